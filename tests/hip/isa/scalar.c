@@ -145,38 +145,6 @@ static void s_cselect(struct wave *w, const struct insn *i)
     scalar_set(w, &i->dst[0], value, w->scc_known ? known : 0);
 }
 
-FLAGGED(s_add_u32, uint32_t, a + b, d < a)
-FLAGGED(s_sub_u32, uint32_t, a - b, a < b)
-FLAGGED(s_add_i32, uint32_t, a + b, ((a ^ d) & (b ^ d)) >> 31)
-FLAGGED(s_sub_i32, uint32_t, a - b, ((a ^ b) & (a ^ d)) >> 31)
-PLAIN(s_add_u64, uint64_t, a + b)
-PLAIN(s_sub_u64, uint64_t, a - b)
-PLAIN(s_mul_u64, uint64_t, a *b)
-PLAIN(s_mul_i32, uint32_t, a *b)
-PLAIN(s_mul_hi_u32, uint32_t, (uint64_t)a *b >> 32)
-PLAIN(s_mul_hi_i32, int32_t, (int64_t)a *b >> 32)
-FLAGGED(s_lshl_b32, uint32_t, a << (b & 31), d != 0)
-FLAGGED(s_lshr_b32, uint32_t, a >> (b & 31), d != 0)
-FLAGGED(s_ashr_i32, int32_t, a >> (b & 31), d != 0)
-FLAGGED(s_min_i32, int32_t, a < b ? a : b, a < b)
-FLAGGED(s_max_i32, int32_t, a > b ? a : b, a > b)
-FLAGGED(s_min_u32, uint32_t, a < b ? a : b, a < b)
-FLAGGED(s_max_u32, uint32_t, a > b ? a : b, a > b)
-FLAGGED(s_abs_i32, int32_t, a < 0 ? (int32_t)(0u - (uint32_t)a) : a, d != 0)
-FLAGGED(s_absdiff_i32, int32_t, a > b ? a - b : b - a, d != 0)
-FLAGGED(s_lshl1_add_u32, uint32_t, (a << 1) + b, ((uint64_t)a << 1) + b > UINT32_MAX)
-FLAGGED(s_lshl2_add_u32, uint32_t, (a << 2) + b, ((uint64_t)a << 2) + b > UINT32_MAX)
-FLAGGED(s_lshl3_add_u32, uint32_t, (a << 3) + b, ((uint64_t)a << 3) + b > UINT32_MAX)
-FLAGGED(s_lshl4_add_u32, uint32_t, (a << 4) + b, ((uint64_t)a << 4) + b > UINT32_MAX)
-PLAIN(s_pack_ll, uint32_t, (a & 0xffff) | b << 16)
-PLAIN(s_pack_lh, uint32_t, (a & 0xffff) | (b & 0xffff0000))
-PLAIN(s_pack_hl, uint32_t, a >> 16 | b << 16)
-PLAIN(s_pack_hh, uint32_t, a >> 16 | (b & 0xffff0000))
-PLAIN(s_bfm_b32, uint32_t, ((1u << (a & 31)) - 1) << (b & 31))
-PLAIN(s_bfm_b64, uint64_t, ((UINT64_C(1) << (a & 63)) - 1) << (b & 63))
-PLAIN(s_sext_i8, int32_t, (int8_t)a)
-PLAIN(s_sext_i16, int32_t, (int16_t)a)
-
 static uint32_t reversed(uint32_t a)
 {
     uint32_t d = 0;
@@ -186,26 +154,9 @@ static uint32_t reversed(uint32_t a)
     return d;
 }
 
-PLAIN(s_brev_b32, uint32_t, reversed(a))
-
-/* Of gfx11.5 and gfx12: floats in scalar registers. */
 #define FA as_float(a)
 #define FB as_float(b)
 #define FLOATS(NAME, VALUE) PLAIN(NAME, uint32_t, as_bits(VALUE))
-
-FLOATS(s_add_f32, FA + FB)
-FLOATS(s_sub_f32, FA - FB)
-FLOATS(s_mul_f32, FA *FB)
-FLOATS(s_max_f32, FA != FA || FA < FB ? FB : FA)
-FLOATS(s_min_f32, FA != FA || FA > FB ? FB : FA)
-FLOATS(s_trunc_f32, truncf(FA))
-FLOATS(s_rndne_f32, rintf(FA))
-FLOATS(s_floor_f32, floorf(FA))
-FLOATS(s_ceil_f32, ceilf(FA))
-FLOATS(s_cvt_f32_u32, (float)a)
-FLOATS(s_cvt_f32_i32, (float)(int32_t)a)
-PLAIN(s_cvt_u32_f32, uint32_t, to_u32((double)FA))
-PLAIN(s_cvt_i32_f32, int32_t, to_i32((double)FA))
 
 /* a * b + c, rounded once. */
 static void s_fma_f32(struct wave *w, const struct insn *i)
@@ -242,10 +193,6 @@ static uint64_t bit_field(uint64_t a, unsigned offset, unsigned width, bool is_s
     return d;
 }
 
-FLAGGED(s_bfe_u32, uint32_t, bit_field(a, b & 31, b >> 16 & 127, false, 32), d != 0)
-FLAGGED(s_bfe_i32, uint32_t,
-        bit_field((uint64_t)(int64_t)(int32_t)a, b & 31, b >> 16 & 127, true, 32), d != 0)
-
 /* A 64-bit value with a 32-bit second source. */
 #define WIDE(NAME, T, VALUE)                                                                       \
     static void NAME(struct wave *w, const struct insn *i)                                         \
@@ -259,12 +206,6 @@ FLAGGED(s_bfe_i32, uint32_t,
         SCC(d != 0)                                                                                \
     }
 
-WIDE(s_lshl_b64, uint64_t, a << (b & 63))
-WIDE(s_lshr_b64, uint64_t, a >> (b & 63))
-WIDE(s_ashr_i64, int64_t, a >> (b & 63))
-WIDE(s_bfe_u64, uint64_t, bit_field(a, b & 63, b >> 16 & 127, false, 64))
-WIDE(s_bfe_i64, uint64_t, bit_field(a, b & 63, b >> 16 & 127, true, 64))
-
 /* Counts of a 32- or 64-bit source in a 32-bit result. */
 #define COUNTS(NAME, T, VALUE)                                                                     \
     static void NAME(struct wave *w, const struct insn *i)                                         \
@@ -272,18 +213,9 @@ WIDE(s_bfe_i64, uint64_t, bit_field(a, b & 63, b >> 16 & 127, true, 64))
         ENTER(T)                                                                                   \
         const uint32_t d = (uint32_t)(VALUE);                                                      \
         LEAVE(uint32_t, d)                                                                         \
-        if (i->op->arg) {                                                                          \
-            SCC(d != 0)                                                                            \
-        }                                                                                          \
     }
 
-COUNTS(s_bcnt1_b32, uint32_t, __builtin_popcount(a))
-COUNTS(s_bcnt1_b64, uint64_t, __builtin_popcountll(a))
-COUNTS(s_ff1_b32, uint32_t, a ? __builtin_ctz(a) : -1)
-COUNTS(s_ff1_b64, uint64_t, a ? __builtin_ctzll(a) : -1)
-COUNTS(s_flbit_b32, uint32_t, a ? __builtin_clz(a) : -1)
-COUNTS(s_flbit_b64, uint64_t, a ? __builtin_clzll(a) : -1)
-COUNTS(s_flbit_i32, int32_t, a == 0 || a == -1 ? -1 : __builtin_clrsb(a) + 1)
+#define COUNTS_FLAGGED(NAME, T, VALUE) FLAGGED(NAME, T, VALUE, d != 0)
 
 #define COMPARE(NAME, T, VALUE)                                                                    \
     static void NAME(struct wave *w, const struct insn *i)                                         \
@@ -292,39 +224,7 @@ COUNTS(s_flbit_i32, int32_t, a == 0 || a == -1 ? -1 : __builtin_clrsb(a) + 1)
         SCC(VALUE)                                                                                 \
     }
 
-COMPARE(s_cmp_eq, uint32_t, a == b)
-COMPARE(s_cmp_lg, uint32_t, a != b)
-COMPARE(s_cmp_gt_i, int32_t, a > b)
-COMPARE(s_cmp_ge_i, int32_t, a >= b)
-COMPARE(s_cmp_lt_i, int32_t, a < b)
-COMPARE(s_cmp_le_i, int32_t, a <= b)
-COMPARE(s_cmp_gt_u, uint32_t, a > b)
-COMPARE(s_cmp_ge_u, uint32_t, a >= b)
-COMPARE(s_cmp_lt_u, uint32_t, a < b)
-COMPARE(s_cmp_le_u, uint32_t, a <= b)
-COMPARE(s_cmp_eq_64, uint64_t, a == b)
-COMPARE(s_cmp_lg_64, uint64_t, a != b)
-COMPARE(s_bitcmp1_b32, uint32_t, a >> (b & 31) & 1)
-COMPARE(s_bitcmp0_b32, uint32_t, !(a >> (b & 31) & 1))
-COMPARE(s_bitcmp1_b64, uint64_t, a >> (b & 63) & 1)
-COMPARE(s_bitcmp0_b64, uint64_t, !(a >> (b & 63) & 1))
-
-COMPARE(s_cmp_lt_f, uint32_t, FA < FB)
-COMPARE(s_cmp_eq_f, uint32_t, FA == FB)
-COMPARE(s_cmp_le_f, uint32_t, FA <= FB)
-COMPARE(s_cmp_gt_f, uint32_t, FA > FB)
-COMPARE(s_cmp_lg_f, uint32_t, FA<FB || FA> FB)
-COMPARE(s_cmp_ge_f, uint32_t, FA >= FB)
-COMPARE(s_cmp_o_f, uint32_t, FA == FA && FB == FB)
-COMPARE(s_cmp_u_f, uint32_t, FA != FA || FB != FB)
-COMPARE(s_cmp_nge_f, uint32_t, !(FA >= FB))
-COMPARE(s_cmp_nlg_f, uint32_t, !(FA < FB || FA > FB))
-COMPARE(s_cmp_ngt_f, uint32_t, !(FA > FB))
-COMPARE(s_cmp_nle_f, uint32_t, !(FA <= FB))
-COMPARE(s_cmp_neq_f, uint32_t, FA != FB)
-COMPARE(s_cmp_nlt_f, uint32_t, !(FA < FB))
-
-/* Comparisons of a register with a 16-bit immediate, signed as the comparison is. */
+/* A register with the immediate, of type K. */
 #define COMPARE_K(NAME, T, K, VALUE)                                                               \
     static void NAME(struct wave *w, const struct insn *i)                                         \
     {                                                                                              \
@@ -333,18 +233,12 @@ COMPARE(s_cmp_nlt_f, uint32_t, !(FA < FB))
         SCC(VALUE)                                                                                 \
     }
 
-COMPARE_K(s_cmpk_eq_i, int32_t, int16_t, a == k)
-COMPARE_K(s_cmpk_lg_i, int32_t, int16_t, a != k)
-COMPARE_K(s_cmpk_gt_i, int32_t, int16_t, a > k)
-COMPARE_K(s_cmpk_ge_i, int32_t, int16_t, a >= k)
-COMPARE_K(s_cmpk_lt_i, int32_t, int16_t, a < k)
-COMPARE_K(s_cmpk_le_i, int32_t, int16_t, a <= k)
-COMPARE_K(s_cmpk_eq_u, uint32_t, uint16_t, a == k)
-COMPARE_K(s_cmpk_lg_u, uint32_t, uint16_t, a != k)
-COMPARE_K(s_cmpk_gt_u, uint32_t, uint16_t, a > k)
-COMPARE_K(s_cmpk_ge_u, uint32_t, uint16_t, a >= k)
-COMPARE_K(s_cmpk_lt_u, uint32_t, uint16_t, a < k)
-COMPARE_K(s_cmpk_le_u, uint32_t, uint16_t, a <= k)
+#define OP(FORM, NAME, TYPES, ...) FORM(NAME, __VA_ARGS__)
+#define SAME(NAME, TYPES, OPERATION)
+#define COMPARISON(NAME, T, K, SIGN)                                                               \
+    COMPARE(s_cmp_##NAME, T, a SIGN b)                                                             \
+    COMPARE_K(s_cmpk_##NAME, T, K, a SIGN k)
+#include "scalar_list.h"
 
 /* s_addk, s_mulk: the register and the immediate. */
 static void s_addk(struct wave *w, const struct insn *i)
@@ -515,7 +409,13 @@ static void s_setpc(struct wave *w, const struct insn *i)
 #define SAVE(NAME, ARG)                                                                            \
     S(NAME##_saveexec_b64, "T=T", saveexec, ARG), S(NAME##_saveexec_b32, "S=S", saveexec, ARG)
 
+#define OP(FORM, NAME, TYPES, ...) S(NAME, TYPES, NAME, 0),
+#define SAME(NAME, TYPES, OPERATION) S(NAME, TYPES, OPERATION, 0),
+#define COMPARISON(NAME, T, K, SIGN)                                                               \
+    S(s_cmp_##NAME, "SS", s_cmp_##NAME, 0), S(s_cmpk_##NAME, "Si", s_cmpk_##NAME, 0),
+
 static const struct op ops[] = {
+#include "scalar_list.h"
     BOTH(s_and, s_and),
     BOTH(s_or, s_or),
     BOTH(s_xor, s_xor),
@@ -535,125 +435,13 @@ static const struct op ops[] = {
     S(s_cmov_b64, "T=T", s_cmov, 0),
     S(s_cselect_b32, "S=SS", s_cselect, 0),
     S(s_cselect_b64, "T=TT", s_cselect, 0),
-    S(s_add_u32, "S=SS", s_add_u32, 0),
-    S(s_sub_u32, "S=SS", s_sub_u32, 0),
-    S(s_add_co_u32, "S=SS", s_add_u32, 0),
-    S(s_sub_co_u32, "S=SS", s_sub_u32, 0),
-    S(s_add_i32, "S=SS", s_add_i32, 0),
-    S(s_sub_i32, "S=SS", s_sub_i32, 0),
-    S(s_add_co_i32, "S=SS", s_add_i32, 0),
-    S(s_sub_co_i32, "S=SS", s_sub_i32, 0),
     S(s_addc_u32, "S=SS", s_addc, 0),
     S(s_subb_u32, "S=SS", s_addc, 1),
     S(s_add_co_ci_u32, "S=SS", s_addc, 0),
     S(s_sub_co_ci_u32, "S=SS", s_addc, 1),
-    S(s_add_nc_u64, "T=TT", s_add_u64, 0),
-    S(s_sub_nc_u64, "T=TT", s_sub_u64, 0),
-    S(s_mul_u64, "T=TT", s_mul_u64, 0),
-    S(s_mul_i32, "S=SS", s_mul_i32, 0),
-    S(s_mul_hi_u32, "S=SS", s_mul_hi_u32, 0),
-    S(s_mul_hi_i32, "S=SS", s_mul_hi_i32, 0),
-    S(s_lshl_b32, "S=SS", s_lshl_b32, 0),
-    S(s_lshr_b32, "S=SS", s_lshr_b32, 0),
-    S(s_ashr_i32, "S=SS", s_ashr_i32, 0),
-    S(s_lshl_b64, "T=TS", s_lshl_b64, 0),
-    S(s_lshr_b64, "T=TS", s_lshr_b64, 0),
-    S(s_ashr_i64, "T=TS", s_ashr_i64, 0),
-    S(s_min_i32, "S=SS", s_min_i32, 0),
-    S(s_max_i32, "S=SS", s_max_i32, 0),
-    S(s_min_u32, "S=SS", s_min_u32, 0),
-    S(s_max_u32, "S=SS", s_max_u32, 0),
-    S(s_abs_i32, "S=S", s_abs_i32, 0),
-    S(s_absdiff_i32, "S=SS", s_absdiff_i32, 0),
-    S(s_lshl1_add_u32, "S=SS", s_lshl1_add_u32, 0),
-    S(s_lshl2_add_u32, "S=SS", s_lshl2_add_u32, 0),
-    S(s_lshl3_add_u32, "S=SS", s_lshl3_add_u32, 0),
-    S(s_lshl4_add_u32, "S=SS", s_lshl4_add_u32, 0),
-    S(s_pack_ll_b32_b16, "S=SS", s_pack_ll, 0),
-    S(s_pack_lh_b32_b16, "S=SS", s_pack_lh, 0),
-    S(s_pack_hl_b32_b16, "S=SS", s_pack_hl, 0),
-    S(s_pack_hh_b32_b16, "S=SS", s_pack_hh, 0),
-    S(s_bfm_b32, "S=SS", s_bfm_b32, 0),
-    S(s_bfm_b64, "T=SS", s_bfm_b64, 0),
-    S(s_bfe_u32, "S=SS", s_bfe_u32, 0),
-    S(s_bfe_i32, "S=SS", s_bfe_i32, 0),
-    S(s_bfe_u64, "T=TS", s_bfe_u64, 0),
-    S(s_bfe_i64, "T=TS", s_bfe_i64, 0),
-    S(s_sext_i32_i8, "S=S", s_sext_i8, 0),
-    S(s_sext_i32_i16, "S=S", s_sext_i16, 0),
-    S(s_brev_b32, "S=S", s_brev_b32, 0),
-    S(s_bcnt1_i32_b32, "S=S", s_bcnt1_b32, 1),
-    S(s_bcnt1_i32_b64, "S=T", s_bcnt1_b64, 1),
-    S(s_ff1_i32_b32, "S=S", s_ff1_b32, 0),
-    S(s_ff1_i32_b64, "S=T", s_ff1_b64, 0),
-    S(s_ctz_i32_b32, "S=S", s_ff1_b32, 0),
-    S(s_ctz_i32_b64, "S=T", s_ff1_b64, 0),
-    S(s_flbit_i32_b32, "S=S", s_flbit_b32, 0),
-    S(s_flbit_i32_b64, "S=T", s_flbit_b64, 0),
-    S(s_clz_i32_u32, "S=S", s_flbit_b32, 0),
-    S(s_clz_i32_u64, "S=T", s_flbit_b64, 0),
-    S(s_flbit_i32, "S=S", s_flbit_i32, 0),
-    S(s_cls_i32, "S=S", s_flbit_i32, 0),
-    S(s_cmp_eq_i32, "SS", s_cmp_eq, 0),
-    S(s_cmp_eq_u32, "SS", s_cmp_eq, 0),
-    S(s_cmp_lg_i32, "SS", s_cmp_lg, 0),
-    S(s_cmp_lg_u32, "SS", s_cmp_lg, 0),
-    S(s_cmp_gt_i32, "SS", s_cmp_gt_i, 0),
-    S(s_cmp_ge_i32, "SS", s_cmp_ge_i, 0),
-    S(s_cmp_lt_i32, "SS", s_cmp_lt_i, 0),
-    S(s_cmp_le_i32, "SS", s_cmp_le_i, 0),
-    S(s_cmp_gt_u32, "SS", s_cmp_gt_u, 0),
-    S(s_cmp_ge_u32, "SS", s_cmp_ge_u, 0),
-    S(s_cmp_lt_u32, "SS", s_cmp_lt_u, 0),
-    S(s_cmp_le_u32, "SS", s_cmp_le_u, 0),
-    S(s_cmp_eq_u64, "TT", s_cmp_eq_64, 0),
-    S(s_cmp_lg_u64, "TT", s_cmp_lg_64, 0),
-    S(s_bitcmp0_b32, "SS", s_bitcmp0_b32, 0),
-    S(s_bitcmp1_b32, "SS", s_bitcmp1_b32, 0),
-    S(s_bitcmp0_b64, "TS", s_bitcmp0_b64, 0),
-    S(s_bitcmp1_b64, "TS", s_bitcmp1_b64, 0),
-    S(s_add_f32, "S=SS", s_add_f32, 0),
-    S(s_sub_f32, "S=SS", s_sub_f32, 0),
-    S(s_mul_f32, "S=SS", s_mul_f32, 0),
-    S(s_max_f32, "S=SS", s_max_f32, 0),
-    S(s_min_f32, "S=SS", s_min_f32, 0),
-    S(s_trunc_f32, "S=S", s_trunc_f32, 0),
-    S(s_rndne_f32, "S=S", s_rndne_f32, 0),
-    S(s_floor_f32, "S=S", s_floor_f32, 0),
-    S(s_ceil_f32, "S=S", s_ceil_f32, 0),
-    S(s_cvt_f32_u32, "S=S", s_cvt_f32_u32, 0),
-    S(s_cvt_f32_i32, "S=S", s_cvt_f32_i32, 0),
-    S(s_cvt_u32_f32, "S=S", s_cvt_u32_f32, 0),
-    S(s_cvt_i32_f32, "S=S", s_cvt_i32_f32, 0),
     S(s_fmamk_f32, "S=SSS", s_fma_f32, 0),
     S(s_fmaak_f32, "S=SSS", s_fma_f32, 0),
     {"s_fmac_f32", "S=SS", s_fma_f32, NULL, OP_ACCUMULATES, CLASS_SCALAR, 0, 0},
-    S(s_cmp_lt_f32, "SS", s_cmp_lt_f, 0),
-    S(s_cmp_eq_f32, "SS", s_cmp_eq_f, 0),
-    S(s_cmp_le_f32, "SS", s_cmp_le_f, 0),
-    S(s_cmp_gt_f32, "SS", s_cmp_gt_f, 0),
-    S(s_cmp_lg_f32, "SS", s_cmp_lg_f, 0),
-    S(s_cmp_ge_f32, "SS", s_cmp_ge_f, 0),
-    S(s_cmp_o_f32, "SS", s_cmp_o_f, 0),
-    S(s_cmp_u_f32, "SS", s_cmp_u_f, 0),
-    S(s_cmp_nge_f32, "SS", s_cmp_nge_f, 0),
-    S(s_cmp_nlg_f32, "SS", s_cmp_nlg_f, 0),
-    S(s_cmp_ngt_f32, "SS", s_cmp_ngt_f, 0),
-    S(s_cmp_nle_f32, "SS", s_cmp_nle_f, 0),
-    S(s_cmp_neq_f32, "SS", s_cmp_neq_f, 0),
-    S(s_cmp_nlt_f32, "SS", s_cmp_nlt_f, 0),
-    S(s_cmpk_eq_i32, "Si", s_cmpk_eq_i, 0),
-    S(s_cmpk_lg_i32, "Si", s_cmpk_lg_i, 0),
-    S(s_cmpk_gt_i32, "Si", s_cmpk_gt_i, 0),
-    S(s_cmpk_ge_i32, "Si", s_cmpk_ge_i, 0),
-    S(s_cmpk_lt_i32, "Si", s_cmpk_lt_i, 0),
-    S(s_cmpk_le_i32, "Si", s_cmpk_le_i, 0),
-    S(s_cmpk_eq_u32, "Si", s_cmpk_eq_u, 0),
-    S(s_cmpk_lg_u32, "Si", s_cmpk_lg_u, 0),
-    S(s_cmpk_gt_u32, "Si", s_cmpk_gt_u, 0),
-    S(s_cmpk_ge_u32, "Si", s_cmpk_ge_u, 0),
-    S(s_cmpk_lt_u32, "Si", s_cmpk_lt_u, 0),
-    S(s_cmpk_le_u32, "Si", s_cmpk_le_u, 0),
     S(s_addk_i32, "S=i", s_addk, 0),
     S(s_mulk_i32, "S=i", s_addk, 1),
     S(s_addk_co_i32, "S=i", s_addk, 0),

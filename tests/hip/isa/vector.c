@@ -155,46 +155,6 @@ static float multiply_legacy(float x, float y)
     return x == 0.0f || y == 0.0f ? 0.0f : x * y;
 }
 
-F(v_add_f32, FA + FB)
-F(v_sub_f32, FA - FB)
-F(v_subrev_f32, FB - FA)
-F(v_mul_f32, FA *FB)
-F(v_mul_legacy_f32, multiply_legacy(FA, FB))
-F(v_fma_f32, fmaf(FA, FB, FC))
-/* gfx90a's: rounded twice, without denormals ("1ULP accuracy, denormals are flushed"). Of v_madmk
- * and v_fmamk the literal is the second operand, S0 * K + S1. */
-F(v_mad_f32, flushed(flushed(FA) * flushed(FB) + flushed(FC)))
-F(v_max_f32, max2(FA, FB))
-F(v_min_f32, min2(FA, FB))
-F(v_max3_f32, max2(max2(FA, FB), FC))
-F(v_min3_f32, min2(min2(FA, FB), FC))
-F(v_maxmin_f32, min2(max2(FA, FB), FC))
-F(v_minmax_f32, max2(min2(FA, FB), FC))
-F(v_med3_f32, med3(FA, FB, FC))
-F(v_rcp_f32, rough(1.0 / (double)flushed(FA), FA))
-F(v_rsq_f32, rough(1.0 / sqrt((double)flushed(FA)), FA))
-F(v_sqrt_f32, rough(sqrt((double)flushed(FA)), FA))
-F(v_exp_f32, rough(exp2((double)FA), FA))
-F(v_log_f32, rough(log2((double)flushed(FA)), FA))
-F(v_sin_f32, (float)sin(6.283185307179586 * (double)FA))
-F(v_cos_f32, (float)cos(6.283185307179586 * (double)FA))
-F(v_floor_f32, floorf(FA))
-F(v_ceil_f32, ceilf(FA))
-F(v_trunc_f32, truncf(FA))
-F(v_rndne_f32, rintf(FA))
-F(v_fract_f32, FA - floorf(FA) < 1.0f ? FA - floorf(FA) : 0x1.fffffep-1f)
-F(v_ldexp_f32, ldexpf(FA, IB))
-F(v_frexp_mant_f32, isfinite(FA) ? frexpf(FA, &(int){0}) : FA)
-F(v_cvt_f32_u32, (float)a[l])
-F(v_cvt_f32_i32, (float)(IA))
-F(v_cvt_f32_f16, HA)
-F(v_cvt_f32_f64, (float)DA)
-F(v_cvt_f32_ubyte0, (float)(a[l] & 255))
-F(v_cvt_f32_ubyte1, (float)(a[l] >> 8 & 255))
-F(v_cvt_f32_ubyte2, (float)(a[l] >> 16 & 255))
-F(v_cvt_f32_ubyte3, (float)(a[l] >> 24))
-F(v_dot2_f32_f16, (float)((double)HA *HB + (double)HA2 * HB2 + (double)FC))
-
 static int32_t exponent_of(double x)
 {
     int e = (int)(as_bits64(x) >> 52 & 0x7ff);
@@ -205,90 +165,6 @@ static int32_t exponent_of(double x)
     return e == 0x7ff ? 0 : e - 1022;
 }
 
-U(v_frexp_exp_i32_f32, exponent_of((double)FA))
-U(v_frexp_exp_i32_f64, exponent_of(DA))
-U(v_cvt_u32_f32, to_u32((double)FA))
-U(v_cvt_i32_f32, to_i32((double)FA))
-U(v_cvt_u32_f64, to_u32(DA))
-U(v_cvt_i32_f64, to_i32(DA))
-U(v_cvt_rpi_i32_f32, to_i32(floor((double)FA + 0.5)))
-U(v_cvt_flr_i32_f32, to_i32(floor((double)FA)))
-U(v_cvt_f16_f32, float_to_half(FA))
-P(v_cvt_pkrtz, float_to_half_rtz(FA), float_to_half_rtz(FB))
-P(v_cvt_pk_f16, float_to_half(FA), float_to_half(FB))
-U(v_cvt_f16_u16, float_to_half((float)(uint16_t)a[l]))
-U(v_cvt_f16_i16, float_to_half((float)(int16_t)a[l]))
-U(v_cvt_u16_f16, (uint16_t)to_u32((double)min2(HA, 65535.0f)))
-U(v_cvt_i16_f16, (uint16_t)to_i32((double)max2(min2(HA, 32767.0f), -32768.0f)))
-
-H(v_add_f16, HA + HB)
-H(v_sub_f16, HA - HB)
-H(v_subrev_f16, HB - HA)
-H(v_mul_f16, HA *HB)
-H(v_fma_f16, (float)fma((double)HA, (double)HB, (double)HC))
-H(v_max_f16, max2(HA, HB))
-H(v_min_f16, min2(HA, HB))
-H(v_ldexp_f16, ldexpf(HA, (int16_t)b[l]))
-H(v_rcp_f16, 1.0f / HA)
-H(v_sqrt_f16, sqrtf(HA))
-H(v_rsq_f16, 1.0f / sqrtf(HA))
-H(v_exp_f16, exp2f(HA))
-H(v_log_f16, log2f(HA))
-H(v_rndne_f16, rintf(HA))
-H(v_floor_f16, floorf(HA))
-H(v_trunc_f16, truncf(HA))
-U(v_pack_b32_f16, (a[l] & 0xffff) | b[l] << 16)
-
-U(v_mov_b32, a[l])
-U(v_not_b32, ~a[l])
-U(v_and_b32, a[l] & b[l])
-U(v_or_b32, a[l] | b[l])
-U(v_xor_b32, a[l] ^ b[l])
-U(v_xnor_b32, ~(a[l] ^ b[l]))
-U(v_add_u32, a[l] + b[l])
-U(v_sub_u32, a[l] - b[l])
-U(v_subrev_u32, b[l] - a[l])
-U(v_lshlrev_b32, b[l] << (a[l] & 31))
-U(v_lshrrev_b32, b[l] >> (a[l] & 31))
-U(v_ashrrev_i32, IB >> (a[l] & 31))
-U(v_lshl_b32, a[l] << (b[l] & 31))
-U(v_mul_lo_u32, a[l] * b[l])
-U(v_mul_hi_u32, (uint64_t)a[l] * b[l] >> 32)
-U(v_mul_hi_i32, (int64_t)(IA) * (IB) >> 32)
-U(v_mul_u24, (a[l] & 0xffffff) * (b[l] & 0xffffff))
-U(v_mul_hi_u24, (uint64_t)(a[l] & 0xffffff) * (b[l] & 0xffffff) >> 32)
-U(v_mul_hi_i24, (int64_t)((int32_t)(a[l] << 8) >> 8) * (int64_t)((int32_t)(b[l] << 8) >> 8) >> 32)
-U(v_mul_i24, (uint32_t)((int32_t)(a[l] << 8) >> 8) * (uint32_t)((int32_t)(b[l] << 8) >> 8))
-U(v_mad_u24, (a[l] & 0xffffff) * (b[l] & 0xffffff) + c[l])
-U(v_mad_i24, (uint32_t)((int32_t)(a[l] << 8) >> 8) * (uint32_t)((int32_t)(b[l] << 8) >> 8) + c[l])
-U(v_max_u32, max_u(a[l], b[l]))
-U(v_min_u32, min_u(a[l], b[l]))
-U(v_max_i32, max_i(IA, IB))
-U(v_min_i32, min_i(IA, IB))
-U(v_max3_u32, max_u(max_u(a[l], b[l]), c[l]))
-U(v_min3_u32, min_u(min_u(a[l], b[l]), c[l]))
-U(v_max3_i32, max_i(max_i(IA, IB), IC))
-U(v_min3_i32, min_i(min_i(IA, IB), IC))
-U(v_med3_i32, max_i(min_i(IA, IB), min_i(max_i(IA, IB), IC)))
-U(v_med3_u32, max_u(min_u(a[l], b[l]), min_u(max_u(a[l], b[l]), c[l])))
-U(v_maxmin_i32, min_i(max_i(IA, IB), IC))
-U(v_minmax_i32, max_i(min_i(IA, IB), IC))
-U(v_maxmin_u32, min_u(max_u(a[l], b[l]), c[l]))
-U(v_minmax_u32, max_u(min_u(a[l], b[l]), c[l]))
-U(v_add3_u32, a[l] + b[l] + c[l])
-U(v_lshl_add_u32, (a[l] << (b[l] & 31)) + c[l])
-U(v_add_lshl_u32, (a[l] + b[l]) << (c[l] & 31))
-U(v_lshl_or_b32, a[l] << (b[l] & 31) | c[l])
-U(v_and_or_b32, (a[l] & b[l]) | c[l])
-U(v_or3_b32, a[l] | b[l] | c[l])
-U(v_xor3_b32, a[l] ^ b[l] ^ c[l])
-U(v_xad_u32, (a[l] ^ b[l]) + c[l])
-U(v_bfi_b32, (a[l] & b[l]) | (~a[l] & c[l]))
-U(v_bfm_b32, ((1u << (a[l] & 31)) - 1) << (b[l] & 31))
-U(v_bfe_u32, a[l] >> (b[l] & 31) & ((c[l] & 31) ? (1u << (c[l] & 31)) - 1 : 0))
-U(v_alignbit_b32, (((uint64_t)a[l] << 32) | b[l]) >> (c[l] & 31))
-U(v_alignbyte_b32, (((uint64_t)a[l] << 32) | b[l]) >> (8 * (c[l] & 3)))
-
 static uint32_t reversed(uint32_t x)
 {
     x = (x & 0x55555555) << 1 | (x >> 1 & 0x55555555);
@@ -296,14 +172,6 @@ static uint32_t reversed(uint32_t x)
     x = (x & 0x0f0f0f0f) << 4 | (x >> 4 & 0x0f0f0f0f);
     return __builtin_bswap32(x);
 }
-
-U(v_bfrev_b32, reversed(a[l]))
-U(v_ffbh_u32, a[l] ? (uint32_t)__builtin_clz(a[l]) : UINT32_MAX)
-U(v_ffbl_b32, a[l] ? (uint32_t)__builtin_ctz(a[l]) : UINT32_MAX)
-U(v_ffbh_i32, a[l] == 0 || a[l] == UINT32_MAX ? UINT32_MAX : (uint32_t)__builtin_clrsb(IA) + 1)
-U(v_bcnt_u32_b32, (uint32_t)__builtin_popcount(a[l]) + b[l])
-U(v_cndmask_b32, c[l] ? b[l] : a[l])
-U(v_sad_u32, (a[l] > b[l] ? a[l] - b[l] : b[l] - a[l]) + c[l])
 
 static uint32_t bit_field_i(uint32_t x, uint32_t offset, uint32_t width)
 {
@@ -316,8 +184,6 @@ static uint32_t bit_field_i(uint32_t x, uint32_t offset, uint32_t width)
     return offset + width < 32 ? (uint32_t)((int32_t)(d << (32 - width)) >> (32 - width))
                                : (uint32_t)((int32_t)x >> offset);
 }
-
-U(v_bfe_i32, bit_field_i(a[l], b[l], c[l]))
 
 /* Bytes 0 .. 3 of b, 4 .. 7 of a; 8 .. 11 signs, 12 zero, more 0xff. */
 static uint32_t permuted(uint32_t high, uint32_t low, uint32_t select)
@@ -334,84 +200,6 @@ static uint32_t permuted(uint32_t high, uint32_t low, uint32_t select)
     }
     return d;
 }
-
-U(v_perm_b32, permuted(a[l], b[l], c[l]))
-
-/* 16-bit integers. */
-U(v_add_u16, (uint16_t)(a[l] + b[l]))
-U(v_sub_u16, (uint16_t)(a[l] - b[l]))
-U(v_subrev_u16, (uint16_t)(b[l] - a[l]))
-U(v_mul_lo_u16, (uint16_t)((a[l] & 0xffff) * (b[l] & 0xffff)))
-U(v_mad_u16, (uint16_t)((a[l] & 0xffff) * (b[l] & 0xffff) + c[l]))
-U(v_lshlrev_b16, (uint16_t)((b[l] & 0xffff) << (a[l] & 15)))
-U(v_lshrrev_b16, (uint16_t)((b[l] & 0xffff) >> (a[l] & 15)))
-U(v_ashrrev_i16, (uint16_t)((int16_t)b[l] >> (a[l] & 15)))
-U(v_max_u16, max_u(a[l] & 0xffff, b[l] & 0xffff))
-U(v_min_u16, min_u(a[l] & 0xffff, b[l] & 0xffff))
-U(v_max_i16, (uint16_t)max_i((int16_t)a[l], (int16_t)b[l]))
-U(v_min_i16, (uint16_t)min_i((int16_t)a[l], (int16_t)b[l]))
-U(v_and_b16, a[l] & b[l] & 0xffff)
-U(v_or_b16, (a[l] | b[l]) & 0xffff)
-U(v_xor_b16, (a[l] ^ b[l]) & 0xffff)
-U(v_not_b16, ~a[l] & 0xffff)
-U(v_cvt_i32_i16, (int32_t)(int16_t)a[l])
-U(v_cvt_u32_u16, a[l] & 0xffff)
-
-/* 64 bits. */
-L(v_mov_b64, LA)
-L(v_lshlrev_b64, LB << (a[l] & 63))
-L(v_lshrrev_b64, LB >> (a[l] & 63))
-L(v_ashrrev_i64, (int64_t)LB >> (a[l] & 63))
-L(v_lshl_add_u64, (LA << (b[l] & 7)) + LC)
-D(v_add_f64, DA + DB)
-D(v_mul_f64, DA *DB)
-D(v_fma_f64, fma(DA, DB, DC))
-D(v_max_f64, max2d(DA, DB))
-D(v_min_f64, min2d(DA, DB))
-D(v_ldexp_f64, ldexp(DA, IB))
-D(v_rcp_f64, as_double(as_bits64(1.0 / DA) & ~UINT64_C(0xffffff))) /* 2^-29 */
-D(v_rsq_f64, as_double(as_bits64(1.0 / sqrt(DA)) & ~UINT64_C(0xffffff)))
-D(v_sqrt_f64, as_double(as_bits64(sqrt(DA)) & ~UINT64_C(0xffffff)))
-D(v_rndne_f64, rint(DA))
-D(v_floor_f64, floor(DA))
-D(v_ceil_f64, ceil(DA))
-D(v_trunc_f64, trunc(DA))
-D(v_fract_f64, DA - floor(DA))
-D(v_frexp_mant_f64, isfinite(DA) ? frexp(DA, &(int){0}) : DA)
-D(v_cvt_f64_f32, (double)FA)
-D(v_cvt_f64_i32, (double)(IA))
-D(v_cvt_f64_u32, (double)a[l])
-
-/* Pairs. */
-P(v_pk_add_f16, float_to_half(HA + HB), float_to_half(HA2 + HB2))
-P(v_pk_mul_f16, float_to_half(HA *HB), float_to_half(HA2 *HB2))
-P(v_pk_fma_f16, float_to_half((float)fma((double)HA, (double)HB, (double)HC)),
-  float_to_half((float)fma((double)HA2, (double)HB2, (double)HC2)))
-P(v_pk_max_f16, float_to_half(max2(HA, HB)), float_to_half(max2(HA2, HB2)))
-P(v_pk_min_f16, float_to_half(min2(HA, HB)), float_to_half(min2(HA2, HB2)))
-P(v_pk_add_u16, (uint16_t)(a[l] + b[l]), (uint16_t)((a[l] >> 16) + (b[l] >> 16)))
-P(v_pk_sub_u16, (uint16_t)(a[l] - b[l]), (uint16_t)((a[l] >> 16) - (b[l] >> 16)))
-P(v_pk_mul_lo_u16, (uint16_t)((a[l] & 0xffff) * (b[l] & 0xffff)),
-  (uint16_t)((a[l] >> 16) * (b[l] >> 16)))
-P(v_pk_lshlrev_b16, (uint16_t)((b[l] & 0xffff) << (a[l] & 15)),
-  (uint16_t)((b[l] >> 16) << (a[l] >> 16 & 15)))
-P(v_pk_lshrrev_b16, (uint16_t)((b[l] & 0xffff) >> (a[l] & 15)),
-  (uint16_t)((b[l] >> 16) >> (a[l] >> 16 & 15)))
-P(v_pk_ashrrev_i16, (uint16_t)((int16_t)b[l] >> (a[l] & 15)),
-  (uint16_t)((int16_t)(b[l] >> 16) >> (a[l] >> 16 & 15)))
-P(v_pk_max_i16, (uint16_t)max_i((int16_t)a[l], (int16_t)b[l]),
-  (uint16_t)max_i((int16_t)(a[l] >> 16), (int16_t)(b[l] >> 16)))
-P(v_pk_min_i16, (uint16_t)min_i((int16_t)a[l], (int16_t)b[l]),
-  (uint16_t)min_i((int16_t)(a[l] >> 16), (int16_t)(b[l] >> 16)))
-P(v_pk_max_u16, max_u(a[l] & 0xffff, b[l] & 0xffff), max_u(a[l] >> 16, b[l] >> 16))
-P(v_pk_min_u16, min_u(a[l] & 0xffff, b[l] & 0xffff), min_u(a[l] >> 16, b[l] >> 16))
-Q(v_pk_add_f32, FA + FB, FA2 + FB2)
-Q(v_pk_mul_f32, FA *FB, FA2 *FB2)
-Q(v_pk_fma_f32, fmaf(FA, FB, FC), fmaf(FA2, FB2, FC2))
-Q(v_pk_mov_b32, FA, FB2)
-
-/* fp8 of gfx942 is e4m3fnuz and e5m2fnuz, of gfx12 the OCP forms: no kernel of ours converts with
- * them, so they are not here. */
 
 /* Quotients: v_div_fixup repairs what the refined reciprocal cannot have right. */
 static float div_fixup(float q, float y, float x)
@@ -454,38 +242,6 @@ static double div_fixup64(double q, double y, double x)
     return negative ? -fabs(q) : fabs(q);
 }
 
-F(v_div_fixup_f32, div_fixup(FA, FB, FC))
-D(v_div_fixup_f64, div_fixup64(DA, DB, DC))
-
-/* Comparisons: 0 or 1 a lane. */
-#define COMPARE_ALL(NAME, X, Y)                                                                    \
-    U(NAME##_eq, X == Y)                                                                           \
-    U(NAME##_ne, X != Y)                                                                           \
-    U(NAME##_lt, X < Y)                                                                            \
-    U(NAME##_le, X <= Y)                                                                           \
-    U(NAME##_gt, X > Y)                                                                            \
-    U(NAME##_ge, X >= Y)
-#define COMPARE_FLOATS(NAME, X, Y)                                                                 \
-    COMPARE_ALL(NAME, X, Y)                                                                        \
-    U(NAME##_lg, X<Y || X> Y)                                                                      \
-    U(NAME##_o, X == X && Y == Y)                                                                  \
-    U(NAME##_u, X != X || Y != Y)                                                                  \
-    U(NAME##_nge, !(X >= Y))                                                                       \
-    U(NAME##_nlg, !(X < Y || X > Y))                                                               \
-    U(NAME##_ngt, !(X > Y))                                                                        \
-    U(NAME##_nle, !(X <= Y))                                                                       \
-    U(NAME##_nlt, !(X < Y))
-
-COMPARE_FLOATS(cmp_f32, FA, FB)
-COMPARE_FLOATS(cmp_f16, HA, HB)
-COMPARE_FLOATS(cmp_f64, DA, DB)
-COMPARE_ALL(cmp_i32, IA, IB)
-COMPARE_ALL(cmp_u32, a[l], b[l])
-COMPARE_ALL(cmp_i16, (int16_t)a[l], (int16_t)b[l])
-COMPARE_ALL(cmp_u16, (uint16_t)a[l], (uint16_t)b[l])
-COMPARE_ALL(cmp_i64, (int64_t)LA, (int64_t)LB)
-COMPARE_ALL(cmp_u64, LA, LB)
-
 /* One bit a class: signalling NaN, quiet NaN, -inf, -normal, -denormal, -0, and the positive ones
  * upwards. */
 static uint32_t class_of(uint64_t bits, int exponent_bits, int mantissa_bits)
@@ -505,9 +261,33 @@ static uint32_t class_of(uint64_t bits, int exponent_bits, int mantissa_bits)
     return mantissa != 0 ? (negative ? 16 : 128) : negative ? 32 : 64;
 }
 
-U(cmp_class_f32, (class_of(a[l], 8, 23) & b[l]) != 0)
-U(cmp_class_f64, (class_of(LA, 11, 52) & b[l]) != 0)
-U(cmp_class_f16, (class_of(a[l] & 0xffff, 5, 10) & b[l]) != 0)
+#define COMPARE_ALL(TYPE, LETTERS, X, Y)                                                           \
+    COMPARISON(eq, TYPE, LETTERS, X == Y)                                                          \
+    COMPARISON(ne, TYPE, LETTERS, X != Y)                                                          \
+    COMPARISON(lt, TYPE, LETTERS, X < Y)                                                           \
+    COMPARISON(le, TYPE, LETTERS, X <= Y)                                                          \
+    COMPARISON(gt, TYPE, LETTERS, X > Y)                                                           \
+    COMPARISON(ge, TYPE, LETTERS, X >= Y)
+#define COMPARE_FLOATS(TYPE, LETTERS, X, Y)                                                        \
+    COMPARE_ALL(TYPE, LETTERS, X, Y)                                                               \
+    COMPARISON(neq, TYPE, LETTERS, X != Y)                                                         \
+    COMPARISON(lg, TYPE, LETTERS, X<Y || X> Y)                                                     \
+    COMPARISON(o, TYPE, LETTERS, X == X && Y == Y)                                                 \
+    COMPARISON(u, TYPE, LETTERS, X != X || Y != Y)                                                 \
+    COMPARISON(nge, TYPE, LETTERS, !(X >= Y))                                                      \
+    COMPARISON(nlg, TYPE, LETTERS, !(X < Y || X > Y))                                              \
+    COMPARISON(ngt, TYPE, LETTERS, !(X > Y))                                                       \
+    COMPARISON(nle, TYPE, LETTERS, !(X <= Y))                                                      \
+    COMPARISON(nlt, TYPE, LETTERS, !(X < Y))
+
+#define OP(FORM, NAME, TYPES, ...) FORM(NAME, __VA_ARGS__)
+#define SLOW OP
+#define FLAGGED(FLAGS, ...) OP(__VA_ARGS__)
+#define SAME(NAME, TYPES, OPERATION)
+#define SLOW_SAME(NAME, TYPES, OPERATION)
+#define ACCUMULATES(NAME, TYPES, OPERATION)
+#define COMPARISON(NAME, TYPE, LETTERS, VALUE) U(v_cmp_##NAME##_##TYPE, VALUE) /* 0 or 1 a lane */
+#include "vector_list.h"
 
 /* ---- what they share ---- */
 
@@ -1215,280 +995,36 @@ static void run_nop(struct wave *w, const struct insn *i)
 
 /* ---- the table ---- */
 
-#define V(NAME, TYPES, LANES_RUN)                                                                  \
-    {                                                                                              \
-#NAME, TYPES, run_lanes, LANES_RUN, 0, CLASS_VECTOR, 0                                     \
-    }
-#define VF(NAME, TYPES, LANES_RUN, FLAGS)                                                          \
-    {                                                                                              \
-#NAME, TYPES, run_lanes, LANES_RUN, FLAGS, CLASS_VECTOR, 0                                 \
-    }
-#define T(NAME, TYPES, LANES_RUN)                                                                  \
-    {                                                                                              \
-#NAME, TYPES, run_lanes, LANES_RUN, 0, CLASS_TRANSCENDENTAL, 0                             \
-    }
+#define ROW(NAME, TYPES, OPERATION, FLAGS, UNIT)                                                   \
+    {.name = NAME,                                                                                 \
+     .types = TYPES,                                                                               \
+     .run = run_lanes,                                                                             \
+     .lanes = OPERATION,                                                                           \
+     .flags = FLAGS,                                                                               \
+     .unit = UNIT},
+#define OP(FORM, NAME, TYPES, ...) ROW(#NAME, TYPES, NAME, 0, CLASS_VECTOR)
+#define SLOW(FORM, NAME, TYPES, ...) ROW(#NAME, TYPES, NAME, 0, CLASS_TRANSCENDENTAL)
+#define FLAGGED(FLAGS, FORM, NAME, TYPES, ...) ROW(#NAME, TYPES, NAME, FLAGS, CLASS_VECTOR)
+#define SAME(NAME, TYPES, OPERATION) ROW(#NAME, TYPES, OPERATION, 0, CLASS_VECTOR)
+#define SLOW_SAME(NAME, TYPES, OPERATION) ROW(#NAME, TYPES, OPERATION, 0, CLASS_TRANSCENDENTAL)
+#define ACCUMULATES(NAME, TYPES, OPERATION)                                                        \
+    ROW(#NAME, TYPES, OPERATION, OP_ACCUMULATES, CLASS_VECTOR)
+#define COMPARISON(NAME, TYPE, LETTERS, VALUE)                                                     \
+    ROW("v_cmp_" #NAME "_" #TYPE, "M=" LETTERS, v_cmp_##NAME##_##TYPE, OP_COMPARES, CLASS_VECTOR)  \
+    ROW("v_cmpx_" #NAME "_" #TYPE, LETTERS, v_cmp_##NAME##_##TYPE, OP_COMPARES | OP_TO_EXEC,       \
+        CLASS_VECTOR)
 #define X(NAME, TYPES, RUN, ARG)                                                                   \
     {                                                                                              \
-#NAME, TYPES, RUN, NULL, 0, CLASS_VECTOR, ARG                                              \
+        .name = #NAME, .types = TYPES, .run = RUN, .unit = CLASS_VECTOR, .arg = ARG                \
     }
-#define ONE(NAME, LANES_RUN)                                                                       \
+#define ONE(NAME, OPERATION)                                                                       \
     {                                                                                              \
-#NAME, "S=F", run_one, LANES_RUN, 0, CLASS_TRANSCENDENTAL, 0                               \
-    }
-#define CMP(OP, TYPE, LETTERS)                                                                     \
-    {"v_cmp_" #OP "_" #TYPE,                                                                       \
-     "M=" LETTERS,                                                                                 \
-     run_lanes,                                                                                    \
-     cmp_##TYPE##_##OP,                                                                            \
-     OP_COMPARES,                                                                                  \
-     CLASS_VECTOR,                                                                                 \
-     0},                                                                                           \
-    {                                                                                              \
-        "v_cmpx_" #OP "_" #TYPE, LETTERS, run_lanes, cmp_##TYPE##_##OP, OP_COMPARES | OP_TO_EXEC,  \
-            CLASS_VECTOR, 0                                                                        \
-    }
-#define CMP_ALL(TYPE, LETTERS)                                                                     \
-    CMP(eq, TYPE, LETTERS), CMP(ne, TYPE, LETTERS), CMP(lt, TYPE, LETTERS),                        \
-        CMP(le, TYPE, LETTERS), CMP(gt, TYPE, LETTERS), CMP(ge, TYPE, LETTERS)
-#define CMP_FLOATS(TYPE, LETTERS)                                                                  \
-    CMP_ALL(TYPE, LETTERS), CMP(lg, TYPE, LETTERS), CMP(o, TYPE, LETTERS), CMP(u, TYPE, LETTERS),  \
-        CMP(nge, TYPE, LETTERS), CMP(nlg, TYPE, LETTERS), CMP(ngt, TYPE, LETTERS),                 \
-        CMP(nle, TYPE, LETTERS), CMP(nlt, TYPE, LETTERS),                                          \
-        {"v_cmp_neq_" #TYPE, "M=" LETTERS, run_lanes, cmp_##TYPE##_ne,                             \
-         OP_COMPARES,        CLASS_VECTOR, 0},                                                     \
-    {                                                                                              \
-        "v_cmpx_neq_" #TYPE, LETTERS, run_lanes, cmp_##TYPE##_ne, OP_COMPARES | OP_TO_EXEC,        \
-            CLASS_VECTOR, 0                                                                        \
+        .name = #NAME, .types = "S=F", .run = run_one, .lanes = OPERATION,                         \
+        .unit = CLASS_TRANSCENDENTAL                                                               \
     }
 
 static const struct op ops[] = {
-    V(v_mov_b32, "U=U", v_mov_b32),
-    V(v_accvgpr_write_b32, "U=U", v_mov_b32),
-    V(v_accvgpr_read_b32, "U=U", v_mov_b32),
-    V(v_accvgpr_mov_b32, "U=U", v_mov_b32),
-    V(v_mov_b64, "L=L", v_mov_b64),
-    V(v_not_b32, "U=U", v_not_b32),
-    V(v_and_b32, "U=UU", v_and_b32),
-    V(v_or_b32, "U=UU", v_or_b32),
-    V(v_xor_b32, "U=UU", v_xor_b32),
-    V(v_xnor_b32, "U=UU", v_xnor_b32),
-    V(v_add_u32, "U=UU", v_add_u32),
-    V(v_sub_u32, "U=UU", v_sub_u32),
-    V(v_subrev_u32, "U=UU", v_subrev_u32),
-    V(v_add_i32, "U=UU", v_add_u32),
-    V(v_sub_i32, "U=UU", v_sub_u32),
-    V(v_lshlrev_b32, "U=UU", v_lshlrev_b32),
-    V(v_lshrrev_b32, "U=UU", v_lshrrev_b32),
-    V(v_ashrrev_i32, "U=UU", v_ashrrev_i32),
-    V(v_lshl_b32, "U=UU", v_lshl_b32),
-    V(v_mul_lo_u32, "U=UU", v_mul_lo_u32),
-    V(v_mul_hi_u32, "U=UU", v_mul_hi_u32),
-    V(v_mul_hi_i32, "U=UU", v_mul_hi_i32),
-    V(v_mul_u32_u24, "U=UU", v_mul_u24),
-    V(v_mul_hi_u32_u24, "U=UU", v_mul_hi_u24),
-    V(v_mul_i32_i24, "U=UU", v_mul_i24),
-    V(v_mul_hi_i32_i24, "U=UU", v_mul_hi_i24),
-    V(v_mad_u32_u24, "U=UUU", v_mad_u24),
-    V(v_mad_i32_i24, "U=UUU", v_mad_i24),
-    V(v_max_u32, "U=UU", v_max_u32),
-    V(v_min_u32, "U=UU", v_min_u32),
-    V(v_max_i32, "U=UU", v_max_i32),
-    V(v_min_i32, "U=UU", v_min_i32),
-    V(v_max3_u32, "U=UUU", v_max3_u32),
-    V(v_min3_u32, "U=UUU", v_min3_u32),
-    V(v_max3_i32, "U=UUU", v_max3_i32),
-    V(v_min3_i32, "U=UUU", v_min3_i32),
-    V(v_med3_i32, "U=UUU", v_med3_i32),
-    V(v_med3_u32, "U=UUU", v_med3_u32),
-    V(v_maxmin_i32, "U=UUU", v_maxmin_i32),
-    V(v_minmax_i32, "U=UUU", v_minmax_i32),
-    V(v_maxmin_u32, "U=UUU", v_maxmin_u32),
-    V(v_minmax_u32, "U=UUU", v_minmax_u32),
-    V(v_add3_u32, "U=UUU", v_add3_u32),
-    V(v_lshl_add_u32, "U=UUU", v_lshl_add_u32),
-    V(v_add_lshl_u32, "U=UUU", v_add_lshl_u32),
-    V(v_lshl_or_b32, "U=UUU", v_lshl_or_b32),
-    V(v_and_or_b32, "U=UUU", v_and_or_b32),
-    V(v_or3_b32, "U=UUU", v_or3_b32),
-    V(v_xor3_b32, "U=UUU", v_xor3_b32),
-    V(v_xad_u32, "U=UUU", v_xad_u32),
-    V(v_bfi_b32, "U=UUU", v_bfi_b32),
-    V(v_bfm_b32, "U=UU", v_bfm_b32),
-    V(v_bfe_u32, "U=UUU", v_bfe_u32),
-    V(v_bfe_i32, "U=UUU", v_bfe_i32),
-    V(v_alignbit_b32, "U=UUU", v_alignbit_b32),
-    V(v_alignbyte_b32, "U=UUU", v_alignbyte_b32),
-    V(v_perm_b32, "U=UUU", v_perm_b32),
-    V(v_bfrev_b32, "U=U", v_bfrev_b32),
-    V(v_ffbh_u32, "U=U", v_ffbh_u32),
-    V(v_ffbl_b32, "U=U", v_ffbl_b32),
-    V(v_ffbh_i32, "U=U", v_ffbh_i32),
-    V(v_clz_i32_u32, "U=U", v_ffbh_u32),
-    V(v_ctz_i32_b32, "U=U", v_ffbl_b32),
-    V(v_cls_i32, "U=U", v_ffbh_i32),
-    V(v_bcnt_u32_b32, "U=UU", v_bcnt_u32_b32),
-    V(v_sad_u32, "U=UUU", v_sad_u32),
-    VF(v_cndmask_b32, "U=FFM", v_cndmask_b32, OP_SELECTS),
-    V(v_add_f32, "F=FF", v_add_f32),
-    V(v_sub_f32, "F=FF", v_sub_f32),
-    V(v_subrev_f32, "F=FF", v_subrev_f32),
-    V(v_mul_f32, "F=FF", v_mul_f32),
-    V(v_mul_legacy_f32, "F=FF", v_mul_legacy_f32),
-    V(v_mul_dx9_zero_f32, "F=FF", v_mul_legacy_f32),
-    V(v_fma_f32, "F=FFF", v_fma_f32),
-    VF(v_fmac_f32, "F=FF", v_fma_f32, OP_ACCUMULATES),
-    VF(v_mac_f32, "F=FF", v_mad_f32, OP_ACCUMULATES),
-    V(v_mad_f32, "F=FFF", v_mad_f32),
-    V(v_madmk_f32, "F=FFF", v_mad_f32),
-    V(v_madak_f32, "F=FFF", v_mad_f32),
-    V(v_fmaak_f32, "F=FFF", v_fma_f32),
-    V(v_fmamk_f32, "F=FFF", v_fma_f32),
-    V(v_max_f32, "F=FF", v_max_f32),
-    V(v_min_f32, "F=FF", v_min_f32),
-    V(v_max3_f32, "F=FFF", v_max3_f32),
-    V(v_min3_f32, "F=FFF", v_min3_f32),
-    V(v_maxmin_f32, "F=FFF", v_maxmin_f32),
-    V(v_minmax_f32, "F=FFF", v_minmax_f32),
-    V(v_med3_f32, "F=FFF", v_med3_f32),
-    T(v_rcp_f32, "F=F", v_rcp_f32),
-    T(v_rcp_iflag_f32, "F=F", v_rcp_f32),
-    T(v_rsq_f32, "F=F", v_rsq_f32),
-    T(v_sqrt_f32, "F=F", v_sqrt_f32),
-    T(v_exp_f32, "F=F", v_exp_f32),
-    T(v_log_f32, "F=F", v_log_f32),
-    T(v_sin_f32, "F=F", v_sin_f32),
-    T(v_cos_f32, "F=F", v_cos_f32),
-    V(v_floor_f32, "F=F", v_floor_f32),
-    V(v_ceil_f32, "F=F", v_ceil_f32),
-    V(v_trunc_f32, "F=F", v_trunc_f32),
-    V(v_rndne_f32, "F=F", v_rndne_f32),
-    V(v_fract_f32, "F=F", v_fract_f32),
-    V(v_ldexp_f32, "F=FU", v_ldexp_f32),
-    V(v_frexp_mant_f32, "F=F", v_frexp_mant_f32),
-    V(v_frexp_exp_i32_f32, "U=F", v_frexp_exp_i32_f32),
-    V(v_frexp_exp_i32_f64, "U=D", v_frexp_exp_i32_f64),
-    V(v_cvt_f32_u32, "F=U", v_cvt_f32_u32),
-    V(v_cvt_f32_i32, "F=U", v_cvt_f32_i32),
-    V(v_cvt_f32_f16, "F=H", v_cvt_f32_f16),
-    V(v_cvt_f32_f64, "F=D", v_cvt_f32_f64),
-    V(v_cvt_f32_ubyte0, "F=U", v_cvt_f32_ubyte0),
-    V(v_cvt_f32_ubyte1, "F=U", v_cvt_f32_ubyte1),
-    V(v_cvt_f32_ubyte2, "F=U", v_cvt_f32_ubyte2),
-    V(v_cvt_f32_ubyte3, "F=U", v_cvt_f32_ubyte3),
-    V(v_cvt_u32_f32, "U=F", v_cvt_u32_f32),
-    V(v_cvt_i32_f32, "U=F", v_cvt_i32_f32),
-    V(v_cvt_u32_f64, "U=D", v_cvt_u32_f64),
-    V(v_cvt_i32_f64, "U=D", v_cvt_i32_f64),
-    V(v_cvt_rpi_i32_f32, "U=F", v_cvt_rpi_i32_f32),
-    V(v_cvt_flr_i32_f32, "U=F", v_cvt_flr_i32_f32),
-    V(v_cvt_nearest_i32_f32, "U=F", v_cvt_rpi_i32_f32),
-    V(v_cvt_floor_i32_f32, "U=F", v_cvt_flr_i32_f32),
-    V(v_cvt_f16_f32, "H=F", v_cvt_f16_f32),
-    V(v_cvt_pkrtz_f16_f32, "U=FF", v_cvt_pkrtz),
-    V(v_cvt_pk_f16_f32, "U=FF", v_cvt_pk_f16),
-    V(v_cvt_pk_rtz_f16_f32, "U=FF", v_cvt_pkrtz),
-    V(v_cvt_f16_u16, "H=W", v_cvt_f16_u16),
-    V(v_cvt_f16_i16, "H=W", v_cvt_f16_i16),
-    V(v_cvt_u16_f16, "W=H", v_cvt_u16_f16),
-    V(v_cvt_i16_f16, "W=H", v_cvt_i16_f16),
-    V(v_cvt_i32_i16, "U=W", v_cvt_i32_i16),
-    V(v_cvt_u32_u16, "U=W", v_cvt_u32_u16),
-    V(v_add_f16, "H=HH", v_add_f16),
-    V(v_sub_f16, "H=HH", v_sub_f16),
-    V(v_subrev_f16, "H=HH", v_subrev_f16),
-    V(v_mul_f16, "H=HH", v_mul_f16),
-    V(v_fma_f16, "H=HHH", v_fma_f16),
-    VF(v_fmac_f16, "H=HH", v_fma_f16, OP_ACCUMULATES),
-    V(v_max_f16, "H=HH", v_max_f16),
-    V(v_min_f16, "H=HH", v_min_f16),
-    V(v_ldexp_f16, "H=HW", v_ldexp_f16),
-    T(v_rcp_f16, "H=H", v_rcp_f16),
-    T(v_sqrt_f16, "H=H", v_sqrt_f16),
-    T(v_rsq_f16, "H=H", v_rsq_f16),
-    T(v_exp_f16, "H=H", v_exp_f16),
-    T(v_log_f16, "H=H", v_log_f16),
-    V(v_rndne_f16, "H=H", v_rndne_f16),
-    V(v_floor_f16, "H=H", v_floor_f16),
-    V(v_trunc_f16, "H=H", v_trunc_f16),
-    V(v_pack_b32_f16, "U=HH", v_pack_b32_f16),
-    V(v_add_u16, "W=WW", v_add_u16),
-    V(v_sub_u16, "W=WW", v_sub_u16),
-    V(v_subrev_u16, "W=WW", v_subrev_u16),
-    V(v_mul_lo_u16, "W=WW", v_mul_lo_u16),
-    V(v_mad_u16, "W=WWW", v_mad_u16),
-    V(v_mad_legacy_u16, "W=WWW", v_mad_u16),
-    V(v_lshlrev_b16, "W=WW", v_lshlrev_b16),
-    V(v_lshrrev_b16, "W=WW", v_lshrrev_b16),
-    V(v_ashrrev_i16, "W=WW", v_ashrrev_i16),
-    V(v_max_u16, "W=WW", v_max_u16),
-    V(v_min_u16, "W=WW", v_min_u16),
-    V(v_max_i16, "W=WW", v_max_i16),
-    V(v_min_i16, "W=WW", v_min_i16),
-    V(v_and_b16, "W=WW", v_and_b16),
-    V(v_or_b16, "W=WW", v_or_b16),
-    V(v_xor_b16, "W=WW", v_xor_b16),
-    V(v_not_b16, "W=W", v_not_b16),
-    V(v_lshlrev_b64, "L=UL", v_lshlrev_b64),
-    V(v_lshrrev_b64, "L=UL", v_lshrrev_b64),
-    V(v_ashrrev_i64, "L=UL", v_ashrrev_i64),
-    V(v_lshl_add_u64, "L=LUL", v_lshl_add_u64),
-    V(v_add_f64, "D=DD", v_add_f64),
-    V(v_mul_f64, "D=DD", v_mul_f64),
-    V(v_fma_f64, "D=DDD", v_fma_f64),
-    VF(v_fmac_f64, "D=DD", v_fma_f64, OP_ACCUMULATES),
-    V(v_max_f64, "D=DD", v_max_f64),
-    V(v_min_f64, "D=DD", v_min_f64),
-    V(v_ldexp_f64, "D=DU", v_ldexp_f64),
-    T(v_rcp_f64, "D=D", v_rcp_f64),
-    T(v_rsq_f64, "D=D", v_rsq_f64),
-    T(v_sqrt_f64, "D=D", v_sqrt_f64),
-    V(v_rndne_f64, "D=D", v_rndne_f64),
-    V(v_floor_f64, "D=D", v_floor_f64),
-    V(v_ceil_f64, "D=D", v_ceil_f64),
-    V(v_trunc_f64, "D=D", v_trunc_f64),
-    V(v_fract_f64, "D=D", v_fract_f64),
-    V(v_frexp_mant_f64, "D=D", v_frexp_mant_f64),
-    V(v_cvt_f64_f32, "D=F", v_cvt_f64_f32),
-    V(v_cvt_f64_i32, "D=U", v_cvt_f64_i32),
-    V(v_cvt_f64_u32, "D=U", v_cvt_f64_u32),
-    V(v_pk_add_f16, "P=PP", v_pk_add_f16),
-    V(v_pk_mul_f16, "P=PP", v_pk_mul_f16),
-    V(v_pk_fma_f16, "P=PPP", v_pk_fma_f16),
-    V(v_pk_max_f16, "P=PP", v_pk_max_f16),
-    V(v_pk_min_f16, "P=PP", v_pk_min_f16),
-    V(v_pk_add_u16, "p=pp", v_pk_add_u16),
-    V(v_pk_sub_u16, "p=pp", v_pk_sub_u16),
-    V(v_pk_add_i16, "p=pp", v_pk_add_u16),
-    V(v_pk_sub_i16, "p=pp", v_pk_sub_u16),
-    V(v_pk_mul_lo_u16, "p=pp", v_pk_mul_lo_u16),
-    V(v_pk_lshlrev_b16, "p=pp", v_pk_lshlrev_b16),
-    V(v_pk_lshrrev_b16, "p=pp", v_pk_lshrrev_b16),
-    V(v_pk_ashrrev_i16, "p=pp", v_pk_ashrrev_i16),
-    V(v_pk_max_i16, "p=pp", v_pk_max_i16),
-    V(v_pk_min_i16, "p=pp", v_pk_min_i16),
-    V(v_pk_max_u16, "p=pp", v_pk_max_u16),
-    V(v_pk_min_u16, "p=pp", v_pk_min_u16),
-    V(v_pk_add_f32, "Q=QQ", v_pk_add_f32),
-    V(v_pk_mul_f32, "Q=QQ", v_pk_mul_f32),
-    V(v_pk_fma_f32, "Q=QQQ", v_pk_fma_f32),
-    VF(v_pk_mov_b32, "Q=QQ", v_pk_mov_b32, OP_SEL_WORDS),
-    V(v_dot2_f32_f16, "F=PPF", v_dot2_f32_f16),
-    VF(v_dot2c_f32_f16, "F=PP", v_dot2_f32_f16, OP_ACCUMULATES),
-    VF(v_dot2acc_f32_f16, "F=PP", v_dot2_f32_f16, OP_ACCUMULATES),
-    V(v_div_fixup_f32, "F=FFF", v_div_fixup_f32),
-    V(v_div_fixup_f64, "D=DDD", v_div_fixup_f64),
-    CMP_FLOATS(f32, "FF"),
-    CMP_FLOATS(f16, "HH"),
-    CMP_FLOATS(f64, "DD"),
-    CMP_ALL(i32, "UU"),
-    CMP_ALL(u32, "UU"),
-    CMP_ALL(i16, "WW"),
-    CMP_ALL(u16, "WW"),
-    CMP_ALL(i64, "LL"),
-    CMP_ALL(u64, "LL"),
-    VF(v_cmp_class_f32, "M=FU", cmp_class_f32, OP_COMPARES),
-    VF(v_cmp_class_f64, "M=DU", cmp_class_f64, OP_COMPARES),
-    VF(v_cmp_class_f16, "M=HU", cmp_class_f16, OP_COMPARES),
+#include "vector_list.h"
     X(v_add_co_u32, "UM=UU", run_carry, 0),
     X(v_sub_co_u32, "UM=UU", run_carry, 1),
     X(v_subrev_co_u32, "UM=UU", run_carry, 3),
