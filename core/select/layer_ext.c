@@ -83,26 +83,6 @@ static void copy_vendors(struct arena *arena, struct layer *layer, const struct 
     }
 }
 
-/* One element of an array whose writer may be older or newer. */
-static attn_status read_cache(const struct layer *layer, const struct attn_layer_caches *given,
-                              int32_t index, struct attn_cache_desc *cache,
-                              struct attn_error *error)
-{
-    const size_t size = (size_t)given->cache_bytes;
-    const unsigned char *source = (const unsigned char *)given->caches + (size_t)index * size;
-    memcpy(cache, source, size < sizeof *cache ? size : sizeof *cache);
-    for (size_t at = sizeof *cache; at < size; at++) {
-        if (source[at] != 0) {
-            return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_cache_desc",
-                             "layer '%s': cache_bytes is %d and byte %zu of caches[%d] is not 0; "
-                             "this library knows %zu bytes, and an unknown tail has to be all zero",
-                             layer->desc.name, given->cache_bytes, at, index, sizeof *cache);
-        }
-    }
-    cache->tokens_per_row = cache->tokens_per_row > 0 ? cache->tokens_per_row : 1;
-    return ATTN_OK;
-}
-
 static attn_status check_cache(const struct layer *layer, const struct attn_cache_desc *caches,
                                int32_t index, struct attn_error *error)
 {
@@ -160,7 +140,10 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
     }
     attn_status status = ATTN_OK;
     for (int32_t i = 0; i < given->num_caches && status == ATTN_OK; i++) {
-        status = read_cache(layer, given, i, &caches[i], error);
+        struct attn_cache_desc *cache = &caches[i];
+        status = element_read(cache, sizeof *cache, given->caches, (size_t)given->cache_bytes, i,
+                              "attn_cache_desc", error);
+        cache->tokens_per_row = cache->tokens_per_row > 0 ? cache->tokens_per_row : 1;
         status = status == ATTN_OK ? check_cache(layer, caches, i, error) : status;
     }
     given->caches = caches;

@@ -26,25 +26,6 @@ attn_status tables_init(attn_plan *plan, struct attn_error *error)
                : ATTN_OK;
 }
 
-/* One element of an array whose writer may be older or newer. */
-static attn_status read_table(const struct attn_batch *batch, int32_t index,
-                              struct attn_batch_table *table, struct attn_error *error)
-{
-    const size_t size = (size_t)batch->table_bytes;
-    const unsigned char *source = (const unsigned char *)batch->tables + (size_t)index * size;
-    *table = (struct attn_batch_table){0};
-    memcpy(table, source, size < sizeof *table ? size : sizeof *table);
-    for (size_t at = sizeof *table; at < size; at++) {
-        if (source[at] != 0) {
-            return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_batch_table",
-                             "table_bytes is %zu and byte %zu of table %d is not 0; this library "
-                             "knows %zu bytes, and an unknown tail has to be all zero",
-                             size, at, index + 1, sizeof *table);
-        }
-    }
-    return ATTN_OK;
-}
-
 static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int32_t number,
                                struct attn_batch_table *t, struct attn_error *error)
 {
@@ -98,7 +79,8 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
                    plan->num_tables, MIN_TABLE, MAX_TABLE);
     }
     for (int32_t i = 0; i < plan->num_tables && status == ATTN_OK; i++) {
-        status = read_table(batch, i, &plan->tables[0][i], error);
+        status = element_read(&plan->tables[0][i], sizeof *plan->tables[0], batch->tables,
+                              (size_t)batch->table_bytes, i, "attn_batch_table", error);
         status = status == ATTN_OK ? places_check_table(plan, &plan->tables[0][i], error) : status;
         status = status == ATTN_OK ? check_table(plan, batch, i + 1, &plan->tables[0][i], error)
                                    : status;

@@ -60,6 +60,23 @@ attn_status struct_read(void *copy, size_t size, size_t minimum, const void *sou
     return ATTN_OK;
 }
 
+attn_status element_read(void *copy, size_t size, const void *array, size_t given, int32_t index,
+                         const char *name, struct attn_error *error)
+{
+    const unsigned char *source = (const unsigned char *)array + (size_t)index * given;
+    memset(copy, 0, size);
+    memcpy(copy, source, given < size ? given : size);
+    for (size_t at = size; at < given; at++) {
+        if (source[at] != 0) {
+            return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
+                             "elements of %zu bytes, and byte %zu of number %d is not 0; this "
+                             "library knows %zu bytes, and an unknown tail has to be all zero",
+                             given, at, index, size);
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status struct_write(void *destination, const void *source, size_t size, size_t minimum)
 {
     unsigned char *to = destination;

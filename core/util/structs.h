@@ -19,6 +19,11 @@ attn_status struct_read(void *copy, size_t size, size_t minimum, const void *sou
 attn_status table_read(void *copy, size_t size, size_t minimum, const void *source,
                        const char *name, struct attn_error *error);
 
+/* Likewise element `index` of an array whose elements are `given` bytes apart, which have no
+ * struct_size of their own. */
+attn_status element_read(void *copy, size_t size, const void *array, size_t given, int32_t index,
+                         const char *name, struct attn_error *error);
+
 /* Writes `size` bytes of ours into a caller's struct of its own struct_size, cutting or
  * zero-filling the tail; the caller's `struct_size` and `next` stay. */
 attn_status struct_write(void *destination, const void *source, size_t size, size_t minimum);

@@ -88,8 +88,6 @@ enum row_form {
     ROW_BLOCKS
 };
 enum row_form row_form(const struct attn_layer_desc *layer, bool is_v);
-/* Sylvester's matrix, not normalised: applied twice it multiplies by count, a power of two. */
-void hadamard(double *row, int32_t count);
 void row_load(const struct cache_place *at, double *row);
 void row_store(const struct cache_place *at, const double *row);
 /* What rows of quantized caches need next to the view, which the core leaves to kernels: scales and
@@ -103,7 +101,10 @@ attn_status rows_check(const struct attn_layer_desc *layer, const struct attn_la
 void blocks_load(const struct cache_place *at, double *row);
 void blocks_store(const struct cache_place *at, const double *row);
 
-/* turboquant.c. A row as its true values, and back; a row with a NaN or an infinity reads as NaN.
+/* turboquant.c. Sylvester's matrix, not normalised: applied twice it multiplies by count, a power
+ * of two. */
+void hadamard(double *row, int32_t count);
+/* A row as its true values, and back; a row with a NaN or an infinity reads as NaN.
  */
 void turboquant_load(const struct cache_place *at, double *row);
 void turboquant_store(const struct cache_place *at, const double *row);

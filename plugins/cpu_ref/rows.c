@@ -98,19 +98,6 @@ static int8_t round_int8(double value) /* half away from zero; NaN shows in the 
     return isnan(value) ? 0 : (int8_t)fmax(-INT8_LARGEST, fmin(INT8_LARGEST, round(value)));
 }
 
-void hadamard(double *row, int32_t count)
-{
-    for (int32_t half = 1; half < count; half *= 2) {
-        for (int32_t d = 0; d < count; d++) {
-            if ((d & half) == 0) {
-                double a = row[d], b = row[d + half];
-                row[d] = a + b;
-                row[d + half] = a - b;
-            }
-        }
-    }
-}
-
 static const float *hadamard_signs(const struct attn_layer_params *params, bool is_v)
 {
     const struct attn_kv_quant_params *quant = quant_params(params);

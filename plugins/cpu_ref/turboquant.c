@@ -11,6 +11,19 @@
 static const float levels_3[] = {TURBOQUANT_LEVELS_3};
 static const float levels_4[] = {TURBOQUANT_LEVELS_4};
 
+void hadamard(double *row, int32_t count)
+{
+    for (int32_t half = 1; half < count; half *= 2) {
+        for (int32_t d = 0; d < count; d++) {
+            if ((d & half) == 0) {
+                double a = row[d], b = row[d + half];
+                row[d] = a + b;
+                row[d + half] = a - b;
+            }
+        }
+    }
+}
+
 static uint32_t load_code(const uint8_t *row, int32_t d, int32_t bits)
 {
     int32_t at = d * bits, end = at % 8 + bits;

@@ -49,20 +49,11 @@ bool report_all_good(const struct report *report)
     return !report->failed && report->count > 0;
 }
 
-static void device_text(const struct session *session, char *text, size_t size)
-{
-    const char *kind = session->device.device.type == ATTN_DEVICE_CPU    ? "cpu"
-                       : session->device.device.type == ATTN_DEVICE_CUDA ? "cuda"
-                       : session->device.device.type == ATTN_DEVICE_ROCM ? "rocm"
-                                                                         : "device";
-    snprintf(text, size, "%s:%d", kind, session->device.device.id);
-}
-
 static struct json *ceilings_json(const struct session *session)
 {
     struct json *object = json_object(), *kernels = json_object();
-    char device[32];
-    device_text(session, device, sizeof device);
+    char device[DEVICE_NAME_SIZE];
+    device_name(session->device.device, device);
     json_add(object, "device", json_string(device));
     json_add(object, "device_name", json_string(session->device_name));
     json_add(object, "threads", json_number(session->num_threads));
@@ -117,8 +108,8 @@ static void add_timing(struct json *item, const struct timing *timing)
 static struct json *result_json(struct result *result, const struct session *session)
 {
     struct json *item = json_object();
-    char device[32];
-    device_text(session, device, sizeof device);
+    char device[DEVICE_NAME_SIZE];
+    device_name(session->device.device, device);
     json_add(item, "shape", json_string(shape_name(&result->shape)));
     json_add(item, "parameters", parameters_json(&result->shape));
     json_add(item, "dtype", json_string(dtype_name(session->options->dtype)));
@@ -186,7 +177,7 @@ static void print_dispatch(const struct json *dispatch)
 void report_text(const struct report *report, const struct session *session)
 {
     char text[512];
-    device_text(session, text, sizeof text);
+    device_name(session->device.device, text);
     printf("%s %s", text, session->device_name);
     if (session->num_threads > 0) {
         printf(", %d thread%s", session->num_threads, session->num_threads > 1 ? "s" : "");
@@ -225,8 +216,8 @@ void report_text(const struct report *report, const struct session *session)
 
 void report_csv(const struct report *report, const struct session *session)
 {
-    char device[32];
-    device_text(session, device, sizeof device);
+    char device[DEVICE_NAME_SIZE];
+    device_name(session->device.device, device);
     fputs("shape", stdout);
     for (enum parameter p = 0; p < PARAMETER_COUNT; p++) {
         printf(",%s", parameter_name(p));

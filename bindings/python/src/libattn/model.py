@@ -15,12 +15,12 @@ from .errors import make
 from .extensions import gdn_state
 from .handles import Handle
 from .layers import code_of
+from .step import Plan
 from .tensors import Tensor, as_tensor
 
 if TYPE_CHECKING:
     from .runtime import Runtime
     from .selection import Assignment
-    from .step import Plan
 
 
 @dataclass(frozen=True)
@@ -282,5 +282,4 @@ class Model:
 
     def plan(self, group: int = 0, **limits: Any) -> Plan:
         """A plan for one block-table group; see `Plan` for the limits. Caches must be bound before."""
-        from .step import Plan
         return Plan(self, group, **limits)

@@ -14,11 +14,11 @@ from ._declarations import (ATTN_SELECT_KEEP_UNSERVED, DeviceType, LogLevel, Sta
 from ._library import Library, open_library
 from .errors import make
 from .handles import Handle
+from .model import Model
+from .selection import Assignment
 
 if TYPE_CHECKING:
     from .layers import LayerDesc
-    from .model import Model
-    from .selection import Assignment
 
 DEVICE_TYPES = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA, "rocm": DeviceType.ROCM, "xpu": DeviceType.ONEAPI}
 
@@ -200,7 +200,6 @@ class Runtime:
         UnsupportedError
             No backend can serve a layer, or the ordered one cannot. The message has the reasons.
         """
-        from .selection import Assignment
         kept = [layer.to_struct() for layer in layers]
         pointers = (c_void_p * max(1, len(kept)))(*[ctypes.addressof(struct) for struct, _ in kept])
         sizes = (c_int32 * max(1, len(block_sizes)))(*block_sizes)
@@ -219,7 +218,6 @@ class Runtime:
 
     def bind(self, assignment: Assignment) -> Model:
         """Create the layers of an assignment; loads what the backends need."""
-        from .model import Model
         return Model(self, assignment)
 
 
