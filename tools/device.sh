@@ -89,7 +89,18 @@ kernels_cuda_flash() {
 }
 
 time_cuda_flash() {
-    "$build/cuda_flash_bench" "$plugin" || count fail "timing" /dev/null
+    set -- "$build/tools/attn-bench" --backend cuda_flash
+    "$@" --shape decode:r=64,l=8192,block=16+64 --shape decode:r=128,l=16384,block=64 --shape decode:r=8,l=32768,block=64 \
+        --shape decode:r=2+4+8,l=8192,block=64 --shape decode:r=64+256,l=1024,block=64 \
+        --shape decode:r=1,l=1024+8192+32768,block=64,write=0+1 --shape decode:r=8+64,l=8192,block=64,write=1 \
+        --shape decode:r=64,l=8192,block=64,hq=64 --shape decode:r=256,l=8192,block=64,window=1024 \
+        --shape decode:r=1+64,l=8192,block=64,sinks=1 --shape decode:r=1+64,l=8192,block=64,softcap=50 \
+        --shape decode:r=1+64,l=8192,block=64,s=4 --shape decode:r=1,l=8192,block=64,d=64 \
+        --shape decode:r=2+64,l=8192,block=64,skew=1 --shape prefill:r=8,s=2048,block=64 --shape prefill:r=1,s=16384,block=64 \
+        --shape write:s=65536,block=64 || count fail "timing" /dev/null
+    "$@" --kv-dtype fp8_e4m3 --shape decode:r=1+64,l=8192,block=64 --shape decode:r=256,l=32768,block=64 \
+        --shape write:s=65536,block=64 || count fail "timing over fp8" /dev/null
+    "$build/cuda_flash_host" "$plugin" || count fail "the host's times" /dev/null
     if python3 -c 'import torch' 2>/dev/null; then
         python3 "$here/tests/cuda_flash/peers.py" || count fail "peers" /dev/null
         python3 "$here/tests/cuda_flash/prefill.py" "$build/cuda_flash_cell.so" "$plugin" --rounds 3 --time \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's attention on the shapes of bench.cu, over contiguous caches: rows for the same table.
+"""PyTorch's attention on the shapes of tools/device.sh, over contiguous caches: rows for the same table.
 
 Each setting runs in a captured graph over caches of more than twice the L2. A backend that refuses a shape says so.
 """

@@ -65,6 +65,8 @@ grep -q '"read_gb_s"' "$folder/out.json" && grep -q '"copy_gb_s"' "$folder/out.j
 # A layout that was asked for, a quantized cache, the step's own write.
 expect 0 'layout=nhd_inner' "$bench" --backend cpu_ref --threads 1 --shape decode:$tiny,layout=nhd_inner,block=16,shuffle=0
 expect 0 'fp8_e4m3' "$bench" --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
+# One of three requests has 64 times the keys of the others: 640 keys and two times 10.
+expect 0 'skew=1' "$bench" --backend cpu_ref --threads 1 --shape decode:r=3,l=220,skew=1,hq=4,hkv=2,d=64
 # One layer again and again: no bytes in its floor, and no rank from its time.
 expect 0 '"bound":[[:space:]]*"operations"' "$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0
 expect 2 'rank cannot come from the shape decode:.*rotate=0' "$bench" --tune --shape decode:$tiny,rotate=0

@@ -7,6 +7,7 @@
 #include "support/random.h"
 
 #define VARLEN_RATIO 16.0
+#define SKEW 64
 
 static int32_t count_of(const struct shape *shape)
 {
@@ -29,6 +30,12 @@ static void set_lengths(struct requests *requests, const struct shape *shape, in
         double part = r == 0 ? 1 : pow(VARLEN_RATIO, -random_unit(random));
         query = (int32_t)ceil(s * part);
         keys = query;
+    }
+    if (shape_int(shape, PARAMETER_SKEW)) {
+        int32_t count = shape_int(shape, PARAMETER_R);
+        int32_t other = (int32_t)((int64_t)keys * count / (count + SKEW - 1));
+        other = other > query ? other : query;
+        keys = r == count / 2 ? other * SKEW : other;
     }
     requests->query_lens[r] = query;
     requests->seq_lens[r] = keys;

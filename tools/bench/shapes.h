@@ -12,6 +12,7 @@ enum parameter {
     PARAMETER_R,        /* requests */
     PARAMETER_L,        /* keys of each, the step's own included; 0: as s */
     PARAMETER_S,        /* queries of each; varlen: of the longest; write, merge: rows */
+    PARAMETER_SKEW,     /* decode: 1: one request has 64 times the others' keys, as many in all */
     PARAMETER_PREFILLS, /* mixed: requests of s queries behind the r decodes */
     PARAMETER_HQ,
     PARAMETER_HKV,

@@ -5,7 +5,7 @@
 # The programs that check and time cuda_flash by itself, in BUILD: cuda_programs ROOT BUILD. PTX of the oldest GPU that
 # the plugin serves, which every newer one takes.
 cuda_programs() {
-    for tool in bench soak; do
+    for tool in host soak; do
         [ -x "$2/cuda_flash_$tool" ] ||
             nvcc -std=c++17 -O2 -I "$1/abi" -I "$1/plugins" -gencode=arch=compute_80,code=compute_80 \
                 "$1/tests/cuda_flash/$tool.cu" -o "$2/cuda_flash_$tool" -ldl || return 1
