@@ -172,125 +172,84 @@ static void try_numbers(const struct core_sink *sink, const struct attn_layer_de
     }
 }
 
+/* A field of the layer, and the bit of a mask by which it is declared. */
+struct row {
+    const char *name, *field;
+    size_t mask; /* in the capabilities */
+    uint64_t bit;
+    size_t member; /* in the layer */
+    int32_t value;
+    bool composable;
+};
+#define CAPS(mask) offsetof(struct attn_backend_caps, mask)
+#define LAYER(member) offsetof(struct attn_layer_desc, member)
+#define TERM(name) CAPS(terms), ATTN_TERM_##name
+#define FEATURE(name) CAPS(features), ATTN_FEATURE_##name
+#define THIRTY 0x41f00000 /* the float's bits */
+
+static const struct row rows[] = {
+    {"sliding_window", "sliding_window", TERM(SLIDING_WINDOW), LAYER(has_window), 1},
+    {"soft_cap", "soft_cap", TERM(SOFT_CAP), LAYER(soft_cap), THIRTY},
+    {"alibi", "alibi", TERM(ALIBI), LAYER(alibi), ATTN_ALIBI_LINEAR},
+    {"alibi_sqrt", "alibi_sqrt", TERM(ALIBI_SQRT), LAYER(alibi), ATTN_ALIBI_SQRT},
+    {"sinks", "sinks", TERM(SINKS), LAYER(has_sinks), 1},
+    {"prefix_lm", "prefix_lm", TERM(PREFIX_LM), LAYER(prefix_lm), 1},
+    {"tree_bits", "tree_mask", TERM(TREE_BITS), LAYER(tree_mask), ATTN_TREE_BITS},
+    {"tree_bias", "tree_mask", TERM(TREE_BIAS), LAYER(tree_mask), ATTN_TREE_BIAS},
+    {"causal_per_request", "causal_per_request", TERM(CAUSAL_PER_REQUEST),
+     LAYER(causal_per_request), 1},
+    {"chunked_local", "chunk_size", TERM(CHUNKED_LOCAL), LAYER(chunk_size), 64, true},
+    {"static_sink", "static_sink", TERM(STATIC_SINK), LAYER(sink_len), 3, true},
+    {"lse", "lse", FEATURE(LSE), LAYER(needs_lse), 1},
+    {"rope", "rope", FEATURE(FUSED_ROPE), LAYER(rope), 1},
+    {"qk_norm", "qk_norm", FEATURE(FUSED_ROPE_NORM), LAYER(qk_norm), 1},
+    {"fast_prefill", "fast_prefill", FEATURE(FAST_PREFILL), LAYER(fast_prefill), 1},
+    {"block_table_row", "block_table_row", FEATURE(BLOCK_TABLE_ROW), LAYER(needs_block_table_row),
+     1},
+    {"device_seq_lens", "device_seq_lens_only", FEATURE(DEVICE_SEQ_LENS),
+     LAYER(device_seq_lens_only), 1},
+    {"host_bounds", "host_bounds", FEATURE(HOST_BOUNDS), LAYER(host_bounds), 1},
+    {"batch_invariant", "batch_invariant", FEATURE(BATCH_INVARIANT), LAYER(batch_invariant), 1},
+    {"quantized_query", "q_scale_form", FEATURE(QUANTIZED_QUERY), LAYER(q_scale_form),
+     ATTN_SCALE_PER_TENSOR},
+    {"p_scale", "p_scale_form", CAPS(p_scale_forms), 1 << ATTN_SCALE_PER_TENSOR,
+     LAYER(p_scale_form), ATTN_SCALE_PER_TENSOR},
+    {"output_form", "output_form", CAPS(output_forms), 1 << ATTN_OUTPUT_FP8_STATIC,
+     LAYER(output_form), ATTN_OUTPUT_FP8_STATIC},
+};
+
+static void try_row(const struct core_sink *sink, const struct attn_layer_desc *base,
+                    const struct row *row)
+{
+    const struct attn_backend_caps *caps = sink->cases->caps;
+    struct undeclared u = {.layer = *base, .field = row->field, .composable = row->composable};
+    uint64_t declared;
+    memcpy(&declared, (const char *)caps + row->mask, sizeof declared);
+    memcpy((char *)&u.layer + row->member, &row->value, sizeof row->value);
+    u.layer.window_left = u.layer.has_window ? 7 : u.layer.window_left;
+    u.layer.q_dtype = u.layer.q_scale_form != 0 ? ATTN_DTYPE_FP8_E4M3 : u.layer.q_dtype;
+    bool behind = u.layer.output_form != 0 && caps->kernels & ATTN_KERNEL_QUANTIZE;
+    if (!(declared & row->bit) && !behind) {
+        try_layer(sink, row->name, &u);
+    }
+}
+
 static void try_dtypes(const struct core_sink *sink, const struct attn_layer_desc *base)
 {
-    const struct attn_backend_caps *caps = sink->cases->caps;
     char name[96];
+    struct row row = {name, "dtype", CAPS(dtypes), 0, LAYER(dtype), 0, false};
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
-        struct undeclared u = {.layer = *base, .field = "dtype"};
-        u.layer.dtype = dtype;
         snprintf(name, sizeof name, "dtype.%s", dtype_name(dtype));
-        if (!(caps->dtypes >> dtype & 1)) {
-            try_layer(sink, name, &u);
-        }
+        row.bit = UINT64_C(1) << dtype;
+        row.value = dtype;
+        try_row(sink, base, &row);
     }
+    row = (struct row){name, "kv_dtype", CAPS(kv_dtypes), 0, LAYER(kv_dtype), 0, false};
     for (int32_t kv = ATTN_KV_FP8_E4M3; kv < ATTN_KV_DTYPE_COUNT; kv++) {
-        struct undeclared u = {.layer = *base, .field = "kv_dtype"};
-        u.layer.kv_dtype = kv;
         snprintf(name, sizeof name, "kv_dtype.%s", kv_dtype_name(kv));
-        if (!(caps->kv_dtypes >> kv & 1)) {
-            try_layer(sink, name, &u);
-        }
-    }
-}
-
-static void try_terms(const struct core_sink *sink, const struct attn_layer_desc *base)
-{
-    const struct attn_backend_caps *caps = sink->cases->caps;
-    struct undeclared u[] = {
-        {.layer = *base, .field = "sliding_window"},
-        {.layer = *base, .field = "soft_cap"},
-        {.layer = *base, .field = "alibi"},
-        {.layer = *base, .field = "alibi_sqrt"},
-        {.layer = *base, .field = "sinks"},
-        {.layer = *base, .field = "prefix_lm"},
-        {.layer = *base, .field = "tree_mask"},
-        {.layer = *base, .field = "tree_mask"},
-        {.layer = *base, .field = "causal_per_request"},
-        {.layer = *base, .field = "chunk_size", .composable = true},
-        {.layer = *base, .field = "static_sink", .composable = true},
-    };
-    static const struct {
-        const char *name;
-        uint64_t term;
-    } terms[] = {{"sliding_window", ATTN_TERM_SLIDING_WINDOW},
-                 {"soft_cap", ATTN_TERM_SOFT_CAP},
-                 {"alibi", ATTN_TERM_ALIBI},
-                 {"alibi_sqrt", ATTN_TERM_ALIBI_SQRT},
-                 {"sinks", ATTN_TERM_SINKS},
-                 {"prefix_lm", ATTN_TERM_PREFIX_LM},
-                 {"tree_bits", ATTN_TERM_TREE_BITS},
-                 {"tree_bias", ATTN_TERM_TREE_BIAS},
-                 {"causal_per_request", ATTN_TERM_CAUSAL_PER_REQUEST},
-                 {"chunked_local", ATTN_TERM_CHUNKED_LOCAL},
-                 {"static_sink", ATTN_TERM_STATIC_SINK}};
-    u[0].layer.has_window = 1;
-    u[0].layer.window_left = 7;
-    u[1].layer.soft_cap = 30;
-    u[2].layer.alibi = ATTN_ALIBI_LINEAR;
-    u[3].layer.alibi = ATTN_ALIBI_SQRT;
-    u[4].layer.has_sinks = 1;
-    u[5].layer.prefix_lm = 1;
-    u[6].layer.tree_mask = ATTN_TREE_BITS;
-    u[7].layer.tree_mask = ATTN_TREE_BIAS;
-    u[8].layer.causal_per_request = 1;
-    u[9].layer.chunk_size = 64;
-    u[10].layer.sink_len = 3;
-    for (size_t i = 0; i < sizeof u / sizeof *u; i++) {
-        if (!(caps->terms & terms[i].term)) {
-            try_layer(sink, terms[i].name, &u[i]);
-        }
-    }
-}
-
-static void try_features(const struct core_sink *sink, const struct attn_layer_desc *base)
-{
-    const struct attn_backend_caps *caps = sink->cases->caps;
-    struct undeclared u = {.layer = *base};
-    const struct {
-        const char *name, *field;
-        uint64_t feature;
-        int32_t *flag;
-    } features[] = {
-        {"lse", "lse", ATTN_FEATURE_LSE, &u.layer.needs_lse},
-        {"rope", "rope", ATTN_FEATURE_FUSED_ROPE, &u.layer.rope},
-        {"qk_norm", "qk_norm", ATTN_FEATURE_FUSED_ROPE_NORM, &u.layer.qk_norm},
-        {"fast_prefill", "fast_prefill", ATTN_FEATURE_FAST_PREFILL, &u.layer.fast_prefill},
-        {"block_table_row", "block_table_row", ATTN_FEATURE_BLOCK_TABLE_ROW,
-         &u.layer.needs_block_table_row},
-        {"device_seq_lens", "device_seq_lens_only", ATTN_FEATURE_DEVICE_SEQ_LENS,
-         &u.layer.device_seq_lens_only},
-        {"host_bounds", "host_bounds", ATTN_FEATURE_HOST_BOUNDS, &u.layer.host_bounds},
-        {"batch_invariant", "batch_invariant", ATTN_FEATURE_BATCH_INVARIANT,
-         &u.layer.batch_invariant},
-    };
-    for (size_t i = 0; i < sizeof features / sizeof *features; i++) {
-        u.layer = *base;
-        u.field = features[i].field;
-        *features[i].flag = 1;
-        if (!(caps->features & features[i].feature)) {
-            try_layer(sink, features[i].name, &u);
-        }
-    }
-    u.layer = *base;
-    u.field = "q_scale_form";
-    u.layer.q_scale_form = ATTN_SCALE_PER_TENSOR;
-    u.layer.q_dtype = ATTN_DTYPE_FP8_E4M3;
-    if (!(caps->features & ATTN_FEATURE_QUANTIZED_QUERY)) {
-        try_layer(sink, "quantized_query", &u);
-    }
-    u.layer = *base;
-    u.field = "p_scale_form";
-    u.layer.p_scale_form = ATTN_SCALE_PER_TENSOR;
-    if (!(caps->p_scale_forms >> ATTN_SCALE_PER_TENSOR & 1)) {
-        try_layer(sink, "p_scale", &u);
-    }
-    u.layer = *base;
-    u.field = "output_form";
-    u.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
-    if (!(caps->output_forms >> ATTN_OUTPUT_FP8_STATIC & 1) &&
-        !(caps->kernels & ATTN_KERNEL_QUANTIZE)) {
-        try_layer(sink, "output_form", &u);
+        row.bit = UINT64_C(1) << kv;
+        row.value = kv;
+        try_row(sink, base, &row);
     }
 }
 
@@ -311,6 +270,7 @@ void undeclared_cases(const struct core_sink *sink)
     base.kv_dtype = ATTN_KV_AUTO;
     try_numbers(sink, &base);
     try_dtypes(sink, &base);
-    try_terms(sink, &base);
-    try_features(sink, &base);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        try_row(sink, &base, &rows[i]);
+    }
 }
