@@ -6,7 +6,7 @@
 enum mistake { NONE, OFFSET_FORGOTTEN, ROWS_IGNORED, PAST_COLUMNS, ONE_PART, WHOLE_PAGE, NO_PAGE };
 
 /* From the last request to the first, so that what is written past a row stays. */
-static void make_table(const struct attn_block_table_args *a, enum mistake mistake)
+static void make_table(const struct attn_block_table_args *a, int32_t mistake)
 {
     for (int32_t r = a->num_reqs - 1; r >= 0; r--) {
         const int32_t parts = a->blocks_per_entry, in_entry = a->tokens_per_entry;
@@ -35,30 +35,13 @@ static void make_table(const struct attn_block_table_args *a, enum mistake mista
     }
 }
 
-#define TABLE(name, mistake)                                                                       \
-    static attn_status name(const struct attn_kernels *kernels,                                    \
-                            const struct attn_block_table_args *args, struct attn_error *error)    \
-    {                                                                                              \
-        (void)kernels, (void)error;                                                                \
-        make_table(args, mistake);                                                                 \
-        return ATTN_OK;                                                                            \
-    }
-
-TABLE(right, NONE)
-TABLE(offset_forgotten, OFFSET_FORGOTTEN)
-TABLE(rows_ignored, ROWS_IGNORED)
-TABLE(past_columns, PAST_COLUMNS)
-TABLE(one_part, ONE_PART)
-TABLE(whole_page, WHOLE_PAGE)
-TABLE(no_page, NO_PAGE)
-
 static const struct mutant mutants[] = {
-    {.name = "mutant_tables_offset_forgotten", .table = offset_forgotten},
-    {.name = "mutant_tables_rows_ignored", .table = rows_ignored},
-    {.name = "mutant_tables_past_columns", .table = past_columns},
-    {.name = "mutant_tables_one_part", .table = one_part},
-    {.name = "mutant_tables_whole_page", .table = whole_page},
-    {.name = "mutant_tables_no_page", .table = no_page},
-    {.name = "control_tables", .table = right},
+    {.name = "mutant_tables_offset_forgotten", .table = make_table, .mistake = OFFSET_FORGOTTEN},
+    {.name = "mutant_tables_rows_ignored", .table = make_table, .mistake = ROWS_IGNORED},
+    {.name = "mutant_tables_past_columns", .table = make_table, .mistake = PAST_COLUMNS},
+    {.name = "mutant_tables_one_part", .table = make_table, .mistake = ONE_PART},
+    {.name = "mutant_tables_whole_page", .table = make_table, .mistake = WHOLE_PAGE},
+    {.name = "mutant_tables_no_page", .table = make_table, .mistake = NO_PAGE},
+    {.name = "control_tables", .table = make_table},
 };
 const struct mutant_list block_mutants = {mutants, sizeof mutants / sizeof *mutants};

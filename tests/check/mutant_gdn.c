@@ -44,89 +44,68 @@ static void copy_gdn(struct gdn_copy *copy, const struct attn_attend_args *args)
     }
 }
 
-/* FUNCTION is gated_delta after `change`. */
-#define GDN_BEFORE(function, change)                                                               \
-    static attn_status function(const struct attn_kernels *kernels,                                \
-                                const struct attn_attend_args *args, struct attn_error *error)     \
-    {                                                                                              \
-        struct gdn_copy c;                                                                         \
-        copy_gdn(&c, args);                                                                        \
-        change(&c);                                                                                \
-        return kernels->gated_delta(&c.args, error);                                               \
-    }
-
-static void no_norm(struct gdn_copy *c)
+static void norm_missing(struct gdn_copy *c)
 {
     c->desc.qk_l2norm = 0;
 }
-GDN_BEFORE(gdn_norm_missing, no_norm)
 
-static void no_silu(struct gdn_copy *c)
+static void silu_missing(struct gdn_copy *c)
 {
     c->desc.conv_silu = 0;
 }
-GDN_BEFORE(gdn_silu_missing, no_silu)
 
-static void no_conv_bias(struct gdn_copy *c)
+static void bias_missing(struct gdn_copy *c)
 {
     c->weights.conv_bias = NULL;
 }
-GDN_BEFORE(gdn_bias_missing, no_conv_bias)
 
-static void no_scale(struct gdn_copy *c)
+static void scale_missing(struct gdn_copy *c)
 {
     c->layer.scale = 1;
 }
-GDN_BEFORE(gdn_scale_missing, no_scale)
 
 /* A decay of 1: the plain delta rule. */
-static void no_gate(struct gdn_copy *c)
+static void gate_missing(struct gdn_copy *c)
 {
     for (int32_t h = 0; h < c->desc.num_v_heads; h++) {
         c->floats[h] = -200;
     }
     c->weights.a_log = c->floats;
 }
-GDN_BEFORE(gdn_gate_missing, no_gate)
 
-static void no_dt_bias(struct gdn_copy *c)
+static void dt_bias_missing(struct gdn_copy *c)
 {
     c->weights.dt_bias = c->floats;
 }
-GDN_BEFORE(gdn_dt_bias_missing, no_dt_bias)
 
-static void no_past(struct gdn_copy *c)
+static void past_forgotten(struct gdn_copy *c)
 {
     c->states.has_initial_state = c->flags;
 }
-GDN_BEFORE(gdn_past_forgotten, no_past)
 
-static void always_past(struct gdn_copy *c)
+static void garbage_for_a_past(struct gdn_copy *c)
 {
     memset(c->flags, 1, sizeof c->flags);
     c->states.has_initial_state = c->flags;
 }
-GDN_BEFORE(gdn_garbage_for_a_past, always_past)
 
 /* The state that is started from is the first, however many tokens were accepted. */
-static void all_from_the_first(struct gdn_copy *c)
+static void acceptance_ignored(struct gdn_copy *c)
 {
     for (int32_t r = 0; r < c->batch.num_reqs; r++) {
         c->numbers[r] = 1;
     }
     c->states.num_accepted_tokens = c->states.num_accepted_tokens != NULL ? c->numbers : NULL;
 }
-GDN_BEFORE(gdn_acceptance_ignored, all_from_the_first)
 
 /* Drafted tokens leave the last state only. */
-static void one_state(struct gdn_copy *c)
+static void drafts_leave_one_state(struct gdn_copy *c)
 {
     c->states.num_accepted_tokens = NULL;
 }
-GDN_BEFORE(gdn_drafts_leave_one_state, one_state)
 
 /* A negative slot is taken for slot 0. */
-static void no_skips(struct gdn_copy *c)
+static void skips_ignored(struct gdn_copy *c)
 {
     int64_t stride = c->states.state_slots_stride;
     for (int64_t i = 0; stride <= MAX_STATES && i < c->batch.num_reqs * stride; i++) {
@@ -135,145 +114,142 @@ static void no_skips(struct gdn_copy *c)
     }
     c->states.state_slots = stride <= MAX_STATES ? c->numbers : c->states.state_slots;
 }
-GDN_BEFORE(gdn_skips_ignored, no_skips)
 
 /* Requests of no length move their state. */
-static void nobody_idle(struct gdn_copy *c)
+static void idle_moves(struct gdn_copy *c)
 {
     for (int32_t r = 0; r < c->batch.num_reqs; r++) {
         c->numbers[r] = c->batch.seq_lens[r] > 0 ? c->batch.seq_lens[r] : 1;
     }
     c->batch.seq_lens = c->numbers;
 }
-GDN_BEFORE(gdn_idle_moves, nobody_idle)
 
-static void rows_from_zero(struct gdn_copy *c)
+static void first_row_ignored(struct gdn_copy *c)
 {
     for (int32_t r = 0; r <= c->batch.num_reqs; r++) {
         c->numbers[r] = c->batch.query_start_loc[r] - c->batch.query_start_loc[0];
     }
     c->batch.query_start_loc = c->numbers;
 }
-GDN_BEFORE(gdn_first_row_ignored, rows_from_zero)
 
 /* The last token of the batch is taken for padding. */
-static void one_row_less(struct gdn_copy *c)
+static void last_row_dropped(struct gdn_copy *c)
 {
     c->batch.num_actual_tokens--;
 }
-GDN_BEFORE(gdn_last_row_dropped, one_row_less)
 
-/* Calls with a copy of `view` put back behind it: what was to be left is lost. */
-static attn_status call_and_restore(const struct attn_kernels *kernels,
-                                    const struct attn_attend_args *args,
-                                    const struct attn_kv_view *view, struct attn_error *error)
+/* What a view's memory held before, put back behind: what was to be left is lost. */
+static uint8_t kept[1 << 22]; /* a step that allocates would be caught for that */
+
+static size_t bytes_of(const struct attn_kv_view *view)
 {
     size_t bytes = view != NULL ? (size_t)(view->num_blocks * view->stride_block) : 0;
-    static uint8_t kept[1 << 22]; /* a step that allocates would be caught for that */
-    if (bytes > sizeof kept) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    if (bytes > 0) {
-        memcpy(kept, view->data, bytes);
-    }
-    attn_status status = kernels->gated_delta(args, error);
-    if (bytes > 0) {
-        memcpy(view->data, kept, bytes);
-    }
-    return status;
+    return bytes <= sizeof kept ? bytes : 0;
 }
 
-static attn_status gdn_state_not_left(const struct attn_kernels *kernels,
-                                      const struct attn_attend_args *args, struct attn_error *error)
+static void keep_state(struct gdn_copy *c)
 {
-    return call_and_restore(kernels, args, args->k_cache, error);
+    memcpy(kept, c->args.k_cache->data, bytes_of(c->args.k_cache));
 }
 
-static attn_status gdn_window_not_rolled(const struct attn_kernels *kernels,
-                                         const struct attn_attend_args *args,
-                                         struct attn_error *error)
+static void state_not_left(const struct attn_attend_args *args)
 {
-    return call_and_restore(kernels, args, args->v_cache, error);
+    memcpy(args->k_cache->data, kept, bytes_of(args->k_cache));
+}
+
+static void keep_window(struct gdn_copy *c)
+{
+    if (c->args.v_cache != NULL) {
+        memcpy(kept, c->args.v_cache->data, bytes_of(c->args.v_cache));
+    }
+}
+
+static void window_not_rolled(const struct attn_attend_args *args)
+{
+    if (args->v_cache != NULL) {
+        memcpy(args->v_cache->data, kept, bytes_of(args->v_cache));
+    }
 }
 
 /* Square states come out as [Dk, Dv]. */
-static attn_status gdn_state_transposed(const struct attn_kernels *kernels,
-                                        const struct attn_attend_args *args,
-                                        struct attn_error *error)
+static void state_transposed(const struct attn_attend_args *args)
 {
     const struct attn_recurrent_desc *g = (const struct attn_recurrent_desc *)args->layer->next;
     const struct attn_batch_recurrent *states =
         (const struct attn_batch_recurrent *)args->batch->next;
-    int32_t n = g->head_size_k;
-    attn_status status = kernels->gated_delta(args, error);
-    if (status != ATTN_OK || g->head_size_v != n) {
-        return status;
-    }
+    int32_t n = g->head_size_v == g->head_size_k ? g->head_size_k : 0;
     float *s = (float *)((uint8_t *)args->k_cache->data +
                          states->state_slots[0] * args->k_cache->stride_block);
     for (int32_t i = 0; i < n; i++) {
         for (int32_t j = 0; j < i; j++) {
-            float kept = s[i * n + j];
+            float upper = s[i * n + j];
             s[i * n + j] = s[j * n + i];
-            s[j * n + i] = kept;
+            s[j * n + i] = upper;
         }
     }
-    return status;
 }
 
 /* Value head h takes key head h mod Hk: seen from outside, outputs of groups in another order. */
-static attn_status gdn_groups_interleaved(const struct attn_kernels *kernels,
-                                          const struct attn_attend_args *args,
-                                          struct attn_error *error)
+static void groups_interleaved(const struct attn_attend_args *args)
 {
     const struct attn_recurrent_desc *g = (const struct attn_recurrent_desc *)args->layer->next;
-    attn_status status = kernels->gated_delta(args, error);
-    if (status != ATTN_OK || g->num_k_heads < 2 || g->num_v_heads == g->num_k_heads) {
-        return status;
-    }
     size_t bytes = (size_t)args->out->shape[2] * args->out->dtype.bits / 8;
+    if (g->num_k_heads < 2 || g->num_v_heads == g->num_k_heads) {
+        return;
+    }
     for (int64_t t = args->batch->query_start_loc[0]; t < args->batch->num_actual_tokens; t++) {
-        uint8_t kept[4096], *row = (uint8_t *)args->out->data +
-                                   (size_t)(t * args->out->strides[0]) * args->out->dtype.bits / 8;
+        uint8_t first[4096], *row = (uint8_t *)args->out->data +
+                                    (size_t)(t * args->out->strides[0]) * args->out->dtype.bits / 8;
         uint8_t *other = row + bytes * (size_t)(g->num_v_heads / g->num_k_heads);
-        if (bytes <= sizeof kept) {
-            memcpy(kept, row, bytes);
+        if (bytes <= sizeof first) {
+            memcpy(first, row, bytes);
             memcpy(row, other, bytes);
-            memcpy(other, kept, bytes);
+            memcpy(other, first, bytes);
         }
     }
-    return status;
 }
 
-static attn_status gdn_padding_cleared(const struct attn_kernels *kernels,
-                                       const struct attn_attend_args *args,
-                                       struct attn_error *error)
+static void padding_cleared(const struct attn_attend_args *args)
 {
-    attn_status status = kernels->gated_delta(args, error);
     size_t row = (size_t)args->out->strides[0] * args->out->dtype.bits / 8;
     memset((uint8_t *)args->out->data + (size_t)args->batch->num_actual_tokens * row, 0, row);
+}
+
+attn_status gdn_with_mistake(const struct attn_instance *me, const struct attn_attend_args *args,
+                             struct attn_error *error)
+{
+    struct gdn_copy copy;
+    if (me->mutant->gdn != NULL) {
+        copy_gdn(&copy, args);
+        me->mutant->gdn(&copy);
+        args = &copy.args;
+    }
+    attn_status status = me->kernels->gated_delta(args, error);
+    if (status == ATTN_OK && me->mutant->gdn_after != NULL) {
+        me->mutant->gdn_after(args);
+    }
     return status;
 }
 
 static const struct mutant mutants[] = {
-    {.name = "mutant_gdn_norm_missing", .gdn = gdn_norm_missing},
-    {.name = "mutant_gdn_silu_missing", .gdn = gdn_silu_missing},
-    {.name = "mutant_gdn_bias_missing", .gdn = gdn_bias_missing},
-    {.name = "mutant_gdn_scale_missing", .gdn = gdn_scale_missing},
-    {.name = "mutant_gdn_gate_missing", .gdn = gdn_gate_missing},
-    {.name = "mutant_gdn_dt_bias_missing", .gdn = gdn_dt_bias_missing},
-    {.name = "mutant_gdn_past_forgotten", .gdn = gdn_past_forgotten},
-    {.name = "mutant_gdn_garbage_for_a_past", .gdn = gdn_garbage_for_a_past},
-    {.name = "mutant_gdn_acceptance_ignored", .gdn = gdn_acceptance_ignored},
-    {.name = "mutant_gdn_drafts_leave_one_state", .gdn = gdn_drafts_leave_one_state},
-    {.name = "mutant_gdn_skips_ignored", .gdn = gdn_skips_ignored},
-    {.name = "mutant_gdn_idle_moves", .gdn = gdn_idle_moves},
-    {.name = "mutant_gdn_first_row_ignored", .gdn = gdn_first_row_ignored},
-    {.name = "mutant_gdn_last_row_dropped", .gdn = gdn_last_row_dropped},
-    {.name = "mutant_gdn_state_not_left", .gdn = gdn_state_not_left},
-    {.name = "mutant_gdn_window_not_rolled", .gdn = gdn_window_not_rolled},
-    {.name = "mutant_gdn_state_transposed", .gdn = gdn_state_transposed},
-    {.name = "mutant_gdn_groups_interleaved", .gdn = gdn_groups_interleaved},
-    {.name = "mutant_gdn_padding_cleared", .gdn = gdn_padding_cleared},
+    {.name = "mutant_gdn_norm_missing", .gdn = norm_missing},
+    {.name = "mutant_gdn_silu_missing", .gdn = silu_missing},
+    {.name = "mutant_gdn_bias_missing", .gdn = bias_missing},
+    {.name = "mutant_gdn_scale_missing", .gdn = scale_missing},
+    {.name = "mutant_gdn_gate_missing", .gdn = gate_missing},
+    {.name = "mutant_gdn_dt_bias_missing", .gdn = dt_bias_missing},
+    {.name = "mutant_gdn_past_forgotten", .gdn = past_forgotten},
+    {.name = "mutant_gdn_garbage_for_a_past", .gdn = garbage_for_a_past},
+    {.name = "mutant_gdn_acceptance_ignored", .gdn = acceptance_ignored},
+    {.name = "mutant_gdn_drafts_leave_one_state", .gdn = drafts_leave_one_state},
+    {.name = "mutant_gdn_skips_ignored", .gdn = skips_ignored},
+    {.name = "mutant_gdn_idle_moves", .gdn = idle_moves},
+    {.name = "mutant_gdn_first_row_ignored", .gdn = first_row_ignored},
+    {.name = "mutant_gdn_last_row_dropped", .gdn = last_row_dropped},
+    {.name = "mutant_gdn_state_not_left", .gdn = keep_state, .gdn_after = state_not_left},
+    {.name = "mutant_gdn_window_not_rolled", .gdn = keep_window, .gdn_after = window_not_rolled},
+    {.name = "mutant_gdn_state_transposed", .gdn_after = state_transposed},
+    {.name = "mutant_gdn_groups_interleaved", .gdn_after = groups_interleaved},
+    {.name = "mutant_gdn_padding_cleared", .gdn_after = padding_cleared},
 };
 const struct mutant_list gdn_mutants = {mutants, sizeof mutants / sizeof *mutants};

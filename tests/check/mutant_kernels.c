@@ -5,37 +5,27 @@
 
 #include "mutants.h"
 
-static attn_status skip_ignored(const struct attn_kernels *kernels,
-                                const struct attn_write_kv_args *args, struct attn_error *error)
+static void skip_ignored(struct attn_write_kv_args *args)
 {
-    int64_t slots[MAX_TOKENS];
-    struct attn_write_kv_args changed = *args;
+    static _Thread_local int64_t slots[MAX_TOKENS];
     for (int64_t t = 0; t < args->num_slots && t < MAX_TOKENS; t++) {
         slots[t] = args->slot_mapping[t] < 0 ? 0 : args->slot_mapping[t];
     }
-    changed.slot_mapping = slots;
-    return kernels->write_kv(&changed, error);
+    args->slot_mapping = slots;
 }
 
-static attn_status last_row_dropped(const struct attn_kernels *kernels,
-                                    const struct attn_write_kv_args *args, struct attn_error *error)
+static void last_row_dropped(struct attn_write_kv_args *args)
 {
-    struct attn_write_kv_args changed = *args;
-    while (changed.num_slots > 0 && args->slot_mapping[changed.num_slots - 1] < 0) {
-        changed.num_slots--;
+    while (args->num_slots > 0 && args->slot_mapping[args->num_slots - 1] < 0) {
+        args->num_slots--;
     }
-    changed.num_slots -= changed.num_slots > 0;
-    return kernels->write_kv(&changed, error);
+    args->num_slots -= args->num_slots > 0;
 }
 
 /* Weights both sides alike whatever their lse. */
-static attn_status merge_ignores_empty(const struct attn_kernels *kernels,
-                                       const struct attn_merge_states_args *args,
-                                       struct attn_error *error)
+static void merge_ignores_empty(struct attn_merge_states_args *args)
 {
-    struct attn_merge_states_args changed = *args;
-    changed.num_rows_with_prefix = args->num_rows;
-    return kernels->merge_states(&changed, error);
+    args->num_rows_with_prefix = args->num_rows;
 }
 
 /* What was written of one slot and head. */
@@ -51,23 +41,8 @@ static uint8_t *scale_of(const struct attn_kv_view *view, int64_t slot, int64_t 
            slot % view->block_size * view->scale_stride_slot + head * view->scale_stride_head;
 }
 
-/* Writes as it should be, then `make_wrong` on every key that was written. */
-static attn_status write_and_spoil(const struct attn_kernels *kernels,
-                                   const struct attn_write_kv_args *args, struct attn_error *error,
-                                   void (*make_wrong)(const struct attn_write_kv_args *args,
-                                                      int64_t t, int64_t slot, int64_t head))
-{
-    attn_status status = kernels->write_kv(args, error);
-    for (int64_t t = 0; t < args->num_slots && status == ATTN_OK; t++) {
-        for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
-            make_wrong(args, t, args->slot_mapping[t], h);
-        }
-    }
-    return status;
-}
-
-static void next_zero_point(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
-                            int64_t head)
+static void zero_point_off(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                           int64_t head)
 {
     uint32_t bits;
     (void)t;
@@ -78,14 +53,8 @@ static void next_zero_point(const struct attn_write_kv_args *args, int64_t t, in
     }
 }
 
-static attn_status zero_point_off(const struct attn_kernels *kernels,
-                                  const struct attn_write_kv_args *args, struct attn_error *error)
-{
-    return write_and_spoil(kernels, args, error, next_zero_point);
-}
-
-static void swap_nibbles(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
-                         int64_t head)
+static void nibbles_swapped(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                            int64_t head)
 {
     int32_t kv = args->layer->kv_dtype;
     uint8_t *row = row_of(args->k_cache, slot, head);
@@ -97,15 +66,9 @@ static void swap_nibbles(const struct attn_write_kv_args *args, int64_t t, int64
     }
 }
 
-static attn_status nibbles_swapped(const struct attn_kernels *kernels,
-                                   const struct attn_write_kv_args *args, struct attn_error *error)
-{
-    return write_and_spoil(kernels, args, error, swap_nibbles);
-}
-
 /* Halves of a step go to the even code, not away from zero. */
-static void round_to_even(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
-                          int64_t head)
+static void ties_to_even(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                         int64_t head)
 {
     int32_t kv = args->layer->kv_dtype;
     float scale;
@@ -123,15 +86,9 @@ static void round_to_even(const struct attn_write_kv_args *args, int64_t t, int6
     }
 }
 
-static attn_status ties_to_even(const struct attn_kernels *kernels,
-                                const struct attn_write_kv_args *args, struct attn_error *error)
-{
-    return write_and_spoil(kernels, args, error, round_to_even);
-}
-
 /* Right: a NaN scale already makes the row NaN. */
-static void clear_behind_nan(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
-                             int64_t head)
+static void cleared_behind_nan(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                               int64_t head)
 {
     int32_t kv = args->layer->kv_dtype;
     float scale;
@@ -146,155 +103,98 @@ static void clear_behind_nan(const struct attn_write_kv_args *args, int64_t t, i
     }
 }
 
-static attn_status cleared_behind_nan(const struct attn_kernels *kernels,
-                                      const struct attn_write_kv_args *args,
-                                      struct attn_error *error)
+static void rope_of_the_other_form(struct attn_write_kv_args *args, struct attn_io_rope *rope)
 {
-    return write_and_spoil(kernels, args, error, clear_behind_nan);
+    (void)args;
+    rope->form = ATTN_ROPE_NEOX;
 }
 
-static attn_status rope_of_the_other_form(const struct attn_kernels *kernels,
-                                          const struct attn_write_kv_args *args,
-                                          struct attn_error *error)
+static void rope_without_norm(struct attn_write_kv_args *args, struct attn_io_rope *rope)
 {
-    struct attn_io_rope rope = *(const struct attn_io_rope *)args->next;
-    struct attn_write_kv_args changed = *args;
-    rope.form = ATTN_ROPE_NEOX;
-    changed.next = &rope.ext;
-    return kernels->rope_write_kv(&changed, error);
+    (void)args;
+    rope->k_norm_weight = NULL;
 }
 
-static attn_status rope_without_norm(const struct attn_kernels *kernels,
-                                     const struct attn_write_kv_args *args,
-                                     struct attn_error *error)
+/* Every row at the first one's. */
+static void rope_one_position(struct attn_write_kv_args *args, struct attn_io_rope *rope)
 {
-    struct attn_io_rope rope = *(const struct attn_io_rope *)args->next;
-    struct attn_write_kv_args changed = *args;
-    rope.k_norm_weight = NULL;
-    changed.next = &rope.ext;
-    return kernels->rope_write_kv(&changed, error);
-}
-
-static attn_status rope_one_position(const struct attn_kernels *kernels,
-                                     const struct attn_write_kv_args *args,
-                                     struct attn_error *error)
-{
-    struct attn_io_rope rope = *(const struct attn_io_rope *)args->next;
-    struct attn_write_kv_args changed = *args;
-    int64_t first = rope.positions[0];
-    int64_t positions[MAX_TOKENS]; /* every row at the first one's */
+    static _Thread_local int64_t positions[MAX_TOKENS];
     for (int64_t t = 0; t < args->num_slots && t < MAX_TOKENS; t++) {
-        positions[t] = first;
+        positions[t] = rope->positions[0];
     }
-    rope.positions = positions;
-    changed.next = &rope.ext;
-    return kernels->rope_write_kv(&changed, error);
+    rope->positions = positions;
 }
 
-static attn_status gather_from_the_start(const struct attn_kernels *kernels,
-                                         const struct attn_gather_kv_args *args,
-                                         struct attn_error *error)
+static void gather_from_the_start(struct attn_gather_kv_args *args)
 {
-    struct attn_gather_kv_args changed = *args;
-    changed.first_key = NULL;
-    return kernels->gather_kv(&changed, error);
+    args->first_key = NULL;
 }
 
-static attn_status gemm_one_scale(const struct attn_kernels *kernels,
-                                  const struct attn_batched_gemm_args *args,
-                                  struct attn_error *error)
+static void gemm_one_scale(struct attn_batched_gemm_args *args)
 {
-    struct attn_batched_gemm_args changed = *args;
-    changed.w_scale_count = args->w_scale_count > 0;
-    return kernels->batched_gemm(&changed, error);
+    args->w_scale_count = args->w_scale_count > 0;
 }
 
 /* Every block has the first one's power of two. */
-static attn_status gemm_one_block_scale(const struct attn_kernels *kernels,
-                                        const struct attn_batched_gemm_args *args,
-                                        struct attn_error *error)
+static void gemm_one_block_scale(struct attn_batched_gemm_args *args)
 {
-    struct attn_batched_gemm_args changed = *args;
-    struct attn_tensor scales;
-    int64_t strides[3];
+    static _Thread_local struct attn_tensor scales;
+    static _Thread_local int64_t strides[3];
     if (args->w_block_scale != NULL) {
         scales = *args->w_block_scale;
         for (int32_t i = 0; i < 3; i++) {
             strides[i] = scales.shape[i] == args->w->shape[i] ? scales.strides[i] : 0;
         }
         scales.strides = strides;
-        changed.w_block_scale = &scales;
+        args->w_block_scale = &scales;
     }
-    return kernels->batched_gemm(&changed, error);
 }
 
-static attn_status quantize_row_major(const struct attn_kernels *kernels,
-                                      const struct attn_quantize_args *args,
-                                      struct attn_error *error)
+static void quantize_row_major(struct attn_quantize_args *args)
 {
-    struct attn_quantize_args changed = *args;
-    struct attn_tensor scales;
-    int64_t shape[2];
+    static _Thread_local struct attn_tensor scales;
+    static _Thread_local int64_t shape[2];
     if (args->scale_column_major) {
         scales = *args->block_scales;
         shape[0] = scales.shape[1];
         shape[1] = scales.shape[0];
         scales.shape = shape;
         scales.strides = NULL;
-        changed.block_scales = &scales;
-        changed.scale_column_major = 0;
+        args->block_scales = &scales;
+        args->scale_column_major = 0;
     }
-    return kernels->quantize(&changed, error);
 }
 
-static attn_status quantize_any_scale(const struct attn_kernels *kernels,
-                                      const struct attn_quantize_args *args,
-                                      struct attn_error *error)
+static void quantize_any_scale(struct attn_quantize_args *args)
 {
-    struct attn_quantize_args changed = *args;
-    changed.scale_pow2 = 0;
-    return kernels->quantize(&changed, error);
+    args->scale_pow2 = 0;
 }
 
-static attn_status amax_afresh(const struct attn_kernels *kernels,
-                               const struct attn_amax_args *args, struct attn_error *error)
+static void amax_afresh(struct attn_amax_args *args)
 {
-    struct attn_amax_args changed = *args;
-    changed.accumulate = 0;
-    return kernels->amax(&changed, error);
+    args->accumulate = 0;
 }
 
-static attn_status copies_backwards(const struct attn_kernels *kernels,
-                                    const struct attn_copy_blocks_args *args,
-                                    struct attn_error *error)
+static void copies_backwards(struct attn_copy_blocks_args *args)
 {
-    struct attn_copy_blocks_args changed = *args;
-    int64_t pairs[64];
+    static _Thread_local int64_t pairs[64];
     for (int64_t i = 0; i < args->num_pairs && i < 32; i++) {
         pairs[2 * i] = args->pairs[2 * i + 1];
         pairs[2 * i + 1] = args->pairs[2 * i];
     }
-    changed.pairs = pairs;
-    return kernels->copy_blocks(&changed, error);
+    args->pairs = pairs;
 }
 
 /* The first plane only: the values, or the scales, stay behind. */
-static attn_status copies_first_plane(const struct attn_kernels *kernels,
-                                      const struct attn_copy_blocks_args *args,
-                                      struct attn_error *error)
+static void copies_first_plane(struct attn_copy_blocks_args *args)
 {
-    struct attn_copy_blocks_args changed = *args;
-    changed.num_copies = args->num_copies > 0;
-    return kernels->copy_blocks(&changed, error);
+    args->num_copies = args->num_copies > 0;
 }
 
 /* As if blocks lay equally far apart in both memories. */
-static attn_status copies_by_one_stride(const struct attn_kernels *kernels,
-                                        const struct attn_copy_blocks_args *args,
-                                        struct attn_error *error)
+static void copies_by_one_stride(struct attn_copy_blocks_args *args)
 {
-    struct attn_block_copy copies[8];
-    struct attn_copy_blocks_args changed = *args;
+    static _Thread_local struct attn_block_copy copies[8];
     for (int32_t i = 0; i < args->num_copies && i < 8; i++) {
         memcpy(&copies[i], (const char *)args->copies + (size_t)i * (size_t)args->copy_bytes,
                sizeof copies[i]);
@@ -302,51 +202,40 @@ static attn_status copies_by_one_stride(const struct attn_kernels *kernels,
         int64_t stride = nearer ? copies[i].source_stride : copies[i].destination_stride;
         copies[i].source_stride = copies[i].destination_stride = stride;
     }
-    changed.copies = copies;
-    changed.copy_bytes = sizeof *copies;
-    return kernels->copy_blocks(&changed, error);
+    args->copies = copies;
+    args->copy_bytes = sizeof *copies;
 }
 
 /* Rows stand one behind the other, whatever the stride says. */
-static attn_status fills_densely(const struct attn_kernels *kernels,
-                                 const struct attn_fill_args *args, struct attn_error *error)
+static void fills_densely(struct attn_fill_args *args)
 {
-    struct attn_fill_args changed = *args;
-    changed.stride = args->row_bytes;
-    return kernels->fill(&changed, error);
+    args->stride = args->row_bytes;
 }
 
 /* What is zeroed is zeroed with the gaps between its rows. */
-static attn_status fills_gaps(const struct attn_kernels *kernels, const struct attn_fill_args *args,
-                              struct attn_error *error)
+static void fills_gaps(struct attn_fill_args *args)
 {
-    struct attn_fill_args changed = *args;
-    changed.row_bytes = args->stride;
-    return kernels->fill(&changed, error);
+    args->row_bytes = args->stride;
 }
 
-static attn_status merge_in_base_two(const struct attn_kernels *kernels,
-                                     const struct attn_merge_states_args *args,
-                                     struct attn_error *error)
+static void merge_in_base_two(const struct attn_merge_states_args *args)
 {
-    attn_status status = kernels->merge_states(args, error);
-    for (int64_t h = 0; status == ATTN_OK && args->lse != NULL && h < args->lse->shape[0]; h++) {
+    for (int64_t h = 0; args->lse != NULL && h < args->lse->shape[0]; h++) {
         for (int64_t t = args->first_row; t < args->first_row + args->num_rows; t++) {
             ((float *)args->lse->data)[h * args->lse->strides[0] + t * args->lse->strides[1]] *=
                 1.4426950408889634f;
         }
     }
-    return status;
 }
 
 static const struct mutant mutants[] = {
     {.name = "mutant_skip_ignored", .write = skip_ignored},
     {.name = "mutant_last_row_dropped", .write = last_row_dropped},
     {.name = "mutant_merge_ignores_empty", .merge = merge_ignores_empty},
-    {.name = "mutant_zero_point_off", .write = zero_point_off},
-    {.name = "mutant_nibbles_swapped", .write = nibbles_swapped},
-    {.name = "mutant_ties_to_even", .write = ties_to_even},
-    {.name = "control_cleared_behind_nan", .write = cleared_behind_nan},
+    {.name = "mutant_zero_point_off", .written = zero_point_off},
+    {.name = "mutant_nibbles_swapped", .written = nibbles_swapped},
+    {.name = "mutant_ties_to_even", .written = ties_to_even},
+    {.name = "control_cleared_behind_nan", .written = cleared_behind_nan},
     {.name = "mutant_rope_form", .rope = rope_of_the_other_form},
     {.name = "mutant_rope_norm_missing", .rope = rope_without_norm},
     {.name = "mutant_rope_one_position", .rope = rope_one_position},
@@ -361,6 +250,6 @@ static const struct mutant mutants[] = {
     {.name = "mutant_copies_by_one_stride", .copy_blocks = copies_by_one_stride},
     {.name = "mutant_fills_densely", .fill = fills_densely},
     {.name = "mutant_fills_gaps", .fill = fills_gaps},
-    {.name = "mutant_merge_in_base_two", .merge = merge_in_base_two},
+    {.name = "mutant_merge_in_base_two", .merged = merge_in_base_two},
 };
 const struct mutant_list kernel_mutants = {mutants, sizeof mutants / sizeof *mutants};

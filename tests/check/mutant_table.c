@@ -213,8 +213,8 @@ static attn_status mutant_update(const struct attn_attend_args *args, struct att
                                                    : mutant_schedule(args, ATTN_PLAN_EAGER, error);
 }
 
-/* Every kernel: the mutant's own, or cpu_ref's, with the instance behind. */
-#define FORWARD(function, kernel, slot, type)                                                      \
+/* Every kernel is cpu_ref's, with the instance behind: CALL gets a copy of the arguments. */
+#define FORWARD(function, type, CALL)                                                              \
     static attn_status function(const struct type *args, struct attn_error *error)                 \
     {                                                                                              \
         const struct attn_instance *me = args->instance;                                           \
@@ -225,27 +225,82 @@ static attn_status mutant_update(const struct attn_attend_args *args, struct att
         struct type changed = *args;                                                               \
         tidy(&changed, sizeof changed);                                                            \
         changed.instance = me->real;                                                               \
-        return me->mutant->slot != NULL ? me->mutant->slot(me->kernels, &changed, error)           \
-                                        : me->kernels->kernel(&changed, error);                    \
+        return CALL(me, &changed, error);                                                          \
     }
 
-FORWARD(mutant_write, write_kv, write, attn_write_kv_args)
-FORWARD(mutant_rope, rope_write_kv, rope, attn_write_kv_args)
-FORWARD(mutant_merge, merge_states, merge, attn_merge_states_args)
-FORWARD(mutant_gather, gather_kv, gather, attn_gather_kv_args)
-FORWARD(mutant_gemm, batched_gemm, gemm, attn_batched_gemm_args)
-FORWARD(mutant_quantize, quantize, quantize, attn_quantize_args)
-FORWARD(mutant_amax, amax, amax, attn_amax_args)
-FORWARD(mutant_gdn, gated_delta, gdn, attn_attend_args)
-FORWARD(mutant_copy_blocks, copy_blocks, copy_blocks, attn_copy_blocks_args)
-FORWARD(mutant_fill, fill, fill, attn_fill_args)
+/* The mutant's change, then cpu_ref's kernel. */
+#define FORWARD_CHANGED(slot, type, kernel)                                                        \
+    static attn_status call_##slot(const struct attn_instance *me, struct type *args,              \
+                                   struct attn_error *error)                                       \
+    {                                                                                              \
+        if (me->mutant->slot != NULL) {                                                            \
+            me->mutant->slot(args);                                                                \
+        }                                                                                          \
+        return me->kernels->kernel(args, error);                                                   \
+    }                                                                                              \
+    FORWARD(mutant_##slot, type, call_##slot)
+
+FORWARD_CHANGED(gather, attn_gather_kv_args, gather_kv)
+FORWARD_CHANGED(gemm, attn_batched_gemm_args, batched_gemm)
+FORWARD_CHANGED(quantize, attn_quantize_args, quantize)
+FORWARD_CHANGED(amax, attn_amax_args, amax)
+FORWARD_CHANGED(copy_blocks, attn_copy_blocks_args, copy_blocks)
+FORWARD_CHANGED(fill, attn_fill_args, fill)
+
+static attn_status call_write(const struct attn_instance *me, struct attn_write_kv_args *args,
+                              struct attn_error *error)
+{
+    if (me->mutant->write != NULL) {
+        me->mutant->write(args);
+    }
+    attn_status status = me->kernels->write_kv(args, error);
+    for (int64_t t = 0; status == ATTN_OK && me->mutant->written && t < args->num_slots; t++) {
+        for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
+            me->mutant->written(args, t, args->slot_mapping[t], h);
+        }
+    }
+    return status;
+}
+FORWARD(mutant_write, attn_write_kv_args, call_write)
+
+static attn_status call_rope(const struct attn_instance *me, struct attn_write_kv_args *args,
+                             struct attn_error *error)
+{
+    struct attn_io_rope rope;
+    if (me->mutant->rope != NULL) {
+        rope = *(const struct attn_io_rope *)args->next;
+        me->mutant->rope(args, &rope);
+        args->next = &rope.ext;
+    }
+    return me->kernels->rope_write_kv(args, error);
+}
+FORWARD(mutant_rope, attn_write_kv_args, call_rope)
+
+static attn_status call_merge(const struct attn_instance *me, struct attn_merge_states_args *args,
+                              struct attn_error *error)
+{
+    if (me->mutant->merge != NULL) {
+        me->mutant->merge(args);
+    }
+    attn_status status = me->kernels->merge_states(args, error);
+    if (status == ATTN_OK && me->mutant->merged != NULL) {
+        me->mutant->merged(args);
+    }
+    return status;
+}
+FORWARD(mutant_merge, attn_merge_states_args, call_merge)
+FORWARD(mutant_gdn, attn_attend_args, gdn_with_mistake)
 
 static attn_status mutant_make_table(const struct attn_block_table_args *args,
                                      struct attn_error *error)
 {
-    const struct attn_instance *me = args->instance;
-    attn_status status = judge(me->mutant, args, sizeof *args);
-    return status == ATTN_OK ? me->mutant->table(me->kernels, args, error) : status;
+    const struct mutant *mutant = args->instance->mutant;
+    attn_status status = judge(mutant, args, sizeof *args);
+    (void)error;
+    if (status == ATTN_OK) {
+        mutant->table(args, mutant->mistake);
+    }
+    return status;
 }
 
 const struct attn_kernels mutant_kernels = {

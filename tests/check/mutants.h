@@ -42,11 +42,7 @@ struct kept {
 /* How structs of a newer core and unknown extensions are taken. */
 enum mutant_structs { STRUCTS_BY_THE_RULE, STRUCTS_GROWN_REFUSED, STRUCTS_EXTENSION_REFUSED };
 
-typedef attn_status write_kernel(const struct attn_kernels *kernels,
-                                 const struct attn_write_kv_args *args, struct attn_error *error);
-
-typedef attn_status fill_kernel(const struct attn_kernels *kernels,
-                                const struct attn_fill_args *args, struct attn_error *error);
+struct gdn_copy; /* mutant_gdn.c */
 
 /* NULL: as cpu_ref does it. */
 struct mutant {
@@ -54,29 +50,28 @@ struct mutant {
     uint64_t features; /* declared next to cpu_ref's */
     void (*before)(struct mutable_args *m);
     void (*after)(const struct attn_attend_args *args);
-    write_kernel *write;
-    write_kernel *rope;
-    attn_status (*merge)(const struct attn_kernels *, const struct attn_merge_states_args *,
-                         struct attn_error *);
-    attn_status (*gather)(const struct attn_kernels *, const struct attn_gather_kv_args *,
-                          struct attn_error *);
-    attn_status (*gemm)(const struct attn_kernels *, const struct attn_batched_gemm_args *,
-                        struct attn_error *);
-    attn_status (*quantize)(const struct attn_kernels *, const struct attn_quantize_args *,
-                            struct attn_error *);
-    attn_status (*amax)(const struct attn_kernels *, const struct attn_amax_args *,
-                        struct attn_error *);
-    attn_status (*copy_blocks)(const struct attn_kernels *, const struct attn_copy_blocks_args *,
-                               struct attn_error *);
-    fill_kernel *fill; /* which is declared only then */
-    attn_status (*table)(const struct attn_kernels *, const struct attn_block_table_args *,
-                         struct attn_error *); /* make_block_table, likewise */
-    void (*mla)(struct mutable_args *m);       /* attend_mla and attend_mla_sparse, before */
+    /* before cpu_ref's kernel, in a copy of its arguments */
+    void (*write)(struct attn_write_kv_args *args);
+    void (*rope)(struct attn_write_kv_args *args, struct attn_io_rope *rope);
+    void (*merge)(struct attn_merge_states_args *args);
+    void (*gather)(struct attn_gather_kv_args *args);
+    void (*gemm)(struct attn_batched_gemm_args *args);
+    void (*quantize)(struct attn_quantize_args *args);
+    void (*amax)(struct attn_amax_args *args);
+    void (*copy_blocks)(struct attn_copy_blocks_args *args);
+    void (*fill)(struct attn_fill_args *args);
+    void (*gdn)(struct gdn_copy *copy);
+    /* behind a kernel that succeeded: of write_kv for each key that it wrote */
+    void (*written)(const struct attn_write_kv_args *args, int64_t t, int64_t slot, int64_t head);
+    void (*merged)(const struct attn_merge_states_args *args);
+    void (*gdn_after)(const struct attn_attend_args *args);
+    /* make_block_table, which is declared only then */
+    void (*table)(const struct attn_block_table_args *args, int32_t mistake);
+    int32_t mistake;                     /* of table */
+    void (*mla)(struct mutable_args *m); /* attend_mla and attend_mla_sparse, before */
     void (*mla_after)(const struct attn_attend_args *args);
     attn_status (*mla_takes)(const struct attn_attend_args *args); /* before anything else */
     const struct attn_mla_caps *latent; /* declared instead of cpu_ref's */
-    attn_status (*gdn)(const struct attn_kernels *, const struct attn_attend_args *,
-                       struct attn_error *);
     void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
     void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
     int32_t structs;                                                  /* enum mutant_structs */
@@ -102,6 +97,10 @@ struct attn_instance {
 
 /* mutant_table.c */
 extern const struct attn_kernels mutant_kernels;
+
+/* mutant_gdn.c: cpu_ref's gated_delta with the mutant's mistakes around it. */
+attn_status gdn_with_mistake(const struct attn_instance *me, const struct attn_attend_args *args,
+                             struct attn_error *error);
 
 /* mutant_*.c, each what it knows */
 struct mutant_list {
