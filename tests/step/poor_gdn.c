@@ -1,24 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A poor backend for GDN in float32: the recurrence without a convolution, a token at a time, no
  * drafts. */
-#include <attn/plugin.h>
+#include <attn/recurrent.h>
 #include <math.h>
 
-#include <attn/recurrent.h>
-
-struct attn_instance {
-    const struct attn_host *host;
-};
+#include "poor.h"
 
 ATTN_EXPORT int32_t poor_delta_requests; /* seen so far */
-
-static const struct attn_ext *ext_of(const struct attn_ext *next, uint32_t id)
-{
-    while (next != NULL && next->id != id) {
-        next = next->next;
-    }
-    return next;
-}
 
 static float *row(const struct attn_tensor *t, int64_t i, int64_t j, int64_t width)
 {
@@ -96,11 +84,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     const struct attn_recurrent_caps gdn = {.ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, NULL},
                                             .head_size_k_max = 64,
                                             .head_size_v_max = 64};
-    const struct attn_device_info cpu = {.struct_size = sizeof cpu,
-                                         .device = {ATTN_DEVICE_CPU, 0},
-                                         .name = "CPU",
-                                         .arch = "generic",
-                                         .isa = ""};
     const struct attn_backend_caps caps = {.struct_size = sizeof caps,
                                            .next = &gdn.ext,
                                            .name = "poor_gdn",
@@ -117,43 +100,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                            .rank = {-1, -1}};
     (void)host;
     (void)error;
-    attn_status status = sink->device(sink->user, &cpu);
+    attn_status status = sink->device(sink->user, &poor_cpu);
     return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
 }
 
-static attn_status create(const struct attn_create_args *args, attn_instance **instance,
-                          const struct attn_kernels **table, struct attn_error *error)
-{
-    (void)error;
-    *table = &kernels;
-    *instance = args->host->allocate(args->host->user, sizeof **instance, 16);
-    if (*instance == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    (*instance)->host = args->host;
-    return ATTN_OK;
-}
-
-static void destroy(attn_instance *instance)
-{
-    if (instance != NULL) {
-        instance->host->release(instance->host->user, instance, sizeof *instance);
-    }
-}
-
-static const struct attn_plugin plugin = {.struct_size = sizeof plugin,
-                                          .abi_version = ATTN_ABI_VERSION,
-                                          .name = "poor_gdn",
-                                          .version = "0.1.0",
-                                          .vendor = "you",
-                                          .probe = probe,
-                                          .create = create,
-                                          .destroy = destroy};
-
-attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
-                              struct attn_error *error)
-{
-    (void)error;
-    *out = ATTN_VERSION_SERVES(min, max) ? &plugin : NULL;
-    return *out != NULL ? ATTN_OK : ATTN_ERROR_ABI_VERSION;
-}
+POOR_ENTRY("poor_gdn")

@@ -2,7 +2,7 @@
 /* Poor backends for MLA in float32, on the example plugin's attend and merge: `counted` has every
  * part of a prefill per head and counts what it gathers; `latent_only` has attend_mla alone, for
  * any number of queries; `one_query` for one. */
-#include <attn/plugin.h>
+#include "poor.h" /* first: it declares our own attn_plugin_entry */
 
 #define attn_plugin_entry example_entry /* ours is another */
 #include "../../examples/plugin.c"
@@ -12,14 +12,6 @@
 
 ATTN_EXPORT int32_t poor_gathered[4096]; /* by slot of the cache */
 ATTN_EXPORT int32_t poor_gather_calls, poor_attend_calls, poor_latent_calls;
-
-static const struct attn_ext *ext_of(const struct attn_ext *next, uint32_t id)
-{
-    while (next != NULL && next->id != id) {
-        next = next->next;
-    }
-    return next;
-}
 
 static float *part(const struct attn_tensor *t, int64_t token, int64_t head)
 {
@@ -170,12 +162,7 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
     static const struct attn_head_size_range head_sizes[] = {{{8, 256, 8}, {8, 256, 8}, 0}};
     static const struct attn_range block_sizes[] = {{1, 256, 1}};
     static const char *const names[] = {"counted", "latent_only", "one_query"};
-    const struct attn_device_info cpu = {.struct_size = sizeof cpu,
-                                         .device = {ATTN_DEVICE_CPU, 0},
-                                         .name = "CPU",
-                                         .arch = "generic",
-                                         .isa = ""};
-    attn_status status = sink->device(sink->user, &cpu);
+    attn_status status = sink->device(sink->user, &poor_cpu);
     (void)host;
     (void)error;
     for (int32_t i = 0; i < 3 && status == ATTN_OK; i++) {

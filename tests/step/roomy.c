@@ -1,21 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A backend of layers that no shipped backend has, in float32: attends that add up the rows of five
  * caches in two tables, and the gated delta rule with a gate per channel of the key. */
-#include <attn/plugin.h>
 #include <attn/recurrent.h>
 #include <math.h>
 
-struct attn_instance {
-    const struct attn_host *host;
-};
-
-static const struct attn_ext *ext_of(const struct attn_ext *next, uint32_t id)
-{
-    while (next != NULL && next->id != id) {
-        next = next->next;
-    }
-    return next;
-}
+#include "poor.h"
 
 static float *element(const struct attn_tensor *t, int64_t i, int64_t j, int64_t k)
 {
@@ -212,11 +201,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .checkpoints = 1};
     const struct attn_head_size_range sizes = {{8, 64, 8}, {0, 0, 0}, 1};
     const struct attn_range blocks = {16, 64, 16};
-    const struct attn_device_info cpu = {.struct_size = sizeof cpu,
-                                         .device = {ATTN_DEVICE_CPU, 0},
-                                         .name = "CPU",
-                                         .arch = "generic",
-                                         .isa = ""};
     const struct attn_backend_caps caps = {
         .struct_size = sizeof caps,
         .next = &recurrent.ext,
@@ -250,44 +234,9 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     narrow.name = "roomy_narrow";
     narrow.block_sizes = &narrow_blocks;
     narrow.preferred_block_size = 4;
-    attn_status status = sink->device(sink->user, &cpu);
+    attn_status status = sink->device(sink->user, &poor_cpu);
     status = status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
     return status == ATTN_OK ? sink->backend(sink->user, &narrow) : status;
 }
 
-static attn_status create(const struct attn_create_args *args, attn_instance **instance,
-                          const struct attn_kernels **table, struct attn_error *error)
-{
-    (void)error;
-    *table = &kernels;
-    *instance = args->host->allocate(args->host->user, sizeof **instance, 16);
-    if (*instance == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    (*instance)->host = args->host;
-    return ATTN_OK;
-}
-
-static void destroy(attn_instance *instance)
-{
-    if (instance != NULL) {
-        instance->host->release(instance->host->user, instance, sizeof *instance);
-    }
-}
-
-static const struct attn_plugin plugin = {.struct_size = sizeof plugin,
-                                          .abi_version = ATTN_ABI_VERSION,
-                                          .name = "roomy",
-                                          .version = "0.1.0",
-                                          .vendor = "you",
-                                          .probe = probe,
-                                          .create = create,
-                                          .destroy = destroy};
-
-attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
-                              struct attn_error *error)
-{
-    (void)error;
-    *out = ATTN_VERSION_SERVES(min, max) ? &plugin : NULL;
-    return *out != NULL ? ATTN_OK : ATTN_ERROR_ABI_VERSION;
-}
+POOR_ENTRY("roomy")
