@@ -112,10 +112,11 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibrat
         if (scales[i] == NULL) {
             continue;
         }
-        if (tensors[i] == NULL) {
+        if (!tensor_is_numbers(tensors[i], 3) ||
+            (i == 0 && second_q != NULL && !tensor_is_numbers(second_q, 3))) {
             return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, names[i],
-                             "%s is NULL and its scale is "
-                             "asked for",
+                             "%s, whose scale is asked for, is NULL or not [rows, heads, size] of "
+                             "numbers with a contiguous last dimension",
                              names[i]);
         }
         status = call_amax(instance, &args, error);
@@ -145,12 +146,11 @@ static attn_status check_values(const attn_layer *layer, const struct attn_tenso
                                 struct attn_error *error)
 {
     const struct attn_layer_desc *l = layer->desc;
-    bool whole = v != NULL && v->data != NULL && v->shape != NULL && v->ndim == 3;
-    if (!whole || v->shape[1] != l->num_kv_heads || v->shape[2] != l->head_size_v ||
-        (v->strides != NULL && v->strides[2] != 1) || v->dtype.bits % 8 != 0) {
+    if (!tensor_is_numbers(v, 3) || v->shape[1] != l->num_kv_heads ||
+        v->shape[2] != l->head_size_v) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "v",
-                         "layer '%s': v is NULL or not [rows, %d, %d] with a contiguous last "
-                         "dimension",
+                         "layer '%s': v is NULL or not [rows, %d, %d] of numbers with a contiguous "
+                         "last dimension",
                          l->name, l->num_kv_heads, l->head_size_v);
     }
     return ATTN_OK;

@@ -326,6 +326,16 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
     return ATTN_OK;
 }
 
+static bool holds_numbers(const struct attn_tensor *weights)
+{
+    return weights != NULL && dtype_id_of(weights->dtype) > 0;
+}
+
+static bool is_right(const struct attn_tensor *weights, bool mxfp4)
+{
+    return mxfp4 ? is_mxfp4(weights) : holds_numbers(weights);
+}
+
 /* Selection went by weight_dtype, so mxfp4 comes where it was announced, and nowhere else. */
 static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_weights *weights,
                                 struct attn_error *error)
@@ -336,14 +346,15 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
         const struct attn_tensor *tensor;
         const char *name;
         bool right;
-    } given[] = {{weights->kv_b_proj, "kv_b_proj", !declared && !is_mxfp4(weights->kv_b_proj)},
-                 {weights->w_uk, "w_uk", joined || is_mxfp4(weights->w_uk) == declared},
-                 {weights->w_uv, "w_uv", joined || is_mxfp4(weights->w_uv) == declared}};
+    } given[] = {{weights->kv_b_proj, "kv_b_proj", !declared && holds_numbers(weights->kv_b_proj)},
+                 {weights->w_uk, "w_uk", joined || is_right(weights->w_uk, declared)},
+                 {weights->w_uv, "w_uv", joined || is_right(weights->w_uv, declared)}};
     for (int32_t i = 0; i < 3; i++) {
         if (given[i].tensor != NULL && !given[i].right) {
             return BAD(given[i].name,
                        "layer '%s': %s has dtype code %d of %d bits and weight_dtype is %d; mxfp4 "
-                       "(%d) is of w_uk and w_uv in e2m1 (code %d), and of nothing else",
+                       "(%d) is of w_uk and w_uv in e2m1 (code %d), all others of enum "
+                       "attn_dtype_id's numbers",
                        layer->desc->name, given[i].name, given[i].tensor->dtype.code,
                        given[i].tensor->dtype.bits, layer->selected->mla->weight_dtype,
                        ATTN_MLA_WEIGHT_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);

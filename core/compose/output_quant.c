@@ -76,10 +76,14 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                               "the layer's output form needs attn_io_output_quant on the run");
     }
     const struct attn_io_output_quant *given = (const struct attn_io_output_quant *)ext;
-    if (layer->output_form == ATTN_OUTPUT_FP8_STATIC ? given->scale == NULL
-                                                     : given->block_scales == NULL) {
+    const struct attn_tensor *scales = given->block_scales;
+    if (layer->output_form == ATTN_OUTPUT_FP8_STATIC
+            ? given->scale == NULL
+            : scales == NULL || scales->data == NULL || scales->shape == NULL ||
+                  scales->ndim != 2) {
         return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
-                              "scale (of fp8_static) or block_scales (of the other forms) is NULL");
+                              "scale (of fp8_static) is NULL, or block_scales (of the other forms) "
+                              "is or has not 2 dimensions");
     }
     inner.out =
         tensor_set_rows(&plain, &like, plan->workspace + quant->plain,

@@ -9,6 +9,7 @@
 #include "select/match_check.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
+#include "util/tensor.h"
 
 #define MIN_STATE 72 /* size in ABI 0.2 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
@@ -261,6 +262,19 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_stat
     return ATTN_OK;
 }
 
+/* f16, bf16 or f32 of so many dimensions. */
+static bool is_float(const struct attn_tensor *t, int32_t ndim)
+{
+    const bool there = t != NULL && t->data != NULL && t->shape != NULL && t->ndim == ndim;
+    const int32_t dtype = there ? dtype_id_of(t->dtype) : -1;
+    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32;
+}
+
+static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
+{
+    return is_float(t, 2) && t->shape[0] >= rows && t->shape[1] == columns;
+}
+
 /* Weights are borrowed, and handed to kernels as they came. */
 static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,
                                struct attn_error *error)
@@ -284,14 +298,14 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
                    (const void *)weights->skip);
     }
     const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
-    if (g->conv_width > 0 && (conv == NULL || conv->ndim != 2 || conv->shape == NULL ||
-                              conv->shape[0] != channels || conv->shape[1] != g->conv_width)) {
-        return BAD("conv_weight", "layer '%s': conv_weight is NULL or not [%lld, %d]", name,
-                   (long long)channels, g->conv_width);
+    if (g->conv_width > 0 &&
+        (!is_flat(conv, channels, g->conv_width) || conv->shape[0] != channels)) {
+        return BAD("conv_weight", "layer '%s': conv_weight is NULL or not [%lld, %d] of floats",
+                   name, (long long)channels, g->conv_width);
     }
-    if (g->conv_width > 0 && bias != NULL &&
-        (bias->ndim != 1 || bias->shape == NULL || bias->shape[0] != channels)) {
-        return BAD("conv_bias", "layer '%s': conv_bias is not [%lld]", name, (long long)channels);
+    if (g->conv_width > 0 && bias != NULL && (!is_float(bias, 1) || bias->shape[0] != channels)) {
+        return BAD("conv_bias", "layer '%s': conv_bias is not [%lld] of floats", name,
+                   (long long)channels);
     }
     return ATTN_OK;
 }
@@ -453,12 +467,6 @@ static void make_call(const struct step *step, int32_t part, struct launch *laun
     launch->kernel = step->layer->served[launch->args.phase].instance->kernels.gated_delta;
 }
 
-static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
-{
-    return t != NULL && t->data != NULL && t->shape != NULL && t->ndim == 2 &&
-           t->shape[0] >= rows && t->shape[1] == columns;
-}
-
 static bool is_contiguous(const struct attn_tensor *t)
 {
     return t->strides == NULL || t->strides[t->ndim - 1] == 1;
@@ -490,14 +498,15 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         (int64_t)g->num_v_heads * (g->gate == ATTN_GATE_PER_CHANNEL ? g->head_size_k : 1);
     if ((g->gate != ATTN_GATE_CONSTANT && !is_flat(gdn->a, rows, gates)) ||
         (g->write_gate == ATTN_WRITE_GATE_SIGMOID && !is_flat(gdn->b, rows, g->num_v_heads))) {
-        return FAIL("a", "a or b is NULL or not [num_tokens or more, num_v_heads] (a of a gate per "
-                         "channel: num_v_heads head_size_k)");
+        return FAIL("a",
+                    "a or b is NULL or not [num_tokens or more, num_v_heads] of floats (a of a "
+                    "gate per channel: num_v_heads head_size_k)");
     }
     if (g->conv_width > 0 &&
         (!is_flat(gdn->mixed_qkv, rows, keys + (int64_t)g->num_v_heads * g->head_size_v) ||
          !is_contiguous(gdn->mixed_qkv))) {
         return FAIL("mixed_qkv", "mixed_qkv is NULL or not [num_tokens or more, 2 Hk Dk + Hv Dv] "
-                                 "with a contiguous last dimension");
+                                 "of floats with a contiguous last dimension");
     }
     if (g->conv_width == 0 && (!is_rows(io->q, &step->q, rows) || !is_rows(io->k, &step->k, rows) ||
                                !is_rows(io->v, &step->v, rows))) {

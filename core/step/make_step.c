@@ -113,15 +113,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
 /* [T, heads, head_size] of a dtype. */
 static struct rows rows_of(int32_t dtype, int32_t heads, int32_t head_size)
 {
-    static const struct attn_dtype dtypes[ATTN_DTYPE_COUNT] = {
-        [ATTN_DTYPE_F16] = {ATTN_CODE_FLOAT, 16, 1},
-        [ATTN_DTYPE_BF16] = {ATTN_CODE_BFLOAT, 16, 1},
-        [ATTN_DTYPE_F32] = {ATTN_CODE_FLOAT, 32, 1},
-        [ATTN_DTYPE_FP8_E4M3] = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
-        [ATTN_DTYPE_FP8_E5M2] = {ATTN_CODE_FLOAT8_E5M2, 8, 1},
-        [ATTN_DTYPE_FP8_E4M3FNUZ] = {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1},
-        [ATTN_DTYPE_INT8] = {ATTN_CODE_INT, 8, 1}};
-    const struct attn_tensor tensor = {.ndim = 3, .dtype = dtypes[dtype]};
+    const struct attn_tensor tensor = {.ndim = 3, .dtype = dtype_of_id(dtype)};
     return (struct rows){tensor_kind(&tensor), heads, head_size, 0};
 }
 

@@ -72,20 +72,23 @@ static inline bool writes_now(const attn_plan *plan, const struct step *step,
            (io->k != NULL || step->layer->desc->kind != ATTN_LAYER_CROSS);
 }
 
-static attn_status check_rope(const struct step *step, const struct attn_step_io *io,
-                              struct attn_error *error)
+static attn_status check_rope(const attn_plan *plan, const struct step *step,
+                              const struct attn_step_io *io, struct attn_error *error)
 {
     const struct attn_io_rope *rope =
         (const struct attn_io_rope *)ext_find(io->next, ATTN_EXT_IO_ROPE);
     const bool known = rope->form == ATTN_ROPE_NEOX || rope->form == ATTN_ROPE_GPTJ;
-    if (!known || rope->cos_sin == NULL || rope->positions == NULL || io->q == NULL) {
+    if (!known || rope->cos_sin == NULL || rope->positions == NULL) {
         return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
-                              "form is neither NeoX nor GPT-J, or cos_sin, positions or q is NULL");
+                              "form is neither NeoX nor GPT-J, or cos_sin or positions is NULL");
     }
     if (rope->rotary_dim < 0 || rope->rotary_dim % 2 != 0 ||
         rope->rotary_dim > step->layer->desc->head_size) {
         return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "rotary_dim",
                               "is not an even number from 0 to the layer's head_size");
+    }
+    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->given.num_slots)) {
+        return refuse_rows("q", io->q, &step->q, plan->given.num_slots, error);
     }
     return ATTN_OK;
 }
@@ -108,7 +111,7 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
             return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "attn_io_rope",
                                   "the layer's backend has no rope_write_kv");
         }
-        attn_status status = check_rope(step, io, error);
+        attn_status status = check_rope(plan, step, io, error);
         if (status != ATTN_OK) {
             return status;
         }

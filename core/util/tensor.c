@@ -1,7 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/tensor.h"
 
+#include <attn/types.h>
 #include <stddef.h>
+#include <string.h>
+
+static const struct attn_dtype dtypes[ATTN_DTYPE_COUNT] = {
+    [ATTN_DTYPE_F16] = {ATTN_CODE_FLOAT, 16, 1},
+    [ATTN_DTYPE_BF16] = {ATTN_CODE_BFLOAT, 16, 1},
+    [ATTN_DTYPE_F32] = {ATTN_CODE_FLOAT, 32, 1},
+    [ATTN_DTYPE_FP8_E4M3] = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
+    [ATTN_DTYPE_FP8_E5M2] = {ATTN_CODE_FLOAT8_E5M2, 8, 1},
+    [ATTN_DTYPE_FP8_E4M3FNUZ] = {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1},
+    [ATTN_DTYPE_INT8] = {ATTN_CODE_INT, 8, 1}};
+
+struct attn_dtype dtype_of_id(int32_t id)
+{
+    return dtypes[id];
+}
+
+int32_t dtype_id_of(struct attn_dtype dtype)
+{
+    for (int32_t id = ATTN_DTYPE_F16; id < ATTN_DTYPE_COUNT; id++) {
+        if (memcmp(&dtype, &dtypes[id], sizeof dtype) == 0) {
+            return id;
+        }
+    }
+    return -1;
+}
+
+bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim)
+{
+    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL &&
+           tensor->ndim == ndim && (tensor->strides == NULL || tensor->strides[ndim - 1] == 1) &&
+           dtype_id_of(tensor->dtype) > 0;
+}
 
 int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim)
 {

@@ -3,9 +3,16 @@
 #define CORE_UTIL_TENSOR_H
 
 #include <attn/tensor.h>
+#include <stdbool.h>
 
 /* Elements between neighbours in dimension `dim`; tensors without strides are compact. */
 int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim);
+
+/* Of an enum attn_dtype_id, and back: -1 for what is none of them. */
+struct attn_dtype dtype_of_id(int32_t id);
+int32_t dtype_id_of(struct attn_dtype dtype);
+/* Is it there, of `ndim` dimensions whose last one is contiguous, and of one of those dtypes? */
+bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim);
 
 /* A tensor with a shape and strides (elements) of its own. It must not move while it is used. */
 #define TENSOR_MAX_DIMS 4

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One call of gated_delta as every plugin reads it: its parts, a request's place in them, and the
- * checks of what will be followed. */
+ * check of the slots. */
 #ifndef PLUGINS_COMMON_GATED_DELTA_H
 #define PLUGINS_COMMON_GATED_DELTA_H
 
@@ -80,81 +80,13 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
     return true;
 }
 
-static inline attn_status gdn_check_desc(const struct attn_layer_desc *layer,
-                                         struct attn_error *error)
-{
-    const struct attn_recurrent_desc *g =
-        layer != NULL
-            ? (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC)
-            : NULL;
-    if (g == NULL) {
-        return GDN_BAD("attn_recurrent_desc", "the layer is NULL or has no attn_recurrent_desc");
-    }
-    if (g->num_k_heads <= 0 || g->num_v_heads <= 0 || g->num_v_heads % g->num_k_heads != 0) {
-        return GDN_BAD("num_v_heads", "%d value heads over %d key heads; a positive multiple",
-                       g->num_v_heads, g->num_k_heads);
-    }
-    if (g->head_size_k <= 0 || g->head_size_k > GDN_MAX_HEAD_SIZE || g->head_size_v <= 0 ||
-        g->head_size_v > GDN_MAX_HEAD_SIZE) {
-        return GDN_BAD("head_size_k", "head sizes %d and %d; 1 to %d", g->head_size_k,
-                       g->head_size_v, GDN_MAX_HEAD_SIZE);
-    }
-    if (g->conv_width < 0 || g->conv_width > GDN_MAX_CONV_WIDTH || g->chunk_size < 0) {
-        return GDN_BAD("conv_width", "conv_width %d, chunk_size %d; 0 to %d, and from 0",
-                       g->conv_width, g->chunk_size, GDN_MAX_CONV_WIDTH);
-    }
-    if (g->num_speculative_tokens < 0 || g->num_speculative_tokens >= GDN_MAX_DRAFTED) {
-        return GDN_BAD("num_speculative_tokens", "%d; 0 to %d", g->num_speculative_tokens,
-                       GDN_MAX_DRAFTED - 1);
-    }
-    if (layer->dtype < ATTN_DTYPE_F16 || layer->dtype > ATTN_DTYPE_F32) {
-        return GDN_BAD("dtype", "%d; f16, bf16 or f32", layer->dtype);
-    }
-    return ATTN_OK;
-}
-
-static inline attn_status gdn_check_memory(const struct gdn *gdn, struct attn_error *error)
-{
-    const struct attn_recurrent_desc *g = gdn->desc;
-    const struct attn_kv_view *state = gdn->args->k_cache, *window = gdn->args->v_cache;
-    int64_t size = (int64_t)g->head_size_v * g->head_size_k;
-    int32_t width = g->conv_width - 1 + g->num_speculative_tokens;
-    if (state == NULL || state->data == NULL || state->num_heads != g->num_v_heads ||
-        state->head_size != size) {
-        return GDN_BAD("k_cache",
-                       "the state is NULL or %d heads of %d; %d of Dv Dk, %lld, are needed",
-                       state != NULL ? state->num_heads : 0, state != NULL ? state->head_size : 0,
-                       g->num_v_heads, (long long)size);
-    }
-    if (g->conv_width > 1 &&
-        (window == NULL || window->data == NULL || window->num_heads != gdn->num_channels ||
-         window->head_size < width)) {
-        return GDN_BAD(
-            "v_cache",
-            "the convolution's window is NULL or %d channels of %d; %lld of %d are needed",
-            window != NULL ? window->num_heads : 0, window != NULL ? window->head_size : 0,
-            (long long)gdn->num_channels, width);
-    }
-    return ATTN_OK;
-}
-
-/* Every index that will be followed. */
+/* Every index that will be followed: a step reads them, so the core looks only where it validates.
+ */
 static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_error *error)
 {
     const struct attn_batch *batch = gdn->args->batch;
-    const struct attn_batch_recurrent *states = gdn->states;
     int32_t drafted = gdn->desc->num_speculative_tokens;
     int64_t num_slots = gdn->args->k_cache->num_blocks;
-    if (states == NULL || states->state_slots == NULL) {
-        return GDN_BAD("state_slots", "is NULL, or attn_batch_recurrent is not on the batch");
-    }
-    if (states->has_initial_state == NULL && batch->seq_lens == NULL) {
-        return GDN_BAD("has_initial_state", "is NULL, and so is seq_lens, which would tell");
-    }
-    if (states->num_accepted_tokens != NULL && states->state_slots_stride < 1 + drafted) {
-        return GDN_BAD("state_slots_stride", "%lld; rows of %d states are needed",
-                       (long long)states->state_slots_stride, 1 + drafted);
-    }
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         struct gdn_request request;
         if (!gdn_request_of(gdn, r, &request)) {

@@ -134,18 +134,22 @@ attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_erro
 
 attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    double row[REF_MAX_HEAD_SIZE];
+    const struct attn_tensor *x = args->x;
+    int64_t count = args->per_head ? x->shape[1] : 1;
     (void)error;
-    int64_t count = args->per_head ? args->x->shape[1] : 1;
     for (int64_t i = 0; i < count && !args->accumulate; i++) {
         args->out[i] = 0;
     }
-    for (int64_t t = 0; t < args->x->shape[0]; t++) {
-        for (int64_t h = 0; h < args->x->shape[1]; h++) {
+    for (int64_t t = 0; t < x->shape[0]; t++) {
+        for (int64_t h = 0; h < x->shape[1]; h++) {
+            const uint8_t *row = tensor_row(x, t, h);
             float *out = &args->out[args->per_head ? h : 0];
-            number_load_row(row, tensor_row(args->x, t, h), number_dtype_name(args->x->dtype),
-                            args->x->shape[2]);
-            *out = fmaxf(*out, (float)amax_of(row, (int32_t)args->x->shape[2]));
+            for (int64_t d = 0; d < x->shape[2]; d++) {
+                double value;
+                number_load_row(&value, row + d * (x->dtype.bits / 8), number_dtype_name(x->dtype),
+                                1);
+                *out = fmaxf(*out, (float)fabs(value));
+            }
         }
     }
     return ATTN_OK;

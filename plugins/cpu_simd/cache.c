@@ -41,68 +41,26 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     }
 }
 
-static attn_status check_rows(const struct attn_tensor *tensor, const char *name, int32_t dtype,
-                              int32_t heads, int32_t size, struct attn_error *error)
-{
-    static const struct attn_dtype dtypes[] = {[ATTN_DTYPE_F16] = {ATTN_CODE_FLOAT, 16, 1},
-                                               [ATTN_DTYPE_BF16] = {ATTN_CODE_BFLOAT, 16, 1},
-                                               [ATTN_DTYPE_F32] = {ATTN_CODE_FLOAT, 32, 1}};
-    if (tensor == NULL || tensor->data == NULL || tensor->ndim != 3) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name, "must be [tokens, heads, head size]");
-    }
-    if (tensor->shape[1] != heads || tensor->shape[2] != size || tensor_stride(tensor, 2) != 1) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                    "heads and head size must be the layer's, the last stride 1");
-    }
-    if (tensor->dtype.code != dtypes[dtype].code || tensor->dtype.bits != dtypes[dtype].bits) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                    "dtype differs from the layer's activation dtype");
-    }
-    return ATTN_OK;
-}
-
 static attn_status write_init(struct write_loop *loop, const struct attn_write_kv_args *args,
                               struct attn_error *error)
 {
     struct layer_shape shape;
-    if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
-                    "instance, layer and params must not be NULL");
-    }
     attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
     if (status != ATTN_OK) {
         return status;
     }
-    if (args->k_cache == NULL || args->v_cache == NULL || args->slot_mapping == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
-                    args->slot_mapping ? "k_cache" : "slot_mapping", "NULL");
-    }
-    if (args->k_cache->head_size != shape.depth || args->v_cache->head_size != shape.width ||
-        args->k_cache->block_size <= 0 || args->v_cache->block_size <= 0) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k_cache",
-                    "head and block sizes of the views must be the layer's");
-    }
     *loop = (struct write_loop){
         .args = args, .activation = shape.activation, .keys = shape.keys, .values = shape.values};
-    int32_t dtype = args->layer->dtype;
     status = check_row_params(args->layer, args->params, args->k_cache, false, error);
-    if (status == ATTN_OK) {
-        status = check_row_params(args->layer, args->params, args->v_cache, true, error);
-    }
-    if (status == ATTN_OK) {
-        status = check_rows(args->k, "k", dtype, shape.num_heads, shape.depth, error);
-    }
-    if (status == ATTN_OK) {
-        status = check_rows(args->v, "v", dtype, shape.num_heads, shape.width, error);
-    }
-    return status;
+    return status == ATTN_OK
+               ? check_row_params(args->layer, args->params, args->v_cache, true, error)
+               : status;
 }
 
 attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     struct write_loop loop;
-    if (args != NULL && args->instance != NULL && args->layer != NULL && args->params != NULL &&
-        layer_is_latent(args->layer)) {
+    if (layer_is_latent(args->layer)) {
         return simd_write_latent(args, error);
     }
     attn_status status = write_init(&loop, args, error);
@@ -190,28 +148,10 @@ attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct att
     if (status != ATTN_OK) {
         return status;
     }
-    const struct attn_ext *ext = args->next;
-    while (ext != NULL && ext->id != ATTN_EXT_IO_ROPE) {
-        ext = ext->next;
-    }
-    loop.rope = (const struct attn_io_rope *)ext;
-    if (loop.rope == NULL || loop.rope->cos_sin == NULL || loop.rope->positions == NULL ||
-        (loop.rope->form != ATTN_ROPE_NEOX && loop.rope->form != ATTN_ROPE_GPTJ)) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
-                    "needs form (1 NeoX, 2 GPT-J), positions and cos_sin");
-    }
-    if (loop.rope->rotary_dim < 0 || loop.rope->rotary_dim > args->layer->head_size ||
-        loop.rope->rotary_dim % 2 != 0) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "rotary_dim",
-                    "must be an even number up to head_size");
-    }
-    status = check_rows(args->q, "q", args->layer->dtype, args->layer->num_q_heads,
-                        args->layer->head_size, error);
-    if (status == ATTN_OK) {
-        const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, args->num_slots, 4, rope_rows, &loop);
-    }
-    return status;
+    loop.rope = (const struct attn_io_rope *)ext_of(args->next, ATTN_EXT_IO_ROPE);
+    const struct attn_host *host = args->instance->host;
+    host->parallel_for(host->user, args->num_slots, 4, rope_rows, &loop);
+    return ATTN_OK;
 }
 
 static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worker)
@@ -231,11 +171,8 @@ static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    if (args->num_pairs < 0 || args->num_copies < 0) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
-                    args->num_pairs < 0 ? "num_pairs" : "num_copies", "negative");
-    }
     const struct attn_host *host = args->instance->host;
+    (void)error;
     host->parallel_for(host->user, args->num_copies, 1, copy_pairs, (void *)(uintptr_t)args);
     return ATTN_OK;
 }

@@ -195,7 +195,9 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = check_gated_delta(args, error);
+    struct gdn_scratch scratch;
+    struct gdn_loop loop = {.gdn = gdn_of(args), .taps = args->workspace};
+    attn_status status = gdn_check_slots(&loop.gdn, error); /* read when the step runs */
     if (status != ATTN_OK) {
         return status;
     }
@@ -203,8 +205,6 @@ attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_er
         return fail(error, ATTN_ERROR_ORDER, "workspace",
                     "NULL: gated_delta needs the memory that schedule_size asks for");
     }
-    struct gdn_scratch scratch;
-    struct gdn_loop loop = {.gdn = gdn_of(args), .taps = args->workspace};
     const struct attn_recurrent_desc *desc = loop.gdn.desc;
     const struct attn_host *host = args->instance->host;
     int64_t requests = args->batch->num_reqs;

@@ -75,7 +75,4 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
 void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
                      int64_t end);
 
-/* gdn_arguments.c */
-attn_status check_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
-
 #endif

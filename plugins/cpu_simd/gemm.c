@@ -241,55 +241,20 @@ static bool in_place(const struct gemm_loop *loop)
            w->shape[1] % DEPTH_MULTIPLE == 0 && w->shape[2] % DEPTH_MULTIPLE == 0;
 }
 
-static bool is_batch(const struct attn_tensor *tensor)
-{
-    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3;
-}
-
-/* [batch, K, N] in mxfp4, with scales for blocks of 32 along K or N */
-static bool is_mxfp4(const struct attn_tensor *w, const struct attn_tensor *scales)
-{
-    return w->dtype.code == ATTN_CODE_FLOAT4_E2M1FN && w->dtype.bits == 4 && is_batch(scales) &&
-           scales->dtype.bits == 8 && scales->shape[0] == w->shape[0] &&
-           ((scales->shape[1] * MX_BLOCK == w->shape[1] && scales->shape[2] == w->shape[2]) ||
-            (scales->shape[1] == w->shape[1] && scales->shape[2] * MX_BLOCK == w->shape[2]));
-}
-
 attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
     const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
-    if (args->instance == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "instance", "is NULL; create makes one");
-    }
-    if (!is_batch(a) || !is_batch(w) || !is_batch(out) || a->shape[0] != w->shape[0] ||
-        a->shape[2] != w->shape[1] || out->shape[0] != a->shape[0] ||
-        out->shape[1] != a->shape[1] || out->shape[2] != w->shape[2]) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
-                    "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
-    }
     struct gemm_loop loop = {.args = args,
                              .a_element = element_of_any(a),
-                             .w_element = element_of_any(w),
+                             .w_element = args->w_block_scale != NULL ? ELEMENT_COUNT /* mxfp4 */
+                                                                      : element_of_any(w),
                              .out_element = element_of_any(out)};
-    if (args->w_block_scale != NULL && is_mxfp4(w, args->w_block_scale)) {
-        loop.w_element = ELEMENT_COUNT;
-    } else if (args->w_block_scale != NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_block_scale",
-                            "w has dtype code %d of %d bits; block scales are e8m0 of e2m1 (code "
-                            "%d, 4 bits), K or N of w divided by %d",
-                            w->dtype.code, w->dtype.bits, ATTN_CODE_FLOAT4_E2M1FN, MX_BLOCK);
-    }
     if (loop.a_element < 0 || loop.w_element < 0 || loop.out_element < 0 ||
         loop.out_element > ELEMENT_BF16) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
                             "a, w and out have dtype codes %d, %d and %d; a and w f16, bf16, f32, "
                             "fp8 or int8, w also mxfp4 with its block scales, out f16, bf16 or f32",
                             a->dtype.code, w->dtype.code, out->dtype.code);
-    }
-    if (args->w_scale != NULL && args->w_scale_count != 1 && args->w_scale_count != a->shape[0]) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_scale_count",
-                            "%lld; 1 or the batch's %lld", (long long)args->w_scale_count,
-                            (long long)a->shape[0]);
     }
     /* products of what bf16 holds exactly */
     const struct variant *variant = args->instance->variant;

@@ -399,17 +399,12 @@ int32_t width_step(const struct problem *problem);
 /* latent.c */
 const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer);
 bool layer_is_latent(const struct attn_layer_desc *layer);
-attn_status check_latent_cache(const struct attn_layer_desc *layer, const struct attn_kv_view *view,
-                               struct attn_error *error);
-/* [rows, heads, size], or [rows, size] where heads is 0 */
-attn_status check_latent_part(const struct attn_tensor *tensor, const char *name, int32_t element,
-                              int64_t heads, int64_t size, int64_t rows, struct attn_error *error);
 /* the first `count` elements, up to 512 or all, of a row of fp8_ds_mla */
 void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
 attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
 
-/* gdn.c, gdn_arguments.c */
+/* gdn.c */
 attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
 size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_threads);
 

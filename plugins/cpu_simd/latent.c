@@ -112,60 +112,10 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
     }
 }
 
-attn_status check_latent_part(const struct attn_tensor *tensor, const char *name, int32_t element,
-                              int64_t heads, int64_t size, int64_t rows, struct attn_error *error)
-{
-    int32_t ndim = heads > 0 ? 3 : 2;
-    if (tensor == NULL || tensor->data == NULL || tensor->shape == NULL || tensor->ndim != ndim) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "NULL or not of %d dimensions", ndim);
-    }
-    if (tensor->shape[0] < rows || tensor->shape[ndim - 1] != size ||
-        (heads > 0 && tensor->shape[1] != heads) || tensor_stride(tensor, ndim - 1) != 1) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "%lld rows of %lld, %lld apart in a row; at least %lld of %lld, and 1",
-                            (long long)tensor->shape[0], (long long)tensor->shape[ndim - 1],
-                            (long long)tensor_stride(tensor, ndim - 1), (long long)rows,
-                            (long long)size);
-    }
-    if (element_of_any(tensor) != element) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                    "dtype differs from the layer's activation dtype");
-    }
-    return ATTN_OK;
-}
-
-attn_status check_latent_cache(const struct attn_layer_desc *layer, const struct attn_kv_view *view,
-                               struct attn_error *error)
-{
-    const struct attn_mla_desc *mla = mla_of(layer);
-    if (mla == NULL || mla->kv_lora_rank <= 0 || mla->qk_rope_head_dim < 0 ||
-        layer->num_kv_heads != 1 || layer->head_size != mla->kv_lora_rank + mla->qk_rope_head_dim) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_mla_desc",
-                    "needed: one KV head of kv_lora_rank + qk_rope_head_dim");
-    }
-    if (view == NULL || view->data == NULL || view->block_size <= 0 || view->num_heads != 1 ||
-        view->head_size != layer->head_size) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k_cache",
-                    "must be the latent view: one head of the layer's head_size");
-    }
-    bool ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
-    if (ds_mla && (layer->head_size != DS_LATENT + DS_ROPE ||
-                   (view->pack > 0 && view->pack < layer->head_size))) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size",
-                    "fp8_ds_mla has 512 + 64 in one piece");
-    }
-    return ATTN_OK;
-}
-
 attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     struct layer_shape shape;
     attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
-    status = status ? status : check_latent_cache(args->layer, args->k_cache, error);
-    if (status == ATTN_OK && args->slot_mapping == NULL) {
-        status = fail(error, ATTN_ERROR_INVALID_ARGUMENT, "slot_mapping", "NULL");
-    }
     if (status != ATTN_OK) {
         return status;
     }
@@ -179,25 +129,14 @@ attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn
                                 .scale = (float)scale_of_head(args->params->k_scale,
                                                               args->params->k_scale_host,
                                                               args->layer->k_scale_form, 0)};
-    if (args->k != NULL) {
-        status = check_latent_part(args->k, "k", shape.activation, 1, args->layer->head_size,
-                                   args->num_slots, error);
-    } else {
-        loop.parts[0] = io != NULL ? io->kv_c : NULL;
-        loop.parts[1] = io != NULL ? io->k_pe : NULL;
+    if (args->k == NULL) {
+        loop.parts[0] = io->kv_c;
+        loop.parts[1] = io->k_pe;
         loop.sizes[0] = mla->kv_lora_rank;
         loop.sizes[1] = mla->qk_rope_head_dim;
-        status = check_latent_part(loop.parts[0], "kv_c", shape.activation, 0, loop.sizes[0],
-                                   args->num_slots, error);
-        if (status == ATTN_OK && loop.sizes[1] > 0) {
-            status = check_latent_part(loop.parts[1], "k_pe", shape.activation, 0, loop.sizes[1],
-                                       args->num_slots, error);
-        }
     }
-    if (status == ATTN_OK) {
-        const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, args->num_slots, 8, write_latent_rows, &loop);
-    }
+    const struct attn_host *host = args->instance->host;
+    host->parallel_for(host->user, args->num_slots, 8, write_latent_rows, &loop);
     return status;
 }
 
@@ -256,29 +195,8 @@ attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
 {
     const struct attn_kv_view *cache = args->cache;
     struct layer_shape shape;
-    if (args->instance == NULL || args->layer == NULL || args->params == NULL ||
-        args->batch == NULL || cache == NULL || cache->data == NULL ||
-        args->batch->block_table == NULL || args->out_start_loc == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
-                    "gather_kv needs instance, layer, params, cache, out_start_loc and a batch "
-                    "with block_table");
-    }
     attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (cache->head_size <= 0 || cache->head_size > MAX_ROW || cache->block_size <= 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
-                            "head size %d in blocks of %d; 1 to %d, and from 1", cache->head_size,
-                            cache->block_size, MAX_ROW);
-    }
-    status = check_row_params(args->layer, args->params, cache, false, error);
-    if (status == ATTN_OK && layer_is_latent(args->layer)) {
-        status = check_latent_cache(args->layer, cache, error);
-    }
-    status = status ? status
-                    : check_latent_part(args->out, "out", shape.activation, cache->num_heads,
-                                        cache->head_size, 0, error);
+    status = status ? status : check_row_params(args->layer, args->params, cache, false, error);
     if (status == ATTN_OK) {
         struct gather_loop loop = {
             .args = args, .form = shape.keys, .out_element = shape.activation};

@@ -19,18 +19,6 @@ struct latent_call {
 static attn_status call_init(struct latent_call *call, const struct attn_attend_args *args,
                              struct attn_error *error)
 {
-    if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
-        args->batch == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
-                    "instance, layer, params and batch must not be NULL");
-    }
-    if (!layer_is_latent(args->layer)) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "kind", "must be mla or mla_sparse");
-    }
-    attn_status status = check_latent_cache(args->layer, args->k_cache, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     const struct attn_mla_desc *mla = mla_of(args->layer);
     if (args->layer->head_size > MAX_LATENT || mla->kv_lora_rank % 8 != 0) {
         return fail(error, ATTN_ERROR_UNSUPPORTED, "kv_lora_rank",
@@ -66,23 +54,6 @@ attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
     return status == ATTN_OK ? plan_attend(&call.args, &call.parts, mode, error) : status;
 }
 
-static attn_status check_queries(const struct latent_call *call, struct attn_error *error)
-{
-    const struct attn_attend_args *args = &call->args;
-    const struct latent_parts *parts = &call->parts;
-    if (args->q != NULL) { /* a whole row is checked as attend's is */
-        return ATTN_OK;
-    }
-    int64_t heads = args->layer->num_q_heads, rows = args->batch->num_actual_tokens;
-    int32_t element = query_element(args->layer);
-    attn_status status =
-        check_latent_part(parts->q_latent, "q_nope", element, heads, parts->rank, rows, error);
-    if (status == ATTN_OK && parts->rope > 0) {
-        status = check_latent_part(parts->q_rope, "q_pe", element, heads, parts->rope, rows, error);
-    }
-    return status;
-}
-
 static attn_status attend(const struct attn_attend_args *args, bool sparse,
                           struct attn_error *error)
 {
@@ -97,19 +68,10 @@ static attn_status attend(const struct attn_attend_args *args, bool sparse,
         call.parts.q_rope = io->q_pe;
     }
     if (sparse) {
-        int32_t topk = mla_of(args->layer)->topk;
-        if (io == NULL || io->topk_indices == NULL || topk <= 0 || io->topk_stride < topk) {
-            return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "topk_indices",
-                                "%p, rows %lld apart, of %d; a sparse layer's topk from 1, and "
-                                "rows of at least that",
-                                io != NULL ? (const void *)io->topk_indices : NULL,
-                                io != NULL ? (long long)io->topk_stride : 0, topk);
-        }
         call.parts.topk_indices = io->topk_indices;
         call.parts.topk_stride = io->topk_stride;
     }
-    status = check_queries(&call, error);
-    return status == ATTN_OK ? run_attend(&call.args, &call.parts, error) : status;
+    return run_attend(&call.args, &call.parts, error);
 }
 
 attn_status simd_attend_mla(const struct attn_attend_args *args, struct attn_error *error)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arguments to a checked problem: shapes, row sources, visible intervals. */
+/* Arguments to a problem: shapes, row sources, visible intervals. */
 #include "internal.h"
 
 attn_status fail(struct attn_error *error, attn_status status, const char *field,
@@ -159,18 +159,6 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
 
 static attn_status check_cache(const struct attn_attend_args *args, struct attn_error *error)
 {
-    const struct attn_batch *batch = args->batch;
-    if (args->v_cache == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "v_cache", "NULL beside a k_cache");
-    }
-    if (args->k_cache->block_size <= 0 || args->v_cache->block_size != args->k_cache->block_size) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "block_size",
-                    "must be positive and the same in both views");
-    }
-    if (batch->seq_lens == NULL || batch->block_table == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
-                    batch->seq_lens == NULL ? "seq_lens" : "block_table", "NULL with a cache");
-    }
     attn_status status = check_row_params(args->layer, args->params, args->k_cache, false, error);
     return status == ATTN_OK
                ? check_row_params(args->layer, args->params, args->v_cache, true, error)
@@ -180,16 +168,6 @@ static attn_status check_cache(const struct attn_attend_args *args, struct attn_
 static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    if (layer->has_sinks != 0 && args->params->sinks == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "sinks", "NULL for a layer with sinks");
-    }
-    if (layer->alibi != ATTN_ALIBI_NONE && args->params->alibi_slopes == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "alibi_slopes",
-                    "NULL for a layer with ALiBi");
-    }
-    if (args->batch->query_start_loc == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc", "NULL");
-    }
     if (layer->sink_len != 0 && args->params->sink_k != NULL) {
         return fail(error, ATTN_ERROR_UNSUPPORTED, "sink_len",
                     "fused static sinks are not served: the core composes them");
@@ -213,11 +191,6 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
                          const struct latent_parts *latent, bool tensors, struct attn_error *error)
 {
     memset(problem, 0, sizeof(*problem));
-    if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
-        args->batch == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
-                    "instance, layer, params and batch must not be NULL");
-    }
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_batch *batch = args->batch;
     problem->instance = args->instance;
@@ -248,9 +221,6 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
                        shape->ds_mla);
         problem->values.is_v = true;
     } else if (tensors) {
-        if (args->k == NULL || args->v == NULL) {
-            return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k", "k and v are the keys here");
-        }
         source_of_tensor(&problem->keys, args->k, shape, shape->depth);
         source_of_tensor(&problem->values, args->v, shape, shape->width);
     }

@@ -155,64 +155,17 @@ static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t wo
     }
 }
 
-/* [T, heads, D] of `elements` from the first on, the last stride 1 */
-static bool is_rows(const struct attn_tensor *tensor, int32_t first, int32_t last)
-{
-    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3 &&
-           tensor_stride(tensor, 2) == 1 && element_of_any(tensor) >= first &&
-           element_of_any(tensor) <= last;
-}
-
-static attn_status check_quantize(const struct attn_quantize_args *args, struct attn_error *error)
-{
-    bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
-    int32_t group = args->form == ATTN_OUTPUT_NVFP4          ? NVFP4_BLOCK
-                    : args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64
-                                                             : 128;
-    if (args->form <= ATTN_OUTPUT_PLAIN || args->form >= ATTN_OUTPUT_FORM_COUNT) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
-                            ATTN_OUTPUT_FORM_COUNT - 1);
-    }
-    if (!is_rows(args->x, ELEMENT_F32, ELEMENT_BF16)) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "x",
-                    "f16, bf16 or f32 [T, heads, D], the last stride 1");
-    }
-    if (is_static ? args->scale == NULL : args->block_scales == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
-                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it",
-                            args->form);
-    }
-    int64_t columns = args->x->shape[1] * args->x->shape[2];
-    if (!is_static && columns % group != 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",
-                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
-                            args->form, group);
-    }
-    if (args->form == ATTN_OUTPUT_NVFP4 && args->out != NULL && args->out->data != NULL) {
-        return ATTN_OK;
-    }
-    if (!is_rows(args->out, ELEMENT_E4M3, is_static ? ELEMENT_INT8 : ELEMENT_E4M3) ||
-        args->out->shape[1] != args->x->shape[1] || args->out->shape[2] != args->x->shape[2]) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
-                            "is not like x in 8 bits; form %d writes e4m3, 1 also e5m2 and int8",
-                            args->form);
-    }
-    return ATTN_OK;
-}
-
 attn_status simd_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
-    attn_status status = check_quantize(args, error);
-    if (status == ATTN_OK) {
-        const struct attn_host *host = args->instance->host;
-        struct quantize_loop loop = {.args = args,
-                                     .variant = args->instance->variant,
-                                     .columns = args->x->shape[1] * args->x->shape[2],
-                                     .x_element = element_of_any(args->x),
-                                     .out_element = element_of_any(args->out)};
-        host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows, &loop);
-    }
-    return status;
+    const struct attn_host *host = args->instance->host;
+    struct quantize_loop loop = {.args = args,
+                                 .variant = args->instance->variant,
+                                 .columns = args->x->shape[1] * args->x->shape[2],
+                                 .x_element = element_of_any(args->x),
+                                 .out_element = element_of_any(args->out)};
+    (void)error;
+    host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows, &loop);
+    return ATTN_OK;
 }
 
 /* Magnitudes are ordered as their bits are. */
@@ -252,9 +205,9 @@ static void amax_rows(void *argument, int64_t begin, int64_t end, int32_t worker
 
 attn_status simd_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    if (args->out == NULL || !is_rows(args->x, ELEMENT_F32, ELEMENT_INT8)) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, args->out == NULL ? "out" : "x",
-                    "x [T, heads, D] of f16, bf16, f32, fp8 or int8, the last stride 1, and out");
+    if (element_of_any(args->x) < 0) { /* what calibrates may be of any dtype */
+        return fail(error, ATTN_ERROR_UNSUPPORTED, "x",
+                    "its dtype is none of f16, bf16, f32, fp8_e4m3, fp8_e5m2 and int8");
     }
     const struct attn_host *host = args->instance->host;
     int64_t count = args->per_head ? args->x->shape[1] : 1;

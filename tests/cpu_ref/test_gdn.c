@@ -258,18 +258,12 @@ struct defect {
         statement;                                                                                 \
     }
 static const int32_t five[] = {1, 5}, none[] = {0, 1};
-DEFECT(no_slots, s->batch.next = NULL)
-DEFECT(narrow_slots, s->states.state_slots_stride = 1)
 DEFECT(high_slot, s->slots[1][2] = NUM_SLOTS)
-DEFECT(no_lengths, s->states.has_initial_state = NULL; s->batch.seq_lens = NULL)
 DEFECT(too_many_accepted, s->states.num_accepted_tokens = five)
 DEFECT(none_accepted, s->states.num_accepted_tokens = none)
 
 static const struct defect defects[] = {
-    {"state_slots", no_slots},
-    {"state_slots_stride", narrow_slots},
     {"state_slots", high_slot},
-    {"has_initial_state", no_lengths},
     {"num_accepted_tokens", too_many_accepted},
     {"num_accepted_tokens", none_accepted},
 };

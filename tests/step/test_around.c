@@ -117,13 +117,17 @@ static void test_scales_from_the_first_batch(void **state)
     k = -1;
     asked.q_scale = asked.k_scale = NULL;
     assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error), ATTN_OK);
-    assert_true(v == 1 && k == -1); /* nothing to scale; not asked for */
-    f.io.k = NULL;
+    assert_true(v == 1 && k == -1);          /* nothing to scale; not asked for */
+    struct attn_tensor pairs = f.tensors[1]; /* of numbers that are none of the ABI's */
+    pairs.dtype.lanes = 2;
     asked.k_scale = &k;
     asked.v_scale = NULL;
-    assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "k");
+    for (int32_t i = 0; i < 2; i++) {
+        f.io.k = i == 0 ? NULL : &pairs;
+        assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error),
+                         ATTN_ERROR_INVALID_ARGUMENT);
+        assert_string_equal(f.error.field, "k");
+    }
     fixture_finish(&f);
 }
 

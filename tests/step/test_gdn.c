@@ -416,6 +416,12 @@ static void test_bad_steps(void **unused)
         g->io_ext = io_ext;
     }
     gdn_destroy(g);
+    g = gdn_create("cpu_ref", WIDTH, DRAFTS);
+    set_step(g, queries, false);
+    g->ext.state_slots_stride = DRAFTS; /* a state of each draft, and one */
+    assert_int_not_equal(g->api->plan_batch(g->plan, &g->batch, NULL, &g->error), ATTN_OK);
+    assert_string_equal(g->error.field, "state_slots");
+    gdn_destroy(g);
 }
 
 static void test_bad_weights(void **unused)

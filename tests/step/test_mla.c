@@ -511,6 +511,13 @@ static void test_bad_weights(void **unused)
     assert_int_not_equal(m->api->layer_bind_params(layer, &params, &m->error), ATTN_OK);
     assert_string_equal(m->error.field, "w_uk_scale");
     weights.w_uk_scale = NULL;
+    struct attn_tensor doubles = *weights.w_uv;
+    const struct attn_tensor *floats = weights.w_uv;
+    doubles.dtype.bits = 64;
+    weights.w_uv = &doubles;
+    assert_int_not_equal(m->api->layer_bind_params(layer, &params, &m->error), ATTN_OK);
+    assert_string_equal(m->error.field, "w_uv");
+    weights.w_uv = floats;
     weights.kv_b_proj = tensor(m, 3, m->weights, 2, 4 * (NOPE + V), RANK + 1, 0, RANK, 1);
     assert_int_not_equal(m->api->layer_bind_params(layer, &params, &m->error), ATTN_OK);
     assert_string_equal(m->error.field, "kv_b_proj");

@@ -20,89 +20,6 @@ static struct gpu_matrix matrix_of(const struct attn_tensor *tensor)
                                number_dtype_name(tensor->dtype)};
 }
 
-static attn_status check_matrix(const struct attn_tensor *tensor, const char *name, int64_t columns,
-                                struct attn_error *error)
-{
-    if (tensor == NULL || tensor->data == NULL || tensor->shape == NULL || tensor->ndim != 2 ||
-        tensor->shape[1] != columns || number_dtype_name(tensor->dtype) < 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "is NULL or not [rows, %lld] of numbers", (long long)columns);
-    }
-    return ATTN_OK;
-}
-
-static attn_status check_weights(const struct gdn *gdn, struct attn_error *error)
-{
-    const struct attn_recurrent_weights *w = gdn->weights;
-    if (w == NULL || w->a_log == NULL || w->dt_bias == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_recurrent_weights",
-                            "is not on the parameters, or a_log or dt_bias is NULL");
-    }
-    if (gdn->desc->conv_width == 0) {
-        return ATTN_OK;
-    }
-    attn_status status = check_matrix(w->conv_weight, "conv_weight", gdn->desc->conv_width, error);
-    if (status == ATTN_OK && w->conv_weight->shape[0] != gdn->num_channels) {
-        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "conv_weight",
-                              "has %lld channels, not %lld", (long long)w->conv_weight->shape[0],
-                              (long long)gdn->num_channels);
-    }
-    if (status == ATTN_OK && w->conv_bias != NULL &&
-        (w->conv_bias->data == NULL || w->conv_bias->ndim != 1 ||
-         w->conv_bias->shape[0] != gdn->num_channels ||
-         number_dtype_name(w->conv_bias->dtype) < 0)) {
-        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "conv_bias",
-                              "is not [%lld] of numbers", (long long)gdn->num_channels);
-    }
-    return status;
-}
-
-static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
-{
-    const struct attn_attend_args *args = gdn->args;
-    if (gdn->io == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_recurrent",
-                            "is not on the run");
-    }
-    attn_status status;
-    if (gdn->desc->conv_width > 0) {
-        const struct attn_tensor *mixed = gdn->io->mixed_qkv;
-        status = check_matrix(mixed, "mixed_qkv", gdn->num_channels, error);
-        if (status == ATTN_OK && tensor_stride(mixed, 1) != 1) {
-            status =
-                plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "mixed_qkv",
-                             "stride %lld in a row, not 1", (long long)tensor_stride(mixed, 1));
-        }
-    } else {
-        status = gpu_check_tensor(args->q, "q", error);
-        status = status ? status : gpu_check_tensor(args->k, "k", error);
-        status = status ? status : gpu_check_tensor(args->v, "v", error);
-    }
-    status = status ? status : check_matrix(gdn->io->a, "a", gdn->desc->num_v_heads, error);
-    status = status ? status : check_matrix(gdn->io->b, "b", gdn->desc->num_v_heads, error);
-    return status ? status : gpu_check_tensor(args->out, "out", error);
-}
-
-static attn_status check_batch(const struct gdn *gdn, struct attn_error *error)
-{
-    const struct attn_batch *batch = gdn->args->batch;
-    const struct attn_batch_recurrent *states = gdn->states;
-    if (states == NULL || states->state_slots == NULL ||
-        (states->has_initial_state == NULL && batch->seq_lens == NULL)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_batch_recurrent",
-                            "is not on the batch, or state_slots is NULL, or both of "
-                            "has_initial_state and seq_lens are");
-    }
-    if (states->num_accepted_tokens != NULL &&
-        states->state_slots_stride < 1 + gdn->desc->num_speculative_tokens) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "state_slots_stride",
-                            "%lld; rows of %d states are needed",
-                            (long long)states->state_slots_stride,
-                            1 + gdn->desc->num_speculative_tokens);
-    }
-    return ATTN_OK;
-}
-
 static struct gpu_delta_params params_of(const struct gdn *gdn)
 {
     const struct attn_attend_args *args = gdn->args;
@@ -212,28 +129,15 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
 
 attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = gdn_check_desc(args->layer, error);
-    if (status == ATTN_OK &&
-        (args->params == NULL || args->batch == NULL || args->batch->query_start_loc == NULL)) {
-        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "batch",
-                              "gated_delta needs params and a batch with query_start_loc");
-    }
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct gdn gdn = gdn_of(args);
-    status = check_weights(&gdn, error);
-    status = status ? status : check_io(&gdn, error);
-    status = status ? status : check_batch(&gdn, error);
-    status = status ? status : gdn_check_memory(&gdn, error);
-    if (status != ATTN_OK || args->batch->num_reqs <= 0) {
-        return status;
+    const struct gdn gdn = gdn_of(args);
+    if (args->batch->num_reqs <= 0) {
+        return ATTN_OK;
     }
     const struct gpu_device *device = &args->instance->device;
     struct gpu_delta_params p = params_of(&gdn);
     const struct gpu_delta_chunks *own = args->instance->chunks;
     struct ways ways;
-    status = choose_ways(args, &p, &ways, error);
+    attn_status status = choose_ways(args, &p, &ways, error);
     if (status != ATTN_OK) {
         return status;
     }

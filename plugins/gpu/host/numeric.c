@@ -5,19 +5,6 @@
 
 attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
-    const struct attn_tensor *const tensors[] = {args->prefix_out, args->suffix_out, args->out};
-    static const char *const names[] = {"prefix_out", "suffix_out", "out"};
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; status == ATTN_OK && i < 3; i++) {
-        status = gpu_check_tensor(tensors[i], names[i], error);
-    }
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (args->prefix_lse == NULL || args->suffix_lse == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "lse",
-                            "both sides' lse are needed; one is NULL");
-    }
     const struct attn_io_output_quant *quant =
         (const struct attn_io_output_quant *)gpu_find_ext(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct gpu_merge_params p = {
@@ -173,63 +160,11 @@ attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error
     return device_status(cause, "amax", error);
 }
 
-#define MX_BLOCK 32 /* elements of mxfp4 that share a scale */
-
-static bool is_batch(const struct attn_tensor *tensor)
-{
-    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3;
-}
-
 static struct gpu_batch_matrix batch_matrix_of(const struct attn_tensor *tensor)
 {
     return (struct gpu_batch_matrix){(char *)tensor->data + tensor->byte_offset,
                                      tensor_stride(tensor, 0), tensor_stride(tensor, 1),
                                      tensor_stride(tensor, 2), number_dtype_name(tensor->dtype)};
-}
-
-/* e2m1 comes with block scales, of w's shape but for one dimension 32 times shorter. */
-static attn_status check_gemm_weights(const struct attn_batched_gemm_args *args,
-                                      struct attn_error *error)
-{
-    const struct attn_tensor *w = args->w, *scales = args->w_block_scale;
-    bool e2m1 = w->dtype.code == ATTN_CODE_FLOAT4_E2M1FN && w->dtype.bits == 4;
-    if (!e2m1 && scales == NULL && number_dtype_name(w->dtype) >= 0) {
-        return ATTN_OK;
-    }
-    bool whole =
-        e2m1 && is_batch(scales) && scales->dtype.bits == 8 && scales->shape[0] == w->shape[0];
-    if (whole &&
-        ((scales->shape[1] * MX_BLOCK == w->shape[1] && scales->shape[2] == w->shape[2]) ||
-         (scales->shape[1] == w->shape[1] && scales->shape[2] * MX_BLOCK == w->shape[2]))) {
-        return ATTN_OK;
-    }
-    return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_block_scale",
-                        "%p, and w has dtype code %d of %d bits; numbers come without, e2m1 (code "
-                        "%d, 4 bits) with e8m0 of w's shape, K or N divided by %d",
-                        (const void *)scales, w->dtype.code, w->dtype.bits, ATTN_CODE_FLOAT4_E2M1FN,
-                        MX_BLOCK);
-}
-
-static attn_status check_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
-{
-    const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
-    if (!is_batch(a) || !is_batch(w) || !is_batch(out) || a->shape[0] != w->shape[0] ||
-        a->shape[2] != w->shape[1] || out->shape[0] != a->shape[0] ||
-        out->shape[1] != a->shape[1] || out->shape[2] != w->shape[2]) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
-                            "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
-    }
-    if (number_dtype_name(a->dtype) < 0 || number_dtype_name(out->dtype) < 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
-                            "a and out have dtype codes %d and %d; f16, bf16, f32, fp8 or int8",
-                            a->dtype.code, out->dtype.code);
-    }
-    if (args->w_scale != NULL && args->w_scale_count != 1 && args->w_scale_count != a->shape[0]) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_scale_count",
-                            "%lld; 1 or the batch's %lld", (long long)args->w_scale_count,
-                            (long long)a->shape[0]);
-    }
-    return check_gemm_weights(args, error);
 }
 
 /* Whether gemm_few takes it: few rows, and weights of 16 bits that lie as its loads do. */
@@ -250,10 +185,6 @@ static bool streams_weights(const struct gpu_gemm_params *p)
 
 attn_status gpu_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
-    attn_status status = check_gemm(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     struct gpu_gemm_params p = {
         .a = batch_matrix_of(args->a),
         .w = batch_matrix_of(args->w),
