@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A CPU backend beside PyTorch's SDPA in one run, in turn: time, TFLOP/s, GB/s, floor, and who is faster.
+"""A CPU backend next to PyTorch's SDPA in one run, in turn: time, TFLOP/s, GB/s, floor, and who is faster.
 
 usage: tools/device_cpu.py ATTN_BENCH [--backend cpu_simd] [--threads N] [--rounds R]
 

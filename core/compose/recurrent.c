@@ -426,7 +426,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
                    (long long)states->checkpoint_slots_stride);
     }
     if (states->has_initial_state == NULL && plan->given.seq_lens == NULL) {
-        return BAD("has_initial_state", "is NULL, and so is seq_lens, which would tell");
+        return BAD("has_initial_state", "is NULL, and so is seq_lens, from which it would follow");
     }
     if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
         attn_status status = validate_slots(plan, states, error);

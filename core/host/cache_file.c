@@ -51,7 +51,7 @@ void cache_folder_default(char *folder, size_t size, const char *xdg, const char
     }
 }
 
-/* NULL, or why the file may not be believed. */
+/* NULL, or why the file may not be trusted. */
 static const char *distrust(const struct stat *info, size_t most)
 {
     if (!S_ISREG(info->st_mode)) {
@@ -161,16 +161,16 @@ static bool write_quietly(int descriptor, const void *bytes, size_t size)
 
 bool cache_file_write(const char *path, const void *bytes, size_t size)
 {
-    char beside[PATH_MAX + 8];
-    if (snprintf(beside, sizeof beside, "%s.XXXXXX", path) >= PATH_MAX) {
+    char fresh[PATH_MAX + 8];
+    if (snprintf(fresh, sizeof fresh, "%s.XXXXXX", path) >= PATH_MAX) {
         errno = ENAMETOOLONG;
         return false;
     }
-    int descriptor = mkostemp(beside, O_CLOEXEC);
+    int descriptor = mkostemp(fresh, O_CLOEXEC);
     if (descriptor < 0 && errno == ENOENT) {
         make_folders(path);
-        snprintf(beside, sizeof beside, "%s.XXXXXX", path);
-        descriptor = mkostemp(beside, O_CLOEXEC);
+        snprintf(fresh, sizeof fresh, "%s.XXXXXX", path);
+        descriptor = mkostemp(fresh, O_CLOEXEC);
     }
     if (descriptor < 0) {
         return false;
@@ -181,11 +181,11 @@ bool cache_file_write(const char *path, const void *bytes, size_t size)
         written = false;
         why = errno;
     }
-    if (written && rename(beside, path) == 0) {
+    if (written && rename(fresh, path) == 0) {
         return true;
     }
     why = written ? errno : why;
-    (void)unlink(beside);
+    (void)unlink(fresh);
     errno = why;
     return false;
 }

@@ -21,7 +21,7 @@ struct cache_file {
     struct stat info;
 };
 
-/* Opens it for reading. NULL, or why a file that is there is not believed. */
+/* Opens it for reading. NULL, or why a file that is there is not trusted. */
 const char *cache_file_open(struct cache_file *file, const char *path, size_t most);
 /* All of its info.st_size bytes, and closes it. False: it was cut meanwhile. */
 bool cache_file_read(struct cache_file *file, void *bytes);

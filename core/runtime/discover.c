@@ -203,7 +203,7 @@ static bool is_build_tree(const char *folder, size_t length)
 bool core_place(char folder[PATH_MAX], bool *build_tree)
 {
     Dl_info info;
-    /* Any object of this library tells where it was loaded from. */
+    /* Any object of this library shows where it was loaded from. */
     static const char here;
     bool known = dladdr(&here, &info) != 0 && info.dli_fname != NULL && info.dli_fname[0] == '/' &&
                  realpath(info.dli_fname, folder) != NULL;

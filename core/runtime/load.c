@@ -59,7 +59,7 @@ static bool is_known(const char *path, const struct probe_key *key, bool *other)
     return false;
 }
 
-/* A regular file that not everybody can write, still the one that was probed, and a library for
+/* A regular file that not every user can write, still the one that was probed, and a library for
  * this machine. */
 static attn_status check_file(const struct plugin *plugin, struct probe_key *now,
                               struct attn_error *error)
@@ -74,7 +74,7 @@ static attn_status check_file(const struct plugin *plugin, struct probe_key *now
     if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
         status = REFUSE("file", "is not a regular file");
     } else if (info.st_mode & S_IWOTH) {
-        status = REFUSE("file", "is writable for everybody (mode %o)", info.st_mode & 07777);
+        status = REFUSE("file", "is writable for every user (mode %o)", info.st_mode & 07777);
     } else {
         probe_key_set(now, &(struct machine){0}, &info);
         status = elf_check(descriptor, info.st_size, error);

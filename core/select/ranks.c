@@ -50,7 +50,7 @@ static bool parse_line(const char *line, struct measurement *item, struct arena 
     return false;
 }
 
-/* The file's text; empty where there is none, or where it is not believed. False without memory. */
+/* The file's text; empty where there is none, or where it is not trusted. False without memory. */
 static bool read_text(const attn_runtime *runtime, const char *path, struct arena *arena,
                       char **content, size_t *size)
 {

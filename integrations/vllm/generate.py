@@ -3,7 +3,7 @@
 
 usage: generate.py MODEL CPU_ATTN|CUSTOM [--tokens N] [--ranks N] [--interleave N] [--speed]
 
-Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes beside
+Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes next to
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
 JSON: the tokens of both passes and, for CUSTOM, which of libattn's backends served which layers.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SMALL = {
-    # Windows beside full layers, heads of 256, norms of Q and K.
+    # Windows next to full layers, heads of 256, norms of Q and K.
     "gemma-3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 256,
                 "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1,
                 "head_dim": 256, "sliding_window": 32, "vocab_size": 512, "max_position_embeddings": 512,

@@ -78,7 +78,7 @@ static void set_nibble(const struct attn_kv_view *view, uint8_t *memory, int32_t
     *byte = (uint8_t)(d % 2 ? (*byte & 15) | code << 4 : (*byte & 0xf0) | code);
 }
 
-/* NaN if any element is: the row's scale then carries it to whoever reads the row. */
+/* NaN if any element is: the row's scale then carries it to its readers. */
 static double largest_magnitude(const double *row, int32_t count)
 {
     double largest = 0;
@@ -295,7 +295,7 @@ void row_load(const struct cache_place *at, double *row)
     }
 }
 
-/* What a form needs beside the row: scales in the view, parameters, and sizes that it can split. */
+/* What a form needs next to the row: scales in the view, parameters. */
 static attn_status check_view(const struct attn_layer_desc *layer,
                               const struct attn_layer_params *params,
                               const struct attn_kv_view *view, bool is_v, struct attn_error *error)

@@ -264,7 +264,7 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
     for (int32_t i = 0; i < count; i++) {
         int32_t base = start + i * p.schedule.tile + warp.split * keys;
         if (S::staged) {
-            sync_group(); /* this tile's keys are there, and nobody reads the other tile's */
+            sync_group(); /* this tile's keys are there, and no wave reads the other tile's */
             if (i + 1 < count) {
                 stage_load<S>(p, finder, r, start + (i + 1) * p.schedule.tile, next);
             }

@@ -44,7 +44,7 @@ GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, const warp_par
     static_assert(M::round % 4 == 0 && S::per % 4 == 0, "4 neighbouring dims");
     const int32_t lane = this_lane(), column = lane & 15, row = warp.row + column;
     const int g = lane >> 4;
-    sync_group(); /* nobody reads keys any more */
+    sync_group(); /* no wave reads keys any more */
     if (g == 0 && warp.dim == 0) {
         memory.m[warp.split][row] = m;
         memory.l[warp.split][row] = l;

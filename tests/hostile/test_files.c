@@ -134,10 +134,10 @@ static void not_to_be_trusted(void **state)
 {
     (void)state;
     write_bad(sound, sound_size, 0666);
-    expect(ATTN_ERROR_PLUGIN, "file: is writable for everybody (mode 666)");
+    expect(ATTN_ERROR_PLUGIN, "file: is writable for every user (mode 666)");
     write_bad(sound, sound_size, 0002);
     if (geteuid() == 0) { /* root reads it all the same */
-        expect(ATTN_ERROR_PLUGIN, "file: is writable for everybody (mode 2)");
+        expect(ATTN_ERROR_PLUGIN, "file: is writable for every user (mode 2)");
     }
     (void)remove(bad);
 }

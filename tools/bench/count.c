@@ -6,7 +6,7 @@
 #include "support/number.h"
 #include "subject.h"
 
-/* Where the system does not tell, as virtual machines may not: larger than most. */
+/* Where the system does not know, as in virtual machines: larger than most. */
 #define LEAST_CACHE_BYTES (64.0 * (1 << 20))
 #define MAX_COPIES 512
 

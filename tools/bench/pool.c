@@ -94,7 +94,7 @@ static void parallel_for(void *user, int64_t count, int64_t grain, attn_parallel
     }
 }
 
-static void tell(void *user, int32_t level, const char *who, const char *message)
+static void log_warnings(void *user, int32_t level, const char *who, const char *message)
 {
     (void)user;
     if (level <= ATTN_LOG_WARN) {
@@ -127,7 +127,7 @@ struct pool *pool_create(int32_t num_threads)
     pthread_cond_init(&pool->work, NULL);
     pool->host = (struct attn_host){.struct_size = sizeof pool->host,
                                     .user = pool,
-                                    .log = tell,
+                                    .log = log_warnings,
                                     .allocate = allocate,
                                     .release = release,
                                     .parallel_for = parallel_for,

@@ -102,7 +102,7 @@ static bool is_replaced(const struct report *report, const struct session *sessi
     return false;
 }
 
-/* What stood in the file and is not measured anew. A file that the core would not believe is not
+/* What stood in the file and is not measured anew. A file that the core would not trust is not
  * carried on. */
 static attn_status keep_lines(const struct report *report, const struct session *session,
                               const char *path, FILE *out, struct attn_error *error)

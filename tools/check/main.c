@@ -203,7 +203,7 @@ static enum trial_result hold_stack(struct trial *trial, enum trial_result resul
                : result;
 }
 
-static void tell(struct run *run, const char *name, enum trial_result result)
+static void record(struct run *run, const char *name, enum trial_result result)
 {
     crash_case(NULL);
     result = hold_stack(&run->trial, result);
@@ -226,8 +226,8 @@ static void try_attend(struct run *run, const struct attend_case *c, int32_t way
         puts(full_name);
         return;
     }
-    tell(run, full_name,
-         trial_attend(&run->trial, &run->space, c, seed_of(run->options, full_name), way));
+    record(run, full_name,
+           trial_attend(&run->trial, &run->space, c, seed_of(run->options, full_name), way));
 }
 
 /* One case that a filter names in full runs although the covering array, which follows what is
@@ -286,7 +286,7 @@ static void try_case(void *user, const char *name, kernel_run *kernel, const voi
         puts(name);
         return;
     }
-    tell(run, name, kernel(&run->trial, variant, run->options->seed));
+    record(run, name, kernel(&run->trial, variant, run->options->seed));
 }
 
 static void run_kernels(struct run *run)
@@ -338,9 +338,9 @@ static bool run_engines(struct run *run)
             puts(full_name);
             continue;
         }
-        tell(run, full_name,
-             engine_trial(&run->trial, run->core, &space, &cases[i],
-                          seed_of(run->options, full_name), way));
+        record(run, full_name,
+               engine_trial(&run->trial, run->core, &space, &cases[i],
+                            seed_of(run->options, full_name), way));
     }
     if (ok) {
         const struct kernel_sink sink = {run, &run->trial.tested->caps, &space, try_case};
@@ -399,7 +399,7 @@ static int run_suite(struct run *run)
     if (options->expect != NULL && !options->list) {
         bool holds = declared_holds(&run->trial.tested->caps, options->expect, run->trial.message,
                                     sizeof run->trial.message);
-        tell(run, "capabilities", holds ? TRIAL_PASSED : TRIAL_FAILED);
+        record(run, "capabilities", holds ? TRIAL_PASSED : TRIAL_FAILED);
     }
     run_kernels(run);
     run_attends(run);

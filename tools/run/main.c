@@ -208,7 +208,7 @@ static void tell_text(const struct engine *engine, bool verified, int64_t compar
            engine->settings->verify ? (verified ? ", all right" : ", NOT all right") : "");
 }
 
-static int tell(const struct engine *engine, double seconds)
+static int print_totals(const struct engine *engine, double seconds)
 {
     bool verified = engine->settings->verify && engine->num_layers > 0;
     double max_error = 0;
@@ -252,8 +252,8 @@ static int run_tool(int argc, char **argv)
                 engine.error.field[0] != '\0' ? ": " : "", engine.error.message);
         code = EXIT_FAILURE;
     } else {
-        code = tell(&engine, (double)(end.tv_sec - begin.tv_sec) +
-                                 (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
+        code = print_totals(&engine, (double)(end.tv_sec - begin.tv_sec) +
+                                         (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
     }
     if (engine.api != NULL) {
         engine_finish(&engine);

@@ -94,7 +94,7 @@ static attn_status keep(attn_runtime *runtime, const struct plugin *plugin, attn
 }
 
 /* What the cache says of a plugin: ATTN_ERROR_NOT_FOUND if nothing, and ATTN_ERROR_IO if there is
- * no file. The key is taken before anybody looks into the file. */
+ * no file. The key is taken before the file is read. */
 static attn_status consult(attn_runtime *runtime, struct plugin *plugin, struct cache_entry *entry,
                            struct attn_error *why)
 {

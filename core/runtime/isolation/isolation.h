@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plugin's code says, without the engine at its mercy: each file is probed once, in a
- * process of its own (attn-scan) with a deadline, and its answer is kept on file until the file or
- * the machine changes. This header is all that the rest of the core sees of it.
+/* What a plugin declares, asked so that its crash or hang costs no engine: each file is probed
+ * once, in a process of its own (attn-scan) with a deadline, and its answer is kept on file until
+ * the file or the machine changes. This header is all that the rest of the core sees of it.
  *
  *     examine.c      from a file to what it offers: the cache, else the scanner, else this process
  *     scan.c         the scanner's process and the pipe to it
@@ -51,7 +51,7 @@ struct scan {
     bool running; /* begun, and not yet finished or abandoned */
     bool open;    /* the pipe's other end */
     bool ended;   /* and not yet reaped */
-    bool lost;    /* reaped by others, as where SIGCHLD is ignored: its pid may be anybody's */
+    bool lost; /* reaped by others, as where SIGCHLD is ignored: its pid may be another process's */
     bool late, too_much;
     int pid, pipe;
     int code, value;  /* CLD_EXITED or CLD_KILLED, status or signal */
@@ -62,7 +62,7 @@ struct scan {
 void scan_abandon(struct scan *scan);
 
 /* Fills the plugin's names and `found`, or says why the plugin is refused. The plugin is loaded
- * only if nothing on file answers for it. arena.failed tells our own lack of memory from a
+ * only if nothing on file answers for it. arena.failed: the lack of memory is ours and not a
  * plugin's. */
 attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                            struct attn_error *why);

@@ -30,7 +30,7 @@ static const char *const visibility[] = {
     "ZE_ENABLE_ALT_DRIVERS",    "ONEAPI_DEVICE_SELECTOR", "LD_LIBRARY_PATH",
 };
 
-/* Drivers tell their versions here. */
+/* Where drivers give their versions. */
 static const char *const version_files[] = {
     "/proc/driver/nvidia/version", "/sys/module/nvidia/version",    "/sys/module/nvidia/srcversion",
     "/sys/module/amdgpu/version",  "/sys/module/amdgpu/srcversion", "/sys/module/i915/srcversion",

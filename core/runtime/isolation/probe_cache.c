@@ -46,7 +46,7 @@ static attn_status read_entry(const attn_runtime *runtime, const char *path,
     return ATTN_OK;
 }
 
-/* NULL, or why the record is not an answer for this file on this machine. "": no fault of anybody.
+/* NULL, or why the record is not an answer for this file on this machine. "": nothing to warn of.
  */
 static const char *disagreement(const struct record *record, const char *file,
                                 const struct probe_key *key, time_t age, int32_t deadline_ms)

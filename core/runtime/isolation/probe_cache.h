@@ -11,7 +11,7 @@
 #include "runtime/isolation/record.h"
 #include "runtime/runtime.h"
 
-/* A refusal, or that there is no such hardware, is believed for so long: a library that has arrived
+/* A refusal, or that there is no such hardware, is trusted for so long: a library that has arrived
  * leaves no trace on the plugin's file. */
 #define CACHE_REFUSAL_SECONDS 600
 /* A deadline that has passed says as much of the machine, and nothing of a longer one. */

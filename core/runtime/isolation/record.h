@@ -6,7 +6,7 @@
  *     payload: key, file, outcome, identity, devices, backends with their arrays, text and
  * extensions
  *
- * Integers are little-endian, text is its length and its bytes with the NUL. Whoever reads believes
+ * Integers are little-endian, text is its length and its bytes with the NUL. Readers trust
  * nothing: sizes are checked here, and what the items say passes the same checks as a plugin's own
  * report. */
 #ifndef CORE_RUNTIME_ISOLATION_RECORD_H

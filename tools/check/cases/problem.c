@@ -80,7 +80,7 @@ static void draw_requests(struct problem *p, uint64_t *random)
     int32_t shape = p->v[FACTOR_SHAPE].a;
     int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a;
     bool is_long = shape == SHAPE_LONG_DECODE || shape == SHAPE_LONG_EXTEND;
-    /* whoever composes a static sink cannot know which requests have no keys */
+    /* where a static sink is composed, requests without keys are not known */
     bool unknown_sink = p->v[FACTOR_STATIC_SINK].a && p->v[FACTOR_LENGTHS].a == LENGTHS_DEVICE;
     p->num_reqs = is_long                 ? 1 + random_below(random, 2)
                   : shape == SHAPE_SHARED ? SHARED_REQS + random_below(random, 2)

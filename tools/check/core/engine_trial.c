@@ -228,7 +228,7 @@ static enum trial_result write_keys(struct run *run, const struct side *referenc
     return result;
 }
 
-/* Of what the layer does not promise nothing is asked. */
+/* The way itself, or ENGINE_PLAIN where the layer does not promise it. */
 static int32_t way_of_layer(const struct engine *engine, const struct problem *p, int32_t way)
 {
     const struct attn_api *api = engine->core->api;

@@ -19,7 +19,7 @@ enum call_struct {
     CALL_LIMITS
 };
 
-/* What the vendor is handed, and serves as ever. */
+/* What the vendor is handed, and has to serve all the same. */
 enum call_change {
     CALL_GROWN,    /* an unknown tail that is not zero */
     CALL_EXTENDED, /* an unknown extension in front of the chain */

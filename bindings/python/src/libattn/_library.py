@@ -93,7 +93,7 @@ class Library:
         """The exception of a status, with the text that the last call of this thread wrote."""
         struct = _storage.struct
         field, message = struct.field.decode(errors="replace"), struct.message.decode(errors="replace")
-        # The library writes on failure only; what stands there must not be told again for another call.
+        # The library writes on failure only; an older error must not be reported for another call.
         ctypes.memset(ctypes.addressof(struct) + attn_error.field.offset, 0,
                       ATTN_ERROR_FIELD_SIZE + ATTN_ERROR_MESSAGE_SIZE)
         return errors.make(status, field, message)

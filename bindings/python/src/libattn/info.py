@@ -11,7 +11,7 @@ from ._library import find
 
 
 def tool(name: str) -> str | None:
-    """A tool beside the library (a wheel's ``bin``, a build tree's ``tools``), or on the PATH."""
+    """A tool next to the library (a wheel's ``bin``, a build tree's ``tools``), or on the PATH."""
     folder = Path(find()).parent
     for candidate in (Path(__file__).parent / "bin" / name, folder.parent / "tools" / name):
         if candidate.is_file():
@@ -23,7 +23,7 @@ def main() -> int:
     """Become attn-info."""
     path = tool("attn-info")
     if path is None:
-        print("libattn.info: attn-info: not beside the library and not on the PATH", file=sys.stderr)
+        print("libattn.info: attn-info: not next to the library and not on the PATH", file=sys.stderr)
         return 1
     os.execv(path, [path, *sys.argv[1:]])
 

@@ -130,7 +130,7 @@ class LayerDesc:
     causal : bool, optional
         By default what the kind is: decoders are causal, encoders and cross layers not.
     window : (int, int), optional
-        Keys seen to the left and to the right beside the query's own; -1 is open. A decoder's window of w tokens,
+        Keys seen to the left and to the right next to the query's own; -1 is open. A decoder's window of w tokens,
         its own included, is ``(w - 1, 0)``.
     needed_view_forms : tuple of str
         What the engine's own cache layout needs, of ``nhd``, ``hnd``, ``packed``, ``latent``, ``separate_strides``: who

@@ -196,7 +196,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     causal : bool
         Without a mask: bottom-right aligned.
     window : (int, int), optional
-        Keys to the left and right beside the query's own position.
+        Keys to the left and right next to the query's own position.
     soft_cap : float
         0: none.
     sinks : [Hq], optional

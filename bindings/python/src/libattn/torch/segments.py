@@ -16,7 +16,7 @@ import numpy as np
 from .._declarations import Status
 from ..errors import make
 
-#: (left, right) beside the query's own position; -1 is open.
+#: (left, right) next to the query's own position; -1 is open.
 Window = tuple[int, int] | None
 
 
@@ -149,7 +149,7 @@ def of_mask(visible: np.ndarray, causal: bool, window: Window, own_keys: bool) -
     window : (int, int), optional
         The layer's own.
     own_keys : bool
-        Query row i and key i are the same position where S = L, so that a position that nobody sees is padding and
+        Query row i and key i are the same position where S = L, so that a position that no query sees is padding and
         needs no output. False for cross attention.
     """
     first, end = intervals(visible)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which backend serves which layer of a torch model, and the bound layers.
 
-A torch module tells what it needs only when it is called. So a layer is described and selected at its first call:
+What a torch module needs is known only when it is called. So a layer is described and selected at its first call:
 as layer `index` of a model of that many layers, so that ``ATTN_BACKEND`` rules such as ``layers.0-11=…`` mean what
 they say. The bound layer is shared by all modules of the same description and choice.
 """
@@ -307,7 +307,7 @@ class Store:
 
 
 def _identity(params: Params) -> tuple[Any, ...]:
-    """What tells parameters apart: addresses and versions of tensors, values of numbers."""
+    """By what parameters are known to be the same: addresses and versions of tensors, values of numbers."""
     return tuple((name, value if isinstance(value, float) else
                   (value.data_ptr(), -1 if value.is_inference() else value._version)) for name, value in params)
 

@@ -3,7 +3,7 @@
 
 Written against the published interface of SGLang 0.5.23. Speculative verification, encoder lengths, hybrid
 sliding-window pools, MLA and graph capture are refused with a reason; linear attention (GDN) stays SGLang's own, which
-puts its own backend beside this one.
+puts its own backend next to this one.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Transformers has to be told more than a name.
+"""Where Transformers needs more than the name of an attention.
 
 Models that compute their attention themselves (BLOOM, for one) take any registered name and go on as before: for ours
 they are refused aloud.

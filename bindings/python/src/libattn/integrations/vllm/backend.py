@@ -179,7 +179,7 @@ class LibattnBackend(AttentionBackend):
                                **later: Any) -> list[str]:
         """Every reason with its values; empty if the layer can be served.
 
-        What vLLM has not told yet (head counts, the window's length) is asked with likely values, and checked with
+        What vLLM has not said yet (head counts, the window's length) is asked with likely values, and checked with
         the true ones when the layer first runs.
         """
         asked = {**later, "use_sparse": use_sparse, "use_pcp": use_pcp, "use_rswa": use_rswa,

@@ -16,7 +16,7 @@ from ...errors import make
 from ...torch.paged import Step, bind_pages
 from ...torch.store import Bound, Params, store, stream_of
 
-#: What a captured batch is told by: requests, rows and the longest query.
+#: By what a captured batch is known: requests, rows and the longest query.
 Shape = tuple[int, int, int]
 
 
