@@ -125,50 +125,20 @@ static int32_t code_in(int32_t list, const char *name)
     return -1;
 }
 
-const char *name_of_dtype(int32_t dtype)
-{
-    return known_name(ATTN_NAMES_DTYPE, dtype);
-}
-
-const char *name_of_kv_dtype(int32_t kv_dtype)
-{
-    return known_name(ATTN_NAMES_KV_DTYPE, kv_dtype);
-}
-
-const char *name_of_layout(int32_t layout)
-{
-    return known_name(ATTN_NAMES_KV_LAYOUT, layout);
-}
-
-const char *name_of_kind(int32_t kind)
-{
-    return known_name(ATTN_NAMES_LAYER_KIND, kind);
-}
-
-const char *name_of_cache_role(int32_t role)
-{
-    return known_name(ATTN_NAMES_CACHE_ROLE, role);
-}
-
-const char *name_of_phase(int32_t phase)
-{
-    return known_name(ATTN_NAMES_PHASE, phase);
-}
-
-const char *name_of_scale_form(int32_t form)
-{
-    return known_name(ATTN_NAMES_SCALE_FORM, form);
-}
-
-const char *name_of_view_form(int32_t bit)
-{
-    return known_name(ATTN_NAMES_VIEW_FORM, bit);
-}
-
-const char *name_of_output_form(int32_t form)
-{
-    return known_name(ATTN_NAMES_OUTPUT_FORM, form);
-}
+#define NAME_OF(what, list)                                                                        \
+    const char *name_of_##what(int32_t code)                                                       \
+    {                                                                                              \
+        return known_name(list, code);                                                             \
+    }
+NAME_OF(dtype, ATTN_NAMES_DTYPE)
+NAME_OF(kv_dtype, ATTN_NAMES_KV_DTYPE)
+NAME_OF(layout, ATTN_NAMES_KV_LAYOUT)
+NAME_OF(kind, ATTN_NAMES_LAYER_KIND)
+NAME_OF(cache_role, ATTN_NAMES_CACHE_ROLE)
+NAME_OF(phase, ATTN_NAMES_PHASE)
+NAME_OF(scale_form, ATTN_NAMES_SCALE_FORM)
+NAME_OF(view_form, ATTN_NAMES_VIEW_FORM)
+NAME_OF(output_form, ATTN_NAMES_OUTPUT_FORM)
 
 const char *name_of_layer(const struct attn_layer_desc *layer)
 {

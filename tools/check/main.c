@@ -456,7 +456,7 @@ static int run_tool(int argc, char **argv)
         }
         if (status == ATTN_OK) {
             struct run run = {.options = &options,
-                              .trial = {&reference, &tested, &device, "", 0, false},
+                              .trial = {&reference, &tested, &device, "", false},
                               .core = &core,
                               .report = {.backend = tested.caps.name,
                                          .target = options.target,

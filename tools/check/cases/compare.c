@@ -70,18 +70,18 @@ static double row_rms(const void *row, int64_t at, int32_t dtype, int64_t dims)
     return sqrt(sum / (double)dims);
 }
 
-double compare_rows(const void *expected, const void *found, const struct attn_tensor *tensor,
-                    int32_t dtype, const uint8_t *rows, int64_t num_rows, struct bound bound,
-                    struct mismatch *worst)
+enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
+                               const void *expected, const void *found, struct bound bound)
 {
+    const int32_t dtype = rows->dtype;
     /* A row may lie in the format's subnormals, where half a unit is no small part of a value. */
     double least = bound.least + (dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30);
-    double largest = 0;
-    for (int64_t t = 0; t < num_rows; t++) {
-        for (int64_t h = 0; h < tensor->shape[1] && (rows == NULL || rows[t]); h++) {
-            int64_t at = t * tensor->strides[0] + h * tensor->strides[1];
-            double rms = row_rms(expected, at, dtype, tensor->shape[2]);
-            for (int64_t i = 0; i < tensor->shape[2]; i++) {
+    double largest = 1;
+    for (int64_t t = 0; t < rows->num_rows; t++) {
+        for (int64_t h = 0; h < rows->heads && (rows->wanted == NULL || rows->wanted[t]); h++) {
+            int64_t at = t * rows->stride_row + h * rows->stride_head;
+            double rms = row_rms(expected, at, dtype, rows->dims);
+            for (int64_t i = 0; i < rows->dims; i++) {
                 double want = number_load(expected, at + i, dtype);
                 double have = number_load(found, at + i, dtype);
                 double allowed = bound.absolute * rms + bound.relative * fabs(want) + least;
@@ -91,10 +91,12 @@ double compare_rows(const void *expected, const void *found, const struct attn_t
                 }
                 if (ratio > largest) {
                     largest = ratio;
-                    *worst = (struct mismatch){t, (int32_t)h, (int32_t)i, want, have, allowed};
+                    trial_say(trial, TRIAL_FAILED,
+                              "%s[row %lld, head %d, dim %d] is %g, not %g; allowed error %g",
+                              rows->what, (long long)t, (int)h, (int)i, have, want, allowed);
                 }
             }
         }
     }
-    return largest;
+    return largest > 1 ? TRIAL_FAILED : TRIAL_PASSED;
 }

@@ -3,9 +3,8 @@
 #ifndef CHECK_COMPARE_H
 #define CHECK_COMPARE_H
 
-#include <attn/tensor.h>
-
 #include "cases/cases.h"
+#include "harness/trial.h"
 
 /* |error| <= absolute * RMS of the reference's row + relative * |reference| + least. */
 struct bound {
@@ -20,20 +19,18 @@ struct bound bound_of_case(const struct factor_value *v);
 /* Absolute, of the log-sum-exp. */
 double bound_of_lse(const struct factor_value *v);
 
-struct mismatch {
-    int64_t token;
-    int32_t head;
-    int32_t dim;
-    double expected;
-    double found;
-    double allowed;
+/* Rows [heads, dims] of one dtype and equal strides, and which of them count: the first num_rows,
+ * of these, unless `wanted` is NULL, those that it sets. */
+struct compared {
+    const char *what; /* for the message */
+    int32_t dtype;
+    int64_t heads, dims, stride_row, stride_head; /* elements */
+    int64_t num_rows;
+    const uint8_t *wanted;
 };
 
-/* Both tensors [rows, heads, dims] of one dtype and equal strides; of the first num_rows those with
- * rows[t] set (NULL: all) are compared. NaN equals NaN only. Returns the largest error / allowed;
- * above 1 the worst element is in *worst. */
-double compare_rows(const void *expected, const void *found, const struct attn_tensor *tensor,
-                    int32_t dtype, const uint8_t *rows, int64_t num_rows, struct bound bound,
-                    struct mismatch *worst);
+/* NaN equals NaN only. Of what is out of bounds the worst element is named. */
+enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
+                               const void *expected, const void *found, struct bound bound);
 
 #endif

@@ -72,6 +72,13 @@ enum trial_result pair_run(struct pair *pair, pair_call *call, const void *conte
                : trial_say(trial, TRIAL_FAILED, "bytes outside of the outputs were written");
 }
 
+enum trial_result pair_compare(struct pair *pair, const char *what, size_t at, int64_t num_rows,
+                               int64_t heads, int64_t dims, int32_t dtype, struct bound bound)
+{
+    const struct compared rows = {what, dtype, heads, dims, heads * dims, dims, num_rows, NULL};
+    return compare_rows(pair->trial, &rows, pair->expected + at, pair->found + at, bound);
+}
+
 struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims)
 {
     return (struct pair_tensor){.shape = {rows, heads, dims}, .strides = {heads * dims, dims, 1}};

@@ -3,6 +3,7 @@
 #ifndef CHECK_PAIR_H
 #define CHECK_PAIR_H
 
+#include "cases/compare.h"
 #include "harness/image.h"
 #include "harness/trial.h"
 
@@ -33,6 +34,10 @@ size_t pair_add(struct pair *pair, size_t bytes, bool writable);
 /* Both sides run `call`. The found copy is read back and no byte next to the outputs has changed; a
  * kernel that answers ATTN_ERROR_UNSUPPORTED skips the case. */
 enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context);
+
+/* compare_rows of the two copies at offset `at`, compact rows all of which count. */
+enum trial_result pair_compare(struct pair *pair, const char *what, size_t at, int64_t num_rows,
+                               int64_t heads, int64_t dims, int32_t dtype, struct bound bound);
 
 struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims);
 /* The tensor over `data`; its arrays are those of `shaped`, which must outlive it. */

@@ -15,7 +15,6 @@ struct trial {
     struct backend *tested;
     const struct device *device;
     char message[ATTN_ERROR_MESSAGE_SIZE + 80]; /* why it failed or was skipped */
-    double max_error;                           /* largest error over its bound seen so far */
     bool concurrent; /* another thread runs at the same time: its allocations cannot be
                         distinguished */
 };

@@ -47,10 +47,8 @@ static double mean_square(const uint8_t *out, const struct gdn_case *c, const ui
 
 static enum trial_result hold_out(struct pair *pair, const struct gdn_case *c)
 {
-    struct pair_tensor out = pair_rows(c->num_rows, c->v.num_v_heads, c->v.head_size_v);
     size_t row = (size_t)(c->v.num_v_heads * c->v.head_size_v) * number_bytes(c->v.dtype);
     uint8_t rows[GDN_FIRST_ROW + GDN_REQS * 160 + GDN_PADDING] = {0};
-    struct mismatch worst;
     for (int32_t r = 0; r < GDN_REQS; r++) {
         memset(rows + c->starts[r], gdn_case_active(c, r), (size_t)c->tokens[r]);
     }
@@ -67,15 +65,16 @@ static enum trial_result hold_out(struct pair *pair, const struct gdn_case *c)
     }
     struct bound bound = bound_of_dtype(c->v.dtype);
     bound.least = CANCELLED * bound.absolute * sqrt(mean);
-    pair_bind(&out, NULL, pair->trial->device->device, c->v.dtype, 3);
-    if (compare_rows(pair->expected + c->at[GDN_OUT], pair->found + c->at[GDN_OUT], &out.tensor,
-                     c->v.dtype, rows, c->num_rows, bound, &worst) > 1) {
-        return trial_say(pair->trial, TRIAL_FAILED,
-                         "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
-                         (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected,
-                         worst.allowed);
-    }
-    return TRIAL_PASSED;
+    const struct compared out = {"out",
+                                 c->v.dtype,
+                                 c->v.num_v_heads,
+                                 c->v.head_size_v,
+                                 (int64_t)c->v.num_v_heads * c->v.head_size_v,
+                                 c->v.head_size_v,
+                                 c->num_rows,
+                                 rows};
+    return compare_rows(pair->trial, &out, pair->expected + c->at[GDN_OUT],
+                        pair->found + c->at[GDN_OUT], bound);
 }
 
 /* States that the step leaves are held to the reference's; every other byte stays. A kernel may
@@ -84,11 +83,10 @@ static enum trial_result hold_states(struct pair *pair, const struct gdn_case *c
 {
     int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
     uint8_t left[GDN_REQS * GDN_MAX_STATES + 3] = {0};
-    struct pair_tensor state = {.shape = {c->num_slots, c->v.num_v_heads, size},
-                                .strides = {c->state_stride, size, 1}};
+    const struct compared state = {"state",         ATTN_DTYPE_F32, c->v.num_v_heads, size,
+                                   c->state_stride, size,           c->num_slots,     left};
     size_t used = (size_t)(c->v.num_v_heads * size) * sizeof(float);
     size_t slot_bytes = (size_t)c->state_stride * sizeof(float);
-    struct mismatch worst;
     for (int32_t r = 0; r < GDN_REQS; r++) {
         int32_t states = gdn_case_keeps_all(c, r) ? c->tokens[r] : 1;
         for (int32_t i = 0; i < states && gdn_case_active(c, r); i++) {
@@ -107,16 +105,8 @@ static enum trial_result hold_states(struct pair *pair, const struct gdn_case *c
                              slot);
         }
     }
-    pair_bind(&state, NULL, pair->trial->device->device, ATTN_DTYPE_F32, 3);
-    if (compare_rows(pair->expected + c->at[GDN_STATE], pair->found + c->at[GDN_STATE],
-                     &state.tensor, ATTN_DTYPE_F32, left, c->num_slots, bound_of_dtype(c->v.dtype),
-                     &worst) > 1) {
-        return trial_say(pair->trial, TRIAL_FAILED,
-                         "state[slot %lld, head %d, dv %d, dk %d] is %g, not %g; allowed error %g",
-                         (long long)worst.token, worst.head, worst.dim / c->v.head_size_k,
-                         worst.dim % c->v.head_size_k, worst.found, worst.expected, worst.allowed);
-    }
-    return TRIAL_PASSED;
+    return compare_rows(pair->trial, &state, pair->expected + c->at[GDN_STATE],
+                        pair->found + c->at[GDN_STATE], bound_of_dtype(c->v.dtype));
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies

@@ -287,17 +287,11 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
 static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
 {
     struct factor_value v[FACTOR_COUNT] = {{0, 0}};
-    struct pair_tensor out = pair_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
-    struct mismatch worst;
     v[FACTOR_DTYPE].a = c->v.dtype;
     v[FACTOR_KV_DTYPE].a = c->v.kv_dtype;
-    pair_bind(&out, NULL, pair->trial->device->device, c->v.dtype, 3);
-    if (compare_rows(pair->expected + c->out, pair->found + c->out, &out.tensor, c->v.dtype, NULL,
-                     c->num_tokens, bound_of_case(v), &worst) > 1) {
-        return trial_say(pair->trial, TRIAL_FAILED,
-                         "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
-                         (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected,
-                         worst.allowed);
+    if (pair_compare(pair, "out", c->out, c->num_tokens, c->v.n.heads, c->v.n.rank, c->v.dtype,
+                     bound_of_case(v)) != TRIAL_PASSED) {
+        return TRIAL_FAILED;
     }
     const float *want = (const float *)(pair->expected + c->lse);
     const float *have = (const float *)(pair->found + c->lse);
