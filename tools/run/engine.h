@@ -10,6 +10,7 @@
 #include "common/device.h"
 #include "common/model_config.h"
 #include "oracle.h"
+#include "support/random.h"
 
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots */
@@ -23,6 +24,12 @@ struct settings {
     double scale;
     uint64_t seed;
     bool verify, json;
+};
+
+/* What was compared with the oracle. */
+struct tally {
+    double max_error; /* over its bound */
+    int64_t compared; /* elements */
 };
 
 /* One request's life. */
@@ -64,8 +71,7 @@ struct run_layer {
     /* of the bound: how often values are rounded to the activations' dtype from input to output; 0
      * reads as 1 */
     int32_t roundings;
-    double max_error; /* over its bound */
-    int64_t compared;
+    struct tally tally;
     char backend[160];
 };
 
@@ -185,14 +191,10 @@ struct rows {
 void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
                int32_t dims, bool poison);
 attn_status rows_send(struct engine *engine, const struct run_layer *layer, struct rows *rows);
-/* `count` outputs from element `at` of `out` against what they should be. Not for two threads at
- * once on one tally. */
-struct tally {
-    double max_error;
-    int64_t compared;
-};
+/* `count` outputs from element `at` of `out` against what they should be, and against the
+ * recording's (NULL: none). Not for two threads at once on one tally. */
 void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
-                 int32_t count, struct tally *tally);
+                 int32_t count, const float *recorded, struct tally *tally);
 /* Row `row` of request r in a recording of q, k, v or out (0 .. 3); NULL: none. */
 const float *recorded_row(const struct engine *engine, const struct run_layer *layer, int32_t which,
                           int32_t r, int64_t row);
@@ -222,8 +224,5 @@ attn_status gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out);
 attn_status engine_replay(struct engine *engine);
 attn_status engine_fail(struct engine *engine, attn_status status, const char *field,
                         const char *what);
-
-double random_normal(uint64_t *state);
-int32_t random_below(uint64_t *state, int32_t count);
 
 #endif

@@ -124,7 +124,7 @@ static int parse(int argc, char **argv, struct settings *s)
 
 static bool layer_right(const struct run_layer *layer)
 {
-    return layer->compared > 0 && layer->max_error <= 1;
+    return layer->tally.compared > 0 && layer->tally.max_error <= 1;
 }
 
 static void tell_json(const struct engine *engine, bool verified, double max_error,
@@ -145,7 +145,7 @@ static void tell_json(const struct engine *engine, bool verified, double max_err
         json_add(item, "kind", json_string(layer_kind_name(&layer->source->desc)));
         json_add(item, "backend", json_string(layer->backend));
         json_add(item, "max_error",
-                 json_number(isfinite(layer->max_error) ? layer->max_error : 1e30));
+                 json_number(isfinite(layer->tally.max_error) ? layer->tally.max_error : 1e30));
         json_push(layers, item);
     }
     json_add(root, "tokens", json_number((double)engine->tokens));
@@ -162,8 +162,8 @@ static bool same_layer(const struct run_layer *a, const struct run_layer *b)
     return a == b ||
            (strcmp(a->backend, b->backend) == 0 &&
             strcmp(layer_kind_name(&a->source->desc), layer_kind_name(&b->source->desc)) == 0 &&
-            (a->compared > 0) == (b->compared > 0) &&
-            (a->compared == 0 || (layer_right(a) && layer_right(b))));
+            (a->tally.compared > 0) == (b->tally.compared > 0) &&
+            (a->tally.compared == 0 || (layer_right(a) && layer_right(b))));
 }
 
 /* Layer `first` and all like it, with the largest of their errors; nothing if an earlier one is
@@ -176,7 +176,7 @@ static void tell_group(const struct engine *engine, int32_t first, int32_t *indi
     char which[80];
     for (int32_t i = 0; i < engine->num_layers; i++) {
         if (same_layer(layer, &engine->layers[i])) {
-            double error = engine->layers[i].max_error;
+            double error = engine->layers[i].tally.max_error;
             if (i < first) {
                 return;
             }
@@ -186,7 +186,7 @@ static void tell_group(const struct engine *engine, int32_t first, int32_t *indi
     }
     layer_list(indices, count, which, sizeof which);
     printf("%6d %-12s %-24s ", count, layer_kind_name(&layer->source->desc), layer->backend);
-    if (layer->compared > 0) {
+    if (layer->tally.compared > 0) {
         printf("%-13.3g %s%s\n", max_error, which, layer_right(layer) ? "" : "  WRONG");
     } else {
         printf("not compared  %s\n", which);
@@ -216,8 +216,8 @@ static int print_totals(const struct engine *engine, double seconds)
     for (int32_t i = 0; i < engine->num_layers; i++) {
         const struct run_layer *layer = &engine->layers[i];
         verified &= layer_right(layer);
-        max_error = layer->max_error > max_error ? layer->max_error : max_error;
-        compared += layer->compared;
+        max_error = layer->tally.max_error > max_error ? layer->tally.max_error : max_error;
+        compared += layer->tally.compared;
     }
     if (engine->settings->json) {
         tell_json(engine, verified, max_error, compared, seconds);

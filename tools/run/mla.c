@@ -46,7 +46,7 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
     }
     for (int64_t i = 0; i < rows * m->kv_lora_rank; i++) {
         number_store(layer->weights, i, layer->terms.dtype,
-                     random_normal(&engine->random) / sqrt(m->kv_lora_rank));
+                     random_almost_normal(&engine->random) / sqrt(m->kv_lora_rank));
     }
     int64_t shape[] = {rows, m->kv_lora_rank};
     attn_status status = params_send(engine, layer, 0, layer->weights,
@@ -119,7 +119,7 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
             double x = p >= 0 ? number_load(layer->k_history[r], pe + p, t->dtype) : 0;
             number_store(row, (int64_t)h * size + d, t->dtype,
                          NEEDLE_LOGIT / (t->scale * norm) * x +
-                             deviation * random_normal(&engine->random));
+                             deviation * random_almost_normal(&engine->random));
         }
     }
 }
@@ -264,7 +264,7 @@ static void verify_head(const struct latent_step *step, int32_t h, const struct 
             oracle_mla(&head, w->q, step->keys[i], m->topk > 0 ? w->seen : NULL, count, w->scores,
                        w->out);
             compare_row(layer, w->out, step->out, ((int64_t)t * heads + h) * m->v_head_dim,
-                        m->v_head_dim, tally);
+                        m->v_head_dim, NULL, tally);
         }
     }
 }
@@ -299,8 +299,8 @@ static void *verify_heads(void *argument)
         verify_head(step, h, &w, &tally);
     }
     pthread_mutex_lock(&step->lock);
-    step->layer->max_error = fmax(step->layer->max_error, tally.max_error);
-    step->layer->compared += tally.compared;
+    step->layer->tally.max_error = fmax(step->layer->tally.max_error, tally.max_error);
+    step->layer->tally.compared += tally.compared;
     pthread_mutex_unlock(&step->lock);
     free(w.weights);
     free(w.q);

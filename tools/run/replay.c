@@ -181,7 +181,7 @@ static attn_status check_coverage(struct engine *engine, const struct recording 
 {
     int64_t elements = recording->q_shape[0] * recording->q_shape[1] * recording->q_shape[2];
     for (int32_t i = 0; i < engine->num_layers && engine->settings->verify; i++) {
-        if (engine->layers[i].compared != elements) {
+        if (engine->layers[i].tally.compared != elements) {
             return engine_fail(engine, ATTN_ERROR_INTERNAL, "compared",
                                "not every recorded row was compared");
         }

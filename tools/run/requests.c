@@ -11,31 +11,6 @@
 #define MAX_LENGTH (1 << 20)
 #define MAX_FILE (1 << 20)
 
-static uint64_t random_bits(uint64_t *state)
-{
-    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15)); /* SplitMix64 */
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-int32_t random_below(uint64_t *state, int32_t count)
-{
-    return (int32_t)(random_bits(state) % (uint64_t)count);
-}
-
-/* Sum of eight 8-bit uniforms, brought to variance 1: fast, and near enough to normal for inputs.
- */
-double random_normal(uint64_t *state)
-{
-    uint64_t bits = random_bits(state);
-    int sum = 0;
-    for (int i = 0; i < 8; i++) {
-        sum += (int)(bits >> (8 * i) & 0xff);
-    }
-    return (sum - 1020) / 209.01;
-}
-
 /* The longest window or chunk of the model: one request has to go past it. */
 static int32_t longest_window(const struct engine *engine)
 {

@@ -70,7 +70,8 @@ attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, 
         const float *recorded = recorded_row(engine, layer, 1 + i, r, first);
         for (int64_t at = first * widths[i]; at < end * widths[i]; at++) {
             number_store(*histories[i], at, t->dtype,
-                         recorded != NULL ? (double)*recorded++ : random_normal(&engine->random));
+                         recorded != NULL ? (double)*recorded++
+                                          : random_almost_normal(&engine->random));
         }
     }
     return ATTN_OK;
@@ -97,7 +98,7 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
             double x = number_load(layer->k_history[r], key + d, t->dtype);
             number_store(row, (int64_t)h * t->head_size + d, t->dtype,
                          NEEDLE_LOGIT / (t->scale * norm) * x +
-                             deviation * random_normal(&engine->random));
+                             deviation * random_almost_normal(&engine->random));
         }
     }
 }
@@ -131,16 +132,20 @@ static double recording_ratio(double rms, double expected, double found)
 }
 
 void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
-                 int32_t count, struct tally *tally)
+                 int32_t count, const float *recorded, struct tally *tally)
 {
     double sum = 0;
     for (int32_t d = 0; d < count; d++) {
         sum += expected[d] * expected[d];
     }
+    const double rms = sqrt(sum / count);
     for (int32_t d = 0; d < count; d++) {
-        double ratio = bound_ratio(layer->terms.dtype, sqrt(sum / count), expected[d],
-                                   number_load(out, at + d, layer->terms.dtype));
+        double found = number_load(out, at + d, layer->terms.dtype);
+        double ratio = bound_ratio(layer->terms.dtype, rms, expected[d], found);
         ratio /= layer->roundings > 0 ? layer->roundings : 1;
+        if (recorded != NULL) {
+            ratio = fmax(ratio, recording_ratio(rms, (double)recorded[at + d], found));
+        }
         tally->max_error = ratio > tally->max_error ? ratio : tally->max_error;
         tally->compared++;
     }
@@ -160,25 +165,6 @@ static double *widen(double **at, const void *rows, int64_t count, int32_t dtype
 static double *widen_floats(double **at, const float *values, int32_t count)
 {
     return values != NULL ? widen(at, values, count, ATTN_DTYPE_F32) : NULL;
-}
-
-static void compare_head(struct run_layer *layer, const double *expected, const void *out,
-                         int64_t at, const float *recorded)
-{
-    const struct oracle_terms *t = &layer->terms;
-    double sum = 0;
-    for (int32_t d = 0; d < t->head_size_v; d++) {
-        sum += expected[d] * expected[d];
-    }
-    for (int32_t d = 0; d < t->head_size_v; d++) {
-        double found = number_load(out, at + d, t->dtype), rms = sqrt(sum / t->head_size_v);
-        double ratio = bound_ratio(t->dtype, rms, expected[d], found);
-        if (recorded != NULL) {
-            ratio = fmax(ratio, recording_ratio(rms, (double)recorded[at + d], found));
-        }
-        layer->max_error = ratio > layer->max_error ? ratio : layer->max_error;
-        layer->compared++;
-    }
 }
 
 bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
@@ -219,7 +205,8 @@ bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t leng
     o.lse = at + rows * t->head_size_v;
     oracle_attend(&o, o.lse + rows);
     for (int64_t i = 0; i < rows; i++) {
-        compare_head(layer, o.out + i * t->head_size_v, out, i * t->head_size_v, recorded);
+        compare_row(layer, o.out + i * t->head_size_v, out, i * t->head_size_v, t->head_size_v,
+                    recorded, &layer->tally);
     }
     free(memory);
     return true;

@@ -73,7 +73,7 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
         return no_memory(engine);
     }
     for (int32_t h = 0; h < d->num_q_heads; h++) {
-        layer->sinks[h] = (float)(6 + 2 * random_normal(&engine->random));
+        layer->sinks[h] = (float)(6 + 2 * random_almost_normal(&engine->random));
     }
     model_alibi_slopes(layer->slopes, d->num_q_heads);
     if (layer->spec.kind == ATTN_KV_SPEC_STATE) {

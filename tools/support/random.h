@@ -31,6 +31,18 @@ static inline double random_normal(uint64_t *state)
     return radius * cos(6.283185307179586 * random_unit(state));
 }
 
+/* Sum of eight 8-bit uniforms, brought to variance 1: fast, and near enough to normal for inputs.
+ */
+static inline double random_almost_normal(uint64_t *state)
+{
+    uint64_t bits = random_bits(state);
+    int sum = 0;
+    for (int i = 0; i < 8; i++) {
+        sum += (int)(bits >> (8 * i) & 0xff);
+    }
+    return (sum - 1020) / 209.01;
+}
+
 /* Uniform between -radius and radius. */
 static inline double random_within(uint64_t *state, double radius)
 {
