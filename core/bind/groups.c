@@ -43,6 +43,13 @@ static int32_t topk_of(const attn_layer *layer)
     return layer->selected->mla != NULL ? layer->selected->mla->topk : 0;
 }
 
+/* The form that attends write: kernels that write codes may have memory for them in a plan. */
+static int32_t own_form(const attn_layer *layer, int32_t phase)
+{
+    bool composed = layer->served[phase].composed & ATTN_COMPOSE_OUTPUT_QUANT;
+    return composed ? ATTN_OUTPUT_PLAIN : layer->desc->output_form;
+}
+
 /* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a
  * kernel's schedule. */
 static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phase)
@@ -62,7 +69,7 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
            x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
            x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant &&
            x->fast_prefill == y->fast_prefill && topk_of(a) == topk_of(b) &&
-           same_vendors(x->next, y->next);
+           own_form(a, phase) == own_form(b, phase) && same_vendors(x->next, y->next);
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

@@ -10,14 +10,14 @@ struct quant {
     size_t plain; /* place in the workspace: [T, Hq, Dv] */
 };
 
-/* A backend's own form is that of one attend: what is merged of parts, or projected, is quantized
- * behind that. */
+/* A backend's own form is that of one call of its slot `attend`: what is merged of parts, projected
+ * or another slot's is quantized behind that. */
 static void match(struct check *check, int32_t phase)
 {
     (void)phase;
     const struct attn_backend_caps *caps = check->caps;
     int32_t form = check->layer->output_form;
-    bool own = caps->output_forms >> form & 1;
+    bool own = caps->output_forms >> form & 1 && check->whole->kernel == ATTN_KERNEL_ATTEND;
     bool merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK || check->whole->out_apart;
     if (form == ATTN_OUTPUT_PLAIN || (own && !merged)) {
         return;
