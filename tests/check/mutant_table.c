@@ -112,7 +112,9 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
             return status;
         }
     }
-    attn_status status = me->kernels->attend(&m.args, error);
+    attn_status status = m.layer.output_form != ATTN_OUTPUT_PLAIN && mutant->codes != NULL
+                             ? mutant_attend_codes(me->kernels, mutant, &m, error)
+                             : me->kernels->attend(&m.args, error);
     if (status == ATTN_OK && mutant->after != NULL) {
         mutant->after(args);
     }

@@ -9,7 +9,7 @@ static const struct mutant *mutant_at(int32_t index)
 {
     static const struct mutant_list *const lists[] = {
         &attend_mutants, &term_mutants,   &quantized_mutants, &kernel_mutants, &mla_mutants,
-        &gdn_mutants,    &shared_mutants, &call_mutants,      &block_mutants};
+        &gdn_mutants,    &output_mutants, &shared_mutants,    &call_mutants,   &block_mutants};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (index < lists[i]->count) {
             return &lists[i]->mutants[index];
@@ -72,6 +72,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
         mine.layer_kinds &=
             ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_RECURRENT));
         mine.features |= mutant->features;
+        mine.output_forms |= mutant->codes != NULL ? (1u << ATTN_OUTPUT_FORM_COUNT) - 1 : 0;
         mine.rank[0] = mine.rank[1] = -1;
         status = forward->sink->backend(forward->sink->user, &mine);
     }

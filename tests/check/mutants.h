@@ -72,6 +72,8 @@ struct mutant {
     void (*mla_after)(const struct attn_attend_args *args);
     attn_status (*mla_takes)(const struct attn_attend_args *args); /* before anything else */
     const struct attn_mla_caps *latent; /* declared instead of cpu_ref's */
+    /* attend writes codes, which is declared then; changes what quantizes its numbers */
+    void (*codes)(struct attn_quantize_args *args);
     void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
     void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
     int32_t structs;                                                  /* enum mutant_structs */
@@ -101,6 +103,9 @@ extern const struct attn_kernels mutant_kernels;
 /* mutant_gdn.c: cpu_ref's gated_delta with the mutant's mistakes around it. */
 attn_status gdn_with_mistake(const struct attn_instance *me, const struct attn_attend_args *args,
                              struct attn_error *error);
+/* mutant_output.c. An attend of mutants with `codes`, whose layer writes codes. */
+attn_status mutant_attend_codes(const struct attn_kernels *kernels, const struct mutant *mutant,
+                                struct mutable_args *m, struct attn_error *error);
 
 /* mutant_*.c, each what it knows */
 struct mutant_list {
@@ -108,6 +113,6 @@ struct mutant_list {
     int32_t count;
 };
 extern const struct mutant_list attend_mutants, block_mutants, call_mutants, gdn_mutants,
-    kernel_mutants, mla_mutants, quantized_mutants, shared_mutants, term_mutants;
+    kernel_mutants, mla_mutants, output_mutants, quantized_mutants, shared_mutants, term_mutants;
 
 #endif

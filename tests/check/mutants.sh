@@ -15,6 +15,7 @@ cases_of() {
     mutant_threads_share) echo --quick two_threads ;;
     mutant_gdn_*) echo --quick 'gated_delta*' ;;
     mutant_mla_* | control_mla_*) echo --quick 'attend_mla*' ;;
+    mutant_codes_* | control_codes) echo --quick 'attend_output.*' ;;
     mutant_calls_*) echo --quick 'calls.*' ;;
     mutant_tables_* | control_tables) echo --quick 'make_block_table.*' ;;
     mutant_copies_*) echo --quick 'blocks.*' ;;

@@ -21,12 +21,15 @@
 #include "cases/steps.h"
 #include "harness/watch.h"
 #include "cases/attend.h"
+#include "cases/output.h"
 
 #define EXIT_USAGE 2
 #define EXIT_ABSENT 77
 #define FULL_EXTRA_CASES 1500
 #define QUICK_ENGINE_CASES 140
 #define FULL_ENGINE_CASES 900
+#define QUICK_OUTPUT_CASES 7 /* of each form; a way in turn */
+#define FULL_OUTPUT_CASES 140
 
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
@@ -216,9 +219,15 @@ static void record(struct run *run, const char *name, enum trial_result result)
 
 static void try_attend(struct run *run, const struct attend_case *c, int32_t way)
 {
-    char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 40];
+    char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 80], form[64];
     case_name(&run->space, c, name, sizeof name);
-    snprintf(full_name, sizeof full_name, "%s.%s", name, trial_way_names[way]);
+    if (c->output.form == ATTN_OUTPUT_PLAIN) {
+        snprintf(full_name, sizeof full_name, "%s.%s", name, trial_way_names[way]);
+    } else {
+        case_output_name(&c->output, form, sizeof form);
+        snprintf(full_name, sizeof full_name, "attend_output.%s%s.%s", form,
+                 name + strlen("attend"), trial_way_names[way]);
+    }
     if (!wanted(run, full_name)) {
         return;
     }
@@ -273,6 +282,35 @@ static void run_attends(struct run *run)
         }
     }
     run_named_attend(run);
+}
+
+/* Attends that write codes: random cases of each form that is declared, in one way in turn. */
+static bool run_outputs(struct run *run)
+{
+    const struct options *options = run->options;
+    const int32_t wanted_cases = options->full ? FULL_OUTPUT_CASES : QUICK_OUTPUT_CASES;
+    for (int32_t i = 0; i < CASE_OUTPUTS; i++) {
+        struct attend_case *cases = NULL;
+        int32_t num_cases = 0;
+        if (!(run->space.caps.output_forms >> case_outputs[i].form & 1)) {
+            continue;
+        }
+        if (!case_space_draw(&run->space, options->seed + (uint64_t)i, wanted_cases, &cases,
+                             &num_cases)) {
+            return false;
+        }
+        for (int32_t c = 0; c < num_cases; c++) {
+            int32_t shape = case_value(&run->space, &cases[c], FACTOR_SHAPE).a;
+            int32_t way = c % TRIAL_WAY_COUNT;
+            bool declared = trial_way_declared(&run->trial.tested->caps, shape, way);
+            cases[c].output = case_outputs[i];
+            if (case_output_fits(&run->space, &cases[c], &case_outputs[i])) {
+                try_attend(run, &cases[c], declared ? way : TRIAL_PLAIN);
+            }
+        }
+        free(cases);
+    }
+    return true;
 }
 
 /* A case next to the attends: named, wanted or not, listed or run. */
@@ -403,7 +441,7 @@ static int run_suite(struct run *run)
     }
     run_kernels(run);
     run_attends(run);
-    bool drawn = run_engines(run);
+    bool drawn = run_outputs(run) && run_engines(run);
     run_core_cases(run);
     if (!drawn) {
         snprintf(error.message, sizeof error.message, "no memory for the cases");

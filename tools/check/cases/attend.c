@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cases/hold.h"
+#include "cases/output.h"
 #include "cases/side.h"
 #include "harness/watch.h"
 #include "support/number.h"
@@ -315,6 +316,8 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
         result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     } else {
         tested.binding.layer.batch_invariant = way == TRIAL_ALONE;
+        output_bind(&problem, &tested.binding.output, &tested.binding.layer, &tested.binding.attend,
+                    tested.memory, trial->device->device);
         side_loosen(&tested, &problem);
         if (!trial_supports(trial, trial->tested, &tested.binding.layer, problem.phase)) {
             result = TRIAL_SKIPPED;

@@ -98,8 +98,15 @@ struct case_space {
     int32_t num_covering; /* cases of the array, before the random ones */
 };
 
+/* What an attend writes in place of numbers; form 0: numbers. */
+struct case_output {
+    int32_t form; /* enum attn_output_form */
+    int32_t pow2, column_major;
+};
+
 struct attend_case {
     int32_t index[FACTOR_COUNT];
+    struct case_output output; /* no factor: the covering array is of attends that write numbers */
 };
 
 /* layer.c. The layer of a case. */

@@ -70,6 +70,15 @@ static double row_rms(const void *row, int64_t at, int32_t dtype, int64_t dims)
     return sqrt(sum / (double)dims);
 }
 
+double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
+                     struct bound bound)
+{
+    /* A row may lie in the format's subnormals, where half a unit is no small part of a value. */
+    double least = bound.least + (dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30);
+    return bound.absolute * row_rms(expected, at, dtype, dims) + bound.relative * fabs(want) +
+           least;
+}
+
 enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
                                const void *expected, const void *found, struct bound bound)
 {

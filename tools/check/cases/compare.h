@@ -19,6 +19,10 @@ struct bound bound_of_case(const struct factor_value *v);
 /* Absolute, of the log-sum-exp. */
 double bound_of_lse(const struct factor_value *v);
 
+/* Of one number `want` of the reference's row of `dims` from element `at` on. */
+double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
+                     struct bound bound);
+
 /* Rows [heads, dims] of one dtype and equal strides, and which of them count: the first num_rows,
  * of these, unless `wanted` is NULL, those that it sets. */
 struct compared {

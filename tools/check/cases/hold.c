@@ -7,6 +7,7 @@
 
 #include "support/number.h"
 #include "cases/compare.h"
+#include "cases/output.h"
 
 /* Which rows of out are compared: those of the batch's requests, and of them what fast prefill was
  * asked for. NULL: no memory. */
@@ -82,7 +83,9 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
         trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
         goto done;
     }
-    result = hold_out(trial, problem, tested, rows, expected, found);
+    result = problem->output.form == ATTN_OUTPUT_PLAIN
+                 ? hold_out(trial, problem, tested, rows, expected, found)
+                 : hold_codes(trial, problem, &reference->binding.out, rows, expected, found);
     int64_t stray = image_stray_write(&problem->image, found);
     if (result == TRIAL_PASSED && stray >= 0) {
         result = trial_say(trial, TRIAL_FAILED, "byte %lld outside of all outputs was written",

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "cases/output.h"
 #include "support/number.h"
 #include "support/random.h"
 #include "cases/views.h"
@@ -181,6 +182,7 @@ bool problem_init(struct problem *p, const struct case_space *space,
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         p->v[i] = case_value(space, attend_case, i);
     }
+    p->output = attend_case->output;
     int32_t shape = p->v[FACTOR_SHAPE].a;
     p->paged = shape_is_paged(shape);
     p->phase = case_phase(p->v);
@@ -189,6 +191,7 @@ bool problem_init(struct problem *p, const struct case_space *space,
     draw_requests(p, &random);
     add_tensors(p);
     add_arrays(p);
+    output_add(p);
     if (p->image.failed) {
         image_finish(&p->image);
         return false;

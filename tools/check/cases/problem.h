@@ -30,11 +30,13 @@ struct problem_buffers {
     size_t causal, sinks, alibi_slopes, sink_k, sink_v;
     size_t q_scale, k_scale, v_scale, p_scale, signs_k, signs_v, channel_scale;
     size_t spans, span_start_loc, tree;
+    size_t codes, code_scales, code_scale;
 };
 
 struct problem {
     const struct case_space *space;
     struct factor_value v[FACTOR_COUNT];
+    struct case_output output;
     struct image image;
     struct problem_buffers at;
     struct request requests[PROBLEM_MAX_REQS];
@@ -54,6 +56,13 @@ struct problem {
     bool paged;
 };
 
+/* Of an output that is codes. */
+struct output_binding {
+    struct attn_tensor codes, scales;
+    struct attn_io_output_quant quant;
+    int64_t shape[3], strides[3], scale_shape[2];
+};
+
 /* The arguments over one copy of the image. Host arrays stay in the initial image. */
 struct binding {
     struct attn_layer_desc layer;
@@ -63,6 +72,7 @@ struct binding {
     struct attn_kv_view k_cache, v_cache;
     struct attn_tensor q, k, v, out, lse, sink_k, sink_v, context_k, context_v;
     int64_t shapes[9][3], strides[9][3];
+    struct output_binding output;
     struct attn_attend_args attend;
     struct attn_write_kv_args write;
     struct attn_write_kv_args write_context;

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attends that write codes: which are tried, their buffers, and what is held of them. Decoded, they
+ * are the reference's numbers within the attend's bound and half a step of their format. */
+#include "cases/output.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cases/compare.h"
+#include "common/names.h"
+#include "support/number.h"
+
+#define LARGEST_FP8 448
+#define LARGEST_E2M1 6
+#define LEAST_AMAX 1e-10
+#define STATIC_SCALE 0.004f /* outputs of size 1: some saturate */
+#define GLOBAL_SCALE 300.0f /* block scales are then among e4m3's normal numbers */
+#define SLACK 1e-5          /* of products and quotients in float32 */
+
+const struct case_output case_outputs[CASE_OUTPUTS] = {
+    {ATTN_OUTPUT_FP8_STATIC, 0, 0},    {ATTN_OUTPUT_FP8_GROUP_64, 0, 0},
+    {ATTN_OUTPUT_FP8_GROUP_64, 1, 1},  {ATTN_OUTPUT_FP8_GROUP_128, 0, 1},
+    {ATTN_OUTPUT_FP8_GROUP_128, 1, 0}, {ATTN_OUTPUT_NVFP4, 0, 0},
+};
+
+static int32_t group_of(int32_t form)
+{
+    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
+    return groups[form];
+}
+
+bool case_output_fits(const struct case_space *space, const struct attend_case *c,
+                      const struct case_output *output)
+{
+    int32_t columns =
+        case_value(space, c, FACTOR_HEADS).a * case_value(space, c, FACTOR_HEAD_SIZE).b;
+    return space->caps.output_forms >> output->form & 1 && columns % group_of(output->form) == 0;
+}
+
+void case_output_name(const struct case_output *output, char *name, size_t size)
+{
+    snprintf(name, size, "%s%s%s", code_name(ATTN_NAMES_OUTPUT_FORM, output->form),
+             output->pow2 ? ".pow2" : "", output->column_major ? ".column_major" : "");
+}
+
+/* Bytes of a row of codes: rows are slices of wider ones where the case's are. */
+static int64_t row_bytes(const struct problem *p)
+{
+    int32_t of_byte = p->output.form == ATTN_OUTPUT_NVFP4 ? 2 : 1;
+    return problem_row_elements(p, p->v[FACTOR_HEADS].a, p->v[FACTOR_HEAD_SIZE].b) / of_byte;
+}
+
+static int64_t num_groups(const struct problem *p)
+{
+    return (int64_t)p->v[FACTOR_HEADS].a * p->v[FACTOR_HEAD_SIZE].b / group_of(p->output.form);
+}
+
+void output_add(struct problem *p)
+{
+    struct problem_buffers *at = &p->at;
+    size_t tokens = (size_t)p->num_tokens;
+    if (p->output.form == ATTN_OUTPUT_PLAIN) {
+        return;
+    }
+    at->codes = image_add(&p->image, tokens * (size_t)row_bytes(p), 256, true);
+    at->code_scales =
+        image_add(&p->image, tokens * (size_t)num_groups(p) * sizeof(float), 256, true);
+    at->code_scale = image_add(&p->image, sizeof(float), 256, false);
+    if (!p->image.failed) {
+        *(float *)(p->image.bytes + at->code_scale) =
+            p->output.form == ATTN_OUTPUT_NVFP4 ? GLOBAL_SCALE : STATIC_SCALE;
+    }
+}
+
+void output_bind(const struct problem *p, struct output_binding *b, struct attn_layer_desc *layer,
+                 struct attn_attend_args *args, uint8_t *base, struct attn_device device)
+{
+    const int32_t form = p->output.form;
+    const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
+    const int64_t groups = num_groups(p), heads = p->v[FACTOR_HEADS].a;
+    const int64_t dims = p->v[FACTOR_HEAD_SIZE].b / (nvfp4 ? 2 : 1);
+    if (form == ATTN_OUTPUT_PLAIN) {
+        return;
+    }
+    layer->output_form = form;
+    layer->output_scale_pow2 = p->output.pow2;
+    layer->output_scale_column_major = p->output.column_major;
+    memcpy(b->shape, (int64_t[]){p->num_tokens, heads, dims}, sizeof b->shape);
+    memcpy(b->strides, (int64_t[]){row_bytes(p), dims, 1}, sizeof b->strides);
+    b->codes = (struct attn_tensor){
+        base + p->at.codes, device, 3, number_dtype(ATTN_DTYPE_FP8_E4M3), b->shape, b->strides, 0};
+    b->scale_shape[0] = p->output.column_major ? groups : p->num_tokens;
+    b->scale_shape[1] = p->output.column_major ? p->num_tokens : groups;
+    b->scales = (struct attn_tensor){
+        base + p->at.code_scales, device, 2, number_dtype(ATTN_DTYPE_F32), b->scale_shape, NULL, 0};
+    if (nvfp4) {
+        b->codes.dtype = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
+        b->scales.dtype = number_dtype(ATTN_DTYPE_FP8_E4M3);
+    }
+    b->quant = (struct attn_io_output_quant){
+        .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof b->quant, NULL},
+        .scale = (const float *)(base + p->at.code_scale),
+        .block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &b->scales,
+    };
+    args->out = &b->codes;
+    args->next = &b->quant.ext;
+}
+
+/* A group of a row: the reference's numbers, how far off each may be before it is a code, and what
+ * the backend made of them. */
+struct coded_group {
+    const struct problem *problem;
+    const uint8_t *found;
+    int64_t token, head, first; /* column: of the whole row */
+    int32_t size;
+    double want[128], allowed[128];
+    double scale; /* what codes are multiplied by */
+};
+
+static double e2m1(int32_t code)
+{
+    static const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return code & 8 ? -values[code & 7] : values[code & 7];
+}
+
+static double decoded(const struct coded_group *g, int32_t i)
+{
+    const struct problem *p = g->problem;
+    const uint8_t *row = g->found + p->at.codes + g->token * row_bytes(p);
+    int64_t column = g->first + i;
+    if (p->output.form == ATTN_OUTPUT_NVFP4) {
+        return e2m1(row[column / 2] >> (column % 2 * 4) & 15) * g->scale;
+    }
+    return number_load(row, column, ATTN_DTYPE_FP8_E4M3) * g->scale;
+}
+
+/* The scale that was written is the one of the numbers; it is not asked of exactly, since the
+ * numbers are not. */
+static bool find_scale(struct coded_group *g)
+{
+    const struct problem *p = g->problem;
+    const double given = *(const float *)(p->image.bytes + p->at.code_scale);
+    double largest = 0, allowed = 0;
+    if (p->output.form == ATTN_OUTPUT_FP8_STATIC) {
+        g->scale = given;
+        return true;
+    }
+    for (int32_t i = 0; i < g->size; i++) {
+        largest = isnan(g->want[i]) ? largest : fmax(largest, fabs(g->want[i]));
+        allowed = isnan(g->want[i]) ? allowed : fmax(allowed, g->allowed[i]);
+    }
+    int64_t group = g->first / g->size;
+    int64_t at = p->output.column_major ? group * p->num_tokens + g->token
+                                        : g->token * num_groups(p) + group;
+    if (p->output.form == ATTN_OUTPUT_NVFP4) {
+        double code = number_load(g->found + p->at.code_scales, at, ATTN_DTYPE_FP8_E4M3);
+        double wanted = fmin(given * largest / LARGEST_E2M1, LARGEST_FP8);
+        g->scale = code / given;
+        return fabs(code - wanted) <=
+               given * allowed / LARGEST_E2M1 + wanted * (0x1p-4 + SLACK) + 0x1p-10;
+    }
+    double low = fmax(largest - allowed, LEAST_AMAX) / LARGEST_FP8 * (1 - SLACK);
+    double high = fmax(largest + allowed, LEAST_AMAX) / LARGEST_FP8 * (1 + SLACK);
+    int exponent = 0;
+    g->scale = ((const float *)(g->found + p->at.code_scales))[at];
+    return p->output.pow2
+               ? frexp(g->scale, &exponent) == 0.5 && g->scale >= low && g->scale < 2 * high
+               : g->scale >= low && g->scale <= high;
+}
+
+/* Half a step of the format at a number. */
+static double half_step(const struct coded_group *g, double want)
+{
+    double size = fabs(want) / g->scale;
+    if (g->problem->output.form == ATTN_OUTPUT_NVFP4) { /* 2.5: a number may move across 2 */
+        return g->scale == 0 ? fabs(want) : g->scale * (size < 1.9 ? 0.25 : size < 3.8 ? 0.5 : 1);
+    }
+    return fmax(fabs(want) * 0x1p-4, g->scale * 0x1p-10);
+}
+
+static enum trial_result hold_group(struct trial *trial, struct coded_group *g)
+{
+    const bool nvfp4 = g->problem->output.form == ATTN_OUTPUT_NVFP4;
+    if (!find_scale(g)) {
+        return trial_say(trial, TRIAL_FAILED, "the scale of token %lld, column %lld is %g",
+                         (long long)g->token, (long long)g->first, g->scale);
+    }
+    double largest = g->scale * (nvfp4 ? LARGEST_E2M1 : LARGEST_FP8);
+    for (int32_t i = 0; i < g->size; i++) {
+        double want = fmax(-largest, fmin(largest, g->want[i])), have = decoded(g, i);
+        double allowed = g->allowed[i] * (1 + 0x1p-4) + half_step(g, want) * (1 + SLACK);
+        bool is_nan = isnan(g->want[i]); /* e2m1 has none */
+        if (is_nan ? !nvfp4 && !isnan(have) : !(fabs(have - want) <= allowed)) {
+            return trial_say(trial, TRIAL_FAILED,
+                             "token %lld, column %lld is %g by its code and the scale %g, not %g; "
+                             "allowed error %g",
+                             (long long)g->token, (long long)(g->first + i), have, g->scale,
+                             g->want[i], allowed);
+        }
+    }
+    return TRIAL_PASSED;
+}
+
+/* Rows before the batch's first and behind its last belong to others. */
+static bool others_untouched(const struct problem *p, const uint8_t *found)
+{
+    size_t row = (size_t)row_bytes(p), first = (size_t)p->first_row * row;
+    size_t end = (size_t)p->num_actual_tokens * row, all = (size_t)p->num_tokens * row;
+    const uint8_t *was = p->image.bytes + p->at.codes, *is = found + p->at.codes;
+    return memcmp(was, is, first) == 0 && memcmp(was + end, is + end, all - end) == 0;
+}
+
+enum trial_result hold_codes(struct trial *trial, const struct problem *p,
+                             const struct attn_tensor *out, const uint8_t *rows,
+                             const uint8_t *expected, const uint8_t *found)
+{
+    const struct bound bound = bound_of_case(p->v);
+    const int32_t dims = p->v[FACTOR_HEAD_SIZE].b, dtype = p->v[FACTOR_DTYPE].a;
+    const int64_t columns = (int64_t)p->v[FACTOR_HEADS].a * dims;
+    const int32_t form = p->output.form;
+    struct coded_group g = {.problem = p, .found = found};
+    g.size = form == ATTN_OUTPUT_FP8_STATIC ? 1 : group_of(form);
+    enum trial_result result = TRIAL_PASSED;
+    for (g.token = 0; g.token < p->num_actual_tokens; g.token++) {
+        for (g.first = 0; g.first < columns && rows[g.token] && result == TRIAL_PASSED;
+             g.first += g.size) {
+            for (int32_t i = 0; i < g.size; i++) {
+                int64_t head = (g.first + i) / dims, at = g.token * out->strides[0];
+                at += head * out->strides[1];
+                g.want[i] = number_load(expected + p->at.out, at + (g.first + i) % dims, dtype);
+                g.allowed[i] =
+                    allowed_error(expected + p->at.out, at, dtype, dims, g.want[i], bound);
+            }
+            result = hold_group(trial, &g);
+        }
+    }
+    return result != TRIAL_PASSED || others_untouched(p, found)
+               ? result
+               : trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
+}

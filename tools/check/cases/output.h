@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attends whose output is codes (enum attn_output_form), which the backend declares to write. */
+#ifndef CHECK_OUTPUT_H
+#define CHECK_OUTPUT_H
+
+#include "cases/problem.h"
+#include "harness/trial.h"
+
+#define CASE_OUTPUTS 6
+extern const struct case_output case_outputs[CASE_OUTPUTS];
+
+/* Whether the form is declared and its groups divide the case's rows. */
+bool case_output_fits(const struct case_space *space, const struct attend_case *c,
+                      const struct case_output *output);
+/* "fp8_group_64.pow2", at most `size` bytes. */
+void case_output_name(const struct case_output *output, char *name, size_t size);
+
+/* Adds the buffers of codes to a problem's image, if it has some. */
+void output_add(struct problem *p);
+/* The tested side's layer and arguments then ask for codes, over its copy of the image at `base`;
+ * `b` keeps what they point at. The reference goes on writing numbers. */
+void output_bind(const struct problem *p, struct output_binding *b, struct attn_layer_desc *layer,
+                 struct attn_attend_args *args, uint8_t *base, struct attn_device device);
+/* Codes and scales against the reference's numbers, whose tensor is `out`, of rows with rows[t];
+ * rows next to the batch's as they were. */
+enum trial_result hold_codes(struct trial *trial, const struct problem *p,
+                             const struct attn_tensor *out, const uint8_t *rows,
+                             const uint8_t *expected, const uint8_t *found);
+
+#endif
