@@ -4,13 +4,18 @@
  * head of the group) of one KV head:
  *   16 rows: 4 subgroups, each 16 keys of a tile of 64.
  *   64 rows: 8 subgroups in two halves; each half has 32 keys of a tile.
- * DPAS is D [8, 16] += A [8, 16] B [16, 16]: lane l has column l of A, B and D (cl_intel_subgroup_
- * matrix_multiply_accumulate). Both products are made transposed, so that a lane has one row of the
- * item from its query to its sums, and no lane needs another's:
- *   scores  [keys, rows] = K Q^T   A: 8 keys, whose dims the lanes have; any order of the depth
- * will do, so a lane loads neighbouring dims, and a key is one load sums    [dims, rows] = V^T P^T
- * A: 8 dims of 16 keys, a lane's own key: 16 neighbouring bytes; B: the weights as the first
- * product has left them A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. */
+ * DPAS is D [8, 16] += A [8, 16] B [16, 16]: lane l has column l of A, B and D
+ * (cl_intel_subgroup_matrix_multiply_accumulate). Both products are made transposed, so that a lane
+ * has one row of the item from its query to its sums, and no lane needs another's:
+ *
+ *   scores [keys, rows] = K Q^T
+ *     A: 8 keys, whose dims the lanes have. Any order of the depth will do, so a lane loads
+ *        neighbouring dims, and a key is one load
+ *   sums [dims, rows] = V^T P^T
+ *     A: 8 dims of 16 keys, of which a lane has its own: 16 neighbouring bytes
+ *     B: the weights as the first product has left them
+ *
+ * A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. */
 #ifndef LEVEL_ZERO_ATTEND_H
 #define LEVEL_ZERO_ATTEND_H
 

@@ -202,7 +202,7 @@ const char *gpu_device_allocate(const struct gpu_device *device, int32_t kind, s
         result == ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY ||
         result == ZE_RESULT_ERROR_UNSUPPORTED_SIZE) {
         size_t held = atomic_load(&d->allocated);
-        room[1] = (size_t)d->memory_bytes; /* of what others hold nothing is known */
+        room[1] = (size_t)d->memory_bytes; /* what other processes hold is not known */
         room[0] = room[1] > held ? room[1] - held : 0;
     }
     return ze_text(result);

@@ -200,13 +200,11 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
     return result;
 }
 
-/* The step's keys by the backend's own kernel. In a quantized cache the reference's bytes take
- * their place afterwards, so that a code one step off is not an error of the attend. */
+/* The step's keys by the backend's own kernel. */
 static enum trial_result write_keys(struct trial *trial, const struct problem *problem,
                                     const struct side *reference, struct side *tested)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
     struct watch watch;
     watch_begin(&watch);
     attn_status status = side_write(tested, problem, &error);
@@ -218,17 +216,7 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
         problem->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32) {
         return TRIAL_PASSED;
     }
-    uint8_t *found = malloc(problem->image.size);
-    enum trial_result result =
-        found != NULL && device_read(tested->device, found, tested->memory, problem->image.size)
-            ? hold_cache(trial, problem, reference->memory, found)
-            : trial_say(trial, TRIAL_FAILED, "the cache cannot be read back");
-    free(found);
-    if (result == TRIAL_PASSED &&
-        !device_write(tested->device, tested->memory + first, reference->memory + first, bytes)) {
-        result = trial_say(trial, TRIAL_FAILED, "the cache cannot be written");
-    }
-    return result;
+    return hold_written_keys(trial, problem, reference, tested);
 }
 
 /* Another plan lives next to the tested one while that runs. */

@@ -15,5 +15,9 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
  * falls between two. */
 enum trial_result hold_cache(struct trial *trial, const struct problem *problem,
                              const uint8_t *expected, const uint8_t *found);
+/* The same of a side's cache, whose bytes are then replaced by the reference's: a code one step off
+ * is no error of the attend that follows. */
+enum trial_result hold_written_keys(struct trial *trial, const struct problem *problem,
+                                    const struct side *reference, struct side *tested);
 
 #endif

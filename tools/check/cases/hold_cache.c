@@ -340,3 +340,21 @@ enum trial_result hold_cache(struct trial *trial, const struct problem *p, const
     free(patched);
     return result;
 }
+
+enum trial_result hold_written_keys(struct trial *trial, const struct problem *problem,
+                                    const struct side *reference, struct side *tested)
+{
+    size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
+    uint8_t *found = malloc(problem->image.size);
+    bool read =
+        found != NULL && device_read(tested->device, found, tested->memory, problem->image.size);
+    enum trial_result result =
+        read ? hold_cache(trial, problem, reference->memory, found)
+             : trial_say(trial, TRIAL_FAILED, "the cache cannot be read back");
+    free(found);
+    if (result == TRIAL_PASSED &&
+        !device_write(tested->device, tested->memory + first, reference->memory + first, bytes)) {
+        result = trial_say(trial, TRIAL_FAILED, "the cache cannot be written");
+    }
+    return result;
+}

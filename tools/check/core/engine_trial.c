@@ -201,7 +201,6 @@ static enum trial_result write_keys(struct run *run, const struct side *referenc
 {
     const struct problem *p = run->problem;
     struct attn_error error = ATTN_ERROR_INIT;
-    size_t first = p->at.cache, bytes = p->at.cache_end - first;
     bool fused =
         run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE || p->v[FACTOR_WRITE].a;
     if (!p->paged || p->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32 || fused) {
@@ -214,18 +213,7 @@ static enum trial_result write_keys(struct run *run, const struct side *referenc
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "a run that only writes", status, &error);
     }
-    uint8_t *found = malloc(p->image.size);
-    bool read =
-        found != NULL && device_read(run->side->device, found, run->side->memory, p->image.size);
-    enum trial_result result =
-        read ? hold_cache(run->trial, p, reference->memory, found)
-             : trial_say(run->trial, TRIAL_FAILED, "the cache cannot be read back");
-    free(found);
-    if (result == TRIAL_PASSED && !device_write(run->side->device, run->side->memory + first,
-                                                reference->memory + first, bytes)) {
-        result = trial_say(run->trial, TRIAL_FAILED, "the cache cannot be written");
-    }
-    return result;
+    return hold_written_keys(run->trial, p, reference, run->side);
 }
 
 /* The way itself, or ENGINE_PLAIN where the layer does not promise it. */
