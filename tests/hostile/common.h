@@ -88,4 +88,17 @@ static inline attn_status sound_report(const struct attn_probe_sink *sink,
         return ATTN_OK;                                                                            \
     }
 
+/* A plugin with one backend, sound but for what the rest does to its capabilities. */
+#define SOUND_BUT(plugin_name, backend_name, ...)                                                  \
+    static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,     \
+                             struct attn_error *error)                                             \
+    {                                                                                              \
+        struct attn_backend_caps caps = sound_caps(backend_name);                                  \
+        (void)host, (void)error;                                                                   \
+        __VA_ARGS__;                                                                               \
+        return sound_report(sink, &caps);                                                          \
+    }                                                                                              \
+    static const struct attn_plugin table = SOUND_TABLE(plugin_name, probe);                       \
+    SOUND_ENTRY(table)
+
 #endif

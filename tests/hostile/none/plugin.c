@@ -2,15 +2,4 @@
 /* No defect: the others differ from this one. */
 #include "../common.h"
 
-static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
-                         struct attn_error *error)
-{
-    struct attn_backend_caps caps = sound_caps("sound");
-
-    (void)host, (void)error;
-
-    return sound_report(sink, &caps);
-}
-
-static const struct attn_plugin table = SOUND_TABLE("sound", probe);
-SOUND_ENTRY(table)
+SOUND_BUT("sound", "sound", (void)0)
