@@ -248,29 +248,24 @@ static void test_refused_batches(void **state)
     struct attn_batch batch = s->batch;
     (void)state;
     batch.seq_lens_host = NULL;
-    assert_int_equal(f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "seq_lens_host");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "seq_lens_host",
+               f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error));
     assert_int_equal(f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error), ATTN_OK);
     s->own[4] += 64;
-    assert_int_equal(f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "query_start_loc");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "query_start_loc",
+               f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error));
     s->own[4] = 301; /* of 300 keys */
-    assert_int_equal(f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "query_lens_host");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "query_lens_host",
+               f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error));
     s->own[4] = 70;
     batch = s->batch;
     batch.causal = ATTN_CAUSAL_NO;
-    assert_int_equal(f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "causal");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "causal",
+               f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error));
     batch = s->batch;
     batch.block_table_row = s->starts;
-    assert_int_equal(f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "block_table_row");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "block_table_row",
+               f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error));
     side_finish(s, &f);
 }
 

@@ -245,8 +245,7 @@ static void exchanged_file_is_refused(void **state)
     place_warm_up(place);
     runtime = place_create(place, place->plugin, ATTN_OK);
     copy_file(PLUGIN("none"), place->plugin);
-    assert_int_equal(runtime_plugin_table(runtime, 0, &table, &error), ATTN_ERROR_PLUGIN);
-    assert_string_equal(error.field, "file");
+    REFUSED_AS(ATTN_ERROR_PLUGIN, &error, "file", runtime_plugin_table(runtime, 0, &table, &error));
     assert_non_null(strstr(error.message, "has changed since it was probed"));
     assert_false(is_mapped(place->plugin));
     api->runtime_destroy(runtime);
@@ -282,8 +281,8 @@ static void no_cache_is_no_fault(void **state)
     assert_int_equal(runtime->num_backends, 2);
     api->runtime_destroy(runtime);
     assert_string_equal(other.log, "");
-    assert_int_equal(api->runtime_create(&relative, &runtime, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(error.field, "ATTN_CACHE_DIR");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "ATTN_CACHE_DIR",
+               api->runtime_create(&relative, &runtime, &error));
     assert_non_null(strstr(error.message, "'cache'"));
 }
 

@@ -260,18 +260,18 @@ static void test_names_and_sharing(void **state)
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     layers[2].name = "0";
-    assert_int_equal(fixture_select(&f, "", layers, 3, &a, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(error.field, "name");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "name",
+               fixture_select(&f, "", layers, 3, &a, &error));
     assert_non_null(strstr(error.message, "layers 0 and 2"));
     layers[2].name = "2";
     layers[0].kv_sharing_target = "1"; /* later */
-    assert_int_equal(fixture_select(&f, "", layers, 3, &a, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(error.field, "kv_sharing_target");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "kv_sharing_target",
+               fixture_select(&f, "", layers, 3, &a, &error));
     layers[0].kv_sharing_target = NULL;
     layers[2].kv_sharing_target = "1";
     layers[2].num_kv_heads = 4; /* another specification */
-    assert_int_equal(fixture_select(&f, "", layers, 3, &a, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(error.field, "kv_sharing_target");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "kv_sharing_target",
+               fixture_select(&f, "", layers, 3, &a, &error));
     layers[2].num_kv_heads = 8;
     layers[1].kv_sharing_target = "0"; /* a chain */
     assert_int_equal(fixture_select(&f, "", layers, 3, &a, &error), ATTN_ERROR_INVALID_ARGUMENT);

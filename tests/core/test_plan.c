@@ -213,17 +213,15 @@ static void limits_and_workspaces_may_grow(void **state)
     struct bench *b = bench_create(fake_layer("a"), false);
     attn_plan *plan;
     (void)state;
-    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "attn_limits");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "attn_limits",
+               plan_create(b->model, 0, &options, &plan, &b->error));
     options.limits = &limits.known;
     limits.unknown = 1;
     assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_STRUCT_SIZE);
     limits.unknown = 0;
     limits.known.reserved = 1;
-    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "reserved");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "reserved",
+               plan_create(b->model, 0, &options, &plan, &b->error));
     limits.known.reserved = 0;
     limits.known.next = &ext;
     assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_EXTENSION);
@@ -238,21 +236,19 @@ static void limits_and_workspaces_may_grow(void **state)
                      ATTN_ERROR_INVALID_ARGUMENT);
     room.known.memory = aligned_alloc(256, (room.known.bytes + 255) / 256 * 256);
     room.known.device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
-    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "workspace");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "workspace",
+               plan_bind_workspace(plan, &room.known, &b->error));
     room.known.device.type = ATTN_DEVICE_CPU;
     room.unknown = 1;
     assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_ERROR_STRUCT_SIZE);
     room.unknown = 0;
     room.known.bytes--;
-    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_ERROR_WORKSPACE);
-    assert_string_equal(b->error.field, "bytes");
+    REFUSED_AS(ATTN_ERROR_WORKSPACE, &b->error, "bytes",
+               plan_bind_workspace(plan, &room.known, &b->error));
     room.known.bytes++;
     room.known.memory = (uint8_t *)room.known.memory + 8;
-    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "workspace");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "workspace",
+               plan_bind_workspace(plan, &room.known, &b->error));
     room.known.memory = (uint8_t *)room.known.memory - 8;
     assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_OK);
     plan_destroy(plan);
@@ -291,8 +287,8 @@ static void caches_stay_while_a_plan_holds_them(void **state)
     attn_layer *layer = model_layer(b->model, 0);
     (void)state;
     assert_int_equal(layer_kv_views(layer, b->cache, 1, &k, &v, &b->error), ATTN_OK);
-    assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_ERROR_ORDER);
-    assert_string_equal(b->error.field, "layer_bind_kv");
+    REFUSED_AS(ATTN_ERROR_ORDER, &b->error, "layer_bind_kv",
+               layer_bind_kv(layer, &k, &v, &b->error));
     plan_destroy(b->plan);
     b->plan = NULL;
     assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_OK);
@@ -320,20 +316,16 @@ static void wrong_batches_are_refused(void **state)
     (void)state;
     set_batch(b, queries, 2);
     b->start[1] = 9;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "query_start_loc");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "query_start_loc", step(b));
     set_batch(b, queries, 2);
     b->lens[1] = 4;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "seq_lens");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "seq_lens", step(b));
     set_batch(b, queries, 2);
     b->batch.num_reqs = 9;
-    assert_int_equal(step(b), ATTN_ERROR_LIMIT);
-    assert_string_equal(b->error.field, "num_reqs");
+    REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "num_reqs", step(b));
     set_batch(b, queries, 2);
     b->batch.num_actual_tokens = 7;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "num_actual_tokens");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "num_actual_tokens", step(b));
     assert_int_equal(fake_calls.attends, 0);
     assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error),
                      ATTN_ERROR_ORDER);
@@ -359,16 +351,13 @@ static void wrong_tensors_are_refused(void **state)
     (void)state;
     set_batch(b, queries, 1);
     b->q.shape[0] = 4;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "q");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "q", step(b));
     b->q.shape[0] = 5;
     b->v.dtype.bits = 16;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "v");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "v", step(b));
     b->v.dtype.bits = 32;
     b->io.out = NULL;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "out");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "out", step(b));
     assert_int_equal(fake_calls.attends, 0);
     bench_destroy(b);
 }
@@ -442,8 +431,7 @@ static void every_fault_of_every_tensor_is_named(void **state)
         *fields[t] = tensors[t];
         assert_string_equal(b->error.field, names[t]);
         for (int32_t how = 0; spoil(tensors[t], how); how++) {
-            assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-            assert_string_equal(b->error.field, names[t]);
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, names[t], step(b));
             *tensors[t] = right;
             memcpy(right.shape, shape, sizeof shape);
         }
@@ -462,8 +450,7 @@ static void encoder_needs_a_row_per_key(void **state)
     struct bench *b = bench_create(layer, false);
     set_batch(b, queries, 2);
     b->k.shape[0] = 4;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "k");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "k", step(b));
     b->k.shape[0] = 5;
     assert_int_equal(step(b), ATTN_OK);
     assert_int_equal(fake_calls.writes, 0);
@@ -478,13 +465,11 @@ static void validation_names_request_and_index(void **state)
     set_batch(b, queries, 2); /* entries past the end are -99 and never looked at */
     assert_int_equal(step(b), ATTN_OK);
     b->table[4] = BLOCKS;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "block_table");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table", step(b));
     assert_non_null(strstr(b->error.message, "request 1, position 16 (entry 1): block 8"));
     set_batch(b, queries, 2);
     b->slots[3] = BLOCKS * FAKE_BLOCK_SIZE;
-    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(b->error.field, "slot_mapping");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "slot_mapping", step(b));
     assert_non_null(strstr(b->error.message, "request 1, token 3: slot 128"));
     set_batch(b, queries, 2);
     b->data[0][(2 * 4 + 1) * FAKE_HEAD_SIZE + 5] = NAN;

@@ -327,8 +327,7 @@ static void test_export_import(void **state)
     /* Taken as it is, or refused. */
     assert_int_equal(import(&f, text, layers, 1, &b, &error), ATTN_ERROR_REFUSED);
     layers[0].name = "other";
-    assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
-    assert_string_equal(error.field, "name");
+    REFUSED_AS(ATTN_ERROR_REFUSED, &error, "name", import(&f, text, layers, 2, &b, &error));
     layers[0].name = "model layer=0";
     layers[0].block_size = 32;
     assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);

@@ -141,9 +141,8 @@ static void test_own_views(void **state)
     split.api->plan_destroy(split.plan);
     split.plan = NULL;
     k.stride_block += k.stride_slot; /* a gap behind each block: no view of parts has it */
-    assert_int_equal(split.api->layer_bind_kv(layer, &k, &v, &split.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(split.error.field, "block_size");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &split.error, "block_size",
+               split.api->layer_bind_kv(layer, &k, &v, &split.error));
     fixture_finish(&plain);
     fixture_finish(&split);
 }
@@ -240,9 +239,8 @@ static void test_page_lists(void **state)
 
 static void refuse(struct fixture *f, const char *field)
 {
-    assert_int_equal(f->api->plan_batch(f->plan, &f->batch, NULL, &f->error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f->error.field, field);
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f->error, field,
+               f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
 }
 
 static void test_wrong_lists(void **state)
@@ -355,8 +353,8 @@ static void test_refused(void **state)
         .struct_size = sizeof limits, .max_num_reqs = 2, .max_num_tokens = 8};
     const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
     attn_plan *made;
-    assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_ERROR_LIMIT);
-    assert_string_equal(f.error.field, "max_seq_len");
+    REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_seq_len",
+               f.api->plan_create(f.model, 0, &plan, &made, &f.error));
     limits.max_blocks_per_req = 3;
     assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_OK);
     f.api->plan_destroy(made);

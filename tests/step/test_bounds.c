@@ -119,9 +119,8 @@ static void test_refused(void **state)
     plain.host_bounds = 0;
     fixture_init(&f, "spy", &plain, queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "flags");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "flags",
+               f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     static const struct {
         const char *backend, *reason;
         struct attn_layer_desc change;
@@ -153,14 +152,12 @@ static void test_wrong_bounds(void **state)
     fixture_init(&f, "spy", &layers[0], queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     l.lens[2] = lens[2] - 1;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "seq_lens");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "seq_lens",
+               f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     l.lens[2] = lens[2];
     l.start[1] = 0; /* a request of one query */
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "query_start_loc");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "query_start_loc",
+               f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     fixture_finish(&f);
     finish(&l);
 }

@@ -173,9 +173,8 @@ static void test_refusals(void **state)
         b->rows[5 * ROW_STRIDE + (H_HQ + H_HK) * H_D + HEAD_STRIDE + 3] =
             i == LARGE ? -INFINITY : 0;
         memset(amax, 0, sizeof amax);
-        assert_int_equal(calibrate(h, wrong[i].layer, b, wrong[i].range, amax),
-                         ATTN_ERROR_INVALID_ARGUMENT);
-        assert_string_equal(h->error.field, wrong[i].field);
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &h->error, wrong[i].field,
+                   calibrate(h, wrong[i].layer, b, wrong[i].range, amax));
         if (strstr(h->error.message, wrong[i].text) == NULL) {
             fail_msg("%s", h->error.message);
         }

@@ -252,12 +252,10 @@ static void refusals_say_what_is_missing(void **state)
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
     assert_int_equal(api->plan_create(e.model, 0, &options, &plan, &e.error), ATTN_ERROR_ORDER);
     assert_non_null(strstr(e.error.message, "scales of its inputs"));
-    assert_int_equal(try_bind(&e, NULL), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(e.error.field, "attn_mm_encoder_state");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "attn_mm_encoder_state", try_bind(&e, NULL));
     const struct attn_mm_encoder_state no_history = {
         {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof no_history, NULL}, NULL, e.scales};
-    assert_int_equal(try_bind(&e, &no_history), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(e.error.field, "amax_history");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "amax_history", try_bind(&e, &no_history));
     finish(&e);
 
     /* A small backend has neither the kernels nor the dtypes; its verdict names them. */
@@ -266,13 +264,13 @@ static void refusals_say_what_is_missing(void **state)
     finish(&e);
 
     quant.padded_head_size = 20;
-    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(e.error.field, "padded_head_size");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "padded_head_size",
+               try_create(&e, "cpu_ref", &quant));
     finish(&e);
     quant.padded_head_size = 0;
     quant.scale_margin = -1;
-    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(e.error.field, "scale_margin");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "scale_margin",
+               try_create(&e, "cpu_ref", &quant));
     finish(&e);
 }
 

@@ -149,9 +149,8 @@ static void refuse(struct mla *m, attn_layer *layer, const struct mx_weights *w,
 {
     const struct attn_layer_params params = {.struct_size = sizeof params, .next = &w->weights.ext};
     m->error = (struct attn_error)ATTN_ERROR_INIT;
-    assert_int_equal(m->api->layer_bind_params(layer, &params, &m->error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(m->error.field, field);
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &m->error, field,
+               m->api->layer_bind_params(layer, &params, &m->error));
 }
 
 static void test_refused_at_bind(void **unused)

@@ -197,13 +197,11 @@ static void bind_many(struct opened *t)
                                        .further_num_blocks = blocks,
                                        .num_further = FURTHER - 1,
                                        .device = {ATTN_DEVICE_CPU, 0}};
-    assert_int_not_equal(t->api->layer_bind_memory(t->layer, &memory, &t->error), ATTN_OK);
-    assert_string_equal(t->error.field, "further");
+    REFUSED(&t->error, "further", t->api->layer_bind_memory(t->layer, &memory, &t->error));
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
     CHECK(t, t->api->layer_kv_views(t->layer, t->memory, BLOCKS, &k, &v, &t->error));
     assert_int_not_equal(t->api->layer_bind_kv(t->layer, &k, &v, &t->error), ATTN_OK);
-    assert_int_not_equal(t->api->layer_bind_caches(t->layer, none, 2, &t->error), ATTN_OK);
-    assert_string_equal(t->error.field, "num_views");
+    REFUSED(&t->error, "num_views", t->api->layer_bind_caches(t->layer, none, 2, &t->error));
     memory.num_further = FURTHER;
     CHECK(t, t->api->layer_bind_memory(t->layer, &memory, &t->error));
 }
@@ -347,8 +345,7 @@ static void give_lists(struct opened *t, struct step *s, struct attn_batch *batc
         table->max_seq_len = i == 4 ? TOKENS + 1 : 0;
         s->rows[0] += of_lens ? OTHER_BLOCK : 0;
         if (last_pages ? !of_lens : !of_last) {
-            assert_int_not_equal(t->api->plan_batch(t->plan, batch, NULL, &t->error), ATTN_OK);
-            assert_string_equal(t->error.field, fields[i]);
+            REFUSED(&t->error, fields[i], t->api->plan_batch(t->plan, batch, NULL, &t->error));
             assert_non_null(strstr(t->error.message, "table 1"));
         }
         s->rows[0] -= of_lens ? OTHER_BLOCK : 0;
@@ -430,8 +427,8 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         table.known.seq_lens = *b == 's' ? NULL : table.known.seq_lens;
         table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
         s->other_blocks[0][0] += *b == 'b' ? 1000 : 0;
-        assert_int_not_equal(t->api->plan_batch(t->plan, &batch, NULL, &t->error), ATTN_OK);
-        assert_string_equal(t->error.field, *b == 'u' ? "attn_batch_table" : "tables");
+        REFUSED(&t->error, *b == 'u' ? "attn_batch_table" : "tables",
+                t->api->plan_batch(t->plan, &batch, NULL, &t->error));
         s->other_blocks[0][0] -= *b == 'b' ? 1000 : 0;
         batch = good;
         table = good_table;
@@ -439,12 +436,10 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
     CHECK(t, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
     if (*broken != '\0') {
         io_caches.num_rows = 1;
-        assert_int_not_equal(t->api->run(t->plan, t->layer, &io, &t->error), ATTN_OK);
-        assert_string_equal(t->error.field, "attn_io_caches");
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
         io_caches.num_rows = FURTHER;
         of_index[0]--;
-        assert_int_not_equal(t->api->run(t->plan, t->layer, &io, &t->error), ATTN_OK);
-        assert_string_equal(t->error.field, "attn_io_caches");
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
         of_index[0]++;
     }
     CHECK(t, t->api->run(t->plan, t->layer, &io, &t->error));
@@ -502,8 +497,7 @@ static void test_unsaid_lists(void **unused)
                                      .tables = &table,
                                      .num_tables = 1,
                                      .table_bytes = sizeof table};
-    assert_int_not_equal(t.api->plan_batch(t.plan, &batch, NULL, &t.error), ATTN_OK);
-    assert_string_equal(t.error.field, "page_indices");
+    REFUSED(&t.error, "page_indices", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
     close_all(&t);
 }
 
@@ -526,19 +520,14 @@ static void test_refused_caches(void **unused)
     described[0].known.tokens_per_row = GROUP;
     described[1].known.tokens_per_row = 4; /* table 1 then has rows of 4 and of 2 tokens */
     const struct attn_layer_desc *layer = &many;
-    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
-                         ATTN_OK);
-    assert_string_equal(t.error.field, "table");
+    REFUSED(&t.error, "table", t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
     described[1].known.tokens_per_row = PER_ROW;
     described[2].unknown = 1;
-    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
-                         ATTN_OK);
-    assert_string_equal(t.error.field, "attn_cache_desc");
+    REFUSED(&t.error, "attn_cache_desc",
+            t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
     described[2].unknown = 0;
     described[0].known.role = ATTN_CACHE_K;
-    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
-                         ATTN_OK);
-    assert_string_equal(t.error.field, "role");
+    REFUSED(&t.error, "role", t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
     described[0].known.role = ATTN_CACHE_SCALE;
     close_all(&t);
 }
@@ -611,8 +600,7 @@ static void test_gate_per_channel(void **unused)
         .a_log = a_log,
         .dt_bias = dt_bias};
     const struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
-    assert_int_not_equal(t.api->layer_bind_params(t.layer, &params, &t.error), ATTN_OK);
-    assert_string_equal(t.error.field, "skip");
+    REFUSED(&t.error, "skip", t.api->layer_bind_params(t.layer, &params, &t.error));
     weights.skip = skip;
     CHECK(&t, t.api->layer_bind_params(t.layer, &params, &t.error));
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
@@ -674,12 +662,10 @@ static void test_gate_per_channel(void **unused)
                          t.api->plan_batch(t.plan, &batch, NULL, &t.error) != ATTN_OK);
         kept[0][0] = 6;
         from[1] = SLOTS;
-        assert_int_not_equal(t.api->plan_batch(t.plan, &batch, NULL, &t.error), ATTN_OK);
-        assert_string_equal(t.error.field, "initial_slots");
+        REFUSED(&t.error, "initial_slots", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
         from[1] = step % 2 == 0 ? 4 : 1;
         CHECK(&t, t.api->plan_batch(t.plan, &batch, NULL, &t.error));
-        assert_int_not_equal(t.api->run(t.plan, t.layer, &io, &t.error), ATTN_OK);
-        assert_string_equal(t.error.field, "a");
+        REFUSED(&t.error, "a", t.api->run(t.plan, t.layer, &io, &t.error));
         gates.a = &a;
         CHECK(&t, t.api->run(t.plan, t.layer, &io, &t.error));
         for (int32_t r = 0; r < REQS; r++) {
@@ -721,9 +707,8 @@ static void test_refused_forms(void **unused)
     t.api->assignment_destroy(t.assignment);
     channels.gate = ATTN_GATE_CONSTANT; /* a step is a gate per head's */
     const struct attn_layer_desc *layer = &recurrent;
-    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
-                         ATTN_OK);
-    assert_string_equal(t.error.field, "write_gate");
+    REFUSED(&t.error, "write_gate",
+            t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
     channels = good;
     close_all(&t);
 }

@@ -64,8 +64,7 @@ static void test_ways_are_equal(void **state)
 static void refuse(struct fixture *f, const struct attn_step_io *io, const char *field)
 {
     memset(f->out, 0x55, out_bytes);
-    assert_int_equal(run(f, io), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f->error.field, field);
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f->error, field, run(f, io));
     for (size_t i = 0; i < out_bytes; i++) {
         assert_int_equal(((unsigned char *)f->out)[i], 0x55);
     }
@@ -165,16 +164,13 @@ static void test_order_and_owner(void **state)
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_init(&other, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
-    assert_int_equal(f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "layer");
-    assert_int_equal(f.api->run(NULL, f.api->model_layer(f.model, 0), &f.io, &f.error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_string_equal(f.error.field, "plan");
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "layer",
+               f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error));
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "plan",
+               f.api->run(NULL, f.api->model_layer(f.model, 0), &f.io, &f.error));
     f.batch.num_reqs = -1; /* a plan that failed leaves none behind */
     assert_int_not_equal(f.api->plan_batch(f.plan, &f.batch, NULL, NULL), ATTN_OK);
-    assert_int_equal(run(&f, &f.io), ATTN_ERROR_ORDER);
-    assert_string_equal(f.error.field, "plan");
+    REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "plan", run(&f, &f.io));
     fixture_finish(&f);
     fixture_finish(&other);
 }
