@@ -8,6 +8,15 @@
 #include "ptx/ptx.cuh"
 #include "sm80_gated_delta.h"
 
+/* The lane, made anew where this stands: addresses made of it do not stay in registers from one use
+ * to the next. */
+static __device__ __forceinline__ int32_t lane_again()
+{
+    int32_t lane = lane_index();
+    asm volatile("mov.b32 %0, %0;" : "+r"(lane));
+    return lane;
+}
+
 /* 16 bytes number `column` of a row of them, where chunk_keys and chunk_head have it: in tiles of
  * CHUNK rows of 128 bytes, as wgmma reads them. Less the swizzle of row and column: */
 template <int COLUMNS>

@@ -10,19 +10,75 @@
 #include "sm80_delta_inputs.cuh"
 
 #define PREPARE_THREADS 128
-#define PREPARE_TOKENS 16 /* of a warp */
-#define BLOCK 16          /* of the inverse: rows and columns */
-/* Of A's rows: what a warp reads of eight rows at a time lies in different banks. */
-#define A_STRIDE (CHUNK + 8)
+#define PREPARE_WARPS (PREPARE_THREADS / GPU_LANES)
+#define BLOCK 16 /* of the inverse: rows and columns */
+#define BLOCKS (CHUNK / BLOCK)
+#define LOG2_OF_E 1.4426950408889634
 #define LEAST_LOG_DECAY -1e4f /* e^ it is 0, and sums of it stay finite */
 
-struct prepare_memory {
-    union {
-        struct chunk_keys keys;
-        float a[2][CHUNK][A_STRIDE];
-    };
-    float high[2][CHUNK], low[2][CHUNK], beta[2][CHUNK]; /* high + low: sums of logarithms */
+/* Gates of a value head. Decays between tokens of two blocks are products of two numbers, of which
+ * none grows; in a block they are the powers of 2 of differences of high + low. */
+struct prepare_gates {
+    float high[CHUNK], low[CHUNK];       /* sums of logarithms to the base of 2 */
+    float to_block_end[CHUNK];           /* decay behind the token up to its block's end */
+    float from_block[BLOCKS - 1][CHUNK]; /* from a block's end up to a token of a later block */
+    float beta[CHUNK];
 };
+
+/* A, or its inverse: rows up to the end of their block, and 8 numbers more, so that what a warp
+ * reads of eight rows at a time lies in different banks. */
+struct prepare_a {
+    float numbers[BLOCK * (BLOCK * BLOCKS * (BLOCKS + 1) / 2 + 8 * BLOCKS)];
+
+    static __device__ __forceinline__ int32_t stride_of(int32_t block)
+    {
+        return (block + 1) * BLOCK + 8;
+    }
+
+    /* Number 0 of row i of block row `block`. */
+    __device__ __forceinline__ float *row(int32_t block, int32_t i)
+    {
+        return numbers + BLOCK * block * (BLOCK * (block + 1) / 2 + 8) + i * stride_of(block);
+    }
+
+    __device__ __forceinline__ const float *row(int32_t block, int32_t i) const
+    {
+        return const_cast<prepare_a *>(this)->row(block, i);
+    }
+};
+
+/* A key head's part of a chunk. */
+struct prepare_item {
+    delta_request request;
+    int32_t first; /* token */
+    int32_t index, key_head;
+    bool is_there;
+};
+
+struct alignas(256) prepare_memory { /* as tiles must lie for xor to find their columns */
+    uint16_t k[CHUNK][CHUNK_DIMS];
+    union {
+        uint16_t q[CHUNK][CHUNK_DIMS];
+        struct prepare_a a[2];
+    };
+    struct prepare_gates gates[2];
+    struct prepare_item item; /* not in registers from phase to phase */
+};
+
+/* The warp's number in its group, of which a CTA can have several; made anew, as the lane. */
+static __device__ __forceinline__ int32_t prepare_warp()
+{
+    int32_t warp = warp_index() % PREPARE_WARPS;
+    asm volatile("mov.b32 %0, %0;" : "+r"(warp));
+    return warp;
+}
+
+/* A barrier of the group. */
+static __device__ __forceinline__ void sync_preparers()
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + warp_index() / PREPARE_WARPS), "n"(PREPARE_THREADS)
+                 : "memory");
+}
 
 /* Finds the request and the token that chunk `index` begins with; false: it is none. All lanes of a
  * warp take part. */
@@ -89,52 +145,59 @@ make_batch(const delta_taps<4> &taps, const uint32_t (&raw)[BATCH + CHUNK_TAPS -
     }
 }
 
+/* The first two warps make gates as well, and have 12 tokens each, the others 20. */
+static __device__ __forceinline__ int32_t first_token_of(int32_t warp)
+{
+    return warp * 12 + max(warp - 2, 0) * 8;
+}
+
 /* k, then q, of the warp's tokens of the chunk, behind convolution and norm, to shared and to
  * device memory. The loop stays one: code that runs once is fetched once for each warp. */
-static __device__ __forceinline__ void make_keys(const sm80_delta_params &a,
-                                                 const delta_request &request, int32_t first,
-                                                 int32_t key_head, chunk_keys &tile, chunk_keys &to)
+static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     constexpr int batch = 4, loads = batch + CHUNK_TAPS - 1;
     const gpu_delta_params &p = a.p;
-    int32_t d = lane_index() * 4, row = warp_index() * PREPARE_TOKENS;
-    int64_t channel = (int64_t)key_head * p.head_size_k;
+    const prepare_item &item = m.item;
+    int32_t d = lane_again() * 4, first = item.first, warp = prepare_warp();
+    int32_t row = first_token_of(warp), end = first_token_of(warp + 1);
+    int64_t channel = (int64_t)item.key_head * p.head_size_k;
     int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
+    chunk_keys &to = ((chunk_keys *)(a.memory + item.index * a.chunk_bytes))[item.key_head];
 #pragma unroll 1
     for (int32_t is_q = 0; is_q < 2; is_q++) {
         const gpu_tensor plain = is_q ? p.q : p.k;
-        delta_source<4> source(p, request, plain, key_head, is_q ? channel : keys + channel,
-                               p.head_size_k, d);
-        char *tiles[2] = {(char *)(is_q ? tile.q : tile.k), (char *)(is_q ? to.q : to.k)};
+        delta_source<4> source(p, item.request, plain, item.key_head,
+                               is_q ? channel : keys + channel, p.head_size_k, d);
+        char *tiles[2] = {(char *)(is_q ? m.q : m.k), (char *)(is_q ? to.q : to.k)};
         delta_taps<4> taps;
         uint32_t raw[loads][2], next[loads][2];
         source.load<loads>(first + row - (CHUNK_TAPS - 1), a.wide_keys, next);
         taps.load(p, source);
 #pragma unroll 1
-        for (int32_t part = 0; part < PREPARE_TOKENS; part += batch) {
+        for (int32_t token = row; token < end; token += batch) {
 #pragma unroll
             for (int i = 0; i < loads; i++) {
                 raw[i][0] = next[i][0], raw[i][1] = next[i][1];
             }
-            if (part + batch < PREPARE_TOKENS) {
-                source.load<loads>(first + row + part + batch - (CHUNK_TAPS - 1), a.wide_keys,
-                                   next);
+            if (token + batch < end) {
+                source.load<loads>(first + token + batch - (CHUNK_TAPS - 1), a.wide_keys, next);
             }
-            int32_t tokens = request.num_tokens - (first + row + part);
+            int32_t tokens = source.num_tokens - (first + token);
             if (taps.are_usual()) {
-                make_batch<batch, true>(taps, raw, source.real, tokens, row + part, d, tiles);
+                make_batch<batch, true>(taps, raw, source.real, tokens, token, d, tiles);
             } else {
-                make_batch<batch, false>(taps, raw, source.real, tokens, row + part, d, tiles);
+                make_batch<batch, false>(taps, raw, source.real, tokens, token, d, tiles);
             }
         }
     }
 }
 
-/* Rows i of the warp times all k_j with j in or before their block, by (i, j). */
+/* Rows i of the warp times k_j of blocks: sums 2 b and 2 b + 1 are of the block b before the
+ * warp's own. */
 static __device__ __forceinline__ void multiply_rows(uint32_t rows, uint32_t keys,
                                                      float (&sums)[CHUNK / 8][4])
 {
-    int32_t lane = lane_index(), warp = warp_index();
+    int32_t lane = lane_again(), warp = prepare_warp();
 #pragma unroll
     for (int n = 0; n < CHUNK / 8; n++) {
 #pragma unroll
@@ -142,18 +205,18 @@ static __device__ __forceinline__ void multiply_rows(uint32_t rows, uint32_t key
             sums[n][i] = 0.0f;
         }
     }
+    uint32_t left_at = rows + place16<CHUNK_DIMS / 8>(warp * BLOCK + (lane & 15), lane >> 4);
+    uint32_t right_at =
+        keys + place16<CHUNK_DIMS / 8>(warp * BLOCK + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 #pragma unroll
     for (int step = 0; step < CHUNK_DIMS / 16; step++) {
-        uint32_t left[4];
-        load4(left,
-              rows + place16<CHUNK_DIMS / 8>(warp * BLOCK + (lane & 15), step * 2 + (lane >> 4)));
+        uint32_t left[4], further = step / 4 * CHUNK * 128, turned = step % 4 * 32;
+        load4(left, (left_at ^ turned) + further);
 #pragma unroll
-        for (int block = 0; block < CHUNK / BLOCK; block++) {
+        for (int block = 0; block < BLOCKS; block++) {
             if (block <= warp) {
                 uint32_t right[4];
-                load4(right,
-                      keys + place16<CHUNK_DIMS / 8>(block * BLOCK + (lane & 7) + (lane >> 4) * 8,
-                                                     step * 2 + (lane >> 3 & 1)));
+                load4(right, (right_at ^ turned) + further - block * BLOCK * 128);
                 multiply<KIND_F16>(sums[2 * block], left, right[0], right[1]);
                 multiply<KIND_F16>(sums[2 * block + 1], left, right[2], right[3]);
             }
@@ -165,9 +228,9 @@ static __device__ __forceinline__ void multiply_rows(uint32_t rows, uint32_t key
  * blocks off the diagonal that nothing else writes. */
 static __device__ __forceinline__ void clear_blocks(chunk_head &to)
 {
-    constexpr int per_block = BLOCK / 8, side = CHUNK / BLOCK;
-    for (int32_t i = (int32_t)thread_index(); i < CHUNK * per_block * (side - 1);
-         i += PREPARE_THREADS) {
+    constexpr int per_block = BLOCK / 8, side = BLOCKS;
+    int32_t thread = prepare_warp() * GPU_LANES + lane_index();
+    for (int32_t i = thread; i < CHUNK * per_block * (side - 1); i += PREPARE_THREADS) {
         int32_t row = i / (per_block * (side - 1)), column = i % (per_block * (side - 1));
         int32_t before = row / BLOCK * per_block; /* pieces of the blocks left of the diagonal */
         bool is_left = column < before;
@@ -178,9 +241,9 @@ static __device__ __forceinline__ void clear_blocks(chunk_head &to)
 }
 
 /* Gates of a value head and their sums, by one warp; a lane has two tokens. */
-static __device__ void make_gates(const gpu_delta_params &p, const delta_request &request,
-                                  int32_t first, int32_t head, int32_t of_pair, prepare_memory &m,
-                                  chunk_head &to)
+static __device__ __noinline__ void make_gates(const gpu_delta_params &p,
+                                               const delta_request &request, int32_t first,
+                                               int32_t head, prepare_gates &gates, chunk_head &to)
 {
     int32_t lane = lane_index();
     float beta[2];
@@ -193,7 +256,7 @@ static __device__ void make_gates(const gpu_delta_params &p, const delta_request
             int64_t row = request.first_row + t;
             float g =
                 -expf(p.a_log[head]) * softplus(matrix_number(p.a, row, head) + p.dt_bias[head]);
-            log_decay[i] = g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g;
+            log_decay[i] = (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E;
             beta[i] = 1.0f / (1.0f + expf(-matrix_number(p.b, row, head)));
         }
     }
@@ -203,83 +266,138 @@ static __device__ void make_gates(const gpu_delta_params &p, const delta_request
         double before = lane_up(sum, distance);
         sum += lane >= distance ? before : 0.0;
     }
-    double all = lane_read(sum, GPU_LANES - 1);
+    constexpr int lanes = BLOCK / 2; /* of a block */
+    double ends[BLOCKS], own_end = lane_read(sum, lane | (lanes - 1));
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+        ends[block] = lane_read(sum, block * lanes + lanes - 1);
+    }
     double sums[2] = {sum - log_decay[1], sum};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t row = 2 * lane + i;
         float high = (float)sums[i];
-        m.high[of_pair][row] = high;
-        m.low[of_pair][row] = (float)(sums[i] - (double)high);
-        m.beta[of_pair][row] = beta[i];
-        to.from_start[row] = expf((float)sums[i]);
-        to.to_end[row] = expf((float)(all - sums[i]));
+        gates.high[row] = high;
+        gates.low[row] = (float)(sums[i] - (double)high);
+        gates.beta[row] = beta[i];
+        gates.to_block_end[row] = fast_exp2((float)(own_end - sums[i]));
+#pragma unroll
+        for (int block = 0; block < BLOCKS - 1; block++) {
+            gates.from_block[block][row] = fast_exp2((float)fmin(sums[i] - ends[block], 0.0));
+        }
+        to.from_start[row] = fast_exp2(high);
+        to.to_end[row] = fast_exp2((float)(ends[BLOCKS - 1] - sums[i]));
     }
 }
 
-/* A and the decayed scores of a value head, of the warp's rows. */
-static __device__ __forceinline__ void decay_rows(const prepare_memory &m, int32_t of_pair,
-                                                  const float (&kk)[CHUNK / 8][4],
-                                                  const float (&qk)[CHUNK / 8][4],
-                                                  float (*a)[A_STRIDE], chunk_head &to)
+/* Decays of two rows, 8 apart from `of_block` of the warp's block on, by two pairs of columns of
+ * block `column`, 8 apart from j of it on. */
+static __device__ __forceinline__ void find_decays(const prepare_gates &gates, bool is_diagonal,
+                                                   int32_t warp, int32_t column, int32_t of_block,
+                                                   int32_t j, float2 (&decays)[2][2])
 {
-    int32_t lane = lane_index(), warp = warp_index();
-    int32_t row = warp * BLOCK + (lane >> 2);
+    int32_t i = warp * BLOCK + of_block, first = column * BLOCK + j;
+    if (is_diagonal) {
+        float high[2] = {gates.high[i], gates.high[i + 8]};
+        float low[2] = {gates.low[i], gates.low[i + 8]};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int32_t i = row + half * 8;
-        float high = m.high[of_pair][i], low = m.low[of_pair][i], beta = m.beta[of_pair][i];
+        for (int n = 0; n < 2; n++) {
+            float2 highs = *(const float2 *)&gates.high[first + n * 8];
+            float2 lows = *(const float2 *)&gates.low[first + n * 8];
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; n++) {
-            if (n < 2 * (warp + 1)) {
-                int32_t j = n * 8 + (lane & 3) * 2;
-                float2 highs = *(const float2 *)&m.high[of_pair][j];
-                float2 lows = *(const float2 *)&m.low[of_pair][j];
-                float first = exp_fast((high - highs.x) + (low - lows.x));
-                float second = exp_fast((high - highs.y) + (low - lows.y));
-                float x = j <= i ? qk[n][2 * half] * first : 0.0f;
-                float y = j + 1 <= i ? qk[n][2 * half + 1] * second : 0.0f;
-                *(uint32_t *)((char *)to.scores + place16<CHUNK / 8>(i, n) + (lane & 3) * 4) =
-                    pack2<KIND_F16>(x, y);
-                *(float2 *)&a[i][j] =
-                    make_float2(j < i ? beta * kk[n][2 * half] * first : 0.0f,
-                                j + 1 < i ? beta * kk[n][2 * half + 1] * second : 0.0f);
+            for (int half = 0; half < 2; half++) {
+                decays[half][n].x = fast_exp2((high[half] - highs.x) + (low[half] - lows.x));
+                decays[half][n].y = fast_exp2((high[half] - highs.y) + (low[half] - lows.y));
+            }
+        }
+        return;
+    }
+    const float *of_rows = &gates.from_block[column][i];
+    float rows[2] = {of_rows[0], of_rows[8]};
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float2 columns = *(const float2 *)&gates.to_block_end[first + n * 8];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            decays[half][n] = make_float2(rows[half] * columns.x, rows[half] * columns.y);
+        }
+    }
+}
+
+/* The decayed scores of a value head, or its A, of the warp's rows. */
+template <bool ARE_SCORES>
+static __device__ __forceinline__ void decay_rows(const prepare_gates &gates,
+                                                  const float (&products)[CHUNK / 8][4],
+                                                  char *scores, prepare_a *a)
+{
+    int32_t lane = lane_again(), warp = prepare_warp(), of_block = lane >> 2, j = (lane & 3) * 2;
+    float beta[2] = {gates.beta[warp * BLOCK + of_block], gates.beta[warp * BLOCK + of_block + 8]};
+    float *rows[2];
+    if constexpr (ARE_SCORES) {
+        scores += (warp * BLOCK + of_block) * 128 + j * 2;
+    } else {
+        rows[0] = a->row(warp, of_block) + j, rows[1] = a->row(warp, of_block + 8) + j;
+    }
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+        if (block > warp) {
+            break;
+        }
+        int32_t column = warp - block;
+        uint32_t turned = (uint32_t)(column * 2 ^ of_block) * 16; /* as place16 has it */
+        float2 decays[2][2];
+        find_decays(gates, block == 0, warp, column, of_block, j, decays);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float x = products[2 * block + n][2 * half] * decays[half][n].x;
+                float y = products[2 * block + n][2 * half + 1] * decays[half][n].y;
+                if (block == 0) {
+                    int32_t before = of_block + half * 8 - (j + n * 8) + ARE_SCORES;
+                    x = before > 0 ? x : 0.0f, y = before > 1 ? y : 0.0f;
+                }
+                if constexpr (ARE_SCORES) {
+                    *(uint32_t *)(scores + (turned ^ n * 16) + half * 8 * 128) =
+                        pack2<KIND_F16>(x, y);
+                } else {
+                    *(float2 *)(rows[half] + column * BLOCK + n * 8) =
+                        make_float2(beta[half] * x, beta[half] * y);
+                }
             }
         }
     }
 }
 
 /* The inverse of the warp's block of I + A on the diagonal, in A's place; half a warp has a value
- * head, a lane a column. */
-static __device__ __forceinline__ void invert_blocks(float (*a)[A_STRIDE], const float *beta,
-                                                     bool real, chunk_head &to)
+ * head, a lane a column; of one that is not real, the other's, and it stores nothing. */
+static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *beta, bool real,
+                                                     chunk_head &to)
 {
-    int32_t column = lane_index() & 15, base = warp_index() * BLOCK;
+    int32_t column = lane_again() & 15, block = prepare_warp(), base = block * BLOCK;
     float x[BLOCK];
-    if (real) {
 #pragma unroll
-        for (int i = 0; i < BLOCK; i++) {
-            x[i] = i == column ? 1.0f : 0.0f;
-            float other = 0.0f;
-            float row[BLOCK];
+    for (int i = 0; i < BLOCK; i++) {
+        x[i] = i == column ? 1.0f : 0.0f;
+        float other = 0.0f;
+        float row[BLOCK];
 #pragma unroll
-            for (int j = 0; j < i; j += 4) {
-                float4 four = *(const float4 *)&a[base + i][base + j];
-                row[j] = four.x, row[j + 1] = four.y, row[j + 2] = four.z, row[j + 3] = four.w;
-            }
-#pragma unroll
-            for (int j = 0; j < i; j++) { /* two sums: what needs the newest x comes last */
-                float &sum = j % 2 == i % 2 ? other : x[i];
-                sum = fmaf(-row[j], x[j], sum);
-            }
-            x[i] += other;
+        for (int j = 0; j < i; j += 4) {
+            float4 four = *(const float4 *)&a.row(block, i)[base + j];
+            row[j] = four.x, row[j + 1] = four.y, row[j + 2] = four.z, row[j + 3] = four.w;
         }
+#pragma unroll
+        for (int j = 0; j < i; j++) { /* two sums: what needs the newest x comes last */
+            float &sum = j % 2 == i % 2 ? other : x[i];
+            sum = fmaf(-row[j], x[j], sum);
+        }
+        x[i] += other;
     }
     sync_lanes();
     if (real) {
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
-            a[base + i][base + column] = x[i];
+            a.row(block, i)[base + column] = x[i];
         }
 #pragma unroll
         for (int part = 0; part < 2; part++) {
@@ -290,7 +408,7 @@ static __device__ __forceinline__ void invert_blocks(float (*a)[A_STRIDE], const
                                          x[part * 8 + 2 * i + 1] * beta[base + column]);
             }
             *(uint4 *)((char *)to.inverse +
-                       place16<CHUNK / 8>(base + column, warp_index() * 2 + part)) =
+                       place16<CHUNK / 8>(base + column, prepare_warp() * 2 + part)) =
                 make_uint4(out[0], out[1], out[2], out[3]);
         }
     }
@@ -304,19 +422,18 @@ static __device__ __forceinline__ uint32_t tf32_of(float x)
     return bits;
 }
 
-/* c += a b^T of blocks of 16 by 16: a as sums have it, rows of b in shared memory. The depth's
- * order is that of a's registers. */
+/* c += a b^T of blocks of 16 by 16: a as sums have it, b block (row, column) of those in shared
+ * memory. The depth's order is that of a's registers. */
 static __device__ __forceinline__ void multiply_block(float (&c)[2][4], const float (&a)[2][4],
-                                                      const float (*b)[A_STRIDE], int32_t row,
-                                                      int32_t column)
+                                                      const prepare_a &b, int32_t row,
+                                                      int32_t column, int32_t lane)
 {
-    int32_t lane = lane_index();
 #pragma unroll
     for (int step = 0; step < 2; step++) {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            float2 pair =
-                *(const float2 *)&b[row + n * 8 + (lane >> 2)][column + step * 8 + (lane & 3) * 2];
+            float2 pair = *(const float2 *)&b.row(
+                row, n * 8 + (lane >> 2))[column * BLOCK + step * 8 + (lane & 3) * 2];
             asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
                          "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                          : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
@@ -329,38 +446,41 @@ static __device__ __forceinline__ void multiply_block(float (&c)[2][4], const fl
 
 /* The blocks of the inverse T below the one on the diagonal, in a column of blocks, transposed:
  * T_ij = -T_ii sum_k A_ik T_kj. */
-static __device__ __forceinline__ void invert_column(const float (*a)[A_STRIDE], const float *beta,
+static __device__ __forceinline__ void invert_column(const prepare_a &a, const float *beta,
                                                      int32_t column, chunk_head &to)
 {
-    int32_t lane = lane_index(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
-    float blocks[CHUNK / BLOCK][2][4];
+    int32_t lane = lane_again(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
+    float blocks[BLOCKS][2][4];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            blocks[0][n][i] = a[column * BLOCK + n * 8 + pair + (i & 1)][row + (i >> 1) * 8];
+            blocks[0][n][i] = a.row(column, n * 8 + pair + (i & 1))[row + (i >> 1) * 8];
         }
     }
 #pragma unroll
-    for (int m = 1; m < CHUNK / BLOCK; m++) {
-        int32_t at = (column + m) * BLOCK;
-        if (at >= CHUNK) {
+    for (int m = 1; m < BLOCKS; m++) {
+        int32_t at = column + m;
+#pragma unroll
+        for (int i = 0; i < 8; i++) { /* also where unused, else it is live from the start */
+            blocks[m][i / 4][i % 4] = 0.0f;
+        }
+        if (at >= BLOCKS) {
             continue;
         }
         float sum[2][4] = {};
 #pragma unroll
         for (int k = 0; k < m; k++) {
-            multiply_block(sum, blocks[k], a, at, (column + k) * BLOCK);
+            multiply_block(sum, blocks[k], a, at, column + k, lane);
         }
 #pragma unroll
         for (int n = 0; n < 2; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                blocks[m][n][i] = 0.0f;
                 sum[n][i] = -sum[n][i];
             }
         }
-        multiply_block(blocks[m], sum, a, at, at);
+        multiply_block(blocks[m], sum, a, at, at, lane);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
 #pragma unroll
@@ -374,48 +494,92 @@ static __device__ __forceinline__ void invert_column(const float (*a)[A_STRIDE],
     }
 }
 
-static __global__ void __launch_bounds__(PREPARE_THREADS, 4)
-    delta_prepare(const __grid_constant__ sm80_delta_params a)
+/* Of a value head, by number in the key head's group. */
+static __device__ __forceinline__ chunk_head &head_of(const sm80_delta_params &a,
+                                                      const prepare_item &item, int32_t number)
 {
-    extern __shared__ __align__(16) char memory[];
-    prepare_memory &m = *(prepare_memory *)memory;
-    const gpu_delta_params &p = a.p;
-    int32_t index = (int32_t)blockIdx.x / p.num_k_heads;
-    int32_t key_head = (int32_t)blockIdx.x % p.num_k_heads, first, warp = warp_index();
-    delta_request request;
-    let_later_kernels_begin();
-    if (!find_chunk(a, index, request, first)) {
-        return;
-    }
-    char *chunk = a.memory + index * a.chunk_bytes;
-    chunk_keys &keys = ((chunk_keys *)chunk)[key_head];
-    chunk_head *heads = (chunk_head *)(chunk + p.num_k_heads * (int64_t)sizeof(chunk_keys));
-    make_keys(a, request, first, key_head, m.keys, keys);
-    sync_group();
-    float kk[CHUNK / 8][4], qk[CHUNK / 8][4];
-    multiply_rows(shared_address(m.keys.k), shared_address(m.keys.k), kk);
-    multiply_rows(shared_address(m.keys.q), shared_address(m.keys.k), qk);
-    int32_t group = p.num_v_heads / p.num_k_heads, first_head = key_head * group;
-    for (int32_t pair = 0; pair < group; pair += 2) {
-        int32_t count = min(2, group - pair), head = first_head + pair;
-        if (warp < count) {
-            make_gates(p, request, first, head + warp, warp, m, heads[head + warp]);
+    char *heads =
+        a.memory + item.index * a.chunk_bytes + a.p.num_k_heads * (int64_t)sizeof(chunk_keys);
+    int32_t group = a.p.num_v_heads / a.p.num_k_heads;
+    return ((chunk_head *)heads)[item.key_head * group + number];
+}
+
+/* The item that is number `number` of all, in the order of chunks, for the whole group; false:
+ * there is none. */
+static __device__ __forceinline__ bool enter_item(const sm80_delta_params &a, int32_t number,
+                                                  prepare_memory &m)
+{
+    if (prepare_warp() == 0) {
+        prepare_item item;
+        item.index = number / a.p.num_k_heads, item.key_head = number % a.p.num_k_heads;
+        item.is_there = find_chunk(a, item.index, item.request, item.first);
+        if (lane_index() == 0) {
+            m.item = item;
         }
-        sync_group(); /* the gates are there, and k and q or the pair before done with */
+    }
+    sync_preparers();
+    return m.item.is_there;
+}
+
+/* Gates of value heads `pair` and the next of a group, by a warp each. */
+static __device__ __forceinline__ void make_pair(const sm80_delta_params &a, int32_t pair,
+                                                 prepare_memory &m)
+{
+    int32_t group = a.p.num_v_heads / a.p.num_k_heads, number = pair + prepare_warp();
+    if (number < min(pair + 2, group)) {
+        make_gates(a.p, m.item.request, m.item.first, m.item.key_head * group + number,
+                   m.gates[number - pair], head_of(a, m.item, number));
+    }
+}
+
+/* All that the value heads of m.item need. All of the group's threads take part; the memory is free
+ * once all of them are behind this. */
+static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, prepare_memory &m)
+{
+    const prepare_item &item = m.item;
+    int32_t group = a.p.num_v_heads / a.p.num_k_heads;
+    float products[CHUNK / 8][4];
+    make_pair(a, 0, m);
+    make_keys(a, m);
+#pragma unroll 1
+    for (int32_t pair = 0; pair < group; pair += 2) {
+        if (pair > 0) {
+            make_pair(a, pair, m);
+        }
+        sync_preparers(); /* gates and keys are there */
+        multiply_rows(shared_address(m.q), shared_address(m.k), products);
+#pragma unroll 1
+        for (int32_t i = 0; i < min(2, group - pair); i++) {
+            chunk_head &head = head_of(a, item, pair + i);
+            clear_blocks(head);
+            decay_rows<true>(m.gates[i], products, (char *)head.scores, nullptr);
+        }
+        sync_preparers(); /* q is done with, and the gates where there are others */
+    }
+#pragma unroll 1
+    for (int32_t pair = 0; pair < group; pair += 2) {
+        if (group > 2) {
+            make_pair(a, pair, m);
+            sync_preparers();
+        }
+        int32_t count = min(2, group - pair);
+        multiply_rows(shared_address(m.k), shared_address(m.k), products);
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
-            clear_blocks(heads[head + i]);
-            decay_rows(m, i, kk, qk, m.a[i], heads[head + i]);
+            decay_rows<false>(m.gates[i], products, nullptr, &m.a[i]);
         }
         sync_lanes();
-        int32_t half = lane_index() / 16;
-        invert_blocks(m.a[half], m.beta[half], half < count, heads[head + min(half, count - 1)]);
-        sync_group(); /* all of A and the blocks on the diagonal are there */
+        int32_t half = lane_again() / 16, of_pair = min(half, count - 1);
+        invert_blocks(m.a[of_pair], m.gates[of_pair].beta, half < count,
+                      head_of(a, item, pair + of_pair));
+        sync_preparers(); /* all of A and the blocks on the diagonal are there */
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
-            invert_column(m.a[i], m.beta[i], i == 0 ? warp : 3 - warp, heads[head + i]);
+            int32_t warp = prepare_warp();
+            invert_column(m.a[i], m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
+                          head_of(a, item, pair + i));
         }
-        sync_group();
+        sync_preparers();
     }
 }
 

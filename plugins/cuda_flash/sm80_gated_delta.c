@@ -17,7 +17,8 @@ static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_re
     bool served = sm80_delta_fits(device) && g->qk_l2norm && g->head_size_k <= CHUNK_DIMS &&
                   g->conv_width <= CHUNK_TAPS && dtype == ATTN_DTYPE_BF16;
     return served ? g->num_k_heads * (int64_t)sizeof(struct chunk_keys) +
-                        g->num_v_heads * (int64_t)sizeof(struct chunk_head)
+                        g->num_v_heads * (int64_t)sizeof(struct chunk_head) +
+                        sm80_delta_flag_bytes(g->num_k_heads)
                   : 0;
 }
 
@@ -83,13 +84,12 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
                                                                            : 1,
     };
     a.walks_apart = rolls(device);
-    const char *cause = sm80_delta_launch(device, &a, stream);
 #ifdef CUDA_FLASH_SM90
-    if (cause == NULL && a.walks_apart && sm80_delta_most_requests(&a) > 0) {
-        cause = sm90_delta_walk(device, &a, stream);
+    if (a.walks_apart) {
+        return sm90_delta_walk(device, &a, stream);
     }
 #endif
-    return cause;
+    return sm80_delta_launch(device, &a, stream);
 }
 
 /* Of bulk copies and clusters: rows of whole keys on 16 bytes, at most eight CTAs of a key head. */

@@ -8,6 +8,17 @@
 #define LEAST_STAGES 2
 #define WANTED_STAGES 3
 
+static __global__ void __launch_bounds__(PREPARE_THREADS, 4)
+    delta_prepare(const __grid_constant__ sm80_delta_params a)
+{
+    extern __shared__ __align__(16) char memory[];
+    prepare_memory &m = *(prepare_memory *)memory;
+    let_later_kernels_begin();
+    if (enter_item(a, (int32_t)blockIdx.x, m)) {
+        prepare_chunk(a, m);
+    }
+}
+
 template <int TEAMS> static int walk_bytes(int stages)
 {
     return (int)(sizeof(walk_memory<TEAMS>) + (stages - 1) * sizeof(chunk_stage));

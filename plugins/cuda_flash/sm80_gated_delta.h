@@ -29,6 +29,13 @@ struct chunk_head {
     float to_end[CHUNK];            /* decay behind the token up to the end */
 };
 
+/* Behind them, where chunks are prepared next to the walk: for each key head whether its part of
+ * the chunk is there. */
+static inline int64_t sm80_delta_flag_bytes(int32_t num_k_heads)
+{
+    return (num_k_heads * (int64_t)sizeof(uint32_t) + 127) / 128 * 128;
+}
+
 #define WIDE_OUT_FOUR 4
 
 struct sm80_delta_params {
@@ -44,6 +51,7 @@ struct sm80_delta_params {
     int32_t wide_out;    /* numbers of out that can be written at a time: 1, 2 or WIDE_OUT_FOUR */
     int32_t stages, slices; /* set by the launch */
     int32_t walks_apart;    /* 1: sm90_delta_walk walks, sm80_delta_launch only prepares */
+    int32_t preparers; /* CTAs that prepare next to those that walk; 0: all is prepared before */
 };
 
 /* Requests that can have enough tokens. */
@@ -57,7 +65,7 @@ static inline int64_t sm80_delta_most_requests(const struct sm80_delta_params *a
  */
 const char *sm80_delta_launch(const struct gpu_device *device, struct sm80_delta_params *params,
                               void *stream);
-/* The walk of it by wgmma, on sm_90 alone. */
+/* The same with the walk by wgmma, on sm_90 alone. */
 const char *sm90_delta_walk(const struct gpu_device *device, struct sm80_delta_params *params,
                             void *stream);
 /* The same for requests of one token, on sm_90 alone. */

@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <cuda.h>
 
-#include "sm90_delta_walk.cuh"
+#include "sm90_delta_abreast.cuh"
 
-static cudaError_t launch(struct sm80_delta_params *a, cudaStream_t stream)
+/* Long requests are prepared next to their walks: at most so many fifths of all multiprocessors
+ * walk, and for each of all there are so many parts to prepare. */
+#define MOST_WALKS 3
+#define LEAST_PARTS 8
+
+constexpr int wide_size = sizeof(wide_memory) + (WIDE_STAGES - 1) * sizeof(chunk_stage);
+constexpr int prepare_size = PREPARE_GROUPS * sizeof(prepare_memory);
+static_assert(wide_size <= 227 * 1024 && prepare_size <= 227 * 1024, "shared memory of a CTA");
+static_assert(prepare_size > 114 * 1024, "two CTAs that prepare would share a multiprocessor");
+
+/* A launch that begins once the one before lets it. */
+static cudaError_t launch_behind(void (*kernel)(sm80_delta_params), const sm80_delta_params &a,
+                                 unsigned groups, int bytes, cudaStream_t stream)
 {
-    constexpr int bytes = sizeof(wide_memory) + (WIDE_STAGES - 1) * sizeof(chunk_stage);
-    static_assert(bytes <= 227 * 1024, "shared memory of a CTA");
-    if (a == nullptr) {
-        return cudaFuncSetAttribute(delta_walk_wide, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    bytes);
-    }
-    int32_t rows = WIDE_TEAMS * GROUP_ROWS;
-    a->stages = WIDE_STAGES;
-    a->slices = (a->p.head_size_v + rows - 1) / rows;
-    unsigned groups = (unsigned)sm80_delta_most_requests(a) * a->p.num_v_heads * a->slices;
-    cudaLaunchAttribute attribute; /* begins behind the first kernel's last groups */
+    cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
@@ -25,7 +27,32 @@ static cudaError_t launch(struct sm80_delta_params *a, cudaStream_t stream)
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, delta_walk_wide, *a);
+    return cudaLaunchKernelEx(&config, kernel, a);
+}
+
+static cudaError_t allow(void (*kernel)(sm80_delta_params), int bytes)
+{
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+static cudaError_t make_ready()
+{
+    cudaError_t error = allow(delta_walk_wide, wide_size);
+    return error ? error : allow(delta_prepare_abreast, prepare_size);
+}
+
+static cudaError_t launch_abreast(const struct gpu_device *device, sm80_delta_params &a,
+                                  unsigned walks, cudaStream_t stream)
+{
+    int64_t parts = (int64_t)a.num_chunks * a.p.num_k_heads;
+    a.preparers = device->num_sms - (int32_t)walks;
+    delta_clear<<<(unsigned)((parts + CLEAR_THREADS - 1) / CLEAR_THREADS), CLEAR_THREADS, 0,
+                  stream>>>(a);
+    cudaError_t error = cudaGetLastError();
+    error = error ? error
+                  : launch_behind(delta_prepare_abreast, a, (unsigned)a.preparers, prepare_size,
+                                  stream);
+    return error ? error : launch_behind(delta_walk_wide, a, walks, wide_size, stream);
 }
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
@@ -35,8 +62,30 @@ extern "C" const char *sm90_delta_walk(const struct gpu_device *device,
                                        struct sm80_delta_params *params, void *stream)
 {
     CUcontext popped;
+    unsigned walks = 0;
+    bool abreast = false;
+    if (params != nullptr) {
+        int32_t rows = WIDE_TEAMS * GROUP_ROWS;
+        params->stages = WIDE_STAGES;
+        params->slices = (params->p.head_size_v + rows - 1) / rows;
+        walks =
+            (unsigned)(sm80_delta_most_requests(params) * params->p.num_v_heads * params->slices);
+        if (walks == 0) {
+            return NULL;
+        }
+        abreast = walks * 5 <= (unsigned)device->num_sms * MOST_WALKS &&
+                  (int64_t)params->num_chunks * params->p.num_k_heads >=
+                      (int64_t)device->num_sms * LEAST_PARTS;
+        const char *cause = abreast ? NULL : sm80_delta_launch(device, params, stream);
+        if (cause != NULL) {
+            return cause;
+        }
+    }
     ((push_fn *)device->push)((CUcontext)device->context);
-    cudaError_t error = launch(params, (cudaStream_t)stream);
+    cudaError_t error =
+        params == nullptr ? make_ready()
+        : abreast         ? launch_abreast(device, *params, walks, (cudaStream_t)stream)
+                  : launch_behind(delta_walk_wide, *params, walks, wide_size, (cudaStream_t)stream);
     if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
         (void)cudaGetLastError();
     }

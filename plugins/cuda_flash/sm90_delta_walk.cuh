@@ -185,12 +185,46 @@ static __device__ __forceinline__ void load_inputs(const delta_source<2> &source
     }
 }
 
-/* Chunk c's keys and head, to stage `place`. */
+/* The flag of a key head's part of a chunk, see sm80_delta_flag_bytes. */
+static __device__ __forceinline__ uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk,
+                                                    int32_t key_head)
+{
+    return (uint32_t *)(a.memory + chunk * a.chunk_bytes +
+                        a.p.num_k_heads * (int64_t)sizeof(chunk_keys) +
+                        a.p.num_v_heads * (int64_t)sizeof(chunk_head)) +
+           key_head;
+}
+
+/* Until chunk c of an item is there, for ordinary reads and for bulk copies of this warp: a look at
+ * as many flags as it has lanes. Of the chunks below the result all are there. */
+static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params &a,
+                                                         const walk_item &item, int32_t c)
+{
+    int32_t key_head = item.head / (a.p.num_v_heads / a.p.num_k_heads);
+    int32_t own = min(c + lane_index(), item.num_chunks - 1);
+    const uint32_t *flag = flag_of(a, item.first_chunk + own, key_head);
+    uint32_t there = 0;
+    while ((there & 1) == 0) {
+        uint32_t is_there;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
+        there = __ballot_sync(GPU_ALL_LANES, is_there != 0);
+    }
+    sync_lanes();
+    asm volatile("fence.proxy.async;" ::: "memory");
+    return c + (~there == 0 ? GPU_LANES : __ffs((int)~there) - 1);
+}
+
+/* Chunk c's keys and head, to stage `place`; num_there of the item's chunks are known to be there.
+ */
 static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a, const walk_item &item,
-                                                  int32_t c, ring_place place, wide_memory &m)
+                                                  int32_t c, ring_place place, wide_memory &m,
+                                                  int32_t &num_there)
 {
     if (c >= item.num_chunks) {
         return;
+    }
+    if (c >= num_there) {
+        num_there = wait_for_chunk(a, item, c);
     }
     chunk_stage &stage = m.stages[place.stage];
     const uint64_t &there = m.there[place.stage];
@@ -240,6 +274,9 @@ roll_windows(const sm80_delta_params &a, const walk_item &item, int32_t of_team,
             roll_channel(p, item.request, 2 * keys + (int64_t)item.head * p.head_size_v + d);
         }
     } else if (item.first_row == of_team * GROUP_ROWS && item.head % group == 0) {
+        if (a.preparers > 0) { /* it read the windows */
+            wait_for_chunk(a, item, 0);
+        }
         int32_t d = of_team * GPU_LANES + lane;
         int64_t channel = (int64_t)(item.head / group) * p.head_size_k + d;
         if (d < p.head_size_k) {
@@ -266,9 +303,12 @@ static __device__ __forceinline__ void make_wide_values(const sm80_delta_params 
     int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
     ring_place place = {begin, 0};
     const walk_item item = item_of_team(kept, of_team);
-    wait_for_earlier_kernels(); /* chunks are prepared */
+    if (a.preparers == 0) {
+        wait_for_earlier_kernels(); /* chunks are prepared */
+    }
+    int32_t num_there = a.preparers > 0 ? 0 : item.num_chunks;
     if (of_team == 0) {
-        copy_stage(a, kept, begin, place, m);
+        copy_stage(a, kept, begin, place, m, num_there);
     }
     delta_source<2> source(p, item.request, p.v, item.head,
                            2 * keys + (int64_t)item.head * p.head_size_v, p.head_size_v,
@@ -292,10 +332,11 @@ static __device__ __forceinline__ void make_wide_values(const sm80_delta_params 
         if (of_team == 0) {
             place.advance();
             place.advance();
-            copy_stage(a, kept, c + 2, place, m);
+            copy_stage(a, kept, c + 2, place, m, num_there);
         }
     }
     roll_windows(a, item_of_team(kept, of_team), of_team, begin == 0);
+    wait_for_earlier_kernels(); /* a later one waits for this alone */
 }
 
 static __global__ void __launch_bounds__(WIDE_THREADS, 1)
