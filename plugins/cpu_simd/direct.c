@@ -366,12 +366,15 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
     struct direct direct;
     struct interval common = common_keys(run, item);
     direct_init(&direct, run, item, scratch);
-    int32_t next_n = find_tile(&direct, common.low, at_most(DIRECT_KEYS, common.high - common.low));
-    for (int32_t first = common.low; first < common.high; first += DIRECT_KEYS) {
+    const int32_t half_from = run->problem.keys.direct->half_tile_rows;
+    const bool half = half_from > 0 && direct.rows_padded >= half_from;
+    const int32_t tile_keys = half ? DIRECT_KEYS / 2 : DIRECT_KEYS;
+    int32_t next_n = find_tile(&direct, common.low, at_most(tile_keys, common.high - common.low));
+    for (int32_t first = common.low; first < common.high; first += tile_keys) {
         struct direct_step step = {.first = first, .n = next_n};
         swap_tiles(&direct);
-        int32_t next = at_most(first + DIRECT_KEYS, common.high);
-        next_n = find_tile(&direct, next, at_most(DIRECT_KEYS, common.high - next));
+        int32_t next = at_most(first + tile_keys, common.high);
+        next_n = find_tile(&direct, next, at_most(tile_keys, common.high - next));
         step.next_n = next_n;
         for (int32_t h = 0; h < item->num_heads && step.n > 0; h = step.end_head) {
             step.first_head = h;

@@ -14,7 +14,8 @@
 
 enum { AMX_LEAST_ROWS = 5, TILE_ROWS = 16 };
 
-/* A burst of prefetches that is asked for `share` times in each of few steps. */
+/* A burst of prefetches that is asked for `share` times in each of few steps, too many lines for L1
+ * and the buffers of its misses. */
 struct bursts {
     struct burst burst;
     int32_t share;
@@ -24,7 +25,9 @@ INLINE struct bursts bursts_begin(const struct direct_args *args, int32_t steps)
 {
     int32_t share = (args->next_keys + steps - 1) / steps;
     share = share > 1 ? share : 1;
-    return (struct bursts){burst_begin(args, steps * share), share};
+    struct bursts bursts = {burst_begin(args, steps * share), share};
+    bursts.burst.far = true;
+    return bursts;
 }
 
 INLINE void bursts_step(struct bursts *bursts)
@@ -224,7 +227,9 @@ static void amx_direct_values(float *acc, const void *p, const struct direct_arg
     }
 }
 
-static const struct direct_engine amx_direct = {
-    .scores = amx_direct_scores, .values = amx_direct_values, .finish = bf16_direct_finish};
+static const struct direct_engine amx_direct = {.scores = amx_direct_scores,
+                                                .values = amx_direct_values,
+                                                .finish = bf16_direct_finish,
+                                                .half_tile_rows = AMX_LEAST_ROWS};
 
 #endif
