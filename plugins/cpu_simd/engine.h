@@ -18,6 +18,7 @@ enum element_type {
     ELEMENT_COUNT = 6
 };
 
+#define LOG2_E 1.44269504088896340736f
 #define LEAST_ROW_SCALE 1e-6 /* of rows with a scale of their own */
 #define MAX_HEAD_SIZE 1024
 #define TILE_KEYS 128  /* keys of one packed tile */
@@ -210,8 +211,7 @@ struct decays_args {
 struct product_operand {
     void *memory;     /* 4 bytes for each element, aligned to 64 */
     const void *data; /* the engine's: where it is, `memory` or what it was made of */
-    int64_t stride;   /* of data's rows, in its elements */
-    int32_t k;        /* of a right one */
+    int64_t stride;   /* of data's rows or blocks of rows, in its elements */
 };
 
 /* out[i][j] = keep[i] out[i][j] + by[i] sum over p of left[i][p] right[p][j] */
@@ -237,6 +237,15 @@ struct product_engine {
     void (*multiply)(const struct product_args *args);
 };
 
+/* What a head's gates are made of, by token; arrays hold whole vectors. */
+struct gates_args {
+    const float *a;
+    const float *b;
+    float rate; /* -exp(A_log) */
+    float bias;
+    int32_t count;
+};
+
 struct delta_engine {
     void (*convolve)(const struct convolve_args *args);
     void (*decays)(const struct decays_args *args, int32_t t); /* row t, after the row before it */
@@ -244,6 +253,10 @@ struct delta_engine {
      * n floats, of COLUMN_MULTIPLE, by rows of `stride` */
     void (*solve)(float *x, int32_t n, const float *by, int64_t stride, int32_t count);
     float (*dot)(const float *a, const float *b, int32_t n); /* n of COLUMN_MULTIPLE */
+    /* each of `rows` rows of n floats (of COLUMN_MULTIPLE) times by / its norm */
+    void (*normalize)(float *x, int32_t rows, int32_t n, float by);
+    /* decay = e^(rate log(1 + e^(a + bias))), beta = 1 / (1 + e^-b) */
+    void (*gates)(float *decay, float *beta, const struct gates_args *args);
     void (*step)(const struct delta_args *args);
 };
 

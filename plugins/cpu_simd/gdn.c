@@ -51,7 +51,6 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     PLACE(q_left.memory, GDN_CHUNK * depth);
     PLACE(k_left.memory, GDN_CHUNK * depth);
     PLACE(kt_left.memory, GDN_CHUNK * depth);
-    PLACE(kt_right.memory, GDN_CHUNK * depth);
     PLACE(by_q_left.memory, GDN_CHUNK * GDN_CHUNK);
     PLACE(state_right.memory, depth * width);
     PLACE(r_right.memory, GDN_CHUNK * width);
@@ -70,24 +69,6 @@ size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_t
 {
     struct gdn_scratch scratch;
     return taps_bytes(desc) + scratch_place(desc, NULL, &scratch) * (size_t)num_threads;
-}
-
-float *gdn_state(const struct gdn *gdn, int64_t slot, int32_t head)
-{
-    return view_row(gdn->args->k_cache, slot, 0, head);
-}
-
-int32_t gdn_key_head(const struct attn_recurrent_desc *desc, int32_t head)
-{
-    return head / (desc->num_v_heads / desc->num_k_heads);
-}
-
-void gdn_store_out(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
-                   int32_t head, const float *o)
-{
-    const struct attn_tensor *out = gdn->args->out;
-    gdn_variant(gdn)->store[element_of_any(out)](tensor_row(out, request->first_row + t, head), o,
-                                                 1.0f, gdn->desc->head_size_v);
 }
 
 /* The recurrence, token by token. A state that is not kept lives in the scratch. */
@@ -124,7 +105,7 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
         step.beta = s->beta[i];
         step.kq = gdn_variant(gdn)->delta->dot(step.k, step.q, s->depth);
         gdn_variant(gdn)->delta->step(&step);
-        gdn_store_out(gdn, request, t, head, s->o);
+        gdn_store_rows(gdn, request, t, 1, head, s->o, s->width);
         step.from = step.to;
     }
 }

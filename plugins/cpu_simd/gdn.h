@@ -37,7 +37,6 @@ struct gdn_scratch {
     struct product_operand q_left, k_left; /* [C, depth] */
     struct product_operand kt_left;        /* [depth, C] */
     struct product_operand state_right;    /* [depth, width] */
-    struct product_operand kt_right;       /* [depth, C] */
     struct product_operand by_q_left;      /* [C, C] */
     struct product_operand r_right;        /* [C, width] */
     float *states; /* of each head of an item [depth, width]: S transposed; of a step S itself */
@@ -50,12 +49,15 @@ struct gdn_scratch {
     float e[GDN_CHUNK]; /* decay from the chunk's beginning through token t */
 };
 
-/* gdn.c */
-float *gdn_state(const struct gdn *gdn, int64_t slot, int32_t head);
-int32_t gdn_key_head(const struct attn_recurrent_desc *desc, int32_t head);
-/* row `t` of the request, from floats */
-void gdn_store_out(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
-                   int32_t head, const float *o);
+static inline float *gdn_state(const struct gdn *gdn, int64_t slot, int32_t head)
+{
+    return view_row(gdn->args->k_cache, slot, 0, head);
+}
+
+static inline int32_t gdn_key_head(const struct attn_recurrent_desc *desc, int32_t head)
+{
+    return head / (desc->num_v_heads / desc->num_k_heads);
+}
 
 /* gdn_chunk.c: a request's tokens for num_heads value heads over one key head. */
 void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
@@ -74,5 +76,9 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
 /* The windows of channels .. end - 1 after the step. */
 void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
                      int64_t end);
+
+/* `count` rows of the output from floats, rows of which are `stride` apart */
+void gdn_store_rows(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                    int32_t count, int32_t head, const float *o, int64_t stride);
 
 #endif

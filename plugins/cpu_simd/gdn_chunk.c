@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gated delta rule in chunks, on the transpose of the state. Per chunk of C tokens and head,
- * Dk = Dv = D: 6 C D^2 FLOPs with the state, through the variant's split products where activations
- * have 16 bits, and 3 C^2 D between tokens and 2 C^2 D / heads over one key head through float32's
- * gemm. Rounded to bf16 each of these products is past the bounds of some layer.
+ * Dk = Dv = D: 6 C D^2 FLOPs with the state and 3 C^2 D between tokens, through the variant's split
+ * products where activations have 16 bits, and 2 C^2 D / heads over one key head in float32.
+ * Rounded to bf16 each of these products is past the bounds of some layer.
  *
  * One chunk, with D[t][j] the decay from behind token j to token t, E[t] that from the chunk's
  * beginning, and S its first state:
@@ -22,6 +22,33 @@ static const struct product_engine *products_of(const struct gdn *gdn)
     return rounded ? variant->split_products : variant->products;
 }
 
+/* kk and qk. The output of a request's first token is its value times one such product, and where
+ * key and query are nearly orthogonal, nothing makes up for what the product has lost: so they are
+ * float32's always, and a token's own, as a step has it, a sum of short sums. */
+static void multiply_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
+{
+    const struct product_engine *exact = gdn_variant(gdn)->products;
+    struct product_operand q, k, kt;
+    exact->left(&q, s->q, s->depth, count, s->depth);
+    exact->left(&k, s->k, s->depth, count, s->depth);
+    exact->right(&kt, s->kt, TILE_KEYS, s->depth, round_up(count, COLUMN_MULTIPLE));
+    struct product_args args = {.stride = GDN_CHUNK, .right = &kt, .by = s->ones, .k = s->depth};
+    for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
+        args.m = at_most(TRIANGLE_ROWS, count - args.first);
+        args.n = args.first + TRIANGLE_ROWS;
+        args.out = s->kk;
+        args.left = &k;
+        exact->multiply(&args);
+        args.out = s->qk;
+        args.left = &q;
+        exact->multiply(&args);
+    }
+    for (int32_t t = 0; t < count; t++) {
+        const int64_t row = (int64_t)t * s->depth;
+        s->qk[t * GDN_CHUNK + t] = gdn_variant(gdn)->delta->dot(s->k + row, s->q + row, s->depth);
+    }
+}
+
 static void load_keys(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                       int32_t count, int32_t key_head, struct gdn_scratch *s)
 {
@@ -36,19 +63,7 @@ static void load_keys(const struct gdn *gdn, const struct gdn_request *request, 
     products_of(gdn)->left(&s->q_left, s->q, s->depth, count, s->depth);
     products_of(gdn)->left(&s->k_left, s->k, s->depth, count, s->depth);
     products_of(gdn)->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded);
-    products_of(gdn)->right(&s->kt_right, s->kt, TILE_KEYS, s->depth, padded);
-    struct product_args args = {
-        .stride = GDN_CHUNK, .right = &s->kt_right, .by = s->ones, .k = s->depth};
-    for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
-        args.m = at_most(TRIANGLE_ROWS, count - args.first);
-        args.n = args.first + TRIANGLE_ROWS;
-        args.out = s->kk;
-        args.left = &s->k_left;
-        products_of(gdn)->multiply(&args);
-        args.out = s->qk;
-        args.left = &s->q_left;
-        products_of(gdn)->multiply(&args);
-    }
+    multiply_keys(gdn, count, s);
 }
 
 static void load_values(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
@@ -120,9 +135,7 @@ static void write_chunk(const struct gdn *gdn, const struct gdn_request *request
         args.k = args.first + TRIANGLE_ROWS;
         products_of(gdn)->multiply(&args);
     }
-    for (int32_t t = 0; t < count; t++) {
-        gdn_store_out(gdn, request, first + t, head, s->o + (int64_t)t * width);
-    }
+    gdn_store_rows(gdn, request, first, count, head, s->o, width);
     for (int32_t t = 0; t < last; t++) { /* r as it is left at the chunk's end */
         variant->scale_row(s->v + (int64_t)t * width, s->d[(int64_t)count * GDN_CHUNK + t], width);
     }

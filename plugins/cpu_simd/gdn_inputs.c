@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What enters the gated delta rule: the causal convolution over the mixed row and its rolling
- * window, norms, gates (Yang, Kautz, Hatamizadeh 2024; Qwen3-Next). */
+/* What enters the gated delta rule and what leaves it: the causal convolution over the mixed row
+ * and its rolling window, norms, gates (Yang, Kautz, Hatamizadeh 2024; Qwen3-Next). */
 #include "convert.h"
 #include "gdn.h"
 
-#define L2_EPSILON 1e-6f
-#define SOFTPLUS_THRESHOLD 20
 #define ROWS_AHEAD 8 /* of the mixed row, which lie too far apart for the hardware to follow */
 
 static float load_element(const void *memory, int32_t element, int64_t i)
@@ -190,16 +188,12 @@ void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64
     load_rows(gdn, request, first, count, gdn->args->q, key_head, key_head, scratch, scratch->q);
     load_rows(gdn, request, first, count, gdn->args->k, key_head, desc->num_k_heads + key_head,
               scratch, scratch->k);
-    for (int32_t t = 0; t < count; t++) {
-        float *q = scratch->q + (int64_t)t * scratch->depth;
-        float *k = scratch->k + (int64_t)t * scratch->depth;
-        float by = gdn->args->layer->scale;
-        if (desc->qk_l2norm) {
-            by /= sqrtf(variant->delta->dot(q, q, scratch->depth) + L2_EPSILON);
-            float norm = sqrtf(variant->delta->dot(k, k, scratch->depth) + L2_EPSILON);
-            variant->scale_row(k, 1.0f / norm, scratch->depth);
-        }
-        variant->scale_row(q, by, scratch->depth);
+    const float scale = gdn->args->layer->scale;
+    if (desc->qk_l2norm) {
+        variant->delta->normalize(scratch->q, count, scratch->depth, scale);
+        variant->delta->normalize(scratch->k, count, scratch->depth, 1.0f);
+    } else {
+        variant->scale_row(scratch->q, scale, count * scratch->depth);
     }
 }
 
@@ -210,30 +204,43 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
               scratch, scratch->v);
 }
 
-/* log(1 + e^x), to float32 */
-static double softplus(double x)
+/* A head's column of rows first .. first+count-1. */
+static void load_column(const struct attn_tensor *tensor, int64_t first, int32_t count,
+                        int32_t head, float *out)
 {
-    if (x > SOFTPLUS_THRESHOLD) {
-        return x;
-    }
-    double e = exp(x);
-    return e < 1e-8 ? e : log(1 + e);
+    int32_t element = element_of_any(tensor);
+    const struct columns column = {.first =
+                                       (const char *)tensor_row(tensor, first, 0) +
+                                       head * tensor_stride(tensor, 1) * element_bytes[element],
+                                   .step = tensor_stride(tensor, 0),
+                                   .element = element};
+    transpose(&column, 1, count, out, 1);
 }
 
 /* g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b). */
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch)
 {
-    const struct attn_tensor *a = gdn->io->a, *b = gdn->io->b;
-    int32_t a_element = element_of_any(a), b_element = element_of_any(b);
-    int64_t a_at = head * tensor_stride(a, 1), b_at = head * tensor_stride(b, 1);
-    double rate = -exp((double)gdn->weights->a_log[head]), bias = gdn->weights->dt_bias[head];
-    for (int32_t t = 0; t < count; t++) {
-        int64_t row = request->first_row + first + t;
-        double x = (double)load_element(tensor_row(a, row, 0), a_element, a_at) + bias;
-        double y = (double)load_element(tensor_row(b, row, 0), b_element, b_at);
-        scratch->decay[t] = (float)exp(rate * softplus(x));
-        scratch->beta[t] = (float)(1 / (1 + exp(-y)));
+    float a[GDN_CHUNK] = {0}, b[GDN_CHUNK] = {0};
+    load_column(gdn->io->a, request->first_row + first, count, head, a);
+    load_column(gdn->io->b, request->first_row + first, count, head, b);
+    const struct gates_args args = {.a = a,
+                                    .b = b,
+                                    .rate = -expf(gdn->weights->a_log[head]),
+                                    .bias = gdn->weights->dt_bias[head],
+                                    .count = count};
+    gdn_variant(gdn)->delta->gates(scratch->decay, scratch->beta, &args);
+}
+
+void gdn_store_rows(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                    int32_t count, int32_t head, const float *o, int64_t stride)
+{
+    const struct attn_tensor *out = gdn->args->out;
+    const int32_t element = element_of_any(out), n = gdn->desc->head_size_v;
+    const int64_t row_bytes = tensor_stride(out, 0) * element_bytes[element];
+    char *row = tensor_row(out, request->first_row + first, head);
+    for (int32_t t = 0; t < count; t++, row += row_bytes, o += stride) {
+        gdn_variant(gdn)->store[element](row, o, 1.0f, n);
     }
 }
 

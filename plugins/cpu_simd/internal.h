@@ -14,7 +14,6 @@
 #include "common/tensors.h"
 #include "engine.h"
 
-#define LOG2_E 1.44269504088896340736f
 #define LN_2 0.69314718055994530942f
 
 #define ITEM_ROWS 768         /* query rows of one work item at head size 128 */

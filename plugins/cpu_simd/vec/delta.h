@@ -7,36 +7,56 @@
 
 #include "f32_engine.h"
 
+#define L2_EPSILON 1e-6f
+
 /* x / (1 + e^-x) */
 INLINE vf silu(vf x)
 {
-    vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(x, vf_set1(-1.44269504f))));
-    return vf_div(x, vf_add(vf_set1(1.0f), e));
+    vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(x, vf_set1(-LOG2_E))));
+    return vf_quotient(x, vf_add(vf_set1(1.0f), e));
 }
 
 #define CONSTANT_WIDTH 4 /* of most models */
+#define CONVOLVED_ROWS 4
 
-/* width is a constant where this is inlined, so that a block's taps stay in registers */
-INLINE void convolve_rows(const struct convolve_args *args, const int32_t width)
+/* Rows t .. t + rows - 1; both are constants where this is inlined, so that rows share the loads of
+ * taps and inputs. Row by row: with columns outside, lines 512 bytes apart displace each other. */
+INLINE void convolve_rows(const struct convolve_args *args, const int32_t width, int32_t t,
+                          const int32_t rows)
 {
     int64_t stride = args->stride;
+    const float *x = args->x + t * stride;
+    float *y = args->y + t * stride;
     for (int32_t c = 0; c < args->n; c += VF_WIDTH) {
-        const float *x = args->x + c;
+        vf sum[CONVOLVED_ROWS];
         vf bias = vf_load(args->bias + c);
-        vf taps[CONSTANT_WIDTH];
 #pragma GCC unroll 4
-        for (int32_t i = 0; i < width && i < CONSTANT_WIDTH; i++) {
-            taps[i] = vf_load(args->weights + i * stride + c);
+        for (int32_t r = 0; r < rows; r++) {
+            sum[r] = bias;
         }
-        for (int32_t t = 0; t < args->rows; t++, x += stride) {
-            vf sum = bias;
 #pragma GCC unroll 4
-            for (int32_t i = 0; i < width; i++) {
-                vf tap = i < CONSTANT_WIDTH ? taps[i] : vf_load(args->weights + i * stride + c);
-                sum = vf_fma(tap, vf_load(x + i * stride), sum);
+        for (int32_t i = 0; i < width; i++) {
+            vf tap = vf_load(args->weights + i * stride + c);
+#pragma GCC unroll 4
+            for (int32_t r = 0; r < rows; r++) {
+                sum[r] = vf_fma(tap, vf_load(x + (r + i) * stride + c), sum[r]);
             }
-            vf_store(args->y + t * stride + c, args->with_silu ? silu(sum) : sum);
         }
+#pragma GCC unroll 4
+        for (int32_t r = 0; r < rows; r++) {
+            vf_store(y + r * stride + c, args->with_silu ? silu(sum[r]) : sum[r]);
+        }
+    }
+}
+
+INLINE void convolve(const struct convolve_args *args, const int32_t width)
+{
+    int32_t t = 0;
+    for (; t + CONVOLVED_ROWS <= args->rows; t += CONVOLVED_ROWS) {
+        convolve_rows(args, width, t, CONVOLVED_ROWS);
+    }
+    for (; t < args->rows; t++) {
+        convolve_rows(args, width, t, 1);
     }
 }
 
@@ -44,9 +64,9 @@ INLINE void convolve_rows(const struct convolve_args *args, const int32_t width)
 static void delta_convolve(const struct convolve_args *args)
 {
     if (args->width == CONSTANT_WIDTH) {
-        convolve_rows(args, CONSTANT_WIDTH);
+        convolve(args, CONSTANT_WIDTH);
     } else {
-        convolve_rows(args, args->width);
+        convolve(args, args->width);
     }
 }
 
@@ -198,6 +218,57 @@ static float delta_dot(const float *a, const float *b, int32_t n)
     return vf_sum(sum);
 }
 
+/* Each row times by / its norm; in fours, so that a row's bits do not depend on their number. */
+static void delta_normalize(float *x, int32_t rows, int32_t n, float by)
+{
+    for (int32_t first = 0; first < rows; first += 4) {
+        vf sum[4];
+        float squares[4];
+#pragma GCC unroll 4
+        for (int32_t r = 0; r < 4; r++) {
+            sum[r] = vf_set1(0.0f);
+        }
+        for (int32_t i = 0; i < n; i += VF_WIDTH) {
+#pragma GCC unroll 4
+            for (int32_t r = 0; r < 4; r++) {
+                vf part = first + r < rows ? vf_load(x + (int64_t)(first + r) * n + i) : sum[r];
+                sum[r] = vf_fma(part, part, sum[r]);
+            }
+        }
+        vf_sum_four(squares, sum[0], sum[1], sum[2], sum[3]);
+        for (int32_t r = 0; r < 4 && first + r < rows; r++) {
+            row_scale(x + (int64_t)(first + r) * n, by / sqrtf(squares[r] + L2_EPSILON), n);
+        }
+    }
+}
+
+/* log(1 + e) for e of 0 .. 1, as 2 artanh(e / (2 + e)) */
+INLINE vf log_of_1_and(vf e)
+{
+    vf s = vf_quotient(e, vf_add(vf_set1(2.0f), e));
+    vf square = vf_mul(s, s);
+    vf sum = vf_set1(1.0f / 15);
+#pragma GCC unroll 7
+    for (int odd = 13; odd > 0; odd -= 2) {
+        sum = vf_fma(sum, square, vf_set1(1.0f / (float)odd));
+    }
+    return vf_mul(vf_add(s, s), sum);
+}
+
+/* log(1 + e^x) is max(x, 0) + log(1 + e^-|x|). */
+static void delta_gates(float *decay, float *beta, const struct gates_args *args)
+{
+    const vf log2_e = vf_set1(LOG2_E), one = vf_set1(1.0f);
+    for (int32_t t = 0; t < args->count; t += VF_WIDTH) {
+        vf x = vf_add(vf_load(args->a + t), vf_set1(args->bias));
+        vf small = log_of_1_and(vf_exp2(vf_mul(vf_abs(x), vf_sub(vf_set1(0.0f), log2_e))));
+        vf softplus = vf_add(vf_max(vf_set1(0.0f), x), small);
+        vf_store(decay + t, vf_exp2(vf_mul(softplus, vf_set1(args->rate * LOG2_E))));
+        vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(vf_load(args->b + t), vf_set1(-LOG2_E))));
+        vf_store(beta + t, vf_quotient(one, vf_add(one, e)));
+    }
+}
+
 /* s.k and s.q of one row of the state */
 INLINE void delta_dots(const float *s, const struct delta_args *args, int32_t whole, float *by_k,
                        float *by_q)
@@ -244,6 +315,8 @@ static const struct delta_engine delta_operations = {.convolve = delta_convolve,
                                                      .decays = delta_decays,
                                                      .solve = delta_solve,
                                                      .dot = delta_dot,
+                                                     .normalize = delta_normalize,
+                                                     .gates = delta_gates,
                                                      .step = delta_step};
 
 #endif

@@ -41,6 +41,10 @@ static inline vf vf_div(vf a, vf b)
 {
     return _mm256_div_ps(a, b);
 }
+static inline vf vf_quotient(vf x, vf y)
+{
+    return vf_div(x, y);
+}
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);

@@ -41,6 +41,14 @@ static inline vf vf_div(vf a, vf b)
 {
     return _mm512_div_ps(a, b);
 }
+/* x / y but for the last bit, y normal: a step of Newton's, and what the quotient still lacks */
+static inline vf vf_quotient(vf x, vf y)
+{
+    vf near = _mm512_rcp14_ps(y);
+    near = _mm512_fmadd_ps(near, _mm512_fnmadd_ps(y, near, _mm512_set1_ps(1.0f)), near);
+    vf quotient = _mm512_mul_ps(x, near);
+    return _mm512_fmadd_ps(near, _mm512_fnmadd_ps(quotient, y, x), quotient);
+}
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
@@ -144,12 +152,16 @@ static inline vf vf_load_int8(const int8_t *p)
 }
 static inline void vf_store_bf16(uint16_t *p, vf x)
 {
+#ifdef __AVX512BF16__ /* what is below the normal numbers becomes 0 */
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x));
+#else
     __m512i bits = _mm512_castps_si512(x);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+#endif
 }
 static inline void vf_store_f16(uint16_t *p, vf x)
 {

@@ -41,6 +41,10 @@ static inline vf vf_div(vf a, vf b)
 {
     return a / b;
 }
+static inline vf vf_quotient(vf x, vf y)
+{
+    return vf_div(x, y);
+}
 static inline vf vf_fma(vf a, vf b, vf c)
 {
     return a * b + c;

@@ -64,6 +64,8 @@ void test_store(void **state);
 void test_nibbles(void **state);
 void test_delta(void **state);
 void test_convolve(void **state);
+void test_normalize(void **state);
+void test_gates(void **state);
 void test_decays(void **state);
 void test_products(void **state);
 void test_encode(void **state);

@@ -144,11 +144,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_direct),      cmocka_unit_test(test_direct_codes),
     };
     const struct CMUnitTest of_variant[] = {
-        cmocka_unit_test(test_terms),  cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_store),  cmocka_unit_test(test_nibbles),
-        cmocka_unit_test(test_delta),  cmocka_unit_test(test_convolve),
-        cmocka_unit_test(test_decays), cmocka_unit_test(test_products),
-        cmocka_unit_test(test_encode), cmocka_unit_test(test_encode_int4),
+        cmocka_unit_test(test_terms),     cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_store),     cmocka_unit_test(test_nibbles),
+        cmocka_unit_test(test_delta),     cmocka_unit_test(test_convolve),
+        cmocka_unit_test(test_normalize), cmocka_unit_test(test_gates),
+        cmocka_unit_test(test_decays),    cmocka_unit_test(test_products),
+        cmocka_unit_test(test_encode),    cmocka_unit_test(test_encode_int4),
         cmocka_unit_test(test_blocks),
     };
     const struct variant *variants[8];

@@ -200,6 +200,60 @@ void test_delta(void **state)
     BENCH("delta step 48 x 128", variant->delta->step(&args))
 }
 
+void test_normalize(void **state)
+{
+    enum { ROWS = 7, MOST = 160 };
+    static float x[ROWS * MOST], given[ROWS * MOST], alone[MOST];
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        int32_t rows = 1 + (int32_t)draw(ROWS), n = 32 * (1 + (int32_t)draw(MOST / 32));
+        fill(given, rows * n, ldexpf(1.0f, (int)draw(24) - 12));
+        memcpy(x, given, sizeof x);
+        variant->delta->normalize(x, rows, n, 0.7f);
+        for (int32_t r = 0; r < rows; r++) {
+            double sum = 1e-6;
+            for (int32_t i = 0; i < n; i++) {
+                sum += (double)given[r * n + i] * given[r * n + i];
+            }
+            for (int32_t i = 0; i < n; i++) {
+                double expected = given[r * n + i] * (double)0.7f / sqrt(sum);
+                check_near(x[r * n + i], expected, 1e-6 * fabs(expected), "normalize", r, i);
+            }
+            memcpy(alone, given + r * n, (size_t)n * sizeof(float));
+            variant->delta->normalize(alone, 1, n, 0.7f);
+            assert_memory_equal(alone, x + r * n, (size_t)n * sizeof(float));
+        }
+    }
+    BENCH("normalize 7 x 128", variant->delta->normalize(x, 7, 128, 0.7f))
+}
+
+void test_gates(void **state)
+{
+    enum { TOKENS = 64 };
+    static float a[TOKENS], b[TOKENS], decay[TOKENS], beta[TOKENS];
+    struct gates_args args = {.a = a, .b = b, .bias = 0.5f};
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        args.rate = -ldexpf(1.0f, (int)draw(10) - 5);
+        args.count = 1 + (int32_t)draw(TOKENS);
+        fill(a, TOKENS, ldexpf(1.0f, (int)draw(9) - 2));
+        fill(b, TOKENS, ldexpf(1.0f, (int)draw(9) - 2));
+        a[3] = time == 0 ? NAN : a[3];
+        b[5] = time == 0 ? NAN : b[5];
+        variant->delta->gates(decay, beta, &args);
+        for (int32_t t = 0; t < args.count; t++) {
+            double x = a[t] + 0.5, softplus = (x > 0 ? x : 0) + log1p(exp(-fabs(x)));
+            double power = args.rate * softplus;
+            check_near(decay[t], exp(power), (2e-7 - 4e-7 * power) * exp(power) + 1e-36, "decay", t,
+                       0);
+            check_near(beta[t], 1 / (1 + exp(-(double)b[t])),
+                       1e-36 + 4e-7 * (1 + fabs(b[t])) / (1 + exp(-(double)b[t])), "beta", t, 0);
+        }
+    }
+    args.count = TOKENS;
+    BENCH("gates of 64 tokens", variant->delta->gates(decay, beta, &args))
+}
+
 void test_convolve(void **state)
 {
     enum { CHANNELS = 160, ROWS = 5 };
@@ -232,6 +286,17 @@ void test_convolve(void **state)
             check_row(args.n, 1e-6, 3e-5, "convolution");
         }
     }
+    static float many[67 * 128], taps[4 * 128], out[64 * 128];
+    const struct convolve_args args = {.y = out,
+                                       .x = many,
+                                       .weights = taps,
+                                       .bias = bias,
+                                       .stride = 128,
+                                       .width = 4,
+                                       .rows = 64,
+                                       .n = 128,
+                                       .with_silu = 1};
+    BENCH("convolution 64 x 128", variant->delta->convolve(&args))
 }
 
 /* What is above the diagonal is NaN where it must not be read, and zero where it is written. */
