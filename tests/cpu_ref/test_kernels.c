@@ -181,7 +181,8 @@ static void check_rope(int32_t form, int32_t head_size, int32_t rotary, int32_t 
     int32_t order[ROPE_ROWS], width = rotary ? rotary : head_size;
     struct test_tensor tq, tk, tv, tt, tqw, tkw;
     for (int32_t i = 0; i < 100 * width; i++) {
-        double angle = i / width * pow(0.3, i % (width / 2));
+        int32_t position = i / width;
+        double angle = position * pow(0.3, i % (width / 2));
         table[i] = (float)(i % width < width / 2 ? cos(angle) : sin(angle));
     }
     for (int32_t i = 0; i < head_size; i++) {

@@ -67,4 +67,4 @@ static void tile_multiply(int c, int a, int b)
 #define _tile_loadconfig(config) ((void)(config))
 #define _tile_release() ((void)0)
 
-#include "cpu_simd/amx_engine.c"
+#include "cpu_simd/amx_engine.c" /* NOLINT(bugprone-suspicious-include): with tiles of C */

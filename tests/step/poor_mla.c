@@ -5,7 +5,7 @@
 #include "poor.h" /* first: it declares our own attn_plugin_entry */
 
 #define attn_plugin_entry example_entry /* ours is another */
-#include "../../examples/plugin.c"
+#include "../../examples/plugin.c"      /* NOLINT(bugprone-suspicious-include): for its attend */
 #undef attn_plugin_entry
 
 #include <attn/mla.h>
