@@ -51,12 +51,24 @@ static uint64_t bits_of_rows(const struct gpu_tensor *r)
     return (uint64_t)(uintptr_t)r->data | (uint64_t)r->row | (uint64_t)r->head;
 }
 
+/* A list of keys, a tree, spans or a soft cap: threads copy the rows, and scores have terms. */
+static bool has_terms(const struct gpu_latent_params *p)
+{
+    const struct gpu_problem *problem = &p->attend.problem;
+    return p->topk != NULL || problem->tree != NULL || problem->spans != NULL ||
+           problem->soft_cap > 0;
+}
+
 /* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
 static void map_keys(const struct attn_attend_args *args, struct sm90_latent_params *l)
 {
     const struct gpu_cache *k = &l->p.attend.k;
     int32_t block_size = args->k_cache->block_size;
-    if (!l->wide_keys || l->terms || l->form != LATENT_FORM_OWN ||
+    l->block_shift = -1;
+    for (int32_t i = 0; i < 31; i++) {
+        l->block_shift = block_size == 1 << i ? i : l->block_shift;
+    }
+    if (!l->wide_keys || has_terms(&l->p) || l->form != LATENT_FORM_OWN ||
         (block_size % GPU_TILE != 0 && (block_size % 8 != 0 || GPU_TILE % block_size != 0))) {
         return;
     }
@@ -82,8 +94,6 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     l.wide_queries = (bits_of_rows(&a->q) | bits_of_rows(&p->q_rope)) % 16 == 0;
     l.wide_out = bits_of_rows(&a->out) % 4 == 0;
     l.form = form_of(args->layer);
-    l.terms = p->topk != NULL || a->problem.tree != NULL || a->problem.spans != NULL ||
-              a->problem.soft_cap > 0;
     if (a->out.dtype != a->q.dtype || p->q_rope.dtype != a->q.dtype ||
         (l.form == LATENT_FORM_OWN && a->k.dtype != a->q.dtype)) {
         return "queries, latent rows and output are not of one type, which the layer said";

@@ -12,35 +12,37 @@
 #include "sm90_latent_copy.cuh"
 #include "sm90_latent_merge.cuh"
 
-#define LATENT_COPY_REGISTERS 88
-#define LATENT_COMPUTE_REGISTERS 208
 #define BASE_ROOM 8.0f  /* a score may be so far above the base of its row: weights up to 2^8 */
 #define BARRIER_CLEAR 1 /* and 2, of each warp group: values that are not there are zero */
 #define BARRIER_KEYS 3  /* and 4, likewise: a tile's products with the queries are done */
 
-static_assert(LATENT_COPY_REGISTERS + 2 * LATENT_COMPUTE_REGISTERS <= 3 * 168, "of a CTA");
-
-/* s = queries x keys of buffer b, columns FIRST .. END - 1, each as soon as it is there. */
-template <int KIND, int FIRST, int END>
-static __device__ __forceinline__ void multiply_keys(latent_shared &mine, bool mapped, int b,
-                                                     int phase, float (&s)[32])
+/* s = queries x keys of buffer B, one half of the columns, each as soon as it is there. First comes
+ * the half that is given back first, B; with the second one the rope column. */
+template <int KIND, bool BOXES, int B, bool SECOND>
+static __device__ __forceinline__ void multiply_keys(latent_shared &mine, int phase, float (&s)[32])
 {
+    constexpr int FIRST = (B ^ SECOND) * 4, COUNT = SECOND ? 5 : 4;
     uint64_t q = matrix_at(shared_address(mine.q), 0, 1024);
-    uint64_t k = matrix_at(shared_address(mine.k[b]), 0, 1024);
-    if (FIRST == 0) { /* later columns add to what is on its way */
+    uint64_t k = matrix_at(shared_address(mine.k[B]), 0, 1024);
+    if (!SECOND) { /* later columns add to what is on its way */
         pin(s);
     }
-#pragma unroll
-    for (int c = FIRST; c < END; c++) {
-        barrier_wait(shared_address(&mine.full[b][c]), phase);
-        if (!mapped) {
-            fence_for_boxes(); /* others wrote what wgmma reads */
-        }
+    if (!BOXES) {
+        barrier_wait(shared_address(&mine.full[B][SECOND]), phase);
+        fence_for_boxes(); /* others wrote what wgmma reads */
         wgmma_begin();
+    }
+#pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        const int c = n < 4 ? FIRST + n : LATENT_ROPE;
+        if (BOXES) {
+            barrier_wait(shared_address(&mine.full[B][c]), phase);
+            wgmma_begin();
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t at = c * (LATENT_COLUMN_BYTES / 16) + i * 2;
-            wgmma_rows<KIND, 64>(s, q + at, k + at, c > 0 || i > 0);
+            wgmma_rows<KIND, 64>(s, q + at, k + at, SECOND || n > 0 || i > 0);
         }
     }
     wgmma_commit();
@@ -162,7 +164,7 @@ static __device__ __forceinline__ void move_bases(float (&m)[2], float (&s)[32])
 
 /* Scores of a tile become weights: w for the matrix product, the same in the tile's rope columns. m
  * becomes the base that they count from, sum what they add up to. */
-template <int KIND, bool TERMS>
+template <int KIND, bool BOXES>
 static __device__ __forceinline__ void
 soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, float scale,
        const latent_rows &r, float (&m)[2], float (&s)[32], uint32_t (&w)[4][4], float (&sum)[2])
@@ -170,7 +172,7 @@ soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, fl
     const int lane = threadIdx.x & 31;
     const int32_t first = r.base + t * GPU_TILE;
     const float base[2] = {softmax_base(m[0]), softmax_base(m[1])};
-    if (TERMS) {
+    if (!BOXES) {
         add_terms(p, mine.term[turn][t & 3], scale, base, s);
     } else {
 #pragma unroll
@@ -178,7 +180,7 @@ soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, fl
             s[i] = fmaf(s[i], scale, -base[(i >> 1) & 1]);
         }
     }
-    if (!TERMS && (first < r.first || first + GPU_TILE - 1 > r.last)) {
+    if (BOXES && (first < r.first || first + GPU_TILE - 1 > r.last)) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             int32_t j = first + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
@@ -326,7 +328,7 @@ static __device__ __forceinline__ latent_rows enter_rows(const gpu_params &p, in
 }
 
 /* Makes the weights of first tiles of pairs; dims 0 .. 255. */
-template <int KIND, bool TERMS>
+template <int KIND, bool BOXES>
 static __device__ __forceinline__ void compute_first(const sm90_latent_params &a,
                                                      latent_shared &mine)
 {
@@ -348,12 +350,12 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
         fence_for_boxes();
 #pragma unroll 1
         for (int32_t t = 0; t < r.count; t += 2) {
-            multiply_keys<KIND, 0, 4>(mine, a.mapped, 0, phase, s);
+            multiply_keys<KIND, BOXES, 0, false>(mine, phase, s);
             if (owes) {
                 wgmma_wait<1>();
                 arrive_warp(mine.empty[1][0]);
             }
-            multiply_keys<KIND, 4, LATENT_COLUMNS>(mine, a.mapped, 0, phase, s);
+            multiply_keys<KIND, BOXES, 0, true>(mine, phase, s);
             phase ^= 1;
             wgmma_wait<0>();
             pin(s);
@@ -361,12 +363,12 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
             if (t + 2 >= r.count) {
                 arrive_warp(mine.q_empty);
             }
-            if (!TERMS && a.mapped) {
+            if (BOXES) {
                 clear_values(mine, 0, r.first - r.base - t * GPU_TILE,
                              r.last + 1 - r.base - t * GPU_TILE, 0);
             }
             m[0] = r.m[0], m[1] = r.m[1];
-            soften<KIND, TERMS>(p.problem, mine, 0, turn, t, scale, r, m, s, w, sum);
+            soften<KIND, BOXES>(p.problem, mine, 0, turn, t, scale, r, m, s, w, sum);
             barrier_arrive(shared_address(&mine.weights[0]));
             follow_bases(m, r, o);
             r.l[0] += sum[0], r.l[1] += sum[1];
@@ -392,7 +394,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
 
 /* Makes the weights of second tiles; dims 256 .. 511. Its scores are on their way before it waits
  * for the first tile's weights, and the product with those runs while it has its softmax. */
-template <int KIND, bool TERMS>
+template <int KIND, bool BOXES>
 static __device__ __forceinline__ void compute_second(const sm90_latent_params &a,
                                                       latent_shared &mine)
 {
@@ -416,7 +418,8 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
         }
 #pragma unroll 1
         for (int32_t t = 0; t + 1 < r.count; t += 2) {
-            multiply_keys<KIND, 0, LATENT_COLUMNS>(mine, a.mapped, 1, phase, s);
+            multiply_keys<KIND, BOXES, 1, false>(mine, phase, s);
+            multiply_keys<KIND, BOXES, 1, true>(mine, phase, s);
             phase ^= 1;
             wgmma_wait<0>(); /* ptxas does not let sums be multiplied while others are made */
             pin(s);
@@ -426,12 +429,12 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
             if (t + 3 >= r.count) { /* the last tile of its own */
                 arrive_warp(mine.q_empty);
             }
-            if (!TERMS && a.mapped) {
+            if (BOXES) {
                 clear_values(mine, 1, r.first - r.base - (t + 1) * GPU_TILE,
                              r.last + 1 - r.base - (t + 1) * GPU_TILE, 1);
             }
             m[0] = r.m[0], m[1] = r.m[1];
-            soften<KIND, TERMS>(p.problem, mine, 1, turn, t + 1, scale, r, m, s, w, sum);
+            soften<KIND, BOXES>(p.problem, mine, 1, turn, t + 1, scale, r, m, s, w, sum);
             barrier_arrive(shared_address(&mine.weights[1]));
             wgmma_wait<0>();
             pin(o);
@@ -455,14 +458,14 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
     }
 }
 
-static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool mapped, bool terms)
+static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool boxes)
 {
-    barrier_init(shared_address(&mine.q_full), mapped ? 64 : LATENT_COPY_THREADS);
+    barrier_init(shared_address(&mine.q_full), boxes ? 64 : LATENT_COPY_THREADS);
     barrier_init(shared_address(&mine.q_empty), 8);
     for (int b = 0; b < 2; b++) {
         for (int c = 0; c < LATENT_COLUMNS; c++) { /* each copying warp tells its terms, too */
-            int told = terms && c == LATENT_ROPE ? LATENT_COPY_THREADS / 32 : 0;
-            barrier_init(shared_address(&mine.full[b][c]), mapped ? 1 : LATENT_COPY_THREADS + told);
+            int told = c == 1 ? LATENT_COPY_THREADS / 32 : 0;
+            barrier_init(shared_address(&mine.full[b][c]), boxes ? 1 : LATENT_COPY_THREADS + told);
         }
         barrier_init(shared_address(&mine.empty[b][0]), 4);
         barrier_init(shared_address(&mine.empty[b][1]), 4);
@@ -472,36 +475,43 @@ static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool m
     fence_barriers();
 }
 
-/* TERMS: scores have terms (a.terms). */
-template <int KIND, bool TERMS>
+/* BOXES: TMA copies the keys, and their scores have no terms. */
+template <int KIND, bool BOXES>
 __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
     attend_latent(const __grid_constant__ sm90_latent_params a)
 {
     extern __shared__ __align__(1024) char memory[];
     latent_shared &mine = *(latent_shared *)memory;
     const int group = threadIdx.x >> 7;
+    /* registers of a thread: TMA needs few of them, 8 bits that become 16 many */
+    constexpr int COMPUTE = BOXES              ? 216
+                            : KIND == KIND_F16 ? 200
+                                               : 208,
+                  COPY = 3 * 168 - 2 * COMPUTE;
     if (threadIdx.x == 0) {
-        init_barriers(mine, a.mapped, TERMS);
-        fetch_map(&a.k_map);
+        init_barriers(mine, BOXES);
+        if (BOXES) {
+            fetch_map(&a.k_map);
+        }
     }
     __syncthreads(); /* the barriers are there */
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (group == 0) {
-        give_registers<LATENT_COPY_REGISTERS>();
-        if (TERMS || !a.mapped) {
-            copy_rows<KIND, TERMS>(a, mine);
+        give_registers<COPY>();
+        if constexpr (!BOXES) {
+            copy_rows<KIND>(a, mine);
         } else if (threadIdx.x >= 64) {
             copy_all_queries(a, mine);
         } else {
             copy_boxes(a, mine, threadIdx.x >> 5);
         }
     } else if (group == 1) {
-        take_registers<LATENT_COMPUTE_REGISTERS>();
-        compute_first<KIND, TERMS>(a, mine);
+        take_registers<COMPUTE>();
+        compute_first<KIND, BOXES>(a, mine);
     } else {
-        take_registers<LATENT_COMPUTE_REGISTERS>();
-        compute_second<KIND, TERMS>(a, mine);
+        take_registers<COMPUTE>();
+        compute_second<KIND, BOXES>(a, mine);
     }
 }
 
@@ -535,8 +545,8 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    cudaError_t error = a->terms ? cudaLaunchKernelEx(&config, attend_latent<KIND, true>, *a)
-                                 : cudaLaunchKernelEx(&config, attend_latent<KIND, false>, *a);
+    cudaError_t error = a->mapped ? cudaLaunchKernelEx(&config, attend_latent<KIND, true>, *a)
+                                  : cudaLaunchKernelEx(&config, attend_latent<KIND, false>, *a);
     config.gridDim = dim3((unsigned)num_sms * MERGE_CUTS);
     config.blockDim = dim3(MERGE_THREADS);
     config.dynamicSmemBytes = 0;

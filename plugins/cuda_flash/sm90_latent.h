@@ -21,9 +21,9 @@ enum latent_form { LATENT_FORM_OWN, LATENT_FORM_E4M3, LATENT_FORM_E5M2, LATENT_F
 struct sm90_latent_params {
     struct tensor_map k_map;  /* (dim, slot, 1, block), if `mapped` */
     int32_t mapped, box_rows; /* TMA brings 64 dims of so many slots of a block at a time */
+    int32_t block_shift;      /* of a block size that is a power of two; -1: it is none */
     struct gpu_latent_params p;
     int32_t form;                    /* enum latent_form */
-    int32_t terms;                   /* 1: a list of keys, a tree, spans or a soft cap */
     int32_t row_bytes;               /* of the cache */
     int32_t wide_keys, wide_queries; /* 1: rows can be read 16 bytes at a time */
     int32_t wide_out;                /* 1: two numbers of out can be written at a time */

@@ -49,131 +49,138 @@ static __device__ __forceinline__ uint4 widen_numbers(uint32_t x, uint32_t y,
                       widen_number<FROM, DS>(y & 0xffff, f), widen_number<FROM, DS>(y >> 16, f));
 }
 
-/* 16 bytes; wide: at a multiple of 16. */
-static __device__ __forceinline__ uint4 read_bytes(const char *from, bool wide)
+/* Chunk `chunk` of column c of a row of any form at any address, as a tile has it. */
+static __device__ __noinline__ uint4 read_chunk_slowly(const char *row, int form, int c, int chunk)
 {
-    if (wide) {
-        return __ldg((const uint4 *)from);
+    const bool wide = form == LATENT_FORM_OWN, is_ds = form == LATENT_FORM_DS;
+    if (wide || (is_ds && c == LATENT_ROPE)) {
+        uint4 x = read_bytes(row + (wide ? c * 128 : DS_MLA_ROPE_AT) + chunk * 16);
+        return wide ? x : halves_of_bf16(x);
     }
-    uint4 x = make_uint4(0, 0, 0, 0);
-#pragma unroll 1
-    for (int i = 15; i >= 0; i--) {
-        x.w = __funnelshift_l(x.z, x.w, 8);
-        x.z = __funnelshift_l(x.y, x.z, 8);
-        x.y = __funnelshift_l(x.x, x.y, 8);
-        x.x = x.x << 8 | (uint8_t)from[i];
+    latent_factors f = {0, 0};
+    if (is_ds) {
+        f = factors_of(__uint_as_float(read_bytes(row + DS_MLA_SCALES_AT + (c >> 1) * 4).x));
     }
-    return x;
-}
-
-/* 16 bytes of each of a thread's rows. */
-static __device__ __forceinline__ void read_narrow(const latent_rows_of_thread &rows, bool wide,
-                                                   int byte, uint4 (&x)[LATENT_COPY_ROWS])
-{
+    uint32_t w[4];
 #pragma unroll
-    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        x[i] = make_uint4(0, 0, 0, 0);
-        if (rows.from[i] != nullptr) {
-            x[i] = read_bytes(rows.from[i] + byte, wide);
-        }
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *x = (const uint8_t *)row + c * 64 + chunk * 8 + i * 2;
+        uint32_t two = x[0] | (uint32_t)x[1] << 8;
+        w[i] = form == LATENT_FORM_E5M2 ? widen<KIND_E5M2>(two)
+               : is_ds                  ? widen_number<KIND_E4M3, true>(two, f)
+                                        : widen_number<KIND_E4M3, false>(two, f);
     }
+    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* The scale of the 128 numbers of a pair of columns, of each of a thread's rows. */
-static __device__ __forceinline__ void read_scales(const latent_rows_of_thread &rows, bool wide,
-                                                   int pair, float (&scale)[LATENT_COPY_ROWS])
+/* A tile of 8-bit rows becomes f16 in steps of two rows of each thread's and 128 bytes: four pairs
+ * of columns, of which the half comes first that is given back first, and the rope column. What is
+ * stored four steps later is read while one is stored, over the ends of tiles. */
+#define CONVERT_STEPS 10
+#define CONVERT_AHEAD 4
+
+struct latent_narrow {
+    uint4 x[CONVERT_AHEAD + 1][2];
+    float scale[CONVERT_AHEAD + 1][2];
+};
+
+static_assert(CONVERT_STEPS % (CONVERT_AHEAD + 1) == 0, "each tile begins with the same registers");
+
+/* The columns of a step: pair 0 .. 3, 4: rope. */
+static __device__ __forceinline__ int pair_of_step(int b, int step)
 {
+    return step >= 8 ? 4 : (step >> 1) ^ b * 2;
+}
+
+template <bool DS>
+static __device__ __forceinline__ void read_step(const latent_shared &mine, int32_t t, int step,
+                                                 latent_narrow &n)
+{
+    const int part = threadIdx.x & 7, pair = pair_of_step(t & 1, step);
+    const int at = pair < 4 ? pair * 128 + part * 16
+                   : DS     ? DS_MLA_ROPE_AT + part * 16
+                            : LATENT_MAX_RANK + (part >> 1) * 16;
 #pragma unroll
-    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        scale[i] = 1.0f;
-        if (rows.from[i] != nullptr && wide) {
-            scale[i] = __ldg((const float *)(rows.from[i] + DS_MLA_SCALES_AT) + pair);
-        } else if (rows.from[i] != nullptr) {
-            uint4 x = read_bytes(rows.from[i] + DS_MLA_SCALES_AT, false);
-            scale[i] = __uint_as_float(pair == 0 ? x.x : pair == 1 ? x.y : pair == 2 ? x.z : x.w);
+    for (int i = 0; i < 2; i++) {
+        const char *row = row_of_thread(mine, t, (step & 1) * 2 + i);
+        uint4 x = make_uint4(0, 0, 0, 0);
+        float scale = 1.0f;
+        if (row != nullptr) {
+            x = __ldg((const uint4 *)(row + at));
+            if (DS && step < 8) {
+                scale = __ldg((const float *)(row + DS_MLA_SCALES_AT) + pair);
+            }
         }
+        n.x[step % (CONVERT_AHEAD + 1)][i] = x;
+        n.scale[step % (CONVERT_AHEAD + 1)][i] = scale;
     }
 }
 
-/* Pair of columns: 8 threads have 16 numbers each of a row's 128. Those of the second column store
- * their chunks the other way round, since both columns lie in the same banks. */
+/* Of a pair of columns 8 threads have 16 numbers each of a row's 128. Those of the second column
+ * store their chunks the other way round, since both columns lie in the same banks. Of the rope
+ * column a thread has 8; without DS two threads have read the same 16. */
 template <int FROM, bool DS>
-static __device__ __forceinline__ void store_pair(latent_shared &mine, int b, int pair,
-                                                  const uint4 (&x)[LATENT_COPY_ROWS],
-                                                  const float (&scale)[LATENT_COPY_ROWS])
+static __device__ __forceinline__ void store_step(latent_shared &mine, int b, int step,
+                                                  const latent_narrow &n)
 {
     const int part = threadIdx.x & 7, second = part >> 2, chunk = (part & 3) * 2;
-    uint32_t to = shared_address(mine.k[b][2 * pair + second]);
 #pragma unroll
-    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        int row = ((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS);
+    for (int i = 0; i < 2; i++) {
+        const int row =
+            ((threadIdx.x & 127) >> 3) + ((step & 1) * 2 + i) * (GPU_TILE / LATENT_COPY_ROWS);
+        const uint4 x = n.x[step % (CONVERT_AHEAD + 1)][i];
+        if (step >= 8) {
+            const bool upper = (part & 1) != 0;
+            uint4 y = DS ? halves_of_bf16(x)
+                         : widen_numbers<FROM, false>(upper ? x.z : x.x, upper ? x.w : x.y, {});
+            store16(shared_address(mine.k[b][LATENT_ROPE]) + place_in_column(row, part), y);
+            continue;
+        }
         latent_factors f = {0, 0};
         if (DS) {
-            f = factors_of(scale[i]);
+            f = factors_of(n.scale[step % (CONVERT_AHEAD + 1)][i]);
         }
-        uint4 low = widen_numbers<FROM, DS>(x[i].x, x[i].y, f);
-        uint4 high = widen_numbers<FROM, DS>(x[i].z, x[i].w, f);
+        const uint32_t to = shared_address(mine.k[b][2 * pair_of_step(b, step) + second]);
+        uint4 low = widen_numbers<FROM, DS>(x.x, x.y, f);
+        uint4 high = widen_numbers<FROM, DS>(x.z, x.w, f);
         store16(to + place_in_column(row, chunk + second), second ? high : low);
         store16(to + place_in_column(row, chunk + 1 - second), second ? low : high);
     }
-    fence_for_boxes();
-    barrier_arrive(shared_address(&mine.full[b][2 * pair]));
-    barrier_arrive(shared_address(&mine.full[b][2 * pair + 1]));
 }
 
-/* The rope column: 8 of a row's 64 numbers a thread. fp8_ds_mla has them as bf16. */
-template <int FROM, bool DS>
-static __device__ __forceinline__ void store_rope(latent_shared &mine, int b,
-                                                  const uint4 (&x)[LATENT_COPY_ROWS])
+/* What is read before a run's first tile. */
+template <bool DS>
+static __device__ __forceinline__ void begin_convert(const latent_shared &mine, latent_narrow &n)
 {
-    const int chunk = threadIdx.x & 7;
-    bool upper = (chunk & 1) != 0; /* without DS two threads have read the same 16 numbers */
 #pragma unroll
-    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        int row = ((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS);
-        uint4 y;
-        if (DS) {
-            y = halves_of_bf16(x[i]);
-        } else {
-            y = widen_numbers<FROM, false>(upper ? x[i].z : x[i].x, upper ? x[i].w : x[i].y, {});
-        }
-        store16(shared_address(mine.k[b][LATENT_ROPE]) + place_in_column(row, chunk), y);
+    for (int step = 0; step < CONVERT_AHEAD; step++) {
+        read_step<DS>(mine, 0, step, n);
     }
-    fence_for_boxes();
-    barrier_arrive(shared_address(&mine.full[b][LATENT_ROPE]));
 }
 
-/* A tile of 8-bit rows: of each pair of columns a row's 128 bytes, then the rope part. What comes
- * two steps later is read while one is stored. */
+/* Tile t into its buffer; more: there is a next one, whose rows are known. */
 template <int FROM, bool DS>
-static __device__ __forceinline__ void convert_tile(latent_shared &mine, int b, int phase,
-                                                    bool wide, int32_t t)
+static __device__ __forceinline__ void convert_tile(latent_shared &mine, int phase, int32_t t,
+                                                    bool more, latent_narrow &n)
 {
-    const int part = threadIdx.x & 7;
-    const int rope = DS ? DS_MLA_ROPE_AT + part * 16 : LATENT_MAX_RANK + (part >> 1) * 16;
-    uint4 x[3][LATENT_COPY_ROWS];
-    float scale[3][LATENT_COPY_ROWS];
-    auto read = [&](int step) {
-        latent_rows_of_thread rows = rows_of_thread(mine, t);
-        read_narrow(rows, wide, step < 4 ? step * 128 + part * 16 : rope, x[step % 3]);
-        if (DS && step < 4) {
-            read_scales(rows, wide, step, scale[step % 3]);
-        }
-    };
-    read(0);
-    read(1);
-    barrier_wait(shared_address(&mine.empty[b][0]), phase);
+    const int b = t & 1;
+    barrier_wait(shared_address(&mine.empty[b][b]), phase);
 #pragma unroll
-    for (int pair = 0; pair < 4; pair++) {
-        if (pair + 2 < 5) {
-            read(pair + 2);
+    for (int step = 0; step < CONVERT_STEPS; step++) {
+        if (step + CONVERT_AHEAD < CONVERT_STEPS) {
+            read_step<DS>(mine, t, step + CONVERT_AHEAD, n);
+        } else if (more) {
+            read_step<DS>(mine, t + 1, step + CONVERT_AHEAD - CONVERT_STEPS, n);
         }
-        if (pair == 2) {
-            barrier_wait(shared_address(&mine.empty[b][1]), phase);
+        if (step == 4) {
+            fence_for_boxes();
+            barrier_arrive(shared_address(&mine.full[b][0]));
+            barrier_wait(shared_address(&mine.empty[b][b ^ 1]), phase);
         }
-        store_pair<FROM, DS>(mine, b, pair, x[pair % 3], scale[pair % 3]);
+        store_step<FROM, DS>(mine, b, step, n);
     }
-    store_rope<FROM, DS>(mine, b, x[4 % 3]);
+    fence_for_boxes();
+    barrier_arrive(shared_address(&mine.full[b][1]));
 }
 
 #endif

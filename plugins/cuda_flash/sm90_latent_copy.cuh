@@ -71,51 +71,53 @@ static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
     }
 }
 
-/* Columns first .. first + COUNT - 1 of a tile of rows in 16 bits, by cp.async. */
-template <int COUNT>
-static __device__ __forceinline__ void copy_columns(const sm90_latent_params &a,
-                                                    latent_shared &mine, int b, int first,
-                                                    const latent_rows_of_thread &rows)
+/* Half `half` of the columns of a tile of rows in 16 bits, by cp.async; WITH_ROPE: and the last. */
+template <bool WITH_ROPE>
+static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, latent_shared &mine,
+                                                 int32_t t, int half)
 {
+    const int b = t & 1, chunk = threadIdx.x & 7;
+    const uint32_t to =
+        shared_address(mine.k[b][half * 4]) + place_in_column((threadIdx.x & 127) >> 3, chunk);
+    const uint32_t to_rope = to + (LATENT_ROPE - half * 4) * LATENT_COLUMN_BYTES;
 #pragma unroll
-    for (int c = 0; c < COUNT; c++) {
+    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
+        const char *row = row_of_thread(mine, t, i);
+        const int bytes = row != nullptr ? 16 : 0;
+        const char *from = (row != nullptr ? row : a.p.attend.k.data) + half * 512 + chunk * 16;
+        const int further = i * (GPU_TILE / LATENT_COPY_ROWS) * 128;
 #pragma unroll
-        for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-            int row = ((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS);
-            uint32_t place =
-                shared_address(mine.k[b][first + c]) + place_in_column(row, threadIdx.x & 7);
-            const char *x = rows.from[i] + (first + c) * 128 + (threadIdx.x & 7) * 16;
-            if (a.wide_keys) {
-                copy16(place, rows.from[i] != nullptr ? x : a.p.attend.k.data,
-                       rows.from[i] != nullptr ? 16 : 0);
-            } else {
-                store16(place, rows.from[i] != nullptr ? read_slowly(x) : make_uint4(0, 0, 0, 0));
-            }
+        for (int c = 0; c < 4; c++) {
+            copy16(to + further + c * LATENT_COLUMN_BYTES, from + c * 128, bytes);
         }
-        arrive_chunks(a.wide_keys, mine.full[b][first + c]);
+        if (WITH_ROPE) {
+            copy16(to_rope + further, from + (LATENT_ROPE - half * 4) * 128, bytes);
+        }
     }
+    barrier_arrive_copies(shared_address(&mine.full[b][WITH_ROPE]));
 }
 
-/* The rows of a tile into buffer b, in the form that the cache has. */
-template <int KIND>
-static __device__ __forceinline__ void bring_tile(const sm90_latent_params &a, latent_shared &mine,
-                                                  int b, int phase, int32_t t)
+/* A tile of rows of any form at any addresses. */
+static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params &a,
+                                                        latent_shared &mine, int phase, int32_t t)
 {
-    if (a.form == LATENT_FORM_OWN) {
-        latent_rows_of_thread rows = rows_of_thread(mine, t);
-        barrier_wait(shared_address(&mine.empty[b][0]), phase);
-        copy_columns<4>(a, mine, b, 0, rows);
-        barrier_wait(shared_address(&mine.empty[b][1]), phase);
-        copy_columns<LATENT_COLUMNS - 4>(a, mine, b, 4, rows);
-    } else if constexpr (KIND == KIND_F16) {
-        if (a.form == LATENT_FORM_E4M3) {
-            convert_tile<KIND_E4M3, false>(mine, b, phase, a.wide_keys, t);
-        } else if (a.form == LATENT_FORM_E5M2) {
-            convert_tile<KIND_E5M2, false>(mine, b, phase, a.wide_keys, t);
-        } else {
-            convert_tile<KIND_E4M3, true>(mine, b, phase, a.wide_keys, t);
+    const int b = t & 1, chunk = threadIdx.x & 7;
+    barrier_wait(shared_address(&mine.empty[b][0]), phase);
+    barrier_wait(shared_address(&mine.empty[b][1]), phase);
+#pragma unroll 1
+    for (int n = 0; n < LATENT_COPY_ROWS * LATENT_COLUMNS; n++) {
+        const int c = n >> 2, i = n & 3;
+        const char *row = row_of_thread(mine, t, i);
+        const int at = ((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS);
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (row != nullptr) {
+            x = read_chunk_slowly(row, a.form, c, chunk);
         }
+        store16(shared_address(mine.k[b][c]) + place_in_column(at, chunk), x);
     }
+    fence_for_boxes();
+    barrier_arrive(shared_address(&mine.full[b][0]));
+    barrier_arrive(shared_address(&mine.full[b][1]));
 }
 
 static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
@@ -126,52 +128,84 @@ static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
     }
 }
 
-/* Queries and keys of all runs by 128 threads: any block size, alignment, list and form of rows. */
-template <int KIND, bool TERMS>
-static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, latent_shared &mine)
+/* Queries and keys of all runs by 128 threads: any block size, list and form of rows. FORM: of rows
+ * that are read 16 bytes at a time; -1: any form at any address. */
+template <int KIND, int FORM>
+static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_params &a,
+                                                         latent_shared &mine)
 {
+    constexpr int FROM = FORM == LATENT_FORM_E5M2 ? KIND_E5M2 : KIND_E4M3;
+    constexpr bool IS_DS = FORM == LATENT_FORM_DS, NARROW = FORM > LATENT_FORM_OWN;
     const gpu_params &p = a.p.attend;
     int phases = 7; /* bit b: of buffer b; bit 2: of the queries; bit 3: which run */
+    latent_narrow narrow;
 #pragma unroll 1
     for (int32_t s = first_segment(p.schedule); s >= 0; phases ^= 12) {
+        const int32_t segment = s; /* what is rarely needed is read there again */
         latent_run run = enter_run(p.schedule, s);
-        const gpu_row_tile &item = p.schedule.segments[s].row_tile; /* read where it is used */
-        latent_query query = query_of(a, item);
+        latent_look look = look_of(a, run.item);
         int32_t key[2], block[2];
         s = run.next;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            key[i] = key_of_lane(item, query, run.base + i * GPU_TILE);
+            key[i] = key_of_lane(look, run.base + i * GPU_TILE);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            block[i] = block_of_lane(a, item, key[i]);
+            block[i] = block_of_lane(a, look, key[i]);
         }
+        int32_t later = 2 < run.count ? key_of_lane(look, run.base + 2 * GPU_TILE) : -1;
         /* both warp groups are in the run before: nobody reads terms of the one before that */
         barrier_wait(shared_address(&mine.q_empty), phases >> 2 & 1);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            put_row<TERMS>(a, mine, item, query, phases >> 3, i, key[i], block[i]);
+            put_row(a, mine, segment, phases >> 3, i, key[i], block[i]);
         }
-        copy_queries<KIND, LATENT_COPY_THREADS>(a, item, mine);
-        int32_t later = 2 < run.count ? key_of_lane(item, query, run.base + 2 * GPU_TILE) : -1;
+        copy_queries<KIND, LATENT_COPY_THREADS>(a, p.schedule.segments[segment].row_tile, mine);
+        __syncwarp();
+        if constexpr (NARROW) {
+            begin_convert<IS_DS>(mine, narrow);
+        }
 #pragma unroll 1
         for (int32_t t = 0; t < run.count; t++) {
-            const int b = t & 1;
-            int32_t next = later, next_block = block_of_lane(a, item, next);
-            later =
-                t + 3 < run.count ? key_of_lane(item, query, run.base + (t + 3) * GPU_TILE) : -1;
+            const int b = t & 1, phase = phases >> b & 1;
+            int32_t next = later, next_block = block_of_lane(a, look, next);
+            later = t + 3 < run.count ? key_of_lane(look, run.base + (t + 3) * GPU_TILE) : -1;
             __syncwarp(); /* the rows' places are there */
-            bring_tile<KIND>(a, mine, b, phases >> b & 1, t);
-            phases ^= 1 << b;
-            if (TERMS) { /* they are there, too */
-                arrive_warp(mine.full[b][LATENT_ROPE]);
+            if constexpr (FORM == LATENT_FORM_OWN) {
+                barrier_wait(shared_address(&mine.empty[b][b]), phase);
+                copy_half<false>(a, mine, t, b);
+                barrier_wait(shared_address(&mine.empty[b][b ^ 1]), phase);
+                copy_half<true>(a, mine, t, b ^ 1);
+            } else if constexpr (NARROW) {
+                convert_tile<FROM, IS_DS>(mine, phase, t, t + 1 < run.count, narrow);
+            } else {
+                copy_tile_slowly(a, mine, phase, t);
             }
-            __syncwarp(); /* they have been read */
-            put_row<TERMS>(a, mine, item, query, phases >> 3, t + 2, next, next_block);
+            phases ^= 1 << b;
+            arrive_warp(mine.full[b][1]); /* its terms are there, and its rows have been read */
+            put_row(a, mine, segment, phases >> 3, t + 2, next, next_block);
         }
     }
     wait_for_copies(); /* none may end behind the CTA */
+}
+
+template <int KIND>
+static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, latent_shared &mine)
+{
+    if (!a.wide_keys) {
+        copy_runs_of_rows<KIND, -1>(a, mine);
+    } else if (a.form == LATENT_FORM_OWN) {
+        copy_runs_of_rows<KIND, LATENT_FORM_OWN>(a, mine);
+    } else if constexpr (KIND == KIND_F16) { /* 8 bits become f16 */
+        if (a.form == LATENT_FORM_E4M3) {
+            copy_runs_of_rows<KIND, LATENT_FORM_E4M3>(a, mine);
+        } else if (a.form == LATENT_FORM_E5M2) {
+            copy_runs_of_rows<KIND, LATENT_FORM_E5M2>(a, mine);
+        } else {
+            copy_runs_of_rows<KIND, LATENT_FORM_DS>(a, mine);
+        }
+    }
 }
 
 /* Keys that are copied: those that some row sees. */
@@ -180,81 +214,108 @@ static __device__ __forceinline__ int32_t end_of_keys(const gpu_row_tile &item)
     return min(item.k1, item.length);
 }
 
-/* The block of a page of the tile at `base`, -1: no key of it is seen. */
-static __device__ __forceinline__ int32_t block_of_page(const sm90_latent_params &a,
-                                                        const gpu_row_tile &item, int32_t base,
-                                                        int page)
+/* Pages of a run by TMA: this lane has one of 32 that follow each other. */
+struct latent_pages {
+    int32_t block, slot; /* block -1: no key of it is seen */
+};
+
+static __device__ __forceinline__ latent_pages pages_of_lane(const sm90_latent_params &a,
+                                                             const latent_run &run, int32_t first)
 {
     const gpu_problem &p = a.p.attend.problem;
-    int32_t row = page * a.box_rows, key = base + row;
-    bool real = row < GPU_TILE && key < end_of_keys(item) && key + a.box_rows > item.k0;
-    return real ? p.block_table[item.table + key / p.block_size] : -1;
+    int32_t key = run.base + (first + (int32_t)(threadIdx.x & 31)) * a.box_rows;
+    bool real = key < run.base + run.count * GPU_TILE && key < end_of_keys(run.item) &&
+                key + a.box_rows > run.item.k0;
+    int32_t block = block_of_key(a, key);
+    return {real ? p.block_table[run.item.table + block] : -1, key - block * p.block_size};
 }
 
-/* One half of all tiles by TMA and one warp: 4 columns, and the rope column where it goes with the
- * half. A lane has a page of one of the columns. Of CTAs that walk the same keys one fetches them
+static __device__ __forceinline__ latent_pages page_of_warp(const latent_pages &pages, int32_t n)
+{
+    return {__shfl_sync(0xffffffffu, pages.block, n & 31),
+            __shfl_sync(0xffffffffu, pages.slot, n & 31)};
+}
+
+/* A page of one half of a tile, 4 columns, and of the rope column where it goes with the half. */
+static __device__ __forceinline__ void copy_page(const sm90_latent_params &a, latent_shared &mine,
+                                                 int b, int half, int page, latent_pages of)
+{
+    const uint32_t to = shared_address(mine.k[b][half * 4]) + page * a.box_rows * 128;
+    const uint32_t full = shared_address(&mine.full[b][half * 4]);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        copy_box(to + c * LATENT_COLUMN_BYTES, &a.k_map, half * 256 + c * 64, of.slot, 0, of.block,
+                 full + c * 8);
+    }
+    if (b != half) {
+        copy_box(shared_address(mine.k[b][LATENT_ROPE]) + page * a.box_rows * 128, &a.k_map,
+                 LATENT_MAX_RANK, of.slot, 0, of.block, shared_address(&mine.full[b][LATENT_ROPE]));
+    }
+}
+
+static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, int half,
+                                                  latent_pages of)
+{
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        fetch_box(&a.k_map, half * 256 + c * 64, of.slot, 0, of.block);
+    }
+    if (half == 1) {
+        fetch_box(&a.k_map, LATENT_MAX_RANK, of.slot, 0, of.block);
+    }
+}
+
+/* One half of all tiles by TMA and one warp. Of CTAs that walk the same keys each fetches a half
  * into the L2, LATENT_AHEAD tiles before; where each has its own keys, that only costs. */
 static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, latent_shared &mine,
                                                   int half)
 {
     const gpu_params &p = a.p.attend;
     const int pages = GPU_TILE / a.box_rows, lane = threadIdx.x & 31;
-    const int column = lane / pages, page = lane - column * pages;
-    const bool fetches = p.schedule.abreast > 1 && blockIdx.x % p.schedule.abreast == 0;
-    int phase[2] = {0, 0};
+    const bool fetches = p.schedule.abreast > 1 && (int)(blockIdx.x % p.schedule.abreast) == half;
+    int phases = 3; /* bit b: of buffer b */
 #pragma unroll 1
     for (int32_t s = first_segment(p.schedule); s >= 0;) {
         latent_run run = enter_run(p.schedule, s);
         s = run.next;
-        int32_t block[LATENT_AHEAD + 1]; /* of this tile and of those behind it */
-#pragma unroll
-        for (int i = 0; i <= LATENT_AHEAD; i++) {
-            block[i] =
-                i < run.count ? block_of_page(a, run.item, run.base + i * GPU_TILE, page) : -1;
-        }
+        latent_pages here = pages_of_lane(a, run, 0), behind = pages_of_lane(a, run, 32);
 #pragma unroll 1
         for (int32_t t = 0; t < run.count; t++) {
             const int b = t & 1;
-            int32_t base = run.base + t * GPU_TILE, here = block[0];
-            int32_t slot = (base + page * a.box_rows) % p.problem.block_size;
-            int bytes =
-                __popc(__ballot_sync(0xffffffffu, here >= 0 && column == 0)) * a.box_rows * 128;
-            barrier_wait(shared_address(&mine.empty[b][half]), (b ? phase[1] : phase[0]) ^ 1);
-            phase[0] ^= b == 0;
-            phase[1] ^= b;
-            const int c = half * 4 + (column & 3);
-            const bool with_rope = b != half;
-            if (column < 4 && page == 0) {
-                barrier_arrive_expect(shared_address(&mine.full[b][c]), bytes);
+            const int32_t first = t * pages;
+            if (first > 0 && (first & 31) == 0) {
+                here = behind;
+                behind = pages_of_lane(a, run, first + 32);
             }
-            if (lane == 0 && with_rope) {
-                barrier_arrive_expect(shared_address(&mine.full[b][LATENT_ROPE]), bytes);
+            uint32_t real = __ballot_sync(0xffffffffu, here.block >= 0) >> (first & 31);
+            const int bytes = __popc(real & ((1u << pages) - 1)) * a.box_rows * 128;
+            barrier_wait(shared_address(&mine.empty[b][half]), phases >> b & 1);
+            phases ^= 1 << b;
+            if (lane < 4 || (lane == 4 && b != half)) {
+                barrier_arrive_expect(
+                    shared_address(&mine.full[b][lane < 4 ? half * 4 + lane : LATENT_ROPE]), bytes);
             }
             __syncwarp();
-            if (column < 4 && here >= 0) {
-                copy_box(shared_address(mine.k[b][c]) + page * a.box_rows * 128, &a.k_map, c * 64,
-                         slot, 0, here, shared_address(&mine.full[b][c]));
+#pragma unroll 1
+            for (int page = 0; page < pages; page++) {
+                latent_pages of = page_of_warp(here, first + page);
+                if (of.block >= 0 && elected()) {
+                    copy_page(a, mine, b, half, page, of);
+                }
             }
-            if (column == 0 && with_rope && here >= 0) {
-                copy_box(shared_address(mine.k[b][LATENT_ROPE]) + page * a.box_rows * 128, &a.k_map,
-                         LATENT_MAX_RANK, slot, 0, here,
-                         shared_address(&mine.full[b][LATENT_ROPE]));
+            if (!fetches) {
+                continue;
             }
-            int32_t far = base + LATENT_AHEAD * GPU_TILE;
-            int32_t far_slot = (far + page * a.box_rows) % p.problem.block_size;
-            if (fetches && block[LATENT_AHEAD] >= 0 && column < 4) {
-                fetch_box(&a.k_map, c * 64, far_slot, 0, block[LATENT_AHEAD]);
+#pragma unroll 1
+            for (int page = 0; page < pages; page++) {
+                int32_t n = first + LATENT_AHEAD * pages + page;
+                const bool near = ((n ^ first) & ~31) == 0;
+                latent_pages of = page_of_warp(
+                    {near ? here.block : behind.block, near ? here.slot : behind.slot}, n);
+                if (of.block >= 0 && elected()) {
+                    fetch_page(a, half, of);
+                }
             }
-            if (fetches && block[LATENT_AHEAD] >= 0 && column == 0 && half == 0) {
-                fetch_box(&a.k_map, LATENT_MAX_RANK, far_slot, 0, block[LATENT_AHEAD]);
-            }
-#pragma unroll
-            for (int i = 0; i < LATENT_AHEAD; i++) {
-                block[i] = block[i + 1];
-            }
-            block[LATENT_AHEAD] = t + LATENT_AHEAD + 1 < run.count
-                                      ? block_of_page(a, run.item, far + GPU_TILE, page)
-                                      : -1;
         }
     }
 }

@@ -13,7 +13,7 @@
 #define LATENT_COLUMN_BYTES (SM90_LATENT_ROWS * 128)
 #define LATENT_ROPE (LATENT_COLUMNS - 1) /* the column that values do not have */
 #define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2)) /* numbers of a part */
-#define LATENT_AHEAD 2                                         /* tiles */
+#define LATENT_AHEAD 2 /* tiles that boxes are fetched into the L2 before they are copied */
 #define LATENT_COPY_THREADS 128
 #define LATENT_COPY_ROWS (GPU_TILE * 8 / LATENT_COPY_THREADS) /* of a tile, of such a thread */
 
@@ -28,7 +28,9 @@ struct latent_shared {
     /* of tile t & 3, for even and odd runs: added to a key's scores; -inf: unseen */
     float term[2][4][GPU_TILE];
     uint64_t q_full, q_empty;
-    uint64_t full[2][LATENT_COLUMNS]; /* a buffer's columns are there */
+    /* A buffer's columns are there. Where threads copy rows, 0 counts the half that is copied first
+     * and 1 the other with the rope column. */
+    uint64_t full[2][LATENT_COLUMNS];
     /* Its halves may be filled again: dims 0 .. 255 and 256 .. 511. The rope column, where weights
      * lie, goes with the half of the warp group that reads them: buffer 0's with the second one. */
     uint64_t empty[2][2];
@@ -84,16 +86,21 @@ static __device__ __forceinline__ uint32_t place_in_column(int row, int chunk)
     return row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
 }
 
-/* 8 numbers at any address. */
-static __device__ __noinline__ uint4 read_slowly(const char *from)
+/* 16 bytes at any address. */
+static __device__ __forceinline__ uint4 read_bytes(const char *from)
 {
-    const uint16_t *x = (const uint16_t *)from;
+    const uint8_t *x = (const uint8_t *)from;
     uint32_t w[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        w[i] = x[2 * i] | (uint32_t)x[2 * i + 1] << 16;
+        w[i] = x[4 * i] | x[4 * i + 1] << 8 | x[4 * i + 2] << 16 | (uint32_t)x[4 * i + 3] << 24;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+static __device__ __noinline__ uint4 read_slowly(const char *from)
+{
+    return read_bytes(from);
 }
 
 static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
@@ -102,36 +109,47 @@ static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
                  "r"(x.w)
                  : "memory");
 }
-/* The query of an item's rows. */
-struct latent_query {
-    gpu_interval seen;
-    int32_t index;
-    const int32_t *list; /* positions of its keys; NULL: all of the request */
+
+/* What the lookups of a run's keys need: its query, and the blocks of its request. */
+struct latent_look {
+    const int32_t *list; /* positions of the query's keys; NULL: all of the request */
+    const int32_t *blocks;
+    int32_t end;         /* of the list, or of the keys */
+    int32_t first, last; /* keys that the query sees, or may see */
 };
 
-static __device__ __forceinline__ latent_query query_of(const sm90_latent_params &a,
-                                                        const gpu_row_tile &item)
+/* Spans or a tree decide which keys a query sees. */
+static __device__ __forceinline__ bool sees_slowly(const gpu_problem &p)
 {
-    const gpu_problem &p = a.p.attend.problem;
-    latent_query q;
-    q.index = item.first_row / p.group;
-    q.seen = interval_of(p, request_of_row_tile(item), q.index);
-    q.list =
-        a.p.topk != nullptr ? a.p.topk + (item.query_start + q.index) * a.p.topk_stride : nullptr;
-    return q;
+    return p.spans != nullptr || p.tree != nullptr;
 }
 
-/* What is added to the scores of key j, -1: there is none. */
-static __device__ __forceinline__ float term_of(const gpu_problem &p, const gpu_row_tile &item,
-                                                const latent_query &q, int32_t j)
+static __device__ __forceinline__ latent_look look_of(const sm90_latent_params &a,
+                                                      const gpu_row_tile &item)
 {
-    bool sees = j >= max(q.seen.first, 0) && j <= q.seen.last && j < item.length;
-    if (p.spans == nullptr && p.tree == nullptr) {
-        return sees ? 0.0f : -INFINITY;
-    }
+    const gpu_problem &p = a.p.attend.problem;
+    const int32_t index = item.first_row / p.group;
+    gpu_interval seen = interval_of(p, request_of_row_tile(item), index);
+    latent_look look;
+    look.list =
+        a.p.topk != nullptr ? a.p.topk + (item.query_start + index) * a.p.topk_stride : nullptr;
+    look.blocks = p.block_table + item.table;
+    look.end = item.k1;
+    look.first = sees_slowly(p) ? item.k0 : max(seen.first, 0);
+    look.last = sees_slowly(p) ? item.length - 1 : min(seen.last, item.length - 1);
+    return look;
+}
+
+/* What is added to the scores of key j where spans or a tree decide. */
+static __device__ __noinline__ float term_slow(const gpu_problem &p, const gpu_row_tile &item,
+                                               int32_t j)
+{
     gpu_request request = request_of_row_tile(item);
-    sees = sees_slow(p, request, q.index, q.seen.position, j, sees);
-    return sees ? bias_of(p, request, q.index, q.seen.position, 0.0f, j) * LOG2E : -INFINITY;
+    const int32_t index = item.first_row / p.group;
+    gpu_interval seen = interval_of(p, request, index);
+    bool sees = j >= max(seen.first, 0) && j <= seen.last && j < item.length;
+    sees = sees_slow(p, request, index, seen.position, j, sees);
+    return sees ? bias_of(p, request, index, seen.position, 0.0f, j) * LOG2E : -INFINITY;
 }
 
 /* Lanes 0 .. 15 of a copying warp look up a row of a tile each, well before it is copied: the place
@@ -143,63 +161,56 @@ static __device__ __forceinline__ int row_of_lane()
 }
 
 /* The key of this lane's row of the tile at `base`, -1: none. */
-static __device__ __forceinline__ int32_t key_of_lane(const gpu_row_tile &item,
-                                                      const latent_query &q, int32_t base)
+static __device__ __forceinline__ int32_t key_of_lane(const latent_look &look, int32_t base)
 {
     int32_t at = base + row_of_lane();
-    bool real = (threadIdx.x & 31) < 16 && at < item.k1;
-    return !real ? -1 : q.list != nullptr ? q.list[at] : at;
+    bool real = (threadIdx.x & 31) < 16 && at < look.end;
+    return !real ? -1 : look.list != nullptr ? look.list[at] : at;
 }
 
-/* Its block, -1: there is none. */
-static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params &a,
-                                                        const gpu_row_tile &item, int32_t key)
+/* The block of a key. */
+static __device__ __forceinline__ int32_t block_of_key(const sm90_latent_params &a, int32_t key)
 {
-    const gpu_problem &p = a.p.attend.problem;
-    bool real = key >= item.k0 && key < item.length;
-    return real ? p.block_table[item.table + key / p.block_size] : -1;
+    return a.block_shift >= 0 ? key >> a.block_shift : key / a.p.attend.problem.block_size;
 }
 
-/* Address and term of the row of this lane go to tile t's; the row comes into the L2. */
-template <bool TERMS>
+/* Its number in the cache, -1: the key is not seen. */
+static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params &a,
+                                                        const latent_look &look, int32_t key)
+{
+    return key >= look.first && key <= look.last ? look.blocks[block_of_key(a, key)] : -1;
+}
+
+/* Address and term of the row of this lane go to tile t's; the row comes into the L2, by one of the
+ * CTAs that walk the same keys. */
 static __device__ __forceinline__ void put_row(const sm90_latent_params &a, latent_shared &mine,
-                                               const gpu_row_tile &item, const latent_query &q,
-                                               int turn, int32_t t, int32_t key, int32_t block)
+                                               int32_t segment, int turn, int32_t t, int32_t key,
+                                               int32_t block)
 {
     const gpu_params &p = a.p.attend;
     if ((threadIdx.x & 31) >= 16) {
         return;
     }
     const char *from = nullptr;
-    float term = 0.0f;
-    if (TERMS) {
-        term = term_of(p.problem, item, q, key);
-        mine.term[turn][t & 3][row_of_lane()] = term;
+    float term = block >= 0 ? 0.0f : -INFINITY;
+    if (block >= 0 && sees_slowly(p.problem)) {
+        term = term_slow(p.problem, p.schedule.segments[segment].row_tile, key);
     }
-    if (block >= 0 && term != -INFINITY) {
-        from = row_at(p.k, block, key % p.problem.block_size, 0);
-        if (a.wide_keys) {
+    mine.term[turn][t & 3][row_of_lane()] = term;
+    if (term != -INFINITY) {
+        from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
+        if (a.wide_keys && (p.schedule.abreast < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
             fetch_bytes(from, a.row_bytes);
         }
     }
     mine.from[t & 3][row_of_lane()] = from;
 }
 
-/* A thread's rows of a tile: (threadIdx.x & 127) / 8, and 16, 32, 48 behind it. */
-struct latent_rows_of_thread {
-    const char *from[LATENT_COPY_ROWS];
-};
-
-static __device__ __forceinline__ latent_rows_of_thread rows_of_thread(const latent_shared &mine,
-                                                                       int32_t t)
+/* Row i of those that 8 threads copy: (threadIdx.x & 127) / 8, and 16, 32, 48 behind it. */
+static __device__ __forceinline__ const char *row_of_thread(const latent_shared &mine, int32_t t,
+                                                            int i)
 {
-    latent_rows_of_thread rows;
-#pragma unroll
-    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        rows.from[i] =
-            mine.from[t & 3][((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS)];
-    }
-    return rows;
+    return mine.from[t & 3][((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS)];
 }
 
 #endif

@@ -36,6 +36,14 @@ static __device__ __forceinline__ void fence_barriers()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/* True in one thread of a whole warp. */
+static __device__ __forceinline__ bool elected()
+{
+    uint32_t is;
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(is));
+    return is != 0;
+}
+
 struct box_place {
     int32_t x[5];
 };
