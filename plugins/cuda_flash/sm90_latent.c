@@ -85,6 +85,29 @@ static void map_keys(const struct attn_attend_args *args, struct sm90_latent_par
     l->mapped = tensor_map_encode(&args->instance->device, k->data, &shape, &l->k_map);
 }
 
+/* Queries in the kernel's type: 64 heads of a token, 64 dims at a time. Behind the last head are
+ * zeros. */
+static void map_queries(const struct attn_attend_args *args, struct sm90_latent_params *l)
+{
+    const struct gpu_tensor *const parts[2] = {&l->p.attend.q, &l->p.q_rope};
+    const int32_t dims[2] = {LATENT_MAX_RANK, LATENT_MAX_SIZE - LATENT_MAX_RANK};
+    l->q_mapped =
+        l->wide_queries && (l->form == LATENT_FORM_OWN || l->p.attend.q.dtype == ATTN_DTYPE_F16);
+    for (int i = 0; i < 2 && l->q_mapped; i++) {
+        const struct map_shape shape = {
+            .rank = 4,
+            .element = 2,
+            .fetched = 128,
+            .sizes = {(uint64_t)dims[i], (uint64_t)l->p.attend.problem.group,
+                      (uint64_t)args->out->shape[0], 1},
+            .strides = {(uint64_t)parts[i]->head, (uint64_t)parts[i]->row, 16},
+            .box = {64, SM90_LATENT_ROWS, 1, 1},
+        };
+        l->q_mapped =
+            tensor_map_encode(&args->instance->device, parts[i]->data, &shape, &l->q_maps[i]);
+    }
+}
+
 static const char *attend(const struct attn_attend_args *args, const struct gpu_latent_params *p)
 {
     const struct gpu_params *a = &p->attend;
@@ -92,7 +115,8 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     uint64_t keys = (uint64_t)(uintptr_t)a->k.data | (uint64_t)a->k.block | (uint64_t)a->k.slot;
     l.wide_keys = keys % 16 == 0;
     l.wide_queries = (bits_of_rows(&a->q) | bits_of_rows(&p->q_rope)) % 16 == 0;
-    l.wide_out = bits_of_rows(&a->out) % 4 == 0;
+    uint64_t out = bits_of_rows(&a->out);
+    l.wide_out = out % 16 == 0 ? 8 : out % 4 == 0 ? 2 : 1;
     l.form = form_of(args->layer);
     if (a->out.dtype != a->q.dtype || p->q_rope.dtype != a->q.dtype ||
         (l.form == LATENT_FORM_OWN && a->k.dtype != a->q.dtype)) {
@@ -102,6 +126,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
                   : l.form == LATENT_FORM_DS ? DS_MLA_ROW
                                              : LATENT_MAX_SIZE;
     map_keys(args, &l);
+    map_queries(args, &l);
     return sm90_latent_launch(&args->instance->device, &l, args->stream);
 }
 

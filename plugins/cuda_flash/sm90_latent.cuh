@@ -173,7 +173,7 @@ soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, fl
     const int32_t first = r.base + t * GPU_TILE;
     const float base[2] = {softmax_base(m[0]), softmax_base(m[1])};
     if (!BOXES) {
-        add_terms(p, mine.term[turn][t & 3], scale, base, s);
+        add_terms(p, mine.term[turn][t & 7], scale, base, s);
     } else {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
@@ -240,6 +240,63 @@ static __device__ __forceinline__ void take_weights(latent_shared &mine, int b, 
     fence_for_boxes();
 }
 
+/* 8 numbers of out that two of 4 lanes each have: lane i of them gets column i of a square. */
+static __device__ __forceinline__ void turn_square(uint32_t (&x)[4])
+{
+    const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t y = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 1);
+        x[i] = odd ? y : x[i];
+        x[i + 1] = odd ? x[i + 1] : y;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t y = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 2);
+        x[i] = upper ? y : x[i];
+        x[i + 2] = upper ? x[i + 2] : y;
+    }
+}
+
+/* A row of a warp group's half of the dims, 16 bytes a lane or, where out is not aligned, less. */
+template <int KIND, int H>
+static __device__ __forceinline__ void write_row(const sm90_latent_params &a, char *to, bool real,
+                                                 float factor, const float (&o)[128])
+{
+    const int part = threadIdx.x & 3;
+    const bool narrows = KIND == KIND_F16 && a.p.attend.out.dtype == ATTN_DTYPE_BF16;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float first = o[(4 * k + i) * 4 + 2 * H] * factor;
+            float second = o[(4 * k + i) * 4 + 2 * H + 1] * factor;
+            x[i] = pack2<KIND>(first, second);
+            if (narrows) {
+                x[i] = pack2<KIND_BF16>(first, second);
+            }
+        }
+        if (a.wide_out == 8) {
+            turn_square(x);
+            if (real) {
+                *(uint4 *)(to + (4 * k + part) * 16) = make_uint4(x[0], x[1], x[2], x[3]);
+            }
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint16_t *at = (uint16_t *)(to + (4 * k + i) * 16 + part * 4);
+            if (real && a.wide_out == 2) {
+                *(uint32_t *)at = x[i];
+            } else if (real) {
+                at[0] = (uint16_t)x[i];
+                at[1] = (uint16_t)(x[i] >> 16);
+            }
+        }
+    }
+}
+
 /* The rows' sums go out, each warp group's dims: the item's output, or a part of it. The next
  * segment is returned. */
 template <int KIND>
@@ -251,6 +308,7 @@ static __device__ __forceinline__ int32_t finish_run(const sm90_latent_params &a
     const gpu_params &p = a.p.attend;
     latent_run run = enter_run(p.schedule, segment); /* again: no registers to keep it in */
     const int lane = threadIdx.x & 31;
+    const bool tells = half == 0 && (lane & 3) == 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         r.l[h] += __shfl_xor_sync(0xffffffffu, r.l[h], 1);
@@ -263,48 +321,41 @@ static __device__ __forceinline__ int32_t finish_run(const sm90_latent_params &a
     barrier_wait(shared_address(&mine.sums), turn); /* both sums are there */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int32_t row = r.row + 8 * h;
-        float l = mine.sum[turn][0][row] + mine.sum[turn][1][row];
-        bool tells = half == 0 && (lane & 3) == 0;
-        if (row >= run.item.num_rows) {
-            continue;
-        }
-        if (run.part >= 0) {
-            float *part = p.schedule.parts + (int64_t)run.part * LATENT_PART;
-            float *to = part + row * LATENT_MAX_RANK + half * 256 + (lane & 3) * 2;
-#pragma unroll
-            for (int i = 0; i < 32; i++) {
-                *(float2 *)(to + i * 8) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
-            }
-            if (tells) {
-                part[SM90_LATENT_ROWS * LATENT_MAX_RANK + row] = r.m[h];
-                part[SM90_LATENT_ROWS * (LATENT_MAX_RANK + 1) + row] = l;
-            }
-            continue;
-        }
-        int32_t at = run.item.first_row + row, index = at / p.problem.group;
-        int64_t token = run.item.query_start + index, head = at - index * p.problem.group;
-        float sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
-        float *lse = tells && p.lse.data != nullptr
-                         ? &p.lse.data[head * p.lse.head + token * p.lse.row]
-                         : nullptr;
-        float factor = softmax_close_base2(sink, r.m[h], l, lse) * value_scale(p.k);
-        char *to = p.out.data + token * p.out.row + head * p.out.head;
-        int32_t d = half * 256 + (lane & 3) * 2;
+        r.l[h] = mine.sum[turn][0][r.row + 8 * h] + mine.sum[turn][1][r.row + 8 * h];
+    }
+    if ((r.row & ~15) >= run.item.num_rows) { /* none of this warp's rows is real */
+        return run.next;
+    }
+    if (run.part >= 0) { /* as threads have them: see merge_latent */
+        float *part = p.schedule.parts + (int64_t)run.part * LATENT_PART;
+        float4 *to = (float4 *)part + half * 32 * 128 + (threadIdx.x & 127);
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            float x = o[4 * i + 2 * h] * factor, y = o[4 * i + 2 * h + 1] * factor;
-            uint32_t two = pack2<KIND>(x, y);
-            if (KIND == KIND_F16 && p.out.dtype == ATTN_DTYPE_BF16) {
-                two = pack2<KIND_BF16>(x, y);
-            }
-            uint16_t *at_dim = (uint16_t *)to + d + i * 8;
-            if (a.wide_out) {
-                *(uint32_t *)at_dim = two;
-            } else {
-                at_dim[0] = (uint16_t)two;
-                at_dim[1] = (uint16_t)(two >> 16);
-            }
+            to[i * 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+        }
+#pragma unroll
+        for (int h = 0; h < 2 && tells; h++) {
+            part[SM90_LATENT_ROWS * LATENT_MAX_RANK + r.row + 8 * h] = r.m[h];
+            part[SM90_LATENT_ROWS * (LATENT_MAX_RANK + 1) + r.row + 8 * h] = r.l[h];
+        }
+        return run.next;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int32_t row = r.row + 8 * h;
+        const bool real = row < run.item.num_rows;
+        int32_t at = run.item.first_row + row, index = at / p.problem.group;
+        int64_t token = run.item.query_start + index, head = at - index * p.problem.group;
+        float sink = real && p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
+        float *lse = real && tells && p.lse.data != nullptr
+                         ? &p.lse.data[head * p.lse.head + token * p.lse.row]
+                         : nullptr;
+        float factor = softmax_close_base2(sink, r.m[h], r.l[h], lse) * value_scale(p.k);
+        char *to = p.out.data + token * p.out.row + head * p.out.head + half * 512;
+        if (h == 0) {
+            write_row<KIND, 0>(a, to, real, factor, o);
+        } else {
+            write_row<KIND, 1>(a, to, real, factor, o);
         }
     }
     return run.next;
@@ -458,9 +509,9 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
     }
 }
 
-static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool boxes)
+static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool boxes, bool q_boxes)
 {
-    barrier_init(shared_address(&mine.q_full), boxes ? 64 : LATENT_COPY_THREADS);
+    barrier_init(shared_address(&mine.q_full), q_boxes ? 1 : boxes ? 64 : LATENT_COPY_THREADS);
     barrier_init(shared_address(&mine.q_empty), 8);
     for (int b = 0; b < 2; b++) {
         for (int c = 0; c < LATENT_COLUMNS; c++) { /* each copying warp tells its terms, too */
@@ -485,11 +536,11 @@ __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
     const int group = threadIdx.x >> 7;
     /* registers of a thread: TMA needs few of them, 8 bits that become 16 many */
     constexpr int COMPUTE = BOXES              ? 216
-                            : KIND == KIND_F16 ? 200
+                            : KIND == KIND_F16 ? 192
                                                : 208,
                   COPY = 3 * 168 - 2 * COMPUTE;
     if (threadIdx.x == 0) {
-        init_barriers(mine, BOXES);
+        init_barriers(mine, BOXES, a.q_mapped);
         if (BOXES) {
             fetch_map(&a.k_map);
         }
@@ -502,7 +553,7 @@ __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
         if constexpr (!BOXES) {
             copy_rows<KIND>(a, mine);
         } else if (threadIdx.x >= 64) {
-            copy_all_queries(a, mine);
+            copy_all_queries<KIND>(a, mine);
         } else {
             copy_boxes(a, mine, threadIdx.x >> 5);
         }
@@ -547,7 +598,7 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
     config.numAttrs = 1;
     cudaError_t error = a->mapped ? cudaLaunchKernelEx(&config, attend_latent<KIND, true>, *a)
                                   : cudaLaunchKernelEx(&config, attend_latent<KIND, false>, *a);
-    config.gridDim = dim3((unsigned)num_sms * MERGE_CUTS);
+    config.gridDim = dim3((unsigned)num_sms * MERGE_CTAS);
     config.blockDim = dim3(MERGE_THREADS);
     config.dynamicSmemBytes = 0;
     return error ? error : cudaLaunchKernelEx(&config, merge_latent<KIND>, *a);

@@ -19,14 +19,16 @@ extern "C" {
 enum latent_form { LATENT_FORM_OWN, LATENT_FORM_E4M3, LATENT_FORM_E5M2, LATENT_FORM_DS };
 
 struct sm90_latent_params {
-    struct tensor_map k_map;  /* (dim, slot, 1, block), if `mapped` */
+    struct tensor_map k_map;     /* (dim, slot, 1, block), if `mapped` */
+    struct tensor_map q_maps[2]; /* latent and rope part: (dim, head, token, 1), if `q_mapped` */
+    int32_t q_mapped;
     int32_t mapped, box_rows; /* TMA brings 64 dims of so many slots of a block at a time */
     int32_t block_shift;      /* of a block size that is a power of two; -1: it is none */
     struct gpu_latent_params p;
     int32_t form;                    /* enum latent_form */
     int32_t row_bytes;               /* of the cache */
     int32_t wide_keys, wide_queries; /* 1: rows can be read 16 bytes at a time */
-    int32_t wide_out;                /* 1: two numbers of out can be written at a time */
+    int32_t wide_out;                /* numbers of out that can be written at a time: 8, 2, 1 */
 };
 
 /* params NULL: only makes the kernels ready on the current device. NULL or the cause of a failure.

@@ -92,11 +92,12 @@ static __device__ __forceinline__ int pair_of_step(int b, int step)
     return step >= 8 ? 4 : (step >> 1) ^ b * 2;
 }
 
+/* b: t & 1, as a constant */
 template <bool DS>
-static __device__ __forceinline__ void read_step(const latent_shared &mine, int32_t t, int step,
-                                                 latent_narrow &n)
+static __device__ __forceinline__ void read_step(const latent_shared &mine, int b, int32_t t,
+                                                 int step, latent_narrow &n)
 {
-    const int part = threadIdx.x & 7, pair = pair_of_step(t & 1, step);
+    const int part = threadIdx.x & 7, pair = pair_of_step(b, step);
     const int at = pair < 4 ? pair * 128 + part * 16
                    : DS     ? DS_MLA_ROPE_AT + part * 16
                             : LATENT_MAX_RANK + (part >> 1) * 16;
@@ -154,23 +155,22 @@ static __device__ __forceinline__ void begin_convert(const latent_shared &mine, 
 {
 #pragma unroll
     for (int step = 0; step < CONVERT_AHEAD; step++) {
-        read_step<DS>(mine, 0, step, n);
+        read_step<DS>(mine, 0, 0, step, n);
     }
 }
 
 /* Tile t into its buffer; more: there is a next one, whose rows are known. */
 template <int FROM, bool DS>
-static __device__ __forceinline__ void convert_tile(latent_shared &mine, int phase, int32_t t,
-                                                    bool more, latent_narrow &n)
+static __device__ __forceinline__ void convert_tile(latent_shared &mine, int b, int phase,
+                                                    int32_t t, bool more, latent_narrow &n)
 {
-    const int b = t & 1;
     barrier_wait(shared_address(&mine.empty[b][b]), phase);
 #pragma unroll
     for (int step = 0; step < CONVERT_STEPS; step++) {
         if (step + CONVERT_AHEAD < CONVERT_STEPS) {
-            read_step<DS>(mine, t, step + CONVERT_AHEAD, n);
+            read_step<DS>(mine, b, t, step + CONVERT_AHEAD, n);
         } else if (more) {
-            read_step<DS>(mine, t + 1, step + CONVERT_AHEAD - CONVERT_STEPS, n);
+            read_step<DS>(mine, b ^ 1, t + 1, step + CONVERT_AHEAD - CONVERT_STEPS, n);
         }
         if (step == 4) {
             fence_for_boxes();

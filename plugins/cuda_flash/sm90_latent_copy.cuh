@@ -60,11 +60,32 @@ copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_sh
     arrive_chunks(a.wide_queries && !NARROWS, mine.q_full);
 }
 
+/* By TMA and one thread. */
+static __device__ __forceinline__ void
+copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &mine)
+{
+    const int32_t group = a.p.attend.problem.group, index = item.first_row / group;
+    const int32_t head = item.first_row - index * group, token = item.query_start + index;
+    const uint32_t full = shared_address(&mine.q_full);
+    barrier_arrive_expect(full, LATENT_COLUMNS * LATENT_COLUMN_BYTES);
+#pragma unroll 1
+    for (int c = 0; c < LATENT_ROPE; c++) {
+        copy_box(shared_address(mine.q[c]), &a.q_maps[0], c * 64, head, token, 0, full);
+    }
+    copy_box(shared_address(mine.q[LATENT_ROPE]), &a.q_maps[1], 0, head, token, 0, full);
+}
+
+/* By the last THREADS threads that copy. */
 template <int KIND, int THREADS>
 static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
                                                     const gpu_row_tile &item, latent_shared &mine)
 {
-    if (KIND == KIND_F16 && a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
+    if (a.q_mapped) {
+        if ((threadIdx.x & (THREADS - 1)) < 32 && elected()) {
+            copy_query_boxes(a, item, mine);
+        }
+        __syncwarp();
+    } else if (KIND == KIND_F16 && a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
         copy_query_rows<THREADS, true>(a, item, mine);
     } else {
         copy_query_rows<THREADS, false>(a, item, mine);
@@ -74,9 +95,9 @@ static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
 /* Half `half` of the columns of a tile of rows in 16 bits, by cp.async; WITH_ROPE: and the last. */
 template <bool WITH_ROPE>
 static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, latent_shared &mine,
-                                                 int32_t t, int half)
+                                                 int b, int32_t t, int half)
 {
-    const int b = t & 1, chunk = threadIdx.x & 7;
+    const int chunk = threadIdx.x & 7;
     const uint32_t to =
         shared_address(mine.k[b][half * 4]) + place_in_column((threadIdx.x & 127) >> 3, chunk);
     const uint32_t to_rope = to + (LATENT_ROPE - half * 4) * LATENT_COLUMN_BYTES;
@@ -139,53 +160,61 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
     const gpu_params &p = a.p.attend;
     int phases = 7; /* bit b: of buffer b; bit 2: of the queries; bit 3: which run */
     latent_narrow narrow;
+    auto bring = [&](int b, int32_t t,
+                     int32_t count) { /* b: t & 1, as a constant */
+                                      const int phase = phases >> b & 1;
+                                      if constexpr (FORM == LATENT_FORM_OWN) {
+                                          barrier_wait(shared_address(&mine.empty[b][b]), phase);
+                                          copy_half<false>(a, mine, b, t, b);
+                                          barrier_wait(shared_address(&mine.empty[b][b ^ 1]),
+                                                       phase);
+                                          copy_half<true>(a, mine, b, t, b ^ 1);
+                                      } else if constexpr (NARROW) {
+                                          convert_tile<FROM, IS_DS>(mine, b, phase, t,
+                                                                    t + 1 < count, narrow);
+                                      } else {
+                                          copy_tile_slowly(a, mine, phase, t);
+                                      }
+                                      phases ^= 1 << b;
+                                      arrive_warp(mine.full[b][1]); /* its terms are there, and its
+                                                                       rows have been read */
+    };
 #pragma unroll 1
-    for (int32_t s = first_segment(p.schedule); s >= 0; phases ^= 12) {
-        const int32_t segment = s; /* what is rarely needed is read there again */
+    /* what is rarely needed of a run is read again */
+    for (int32_t s = first_segment(p.schedule); s >= 0; s = enter_run(p.schedule, s).next) {
         latent_run run = enter_run(p.schedule, s);
         latent_look look = look_of(a, run.item);
-        int32_t key[2], block[2];
-        s = run.next;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            key[i] = key_of_lane(look, run.base + i * GPU_TILE);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            block[i] = block_of_lane(a, look, key[i]);
-        }
-        int32_t later = 2 < run.count ? key_of_lane(look, run.base + 2 * GPU_TILE) : -1;
+        int32_t key = key_of_lane(look, run.base, run.item.k1), block = block_of_lane(a, look, key);
+        int32_t later = key_of_lane(look, run.base + 2 * GPU_TILE, run.item.k1);
         /* both warp groups are in the run before: nobody reads terms of the one before that */
         barrier_wait(shared_address(&mine.q_empty), phases >> 2 & 1);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            put_row(a, mine, segment, phases >> 3, i, key[i], block[i]);
-        }
-        copy_queries<KIND, LATENT_COPY_THREADS>(a, p.schedule.segments[segment].row_tile, mine);
-        __syncwarp();
+        copy_queries<KIND, LATENT_COPY_THREADS>(a, p.schedule.segments[s].row_tile, mine);
+        put_row(a, mine, s, phases >> 3, 0, key, block);
+        __syncwarp(); /* the rows' places are there */
         if constexpr (NARROW) {
             begin_convert<IS_DS>(mine, narrow);
         }
 #pragma unroll 1
-        for (int32_t t = 0; t < run.count; t++) {
-            const int b = t & 1, phase = phases >> b & 1;
-            int32_t next = later, next_block = block_of_lane(a, look, next);
-            later = t + 3 < run.count ? key_of_lane(look, run.base + (t + 3) * GPU_TILE) : -1;
-            __syncwarp(); /* the rows' places are there */
-            if constexpr (FORM == LATENT_FORM_OWN) {
-                barrier_wait(shared_address(&mine.empty[b][b]), phase);
-                copy_half<false>(a, mine, t, b);
-                barrier_wait(shared_address(&mine.empty[b][b ^ 1]), phase);
-                copy_half<true>(a, mine, t, b ^ 1);
-            } else if constexpr (NARROW) {
-                convert_tile<FROM, IS_DS>(mine, phase, t, t + 1 < run.count, narrow);
-            } else {
-                copy_tile_slowly(a, mine, phase, t);
+        for (int32_t t = 0; t < run.count; t += 2) {
+            key = later;
+            block = block_of_lane(a, look, key);
+            later = t + 4 < run.count ? key_of_lane(look, run.base + (t + 4) * GPU_TILE,
+                                                    p.schedule.segments[s].row_tile.k1)
+                                      : -1;
+            bring(0, t, run.count);
+            if (NARROW) { /* reads ahead */
+                put_row(a, mine, s, phases >> 3, t + 2, key, block);
+                __syncwarp(); /* they are there */
             }
-            phases ^= 1 << b;
-            arrive_warp(mine.full[b][1]); /* its terms are there, and its rows have been read */
-            put_row(a, mine, segment, phases >> 3, t + 2, next, next_block);
+            if (t + 1 < run.count) {
+                bring(1, t + 1, run.count);
+            }
+            if (!NARROW) { /* while no buffer is given back for long */
+                put_row(a, mine, s, phases >> 3, t + 2, key, block);
+                __syncwarp(); /* they are there */
+            }
         }
+        phases ^= 12;
     }
     wait_for_copies(); /* none may end behind the CTA */
 }
@@ -320,6 +349,7 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
     }
 }
 
+template <int KIND>
 static __device__ __forceinline__ void copy_all_queries(const sm90_latent_params &a,
                                                         latent_shared &mine)
 {
@@ -330,7 +360,7 @@ static __device__ __forceinline__ void copy_all_queries(const sm90_latent_params
         latent_run run = enter_run(plan, s);
         s = run.next;
         barrier_wait(shared_address(&mine.q_empty), phase ^ 1);
-        copy_query_rows<64, false>(a, run.item, mine); /* TMA: keys of their type */
+        copy_queries<KIND, 64>(a, run.item, mine);
     }
     wait_for_copies();
 }

@@ -25,8 +25,8 @@ struct latent_shared {
     float base[2][SM90_LATENT_ROWS]; /* that weights of a pair's first and second tile count from */
     float sum[2][2][SM90_LATENT_ROWS]; /* of weights, by run and warp group */
     const char *from[4][GPU_TILE]; /* rows of tile t & 3; NULL: nobody sees the key, it is zero */
-    /* of tile t & 3, for even and odd runs: added to a key's scores; -inf: unseen */
-    float term[2][4][GPU_TILE];
+    /* of tile t & 7, for even and odd runs: added to a key's scores; -inf: unseen */
+    float term[2][8][GPU_TILE];
     uint64_t q_full, q_empty;
     /* A buffer's columns are there. Where threads copy rows, 0 counts the half that is copied first
      * and 1 the other with the rope column. */
@@ -114,7 +114,6 @@ static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
 struct latent_look {
     const int32_t *list; /* positions of the query's keys; NULL: all of the request */
     const int32_t *blocks;
-    int32_t end;         /* of the list, or of the keys */
     int32_t first, last; /* keys that the query sees, or may see */
 };
 
@@ -134,7 +133,6 @@ static __device__ __forceinline__ latent_look look_of(const sm90_latent_params &
     look.list =
         a.p.topk != nullptr ? a.p.topk + (item.query_start + index) * a.p.topk_stride : nullptr;
     look.blocks = p.block_table + item.table;
-    look.end = item.k1;
     look.first = sees_slowly(p) ? item.k0 : max(seen.first, 0);
     look.last = sees_slowly(p) ? item.length - 1 : min(seen.last, item.length - 1);
     return look;
@@ -152,20 +150,25 @@ static __device__ __noinline__ float term_slow(const gpu_problem &p, const gpu_r
     return sees ? bias_of(p, request, index, seen.position, 0.0f, j) * LOG2E : -INFINITY;
 }
 
-/* Lanes 0 .. 15 of a copying warp look up a row of a tile each, well before it is copied: the place
- * of a key in a list, its block, its address. */
+/* A copying warp looks up the rows that it copies of two tiles at once, well before: the place of a
+ * key in a list, its block, its address. A lane has a row of tile t + lane / 16. */
 static __device__ __forceinline__ int row_of_lane()
 {
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 15;
     return ((threadIdx.x >> 5) & 3) * 4 + (lane & 3) + (lane >> 2) * 16;
 }
 
-/* The key of this lane's row of the tile at `base`, -1: none. */
-static __device__ __forceinline__ int32_t key_of_lane(const latent_look &look, int32_t base)
+static __device__ __forceinline__ int tile_of_lane()
 {
-    int32_t at = base + row_of_lane();
-    bool real = (threadIdx.x & 31) < 16 && at < look.end;
-    return !real ? -1 : look.list != nullptr ? look.list[at] : at;
+    return threadIdx.x >> 4 & 1;
+}
+
+/* The key of this lane's row of the tiles at `base`, -1: none. end: of the list, or of the keys. */
+static __device__ __forceinline__ int32_t key_of_lane(const latent_look &look, int32_t base,
+                                                      int32_t end)
+{
+    int32_t at = base + tile_of_lane() * GPU_TILE + row_of_lane();
+    return at >= end ? -1 : look.list != nullptr ? look.list[at] : at;
 }
 
 /* The block of a key. */
@@ -181,22 +184,20 @@ static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params
     return key >= look.first && key <= look.last ? look.blocks[block_of_key(a, key)] : -1;
 }
 
-/* Address and term of the row of this lane go to tile t's; the row comes into the L2, by one of the
- * CTAs that walk the same keys. */
+/* Address and term of the row of this lane go to those of tiles t and t + 1; the row comes into the
+ * L2, by one of the CTAs that walk the same keys. */
 static __device__ __forceinline__ void put_row(const sm90_latent_params &a, latent_shared &mine,
                                                int32_t segment, int turn, int32_t t, int32_t key,
                                                int32_t block)
 {
     const gpu_params &p = a.p.attend;
-    if ((threadIdx.x & 31) >= 16) {
-        return;
-    }
     const char *from = nullptr;
     float term = block >= 0 ? 0.0f : -INFINITY;
     if (block >= 0 && sees_slowly(p.problem)) {
         term = term_slow(p.problem, p.schedule.segments[segment].row_tile, key);
     }
-    mine.term[turn][t & 3][row_of_lane()] = term;
+    t += tile_of_lane();
+    mine.term[turn][t & 7][row_of_lane()] = term;
     if (term != -INFINITY) {
         from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
         if (a.wide_keys && (p.schedule.abreast < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
