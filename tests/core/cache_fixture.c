@@ -80,13 +80,13 @@ attn_runtime *place_create(struct place *place, const char *path, attn_status ex
 void copy_file(const char *from, const char *to)
 {
     char bytes[MAX_BYTES];
-    char beside[128];
+    char temporary[128];
     size_t size = 0;
     FILE *in = fopen(from, "rb");
     FILE *out = NULL;
 
-    snprintf(beside, sizeof beside, "%s.new", to);
-    out = fopen(beside, "wb");
+    snprintf(temporary, sizeof temporary, "%s.new", to);
+    out = fopen(temporary, "wb");
     assert_non_null(in);
     assert_non_null(out);
     while ((size = fread(bytes, 1, sizeof bytes, in)) > 0) {
@@ -94,7 +94,7 @@ void copy_file(const char *from, const char *to)
     }
     fclose(in);
     assert_int_equal(fclose(out), 0);
-    assert_int_equal(rename(beside, to), 0);
+    assert_int_equal(rename(temporary, to), 0);
 }
 
 int place_setup(void **state)

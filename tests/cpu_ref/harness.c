@@ -137,6 +137,16 @@ int harness_main(int argc, char **argv, uint64_t seed, const struct CMUnitTest *
     return _cmocka_run_group_tests("tests", tests, count, NULL, close_plugin);
 }
 
+void expect_near(double got, double want, double bound, const char *what, int64_t at)
+{
+    int32_t same = isnan(want)   ? isnan(got)
+                   : isinf(want) ? got == want
+                                 : fabs(got - want) <= bound * (1 + fabs(want));
+    if (!same) {
+        fail_msg("%s, element %d: %.9g, not %.9g", what, (int)at, got, want);
+    }
+}
+
 void random_seed(uint64_t seed)
 {
     state = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;

@@ -21,6 +21,10 @@ struct CMUnitTest;
 int harness_main(int argc, char **argv, uint64_t seed, const struct CMUnitTest *tests,
                  size_t count);
 
+/* Fails where `got` is off by more than bound * (1 + |want|); NaN and infinities have to be the
+ * same. */
+void expect_near(double got, double want, double bound, const char *what, int64_t at);
+
 void random_seed(uint64_t seed);
 uint64_t random_bits(void);
 int32_t random_below(int32_t bound);

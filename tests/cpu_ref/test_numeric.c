@@ -12,16 +12,6 @@
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 #define F32_BOUND 1e-6
 
-static void expect_near(double got, double want, double bound, const char *what, int64_t at)
-{
-    int32_t same = isnan(want)   ? isnan(got)
-                   : isinf(want) ? got == want
-                                 : fabs(got - want) <= bound * (1 + fabs(want));
-    if (!same) {
-        fail_msg("%s, element %d: %.9g, not %.9g", what, (int)at, got, want);
-    }
-}
-
 /* ---- quantize, amax */
 
 #define QUANT_ROWS 5

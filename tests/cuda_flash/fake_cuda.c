@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A driver of CUDA that tells when it is opened, and has nothing that a runtime needs. */
+/* A driver of CUDA that reports when it is opened, and has nothing that a runtime needs. */
 #include <stdlib.h>
 
 __attribute__((constructor)) static void tell(void)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of cuda_flash beside PyTorch's cuDNN and FA2 and a GEMM: checked against float32, then timed in interleaved rounds.
+"""Prefill of cuda_flash next to PyTorch's cuDNN and FA2 and a GEMM: checked against float32, then timed in interleaved rounds.
 
 usage: prefill.py CELL.so PLUGIN.so [--check] [--alone] [--time NAME+...] [--rounds N] [--seed N]
 CELL.so is prefill_cell.c. One table row a cell; times are medians over rounds of captured graphs.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches under ATTN_VALIDATE=1: a sound one of some requests with some of its words and arrays
  * changed, planned for one layer of each sort, captured and replayed, and run. Arrays are as long
- * as the batch says, so that whoever reads more is caught; the backend's plan slot (backend.c)
+ * as the batch says, so that reading more is caught; the backend's plan slot (backend.c)
  * follows every number that it is handed. */
 #include <stdlib.h>
 #include <string.h>
@@ -154,7 +154,7 @@ static struct step *find_model(int32_t sample, int32_t text)
     return s;
 }
 
-/* Usual limits, smaller ones, or any: whoever does not fit in 64 bits is refused, and no plan is
+/* Usual limits, smaller ones, or any: what does not fit in 64 bits is refused, and no plan is
  * smaller than its batches. */
 static struct attn_limits draw_limits(struct input *input)
 {

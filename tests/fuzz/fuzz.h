@@ -40,7 +40,7 @@ const char *input_text(struct input *input, const char *usual);
  * change none. */
 void input_patch(struct input *input, void *bytes, size_t from, size_t end);
 
-/* Memory of one input, so that whoever reads past the end of a block is caught; freed together. */
+/* Memory of one input, so that reading past the end of a block is caught; freed together. */
 struct blocks {
     void *all[256];
     int32_t count;

@@ -209,15 +209,15 @@ static void test_sums_of_lanes()
             sum += v;
             largest = std::max(largest, (double)fabsf(v));
         }
-        int spoilt = below(4) == 0 ? below(GPU_LANES) : -1;
+        int nan_lane = below(4) == 0 ? below(GPU_LANES) : -1;
         in_warp([&](int32_t lane) {
             float mine = warp_sum(x[lane]), size = fabsf(x[lane]);
-            float kept = warp_largest(lane == spoilt ? NAN : size, true);
-            float left = warp_largest(lane == spoilt ? NAN : size, false);
+            float kept = warp_largest(lane == nan_lane ? NAN : size, true);
+            float left = warp_largest(lane == nan_lane ? NAN : size, false);
             check(fabs(mine - sum) < 1e-5 * GPU_LANES, "warp_sum %g, not %g", mine, sum);
-            check(spoilt >= 0 ? isnan(kept) : (double)kept == largest, "warp_largest %g", kept);
+            check(nan_lane >= 0 ? isnan(kept) : (double)kept == largest, "warp_largest %g", kept);
             check(!isnan(left) && (double)left <= largest, "warp_largest without NaN %g", left);
-            check(any_lane(lane == spoilt) == (spoilt >= 0), "any_lane");
+            check(any_lane(lane == nan_lane) == (nan_lane >= 0), "any_lane");
             check(lane_up(lane, 3) == (lane < 3 ? lane : lane - 3), "lane_up");
             check(lane_down(lane, 5) == (lane + 5 < GPU_LANES ? lane + 5 : lane), "lane_down");
         });

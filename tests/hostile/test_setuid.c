@@ -103,7 +103,7 @@ static int compare(const char *folder, const char *core, const char *plugin)
     if (chmod(folder, 0777) != 0 || copy_self(program) != 0) {
         return skip(strerror(errno));
     }
-    setenv("ATTN_NUM_THREADS", "many", 1); /* an error to whoever reads it */
+    setenv("ATTN_NUM_THREADS", "many", 1); /* an error where it is read */
     as_setuid = run(program, "--setuid", core);
     if (as_setuid == NOT_SECURE) {
         return skip("setuid programs are not honoured on the file system of /tmp");

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model families on a GPU, through whatever backend libattn chooses there, and times beside torch's own.
+"""The model families on a GPU, through whatever backend libattn chooses there, and times next to torch's own.
 
 Not part of CI: it needs a GPU, torch and Transformers. From the root, with a build in build/:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines hand in beside the plain step: parts of a batch, views, quantized caches and outputs, rotary
+"""What engines hand in besides the plain step: parts of a batch, views, quantized caches and outputs, rotary
 embeddings, the scheduler's helpers. Held against attention as it is defined."""
 import subprocess
 import sys

@@ -228,7 +228,7 @@ static void *step_cancelled(void *argument)
     return NULL;
 }
 
-/* A thread that steps is cancelled; whoever takes the same step afterwards finds nothing locked. */
+/* A thread that steps is cancelled; the same step by another thread finds nothing locked. */
 static void cancel_one(struct run *run, int32_t layer)
 {
     struct doomed doomed = {.run = run, .layer = layer};

@@ -4,9 +4,9 @@
  * and all lanes of a wave together. Each access is checked. Errors are collected in the machine;
  * the first one stops the launch.
  *
- * What a register's value is worth is followed beside it: a lane of a vector register and a bit of
- * a scalar register are "known" once written from known values. What is not known may be moved and
- * computed with, but not be an address, a stored value or a condition. */
+ * Whether a register's value may be used is kept next to it: a lane of a vector register and a bit
+ * of a scalar register are "known" once written from known values. What is not known may be moved
+ * and computed with, but not be an address, a stored value or a condition. */
 #ifndef HIP_ISA_H
 #define HIP_ISA_H
 

@@ -19,7 +19,7 @@ struct line {
 
 struct reader {
     struct code *code;
-    char *unknown; /* names, told apart by a space */
+    char *unknown; /* names, with spaces between them */
     size_t room;
     const char *cause;
 };

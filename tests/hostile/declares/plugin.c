@@ -199,8 +199,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     sink->device(sink->user, &device);
     sink->backend(sink->user, &caps);
     if (getenv("HOSTILE_BESIDE") != NULL && getenv("HOSTILE_BESIDE")[0] != '\0') {
-        const struct attn_backend_caps beside = sound_caps("beside");
-        sink->backend(sink->user, &beside);
+        const struct attn_backend_caps second = sound_caps("beside");
+        sink->backend(sink->user, &second);
     }
     if (strcmp(wanted, "backend_comes_twice") == 0) {
         sink->backend(sink->user, &caps);
