@@ -10,16 +10,6 @@
 
 #define BIT(code) (UINT64_C(1) << (code))
 
-/* Each sees the sound device and caps before they are reported. */
-typedef void defect_fn(struct attn_device_info *d, struct attn_backend_caps *c);
-#define DEFECT(name) static void name(struct attn_device_info *d, struct attn_backend_caps *c)
-#define CHANGE(name, statement)                                                                    \
-    DEFECT(name)                                                                                   \
-    {                                                                                              \
-        (void)d, (void)c;                                                                          \
-        statement;                                                                                 \
-    }
-
 static char long_name[4096];
 static struct attn_range ranges[2] = {{16, 256, 16}, {16, 256, 16}};
 static struct attn_head_size_range heads[1] = {{{64, 256, 64}, {64, 256, 64}, 1}};
@@ -30,147 +20,84 @@ static struct attn_mla_caps mla[2] = {
 static const uint32_t low_ids[2] = {0x10000, 7};
 static struct attn_ext stranger = {0x123456, 0, sizeof stranger, NULL};
 
-CHANGE(name_is_null, c->name = NULL)
-CHANGE(name_is_empty, c->name = "")
-CHANGE(name_is_4_kb, memset(long_name, 'a', sizeof long_name - 1); c->name = long_name)
-CHANGE(name_is_not_utf8, c->name = "\xff\xfe")
-CHANGE(variant_is_no_name, c->variant = "AVX 512")
-CHANGE(version_is_null, c->version = NULL)
-CHANGE(vendor_has_control, c->vendor = "two\nlines")
-CHANGE(vendor_is_not_utf8, c->vendor = "\xc3\x28")
-CHANGE(kernel_is_unknown, c->kernels |= BIT(ATTN_KERNEL_COUNT))
-CHANGE(layer_kind_is_unknown, c->layer_kinds |= BIT(ATTN_LAYER_KIND_COUNT))
-CHANGE(phase_is_unknown, c->phases |= BIT(5))
-CHANGE(feature_is_unknown, c->features |= BIT(63))
-CHANGE(walk_is_unknown, c->view_forms |= BIT(5))
-CHANGE(output_form_is_unknown, c->output_forms |= BIT(ATTN_OUTPUT_FORM_COUNT))
-CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT(ATTN_KV_DTYPE_COUNT))
-CHANGE(decode_write_of_no_cache, c->decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV))
-CHANGE(decode_write_alone, c->decode_write_kv_dtypes = c->kv_dtypes;
-       c->kernels = ATTN_KERNEL_ATTEND; c->features |= ATTN_FEATURE_FUSED_WRITE)
-CHANGE(no_kernels, c->kernels = 0)
-CHANGE(no_phases, c->phases = 0)
-CHANGE(no_dtypes, c->dtypes = 0)
-CHANGE(mla_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_MLA))
-CHANGE(gdn_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_RECURRENT))
-CHANGE(decoder_without_attend, c->kernels = ATTN_KERNEL_WRITE_KV)
-CHANGE(decoder_without_write, c->kernels = ATTN_KERNEL_ATTEND)
-CHANGE(rope_without_kernel, c->features |= ATTN_FEATURE_FUSED_ROPE)
-CHANGE(quantized_query_without_dtypes, c->features |= ATTN_FEATURE_QUANTIZED_QUERY)
-CHANGE(invariant_prefix_alone, c->features |= ATTN_FEATURE_BATCH_INVARIANT_PREFIX)
-CHANGE(layout_without_walk, c->layouts |= BIT(ATTN_KV_LAYOUT_HND_ROWS))
-CHANGE(packed_without_walk, c->layouts |= BIT(ATTN_KV_LAYOUT_PACKED_K))
-CHANGE(preferred_layout_is_negative, c->preferred_layout = -1)
-CHANGE(preferred_block_size_is_none, c->preferred_block_size = 24)
-CHANGE(paged_without_kv_dtypes, c->kv_dtypes = 0)
-CHANGE(paged_without_blocks, c->num_block_sizes = 0)
-CHANGE(attend_without_heads, c->num_head_sizes = 0)
-CHANGE(heads_run_backwards, heads[0].qk.max = 32; c->head_sizes = heads)
-CHANGE(head_size_v_is_zero, heads[0].same = 0; heads[0].v.min = 0; c->head_sizes = heads)
-CHANGE(same_is_seven, heads[0].same = 7; c->head_sizes = heads)
-CHANGE(block_size_is_zero, ranges[1].min = 0; c->block_sizes = ranges; c->num_block_sizes = 2)
-CHANGE(step_is_negative, ranges[0].multiple = -16; c->block_sizes = ranges)
-CHANGE(lists_are_endless, c->num_block_sizes = 1 << 30)
-CHANGE(count_is_negative, c->num_refused = -1)
-CHANGE(refused_has_no_array, c->num_refused = 3)
-CHANGE(refused_is_empty, rows[0].terms = 0; c->refused = rows; c->num_refused = 1;
-       c->refused_bytes = sizeof *rows)
-CHANGE(refused_is_unknown, rows[0].terms = BIT(60); c->refused = rows; c->num_refused = 1;
-       c->refused_bytes = sizeof *rows)
-CHANGE(refused_text_is_foul, rows[0].why = "\x80"; c->refused = rows; c->num_refused = 1;
-       c->refused_bytes = sizeof *rows)
-CHANGE(refused_is_short, c->refused = rows; c->num_refused = 1; c->refused_bytes = 40)
-CHANGE(refused_size_runs_back, rows[0].head_size.max = -1; c->refused = rows; c->num_refused = 1;
-       c->refused_bytes = sizeof *rows)
-CHANGE(extension_is_the_abis, c->extensions = low_ids; c->num_extensions = 2)
-CHANGE(alignment_is_48, c->kv_alignment = 48)
-CHANGE(threshold_is_negative, c->reorder_threshold = -1)
-CHANGE(graph_level_is_9, c->graph_level = 9)
-CHANGE(reserved_is_set, c->reserved = 1)
-CHANGE(extension_is_unknown, c->next = &stranger)
-CHANGE(extension_is_too_small, mla[0].ext.struct_size = 28; c->next = &mla[0].ext)
-CHANGE(extension_stands_twice, mla[0].ext.next = &mla[1].ext; c->next = &mla[0].ext)
-CHANGE(extension_runs_in_circles, mla[0].ext.next = &mla[0].ext; c->next = &mla[0].ext)
-CHANGE(extension_is_negative, mla[0].kv_lora_rank_max = -512; c->next = &mla[0].ext)
-CHANGE(device_was_not_reported, c->device.id = 3)
-CHANGE(device_type_is_unknown, d->device.type = 77)
-CHANGE(device_id_is_negative, d->device.id = -1)
-CHANGE(device_has_no_name, d->name = NULL)
-CHANGE(device_memory_is_negative, d->memory_bytes = -1)
-CHANGE(device_struct_is_small, d->struct_size = 16)
+#define CHANGE(name, statement)                                                                    \
+    if (strcmp(wanted, #name) == 0) {                                                              \
+        statement;                                                                                 \
+    }                                                                                              \
+    (void)0
 
-#define ENTRY_OF(name)                                                                             \
-    {                                                                                              \
-#name, name                                                                                \
-    }
-static const struct {
-    const char *name;
-    defect_fn *apply;
-} cases[] = {
-    ENTRY_OF(name_is_null),
-    ENTRY_OF(name_is_empty),
-    ENTRY_OF(name_is_4_kb),
-    ENTRY_OF(name_is_not_utf8),
-    ENTRY_OF(variant_is_no_name),
-    ENTRY_OF(version_is_null),
-    ENTRY_OF(vendor_has_control),
-    ENTRY_OF(vendor_is_not_utf8),
-    ENTRY_OF(kernel_is_unknown),
-    ENTRY_OF(layer_kind_is_unknown),
-    ENTRY_OF(phase_is_unknown),
-    ENTRY_OF(feature_is_unknown),
-    ENTRY_OF(walk_is_unknown),
-    ENTRY_OF(output_form_is_unknown),
-    ENTRY_OF(decode_write_is_unknown),
-    ENTRY_OF(decode_write_of_no_cache),
-    ENTRY_OF(decode_write_alone),
-    ENTRY_OF(no_kernels),
-    ENTRY_OF(no_phases),
-    ENTRY_OF(no_dtypes),
-    ENTRY_OF(mla_without_kernel),
-    ENTRY_OF(gdn_without_kernel),
-    ENTRY_OF(decoder_without_attend),
-    ENTRY_OF(decoder_without_write),
-    ENTRY_OF(rope_without_kernel),
-    ENTRY_OF(quantized_query_without_dtypes),
-    ENTRY_OF(invariant_prefix_alone),
-    ENTRY_OF(layout_without_walk),
-    ENTRY_OF(packed_without_walk),
-    ENTRY_OF(preferred_layout_is_negative),
-    ENTRY_OF(preferred_block_size_is_none),
-    ENTRY_OF(paged_without_kv_dtypes),
-    ENTRY_OF(paged_without_blocks),
-    ENTRY_OF(attend_without_heads),
-    ENTRY_OF(heads_run_backwards),
-    ENTRY_OF(head_size_v_is_zero),
-    ENTRY_OF(same_is_seven),
-    ENTRY_OF(block_size_is_zero),
-    ENTRY_OF(step_is_negative),
-    ENTRY_OF(lists_are_endless),
-    ENTRY_OF(count_is_negative),
-    ENTRY_OF(refused_has_no_array),
-    ENTRY_OF(refused_is_empty),
-    ENTRY_OF(refused_is_unknown),
-    ENTRY_OF(refused_text_is_foul),
-    ENTRY_OF(refused_is_short),
-    ENTRY_OF(refused_size_runs_back),
-    ENTRY_OF(extension_is_the_abis),
-    ENTRY_OF(alignment_is_48),
-    ENTRY_OF(threshold_is_negative),
-    ENTRY_OF(graph_level_is_9),
-    ENTRY_OF(reserved_is_set),
-    ENTRY_OF(extension_is_unknown),
-    ENTRY_OF(extension_is_too_small),
-    ENTRY_OF(extension_stands_twice),
-    ENTRY_OF(extension_runs_in_circles),
-    ENTRY_OF(extension_is_negative),
-    ENTRY_OF(device_was_not_reported),
-    ENTRY_OF(device_type_is_unknown),
-    ENTRY_OF(device_id_is_negative),
-    ENTRY_OF(device_has_no_name),
-    ENTRY_OF(device_memory_is_negative),
-    ENTRY_OF(device_struct_is_small),
-};
+/* Changes the sound device and caps before they are reported. */
+static void make_wrong(const char *wanted, struct attn_device_info *d, struct attn_backend_caps *c)
+{
+    CHANGE(name_is_null, c->name = NULL);
+    CHANGE(name_is_empty, c->name = "");
+    CHANGE(name_is_4_kb, memset(long_name, 'a', sizeof long_name - 1); c->name = long_name);
+    CHANGE(name_is_not_utf8, c->name = "\xff\xfe");
+    CHANGE(variant_is_no_name, c->variant = "AVX 512");
+    CHANGE(version_is_null, c->version = NULL);
+    CHANGE(vendor_has_control, c->vendor = "two\nlines");
+    CHANGE(vendor_is_not_utf8, c->vendor = "\xc3\x28");
+    CHANGE(kernel_is_unknown, c->kernels |= BIT(ATTN_KERNEL_COUNT));
+    CHANGE(layer_kind_is_unknown, c->layer_kinds |= BIT(ATTN_LAYER_KIND_COUNT));
+    CHANGE(phase_is_unknown, c->phases |= BIT(5));
+    CHANGE(feature_is_unknown, c->features |= BIT(63));
+    CHANGE(walk_is_unknown, c->view_forms |= BIT(5));
+    CHANGE(output_form_is_unknown, c->output_forms |= BIT(ATTN_OUTPUT_FORM_COUNT));
+    CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT(ATTN_KV_DTYPE_COUNT));
+    CHANGE(decode_write_of_no_cache, c->decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV));
+    CHANGE(decode_write_alone, c->decode_write_kv_dtypes = c->kv_dtypes;
+           c->kernels = ATTN_KERNEL_ATTEND; c->features |= ATTN_FEATURE_FUSED_WRITE);
+    CHANGE(no_kernels, c->kernels = 0);
+    CHANGE(no_phases, c->phases = 0);
+    CHANGE(no_dtypes, c->dtypes = 0);
+    CHANGE(mla_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_MLA));
+    CHANGE(gdn_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_RECURRENT));
+    CHANGE(decoder_without_attend, c->kernels = ATTN_KERNEL_WRITE_KV);
+    CHANGE(decoder_without_write, c->kernels = ATTN_KERNEL_ATTEND);
+    CHANGE(rope_without_kernel, c->features |= ATTN_FEATURE_FUSED_ROPE);
+    CHANGE(quantized_query_without_dtypes, c->features |= ATTN_FEATURE_QUANTIZED_QUERY);
+    CHANGE(invariant_prefix_alone, c->features |= ATTN_FEATURE_BATCH_INVARIANT_PREFIX);
+    CHANGE(layout_without_walk, c->layouts |= BIT(ATTN_KV_LAYOUT_HND_ROWS));
+    CHANGE(packed_without_walk, c->layouts |= BIT(ATTN_KV_LAYOUT_PACKED_K));
+    CHANGE(preferred_layout_is_negative, c->preferred_layout = -1);
+    CHANGE(preferred_block_size_is_none, c->preferred_block_size = 24);
+    CHANGE(paged_without_kv_dtypes, c->kv_dtypes = 0);
+    CHANGE(paged_without_blocks, c->num_block_sizes = 0);
+    CHANGE(attend_without_heads, c->num_head_sizes = 0);
+    CHANGE(heads_run_backwards, heads[0].qk.max = 32; c->head_sizes = heads);
+    CHANGE(head_size_v_is_zero, heads[0].same = 0; heads[0].v.min = 0; c->head_sizes = heads);
+    CHANGE(same_is_seven, heads[0].same = 7; c->head_sizes = heads);
+    CHANGE(block_size_is_zero, ranges[1].min = 0; c->block_sizes = ranges; c->num_block_sizes = 2);
+    CHANGE(step_is_negative, ranges[0].multiple = -16; c->block_sizes = ranges);
+    CHANGE(lists_are_endless, c->num_block_sizes = 1 << 30);
+    CHANGE(count_is_negative, c->num_refused = -1);
+    CHANGE(refused_has_no_array, c->num_refused = 3);
+    CHANGE(refused_is_empty, rows[0].terms = 0; c->refused = rows; c->num_refused = 1;
+           c->refused_bytes = sizeof *rows);
+    CHANGE(refused_is_unknown, rows[0].terms = BIT(60); c->refused = rows; c->num_refused = 1;
+           c->refused_bytes = sizeof *rows);
+    CHANGE(refused_text_is_foul, rows[0].why = "\x80"; c->refused = rows; c->num_refused = 1;
+           c->refused_bytes = sizeof *rows);
+    CHANGE(refused_is_short, c->refused = rows; c->num_refused = 1; c->refused_bytes = 40);
+    CHANGE(refused_size_runs_back, rows[0].head_size.max = -1; c->refused = rows;
+           c->num_refused = 1; c->refused_bytes = sizeof *rows);
+    CHANGE(extension_is_the_abis, c->extensions = low_ids; c->num_extensions = 2);
+    CHANGE(alignment_is_48, c->kv_alignment = 48);
+    CHANGE(threshold_is_negative, c->reorder_threshold = -1);
+    CHANGE(graph_level_is_9, c->graph_level = 9);
+    CHANGE(reserved_is_set, c->reserved = 1);
+    CHANGE(extension_is_unknown, c->next = &stranger);
+    CHANGE(extension_is_too_small, mla[0].ext.struct_size = 28; c->next = &mla[0].ext);
+    CHANGE(extension_stands_twice, mla[0].ext.next = &mla[1].ext; c->next = &mla[0].ext);
+    CHANGE(extension_runs_in_circles, mla[0].ext.next = &mla[0].ext; c->next = &mla[0].ext);
+    CHANGE(extension_is_negative, mla[0].kv_lora_rank_max = -512; c->next = &mla[0].ext);
+    CHANGE(device_was_not_reported, c->device.id = 3);
+    CHANGE(device_type_is_unknown, d->device.type = 77);
+    CHANGE(device_id_is_negative, d->device.id = -1);
+    CHANGE(device_has_no_name, d->name = NULL);
+    CHANGE(device_memory_is_negative, d->memory_bytes = -1);
+    CHANGE(device_struct_is_small, d->struct_size = 16);
+}
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
@@ -191,11 +118,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         mla[i] =
             (struct attn_mla_caps){{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0};
     }
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (strcmp(cases[i].name, wanted) == 0) {
-            cases[i].apply(&device, &caps);
-        }
-    }
+    make_wrong(wanted, &device, &caps);
     sink->device(sink->user, &device);
     sink->backend(sink->user, &caps);
     if (getenv("HOSTILE_BESIDE") != NULL && getenv("HOSTILE_BESIDE")[0] != '\0') {
