@@ -14,7 +14,8 @@ enum access {
     LOW16 = 64,   /* into the low half, the other is kept */
     HIGH16 = 128, /* into or from the high half */
     FLAT = 256,
-    FAR = 512 /* offsets in units of 64 elements */
+    TWO = 512, /* two places of a lane, offsets in elements */
+    FAR = 1024 /* of TWO: in units of 64 elements */
 };
 
 /* ---- regions ---- */
@@ -427,65 +428,27 @@ static bool enter_lds(struct wave *w, const struct insn *i, uint32_t *room, cons
     return true;
 }
 
-/* arg: access; FAR or two offsets (num_dst words are split). */
-static void run_ds_load(struct wave *w, const struct insn *i)
+/* Loads and stores of one or two places of a lane; arg: access. */
+static void run_ds(struct wave *w, const struct insn *i)
 {
     _Alignas(64) uint32_t room[2 * LANES];
     const uint32_t *at;
-    unsigned bytes = (unsigned)(i->op->arg & BYTES);
+    const int32_t access = i->op->arg;
+    unsigned bytes = (unsigned)(access & BYTES), sides = access & TWO ? 2 : 1;
+    uint32_t unit = access & TWO ? bytes * (access & FAR ? 64 : 1) : 1;
+    uint32_t copy[LANES]; /* the destination may be the address */
+    bool writes = i->num_dst == 0;
     if (exec_of(w) == 0 || !enter_lds(w, i, room, &at)) {
         return;
     }
-    uint32_t copy[LANES]; /* the destination may be the address */
-    memcpy(copy, at, sizeof copy);
-    w->group->machine->lds_bytes += (uint64_t)__builtin_popcountll(exec_of(w)) * bytes;
-    for (uint64_t left = exec_of(w); left != 0; left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        bool known;
-        char *from = reach_lds(w, copy[l] + (uint32_t)i->offset, bytes, false, &known);
-        if (from == NULL) {
+    for (unsigned side = 0; side < sides && writes; side++) {
+        if (!all_known(w, &i->src[1 + side], access)) {
             return;
         }
-        take_lane(w, &i->dst[0], l, i->op->arg, from, known);
-    }
-}
-
-static void run_ds_store(struct wave *w, const struct insn *i)
-{
-    _Alignas(64) uint32_t room[2 * LANES];
-    const uint32_t *at;
-    unsigned bytes = (unsigned)(i->op->arg & BYTES);
-    if (exec_of(w) == 0 || !enter_lds(w, i, room, &at) || !all_known(w, &i->src[1], i->op->arg)) {
-        return;
-    }
-    w->group->machine->lds_bytes += (uint64_t)__builtin_popcountll(exec_of(w)) * bytes;
-    for (uint64_t left = exec_of(w); left != 0; left &= left - 1) {
-        unsigned l = (unsigned)__builtin_ctzll(left);
-        bool known;
-        char *to = reach_lds(w, at[l] + (uint32_t)i->offset, bytes, true, &known);
-        if (to == NULL) {
-            return;
-        }
-        give_lane(w, &i->src[1], l, i->op->arg, to);
-    }
-}
-
-/* Two places of a lane, offsets in elements (FAR: in 64 of them). */
-static void run_ds_two(struct wave *w, const struct insn *i)
-{
-    _Alignas(64) uint32_t room[2 * LANES];
-    const uint32_t *at;
-    unsigned bytes = (unsigned)(i->op->arg & BYTES);
-    uint32_t unit = bytes * (i->op->arg & FAR ? 64 : 1), copy[LANES];
-    bool writes = i->num_dst == 0;
-    if (exec_of(w) == 0 || !enter_lds(w, i, room, &at) ||
-        (writes && (!all_known(w, &i->src[1], (int32_t)bytes) ||
-                    !all_known(w, &i->src[2], (int32_t)bytes)))) {
-        return;
     }
     memcpy(copy, at, sizeof copy);
-    w->group->machine->lds_bytes += (uint64_t)__builtin_popcountll(exec_of(w)) * bytes * 2;
-    for (int side = 0; side < 2; side++) {
+    w->group->machine->lds_bytes += (uint64_t)__builtin_popcountll(exec_of(w)) * bytes * sides;
+    for (unsigned side = 0; side < sides; side++) {
         struct operand data = writes ? i->src[1 + side] : i->dst[0];
         uint32_t offset = (uint32_t)(side ? i->offset1 : i->offset) * unit;
         data.reg = (uint16_t)(data.reg + (!writes && side ? bytes / 4 : 0));
@@ -497,9 +460,9 @@ static void run_ds_two(struct wave *w, const struct insn *i)
                 return;
             }
             if (writes) {
-                give_lane(w, &data, l, (int32_t)bytes, place);
+                give_lane(w, &data, l, access, place);
             } else {
-                take_lane(w, &data, l, (int32_t)bytes, place, known);
+                take_lane(w, &data, l, access, place, known);
             }
         }
     }
@@ -703,34 +666,34 @@ static const struct op ops[] = {
     ATOM("add_f32", ADD_F32, 4),
     ATOM("add_x2", ADD, 8),
     ATOM("add_u64", ADD, 8),
-    DS("load_b32", "n=U", run_ds_load, 4),
-    DS("load_b64", "n=U", run_ds_load, 8),
-    DS("load_b96", "n=U", run_ds_load, 12),
-    DS("load_b128", "n=U", run_ds_load, 16),
-    DS("load_u8", "n=U", run_ds_load, 1),
-    DS("load_i8", "n=U", run_ds_load, 1 | SIGNED),
-    DS("load_u16", "n=U", run_ds_load, 2),
-    DS("load_i16", "n=U", run_ds_load, 2 | SIGNED),
-    DS("load_u8_d16", "n=U", run_ds_load, 1 | LOW16),
-    DS("load_u8_d16_hi", "n=U", run_ds_load, 1 | HIGH16),
-    DS("load_u16_d16", "n=U", run_ds_load, 2 | LOW16),
-    DS("load_u16_d16_hi", "n=U", run_ds_load, 2 | HIGH16),
-    DS("store_b8", "Un", run_ds_store, 1),
-    DS("store_b16", "Un", run_ds_store, 2),
-    DS("store_b8_d16_hi", "Un", run_ds_store, 1 | HIGH16),
-    DS("store_b16_d16_hi", "Un", run_ds_store, 2 | HIGH16),
-    DS("store_b32", "Un", run_ds_store, 4),
-    DS("store_b64", "Un", run_ds_store, 8),
-    DS("store_b96", "Un", run_ds_store, 12),
-    DS("store_b128", "Un", run_ds_store, 16),
-    DS("load_2addr_b32", "n=U", run_ds_two, 4),
-    DS("load_2addr_b64", "n=U", run_ds_two, 8),
-    DS("load_2addr_stride64_b32", "n=U", run_ds_two, 4 | FAR),
-    DS("load_2addr_stride64_b64", "n=U", run_ds_two, 8 | FAR),
-    DS("store_2addr_b32", "Unn", run_ds_two, 4),
-    DS("store_2addr_b64", "Unn", run_ds_two, 8),
-    DS("store_2addr_stride64_b32", "Unn", run_ds_two, 4 | FAR),
-    DS("store_2addr_stride64_b64", "Unn", run_ds_two, 8 | FAR),
+    DS("load_b32", "n=U", run_ds, 4),
+    DS("load_b64", "n=U", run_ds, 8),
+    DS("load_b96", "n=U", run_ds, 12),
+    DS("load_b128", "n=U", run_ds, 16),
+    DS("load_u8", "n=U", run_ds, 1),
+    DS("load_i8", "n=U", run_ds, 1 | SIGNED),
+    DS("load_u16", "n=U", run_ds, 2),
+    DS("load_i16", "n=U", run_ds, 2 | SIGNED),
+    DS("load_u8_d16", "n=U", run_ds, 1 | LOW16),
+    DS("load_u8_d16_hi", "n=U", run_ds, 1 | HIGH16),
+    DS("load_u16_d16", "n=U", run_ds, 2 | LOW16),
+    DS("load_u16_d16_hi", "n=U", run_ds, 2 | HIGH16),
+    DS("store_b8", "Un", run_ds, 1),
+    DS("store_b16", "Un", run_ds, 2),
+    DS("store_b8_d16_hi", "Un", run_ds, 1 | HIGH16),
+    DS("store_b16_d16_hi", "Un", run_ds, 2 | HIGH16),
+    DS("store_b32", "Un", run_ds, 4),
+    DS("store_b64", "Un", run_ds, 8),
+    DS("store_b96", "Un", run_ds, 12),
+    DS("store_b128", "Un", run_ds, 16),
+    DS("load_2addr_b32", "n=U", run_ds, 4 | TWO),
+    DS("load_2addr_b64", "n=U", run_ds, 8 | TWO),
+    DS("load_2addr_stride64_b32", "n=U", run_ds, 4 | TWO | FAR),
+    DS("load_2addr_stride64_b64", "n=U", run_ds, 8 | TWO | FAR),
+    DS("store_2addr_b32", "Unn", run_ds, 4 | TWO),
+    DS("store_2addr_b64", "Unn", run_ds, 8 | TWO),
+    DS("store_2addr_stride64_b32", "Unn", run_ds, 4 | TWO | FAR),
+    DS("store_2addr_stride64_b64", "Unn", run_ds, 8 | TWO | FAR),
     DS("add_u32", "Un", run_ds_atomic, ATOMIC(ADD, 4)),
     DS("max_u32", "Un", run_ds_atomic, ATOMIC(UMAX, 4)),
     DS("max_i32", "Un", run_ds_atomic, ATOMIC(SMAX, 4)),
