@@ -7,65 +7,28 @@
 
 struct promised promised;
 
-static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
-
-static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
-
-static attn_status merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
-
-static attn_status gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
-
-static attn_status batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
-
-static attn_status quantize(const struct attn_quantize_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
-
-static attn_status amax(const struct attn_amax_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
-
-static attn_status copy_blocks_nowhere(const struct attn_copy_blocks_args *args,
-                                       struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
-}
+/* Kernels that succeed and do nothing. */
+#define NO_OP(name, type)                                                                          \
+    static attn_status name(const struct type *args, struct attn_error *error)                     \
+    {                                                                                              \
+        (void)args, (void)error;                                                                   \
+        return ATTN_OK;                                                                            \
+    }
+NO_OP(attend, attn_attend_args)
+NO_OP(write_kv, attn_write_kv_args)
+NO_OP(merge_states, attn_merge_states_args)
+NO_OP(gather_kv, attn_gather_kv_args)
+NO_OP(batched_gemm, attn_batched_gemm_args)
+NO_OP(quantize, attn_quantize_args)
+NO_OP(amax, attn_amax_args)
+NO_OP(copy_blocks_nowhere, attn_copy_blocks_args)
+NO_OP(fill, attn_fill_args)
+NO_OP(exchange, attn_collective_args)
 
 static attn_status copy(const struct attn_copy_args *args, struct attn_error *error)
 {
     (void)error;
     memcpy(args->destination, args->source, args->bytes);
-    return ATTN_OK;
-}
-
-static attn_status fill(const struct attn_fill_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
     return ATTN_OK;
 }
 
@@ -204,12 +167,6 @@ void backend_init(struct fixture *fixture)
     whole->kernels = ALL(ATTN_KERNEL_COUNT) & ~ATTN_KERNEL_GATHER_KV;
     whole->terms = ALL(ATTN_TERM_COUNT);
     whole->features = ALL(ATTN_FEATURE_COUNT);
-}
-
-static attn_status exchange(const struct attn_collective_args *args, struct attn_error *error)
-{
-    (void)args, (void)error;
-    return ATTN_OK;
 }
 
 void sample_layer(struct sampled *s, int32_t sample)
