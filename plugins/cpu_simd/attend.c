@@ -165,21 +165,3 @@ attn_status plan_attend(const struct attn_attend_args *args, const struct latent
     }
     return schedule_make(&problem, args->limits, schedule, num_threads, error);
 }
-
-attn_status simd_schedule(const struct attn_attend_args *args, int32_t mode,
-                          struct attn_error *error)
-{
-    if (args->layer->kind == ATTN_LAYER_RECURRENT) {
-        return ATTN_OK; /* nothing is planned: items are its heads */
-    }
-    return layer_is_latent(args->layer) ? simd_plan_latent(args, mode, error)
-                                        : plan_attend(args, NULL, mode, error);
-}
-
-/* Lengths are the same: the schedule stays right. */
-attn_status simd_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
-{
-    (void)args;
-    (void)error;
-    return ATTN_OK;
-}

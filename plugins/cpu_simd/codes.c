@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of nvfp4 and of TurboQuant. A value of nvfp4, 2 bits times the 4 of its block's scale, is
- * exact in bf16. TurboQuant's are computed in float32: a key stays turned by Hadamard's matrix H,
- * as its query is, and is levels times norm / sqrt(D sum of their squares); a value is code step +
- * zero. */
+/* Rows of nvfp4, of TurboQuant and of fp8_ds_mla. A value of nvfp4, 2 bits times the 4 of its
+ * block's scale, is exact in bf16. TurboQuant's are computed in float32: a key stays turned by
+ * Hadamard's matrix H, as its query is, and is levels times norm / sqrt(D sum of their squares); a
+ * value is code step + zero. */
+#include <float.h>
+
 #include "common/number.h"
 #include "common/turboquant.h"
 #include "internal.h"
 
 #define NVFP4_BLOCK 16
 #define NVFP4_LARGEST 6
+#define DS_LATENT 512 /* fp8_ds_mla: e4m3 in tiles of 128, a float32 scale for each, then bf16 */
+#define DS_TILE 128
+#define DS_ROPE 64
+#define DS_ROPE_AT 528
 
 #define LEVELS_OF(...)                                                                             \
     {                                                                                              \
@@ -252,4 +258,28 @@ attn_status check_coded_rows(const struct row_form *form, const struct attn_kv_v
                                 "rows of %d dims packed by %d; TurboQuant's rows are in one "
                                 "piece, a multiple of 8, turned keys a power of two",
                                 size, view->pack);
+}
+
+void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count)
+{
+    for (int32_t d = 0; d < count && d < DS_LATENT; d += DS_TILE) {
+        float scale;
+        memcpy(&scale, memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, sizeof scale);
+        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, DS_TILE);
+        variant->scale_row(row + d, scale, DS_TILE);
+    }
+    if (count > DS_LATENT) {
+        variant->f32->unpack[ELEMENT_BF16](row + DS_LATENT, memory + DS_ROPE_AT, count - DS_LATENT);
+    }
+}
+
+void ds_mla_store(const struct variant *variant, char *memory, const float *row)
+{
+    for (int32_t d = 0; d < DS_LATENT; d += DS_TILE) {
+        double exact = variant->codes->largest(row + d, DS_TILE) / E4M3_LARGEST;
+        float scale = exact < FLT_MIN ? FLT_MIN : (float)exact;
+        memcpy(memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, &scale, sizeof scale);
+        variant->codes->encode[ELEMENT_E4M3](memory + d, row + d, scale, NULL, DS_TILE);
+    }
+    variant->store[ELEMENT_BF16](memory + DS_ROPE_AT, row + DS_LATENT, 1.0f, DS_ROPE);
 }

@@ -2,6 +2,18 @@
 /* Queries in, outputs and log-sum-exps out, and the merge of split parts. */
 #include "internal.h"
 
+/* [latent | rope] of a query and head, in the compute type */
+static void load_latent_query(const struct problem *problem, int64_t row, int64_t head, char *out)
+{
+    const struct latent_parts *parts = problem->latent;
+    const struct engine *engine = problem->shape.engine;
+    engine->unpack[problem->q_element](out, tensor_row(parts->q_latent, row, head), parts->rank);
+    if (parts->rope > 0) {
+        engine->unpack[problem->q_element](out + (int64_t)parts->rank * engine->element_bytes,
+                                           tensor_row(parts->q_rope, row, head), parts->rope);
+    }
+}
+
 /* The layer's scale times those of quantized queries and keys. */
 float key_factor(const struct problem *problem, int32_t head)
 {

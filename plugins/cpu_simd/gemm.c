@@ -34,23 +34,6 @@ static char *stage_of(struct gemm_block *block)
     return block->packed + sizeof block->packed / 2;
 }
 
-int32_t element_of_any(const struct attn_tensor *tensor)
-{
-    static const struct {
-        uint8_t code, bits;
-        int32_t element;
-    } known[] = {
-        {ATTN_CODE_FLOAT, 32, ELEMENT_F32},       {ATTN_CODE_FLOAT, 16, ELEMENT_F16},
-        {ATTN_CODE_BFLOAT, 16, ELEMENT_BF16},     {ATTN_CODE_FLOAT8_E4M3FN, 8, ELEMENT_E4M3},
-        {ATTN_CODE_FLOAT8_E5M2, 8, ELEMENT_E5M2}, {ATTN_CODE_INT, 8, ELEMENT_INT8}};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (tensor->dtype.code == known[i].code && tensor->dtype.bits == known[i].bits) {
-            return known[i].element;
-        }
-    }
-    return -1;
-}
-
 /* `count` elements, `stride` elements apart, to the compute type; zeros up to `padded`. */
 static void stage_row(const struct engine *engine, int32_t element, char *out, const char *in,
                       int64_t stride, int32_t count, int32_t padded)

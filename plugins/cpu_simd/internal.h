@@ -14,6 +14,7 @@
 #include "common/tensors.h"
 #include "engine.h"
 
+#define E4M3_LARGEST 448.0
 #define LN_2 0.69314718055994530942f
 
 #define ITEM_ROWS 768         /* query rows of one work item at head size 128 */
@@ -189,8 +190,11 @@ struct scratch_layout {
     size_t bytes;
 };
 
-/* rows.c: rows of a cache in and out */
+/* elements.c */
 extern const int32_t element_bytes[ELEMENT_COUNT];
+int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
+
+/* rows.c: rows of a cache in and out */
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v); /* element -1: none */
 /* enum attn_scale_form of its K's or V's scales */
 int32_t scale_form_of(const struct attn_layer_desc *layer, bool is_v);
@@ -234,7 +238,7 @@ void stage_rows(const struct stage *stage);
 /* whether its rows' scales are float32 beside them */
 bool has_float_scales(const struct row_source *source);
 
-/* codes.c: rows of nvfp4 and TurboQuant */
+/* codes.c: rows of nvfp4, TurboQuant and fp8_ds_mla */
 struct coded_row {
     int32_t coding;
     int32_t bits;
@@ -256,6 +260,9 @@ void coded_row_read(const struct row_place *at, float *values);
 /* 16 values of nvfp4 in 8 bytes; returns the code of their scale */
 uint8_t nvfp4_block(const float *x, double global, double largest, uint8_t *packed);
 int32_t code_row_bytes(const struct row_form *form, int32_t n);
+/* the first `count` elements, up to 512 or all, of a row of fp8_ds_mla */
+void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
+void ds_mla_store(const struct variant *variant, char *memory, const float *row);
 
 /* blocks.c: rows of ggml's blocks */
 attn_status check_block_rows(const struct attn_kv_view *view, bool is_v, struct attn_error *error);
@@ -301,6 +308,9 @@ int32_t request_queries(const struct problem *problem, int32_t request);
 /* where rows first .. first+n-1 of a head stand, and their scales if there are any */
 void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
                int32_t head, int32_t first, int32_t n, const void **rows, const void **scale_rows);
+/* Rows that entries first .. first+n-1 of a query's list name and the query sees; their number. */
+int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
+                         int32_t first, int32_t n, const void **rows);
 /* scales[i] = the float32 `offset` bytes behind scale_rows[i] */
 void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float *scales);
 
@@ -352,9 +362,6 @@ void tree_apply(const struct problem *problem, int32_t request, int32_t token, i
 
 /* kernels */
 attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error);
-attn_status simd_schedule(const struct attn_attend_args *args, int32_t mode,
-                          struct attn_error *error);
-attn_status simd_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
 attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);
@@ -373,11 +380,6 @@ attn_status simd_attend_mla(const struct attn_attend_args *args, struct attn_err
 attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
                              struct attn_error *error);
-/* [latent | rope] of a query and head, in the compute type */
-void load_latent_query(const struct problem *problem, int64_t row, int64_t head, char *out);
-/* Rows that entries first .. first+n-1 of a query's list name and the query sees; their number. */
-int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
-                         int32_t first, int32_t n, const void **rows);
 
 /* ahead.c: the rows of the tile to come, asked for in shares between the gemms of this one: only
  * so many lines can be under way */
@@ -396,10 +398,6 @@ int32_t depth_step(const struct problem *problem);
 int32_t width_step(const struct problem *problem);
 
 /* latent.c */
-const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer);
-bool layer_is_latent(const struct attn_layer_desc *layer);
-/* the first `count` elements, up to 512 or all, of a row of fp8_ds_mla */
-void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
 attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
 
@@ -407,8 +405,6 @@ attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
 attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
 size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_threads);
 
-/* gemm.c */
-int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
 /* quantize.c */
 attn_status simd_quantize(const struct attn_quantize_args *args, struct attn_error *error);
 attn_status simd_amax(const struct attn_amax_args *args, struct attn_error *error);
@@ -447,6 +443,16 @@ static inline int32_t at_least(int32_t a, int32_t b)
 static inline int32_t at_most(int32_t a, int32_t b)
 {
     return a < b ? a : b;
+}
+
+static inline const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
+{
+    return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
+}
+
+static inline bool layer_is_latent(const struct attn_layer_desc *layer)
+{
+    return layer->kind == ATTN_LAYER_MLA;
 }
 
 static inline char *tensor_data(const struct attn_tensor *tensor)

@@ -1,50 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a cache in and out one at a time: the latent rows that write_kv gets from an MLA layer,
  * and gather_kv. */
-#include <float.h>
-
 #include "internal.h"
 
 #define MAX_ROW 1024
-#define DS_LATENT 512 /* fp8_ds_mla: e4m3 in tiles of 128, a float32 scale for each, then bf16 */
-#define DS_TILE 128
-#define DS_ROPE 64
-#define DS_ROPE_AT 528
-#define E4M3_LARGEST 448.0
-
-const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
-{
-    return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
-}
-
-bool layer_is_latent(const struct attn_layer_desc *layer)
-{
-    return layer->kind == ATTN_LAYER_MLA;
-}
-
-void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count)
-{
-    for (int32_t d = 0; d < count && d < DS_LATENT; d += DS_TILE) {
-        float scale;
-        memcpy(&scale, memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, sizeof scale);
-        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, DS_TILE);
-        variant->scale_row(row + d, scale, DS_TILE);
-    }
-    if (count > DS_LATENT) {
-        variant->f32->unpack[ELEMENT_BF16](row + DS_LATENT, memory + DS_ROPE_AT, count - DS_LATENT);
-    }
-}
-
-static void ds_mla_store(const struct variant *variant, char *memory, const float *row)
-{
-    for (int32_t d = 0; d < DS_LATENT; d += DS_TILE) {
-        double exact = variant->codes->largest(row + d, DS_TILE) / E4M3_LARGEST;
-        float scale = exact < FLT_MIN ? FLT_MIN : (float)exact;
-        memcpy(memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, &scale, sizeof scale);
-        variant->codes->encode[ELEMENT_E4M3](memory + d, row + d, scale, NULL, DS_TILE);
-    }
-    variant->store[ELEMENT_BF16](memory + DS_ROPE_AT, row + DS_LATENT, 1.0f, DS_ROPE);
-}
 
 /* The new rows of an MLA layer: one tensor, or latent and rope apart. */
 struct latent_write {

@@ -83,36 +83,3 @@ attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct a
 {
     return attend(args, true, error);
 }
-
-void load_latent_query(const struct problem *problem, int64_t row, int64_t head, char *out)
-{
-    const struct latent_parts *parts = problem->latent;
-    const struct engine *engine = problem->shape.engine;
-    engine->unpack[problem->q_element](out, tensor_row(parts->q_latent, row, head), parts->rank);
-    if (parts->rope > 0) {
-        engine->unpack[problem->q_element](out + (int64_t)parts->rank * engine->element_bytes,
-                                           tensor_row(parts->q_rope, row, head), parts->rope);
-    }
-}
-
-int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
-                         int32_t first, int32_t n, const void **rows)
-{
-    const struct attn_batch *batch = problem->batch;
-    const struct row_source *source = &problem->keys;
-    struct interval seen = visible_keys(problem, request, token);
-    int64_t query = batch->query_start_loc[request] + (int64_t)token;
-    const int32_t *list = problem->latent->topk_indices + query * problem->latent->topk_stride;
-    int64_t row = batch->block_table_row ? batch->block_table_row[request] : request;
-    const int32_t *table = batch->block_table + row * batch->block_table_stride;
-    int32_t count = 0;
-    for (int32_t i = first; i < first + n; i++) {
-        int32_t j = list[i];
-        if (j >= seen.low && j < seen.high) {
-            int64_t block = table[j / source->block_size];
-            rows[count++] = source->data + block * source->stride_block +
-                            j % source->block_size * source->stride_slot;
-        }
-    }
-    return count;
-}

@@ -371,3 +371,25 @@ void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float
         memcpy(&scales[i], (const char *)scale_rows[i] + offset, sizeof(float));
     }
 }
+
+int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
+                         int32_t first, int32_t n, const void **rows)
+{
+    const struct attn_batch *batch = problem->batch;
+    const struct row_source *source = &problem->keys;
+    struct interval seen = visible_keys(problem, request, token);
+    int64_t query = batch->query_start_loc[request] + (int64_t)token;
+    const int32_t *list = problem->latent->topk_indices + query * problem->latent->topk_stride;
+    int64_t row = batch->block_table_row ? batch->block_table_row[request] : request;
+    const int32_t *table = batch->block_table + row * batch->block_table_stride;
+    int32_t count = 0;
+    for (int32_t i = first; i < first + n; i++) {
+        int32_t j = list[i];
+        if (j >= seen.low && j < seen.high) {
+            int64_t block = table[j / source->block_size];
+            rows[count++] = source->data + block * source->stride_block +
+                            j % source->block_size * source->stride_slot;
+        }
+    }
+    return count;
+}

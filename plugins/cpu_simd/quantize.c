@@ -4,7 +4,6 @@
 
 #include "internal.h"
 
-#define E4M3_LARGEST 448.0
 #define GROUP_LEAST_AMAX 1e-10
 #define NVFP4_BLOCK 16
 #define PIECE 128 /* columns at a time: a multiple of every form's group */

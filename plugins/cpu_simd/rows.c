@@ -6,10 +6,7 @@
 #include "common/turboquant.h"
 #include "internal.h"
 
-#define E4M3_LARGEST 448.0
 #define INT8_LARGEST 127.0
-
-const int32_t element_bytes[ELEMENT_COUNT] = {4, 2, 2, 1, 1, 1};
 
 static struct row_form turboquant_form(int32_t kv_dtype, bool is_v)
 {
