@@ -32,6 +32,8 @@ struct gdn_request {
     int64_t num_tokens;
     const int32_t *slots; /* of its states */
     int32_t from;         /* the number of the state that it starts from */
+    int32_t state_from;   /* the slot of that state; negative: the request is left alone */
+    int32_t window_from;  /* the slot of the window before the step */
     bool has_state;       /* else it starts from zeros */
     bool keeps_all;       /* speculative: a state per token */
 };
@@ -77,7 +79,26 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
     request->has_state = states->has_initial_state != NULL
                              ? states->has_initial_state[index] != 0
                              : batch->seq_lens[index] > request->num_tokens;
+    bool is_one = request->from >= 0 && request->from <= gdn->desc->num_speculative_tokens;
+    request->state_from = is_one ? request->slots[request->from] : -1;
+    request->window_from = request->slots[0];
+    if (states->initial_slots != NULL) {
+        request->state_from = request->window_from = states->initial_slots[index];
+    }
     return true;
+}
+
+/* The slot that the state behind `done` tokens of the request goes to as well; negative: none. */
+static inline int32_t gdn_checkpoint_slot(const struct gdn *gdn, const struct gdn_request *request,
+                                          int64_t done)
+{
+    const struct attn_batch_recurrent *states = gdn->states;
+    int32_t interval = gdn->desc->checkpoint_interval;
+    if (interval <= 0 || states->checkpoint_slots == NULL || done % interval != 0) {
+        return -1;
+    }
+    return states
+        ->checkpoint_slots[request->index * states->checkpoint_slots_stride + done / interval - 1];
 }
 
 /* Every index that will be followed: a step reads them, so the core looks only where it validates.
@@ -95,6 +116,19 @@ static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_err
         if (request.from < 0 || request.from > drafted) {
             return GDN_BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, request.from + 1,
                            1 + drafted);
+        }
+        if (request.state_from >= num_slots) {
+            return GDN_BAD("initial_slots", "request %d: slot %d; negative, or 0 to %lld", r,
+                           request.state_from, (long long)num_slots - 1);
+        }
+        int32_t interval = gdn->desc->checkpoint_interval;
+        for (int64_t i = interval; interval > 0 && i <= request.num_tokens; i += interval) {
+            int32_t slot = gdn_checkpoint_slot(gdn, &request, i);
+            if (slot >= num_slots) {
+                return GDN_BAD("checkpoint_slots",
+                               "request %d, token %lld: slot %d; negative, or 0 to %lld", r,
+                               (long long)i, slot, (long long)num_slots - 1);
+            }
         }
         int64_t used = request.keeps_all ? request.num_tokens : 1;
         used = used > request.from + 1 ? used : request.from + 1;

@@ -34,7 +34,7 @@ static float *state_rows(const struct tile *tile, int64_t slot)
 static void load_state(struct tile *tile)
 {
     int32_t dk = tile->gdn->desc->head_size_k;
-    const float *state = state_rows(tile, tile->request->slots[tile->request->from]);
+    const float *state = state_rows(tile, tile->request->state_from);
     for (int32_t d = 0; d < tile->num_rows; d++) {
         for (int32_t i = 0; i < dk; i++) {
             tile->s[d][i] = tile->request->has_state ? state[d * dk + i] : 0;
@@ -86,6 +86,10 @@ static void run_steps(struct tile *tile)
         if (request->keeps_all && request->slots[t] >= 0) {
             store_state(tile, request->slots[t]);
         }
+        int32_t checkpoint = gdn_checkpoint_slot(tile->gdn, request, t + 1);
+        if (checkpoint >= 0) {
+            store_state(tile, checkpoint);
+        }
     }
     if (!request->keeps_all) {
         store_state(tile, request->slots[0]);
@@ -101,7 +105,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     (void)worker;
     for (int64_t item = begin; item < end; item++) {
         if (!gdn_request_of(gdn, (int32_t)(item / gdn->desc->num_v_heads), &request) ||
-            request.slots[request.from] < 0) {
+            request.state_from < 0) {
             continue;
         }
         tile.gdn = gdn;
@@ -126,7 +130,7 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
     (void)worker;
     for (int64_t item = begin; item < end; item++) {
         if (gdn_request_of(gdn, (int32_t)(item / gdn->num_channels), &request) &&
-            request.slots[request.from] >= 0) {
+            request.state_from >= 0) {
             gdn_roll_window(gdn, &request, item % gdn->num_channels);
         }
     }

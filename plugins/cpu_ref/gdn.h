@@ -16,7 +16,7 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
                 int32_t first_row, int32_t count, double *v);
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
                     int32_t head, double *decay, double *beta);
-/* The window of one channel after the step. */
+/* The window of one channel after the step, and at its checkpoints. */
 void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel);
 
 #endif

@@ -10,9 +10,9 @@
 #define L2_EPSILON 1e-6
 #define SOFTPLUS_THRESHOLD 20
 
-static uint8_t *window_of(const struct gdn *gdn, const struct gdn_request *request, int64_t channel)
+static uint8_t *window_of(const struct gdn *gdn, int64_t slot, int64_t channel)
 {
-    return view_row(gdn->args->v_cache, request->slots[0], 0, channel);
+    return view_row(gdn->args->v_cache, slot, 0, channel);
 }
 
 /* x of the mixed row's `count` channels at token t of the request. Tokens before the step come out
@@ -32,8 +32,8 @@ static void load_mixed(const struct gdn *gdn, const struct gdn_request *request,
         x[i] = 0;
         if (request->has_state) {
             int32_t dtype = gdn->args->layer->dtype;
-            number_load_row(&x[i], window_of(gdn, request, channel + i) + at * number_bytes(dtype),
-                            dtype, 1);
+            const uint8_t *window = window_of(gdn, request->window_from, channel + i);
+            number_load_row(&x[i], window + at * number_bytes(dtype), dtype, 1);
         }
     }
 }
@@ -131,6 +131,15 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
     *beta = 1 / (1 + exp(-tensor_element(gdn->io->b, row, head)));
 }
 
+/* `count` inputs of a channel, from token t on. */
+static void load_window(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
+                        int64_t channel, int64_t count, double *row)
+{
+    for (int64_t i = 0; i < count; i++) {
+        load_mixed(gdn, request, t + i, channel, 1, &row[i]);
+    }
+}
+
 /* With h the conv_width - 1 inputs before the step and x its own, the window becomes the last
  * conv_width - 1 of (h, x); a speculative step keeps (h, x) without its first, so that the window
  * after token i begins at entry i. */
@@ -140,8 +149,14 @@ void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, i
     int64_t history = gdn->desc->conv_width - 1, tokens = request->num_tokens;
     int64_t skipped = request->keeps_all ? 1 : tokens;
     int64_t count = history + tokens - skipped;
-    for (int64_t i = 0; i < count; i++) {
-        load_mixed(gdn, request, skipped + i - history, channel, 1, &row[i]);
+    for (int64_t done = 1; done <= tokens; done++) { /* first: they may need the old window */
+        int32_t slot = gdn_checkpoint_slot(gdn, request, done);
+        if (slot >= 0) {
+            load_window(gdn, request, done - history, channel, history, row);
+            number_store_row(window_of(gdn, slot, channel), row, gdn->args->layer->dtype, history);
+        }
     }
-    number_store_row(window_of(gdn, request, channel), row, gdn->args->layer->dtype, count);
+    load_window(gdn, request, skipped - history, channel, count, row);
+    number_store_row(window_of(gdn, request->slots[0], channel), row, gdn->args->layer->dtype,
+                     count);
 }

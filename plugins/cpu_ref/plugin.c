@@ -20,6 +20,8 @@ static const struct attn_recurrent_caps gdn_caps = {
     .head_size_v_max = GDN_MAX_HEAD_SIZE,
     .conv_width_max = GDN_MAX_CONV_WIDTH,
     .max_speculative_tokens = GDN_MAX_DRAFTED - 1,
+    .initial_slots = 1,
+    .checkpoints = 1,
 };
 
 static const struct attn_mla_caps mla_caps = {

@@ -44,6 +44,22 @@ static void copy_gdn(struct gdn_copy *copy, const struct attn_attend_args *args)
     }
 }
 
+static void initial_slots_ignored(struct gdn_copy *c)
+{
+    c->states.initial_slots = NULL;
+}
+
+static void checkpoints_missing(struct gdn_copy *c)
+{
+    c->states.checkpoint_slots = NULL;
+}
+
+/* One token too many, as a kernel would that counts from 1. */
+static void checkpoints_late(struct gdn_copy *c)
+{
+    c->desc.checkpoint_interval += c->desc.checkpoint_interval > 1;
+}
+
 static void norm_missing(struct gdn_copy *c)
 {
     c->desc.qk_l2norm = 0;
@@ -232,6 +248,9 @@ attn_status gdn_with_mistake(const struct attn_instance *me, const struct attn_a
 }
 
 static const struct mutant mutants[] = {
+    {.name = "mutant_gdn_initial_slots_ignored", .gdn = initial_slots_ignored},
+    {.name = "mutant_gdn_checkpoints_missing", .gdn = checkpoints_missing},
+    {.name = "mutant_gdn_checkpoints_late", .gdn = checkpoints_late},
     {.name = "mutant_gdn_norm_missing", .gdn = norm_missing},
     {.name = "mutant_gdn_silu_missing", .gdn = silu_missing},
     {.name = "mutant_gdn_bias_missing", .gdn = bias_missing},

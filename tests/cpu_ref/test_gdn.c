@@ -246,6 +246,49 @@ static void test_chunks_are_steps(void **state)
     }
 }
 
+/* From each checkpoint of a prompt on, read where it lies, the rest of the prompt gives the same
+ * outputs, to 1e-5 of their RMS, and leaves the checkpoint as it was. */
+static void test_checkpoints(void **state)
+{
+    enum { LENGTH = 150, INTERVAL = 48, KEPT = LENGTH / INTERVAL, WIDTH = 4 * 48 };
+    const size_t size = 4 * 48 * 32 * sizeof(float);
+    struct gdn_case c = {"checkpoints", ATTN_DTYPE_F32, 2, 4, 32, 48, 4, 1, 0, 1, 0, 0, 1,
+                         {{LENGTH}}};
+    static float out[LENGTH * WIDTH], kept[4 * 48 * 32];
+    struct step s;
+    (void)state;
+    struct delta *p = delta_create(&c);
+    const int32_t *slots = p->slots[1]; /* of a request that is not there */
+    step_create(p, &s, 0);
+    s.desc.checkpoint_interval = INTERVAL;
+    s.states.checkpoint_slots = slots;
+    s.states.checkpoint_slots_stride = 4;
+    assert_int_equal(threaded.kernels->gated_delta(&s.args, NULL), ATTN_OK);
+    memcpy(out, p->out_rows, sizeof out);
+    step_destroy(p);
+    for (int32_t i = 0; i < KEPT; i++) {
+        const uint8_t *checkpoint = (const uint8_t *)p->states + (size_t)slots[i] * size;
+        double sum = 0, largest = 0;
+        int32_t done = (i + 1) * INTERVAL;
+        memcpy(kept, checkpoint, size);
+        c.steps[0][0] = LENGTH - done;
+        p->length[0] = done;
+        step_create(p, &s, 0);
+        s.desc.has_initial_slots = 1;
+        s.states.initial_slots = &slots[i];
+        assert_int_equal(threaded.kernels->gated_delta(&s.args, NULL), ATTN_OK);
+        for (int32_t j = 0; j < (LENGTH - done) * WIDTH; j++) {
+            double got = ((float *)p->out_rows)[j], want = out[done * WIDTH + j];
+            sum += want * want;
+            largest = fmax(largest, fabs(got - want));
+        }
+        step_destroy(p);
+        assert_true(sum > 0 && largest <= 1e-5 * sqrt(sum / ((LENGTH - done) * WIDTH)));
+        assert_memory_equal(kept, checkpoint, size);
+    }
+    delta_destroy(p);
+}
+
 /* Slots, which a step reads: one defect each, with the field that the answer names; nothing is
  * written. */
 struct defect {
@@ -257,15 +300,20 @@ struct defect {
     {                                                                                              \
         statement;                                                                                 \
     }
-static const int32_t five[] = {1, 5}, none[] = {0, 1};
+static const int32_t five[] = {1, 5}, none[] = {0, 1}, beyond[] = {0, NUM_SLOTS};
 DEFECT(high_slot, s->slots[1][2] = NUM_SLOTS)
 DEFECT(too_many_accepted, s->states.num_accepted_tokens = five)
 DEFECT(none_accepted, s->states.num_accepted_tokens = none)
+DEFECT(high_initial_slot, s->states.initial_slots = beyond)
+DEFECT(high_checkpoint_slot, (s->desc.checkpoint_interval = 3, s->states.checkpoint_slots = beyond,
+                              s->states.checkpoint_slots_stride = 1))
 
 static const struct defect defects[] = {
     {"state_slots", high_slot},
     {"num_accepted_tokens", too_many_accepted},
     {"num_accepted_tokens", none_accepted},
+    {"initial_slots", high_initial_slot},
+    {"checkpoint_slots", high_checkpoint_slot},
 };
 
 static void test_defects(void **state)
@@ -299,6 +347,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_chunks_are_steps),
+        cmocka_unit_test(test_checkpoints),
         cmocka_unit_test(test_defects),
     };
     return harness_main(argc, argv, SEED, tests, sizeof tests / sizeof *tests);

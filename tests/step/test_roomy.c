@@ -687,8 +687,7 @@ static void test_refused_forms(void **unused)
 {
     struct opened t = {0};
     const struct attn_recurrent_desc good = channels;
-    static const char *const fields[] = {"gate", "has_skip", "has_initial_slots",
-                                         "checkpoint_interval"};
+    static const char *const fields[] = {"gate", "has_skip"};
     (void)unused;
     open_runtime(&t);
     select_layer(&t, &recurrent, "cpu_ref?");

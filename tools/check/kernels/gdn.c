@@ -82,7 +82,7 @@ static enum trial_result hold_out(struct pair *pair, const struct gdn_case *c)
 static enum trial_result hold_states(struct pair *pair, const struct gdn_case *c)
 {
     int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
-    uint8_t left[GDN_REQS * GDN_MAX_STATES + 3] = {0};
+    uint8_t left[GDN_MAX_SLOTS] = {0};
     const struct compared state = {"state",         ATTN_DTYPE_F32, c->v.num_v_heads, size,
                                    c->state_stride, size,           c->num_slots,     left};
     size_t used = (size_t)(c->v.num_v_heads * size) * sizeof(float);
@@ -93,6 +93,10 @@ static enum trial_result hold_states(struct pair *pair, const struct gdn_case *c
             if (c->slots[r][i] >= 0) {
                 left[c->slots[r][i]] = 1;
             }
+        }
+        int32_t kept[GDN_MAX_KEPT], count = gdn_case_checkpoints(c, r, kept);
+        for (int32_t i = 0; i < count; i++) {
+            left[kept[i]] = 1;
         }
     }
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
@@ -120,11 +124,15 @@ static int32_t window_entries(const struct gdn_case *c, int32_t r)
 static enum trial_result hold_windows(struct pair *pair, const struct gdn_case *c)
 {
     size_t e = number_bytes(c->v.dtype), row = (size_t)c->channel_stride * e;
-    int32_t owner[GDN_REQS * GDN_MAX_STATES + 3];
+    int32_t owner[GDN_MAX_SLOTS];
     memset(owner, -1, sizeof owner);
     for (int32_t r = 0; r < GDN_REQS; r++) {
         if (gdn_case_active(c, r)) {
             owner[c->slots[r][0]] = r;
+        }
+        int32_t kept[GDN_MAX_KEPT], count = gdn_case_checkpoints(c, r, kept);
+        for (int32_t i = 0; i < count; i++) {
+            owner[kept[i]] = r;
         }
     }
     for (int32_t slot = 0; slot < c->num_slots && c->window > 0; slot++) {
@@ -173,7 +181,8 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
 
 /* clang-format off */
 static const struct gdn_variant variants[] = {
-    /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong, strided */
+    /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong, strided,
+     * initial, kept */
     {GDN_STEPS, 0, 2, 4, 32, 32, 4, 0, 0, true, false, true, false, false, false},
     {GDN_STEPS, 0, 1, 3, 64, 24, 4, 0, 0, true, true, true, true, true, true},
     {GDN_STEPS, 0, 2, 2, 16, 40, 0, 0, 0, false, false, false, false, false, true},
@@ -190,13 +199,19 @@ static const struct gdn_variant variants[] = {
     {GDN_DRAFTS, 0, 1, 2, 64, 64, 4, 64, 1, true, true, true, true, true, true},
     {GDN_DRAFTS, 0, 1, 3, 16, 40, 0, 0, 5, false, false, true, false, false, true},
     {GDN_DRAFTS, 0, 2, 2, 24, 32, 3, 0, 2, false, true, false, false, false, false},
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, false, true, false, false, true, true, 1},
+    {GDN_CHUNKS, 0, 1, 2, 32, 32, 4, 64, 0, true, true, true, false, false, false, false, 24},
+    {GDN_CHUNKS, 0, 1, 2, 48, 24, 4, 64, 0, true, false, true, true, false, true, true, 64},
+    {GDN_MIXED, 0, 1, 2, 16, 32, 0, 0, 0, false, false, true, false, false, false, true, 0},
+    {GDN_MIXED, 0, 2, 2, 24, 16, 3, 0, 0, true, true, true, false, true, false, true, 33},
 };
 /* clang-format on */
 
 static bool within(const struct attn_recurrent_caps *caps, const struct gdn_variant *v)
 {
     return v->head_size_k <= caps->head_size_k_max && v->head_size_v <= caps->head_size_v_max &&
-           v->conv_width <= caps->conv_width_max && v->drafted <= caps->max_speculative_tokens;
+           v->conv_width <= caps->conv_width_max && v->drafted <= caps->max_speculative_tokens &&
+           v->initial <= caps->initial_slots && (v->kept > 0) <= caps->checkpoints;
 }
 
 void gdn_cases(const struct kernel_sink *sink)
@@ -218,11 +233,15 @@ void gdn_cases(const struct kernel_sink *sink)
             if (!(sink->caps->dtypes >> dtype & 1) || !within(caps, &v)) {
                 continue;
             }
-            snprintf(name, sizeof name, "gated_delta.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s",
-                     dtype_name(dtype), gdn_shape_names[v.shape], v.num_k_heads, v.num_v_heads,
-                     v.head_size_k, v.head_size_v, v.conv_width, v.chunk_size, v.drafted,
-                     v.bias ? ".bias" : "", v.by_length ? ".by_length" : "",
-                     v.strong ? ".strong" : "", v.strided ? ".strided" : "");
+            snprintf(
+                name, sizeof name, "gated_delta.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s",
+                dtype_name(dtype), gdn_shape_names[v.shape], v.num_k_heads, v.num_v_heads,
+                v.head_size_k, v.head_size_v, v.conv_width, v.chunk_size, v.drafted,
+                v.bias ? ".bias" : "", v.by_length ? ".by_length" : "", v.strong ? ".strong" : "",
+                v.strided ? ".strided" : "", v.initial ? ".initial" : "");
+            if (v.kept > 0) {
+                snprintf(name + strlen(name), sizeof name - strlen(name), ".kept%d", v.kept);
+            }
             sink->try(sink->user, name, run_gdn, &v);
         }
     }

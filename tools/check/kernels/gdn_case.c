@@ -22,10 +22,24 @@ bool gdn_case_keeps_all(const struct gdn_case *c, int32_t r)
     return c->v.drafted > 0 && c->tokens[r] <= 1 + c->v.drafted;
 }
 
+int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t r, int32_t *slots)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; c->v.kept > 0 && i < c->tokens[r] / c->v.kept; i++) {
+        if (gdn_case_active(c, r) && c->kept[r][i] >= 0) {
+            slots[count++] = c->kept[r][i];
+        }
+    }
+    return count;
+}
+
+/* Slots of states first, then those that are read from and those of checkpoints, of which some are
+ * not written. */
 static void draw_slots(struct gdn_case *c, uint64_t *random)
 {
-    int32_t order[GDN_REQS * GDN_MAX_STATES + 3], count = GDN_REQS * c->num_states;
-    c->num_slots = count + 3;
+    int32_t order[GDN_MAX_SLOTS], count = GDN_REQS * c->num_states;
+    int32_t kept = count + (c->v.initial ? GDN_REQS : 0);
+    c->num_slots = kept + (c->v.kept > 0 ? GDN_REQS * GDN_MAX_KEPT : 0) + 3;
     for (int32_t i = 0; i < c->num_slots; i++) { /* shuffled */
         int32_t other = random_below(random, i + 1);
         order[i] = order[other];
@@ -34,6 +48,12 @@ static void draw_slots(struct gdn_case *c, uint64_t *random)
     for (int32_t i = 0; i < count; i++) {
         bool skipped = i / c->num_states == SKIPPED_REQUEST && c->v.shape != GDN_CHUNKS;
         c->slots[i / c->num_states][i % c->num_states] = skipped ? -1 - i : order[i];
+    }
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        c->initial[r] = c->v.initial ? order[count + r] : -1;
+        for (int32_t i = 0; i < GDN_MAX_KEPT && c->v.kept > 0; i++) {
+            c->kept[r][i] = (r + i) % 4 == 3 ? -2 : order[kept + r * GDN_MAX_KEPT + i];
+        }
     }
 }
 
@@ -105,14 +125,15 @@ static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
 {
     int64_t size = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
     for (int32_t r = 0; r < GDN_REQS; r++) {
-        int32_t from = c->slots[r][c->accepted[r] - 1];
+        int32_t from = c->v.initial ? c->initial[r] : c->slots[r][c->accepted[r] - 1];
+        int32_t window = c->v.initial ? c->initial[r] : c->slots[r][0];
         if (!gdn_case_active(c, r) || !c->has_state[r]) {
             continue;
         }
         fill_normal(base + c->at[GDN_STATE], from * c->state_stride, size, ATTN_DTYPE_F32, 0.5,
                     random);
         for (int64_t i = 0; i < c->channels && c->window > 0; i++) {
-            int64_t row = (c->slots[r][0] * (int64_t)c->channels + i) * c->channel_stride;
+            int64_t row = (window * (int64_t)c->channels + i) * c->channel_stride;
             fill_normal(base + c->at[GDN_WINDOW], row, c->window, c->v.dtype, 0.5, random);
         }
     }
@@ -150,7 +171,9 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
         [GDN_LENGTHS] = sizeof c->lengths,
         [GDN_SLOTS] = sizeof c->slots,
         [GDN_HAS_STATE] = sizeof c->has_state,
-        [GDN_ACCEPTED] = sizeof c->accepted};
+        [GDN_ACCEPTED] = sizeof c->accepted,
+        [GDN_INITIAL] = sizeof c->initial,
+        [GDN_KEPT] = sizeof c->kept};
     for (int32_t i = 0; i < GDN_BUFFER_COUNT; i++) {
         c->at[i] = pair_add(pair, bytes[i], i == GDN_OUT || i == GDN_STATE || i == GDN_WINDOW);
     }
@@ -163,6 +186,8 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
     memcpy(base + c->at[GDN_SLOTS], c->slots, sizeof c->slots);
     memcpy(base + c->at[GDN_HAS_STATE], c->has_state, sizeof c->has_state);
     memcpy(base + c->at[GDN_ACCEPTED], c->accepted, sizeof c->accepted);
+    memcpy(base + c->at[GDN_INITIAL], c->initial, sizeof c->initial);
+    memcpy(base + c->at[GDN_KEPT], c->kept, sizeof c->kept);
     fill_rows(c, base, random);
     fill_past(c, base, random);
     fill_weights(c, base, random);
@@ -182,7 +207,9 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
                                      .qk_l2norm = v->l2norm,
                                      .chunk_size = v->chunk_size,
                                      .num_speculative_tokens = v->drafted,
-                                     .state_dtype = ATTN_DTYPE_F32};
+                                     .state_dtype = ATTN_DTYPE_F32,
+                                     .has_initial_slots = v->initial,
+                                     .checkpoint_interval = v->kept};
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                         .next = &s->desc.ext,
                                         .name = "gdn",
@@ -210,7 +237,10 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t
         .state_slots_stride = GDN_MAX_STATES,
         .has_initial_state = c->v.by_length ? NULL : base + c->at[GDN_HAS_STATE],
         .num_accepted_tokens =
-            c->v.drafted > 0 ? (const int32_t *)(base + c->at[GDN_ACCEPTED]) : NULL};
+            c->v.drafted > 0 ? (const int32_t *)(base + c->at[GDN_ACCEPTED]) : NULL,
+        .initial_slots = c->v.initial ? (const int32_t *)(base + c->at[GDN_INITIAL]) : NULL,
+        .checkpoint_slots = c->v.kept > 0 ? (const int32_t *)(base + c->at[GDN_KEPT]) : NULL,
+        .checkpoint_slots_stride = c->v.kept > 0 ? GDN_MAX_KEPT : 0};
     s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
                                    .next = &s->states.ext,
                                    .num_reqs = GDN_REQS,

@@ -9,6 +9,8 @@
 #include "cases/pair.h"
 
 enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
+#define GDN_MAX_KEPT 6 /* checkpoints of a request */
+#define GDN_MAX_SLOTS (GDN_REQS * GDN_MAX_STATES + 3)
 
 enum gdn_shape {
     GDN_STEPS,  /* one token each; one request of no length */
@@ -29,6 +31,8 @@ struct gdn_variant {
     bool by_length; /* has_initial_state NULL */
     bool strong;    /* decays that underflow to 0 */
     bool strided;   /* rows, slots and channels apart from each other */
+    bool initial;   /* states are read from slots of their own; no drafts */
+    int32_t kept;   /* tokens from one checkpoint to the next; 0: none; no drafts */
 };
 
 enum gdn_buffer {
@@ -46,6 +50,8 @@ enum gdn_buffer {
     GDN_SLOTS,
     GDN_HAS_STATE,
     GDN_ACCEPTED,
+    GDN_INITIAL,
+    GDN_KEPT,
     GDN_BUFFER_COUNT
 };
 
@@ -60,6 +66,7 @@ struct gdn_case {
     int64_t row_stride, gate_stride, state_stride, channel_stride; /* elements */
     int32_t tokens[GDN_REQS], starts[GDN_REQS + 1], lengths[GDN_REQS], accepted[GDN_REQS];
     int32_t slots[GDN_REQS][GDN_MAX_STATES];
+    int32_t initial[GDN_REQS], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
     uint8_t has_state[GDN_REQS];
     size_t at[GDN_BUFFER_COUNT];
 };
@@ -88,6 +95,8 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, uint8_t *bas
                    struct attn_device device);
 /* What the step does to a request: false, it is left alone. */
 bool gdn_case_active(const struct gdn_case *c, int32_t request);
+/* The slots of checkpoints that the step writes; their number. */
+int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t request, int32_t *slots);
 /* Whether a state behind every token is kept. */
 bool gdn_case_keeps_all(const struct gdn_case *c, int32_t request);
 
