@@ -22,9 +22,9 @@ struct entry {
 static const entry kernels[] = {GPU_KERNELS(KERNEL_ENTRY)};
 
 /* By enum gpu_kind. */
-static gpu_attend_launcher *const attends[KIND_COUNT] = {launch_f32,  launch_bf16,  launch_f16,
-                                                         launch_e4m3, launch_e5m2,  launch_int8,
-                                                         launch_int4, launch_nvfp4, launch_levels};
+static gpu_attend_launcher *const attends[KIND_COUNT] = {
+    launch_f32,  launch_bf16, launch_f16,   launch_e4m3,   launch_e5m2,
+    launch_int8, launch_int4, launch_nvfp4, launch_levels, launch_k8v4};
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);

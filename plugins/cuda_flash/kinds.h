@@ -13,6 +13,7 @@ enum gpu_kind {
     KIND_INT4, /* from here on 4 bits, likewise */
     KIND_NVFP4,
     KIND_LEVELS, /* TurboQuant's keys and values, of 4 or 3 bits each */
+    KIND_K8V4,   /* its keys in e4m3 and values of 4 bits */
     KIND_COUNT
 };
 

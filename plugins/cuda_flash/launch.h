@@ -11,6 +11,6 @@
 typedef cudaError_t gpu_attend_launcher(const struct sm80_params *params, cudaStream_t stream);
 
 gpu_attend_launcher launch_f32, launch_bf16, launch_f16, launch_e4m3, launch_e5m2, launch_int8,
-    launch_int4, launch_nvfp4, launch_levels;
+    launch_int4, launch_nvfp4, launch_levels, launch_k8v4;
 
 #endif

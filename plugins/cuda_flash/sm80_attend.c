@@ -30,9 +30,22 @@ static void choose_rows(const struct attn_prepared *prepared, const struct attn_
 /* As `shape` in sm80_produce.cuh has it. */
 static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
+    if (prepared->padded_size > 256) {
+        return prepared->narrow && cached ? SM80_TILE : SM80_WIDE_TILE;
+    }
     bool narrow = prepared->narrow && cached && tile_rows == 16;
     return narrow && (prepared->padded_size <= 128 || prepared->packed) ? SM80_NARROW_TILE
                                                                         : SM80_TILE;
+}
+
+/* Whether items have up to 8 rows and a kind whose sums then stand in another order: in a
+ * batch-invariant layer the batch may not decide. Of 4-bit kinds three such CTAs share a
+ * multiprocessor. */
+static bool takes_few(const struct attn_attend_args *args, int32_t kind)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    return (kind >= KIND_E4M3 || kind == KIND_F32) && plan->tile_rows == 16 &&
+           plan->request_rows <= FEW_ROWS && !args->prepared->invariant;
 }
 
 /* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
@@ -51,7 +64,11 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
     bool few = plan->num_reqs == 1 && prepared->num_kv_heads * LEAST_PARTS <= device->num_sms;
     bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
     bool wide = layer->dtype == ATTN_DTYPE_F32; /* two tiles of float32 fill a multiprocessor */
-    return wide || prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1 : 2;
+    bool three = prepared->packed && layer->kv_dtype != ATTN_KV_TURBOQUANT_K8V4 &&
+                 takes_few(args, KIND_INT4);
+    return wide || prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1
+           : three                                                                      ? 3
+                                                                                        : 2;
 }
 
 /* How the cache's elements are multiplied (enum gpu_kind), or -1: none of these. */
@@ -71,6 +88,10 @@ static int32_t kind_of(const struct gpu_params *p)
     if (p->k.form == GPU_ROW_LEVELS && p->v.form == GPU_ROW_STEPS) {
         return KIND_LEVELS;
     }
+    if (p->k.form == GPU_ROW_NUMBERS && p->k.dtype == ATTN_DTYPE_FP8_E4M3 &&
+        p->v.form == GPU_ROW_STEPS) {
+        return KIND_K8V4;
+    }
     bool plain = p->k.form < GPU_ROW_INT4 && p->v.form < GPU_ROW_INT4 && p->k.dtype == p->v.dtype;
     return plain ? kinds[p->k.dtype] - 1 : -1;
 }
@@ -79,7 +100,7 @@ static int32_t padded_size(const struct gpu_problem *problem)
 {
     int32_t size =
         problem->head_size > problem->head_size_v ? problem->head_size : problem->head_size_v;
-    return size <= 64 ? 64 : size <= 128 ? 128 : SM80_MAX_SIZE;
+    return size <= 64 ? 64 : size <= 128 ? 128 : size <= 256 ? 256 : SM80_MAX_SIZE;
 }
 
 /* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
@@ -94,22 +115,35 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
     bool split = p->schedule.tile_rows == 16;
     bool turned = kind == KIND_INT4 || kind == KIND_LEVELS;
     int32_t q_element = kind == KIND_F32 ? 4 : 2;
-    int32_t row = kind >= KIND_INT4 ? d / 2 : kind >= KIND_E4M3 ? d : q_element * d;
-    int32_t scales = kind >= KIND_INT4 ? 2 * tile * (kind == KIND_NVFP4 ? d / 16 : 4) : 0;
-    int32_t tail = split || kind >= KIND_E4M3 ? 1024 : 0;
+    int32_t row = kind == KIND_K8V4   ? d * 3 / 4
+                  : kind >= KIND_INT4 ? d / 2
+                  : kind >= KIND_E4M3 ? d
+                                      : q_element * d;
+    int32_t scales = kind == KIND_LEVELS  ? tile * SM80_LEVELS_ROOM
+                     : kind == KIND_K8V4  ? tile * SM80_K8V4_ROOM
+                     : kind == KIND_NVFP4 ? 2 * tile * (d / 16)
+                     : kind == KIND_INT4  ? 2 * tile * 4
+                                          : 0;
+    bool wide = d > 256;
+    int32_t tail = (split && !wide) || kind >= KIND_E4M3 ? 1024 : 0;
     int32_t both = 2 * tile * row; /* bytes of a tile's keys and values */
     int32_t stage = both + (scales > tail ? scales : tail);
     int32_t fixed = SM80_FIXED_SMEM + (kind >= KIND_E4M3 ? SM80_TERMS_SMEM : 0) +
-                    (split ? (turned ? 3 : 2) * 16 : 64) * d * q_element;
+                    (split ? (turned ? 3
+                              : wide ? 1
+                                     : 2) *
+                                 16
+                           : 64) *
+                        d * q_element +
+                    (wide ? SM80_SCORES_SMEM(tile) : 0);
     for (int32_t of_sm = p->schedule.ctas / sms; of_sm > 0; of_sm--) {
         int32_t room = device->smem_of_sm / of_sm - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
         int32_t fitting = (room - fixed) / stage;
         if (fitting >= 2) {
             int32_t most = SM80_ON_THE_WAY / (of_sm * both);
-            most = kind == KIND_F32 || kind >= KIND_E4M3 || most > SM80_MAX_STAGES ? SM80_MAX_STAGES
-                   : most < 2                                                      ? 2
-                                                                                   : most;
+            bool all = kind == KIND_F32 || kind >= KIND_E4M3 || wide || most > SM80_MAX_STAGES;
+            most = all ? SM80_MAX_STAGES : most < 2 ? 2 : most;
             *stages = fitting < most ? fitting : most;
             *ctas = sms * of_sm;
             return true;
@@ -136,7 +170,7 @@ static bool serves_codes(const struct gpu_params *p, int32_t kind)
     }
     return p->schedule.tile_rows == 16 && problem->paged && bits % 4 == 0 &&
            problem->head_size == problem->head_size_v &&
-           problem->head_size == padded_size(problem) &&
+           problem->head_size == padded_size(problem) && problem->head_size <= 256 &&
            (kind != KIND_NVFP4 || problem->block_size % 4 == 0);
 }
 
@@ -149,35 +183,75 @@ static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t hea
     return slot == bytes && bits % 16 == 0;
 }
 
-/* Where TurboQuant's rows lie in a stage, as they do in memory: keys and values of a slot behind
- * each other, or each by themselves. False: in other ways, or not in spans of whole blocks. */
+/* The largest pieces of 16, 8 or 4 bytes in which rows of both caches begin alike in all slots; 0:
+ * there are none. KIND_K8V4's keys are read 4 bytes at a time. */
+static int32_t unit_of_rows(const struct gpu_params *p, bool together)
+{
+    const struct gpu_cache *k = &p->k, *v = together ? k : &p->v;
+    uint64_t slots = (uint64_t)(uintptr_t)k->data | (uint64_t)(uintptr_t)v->data |
+                     (uint64_t)k->block | (uint64_t)v->block | (uint64_t)k->slot |
+                     (uint64_t)v->slot;
+    uint64_t heads = (uint64_t)k->head | (uint64_t)v->head;
+    if (slots % 4 != 0 || heads % (k->form == GPU_ROW_LEVELS ? 2 : 4) != 0) {
+        return 0;
+    }
+    return slots % 16 == 0 ? 16 : slots % 8 == 0 ? 8 : 4;
+}
+
+/* Bytes between rows in a stage that come in pieces, whichever the head. */
+static int32_t pitch_in_pieces(const struct gpu_cache *c, int32_t row, int32_t heads, int32_t unit)
+{
+    int64_t before = 0;
+    for (int32_t i = 0; i < heads; i++) {
+        int64_t own = i * c->head % unit;
+        before = own > before ? own : before;
+    }
+    return (row + (int32_t)before + unit - 1) / unit * unit;
+}
+
+/* Where TurboQuant's rows lie in a stage: keys and values of a slot behind each other, or each by
+ * themselves, as spans of whole blocks or in pieces. False: in other ways. */
 static bool place_levels(const struct gpu_device *device, const struct gpu_params *p,
                          struct sm80_params *a)
 {
+    const struct gpu_cache *k = &p->k, *v = &p->v;
     int32_t tile = p->schedule.tile, size = p->problem.block_size, codes[2], row[2];
     for (int32_t i = 0; i < 2; i++) {
-        const struct gpu_cache *c = i == 0 ? &p->k : &p->v;
-        codes[i] = c->head_size * c->bits / 8;
-        row[i] = codes[i] + (i == 0 ? 2 : 4);
-        if (c->row_scale != c->data + codes[i] || c->row_scale_block != c->block ||
-            c->row_scale_slot != c->slot || c->row_scale_head != c->head) {
+        const struct gpu_cache *c = i == 0 ? k : v;
+        bool has_scale = i == 1 || c->form == GPU_ROW_LEVELS;
+        codes[i] = c->head_size * (has_scale ? c->bits : 8) / 8;
+        row[i] = codes[i] + (!has_scale ? 0 : i == 0 ? 2 : 4);
+        if (has_scale && (c->row_scale != c->data + codes[i] || c->row_scale_block != c->block ||
+                          c->row_scale_slot != c->slot || c->row_scale_head != c->head)) {
             return false;
         }
     }
-    const struct gpu_cache *k = &p->k, *v = &p->v;
     a->box_rows = size < tile ? size : tile;
     a->together = v->data == k->data + row[0] && v->block == k->block && v->slot == k->slot &&
                   v->head == k->head;
-    int32_t pitch = a->together ? row[0] + row[1] : row[0];
-    int32_t at = a->together ? row[0] : tile * row[0];
-    int32_t v_pitch = a->together ? pitch : row[1];
-    a->planes[0] = (struct sm80_plane){0, pitch, codes[0], pitch};
-    a->planes[1] = (struct sm80_plane){at, v_pitch, at + codes[1], v_pitch};
-    a->mapped = a->scale_spans = 1;
-    return device->major >= 9 && (size % tile == 0 || tile % size == 0) &&
-           tile / a->box_rows <= device->lanes &&
-           has_spans(k->data, k->block, k->slot, k->head, pitch, a->box_rows) &&
-           (a->together || has_spans(v->data, v->block, v->slot, v->head, v_pitch, a->box_rows));
+    a->scale_spans = 1;
+    a->unit = 1;
+    int32_t pitch[2] = {a->together ? row[0] + row[1] : row[0], row[1]};
+    a->mapped =
+        device->major >= 9 && (size % tile == 0 || tile % size == 0) &&
+        tile / a->box_rows <= device->lanes &&
+        has_spans(k->data, k->block, k->slot, k->head, pitch[0], a->box_rows) &&
+        (a->together || has_spans(v->data, v->block, v->slot, v->head, pitch[1], a->box_rows));
+    if (!a->mapped) {
+        a->unit = unit_of_rows(p, a->together);
+        if (a->unit == 0) {
+            return false;
+        }
+        pitch[0] = pitch_in_pieces(k, pitch[0], p->problem.num_kv_heads, a->unit);
+        pitch[1] = pitch_in_pieces(v, pitch[1], p->problem.num_kv_heads, a->unit);
+    }
+    int32_t at = a->together ? row[0] : tile * pitch[0];
+    pitch[1] = a->together ? pitch[0] : pitch[1];
+    a->planes[0] = (struct sm80_plane){0, pitch[0], codes[0], pitch[0]};
+    a->planes[1] = (struct sm80_plane){at, pitch[1], at + codes[1], pitch[1]};
+    int32_t room = k->form == GPU_ROW_LEVELS ? k->head_size + SM80_LEVELS_ROOM
+                                             : k->head_size * 3 / 2 + SM80_K8V4_ROOM;
+    return (a->together ? pitch[0] : pitch[0] + pitch[1]) <= room;
 }
 
 static bool serves_levels(const struct gpu_device *device, const struct gpu_params *p)
@@ -186,7 +260,8 @@ static bool serves_levels(const struct gpu_device *device, const struct gpu_para
     struct sm80_params a;
     return p->schedule.tile_rows == 16 && problem->paged &&
            problem->head_size == problem->head_size_v &&
-           problem->head_size == padded_size(problem) && place_levels(device, p, &a);
+           problem->head_size == padded_size(problem) && problem->head_size <= 256 &&
+           place_levels(device, p, &a);
 }
 
 /* They copy 16 bytes at a time, and count rows' offsets in 16 bytes and 31 bits. */
@@ -196,7 +271,9 @@ static bool serves_rows(const struct attn_attend_args *args, const struct gpu_pa
     const struct gpu_problem *problem = &p->problem;
     int32_t multiple = kind >= KIND_E4M3 ? 16 : 1;
     int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
-    if (kind == KIND_F32 && (p->schedule.tile_rows != 16 || padded_size(problem) > 128)) {
+    int32_t size = padded_size(problem);
+    if ((kind == KIND_F32 && (p->schedule.tile_rows != 16 || size > 128)) ||
+        (size > 256 && (p->schedule.tile_rows != 16 || kind > KIND_E5M2))) {
         return false;
     }
     return (kind >= KIND_E4M3 || p->k.dtype == p->q.dtype) && problem->head_size % multiple == 0 &&
@@ -215,7 +292,7 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
         problem->head_size_v > SM80_MAX_SIZE) {
         return false;
     }
-    bool walks = kind == KIND_LEVELS ? serves_levels(&args->instance->device, p)
+    bool walks = kind >= KIND_LEVELS ? serves_levels(&args->instance->device, p)
                  : kind >= KIND_INT4 ? serves_codes(p, kind)
                                      : serves_rows(args, p, kind);
     return walks &&
@@ -331,14 +408,11 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     const struct gpu_device *device = &args->instance->device;
     struct sm80_params a = {.p = *p, .overlaps = device->major >= 9};
     int32_t kind = kind_of(p);
-    const struct schedule_host *plan = args->schedule_host;
-    /* the order of its sums is another: in a batch-invariant layer the batch may not decide */
-    a.few = (kind >= KIND_E4M3 || kind == KIND_F32) && p->schedule.tile_rows == 16 &&
-            plan->request_rows <= FEW_ROWS && !args->prepared->invariant;
+    a.few = takes_few(args, kind);
     if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }
-    if (kind == KIND_LEVELS) {
+    if (kind >= KIND_LEVELS) {
         place_levels(device, p, &a); /* as serves has seen */
     } else if (kind >= KIND_INT4) {
         map_codes(args, &a);

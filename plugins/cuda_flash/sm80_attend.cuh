@@ -8,11 +8,7 @@
 #ifndef CUDA_FLASH_SM80_ATTEND_CUH
 #define CUDA_FLASH_SM80_ATTEND_CUH
 
-#include "sm80_finish.cuh"
-#include "launch.h"
-#include "sm80_tile.cuh"
-
-#define ATTEND_THREADS 192
+#include "sm80_wide.cuh"
 
 template <int KIND, int D, bool SPLIT, bool FEW>
 static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND, D, SPLIT> &mine)
@@ -28,7 +24,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         p.problem.spans != nullptr || p.problem.tree != nullptr || p.problem.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
     const bool k_scaled = S::bytes && p.k.form == GPU_ROW_SCALED;
-    const bool v_scaled = S::turned || (S::bytes && p.v.form == GPU_ROW_SCALED);
+    const bool v_scaled = S::turned || S::steps || (S::bytes && p.v.form == GPU_ROW_SCALED);
     /* float16 wants more of a turned query than it holds itself */
     const bool has_rest = S::turned && p.q.dtype == ATTN_DTYPE_F16;
     char *rest = (char *)terms_of(mine) + SM80_TERMS_SMEM;
@@ -85,17 +81,23 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         for (int n = 0; n < num_scores; n++) {
             s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
         }
+        sm80_plane planes[2] = {a.planes[0], a.planes[1]};
+        if constexpr (S::steps) {
+            place_planes(a, run->head, planes);
+        }
         float factors[num_scores][2]; /* of the lane's keys: KIND_LEVELS */
         if constexpr (KIND == KIND_LEVELS) {
             constexpr int together = FEW ? subs : 1, each = FEW ? 1 : 2;
 #pragma unroll
             for (int sub = 0; sub < subs; sub += together) {
-                dot_levels<D, FEW, together>(at, a.planes[0], p.k.bits, sq, rest, has_rest, queries,
+                dot_levels<D, FEW, together>(at, planes[0], p.k.bits, sq, rest, has_rest, queries,
                                              first + sub * 16, lane, high_rows, &s[sub * each],
                                              &factors[sub * each]);
             }
+        } else if constexpr (KIND == KIND_K8V4) {
+            dot_e4m3_rows<D, FEW, subs>(at, planes[0], sq, queries, first, lane, high_rows, s);
         } else if constexpr (S::packed) {
-            dot_codes<KIND, D, FEW, subs>(at, at + codes.key, a.planes[0], sq, rest, has_rest,
+            dot_codes<KIND, D, FEW, subs>(at, at + codes.key, planes[0], sq, rest, has_rest,
                                           queries, first, lane, high_rows, s);
         } else if constexpr (KIND == KIND_F32 && FEW) {
 #pragma unroll
@@ -127,7 +129,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
             int32_t low = run->row_tile.k0 - tile_base, high = run->row_tile.k1 - tile_base;
             if constexpr (S::packed) {
-                clear_scales<KIND, D>(at, a.planes[1], first, own, low, high, lane);
+                clear_scales<KIND, D>(at, planes[1], first, own, low, high, lane);
             } else {
                 clear_values<KIND, D, S::tile>(at + S::half, warp * own, own, low, high, lane);
                 for (int key = warp * own + lane; v_scaled && key < (warp + 1) * own; key += 32) {
@@ -165,7 +167,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                                                        base + A::first_key(lane), s);
         bool exactly = false; /* codes of int8 and int4 are numbers */
         if constexpr (KIND == KIND_NVFP4) {
-            exactly = view == SEES_APART && scales_odd<D>(at, a.planes[1], first, 16 * subs, lane);
+            exactly = view == SEES_APART && scales_odd<D>(at, planes[1], first, 16 * subs, lane);
         } else if constexpr (!S::prepared) {
             exactly = view == SEES_APART &&
                       values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane);
@@ -174,7 +176,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         if (v_scaled) {
             bool apart = view == SEES_APART;
             float scales[num_scores][2];
-            load_value_scales<KIND, FEW>(at, v_scales, a.planes[1], first, lane, apart, s, sums.z,
+            load_value_scales<KIND, FEW>(at, v_scales, planes[1], first, lane, apart, s, sums.z,
                                          scales);
             scale_weights<KIND, FEW>(scales, apart, s, sums, o);
         }
@@ -188,7 +190,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             for (int i = 0; i < 4 * num_sums; i++) {
                 x.o[i / 4][i % 4] = o[i / 4][i % 4];
             }
-            add_values_exactly<KIND, D, FEW, S::tile>(at, a.planes[1], first, lane, x);
+            add_values_exactly<KIND, D, FEW, S::tile>(at, planes[1], first, 0, lane, x);
 #pragma unroll
             for (int i = 0; i < 4 * num_sums; i++) {
                 o[i / 4][i % 4] = x.o[i / 4][i % 4];
@@ -199,8 +201,8 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 const int key = first + sub * 16;
                 const float(&s0)[4] = s[FEW ? sub : 2 * sub], (&s1)[4] = s[FEW ? sub : 2 * sub + 1];
                 if constexpr (S::packed) {
-                    add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * a.planes[1].pitch,
-                                            a.planes[1], p.v.bits, key, lane, s0, s1, o, sums.z);
+                    add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * planes[1].pitch,
+                                            planes[1], p.v.bits, key, lane, s0, s1, o, sums.z);
                 } else if constexpr (KIND == KIND_F32 && FEW) {
                     add_few_floats<D, S::tile>(at + S::half, key, lane, s0, o);
                 } else if constexpr (KIND == KIND_F32) {
@@ -234,7 +236,9 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
 }
 
 template <int KIND, int D, bool SPLIT, bool FEW>
-__global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
+__global__ void __launch_bounds__(shape<KIND, D, SPLIT>::threads,
+                                  FEW ? shape<KIND, D, SPLIT>::few_ctas
+                                      : shape<KIND, D, SPLIT>::ctas)
     attend(const __grid_constant__ sm80_params a)
 {
     using S = shape<KIND, D, SPLIT>;
@@ -242,7 +246,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     shared<KIND, D, SPLIT> &mine = *(shared<KIND, D, SPLIT> *)memory;
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.stages; i++) {
-            barrier_init(shared_address(&mine.full[i]), 65);
+            barrier_init(shared_address(&mine.full[i]), S::threads - 128 + 1);
             barrier_init(shared_address(&mine.empty[i]), 128);
         }
         for (int i = 0; i < S::q_buffers; i++) {
@@ -257,6 +261,8 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     let_later_kernels_begin();
     if (threadIdx.x >= 128) {
         producer<KIND, D, SPLIT>(a, mine, threadIdx.x - 128).work();
+    } else if constexpr (S::wide) {
+        compute_wide<KIND, D>(a, mine);
     } else {
         compute<KIND, D, SPLIT, FEW>(a, mine);
     }
@@ -282,7 +288,7 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)a->p.schedule.ctas);
-    config.blockDim = dim3(ATTEND_THREADS);
+    config.blockDim = dim3(S::threads);
     config.dynamicSmemBytes = S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage;
     config.stream = stream;
     config.attrs = &attribute;
@@ -290,8 +296,10 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
     return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT, FEW>, *a);
 }
 
-/* What there is of a kind: items of 64 rows, of up to 8 in the other order, heads over 128. */
+/* What there is of a kind: items of 64 rows, of up to 8 in the other order, heads over 128, and
+ * over 256. */
 template <int KIND> struct kind_shapes {
+    static constexpr bool widest = KIND >= KIND_BF16 && KIND <= KIND_E5M2;
     static constexpr bool tall = KIND >= KIND_BF16 && KIND <= KIND_INT8;
     static constexpr bool few = KIND >= KIND_E4M3 || KIND == KIND_F32, wide = KIND != KIND_F32;
 };
@@ -318,6 +326,9 @@ template <int KIND> static cudaError_t load_kind()
             error = error ? error : launch_split<KIND, 256>(nullptr, few != 0, nullptr);
         }
     }
+    if constexpr (kind_shapes<KIND>::widest) {
+        error = error ? error : launch_shape<KIND, 512, true>(nullptr, nullptr);
+    }
     if constexpr (kind_shapes<KIND>::tall) {
         error = error ? error : launch_shape<KIND, 64, false>(nullptr, nullptr);
         error = error ? error : launch_shape<KIND, 128, false>(nullptr, nullptr);
@@ -336,6 +347,12 @@ template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStr
         if constexpr (kind_shapes<KIND>::tall) {
             return d <= 64 ? launch_shape<KIND, 64, false>(a, stream)
                            : launch_shape<KIND, 128, false>(a, stream);
+        }
+        return cudaErrorInvalidValue;
+    }
+    if (d > 256) {
+        if constexpr (kind_shapes<KIND>::widest) {
+            return launch_shape<KIND, 512, true>(a, stream);
         }
         return cudaErrorInvalidValue;
     }

@@ -9,12 +9,19 @@
 extern "C" {
 #endif
 
-#define SM80_MAX_SIZE 256            /* of a head */
-#define SM80_TILE 64                 /* keys of one step of a CTA */
-#define SM80_NARROW_TILE 128         /* where one row tile has all rows, and keys are narrow */
-#define SM80_MAX_STAGES 6            /* tiles of a CTA in shared memory */
-#define SM80_FIXED_SMEM 1024         /* of a CTA, in addition to queries and stages */
-#define SM80_TERMS_SMEM 1024         /* more for the query's terms of 8 and 4-bit kinds */
+#define SM80_MAX_SIZE 512    /* of a head */
+#define SM80_TILE 64         /* keys of one step of a CTA */
+#define SM80_NARROW_TILE 128 /* where one row tile has all rows, and keys are narrow */
+#define SM80_WIDE_TILE 32    /* of 16-bit heads over 256 */
+#define SM80_MAX_STAGES 6    /* tiles of a CTA in shared memory */
+#define SM80_FIXED_SMEM 1024 /* of a CTA, in addition to queries and stages */
+#define SM80_TERMS_SMEM 1024 /* more for the query's terms of 8 and 4-bit kinds */
+#define SM80_SCORES_SMEM(tile)                                                                     \
+    (2 * 16 * ((tile) + 8) * 4) /* more for two tiles of heads over 256 */
+/* More for a key and its value of KIND_LEVELS and KIND_K8V4: what rows have besides codes, and
+ * pieces before and behind them. */
+#define SM80_LEVELS_ROOM 32
+#define SM80_K8V4_ROOM 16
 #define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
 
 /* Bytes in a stage: rows of 4-bit codes from `at` on, their scales from `scale_at` on. */
@@ -26,8 +33,11 @@ struct sm80_params {
     struct tensor_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
     /* 1: boxes of whole blocks, box_rows rows each; of 4-bit codes they are spans of memory */
     int32_t mapped, box_rows;
-    int32_t scale_spans;         /* scales of their own planes come in spans, too */
-    int32_t together;            /* spans of keys bring the values along */
+    int32_t scale_spans; /* scales of their own planes come in spans, too */
+    int32_t together;    /* spans and rows of keys bring the values along */
+    /* TurboQuant's rows that make no spans come in pieces of 16, 8 or 4 bytes from the one on that
+     * a row begins in; 1: spans */
+    int32_t unit;
     struct sm80_plane planes[2]; /* K and V, of 4-bit kinds */
     int32_t few;                 /* 1: items have up to 8 rows; kinds of 16 bits do not ask */
     int32_t stages;              /* of a CTA */

@@ -65,8 +65,9 @@ static __device__ __forceinline__ uint32_t spread_codes(uint32_t x)
     return (x & 0x07070707u) | (x << 1 & 0x70707070u);
 }
 
-/* N words of 8 codes of `bits` from any byte of a stage on, 4 bits apart. */
-template <int N>
+/* N words of 8 codes of `bits` from any byte of a stage on, 4 bits apart. APART: the upper bit of
+ * those of 3 bits is moved up by 1. */
+template <int N, bool APART = false>
 static __device__ __forceinline__ void load_codes(const char *stage, int at, int bits,
                                                   uint32_t (&x)[N])
 {
@@ -85,6 +86,7 @@ static __device__ __forceinline__ void load_codes(const char *stage, int at, int
         for (int i = N - 1; i >= 0; i--) { /* what is read is not yet written */
             const int word = i * 24 / 32, shift = i * 24 % 32;
             x[i] = spread_codes(__funnelshift_r(x[word], word + 1 < N ? x[word + 1] : 0, shift));
+            x[i] += APART ? x[i] & 0x44444444u : 0;
         }
     }
 }
@@ -284,7 +286,7 @@ add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bit
           float (&z)[4])
 {
     constexpr int words = D / 64, align = row_align<KIND, D>;
-    const int c = lane & 3, odd = KIND == KIND_LEVELS ? 0 : c & 1, key = first + 2 * c;
+    const int c = lane & 3, odd = KIND >= KIND_LEVELS ? 0 : c & 1, key = first + 2 * c;
     const uint32_t order = odd != 0 ? 0x1032 : 0x3210;
     packed_weights<FEW> weights(s0, s1);
     weights.arrange(order);
@@ -300,7 +302,7 @@ add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bit
     uint32_t x[4][words], scale[2][(words + 1) / 2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if constexpr (KIND == KIND_LEVELS) {
+        if constexpr (KIND >= KIND_LEVELS) {
             load_codes<words>(stage,
                               plane.at + (key + (i >> 1) * 8 + (i & 1)) * plane.pitch +
                                   (lane >> 2) * words * bits,
@@ -362,7 +364,7 @@ static __device__ __forceinline__ void clear_scales(char *stage, const sm80_plan
         }
         if constexpr (KIND == KIND_INT4) {
             *(float *)(stage + plane.scale_at + key * 4) = 0.0f;
-        } else if constexpr (KIND == KIND_LEVELS) {
+        } else if constexpr (KIND >= KIND_LEVELS) {
             uint16_t *step = (uint16_t *)(stage + plane.scale_at + key * plane.scale_pitch);
             step[0] = step[1] = 0;
         } else {

@@ -264,32 +264,34 @@ join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, b
     }
 }
 
-/* 64 rows: a warp has all keys of its 16. */
-template <int KIND, int D>
-static __device__ __forceinline__ void store_rows(const gpu_params &p, const gpu_run &run,
-                                                  bool whole, float *part, const float (&m)[2],
-                                                  const float (&l)[2], const float (&o)[D / 8][4])
+/* What a warp has of all keys: of 16 rows from first_row on ND column tiles from first_dim on.
+ * Parts are of ROWS rows. */
+template <int KIND, int D, int ROWS, int ND>
+static __device__ __forceinline__ void
+store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int first_row,
+           int first_dim, const float (&m)[2], const float (&l)[2], const float (&o)[ND][4])
 {
     constexpr int near = KIND >= KIND_E4M3 ? 2 : 1; /* column tiles whose dims alternate */
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31;
+    const bool has_sums = first_dim == 0 && (lane & 3) == 0; /* is the one that writes them */
     float v_scale = value_scale(p, run.head);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int row = warp * 16 + (lane >> 2) + 8 * i;
+        int row = first_row + (lane >> 2) + 8 * i;
         if (row >= run.row_tile.num_rows) {
             continue;
         }
         out_row out = out_row_of(p, run, row);
         float factor = 1.0f;
         if (whole) {
-            factor = softmax_close_base2(out.sink, m[i], l[i], (lane & 3) == 0 ? out.lse : nullptr);
-        } else if ((lane & 3) == 0) {
-            part[64 * D + row] = m[i];
-            part[64 * (D + 1) + row] = l[i];
+            factor = softmax_close_base2(out.sink, m[i], l[i], has_sums ? out.lse : nullptr);
+        } else if (has_sums) {
+            part[ROWS * D + row] = m[i];
+            part[ROWS * (D + 1) + row] = l[i];
         }
 #pragma unroll
-        for (int n = 0; n < D / 8; n += near) {
-            int d = value_dim<KIND>(n, (lane & 3) * 2);
+        for (int n = 0; n < ND; n += near) {
+            int d = first_dim + value_dim<KIND>(n, (lane & 3) * 2);
             float x[2 * near];
 #pragma unroll
             for (int e = 0; e < 2 * near; e++) {
@@ -308,10 +310,10 @@ static __device__ __forceinline__ void store_rows(const gpu_params &p, const gpu
 }
 
 /* `stage` is the run's last; it is not copied into before this is done. */
-template <int KIND, int D, bool SPLIT, bool FEW>
-static __device__ __forceinline__ void
-finish_run(const gpu_params &p, const gpu_run &run, char *stage, int32_t *last_one, float (&m)[2],
-           float (&l)[2], const float (&o)[FEW ? D / 16 : D / 8][4])
+template <int KIND, int D, bool SPLIT, bool FEW, int ND>
+static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu_run &run,
+                                                  char *stage, int32_t *last_one, float (&m)[2],
+                                                  float (&l)[2], const float (&o)[ND][4])
 {
     using S = shape<KIND, D, SPLIT>;
     bool whole = run.count == run.row_tile.num_tiles;
@@ -322,12 +324,15 @@ finish_run(const gpu_params &p, const gpu_run &run, char *stage, int32_t *last_o
     for (int i = 0; i < 2; i++) {
         l[i] = sums_at<FEW>::sum(l[i]);
     }
-    if constexpr (SPLIT) {
+    const int warp = threadIdx.x >> 5;
+    if constexpr (S::wide) {
+        store_rows<KIND, D, 16>(p, run, whole, part, 0, warp * ND * 8, m, l, o);
+    } else if constexpr (SPLIT) {
         constexpr int round = !FEW && 2 * S::half / (16 * D) >= 16 ? 16 : 8;
         join_warps<KIND, D, round, FEW>(p, run, (float *)stage, (float *)(stage + 2 * S::half),
                                         whole, part, m, l, o);
     } else {
-        store_rows<KIND, D>(p, run, whole, part, m, l, o);
+        store_rows<KIND, D, 64>(p, run, whole, part, warp * 16, 0, m, l, o);
     }
     if (whole) {
         return;

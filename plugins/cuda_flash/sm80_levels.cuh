@@ -71,16 +71,14 @@ dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq,
 #pragma unroll
     for (int i = 0; i < SUBS * 2; i++) {
         int at = plane.at + (first + i * 8 + g) * plane.pitch + c * words * bits;
-        load_codes<words>(stage, at, bits, x[i / 2][i % 2]);
+        load_codes<words, true>(stage, at, bits, x[i / 2][i % 2]);
     }
 #pragma unroll
     for (int j = 0; j < words; j++) {
         uint32_t pairs[SUBS][2][4];
 #pragma unroll
         for (int i = 0; i < SUBS * 2; i++) {
-            uint32_t word = x[i / 2][i % 2][j];
-            word += bits == 3 ? word & 0x44444444u : 0;
-            widen_levels(table, word, pairs[i / 2][i % 2]);
+            widen_levels(table, x[i / 2][i % 2][j], pairs[i / 2][i % 2]);
         }
 #pragma unroll
         for (int sub = 0; sub < SUBS; sub++) {
@@ -108,6 +106,50 @@ dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq,
                                                   (first + i * 8 + key) * plane.scale_pitch);
             factors[FEW ? i / 2 : i][FEW ? i % 2 : own] = __half2float(*norm) * rsqrtf(sum);
         }
+    }
+}
+
+/* Raw scores of the rows against 16 SUBS keys of e4m3 from `first` on, rows of them 4 bytes apart
+ * or more. */
+template <int D, bool FEW, int SUBS, int N>
+static __device__ __forceinline__ void dot_e4m3_rows(const char *stage, const sm80_plane &plane,
+                                                     const char *sq,
+                                                     const lane_queries<D, FEW> &queries, int first,
+                                                     int lane, bool high_rows, float (&s)[N][4])
+{
+    constexpr int chunks = D / 32, each = N / SUBS; /* of 8 dims, of a lane */
+    const char *from =
+        stage + plane.at + (first + (lane >> 2)) * plane.pitch + (lane & 3) * chunks * 8;
+#pragma unroll
+    for (int j = 0; j < chunks; j++) {
+#pragma unroll
+        for (int sub = 0; sub < SUBS; sub++) {
+            uint32_t pairs[2][4];
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const uint32_t *x =
+                    (const uint32_t *)(from + (sub * 16 + n * 8) * plane.pitch + j * 8);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    pairs[n][2 * i] = widen<KIND_E4M3>(x[i] & 0xffff);
+                    pairs[n][2 * i + 1] = widen<KIND_E4M3>(x[i] >> 16);
+                }
+            }
+            queries.multiply(sq, lane, j, high_rows, pairs, &s[sub * each]);
+        }
+    }
+}
+
+/* Where TurboQuant's rows of a head lie in a stage. */
+static __device__ __forceinline__ void place_planes(const sm80_params &a, int32_t head,
+                                                    sm80_plane (&planes)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int before = bytes_before(a, i == 0 || a.together ? a.p.k : a.p.v, head);
+        planes[i] = a.planes[i];
+        planes[i].at += before;
+        planes[i].scale_at += before;
     }
 }
 

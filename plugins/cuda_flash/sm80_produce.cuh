@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The last two warps of an attend CTA: both walk the CTA's segments and copy into shared memory,
- * some stages ahead of the four warps that compute, one the queries and keys, the other the values.
- */
+ * some stages ahead of the four warps that compute, one the queries and keys, the other the values;
+ * or one that copies all. */
 #ifndef CUDA_FLASH_SM80_PRODUCE_CUH
 #define CUDA_FLASH_SM80_PRODUCE_CUH
 
@@ -26,27 +26,40 @@ template <int KIND, int D, bool SPLIT> struct shape {
     static constexpr bool packed = KIND >= KIND_INT4;
     static constexpr bool prepared = KIND >= KIND_INT8; /* queries have terms: sm80_query.cuh */
     static constexpr bool turned = KIND == KIND_INT4 || KIND == KIND_LEVELS; /* keys are */
+    static constexpr bool wide = D > 256; /* warps share out a value's dims: sm80_wide.cuh */
     static constexpr int element = bytes ? 1 : KIND == KIND_F32 ? 4 : 2;
     static constexpr int q_element = KIND == KIND_F32 ? 4 : 2;
-    static constexpr int row = packed ? D / 2 : D * element; /* bytes of a key or value */
-    static constexpr int chunks = row / 16;                  /* 16-byte pieces of it */
-    static constexpr int tile =
-        SPLIT && (packed || (bytes && D <= 128)) ? SM80_NARROW_TILE : SM80_TILE;
+    static constexpr bool steps = KIND >= KIND_LEVELS; /* TurboQuant's values */
+    /* bytes of a key or value, of KIND_K8V4 on average */
+    static constexpr int row = KIND == KIND_K8V4 ? D * 3 / 4 : packed ? D / 2 : D * element;
+    static constexpr int chunks = row / 16; /* 16-byte pieces of it */
+    static constexpr int tile = wide && !bytes                             ? SM80_WIDE_TILE
+                                : SPLIT && (packed || (bytes && D <= 128)) ? SM80_NARROW_TILE
+                                                                           : SM80_TILE;
     static constexpr int half = tile * row;
     /* of a 4-bit row; two of them fit into the tail */
     static constexpr int scale_bytes = KIND == KIND_NVFP4 ? D / 16 : 4;
-    /* rows' scales; later 4 warps' m and l */
-    static constexpr int scales = packed ? 2 * tile * scale_bytes : 1024;
-    static constexpr int tail = SPLIT || bytes ? (scales > 1024 ? scales : 1024) : 0;
+    /* rows' scales, and what is before a row in its first piece; later 4 warps' m and l */
+    static constexpr int scales = KIND == KIND_LEVELS ? SM80_LEVELS_ROOM * tile
+                                  : KIND == KIND_K8V4 ? SM80_K8V4_ROOM * tile
+                                  : packed            ? 2 * tile * scale_bytes
+                                                      : 1024;
+    static constexpr int tail = (SPLIT && !wide) || bytes ? (scales > 1024 ? scales : 1024) : 0;
     static constexpr int stage = 2 * half + tail;
     static constexpr int rows = SPLIT ? 16 : 64;
     static constexpr int q_bytes = rows * D * q_element;
-    static constexpr int q_buffers = SPLIT ? 2 : 1;
-    /* what rounding leaves of turned queries stands behind the terms */
-    static constexpr int fixed =
-        SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) + (turned ? q_bytes : 0);
-    /* of a multiprocessor, for the registers */
+    static constexpr int q_buffers = SPLIT && !wide ? 2 : 1;
+    /* what rounding leaves of turned queries stands behind the terms, and so do two tiles' scores
+     * that warps show each other */
+    static constexpr int fixed = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
+                                 (turned ? q_bytes : 0) + (wide ? SM80_SCORES_SMEM(tile) : 0);
+    /* of a CTA: 4 warps that compute and those that copy. One copies TurboQuant's rows, which are a
+     * few spans, so that three CTAs of up to 8 rows have the registers of a multiprocessor. */
+    static constexpr bool alone = steps && D <= 128;
+    static constexpr int threads = 128 + (alone ? 32 : 64);
+    /* of a multiprocessor, for the registers; few_ctas: of up to 8 rows */
     static constexpr int ctas = D > 128 || KIND == KIND_F32 ? 1 : 2;
+    static constexpr int few_ctas = alone && KIND == KIND_LEVELS ? 3 : ctas;
 };
 
 /* The query's terms, its rest and the stages follow it in memory. */
@@ -184,7 +197,8 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
                                                  const tile_place<TILE> &at, uint32_t to, int lane)
 {
     using S = shape<KIND, D, true>;
-    constexpr int rows = 32 / S::chunks; /* that one instruction copies */
+    constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* that one instruction copies */
+    constexpr int turns = S::chunks > 32 ? S::chunks / 32 : 1; /* or a share of a row */
     const char *base = cache.data + head * cache.head;
     const int hi = lane / S::chunks, chunk = lane % S::chunks;
     int bytes = head_size * S::element;
@@ -202,9 +216,10 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
             int32_t found = __shfl_sync(0xffffffffu, offset[stretch / 2], (stretch & 1) * 16);
             const char *from = base + ((int64_t)found << 4);
 #pragma unroll
-            for (int i = 0; i < 16 / rows; i++) {
-                copy16(to + place_of<S::chunks, TILE>(stretch * 16 + i * rows + hi, chunk),
-                       from + i * rows * step, 16);
+            for (int i = 0; i < 16 / rows * turns; i++) {
+                int row = i / turns * rows, further = i % turns * 32;
+                copy16(to + place_of<S::chunks, TILE>(stretch * 16 + row + hi, chunk + further),
+                       from + row * step + further * 16, 16);
             }
         }
         return;
@@ -212,12 +227,12 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
 #pragma unroll
     for (int part = 0; part < TILE / 32; part++) {
 #pragma unroll 4
-        for (int i = 0; i < 32 / rows; i++) {
-            int row = part * 32 + i * rows + hi;
+        for (int i = 0; i < 32 / rows * turns; i++) {
+            int row = part * 32 + i / turns * rows + hi, own = chunk + i % turns * 32;
             int32_t found = __shfl_sync(0xffffffffu, offset[part], row & 31);
-            bool real = row >= at.low && row < at.high && chunk * 16 < bytes;
-            const char *from = base + (real ? ((int64_t)found << 4) + chunk * 16 : 0);
-            copy16(to + place_of<S::chunks, TILE>(row, chunk), from, real ? 16 : 0);
+            bool real = row >= at.low && row < at.high && own * 16 < bytes;
+            const char *from = base + (real ? ((int64_t)found << 4) + own * 16 : 0);
+            copy16(to + place_of<S::chunks, TILE>(row, own), from, real ? 16 : 0);
         }
     }
 }
@@ -289,6 +304,45 @@ static __device__ __forceinline__ void copy_spans(const char *from, int64_t bloc
     }
 }
 
+/* Bytes of the first piece of a row of a head that are not the row's. */
+static __device__ __forceinline__ int bytes_before(const sm80_params &a, const gpu_cache &cache,
+                                                   int32_t head)
+{
+    return (int)((uintptr_t)cache.data + head * cache.head) & (a.unit - 1);
+}
+
+/* Rows of `bytes` at any address in pieces of a.unit, `pitch` apart in the stage; what is behind a
+ * row is not read. */
+template <int TILE>
+static __device__ __forceinline__ void copy_odd_rows(const sm80_params &a, const gpu_cache &cache,
+                                                     int32_t head, const tile_place<TILE> &at,
+                                                     int bytes, uint32_t to, int pitch, int lane)
+{
+    const int before = bytes_before(a, cache, head), unit = a.unit, end = before + bytes;
+    const int pieces = (end + unit - 1) / unit, inverse = (1 << 20) / pieces + 1;
+    const char *from = cache.data + head * cache.head - before;
+#pragma unroll
+    for (int part = 0; part < TILE / 32; part++) {
+        int64_t offset = at.block[part] * cache.block + at.slot[part] * cache.slot;
+#pragma unroll 1
+        for (int i = lane; i < 32 * pieces; i += 32) {
+            int row = i * inverse >> 20, piece = i - row * pieces, key = part * 32 + row;
+            int64_t found = __shfl_sync(0xffffffffu, offset, row);
+            bool real = key >= at.low && key < at.high;
+            const char *source = from + (real ? found + piece * unit : before);
+            uint32_t target = to + key * pitch + piece * unit;
+            int count = real ? min(unit, end - piece * unit) : 0;
+            if (unit == 16) {
+                copy16(target, source, count);
+            } else if (unit == 8) {
+                copy8(target, source, count);
+            } else {
+                copy4(target, source, count);
+            }
+        }
+    }
+}
+
 /* Rows' scales that lie together in a block, `bytes` each. */
 template <int TILE>
 static __device__ __forceinline__ void
@@ -307,9 +361,18 @@ copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane
 {
     using S = shape<KIND, D, true>;
     const char *from = cache.data + head * cache.head;
-    if (a.mapped) { /* always, of KIND_LEVELS */
+    if (a.mapped) {
         copy_spans<TILE>(from, cache.block, cache.slot, at, a.box_rows * plane.pitch, to + plane.at,
                          barrier, lane);
+        return;
+    }
+    if constexpr (S::steps) {
+        const sm80_plane &last = a.planes[a.together || &plane == &a.planes[1]];
+        int bytes = last.scale_at - plane.at +
+                    (&last == &a.planes[1] ? 4
+                     : KIND == KIND_LEVELS ? 2
+                                           : 0);
+        copy_odd_rows<TILE>(a, cache, head, at, bytes, to + plane.at, plane.pitch, lane);
         return;
     }
     int unit = unit_of((uint64_t)from | cache.block | cache.slot | plane.pitch);
@@ -357,12 +420,12 @@ template <int KIND, int D, bool SPLIT> struct producer {
     const sm80_params &a;
     const gpu_params &p;
     shared<KIND, D, SPLIT> &mine;
-    const bool values; /* which of the two warps this is */
+    const bool values; /* which of the two warps this is; false where there is one */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
 
     __device__ producer(const sm80_params &params, shared<KIND, D, SPLIT> &memory, int thread)
-        : a(params), p(params.p), mine(memory), values(thread >= 32), lane(thread & 31)
+        : a(params), p(params.p), mine(memory), values(!S::alone && thread >= 32), lane(thread & 31)
     {
     }
 
@@ -375,7 +438,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* All 64 lanes' copies and the first's ordinary stores: 65 arrivals. */
+    /* All lanes' copies and the first's ordinary stores: an arrival more than lanes. */
     __device__ __forceinline__ void commit(int32_t run)
     {
         if (!values && lane == 0) {
@@ -401,27 +464,41 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* One of K and V of a tile. */
+    /* K or V of a tile of 4-bit kinds. */
+    __device__ __forceinline__ void copy_plane(bool of_values, int32_t head,
+                                               const tile_place<S::tile> &boxes,
+                                               const tile_place<S::tile> &keys)
+    {
+        const gpu_cache &cache = of_values ? p.v : p.k;
+        const sm80_plane &plane = a.planes[of_values];
+        uint32_t to = shared_address(stage_at(mine, stage));
+        uint32_t barrier = shared_address(&mine.full[stage]);
+        if (a.scale_spans && plane.scale_pitch != plane.pitch) {
+            copy_scale_spans<S::tile>(a, cache, head, boxes, S::scale_bytes, to + plane.scale_at,
+                                      barrier, lane);
+        } else if (!a.scale_spans) {
+            copy_code_scales<KIND, D, S::tile>(cache, plane, head, keys, to, lane);
+        }
+        if (!of_values || !a.together) {
+            copy_codes<KIND, D, S::tile>(a, cache, plane, head, a.mapped ? boxes : keys, to,
+                                         barrier, lane);
+        }
+    }
+
+    /* What the warp copies of a tile: one of K and V, or both. */
     __device__ __forceinline__ void copy_tile(int32_t head, const tile_place<S::tile> &boxes,
                                               const tile_place<S::tile> &keys)
     {
-        const gpu_cache &cache = values ? p.v : p.k;
-        uint32_t to = shared_address(stage_at(mine, stage));
-        uint32_t barrier = shared_address(&mine.full[stage]);
         if constexpr (S::packed) {
-            const sm80_plane &plane = a.planes[values];
-            if (a.scale_spans && plane.scale_pitch != plane.pitch) {
-                copy_scale_spans<S::tile>(a, cache, head, boxes, S::scale_bytes,
-                                          to + plane.scale_at, barrier, lane);
-            } else if (!a.scale_spans) {
-                copy_code_scales<KIND, D, S::tile>(cache, plane, head, keys, to, lane);
-            }
-            if (!values || !a.together) {
-                copy_codes<KIND, D, S::tile>(a, cache, plane, head, a.mapped ? boxes : keys, to,
-                                             barrier, lane);
+#pragma unroll 1
+            for (int i = values; i < (S::alone ? 2 : values + 1); i++) {
+                copy_plane(i != 0, head, boxes, keys);
             }
             return;
         }
+        const gpu_cache &cache = values ? p.v : p.k;
+        uint32_t to = shared_address(stage_at(mine, stage));
+        uint32_t barrier = shared_address(&mine.full[stage]);
         if (S::bytes && cache.form == GPU_ROW_SCALED) {
             uint32_t scales = to + 2 * S::half + (values ? S::tile * 4 : 0);
             if (a.scale_spans) {
@@ -515,7 +592,11 @@ template <int KIND, int D, bool SPLIT> struct producer {
                     p.schedule.header->taken = 0;
                 }
             }
-            barrier_producers(); /* the number is there */
+            if (S::alone) {
+                __syncwarp(); /* the number is there */
+            } else {
+                barrier_producers();
+            }
             index = (int32_t)gridDim.x + mine.taken[turn];
             turn ^= 1; /* read by both before it is written again: a barrier lies between */
             if (index >= segments) {

@@ -123,7 +123,7 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
                          : KIND == KIND_LEVELS ? 1.0f / (factor * sqrtf((float)D))
                                                : 1.0f / factor;
             terms[row] = back * (KIND == KIND_NVFP4    ? 0x1p7f
-                                 : KIND == KIND_LEVELS ? 1.0f
+                                 : KIND >= KIND_LEVELS ? 1.0f
                                                        : 0x1p24f);
             terms[ROWS + row] = (KIND == KIND_INT8 ? 128.0f : 1.0f) * sum * back;
         }

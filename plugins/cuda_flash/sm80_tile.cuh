@@ -418,31 +418,31 @@ static __device__ __forceinline__ void add_few_floats(const char *values, int fi
     }
 }
 
-/* o += weights x values of 16 keys, of 16-bit kinds. */
-template <int KIND, int D, int TILE>
+/* o += weights x values of 16 keys, of 16-bit kinds: ND column tiles, from first_chunk on. */
+template <int KIND, int D, int TILE, int ND>
 static __device__ __forceinline__ void add_values(const char *values, int first, int lane,
                                                   const float (&s0)[4], const float (&s1)[4],
-                                                  float (&o)[D / 8][4])
+                                                  float (&o)[ND][4], int first_chunk = 0)
 {
     constexpr int chunks = shape<KIND, D, true>::chunks;
     uint32_t a[4] = {pack2<KIND>(s0[0], s0[1]), pack2<KIND>(s0[2], s0[3]),
                      pack2<KIND>(s1[0], s1[1]), pack2<KIND>(s1[2], s1[3])};
     int key = first + (lane & 15);
 #pragma unroll
-    for (int c = 0; c < chunks / 2; c++) {
+    for (int c = 0; c < ND / 2; c++) {
         uint32_t b[4];
-        load4_transposed(b,
-                         shared_address(values) + place_of<chunks, TILE>(key, 2 * c + (lane >> 4)));
+        int chunk = first_chunk + 2 * c + (lane >> 4);
+        load4_transposed(b, shared_address(values) + place_of<chunks, TILE>(key, chunk));
         multiply<KIND>(o[2 * c], a, b[0], b[1]);
         multiply<KIND>(o[2 * c + 1], a, b[2], b[3]);
     }
 }
 
 /* The same of 8-bit kinds; z: the weights' sums with the offsets of int8's codes. */
-template <int KIND, int D, int TILE, bool FEW>
-static __device__ __forceinline__ void add_bytes(const char *values, int first, int lane,
-                                                 const float (&s0)[4], const float (&s1)[4],
-                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
+template <int KIND, int D, int TILE, bool FEW, int ND>
+static __device__ __forceinline__ void
+add_bytes(const char *values, int first, int lane, const float (&s0)[4], const float (&s1)[4],
+          float (&o)[ND][4], float (&z)[4], int first_chunk = 0)
 {
     constexpr int chunks = shape<KIND, D, true>::chunks;
     packed_weights<FEW> weights(s0, s1);
@@ -454,10 +454,10 @@ static __device__ __forceinline__ void add_bytes(const char *values, int first, 
     }
     int key = first + (lane & 15);
 #pragma unroll
-    for (int c = 0; c < chunks / 2; c++) {
+    for (int c = 0; c < ND / (FEW ? 2 : 4); c++) {
         uint32_t b[4];
-        load4_transposed(b,
-                         shared_address(values) + place_of<chunks, TILE>(key, 2 * c + (lane >> 4)));
+        int chunk = first_chunk + 2 * c + (lane >> 4);
+        load4_transposed(b, shared_address(values) + place_of<chunks, TILE>(key, chunk));
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* even dims to the first of two column tiles */
             uint32_t even[2], odd[2];
@@ -492,7 +492,7 @@ static __device__ __forceinline__ void
 load_value_scales(const char *stage, const float *scales, const sm80_plane &plane, int first,
                   int lane, bool apart, const float (&s)[N][4], float (&z)[4], float (&scale)[N][2])
 {
-    if constexpr (KIND == KIND_LEVELS) {
+    if constexpr (KIND >= KIND_LEVELS) {
         float lowest[N][2];
         load_steps<FEW>(stage, plane, first, lane, scale, lowest);
 #pragma unroll
@@ -529,7 +529,7 @@ static __device__ __forceinline__ void scale_weights(float (&scale)[N][2], bool 
         float next = bits_float(min(above, 0x7e000000u)); /* its inverse is a number, too */
         float shrink = sums.reference / next;
         sums.reference = next;
-        if (KIND != KIND_LEVELS) { /* whose lowest values are numbers as they are */
+        if (KIND < KIND_LEVELS) { /* whose lowest values are numbers as they are */
             sums.z[0] *= shrink, sums.z[1] *= shrink, sums.z[2] *= shrink, sums.z[3] *= shrink;
         }
 #pragma unroll
@@ -572,7 +572,7 @@ static __device__ __forceinline__ void close_values(bool scaled, value_sums &sum
     if (KIND < KIND_INT8 && !scaled) {
         return;
     }
-    if (KIND == KIND_LEVELS) {
+    if (KIND >= KIND_LEVELS) {
         sums.z[0] = sums_at<FEW>::sum(sums.z[0]);
         sums.z[FEW ? 1 : 2] = sums_at<FEW>::sum(sums.z[FEW ? 1 : 2]);
     }
@@ -583,7 +583,7 @@ static __device__ __forceinline__ void close_values(bool scaled, value_sums &sum
             float raw = o[n][e] * unit_of_sum<KIND>(sums_at<FEW>::tile(n, e));
             float z = sums.z[FEW ? e & 1 : e & 2];
             o[n][e] =
-                KIND == KIND_LEVELS ? fmaf(raw, reference, z) : fmaf(z, -0x1p24f, raw) * reference;
+                KIND >= KIND_LEVELS ? fmaf(raw, reference, z) : fmaf(z, -0x1p24f, raw) * reference;
         }
     }
 }
@@ -647,10 +647,12 @@ static __device__ __forceinline__ float raw_value(const char *stage, const sm80_
     }
 }
 
-/* add_values one product at a time, without those of weight 0: a masked NaN stays out. */
+/* add_values one product at a time, without those of weight 0: a masked NaN stays out. The warp has
+ * dims from first_dim on. */
 template <int KIND, int D, bool FEW, int TILE, int N, int ND>
 static __device__ __noinline__ void add_values_exactly(const char *stage, const sm80_plane &plane,
-                                                       int first, int lane, exact_step<N, ND> &x)
+                                                       int first, int first_dim, int lane,
+                                                       exact_step<N, ND> &x)
 {
 #pragma unroll 1
     for (int j = 0; j < N * (FEW ? 16 : 8); j++) { /* a key's weights stand in lanes of its own */
@@ -663,6 +665,7 @@ static __device__ __noinline__ void add_values_exactly(const char *stage, const 
         for (int i = 0; i < ND * 4; i++) {
             int at = i >> 2, e = i & 3;
             int place = value_dim<KIND>(sums_at<FEW>::tile(at, e), sums_at<FEW>::column(lane, e));
+            place += first_dim;
             float v = raw_value<KIND, D, TILE>(stage, plane, key, dim_of_place<KIND, D>(place));
             float weight = sums_at<FEW>::which(e) == 0 ? w[0] : w[1];
             x.o[at][e] += weight == 0.0f ? 0.0f : weight * v;
@@ -681,16 +684,17 @@ static __device__ __forceinline__ void clear_rows(float (&m)[2], float (&l)[2], 
     }
 }
 
-/* Values of keys outside k0 .. k1 - 1 that a box brought along become zero: 0 x NaN is NaN. */
-template <int KIND, int D, int TILE>
+/* Values of keys outside k0 .. k1 - 1 that a box brought along become zero: 0 x NaN is NaN. Of each
+ * OWN of its chunks, from first_chunk on. */
+template <int KIND, int D, int TILE, int OWN = shape<KIND, D, true>::chunks>
 static __device__ __forceinline__ void clear_values(char *values, int first, int keys, int low,
-                                                    int high, int lane)
+                                                    int high, int lane, int first_chunk = 0)
 {
     constexpr int chunks = shape<KIND, D, true>::chunks;
-    for (int i = lane; i < keys * chunks; i += 32) {
-        int key = first + i / chunks;
+    for (int i = lane; i < keys * OWN; i += 32) {
+        int key = first + i / OWN, chunk = first_chunk + i % OWN;
         if (key < low || key >= high) {
-            *(uint4 *)(values + place_of<chunks, TILE>(key, i % chunks)) = make_uint4(0, 0, 0, 0);
+            *(uint4 *)(values + place_of<chunks, TILE>(key, chunk)) = make_uint4(0, 0, 0, 0);
         }
     }
     fence_for_boxes();

@@ -6,7 +6,7 @@
 #include "gpu/host/schedule.h"
 
 #define SEGMENTS_PER_CTA 8
-#define PADDED_SIZE_MAX 256 /* of the matrix kernels' heads */
+#define PADDED_SIZE_MAX 512 /* of the matrix kernels' heads */
 
 static size_t round_up(size_t bytes)
 {
@@ -19,7 +19,9 @@ static int64_t segment_bound(const struct attn_instance *instance,
                              const struct attn_prepared *prepared, int64_t reqs, int64_t row_tiles,
                              bool by_item, int64_t *part_rows)
 {
-    int64_t ctas = (int64_t)instance->device.num_sms * (prepared->padded_size > 128 ? 1 : 2);
+    int64_t ctas = (int64_t)instance->device.num_sms * (prepared->padded_size > 128 ? 1
+                                                        : prepared->packed          ? 3
+                                                                                    : 2);
     if (by_item) {
         int64_t invariant = reqs * prepared->num_kv_heads * GPU_INVARIANT_CUTS;
         int64_t cut =
@@ -99,12 +101,13 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     (*prepared)->padded_size = (*prepared)->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
                                : size <= 64                       ? 64
                                : size <= 128                      ? 128
+                               : size <= 256                      ? 256
                                                                   : PADDED_SIZE_MAX;
     (*prepared)->invariant = layer->batch_invariant != 0;
     (*prepared)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
     (*prepared)->packed = layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
                           layer->kv_dtype == ATTN_KV_NVFP4 ||
-                          turboquant_bits(layer->kv_dtype, false) > 0;
+                          turboquant_bits(layer->kv_dtype, true) > 0;
     (*prepared)->split = (*prepared)->packed || layer->dtype == ATTN_DTYPE_F32;
     if (instance->prefill != NULL && (*prepared)->way == GPU_WAY_ATTEND) {
         (*prepared)->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);
