@@ -34,11 +34,15 @@ export ATTN_PLUGIN_PATH
 results=$(for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c |
     awk -v part="$part" -v count="$count" 'NR % count == part % count'); do
     echo "$name" "$(cases_of "$name")"
-done | xargs -P "$(nproc)" -L 1 sh -c '"$0" "$1" "$2" --fail-fast --filter "$3" >/dev/null 2>&1; echo "$1:$?"' "$check")
+done | xargs -P "$(nproc)" -L 1 sh -c '
+    said=$("$0" "$1" "$2" --fail-fast --filter "$3" 2>&1)
+    code=$?
+    case $code:$said in 1:*"FAILED "*) code=caught ;; esac
+    echo "$1:$code"' "$check")
 for result in $results; do
     case $result in
     control_*:0) ;;
-    mutant_*:1) caught=$((caught + 1)) ;;
+    mutant_*:caught) caught=$((caught + 1)) ;;
     *) missed="$missed $result" ;;
     esac
 done
