@@ -135,6 +135,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
     ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),
+        ("the same written by the attend", has("output_forms", "fp8_static", "fp8_group_64", "fp8_group_128", "nvfp4"), "", f"{CHECK}"),
         ("multimodal encoder in fp8, scales from its amax history", feature("fp8_inputs"), "amax + quantize + attend", f"{STEP}encoder, {CHECK}"),
         ("amax", kernel("amax"), "", f"{REF}numeric, {CHECK}"),
         ("batched GEMM", kernel("batched_gemm"), "", f"{REF}numeric, {CHECK}"),

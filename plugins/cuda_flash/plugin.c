@@ -14,6 +14,9 @@ extern const struct gpu_prefill sm90_prefill;      /* sm90_prefill.c */
 extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
 #endif
 
+/* Those that the kernels write and those that are quantized behind them. */
+#define OUTPUT_FORMS ((1u << ATTN_OUTPUT_FORM_COUNT) - 1)
+
 static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
                           int32_t id)
 {
@@ -30,7 +33,9 @@ static attn_status report(const struct attn_probe_sink *sink, const struct nvml_
         .num_multiprocessors = device->num_sms,
         .memory_bytes = device->memory_bytes,
     };
-    return gpu_report(sink, &info, device->major >= 8 ? &gpu_caps : NULL);
+    struct attn_backend_caps caps = gpu_caps;
+    caps.output_forms = OUTPUT_FORMS;
+    return gpu_report(sink, &info, device->major >= 8 ? &caps : NULL);
 }
 
 static attn_status cuda_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -300,6 +300,14 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
            fit_stages(args, p, &ctas, &stages);
 }
 
+/* Rows of 64, dims in another order and heads over 256 go by way of numbers. */
+static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    return plan->tile_rows == 16 && kind_of(p) >= 0 && kind_of(p) < KIND_INT4 &&
+           padded_size(&p->problem) <= 256;
+}
+
 /* A map of `rows` slots of `blocks` blocks in boxes of box_rows, a row at most 128 bytes each. An
  * L2 that fetched 256 would fetch halves of other boxes: 0.89 of the read ceiling instead of 0.94.
  */
@@ -403,14 +411,19 @@ static void map_codes(const struct attn_attend_args *args, struct sm80_params *a
     }
 }
 
-static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p)
+static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p,
+                          bool beside)
 {
     const struct gpu_device *device = &args->instance->device;
-    struct sm80_params a = {.p = *p, .overlaps = device->major >= 9};
+    struct sm80_params a = {.p = *p, .overlaps = device->major >= 9, .output = gpu_output_of(args)};
     int32_t kind = kind_of(p);
     a.few = takes_few(args, kind);
     if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
+    }
+    if (beside) {
+        const struct schedule_host *plan = args->schedule_host;
+        a.late = a.p.schedule.ctas / (device->num_sms - plan->prefill_sms) * plan->prefill_sms;
     }
     if (kind >= KIND_LEVELS) {
         place_levels(device, p, &a); /* as serves has seen */
@@ -427,5 +440,6 @@ const struct gpu_matrix_kernels sm80_matrix = {
     .tile = tile_of,
     .groups_of_sm = ctas_of_sm,
     .serves = serves,
+    .writes_codes = writes_codes,
     .attend = attend,
 };

@@ -218,7 +218,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         left--;
         if (left == 0) {
             close_values<KIND, FEW>(v_scaled, sums, o);
-            finish_run<KIND, D, SPLIT, FEW>(p, *run, at, &mine.last_one, m, l, o);
+            finish_run<KIND, D, SPLIT, FEW>(p, a.output, *run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
             sums = {};
             fence_for_boxes(); /* the stage was scratch memory */
@@ -257,10 +257,15 @@ __global__ void __launch_bounds__(shape<KIND, D, SPLIT>::threads,
         fetch_map(threadIdx.x < 160 ? &a.k_map : &a.v_map);
     }
     __syncthreads(); /* the barriers are there */
-    wait_for_earlier_kernels();
+    if (a.late == 0) {
+        wait_for_earlier_kernels();
+    }
     let_later_kernels_begin();
     if (threadIdx.x >= 128) {
         producer<KIND, D, SPLIT>(a, mine, threadIdx.x - 128).work();
+        if (a.late > 0) {
+            wait_for_earlier_kernels();
+        }
     } else if constexpr (S::wide) {
         compute_wide<KIND, D>(a, mine);
     } else {
@@ -287,7 +292,7 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
     cudaLaunchConfig_t config = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)a->p.schedule.ctas);
+    config.gridDim = dim3((unsigned)(a->p.schedule.ctas + a->late));
     config.blockDim = dim3(S::threads);
     config.dynamicSmemBytes = S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage;
     config.stream = stream;

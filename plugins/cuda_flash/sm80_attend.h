@@ -3,6 +3,7 @@
 #ifndef CUDA_FLASH_SM80_ATTEND_H
 #define CUDA_FLASH_SM80_ATTEND_H
 
+#include "gpu/output.h"
 #include "tensor_map.h"
 
 #ifdef __cplusplus
@@ -43,6 +44,11 @@ struct sm80_params {
     int32_t stages;              /* of a CTA */
     int32_t overlaps;            /* 1: the launch may begin before the one before it has ended */
     struct gpu_params p;
+    /* CTAs beyond p.schedule.ctas: they begin when the launch before this one ends, which is the
+     * prefill of other requests of the same attend and waited for all that came before it. This one
+     * runs next to it and ends after it. 0: there is no such launch. */
+    int32_t late;
+    struct gpu_output output; /* codes by rows of 16 of kinds before INT4 only */
 };
 
 /* By the kind of the cache (enum gpu_kind). NULL or the cause of a failure. */

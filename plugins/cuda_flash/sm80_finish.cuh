@@ -5,6 +5,7 @@
 #define CUDA_FLASH_SM80_FINISH_CUH
 
 #include "sm80_query.cuh"
+#include "store_codes.cuh"
 
 /* Dim of a column (0 to 7) of column tile n; of 4-bit kinds its place, as parts of items keep it.
  */
@@ -29,6 +30,7 @@ struct out_row {
     char *data;
     float *lse;
     float sink; /* base 2; -inf: none */
+    int32_t token, head;
 };
 
 static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const gpu_run &run,
@@ -41,6 +43,8 @@ static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const 
     v.data = p.out.data + token * p.out.row + head * p.out.head;
     v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
     v.sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
+    v.token = (int32_t)token;
+    v.head = head;
     return v;
 }
 
@@ -85,12 +89,51 @@ static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t
     }
 }
 
+template <int N> struct lane_numbers {
+    float x[N];
+};
+
+/* As a call, like store_number: N neighbouring dims of a lane from `d` on as codes of the numbers
+ * that would be written else. */
+template <int N>
+static __device__ __noinline__ void write_codes(const gpu_params &p, const gpu_output &output,
+                                                int32_t kv_head, out_row row, int d,
+                                                lane_numbers<N> v, float factor)
+{
+    bool is_there = d < p.problem.head_size_v;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        v.x[e] *= factor;
+        if (p.v.form == GPU_ROW_CHANNEL && is_there) {
+            v.x[e] *= p.v.channel[(int64_t)kv_head * p.problem.head_size_v + d + e];
+        }
+        v.x[e] = p.out.dtype == ATTN_DTYPE_BF16  ? float_of_bf16(bf16_of(v.x[e]))
+                 : p.out.dtype == ATTN_DTYPE_F16 ? float_of_half(half_of(v.x[e]))
+                                                 : v.x[e];
+    }
+    store_codes(output, row.token, row.head, d, is_there, v.x,
+                row.data + (output.form == ATTN_OUTPUT_NVFP4 ? d / 2 : d));
+}
+
 /* A row that a warp has, own_dims from lane * own on, times `factor`; int4's is turned back. */
 template <int KIND, int D>
-static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t head, char *row,
-                                                 int lane, float (&x)[own_dims<D>], float factor)
+static __device__ __forceinline__ void write_row(const gpu_params &p, const gpu_output &output,
+                                                 int32_t head, const out_row &out, int lane,
+                                                 float (&x)[own_dims<D>], float factor)
 {
     constexpr int own = own_dims<D>;
+    char *const row = out.data;
+    if constexpr (KIND < KIND_INT4 && own <= 8) {
+        if (output.form != ATTN_OUTPUT_PLAIN) {
+            lane_numbers<own> v;
+#pragma unroll
+            for (int e = 0; e < own; e++) {
+                v.x[e] = x[e];
+            }
+            write_codes<own>(p, output, head, out, lane * own, v, factor);
+            return;
+        }
+    }
     if constexpr (KIND >= KIND_INT4) {
         if (KIND == KIND_INT4) {
             turn_row<D>(x, lane);
@@ -111,9 +154,9 @@ static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t he
  * way before the weights are known; loops stay rolled, since this code is not in the instruction
  * cache. */
 template <int KIND, int D, int SCRATCH>
-static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gpu_run &run,
-                                                   int32_t first_slot, int32_t slot_step,
-                                                   char *scratch)
+static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gpu_output &output,
+                                                   const gpu_run &run, int32_t first_slot,
+                                                   int32_t slot_step, char *scratch)
 {
     constexpr int own = own_dims<D>, room = SCRATCH / (128 * own * 4), pass = room < 32 ? room : 32;
     const int64_t size = (int64_t)p.schedule.tile_rows * (D + 2), step = slot_step * size;
@@ -170,7 +213,7 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
         }
         out_row out = out_row_of(p, run, row);
         float factor = softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
-        write_row<KIND, D>(p, run.head, out.data, lane, o, factor * v_scale);
+        write_row<KIND, D>(p, output, run.head, out, lane, o, factor * v_scale);
     }
 }
 
@@ -178,8 +221,8 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
  * A row's dims are rotated by 8 per row, so that neighbouring rows stand in other banks. */
 template <int KIND, int D, int ROUND, bool FEW>
 static __device__ __forceinline__ void
-join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, bool whole,
-           float *part, const float (&m)[2], const float (&l)[2],
+join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, float *scratch,
+           float *sm, bool whole, float *part, const float (&m)[2], const float (&l)[2],
            const float (&o)[FEW ? D / 16 : D / 8][4])
 {
     using A = sums_at<FEW>;
@@ -245,7 +288,7 @@ join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, b
                 out_row out = out_row_of(p, run, row);
                 float factor =
                     softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
-                write_row<KIND, D>(p, run.head, out.data, lane, x, factor * v_scale);
+                write_row<KIND, D>(p, output, run.head, out, lane, x, factor * v_scale);
                 continue;
             }
 #pragma unroll
@@ -311,9 +354,9 @@ store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int
 
 /* `stage` is the run's last; it is not copied into before this is done. */
 template <int KIND, int D, bool SPLIT, bool FEW, int ND>
-static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu_run &run,
-                                                  char *stage, int32_t *last_one, float (&m)[2],
-                                                  float (&l)[2], const float (&o)[ND][4])
+static __device__ __forceinline__ void
+finish_run(const gpu_params &p, const gpu_output &output, const gpu_run &run, char *stage,
+           int32_t *last_one, float (&m)[2], float (&l)[2], const float (&o)[ND][4])
 {
     using S = shape<KIND, D, SPLIT>;
     bool whole = run.count == run.row_tile.num_tiles;
@@ -329,8 +372,8 @@ static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu
         store_rows<KIND, D, 16>(p, run, whole, part, 0, warp * ND * 8, m, l, o);
     } else if constexpr (SPLIT) {
         constexpr int round = !FEW && 2 * S::half / (16 * D) >= 16 ? 16 : 8;
-        join_warps<KIND, D, round, FEW>(p, run, (float *)stage, (float *)(stage + 2 * S::half),
-                                        whole, part, m, l, o);
+        join_warps<KIND, D, round, FEW>(p, output, run, (float *)stage,
+                                        (float *)(stage + 2 * S::half), whole, part, m, l, o);
     } else {
         store_rows<KIND, D, 64>(p, run, whole, part, warp * 16, 0, m, l, o);
     }
@@ -349,7 +392,7 @@ static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu
     if (*last_one) {
         /* Only the first of the parts begins inside its segment, unless that begins the item. */
         int32_t first_slot = slot_step * run.first + (!p.schedule.by_item);
-        merge_parts<KIND, D, 2 * S::half>(p, run, first_slot, slot_step, stage);
+        merge_parts<KIND, D, 2 * S::half>(p, output, run, first_slot, slot_step, stage);
     }
 }
 

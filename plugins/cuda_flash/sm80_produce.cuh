@@ -569,26 +569,30 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* The first segment is the CTA's own; further ones are taken as CTAs become free, since not all
-     * multiprocessors read equally fast. Who takes the last number puts the counter back. One warp
-     * takes, one segment ahead, and tells the other. */
+    /* The first segment is the CTA's own, but of late ones; further ones are taken as CTAs become
+     * free, since not all multiprocessors read equally fast. Who takes the last number puts the
+     * counter back. One warp takes, one segment ahead, and tells the other. */
     __device__ __forceinline__ void work()
     {
         gpu_segment segment =
             p.schedule.segments[blockIdx.x]; /* there is room for one of each CTA */
+        const int32_t given = p.schedule.ctas;
         int32_t segments = p.schedule.header->segments, index = blockIdx.x, taken = 0, turn = 0;
-        bool shares = segments > (int32_t)gridDim.x;
+        bool shares = segments > given, own = index < min(given, segments);
         if (shares && !values && lane == 0) {
             taken = atomicAdd(&p.schedule.header->taken, 1);
         }
-        while (index < segments) {
-            copy_segment(segment);
+        while (own || shares) {
+            if (own) {
+                copy_segment(segment);
+            }
+            own = true;
             if (!shares) {
                 break;
             }
             if (!values && lane == 0) {
                 mine.taken[turn] = taken;
-                if (taken == segments - 1) {
+                if (taken == segments + a.late - 1) {
                     p.schedule.header->taken = 0;
                 }
             }
@@ -597,7 +601,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
             } else {
                 barrier_producers();
             }
-            index = (int32_t)gridDim.x + mine.taken[turn];
+            index = given + mine.taken[turn];
             turn ^= 1; /* read by both before it is written again: a barrier lies between */
             if (index >= segments) {
                 break;

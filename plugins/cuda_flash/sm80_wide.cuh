@@ -234,7 +234,7 @@ static __device__ __forceinline__ void compute_wide(const sm80_params &a,
         r.left--;
         if (r.left == 0) {
             close_values<KIND, false>(S::bytes && p.v.form == GPU_ROW_SCALED, sums, o);
-            finish_run<KIND, D, true, false>(p, *r.run, at, &mine.last_one, m, l, o);
+            finish_run<KIND, D, true, false>(p, a.output, *r.run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
             sums = {};
             fence_for_boxes(); /* the stage was scratch memory */

@@ -7,6 +7,7 @@
 
 #include "gpu/device/number.h"
 #include "sm90_score.cuh"
+#include "store_codes.cuh"
 
 struct prefill_out {
     char *data;
@@ -89,11 +90,39 @@ static __device__ __forceinline__ float score_of(const gpu_params &p, const pref
     return s;
 }
 
-/* One row by one warp: a pass over its keys for their sum, then one for each 128 dims of values.
- * Products of weight 0 are left out. */
+/* Whether a kernel's output is codes, which are made of what it would write else. */
+template <class S> static __device__ __forceinline__ bool writes_codes(const prefill_params &a)
+{
+    return S::codes && a.output.form != ATTN_OUTPUT_PLAIN;
+}
+
+/* 8 numbers of a row, dims d .. d + 7, as codes; by a warp whose neighbouring lanes have the next
+ * dims. */
+template <int KIND>
+static __device__ __forceinline__ void write_codes(const prefill_params &a,
+                                                   const prefill_item &item, int32_t row, int32_t d,
+                                                   bool is_there, uint4 numbers)
+{
+    const gpu_params &p = a.p;
+    const uint32_t words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+    prefill_row at = split_row(a, row);
+    int64_t token = item.row_tile.query_start + item.first_query + at.query;
+    int32_t head = item.head * p.problem.group + at.head;
+    int32_t byte = a.output.form == ATTN_OUTPUT_NVFP4 ? d / 2 : d;
+    float x[8];
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        x[e] = number_at<KIND>((const char *)words, e);
+    }
+    store_codes(a.output, token, head, d, is_there && d < p.problem.head_size_v, x,
+                p.out.data + token * p.out.row + head * p.out.head + byte);
+}
+
+/* One row by one warp, numbers of codes to `part`: a pass over its keys for their sum, then one for
+ * each 128 dims of values. Products of weight 0 are left out. */
 template <class S>
 static __device__ __forceinline__ void exact_row(const prefill_params &a, const prefill_item &item,
-                                                 int32_t row)
+                                                 int32_t row, char *part)
 {
     const gpu_params &p = a.p;
     constexpr int own = (S::dv < 128 ? S::dv : 128) / 32;
@@ -168,9 +197,23 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
         for (int i = 0; i < own; i++) {
             int32_t d = first + lane + 32 * i;
             if (d < p.problem.head_size_v) {
-                put_number<S::kind>(out.data, d, o[i] * factor);
+                put_number<S::kind>(writes_codes<S>(a) ? part : out.data, d, o[i] * factor);
             }
         }
+    }
+}
+
+/* The numbers of a row in shared memory as codes; by one warp. */
+template <class S>
+static __device__ __forceinline__ void code_row(const prefill_params &a, const prefill_item &item,
+                                                int32_t row, const char *numbers)
+{
+    const int lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (int first = 0; first < S::dv; first += 256) {
+        const int32_t d = first + lane * 8;
+        const bool has = d < S::dv;
+        write_codes<S::kind>(a, item, row, d, has, *(const uint4 *)(numbers + (has ? d : 0) * 2));
     }
 }
 
@@ -218,11 +261,28 @@ static __device__ __forceinline__ void write_rows(const prefill_params &a, const
     }
 }
 
-/* Rows `row` and row + 8 of this lane; m is in base 2. `part`: of shared memory, the warp's. */
+/* The same as codes. */
+template <class S>
+static __device__ __forceinline__ void write_coded_rows(const prefill_params &a,
+                                                        const prefill_item &item, int32_t top,
+                                                        int32_t first, const char *part)
+{
+    constexpr int lanes = S::out_dims / 8, rows = 32 / lanes;
+    const int lane = threadIdx.x & 31;
+    const int32_t d = first + lane % lanes * 8, left = item.row_tile.num_rows - top;
+#pragma unroll 1
+    for (int32_t r = lane / lanes; r < 16; r += rows) {
+        write_codes<S::kind>(a, item, top + r, d, r < left,
+                             *(const uint4 *)(part + r * S::out_pitch + lane % lanes * 16));
+    }
+}
+
+/* Rows `row` and row + 8 of this lane; m is in base 2. `part`: of shared memory, the warp's. Codes,
+ * and rows that are computed again, leave zeros in o, whose registers they need. */
 template <class S>
 static __device__ __forceinline__ void
 finish_item(const prefill_params &a, const prefill_item &item, int32_t row, const float (&m)[2],
-            const float (&l)[2], const float (&o)[S::dv / 2], char *part)
+            const float (&l)[2], float (&o)[S::dv / 2], char *part)
 {
     const int lane = threadIdx.x & 31;
     const int32_t top = row - (lane >> 2);
@@ -262,7 +322,15 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
             store4(to + n * 16, w);
         }
         __syncwarp(); /* the rows are there */
-        write_rows<S>(a, item, top, first, part, data);
+        if (!writes_codes<S>(a)) {
+            write_rows<S>(a, item, top, first, part, data);
+            continue;
+        }
+        write_coded_rows<S>(a, item, top, first, part);
+#pragma unroll
+        for (int i = first / 2; i < (first + S::out_dims) / 2; i++) {
+            o[i] = 0.0f;
+        }
     }
     const uint32_t bad[2] = {
         __ballot_sync(0xffffffffu, row < item.row_tile.num_rows && ((odd[0] | odd[2]) << 1) != 0),
@@ -272,11 +340,21 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
         return;
     }
     __syncwarp(); /* what is written again comes second */
+#pragma unroll
+    for (int i = 0; S::codes && i < S::dv / 2; i++) {
+        o[i] = 0.0f; /* as above */
+    }
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
         uint32_t lanes = (i < 8 ? bad[0] : bad[1]) >> (i & 7) * 4;
         if ((lanes & 15) != 0) {
-            exact_row<S>(a, item, top + i);
+            const bool codes = writes_codes<S>(a);
+            exact_row<S>(a, item, top + i, part);
+            if (codes) {
+                __syncwarp(); /* the numbers are there */
+                code_row<S>(a, item, top + i, part);
+                __syncwarp(); /* they are read */
+            }
         }
     }
 }

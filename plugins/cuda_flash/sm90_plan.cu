@@ -37,7 +37,8 @@ extern "C" const char *prefill_launch(const struct gpu_device *device, enum pref
 {
     CUcontext popped;
     ((push_fn *)device->push)((CUcontext)device->context);
-    cudaError_t error = launchers[kernel](params, device->num_sms, (cudaStream_t)stream);
+    int32_t ctas = params != NULL && params->ctas > 0 ? params->ctas : device->num_sms;
+    cudaError_t error = launchers[kernel](params, ctas, (cudaStream_t)stream);
     if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
         (void)cudaGetLastError();
     }

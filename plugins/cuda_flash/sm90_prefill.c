@@ -7,8 +7,8 @@
 #define MOST_BOXES 32           /* of a tile: a lane has one */
 #define LEAST_PARTS 8           /* of an item, whose CTAs have a multiprocessor each */
 #define LEAST_SCALE 1e-6f       /* of scores that count in raw products */
-#define CLOCKS_OF_TILE 2370     /* 128 rows and keys, D 128 */
-#define CLOCKS_OF_ITEM 3500
+#define CLOCKS_OF_TILE 4000     /* 128 rows and keys, D 128, next to decodes */
+#define CLOCKS_OF_ITEM 6000
 #define BYTES_OF_CLOCK 2500     /* of all multiprocessors' reads */
 #define BYTES_OF_SM 32          /* of one's, at least */
 #define LONG_ITEM 1024          /* keys, from which on an item is worth cutting */
@@ -132,10 +132,10 @@ static bool pays(const struct attn_attend_args *args)
                          batch->max_seq_len <= LONG_ITEM);
 }
 
-/* Multiprocessors whose share of CTAs the attend of the other requests does without, since their
- * keys fill the memory's bandwidth from fewer: prefill begins where it ends first. Clocks of an
- * H200: a tile and an item's ends, and the bytes of a clock that the memory and one multiprocessor
- * have at most. */
+/* Multiprocessors on which prefill runs next to the attend of the other requests, whose keys fill
+ * the memory's bandwidth from the rest: as many as end at the same time. Clocks of an H200: a tile
+ * and an item's ends, and the bytes of a clock that the memory and one multiprocessor have at most.
+ */
 static int32_t share_of(const struct attn_attend_args *args)
 {
     const struct attn_batch *batch = args->batch;
@@ -162,7 +162,7 @@ static int32_t share_of(const struct attn_attend_args *args)
     int64_t by_memory = bytes / BYTES_OF_CLOCK, by_sms = clocks + bytes / BYTES_OF_SM;
     int64_t length = by_memory > by_sms / sms ? by_memory : by_sms / sms;
     int64_t share = length > 0 ? (clocks + length - 1) / length : 0;
-    return share * 2 <= sms ? (int32_t)share : 0;
+    return share < sms ? (int32_t)share : 0;
 }
 
 struct prefill_layout {
@@ -502,21 +502,47 @@ static const char *attend_copies(struct prefill_params *a, const struct attn_att
     return cause;
 }
 
+/* Over copies: the kernel, and the scales of its keys. */
+static void choose_scales(struct prefill_params *a, const struct gpu_params *p)
+{
+    bool own = a->kernel == 0 || a->kernel == PREFILL_CAPPED;
+    bool by_key = !own || p->k.form == GPU_ROW_SCALED || p->k.form == GPU_ROW_INT4;
+    a->kernel = a->kernel != 0 && by_key ? PREFILL_ANY : a->kernel;
+    a->scales = in_fp8(p) && !by_key ? PREFILL_IN_FP8 : by_key ? PREFILL_BY_KEY : PREFILL_BY_HEAD;
+}
+
+/* As `codes` in sm90_shape.cuh: some kernels lack the registers. */
+static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    struct prefill_params a = {.p = *p};
+    bool copies = args->prepared->copy_bytes > 0 && args->k_cache != NULL;
+    set_terms(&a);
+    if (copies) {
+        choose_scales(&a, p);
+    }
+    int32_t size = size_of(p->problem.head_size, p->problem.head_size_v);
+    bool halves = (!copies && size == 192) || a.scales == PREFILL_BY_KEY; /* out_dims there */
+    if (halves && gpu_output_group(args->layer->output_form) > 64) {
+        return false;
+    }
+    if (size <= (copies ? 128 : 192)) {
+        return a.kernel != PREFILL_ANY || !copies;
+    }
+    return a.kernel == 0 && a.scales != PREFILL_BY_KEY;
+}
+
 static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
                            char *memory, bool beside, const char **cause)
 {
-    struct prefill_params a = {.p = *p, .beside = beside};
+    const struct schedule_host *plan = args->schedule_host;
+    struct prefill_params a = {
+        .p = *p, .ctas = beside ? plan->prefill_sms : 0, .output = gpu_output_of(args)};
     bool same = p->k.dtype == p->q.dtype && p->v.dtype == p->q.dtype && p->out.dtype == p->q.dtype;
     bool bf16 = p->q.dtype == ATTN_DTYPE_BF16;
     if (args->prepared->copy_bytes > 0 && args->k_cache != NULL) {
         set_items(&a, args, memory);
         set_terms(&a);
-        bool own = a.kernel == 0 || a.kernel == PREFILL_CAPPED;
-        bool by_key = !own || p->k.form == GPU_ROW_SCALED || p->k.form == GPU_ROW_INT4;
-        a.kernel = a.kernel != 0 && by_key ? PREFILL_ANY : a.kernel;
-        a.scales = in_fp8(p) && !by_key ? PREFILL_IN_FP8
-                   : by_key             ? PREFILL_BY_KEY
-                                        : PREFILL_BY_HEAD;
+        choose_scales(&a, p);
         if ((p->q.dtype != p->out.dtype && a.scales != PREFILL_IN_FP8) ||
             bits_of_rows(&p->q) % 16 != 0) {
             return false;
@@ -554,5 +580,6 @@ const struct gpu_prefill sm90_prefill = {
     .bytes = bytes_of,
     .plan = plan_prefill,
     .takes_query = in_fp8,
+    .writes_codes = writes_codes,
     .attend = attend_prefill,
 };

@@ -385,9 +385,7 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         fetch_map(&a.v.map);
     }
     __syncthreads(); /* the barriers are there */
-    if (!a.beside) {
-        wait_for_earlier_kernels();
-    }
+    wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (group == 0) {
         give_registers<S::copy_registers>();
@@ -398,8 +396,6 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
             copy_items<S, true>(a, mine);
         } else if (warp == 2) {
             take_items<S>(a, mine);
-        } else if (a.beside) {
-            wait_for_earlier_kernels();
         }
     } else {
         take_registers<S::compute_registers>();

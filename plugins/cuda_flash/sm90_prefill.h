@@ -4,6 +4,7 @@
 #ifndef CUDA_FLASH_SM90_PREFILL_H
 #define CUDA_FLASH_SM90_PREFILL_H
 
+#include "gpu/output.h"
 #include "tensor_map.h"
 
 #ifdef __cplusplus
@@ -96,9 +97,7 @@ struct prefill_params {
     int32_t room;               /* for so many */
     int32_t *key_sum;           /* [R + 1] keys of the requests before each */
     int32_t kernel; /* terms of the kernel: 0, PREFILL_CAPPED, PREFILL_LINEAR, PREFILL_ANY */
-    /* 1: the launch before this one is of the same attend's other requests, and waited for all that
-     * came before it; both run at the same time. This one ends after it. */
-    int32_t beside;
+    int32_t ctas;   /* 0: one for each multiprocessor */
     /* Keys and values of 8 and 4 bits are copied to 16 bits first: those of some KV heads, request
      * by request in whole tiles, [head][row][size]. */
     int32_t scales;               /* enum prefill_scales */
@@ -108,6 +107,7 @@ struct prefill_params {
     char *copied[2];              /* keys, values */
     float *key_scale;             /* [head][row], PREFILL_BY_KEY */
     struct gpu_cache narrow[2];   /* what is copied */
+    struct gpu_output output;
 };
 
 /* Makes the kernels ready on the current device, which runs sm_90a. */

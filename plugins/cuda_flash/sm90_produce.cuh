@@ -16,8 +16,7 @@ static __device__ __forceinline__ float scale_of_head(const prefill_params &a, i
 }
 
 /* Items for this CTA: number blockIdx.x, then whatever number it draws when the one before is
- * nearly copied. Every item draws one number, so who gets the last puts the counter back. Beside
- * another kernel, where some CTAs begin late, the first is drawn, too. */
+ * nearly copied. Every item draws one number, so who gets the last puts the counter back. */
 template <class S>
 static __device__ __forceinline__ void take_items(const prefill_params &a, prefill_shared<S> &mine)
 {
@@ -29,25 +28,22 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
         return index < count && lane < words ? ((const int32_t *)&a.items[index])[lane] : -1;
     };
     int32_t word = load(a.room), items = a.header->items; /* both at once */
-    const int32_t ctas = (int32_t)gridDim.x, given = a.beside ? 0 : ctas;
-    const bool shares = a.beside || items > ctas;
+    const int32_t ctas = (int32_t)gridDim.x;
+    const bool shares = items > ctas;
     auto draw = [&]() {
         int32_t drawn = 0;
         index = items;
         if (shares && lane == 0) {
             drawn = atomicAdd(&a.header->taken, 1);
-            if (drawn == items + ctas - given - 1) {
+            if (drawn == items - 1) {
                 a.header->taken = 0;
             }
         }
         if (shares) {
-            index = given + __shfl_sync(0xffffffffu, drawn, 0);
+            index = ctas + __shfl_sync(0xffffffffu, drawn, 0);
             word = load(items);
         }
     };
-    if (a.beside) {
-        draw();
-    }
     ring_place<PREFILL_SLOTS> slot;
     for (;; slot.step()) {
         if (S::scales != PREFILL_UNSCALED) {

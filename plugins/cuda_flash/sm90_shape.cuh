@@ -33,6 +33,9 @@ struct prefill_shape {
                          out_pitch = out_dims * 2 + 16;
     /* of a tile, where keys have one each */
     static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
+    /* outputs that are codes, where there are registers for them */
+    static constexpr bool codes = DV_ <= 128 ? TERMS != PREFILL_ANY || SCALES == PREFILL_UNSCALED
+                                             : TERMS == 0 && SCALES != PREFILL_BY_KEY;
     /* of a thread; 168 of each are there when the kernel begins */
     static constexpr int copy_registers = 40;
     static constexpr int compute_registers = 232;

@@ -198,6 +198,9 @@ struct gpu_quantize_params {
     int64_t scale_row, scale_column; /* elements between tokens and between groups */
     int64_t num_rows;
     int32_t heads, dims, form, per_head, pow2, group;
+    const int32_t
+        *query_start; /* only rows query_start[0] .. query_start[num_reqs] - 1; NULL: all */
+    int32_t num_reqs;
 };
 
 struct gpu_amax_params {

@@ -48,8 +48,10 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
            hip_has_attend(&args->instance->device, p, args->prepared->padded_size);
 }
 
-static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p)
+static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p,
+                          bool beside)
 {
+    (void)beside; /* they have no prefill */
     return hip_launch_attend(&args->instance->device, p, args->prepared->padded_size, args->stream);
 }
 

@@ -22,8 +22,10 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
            level_zero_attend(p->k.dtype, args->prepared->padded_size, p->schedule.tile_rows) >= 0;
 }
 
-static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p)
+static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p,
+                          bool beside)
 {
+    (void)beside; /* they have no prefill */
     int32_t kernel =
         level_zero_attend(p->k.dtype, args->prepared->padded_size, p->schedule.tile_rows);
     return level_zero_launch(&args->instance->device, kernel, p->schedule.ctas, p, args->stream);

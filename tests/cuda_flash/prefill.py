@@ -22,11 +22,11 @@ BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTI
 class Cell(ctypes.Structure):
     _fields_ = [(name, INT) for name in (
         "bf16 fp8 reqs q_heads kv_heads size size_v page nhd blocks keys causal window_left window_right chunk alibi "
-        "invariant max_query max_keys workspace_percent").split()]
+        "invariant max_query max_keys workspace_percent form behind").split()]
     _fields_ += [("scale", REAL), ("soft_cap", REAL)]
     _fields_ += [(name, POINTER) for name in "query_start_host seq_lens_host query_start key_start seq_lens table sinks slopes".split()]
     _fields_ += [("table_stride", INT)]
-    _fields_ += [(name, POINTER) for name in "q k v out lse".split()]
+    _fields_ += [(name, POINTER) for name in "q k v out lse codes code_scales code_scale".split()]
     _fields_ += [("bytes", INT), ("made", POINTER)]
 
 
@@ -39,7 +39,7 @@ class Problem:
 
     def __init__(self, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
                  window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
-                 workspace_percent=100):
+                 workspace_percent=100, form=0, behind=False):
         keys = keys or queries
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
         self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
@@ -68,6 +68,11 @@ class Problem:
             self.fill_pages(page, nhd, fp8)
         c.fp8, c.workspace_percent = fp8, workspace_percent
         c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.narrow_q, self.k, self.v, self.out))
+        self.form, c.form, c.behind = form, form, behind
+        self.codes = torch.zeros(tokens, heads[0] * size[1], dtype=torch.uint8, device="cuda")
+        self.code_scales = torch.zeros(tokens, heads[0] * size[1] // 16, device="cuda")
+        self.code_scale = torch.full((1,), 0.05, device="cuda")
+        c.codes, c.code_scales, c.code_scale = (x.data_ptr() for x in (self.codes, self.code_scales, self.code_scale))
         c.lse = self.lse.data_ptr() if lse else None
         c.sinks = self.sinks.data_ptr() if sinks else None
         c.slopes = self.slopes.data_ptr() if alibi else None
@@ -110,6 +115,17 @@ class Problem:
     def close(self):
         LIBRARY.cell_close(ctypes.byref(self.cell))
 
+    def numbers(self):
+        """The output; of codes of e4m3 what they stand for, of nvfp4 0."""
+        if not self.form:
+            return self.out
+        if self.form == 4:
+            return torch.zeros_like(self.out)
+        group = {1: self.size[1], 2: 64, 3: 128}[self.form]
+        codes = self.codes.view(torch.float8_e4m3fn).float().view(len(self.q), -1, group)
+        scales = self.code_scale if self.form == 1 else self.code_scales.flatten()[:codes[..., 0].numel()].view(len(self.q), -1, 1)
+        return (codes * scales).view(self.out.shape)
+
     def visible(self, r, rows):
         p = rows[:, None] + self.keys[r] - self.queries[r]
         j = torch.arange(self.keys[r], device="cuda")[None, :]
@@ -124,7 +140,7 @@ class Problem:
 
     def error(self, samples=96):
         """Largest error of an element over its row's RMS, on some rows of each request and some heads."""
-        worst, group = 0.0, self.heads[0] // self.heads[1]
+        worst, group, out = 0.0, self.heads[0] // self.heads[1], self.numbers()
         for r in random.sample(range(len(self.queries)), min(6, len(self.queries))):
             n = self.queries[r]
             picked = set(random.sample(range(n), min(samples, n))) | {0, n - 1} | {x for x in (31, 32, 127, 128) if x < n}
@@ -147,7 +163,7 @@ class Problem:
                 lse = torch.logsumexp(s, 1)
                 w = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[:, None])[:, :v.shape[0]]
                 want = w @ v
-                got = self.out[self.query_starts[r] + rows, h].double()
+                got = out[self.query_starts[r] + rows, h].double()
                 rms = want.square().mean(1, keepdim=True).sqrt() + 1e-6
                 e = ((got - want).abs() / rms).max().item()
                 worst = max(worst, e if e == e else 1e9)
@@ -263,6 +279,12 @@ CELLS |= {
     "fp8 queries, 2048 over 8192": dict(queries=[2048], keys=[10240], page=64, fp8=2),
     "fp8 cache, soft cap, causal 8192": dict(queries=tokens(8192), page=64, fp8=True, cap=50.0),
 }
+for _form, _name in enumerate(("static fp8", "fp8 of 64", "fp8 of 128", "nvfp4"), 1):
+    for _behind in (False, True):
+        _what = f"{_name}{' behind' if _behind else ''}, "
+        CELLS[_what + "causal 512"] = dict(queries=tokens(512), form=_form, behind=_behind)
+        CELLS[_what + "causal 8192"] = dict(queries=tokens(8192), form=_form, behind=_behind)
+        CELLS[_what + "64 decodes 8192"] = dict(queries=[1] * 64, keys=[8192] * 64, page=64, form=_form, behind=_behind)
 
 
 def checks():

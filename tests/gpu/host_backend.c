@@ -10,8 +10,10 @@
 #if defined(HOST_MATRIX) /* a plugin's matrix kernels that are there as fibres, too */
 extern const struct gpu_matrix_kernels HOST_MATRIX;
 #define HOST_MATRIX_KERNELS (&HOST_MATRIX)
+#define HOST_OUTPUT_FORMS ((1u << ATTN_OUTPUT_FORM_COUNT) - 1) /* by way of numbers */
 #else
 #define HOST_MATRIX_KERNELS NULL
+#define HOST_OUTPUT_FORMS (1u << ATTN_OUTPUT_PLAIN)
 #endif
 
 /* An instance has all but the memory, streams and graphs of a device. */
@@ -44,7 +46,9 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                           .isa = "",
                                           .num_multiprocessors = 1};
     (void)host, (void)error;
-    return gpu_report(sink, &info, &gpu_caps);
+    struct attn_backend_caps caps = gpu_caps;
+    caps.output_forms = HOST_OUTPUT_FORMS;
+    return gpu_report(sink, &info, &caps);
 }
 
 const struct gpu_vendor gpu_vendor = {

@@ -6,7 +6,7 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
 {
     const struct attn_layer_params *params = args->params;
     p->q = gpu_tensor_of(args->q);
-    p->out = gpu_tensor_of(args->out);
+    p->out = gpu_output_rows(args);
     p->lse = gpu_lse_of(args->lse);
     set_query_scale(p, args);
     p->p_dtype = -1;
@@ -59,9 +59,13 @@ static attn_status check_attend(const struct attn_attend_args *args, struct attn
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
                             "params, prepared and a plan's memory are needed; one is NULL");
     }
+    if (!planned && args->layer->output_form != ATTN_OUTPUT_PLAIN) {
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "output_form", "%d; 0 without a plan",
+                            args->layer->output_form);
+    }
     attn_status status = gpu_check_tensor(args->q, "q", error);
     if (status == ATTN_OK) {
-        status = gpu_check_tensor(args->out, "out", error);
+        status = gpu_check_output(args, error);
     }
     if (status == ATTN_OK && args->k_cache == NULL) {
         status = gpu_check_tensor(args->k, "k", error);
@@ -78,13 +82,35 @@ static attn_status check_attend(const struct attn_attend_args *args, struct attn
                              : status;
 }
 
-/* By the kernel that walks anything, row by row. */
-static const char *attend_plainly(const struct attn_attend_args *args, const struct gpu_params *p)
+typedef const char *attend_way(const struct attn_attend_args *args, const struct gpu_params *p);
+
+/* In a way that writes no codes: numbers into the workspace, which are quantized behind it. */
+static const char *attend_numbers(const struct attn_attend_args *args, const struct gpu_params *p,
+                                  attend_way *way)
+{
+    struct attn_layer_desc layer = *args->layer;
+    struct attn_attend_args numbers = *args;
+    struct gpu_params mine = *p;
+    layer.output_form = ATTN_OUTPUT_PLAIN;
+    numbers.layer = &layer;
+    mine.out = gpu_output_numbers(args);
+    const char *cause = way(&numbers, &mine);
+    return cause == NULL ? gpu_quantize_output(args) : cause;
+}
+
+static const char *launch_plain(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct gpu_device *device = &args->instance->device;
     bool nibbles = p->k.form >= GPU_ROW_INT4 || p->v.form >= GPU_ROW_INT4;
     return gpu_device_launch(device, nibbles ? GPU_KERNEL_plain_nibbles : GPU_KERNEL_plain,
                              (int64_t)device->num_sms * 8, p, args->stream);
+}
+
+/* By the kernel that walks anything, row by row. */
+static const char *attend_plainly(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    bool codes = args->layer->output_form != ATTN_OUTPUT_PLAIN;
+    return codes ? attend_numbers(args, p, launch_plain) : launch_plain(args, p);
 }
 
 static const char *widen_query(const struct attn_attend_args *args,
@@ -114,12 +140,11 @@ static const char *attend_many(const struct attn_attend_args *args, const struct
 /* By the plugin's prefill and matrix kernels, each for its requests. Where one of them refuses the
  * tensors, the plain kernel has written all rows before the other writes its own: a request's way
  * is that of its rows and the tensors, whatever else is in the batch. */
-static const char *attend_planned(const struct attn_attend_args *args, struct gpu_params *p)
+static const char *attend_by_rows(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;
     const struct schedule_host *plan = args->schedule_host;
     const bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
-    set_schedule(&p->schedule, args);
     struct gpu_widen_params widen;
     struct gpu_params matrix_params = *p;
     bool few = plan->has_few && matrix->serves(args, p);
@@ -132,23 +157,30 @@ static const char *attend_planned(const struct attn_attend_args *args, struct gp
     bool plain = plan->has_few && !few;
     const char *cause = plain ? attend_plainly(args, p) : NULL;
     bool beside = few && !widens && plan->has_many && plan->prefill_sms > 0;
-    if (beside) {
-        cause = matrix->attend(args, &matrix_params);
-    }
-    bool taken = plain || !plan->has_many;
+    bool many = false;
     if (cause == NULL && plan->has_many) {
-        bool many = false;
         cause = attend_many(args, p, beside, &many);
-        taken |= many;
     }
-    if (cause == NULL && !taken) {
+    if (cause == NULL && plan->has_many && !many && !plain) {
         cause = attend_plainly(args, p);
-        beside = false;
     }
     if (cause == NULL && few && widens) {
         cause = widen_query(args, &widen);
     }
-    return cause == NULL && few && !beside ? matrix->attend(args, &matrix_params) : cause;
+    return cause == NULL && few ? matrix->attend(args, &matrix_params, beside && many) : cause;
+}
+
+static const char *attend_planned(const struct attn_attend_args *args, struct gpu_params *p)
+{
+    const struct gpu_matrix_kernels *matrix = args->instance->matrix;
+    const struct schedule_host *plan = args->schedule_host;
+    set_schedule(&p->schedule, args);
+    bool codes = args->layer->output_form != ATTN_OUTPUT_PLAIN;
+    bool writes = codes && gpu_output_is_near(args);
+    writes = writes &&
+             (!plan->has_few || (matrix->writes_codes != NULL && matrix->writes_codes(args, p)));
+    writes = writes && (!plan->has_many || args->instance->prefill->writes_codes(args, p));
+    return codes && !writes ? attend_numbers(args, p, attend_by_rows) : attend_by_rows(args, p);
 }
 
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error)

@@ -5,6 +5,7 @@
 
 #include "common/number.h"
 #include "common/tensors.h"
+#include "gpu/output.h"
 #include "gpu/params.h"
 
 struct gpu_matrix_kernels;
@@ -35,11 +36,29 @@ struct attn_prepared {
     int32_t split;     /* 1: items of 16 rows are the only fast ones: 4-bit caches, float32 */
     /* of a token's queries in 16 bits, where they come in 8; 0: they do not */
     int32_t query_bytes;
+    int64_t out_bytes;  /* of a token's output as numbers, where it is codes; else 0 */
     int64_t copy_bytes; /* the plugin's prefill: gpu_prefill */
     int32_t few_rows;   /* of a request at most that does not go the plugin's prefill */
     int64_t
         chunk_bytes; /* of the workspace for a chunk of gated delta; 0: it goes token by token */
 };
+
+/* output.c: outputs that are codes. */
+int32_t gpu_output_group(int32_t form); /* columns that share a scale; 0: no such form */
+/* Whether `out`, and what the layer's form needs next to it, are there. */
+attn_status gpu_check_output(const struct attn_attend_args *args, struct attn_error *error);
+/* Rows of out, in bytes; the dtype is that of numbers before they become codes. */
+struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args);
+struct gpu_output gpu_output_of(const struct attn_attend_args *args);
+/* Whether groups lie within heads, and codes of 4 dims in aligned words: kernels may write them. */
+bool gpu_output_is_near(const struct attn_attend_args *args);
+/* Where numbers stand in the workspace of a plan until gpu_quantize_output makes the batch's rows
+ * of them codes in out. The latter: NULL or the cause of a failure. */
+struct gpu_tensor gpu_output_numbers(const struct attn_attend_args *args);
+const char *gpu_quantize_output(const struct attn_attend_args *args);
+/* numeric.c */
+const char *gpu_launch_quantize(const struct gpu_device *device,
+                                const struct gpu_quantize_params *p, void *stream);
 
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error);

@@ -33,15 +33,9 @@ attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct a
         "merge_states", error);
 }
 
-static int32_t group_of(int32_t form)
-{
-    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
-    return form > ATTN_OUTPUT_PLAIN && form < ATTN_OUTPUT_FORM_COUNT ? groups[form] : 0;
-}
-
 static attn_status check_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
-    int32_t group = group_of(args->form);
+    int32_t group = gpu_output_group(args->form);
     bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
     if (group == 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
@@ -74,8 +68,8 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
     return status;
 }
 
-static const char *launch_quantize(const struct gpu_device *device,
-                                   const struct gpu_quantize_params *p, void *stream)
+const char *gpu_launch_quantize(const struct gpu_device *device,
+                                const struct gpu_quantize_params *p, void *stream)
 {
     int64_t elements = p->num_rows * p->heads * p->dims, most = (int64_t)device->num_sms * 32;
     if (elements <= 0) {
@@ -112,7 +106,7 @@ attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_erro
         .form = args->form,
         .per_head = args->scale_form == ATTN_SCALE_PER_HEAD,
         .pow2 = args->scale_pow2,
-        .group = group_of(args->form),
+        .group = gpu_output_group(args->form),
     };
     if (args->form == ATTN_OUTPUT_NVFP4) { /* two elements to a byte, rows of bytes */
         p.out.row = tensor_stride(args->out, 0);
@@ -123,7 +117,7 @@ attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_erro
         p.scale_row = tensor_stride(args->block_scales, columns ? 1 : 0);
         p.scale_column = tensor_stride(args->block_scales, columns ? 0 : 1);
     }
-    return device_status(launch_quantize(&args->instance->device, &p, args->stream), "quantize",
+    return device_status(gpu_launch_quantize(&args->instance->device, &p, args->stream), "quantize",
                          error);
 }
 

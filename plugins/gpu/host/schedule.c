@@ -56,7 +56,8 @@ struct layout layout_of(const struct attn_instance *instance, const struct attn_
         at.arrived + round_up((size_t)row_tiles * (size_t)prepared->num_kv_heads * sizeof(int32_t));
     at.query = at.parts +
                round_up((size_t)part_rows * ((size_t)prepared->padded_size + 2) * sizeof(float));
-    at.end = at.query + round_up((size_t)rows * (size_t)prepared->query_bytes);
+    at.out = at.query + round_up((size_t)rows * (size_t)prepared->query_bytes);
+    at.end = at.out + round_up((size_t)rows * (size_t)prepared->out_bytes);
     return at;
 }
 
@@ -115,6 +116,10 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     (*prepared)->few_rows = (*prepared)->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
         (*prepared)->query_bytes = layer->num_q_heads * layer->head_size * 2;
+    }
+    if (layer->output_form != ATTN_OUTPUT_PLAIN && (*prepared)->way == GPU_WAY_ATTEND) {
+        int32_t element = layer->dtype == ATTN_DTYPE_F32 ? 4 : 2;
+        (*prepared)->out_bytes = (int64_t)layer->num_q_heads * layer->head_size_v * element;
     }
     return ATTN_OK;
 }

@@ -28,7 +28,7 @@ struct schedule_host {
      * neither is launched where it would have none. */
     int32_t few_rows;
     int32_t has_many, has_few;
-    int32_t prefill_sms; /* multiprocessors that the common way leaves to the plugin's prefill */
+    int32_t prefill_sms; /* multiprocessors of the plugin's prefill next to the common way's */
     int64_t copied_rows; /* upper bound of the plugin's prefill, for a head */
     int32_t has_steps;   /* of gated delta: requests of one token, which are not among the few */
 };
@@ -44,8 +44,13 @@ struct gpu_matrix_kernels {
     int32_t (*groups_of_sm)(const struct attn_attend_args *args);
     /* Whether they walk these arguments. */
     bool (*serves)(const struct attn_attend_args *args, const struct gpu_params *p);
-    /* Launches the attend of arguments that are served. NULL or the cause of a failure. */
-    const char *(*attend)(const struct attn_attend_args *args, const struct gpu_params *p);
+    /* Whether the output's codes are written, too, where gpu_output_is_near; NULL: never. */
+    bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
+    /* Launches the attend of arguments that are served: gpu_output_of says what it writes.
+     * beside: the launch before it is the plugin's prefill, of this attend, on its share of the
+     * multiprocessors; both may run at the same time. NULL or the cause of a failure. */
+    const char *(*attend)(const struct attn_attend_args *args, const struct gpu_params *p,
+                          bool beside);
 };
 
 /* matrix.c: choose_rows of attends with rows of 16 and 64: a decode has a stream of rows of 16,
@@ -81,8 +86,10 @@ struct gpu_prefill {
                         char *memory);
     /* Whether it takes queries of 8 bits as they are; else they come widened. */
     bool (*takes_query)(const struct gpu_params *p);
-    /* False: these tensors it cannot walk, and nothing was launched. beside: the launch before it
-     * is the common way's, of this attend, and both may run at the same time. */
+    /* Whether it writes an output's codes, too, where gpu_output_is_near. */
+    bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
+    /* False: these tensors it cannot walk, and nothing was launched. It writes what gpu_output_of
+     * says. beside: on its share of the multiprocessors, since the common way's launch follows. */
     bool (*attend)(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
                    bool beside, const char **cause);
 };
@@ -126,7 +133,7 @@ struct gpu_delta_chunks {
 int32_t gpu_latent_rows(int32_t most, int32_t group);
 
 struct layout {
-    size_t segments, row_tiles, row_tile_start, key_tile_start, arrived, parts, query,
+    size_t segments, row_tiles, row_tile_start, key_tile_start, arrived, parts, query, out,
         end; /* bytes */
     int32_t max_segments;
 };

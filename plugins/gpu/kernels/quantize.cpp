@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* quantize and amax over rows [T, heads, D] taken as [T, heads * D]: each element read once. */
-#include "gpu/device/number.h"
+#include "gpu/device/output.h"
 #include "gpu/params.h"
 
-#define LEAST_AMAX 1e-10             /* of a group */
 #define GROUP_DIMS (128 / GPU_LANES) /* columns of a lane */
 
 GPU_INLINE float column_number(const gpu_tensor &x, int64_t token, int32_t dims, int64_t column)
@@ -13,13 +12,29 @@ GPU_INLINE float column_number(const gpu_tensor &x, int64_t token, int32_t dims,
                        (int32_t)(column - head * dims));
 }
 
+struct row_range {
+    int64_t first, count;
+};
+
+/* The rows of x that are quantized. */
+GPU_INLINE row_range wanted_rows(const gpu_quantize_params &p)
+{
+    if (p.query_start == nullptr) {
+        return {0, p.num_rows};
+    }
+    int64_t first = p.query_start[0];
+    return {first, p.query_start[p.num_reqs] - first};
+}
+
 /* Each element by one scale of the tensor or of its head. */
 GPU_KERNEL(quantize_static, gpu_quantize_params)
 {
-    int64_t columns = (int64_t)p.heads * p.dims, items = p.num_rows * columns;
+    const row_range rows = wanted_rows(p);
+    int64_t columns = (int64_t)p.heads * p.dims, items = rows.count * columns;
     for (int64_t i = (int64_t)group_index() * GPU_THREADS_quantize_static + thread_index();
          i < items; i += (int64_t)group_count() * GPU_THREADS_quantize_static) {
-        int64_t token = i / columns, column = i - token * columns, head = column / p.dims;
+        int64_t row = i / columns, column = i - row * columns, head = column / p.dims;
+        int64_t token = rows.first + row;
         float x = column_number(p.x, token, p.dims, column);
         x = divide_odd(x, divisor_of(p.scale[p.per_head ? head : 0]));
         number_store(p.out.data + token * p.out.row + head * p.out.head, p.out.dtype,
@@ -27,25 +42,15 @@ GPU_KERNEL(quantize_static, gpu_quantize_params)
     }
 }
 
-/* The scale of a group: in double, since 1e-10 is no float; powers of two round up. */
-GPU_INLINE float group_scale(float largest, int32_t pow2)
-{
-    double scale = fmax((double)largest, LEAST_AMAX) / (double)FP8_LARGEST;
-    if (pow2) {
-        const uint64_t mantissa = ((uint64_t)1 << 52) - 1;
-        scale = bits_double((double_bits(scale) + mantissa) & ~mantissa);
-    }
-    return (float)scale;
-}
-
 /* A warp per (token, group of 64 or 128 columns). */
 GPU_KERNEL(quantize_groups, gpu_quantize_params)
 {
-    int64_t groups = (int64_t)p.heads * p.dims / p.group, items = p.num_rows * groups;
+    const row_range rows = wanted_rows(p);
+    int64_t groups = (int64_t)p.heads * p.dims / p.group, items = rows.count * groups;
     int lane = lane_index();
     for (int64_t i = warp_of_grid(GPU_THREADS_quantize_groups); i < items;
          i += warps_of_grid(GPU_THREADS_quantize_groups)) {
-        int64_t token = i / groups, group = i - token * groups;
+        int64_t row = i / groups, group = i - row * groups, token = rows.first + row;
         float x[GROUP_DIMS], largest = 0.0f;
 #pragma unroll
         for (int e = 0; e < GROUP_DIMS; e++) {
@@ -72,26 +77,27 @@ GPU_KERNEL(quantize_groups, gpu_quantize_params)
 /* A thread per (token, 16 columns): block scale = e4m3(g amax / 6), element = e2m1(x g / scale). */
 GPU_KERNEL(quantize_nvfp4, gpu_quantize_params)
 {
-    int64_t blocks = (int64_t)p.heads * p.dims / 16, items = p.num_rows * blocks;
-    double inverse = p.scale != nullptr ? (double)*p.scale : 1.0;
+    const row_range rows = wanted_rows(p);
+    int64_t blocks = (int64_t)p.heads * p.dims / 16, items = rows.count * blocks;
+    float inverse = p.scale != nullptr ? *p.scale : 1.0f;
     for (int64_t i = (int64_t)group_index() * GPU_THREADS_quantize_nvfp4 + thread_index();
          i < items; i += (int64_t)group_count() * GPU_THREADS_quantize_nvfp4) {
-        int64_t token = i / blocks, block = i - token * blocks;
+        int64_t row = i / blocks, block = i - row * blocks, token = rows.first + row;
         float x[16], largest = 0.0f;
 #pragma unroll
         for (int e = 0; e < 16; e++) {
             x[e] = column_number(p.x, token, p.dims, block * 16 + e);
             largest = fmaxf(largest, fabsf(x[e]));
         }
-        uint8_t code = number_to_fp8(ATTN_DTYPE_FP8_E4M3, odd_float(inverse * largest / 6.0));
-        double scale = (double)number_load((const char *)&code, ATTN_DTYPE_FP8_E4M3, 0);
+        uint8_t code = block_scale_code(inverse, largest);
+        float scale = number_load((const char *)&code, ATTN_DTYPE_FP8_E4M3, 0);
+        float by_scale = scale == 0.0f ? 0.0f : reciprocal_nearest(scale);
         ((uint8_t *)p.block_scales)[token * p.scale_row + block] = code;
         uint8_t *out = (uint8_t *)p.out.data + token * p.out.row + block * 8;
 #pragma unroll
         for (int e = 0; e < 16; e += 2) {
-            double low = scale == 0.0 ? 0.0 : (double)x[e] * inverse / scale;
-            double high = scale == 0.0 ? 0.0 : (double)x[e + 1] * inverse / scale;
-            out[e / 2] = (uint8_t)(e2m1_of(low) | e2m1_of(high) << 4);
+            out[e / 2] = (uint8_t)(e2m1_of_ratio(x[e], inverse, scale, by_scale) |
+                                   e2m1_of_ratio(x[e + 1], inverse, scale, by_scale) << 4);
         }
     }
 }

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Outputs of an attend that are codes: by the kernels themselves, or as numbers in the workspace
+ * that are quantized behind them. */
+#include "gpu/host/schedule.h"
+
+int32_t gpu_output_group(int32_t form)
+{
+    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
+    return form > ATTN_OUTPUT_PLAIN && form < ATTN_OUTPUT_FORM_COUNT ? groups[form] : 0;
+}
+
+static const struct attn_io_output_quant *given_output(const struct attn_attend_args *args)
+{
+    return (const struct attn_io_output_quant *)gpu_find_ext(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+}
+
+attn_status gpu_check_output(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_io_output_quant *given = given_output(args);
+    const int32_t form = layer->output_form, group = gpu_output_group(form);
+    const int64_t columns = (int64_t)layer->num_q_heads * layer->head_size_v;
+    if (form == ATTN_OUTPUT_PLAIN) {
+        return gpu_check_tensor(args->out, "out", error);
+    }
+    if (given == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
+                            "the layer's output form %d needs attn_io_output_quant on the run",
+                            form);
+    }
+    if (form == ATTN_OUTPUT_FP8_STATIC ? given->scale == NULL : given->block_scales == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
+                            form == ATTN_OUTPUT_FP8_STATIC ? "scale" : "block_scales",
+                            "is NULL; form %d needs it", form);
+    }
+    if (group == 0 || columns % group != 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "output_form",
+                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
+                            form, group);
+    }
+    if (args->out == NULL || args->out->data == NULL || args->out->shape == NULL ||
+        args->out->dtype.bits != 8) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
+                            "is NULL or not of 8 bits, as form %d is", form);
+    }
+    return form == ATTN_OUTPUT_NVFP4 ? ATTN_OK : gpu_check_tensor(args->out, "out", error);
+}
+
+struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    if (layer->output_form == ATTN_OUTPUT_PLAIN) {
+        return gpu_tensor_of(args->out);
+    }
+    struct gpu_tensor rows = {(char *)args->out->data + args->out->byte_offset,
+                              tensor_stride(args->out, 0), 0, layer->dtype};
+    /* two elements to a byte, rows of bytes */
+    rows.head = layer->output_form == ATTN_OUTPUT_NVFP4 ? layer->head_size_v / 2
+                                                        : tensor_stride(args->out, 1);
+    return rows;
+}
+
+struct gpu_output gpu_output_of(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_io_output_quant *given = given_output(args);
+    struct gpu_output out = {.form = layer->output_form};
+    if (out.form == ATTN_OUTPUT_PLAIN) {
+        return out;
+    }
+    out.group = gpu_output_group(out.form);
+    while (1 << out.shift < out.group) {
+        out.shift++;
+    }
+    out.pow2 = layer->output_scale_pow2;
+    out.dims = layer->head_size_v;
+    out.scale = given->scale;
+    if (out.form != ATTN_OUTPUT_FP8_STATIC) {
+        const struct attn_tensor *scales = given->block_scales;
+        bool columns = out.form != ATTN_OUTPUT_NVFP4 && layer->output_scale_column_major;
+        out.block_scales = (char *)scales->data + scales->byte_offset;
+        out.scale_row = tensor_stride(scales, columns ? 1 : 0);
+        out.scale_column = tensor_stride(scales, columns ? 0 : 1);
+    }
+    return out;
+}
+
+bool gpu_output_is_near(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct gpu_tensor rows = gpu_output_rows(args);
+    uint64_t bits = (uint64_t)(uintptr_t)rows.data | (uint64_t)rows.row | (uint64_t)rows.head;
+    int32_t group = gpu_output_group(layer->output_form);
+    return bits % 4 == 0 && layer->head_size_v % (group > 16 ? group : 16) == 0;
+}
+
+struct gpu_tensor gpu_output_numbers(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct schedule_host *plan = args->schedule_host;
+    struct layout at = layout_of(args->instance, args->prepared, plan->num_reqs,
+                                 plan->num_row_tiles, plan->num_rows, plan->by_item);
+    return (struct gpu_tensor){(char *)args->workspace + at.out, args->prepared->out_bytes,
+                               args->prepared->out_bytes / layer->num_q_heads, layer->dtype};
+}
+
+const char *gpu_quantize_output(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct schedule_host *plan = args->schedule_host;
+    const struct gpu_output out = gpu_output_of(args);
+    struct gpu_quantize_params p = {
+        .x = gpu_output_numbers(args),
+        .out = gpu_output_rows(args),
+        .scale = out.scale,
+        .block_scales = out.block_scales,
+        .scale_row = out.scale_row,
+        .scale_column = out.scale_column,
+        .num_rows = plan->num_rows,
+        .heads = layer->num_q_heads,
+        .dims = layer->head_size_v,
+        .form = out.form,
+        .pow2 = out.pow2,
+        .group = out.group,
+        .query_start = args->batch->query_start_loc,
+        .num_reqs = args->batch->num_reqs,
+    };
+    p.out.dtype = ATTN_DTYPE_FP8_E4M3;
+    return gpu_launch_quantize(&args->instance->device, &p, args->stream);
+}
