@@ -53,7 +53,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             left = run->count;
             tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + run->tile * S::tile;
             sq = mine.q[q_slot];
-            rows = enter_rows<SPLIT>(p, *run, q_row + A::row(lane, 0), FEW ? 1 : 8);
+            rows = enter_rows(p, *run, q_row + A::row(lane, 0), FEW ? 1 : 8, mine.all_see[warp]);
             high_rows = FEW || !SPLIT || run->row_tile.num_rows > 8;
             scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS || p.k.form == GPU_ROW_NVFP4
                                            ? cache_scale(p.k, run->head)
@@ -81,24 +81,21 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         for (int n = 0; n < num_scores; n++) {
             s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
         }
-        sm80_plane planes[2] = {a.planes[0], a.planes[1]};
-        if constexpr (S::steps) {
-            place_planes(a, run->head, planes);
-        }
+        const sm80_plane k_plane = plane_of_head<KIND>(a, 0, run->head);
         float factors[num_scores][2]; /* of the lane's keys: KIND_LEVELS */
         if constexpr (KIND == KIND_LEVELS) {
-            constexpr int together = FEW ? subs : 1, each = FEW ? 1 : 2;
+            constexpr int each = FEW ? 1 : 2;
 #pragma unroll
-            for (int sub = 0; sub < subs; sub += together) {
-                dot_levels<D, FEW, together>(at, planes[0], p.k.bits, sq, rest, has_rest, queries,
-                                             first + sub * 16, lane, high_rows, &s[sub * each],
-                                             &factors[sub * each]);
+            for (int sub = 0; sub < subs; sub++) {
+                dot_levels<D, FEW>(at, k_plane, p.k.bits, sq, rest, has_rest, queries,
+                                   first + sub * 16, lane, high_rows, &s[sub * each],
+                                   &factors[sub * each]);
             }
         } else if constexpr (KIND == KIND_K8V4) {
-            dot_e4m3_rows<D, FEW, subs>(at, planes[0], sq, queries, first, lane, high_rows, s);
+            dot_e4m3_rows<D, FEW, subs>(at, k_plane, sq, queries, first, lane, high_rows, s);
         } else if constexpr (S::packed) {
-            dot_codes<KIND, D, FEW, subs>(at, at + codes.key, planes[0], sq, rest, has_rest,
-                                          queries, first, lane, high_rows, s);
+            dot_codes<KIND, D, FEW, subs>(at, at + codes.key, k_plane, sq, rest, has_rest, queries,
+                                          first, lane, high_rows, s);
         } else if constexpr (KIND == KIND_F32 && FEW) {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
@@ -122,14 +119,15 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 }
             }
         }
+        const sm80_plane v_plane = plane_of_head<KIND>(a, 1, run->head);
         int32_t base = tile_base + first;
-        int view = view_of_tile<SPLIT>(p, *run, rows, base, base + 16 * subs - 1);
+        int view = view_of_tile(p, *run, rows, mine.all_see[warp], base, base + 16 * subs - 1);
         /* rows that a warp has to itself do not say what is behind the others' */
         if ((a.mapped || S::packed) && (!SPLIT || view != SEES_ALL) &&
             (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
             int32_t low = run->row_tile.k0 - tile_base, high = run->row_tile.k1 - tile_base;
             if constexpr (S::packed) {
-                clear_scales<KIND, D>(at, planes[1], first, own, low, high, lane);
+                clear_scales<KIND, D>(at, v_plane, first, own, low, high, lane);
             } else {
                 clear_values<KIND, D, S::tile>(at + S::half, warp * own, own, low, high, lane);
                 for (int key = warp * own + lane; v_scaled && key < (warp + 1) * own; key += 32) {
@@ -167,7 +165,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                                                        base + A::first_key(lane), s);
         bool exactly = false; /* codes of int8 and int4 are numbers */
         if constexpr (KIND == KIND_NVFP4) {
-            exactly = view == SEES_APART && scales_odd<D>(at, planes[1], first, 16 * subs, lane);
+            exactly = view == SEES_APART && scales_odd<D>(at, v_plane, first, 16 * subs, lane);
         } else if constexpr (!S::prepared) {
             exactly = view == SEES_APART &&
                       values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane);
@@ -176,7 +174,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         if (v_scaled) {
             bool apart = view == SEES_APART;
             float scales[num_scores][2];
-            load_value_scales<KIND, FEW>(at, v_scales, planes[1], first, lane, apart, s, sums.z,
+            load_value_scales<KIND, FEW>(at, v_scales, v_plane, first, lane, apart, s, sums.z,
                                          scales);
             scale_weights<KIND, FEW>(scales, apart, s, sums, o);
         }
@@ -190,7 +188,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             for (int i = 0; i < 4 * num_sums; i++) {
                 x.o[i / 4][i % 4] = o[i / 4][i % 4];
             }
-            add_values_exactly<KIND, D, FEW, S::tile>(at, planes[1], first, 0, lane, x);
+            add_values_exactly<KIND, D, FEW, S::tile>(at, v_plane, first, 0, lane, x);
 #pragma unroll
             for (int i = 0; i < 4 * num_sums; i++) {
                 o[i / 4][i % 4] = x.o[i / 4][i % 4];
@@ -201,8 +199,8 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 const int key = first + sub * 16;
                 const float(&s0)[4] = s[FEW ? sub : 2 * sub], (&s1)[4] = s[FEW ? sub : 2 * sub + 1];
                 if constexpr (S::packed) {
-                    add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * planes[1].pitch,
-                                            planes[1], p.v.bits, key, lane, s0, s1, o, sums.z);
+                    add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * v_plane.pitch,
+                                            v_plane, p.v.bits, key, lane, s0, s1, o, sums.z);
                 } else if constexpr (KIND == KIND_F32 && FEW) {
                     add_few_floats<D, S::tile>(at + S::half, key, lane, s0, o);
                 } else if constexpr (KIND == KIND_F32) {

@@ -46,65 +46,63 @@ static __device__ __forceinline__ void widen_levels(const level_table &t, uint32
 }
 
 /* squares += the diagonal of 16 keys times themselves, 16 dims of each: of key g in elements 0 and
- * 1, of key g + 8 in elements 2 and 3, as column g has it. */
-static __device__ __forceinline__ void add_squares(float (&squares)[4], uint32_t x0, uint32_t x1,
-                                                   uint32_t y0, uint32_t y1)
+ * 1 of the first, of key g + 8 in elements 2 and 3 of the last, as column g has it. FEW: the left
+ * side is the one that queries meet, in registers that stand there. */
+template <bool FEW>
+static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1][4], uint32_t x0,
+                                                   uint32_t x1, uint32_t y0, uint32_t y1)
 {
-    const uint32_t low[4] = {x0, 0, x1, 0}, high[4] = {0, y0, 0, y1};
-    multiply<KIND_F16>(squares, low, x0, x1);
-    multiply<KIND_F16>(squares, high, y0, y1);
+    const uint32_t low[4] = {x0, FEW ? y0 : 0, x1, FEW ? y1 : 0};
+    const uint32_t high[4] = {FEW ? x0 : 0, y0, FEW ? x1 : 0, y1};
+    multiply<KIND_F16>(squares[0], low, x0, x1);
+    multiply<KIND_F16>(squares[FEW ? 1 : 0], high, y0, y1);
 }
 
-/* Raw scores of the rows against 16 SUBS keys from `first` on, and what those of the lane's keys
- * are multiplied by: the key's norm over its levels' length. */
-template <int D, bool FEW, int SUBS>
+/* Raw scores of the rows against 16 keys from `first` on, and what those of the lane's keys are
+ * multiplied by: the key's norm over its levels' length. */
+template <int D, bool FEW>
 static __device__ __forceinline__ void
 dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
            bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
            float (*s)[4], float (*factors)[2])
 {
-    constexpr int words = D / 32, each = FEW ? 1 : 2;
+    constexpr int words = D / 32, batch = words > 4 ? 4 : words; /* words loaded together */
     const int g = lane >> 2, c = lane & 3;
     const level_table table = levels_of(bits);
-    uint32_t x[SUBS][2][words];
-    float squares[SUBS][4] = {};
+    float squares[FEW ? 2 : 1][4] = {};
 #pragma unroll
-    for (int i = 0; i < SUBS * 2; i++) {
-        int at = plane.at + (first + i * 8 + g) * plane.pitch + c * words * bits;
-        load_codes<words, true>(stage, at, bits, x[i / 2][i % 2]);
-    }
+    for (int from = 0; from < words; from += batch) {
+        uint32_t x[2][batch];
 #pragma unroll
-    for (int j = 0; j < words; j++) {
-        uint32_t pairs[SUBS][2][4];
-#pragma unroll
-        for (int i = 0; i < SUBS * 2; i++) {
-            widen_levels(table, x[i / 2][i % 2][j], pairs[i / 2][i % 2]);
+        for (int i = 0; i < 2; i++) {
+            int at = plane.at + (first + i * 8 + g) * plane.pitch + (c * words + from) * bits;
+            load_codes<batch, true>(stage, at, bits, x[i]);
         }
 #pragma unroll
-        for (int sub = 0; sub < SUBS; sub++) {
-            const uint32_t(&a)[4] = pairs[sub][0], (&b)[4] = pairs[sub][1];
-            queries.multiply(sq, lane, j, high_rows, pairs[sub], &s[sub * each]);
-            add_squares(squares[sub], a[0], a[1], b[0], b[1]);
-            add_squares(squares[sub], a[2], a[3], b[2], b[3]);
-        }
-        if (has_rest) {
-#pragma unroll
-            for (int sub = 0; sub < SUBS; sub++) {
-                queries.from_memory(rest, lane, j, high_rows, pairs[sub], &s[sub * each]);
+        for (int j = 0; j < batch; j++) {
+            uint32_t pairs[2][4];
+            const uint32_t(&a)[4] = pairs[0], (&b)[4] = pairs[1];
+            widen_levels(table, x[0][j], pairs[0]);
+            widen_levels(table, x[1][j], pairs[1]);
+            queries.multiply(sq, lane, from + j, high_rows, pairs, s);
+            add_squares<FEW>(squares, a[0], a[1], b[0], b[1]);
+            add_squares<FEW>(squares, a[2], a[3], b[2], b[3]);
+            if (has_rest) {
+                queries.from_memory(rest, lane, from + j, high_rows, pairs, s);
             }
         }
     }
 #pragma unroll
-    for (int i = 0; i < SUBS * 2; i++) { /* 8 keys each */
-        float mine = squares[i / 2][i % 2 * 2 + 0];
-        mine = (g & 1) != 0 ? squares[i / 2][i % 2 * 2 + 1] : mine;
+    for (int i = 0; i < 2; i++) { /* 8 keys each */
+        const float(&of_keys)[4] = squares[FEW ? i : 0];
+        float mine = (g & 1) != 0 ? of_keys[i * 2 + 1] : of_keys[i * 2];
 #pragma unroll
         for (int own = 0; own < (FEW ? 1 : 2); own++) {
             int key = FEW ? g : 2 * c + own;
             float sum = __shfl_sync(0xffffffffu, mine, key * 4 + (key >> 1));
             const __half *norm = (const __half *)(stage + plane.scale_at +
                                                   (first + i * 8 + key) * plane.scale_pitch);
-            factors[FEW ? i / 2 : i][FEW ? i % 2 : own] = __half2float(*norm) * rsqrtf(sum);
+            factors[FEW ? 0 : i][FEW ? i : own] = __half2float(*norm) * rsqrtf(sum);
         }
     }
 }
@@ -140,17 +138,19 @@ static __device__ __forceinline__ void dot_e4m3_rows(const char *stage, const sm
     }
 }
 
-/* Where TurboQuant's rows of a head lie in a stage. */
-static __device__ __forceinline__ void place_planes(const sm80_params &a, int32_t head,
-                                                    sm80_plane (&planes)[2])
+/* Where rows of K (index 0) or V of a head lie in a stage: TurboQuant's may begin inside a piece.
+ */
+template <int KIND>
+static __device__ __forceinline__ sm80_plane plane_of_head(const sm80_params &a, int index,
+                                                           int32_t head)
 {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int before = bytes_before(a, i == 0 || a.together ? a.p.k : a.p.v, head);
-        planes[i] = a.planes[i];
-        planes[i].at += before;
-        planes[i].scale_at += before;
+    sm80_plane plane = a.planes[index];
+    if constexpr (KIND >= KIND_LEVELS) {
+        int before = bytes_before(a, index == 0 || a.together ? a.p.k : a.p.v, head);
+        plane.at += before;
+        plane.scale_at += before;
     }
+    return plane;
 }
 
 /* Steps and lowest values of the lane's keys, `first` the first of the warp's. */

@@ -53,13 +53,13 @@ template <int KIND, int D, bool SPLIT> struct shape {
      * that warps show each other */
     static constexpr int fixed = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
                                  (turned ? q_bytes : 0) + (wide ? SM80_SCORES_SMEM(tile) : 0);
-    /* of a CTA: 4 warps that compute and those that copy. One copies TurboQuant's rows, which are a
+    /* of a CTA: 4 warps that compute and those that copy. One copies KIND_LEVELS, whose tile is a
      * few spans, so that three CTAs of up to 8 rows have the registers of a multiprocessor. */
-    static constexpr bool alone = steps && D <= 128;
+    static constexpr bool alone = KIND == KIND_LEVELS && D <= 128;
     static constexpr int threads = 128 + (alone ? 32 : 64);
     /* of a multiprocessor, for the registers; few_ctas: of up to 8 rows */
     static constexpr int ctas = D > 128 || KIND == KIND_F32 ? 1 : 2;
-    static constexpr int few_ctas = alone && KIND == KIND_LEVELS ? 3 : ctas;
+    static constexpr int few_ctas = alone ? 3 : ctas;
 };
 
 /* The query's terms, its rest and the stages follow it in memory. */
@@ -69,6 +69,7 @@ template <int KIND, int D, bool SPLIT> struct shared {
     gpu_run runs[SM80_MAX_STAGES + 1]; /* a stage holds a tile of one run */
     uint64_t full[SM80_MAX_STAGES], empty[SM80_MAX_STAGES], q_empty[S::q_buffers];
     int32_t run_of_stage[SM80_MAX_STAGES];
+    int2 all_see[4]; /* of each warp that computes: keys that all rows of its run see */
     int32_t last_one, taken[2];
 };
 

@@ -10,12 +10,11 @@
  * their results are discarded. */
 struct lane_rows {
     int32_t first[2], last[2];
-    int32_t all_first, all_last; /* SPLIT: keys that every row of the warp sees */
 };
 
-template <bool SPLIT>
+/* `all`, of the warp's own: the first and the last key that every row sees. */
 static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, const gpu_run &run,
-                                                       int row, int apart)
+                                                       int row, int apart, int2 &all)
 {
     lane_rows v;
     gpu_request request = request_of_row_tile(run.row_tile);
@@ -30,11 +29,13 @@ static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, cons
             v.last[i] = s.last;
         }
     }
-    if (SPLIT) {
-        bool masked = p.problem.spans != nullptr || p.problem.tree != nullptr;
-        v.all_first = __reduce_max_sync(0xffffffffu, max(v.first[0], v.first[1]));
-        v.all_last = masked ? INT32_MIN : __reduce_min_sync(0xffffffffu, min(v.last[0], v.last[1]));
+    bool masked = p.problem.spans != nullptr || p.problem.tree != nullptr;
+    int32_t first = __reduce_max_sync(0xffffffffu, max(v.first[0], v.first[1]));
+    int32_t last = __reduce_min_sync(0xffffffffu, min(v.last[0], v.last[1]));
+    if ((threadIdx.x & 31) == 0) {
+        all = make_int2(first, masked ? INT32_MIN : last);
     }
+    __syncwarp(); /* it is there */
     return v;
 }
 
@@ -138,11 +139,11 @@ enum tile_view {
     SEES_APART  /* a weight of 0 may meet a value that is no number */
 };
 
-template <bool SPLIT>
 static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gpu_run &run,
-                                                   const lane_rows &rows, int32_t low, int32_t high)
+                                                   const lane_rows &rows, const int2 &all,
+                                                   int32_t low, int32_t high)
 {
-    if (SPLIT && low >= rows.all_first && high <= rows.all_last) {
+    if (low >= all.x && high <= all.y) {
         return SEES_ALL;
     }
     bool outer = false, inner = p.problem.spans != nullptr || p.problem.tree != nullptr;

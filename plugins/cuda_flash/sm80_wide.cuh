@@ -30,14 +30,14 @@ struct wide_run {
 
 template <int KIND, int D>
 static __device__ __forceinline__ wide_run enter_wide_run(const gpu_params &p, const gpu_run &run,
-                                                          char *sq, int lane)
+                                                          char *sq, int lane, int2 &all_see)
 {
     using S = wide_shape<KIND, D>;
     wide_run r;
     r.run = &run;
     r.left = run.count;
     r.tile_base = (run.row_tile.k0 & ~(S::tile - 1)) + run.tile * S::tile;
-    r.rows = enter_rows<true>(p, run, lane >> 2, 8);
+    r.rows = enter_rows(p, run, lane >> 2, 8, all_see);
     r.high_rows = run.row_tile.num_rows > 8;
     r.scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, run.head) : 1.0f);
     r.scale *= query_scale(p, run.head) * (p.problem.soft_cap > 0.0f ? 1.0f : LOG2E);
@@ -219,10 +219,12 @@ static __device__ __forceinline__ void compute_wide(const sm80_params &a,
             if (slot == NO_RUN) {
                 break;
             }
-            r = enter_wide_run<KIND, D>(p, mine.runs[slot], mine.q[0], lane);
+            r = enter_wide_run<KIND, D>(p, mine.runs[slot], mine.q[0], lane,
+                                        mine.all_see[threadIdx.x >> 5]);
         }
         char *at = stage_at(mine, stage);
-        int view = view_of_tile<true>(p, *r.run, r.rows, r.tile_base, r.tile_base + S::tile - 1);
+        int view = view_of_tile(p, *r.run, r.rows, mine.all_see[threadIdx.x >> 5], r.tile_base,
+                                r.tile_base + S::tile - 1);
         score_wide<KIND, D>(p, r, at, mine.q[0], view, lane, shown + turn * 16 * S::pitch);
         clear_wide<KIND, D>(a, r, view, at, lane);
         barrier_consumers(); /* all scores are there; those of the tile before have been read */
