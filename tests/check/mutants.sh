@@ -37,7 +37,7 @@ results=$(for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/m
 done | xargs -P "$(nproc)" -L 1 sh -c '
     said=$("$0" "$1" "$2" --fail-fast --filter "$3" 2>&1)
     code=$?
-    case $code:$said in 1:*"FAILED "*) code=caught ;; esac
+    case $code:$said in 1:*"FAILED "* | 1:*" crashed with "*) code=caught ;; esac
     echo "$1:$code"' "$check")
 for result in $results; do
     case $result in
