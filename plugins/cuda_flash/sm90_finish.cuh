@@ -304,6 +304,10 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
             }
         }
     }
+#pragma unroll
+    for (int r = 0; r < 2; r++) { /* weights past float32's range: the row is computed again */
+        by[r] = sum[r] == INFINITY ? NAN : by[r];
+    }
     char *data = out_of_row(a, item, top + (lane & 15)).data;
     const uint32_t to = shared_address(part) + (lane & 15) * S::out_pitch + (lane >> 4) * 16;
     uint32_t odd[4] = {0, 0, 0, 0};

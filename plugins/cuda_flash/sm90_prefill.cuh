@@ -105,6 +105,7 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
 /* What a lane of a computing warp group has. */
 template <class S> struct prefill_lane {
     float s[S::keys / 2], o[S::dv / 2], m[2], l[2], f[2];
+    bool shrinks; /* sums by f */
     uint32_t w[S::keys / 16][4];
 };
 
@@ -134,9 +135,11 @@ static __device__ __forceinline__ void leave_values(prefill_lane<S> &x, uint64_t
 
 template <class S> static __device__ __forceinline__ void shrink_sums(prefill_lane<S> &x)
 {
+    if (!S::steady || x.shrinks) {
 #pragma unroll
-    for (int i = 0; i < S::dv / 2; i++) {
-        x.o[i] *= x.f[(i >> 1) & 1];
+        for (int i = 0; i < S::dv / 2; i++) {
+            x.o[i] *= x.f[(i >> 1) & 1];
+        }
     }
 }
 
@@ -153,12 +156,17 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
     if (S::terms == PREFILL_LINEAR) {
         enter_rows<S>(a, item, row, rows);
     }
+    if (S::steady) { /* of a row all of whose scores are -inf so far */
+        x.m[0] = x.m[0] == -INFINITY ? 0.0f : x.m[0];
+        x.m[1] = x.m[1] == -INFINITY ? 0.0f : x.m[1];
+    }
 #pragma unroll 1
     for (; tiles > 0; tiles--) {
         multiply_keys<S>(matrix_again(q), matrix_again(k, stage.at * (S::k_bytes / 16)), x.s);
         shrink_sums<S>(x);
         barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
         multiply_values<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.w, 1, x.o);
+        x.shrinks = !S::steady || move_bases(x.m, x.l, x.f);
         wgmma_wait<1>();
         pin(x.s);
         if constexpr (S::scales == PREFILL_BY_KEY) {
@@ -171,7 +179,10 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
         } else if constexpr (S::terms == PREFILL_LINEAR) {
             slope_scores(a, rows, key, x.s, shift);
         }
-        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
+        if (!S::steady) {
+            raise_bases<S>(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
+        }
+        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l);
         leave_values<S, S::terms == PREFILL_LINEAR>(x, mine.v_empty[before.at]);
         before = stage;
         stage.step();
@@ -246,7 +257,12 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         if (!inner || (S::terms == PREFILL_ANY && a.terms != 0)) {
             mask_tile(rows, key - (lane & 3) * 2, key, x.s);
         }
-        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
+        if (S::steady) {
+            move_bases(x.m, x.l, x.f);
+        }
+        raise_bases<S>(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
+        x.shrinks = true;
+        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l);
     };
     barrier_wait(shared_address(&mine.k_full[0]), 0);
     if (mine.items[0].tiles < 0) {
@@ -258,7 +274,8 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
     bool inner = look(mine.items[0], rows);
     wgmma_wait<0>();
     int adds = 0; /* the tile before, whose weights are made, is not its item's first */
-    bool before_inner = inner;
+    /* not as it is: an item's second tile goes the general way wherever the item stands */
+    bool before_inner = false;
     weigh(rows, inner);
     pack_weights<S>(x.s, x.w);
     x.f[0] = x.f[1] = 0.0f;

@@ -206,29 +206,79 @@ static __device__ __forceinline__ void mask_tile(const prefill_rows &rows, int32
     }
 }
 
-/* Scores become weights; f: what sums so far shrink by. A score in base 2, as m is, is s times
- * `unit` plus the lane's shift for its row. Two maxima of a row at a time: one would wait for
- * itself. */
-template <int N>
-static __device__ __forceinline__ void soften(float unit, const float (&shift)[2], float (&s)[N],
-                                              float (&m)[2], float (&l)[2], float (&f)[2])
+/* The largest of a row's four lanes. */
+static __device__ __forceinline__ float largest_of_row(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* Largest of a lane's scores in row r. Two maxima at a time: one would wait for itself. */
+template <int N> static __device__ __forceinline__ float largest_score(const float (&s)[N], int r)
+{
+    float high = s[2 * r], other = s[2 * r + 1];
+#pragma unroll
+    for (int i = 1; i < N / 4; i++) {
+        high = fmaxf(high, s[4 * i + 2 * r]);
+        other = fmaxf(other, s[4 * i + 2 * r + 1]);
+    }
+    return fmaxf(high, other);
+}
+
+/* What a lane's weights of a row add up to where the row's base moves. Where a tile's weights are
+ * more than float32 holds, past 2^127, the row comes out as no number and is computed again. */
+#define PREFILL_MOST 1e12f
+
+/* Bases of rows of steady shapes; true: sums shrink by f, of one of the warp's rows by less than 1.
+ * m: the base in base 2, from which weights count. bf16 has float32's exponents, so it need not be
+ * the largest score of all, and inner tiles become weights without a look at their scores. */
+static __device__ __forceinline__ bool move_bases(float (&m)[2], float (&l)[2], float (&f)[2])
+{
+    f[0] = f[1] = 1.0f;
+    if (!__any_sync(0xffffffffu, fmaxf(l[0], l[1]) > PREFILL_MOST)) {
+        return false;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float most = largest_of_row(l[r]);
+        if (most > PREFILL_MOST) { /* infinite: the row is lost */
+            const int32_t up = min((__float_as_int(most) >> 23) - 127, 100);
+            f[r] = __int_as_float((127 - up) << 23); /* 2^-up */
+            m[r] += (float)up;
+            l[r] *= f[r];
+        }
+    }
+    return true;
+}
+
+/* The same with a look at the scores: the base is the largest so far. For shapes that are not
+ * steady, and for tiles that go the general way, whose f has what move_bases left. */
+template <class S, int N>
+static __device__ __forceinline__ void raise_bases(float unit, const float (&shift)[2],
+                                                   const float (&s)[N], float (&m)[2],
+                                                   float (&l)[2], float (&f)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float high = s[2 * r], other = s[2 * r + 1];
-#pragma unroll
-        for (int i = 1; i < N / 4; i++) {
-            high = fmaxf(high, s[4 * i + 2 * r]);
-            other = fmaxf(other, s[4 * i + 2 * r + 1]);
-        }
-        high = fmaf(fmaxf(high, other), unit, shift[r]);
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+        float high = largest_of_row(fmaf(largest_score(s, r), unit, shift[r]));
         high = fmaxf(high, m[r]);
-        float base = high == -INFINITY ? 0.0f : high, sum = 0.0f;
-        f[r] = fast_exp2(m[r] - base); /* 1 where the maximum stays */
+        const float by = fast_exp2(m[r] - (high == -INFINITY ? 0.0f : high)); /* 1: it stays */
+        f[r] = S::steady ? f[r] * by : by;
         m[r] = high;
-        base = shift[r] - base;
+        l[r] *= by;
+    }
+}
+
+/* Scores become weights. A score in base 2, as m is, is s times `unit` plus the lane's shift for
+ * its row. */
+template <int N>
+static __device__ __forceinline__ void soften(float unit, const float (&shift)[2], float (&s)[N],
+                                              const float (&m)[2], float (&l)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float base = shift[r] - (m[r] == -INFINITY ? 0.0f : m[r]);
+        float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
             float x = fast_exp2(fmaf(s[4 * i + 2 * r], unit, base));
@@ -237,7 +287,7 @@ static __device__ __forceinline__ void soften(float unit, const float (&shift)[2
             s[4 * i + 2 * r + 1] = y;
             sum += x + y;
         }
-        l[r] = fmaf(l[r], f[r], sum);
+        l[r] += sum;
     }
 }
 

@@ -24,6 +24,9 @@ struct prefill_shape {
     static constexpr int k_bytes = keys * q_row, v_bytes = keys * dv * 2;
     /* an item's end waits until the next scores have begun, where there are registers for both */
     static constexpr bool early = DV_ <= 128 && TERMS != PREFILL_ANY;
+    /* rows' bases seldom move (move_bases): f16 has not the exponents for it, and a slope may add
+     * more to a score from tile to tile than float32's have room for */
+    static constexpr bool steady = KIND_ == KIND_BF16 && (TERMS & ~PREFILL_CAPPED) == 0;
     /* loops of their own for inner tiles, where there are registers for them */
     static constexpr bool walks =
         TERMS != PREFILL_ANY || (DV_ <= 128 && SCALES == PREFILL_UNSCALED);
