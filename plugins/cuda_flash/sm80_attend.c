@@ -3,6 +3,7 @@
  * maps. */
 #include "sm80_attend.h"
 
+#include "common/turboquant.h"
 #include "gpu/host/schedule.h"
 #include "kinds.h"
 
@@ -39,8 +40,7 @@ static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_
 }
 
 /* Whether items have up to 8 rows and a kind whose sums then stand in another order: in a
- * batch-invariant layer the batch may not decide. Of 4-bit kinds three such CTAs share a
- * multiprocessor. */
+ * batch-invariant layer the batch may not decide. */
 static bool takes_few(const struct attn_attend_args *args, int32_t kind)
 {
     const struct schedule_host *plan = args->schedule_host;
@@ -64,8 +64,8 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
     bool few = plan->num_reqs == 1 && prepared->num_kv_heads * LEAST_PARTS <= device->num_sms;
     bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
     bool wide = layer->dtype == ATTN_DTYPE_F32; /* two tiles of float32 fill a multiprocessor */
-    bool three = prepared->packed && layer->kv_dtype != ATTN_KV_TURBOQUANT_K8V4 &&
-                 takes_few(args, KIND_INT4);
+    /* `few_ctas` in sm80_produce.cuh */
+    bool three = turboquant_bits(layer->kv_dtype, false) > 0 && takes_few(args, KIND_LEVELS);
     return wide || prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1
            : three                                                                      ? 3
                                                                                         : 2;
