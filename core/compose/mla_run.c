@@ -450,7 +450,7 @@ static attn_status check_queries(const attn_plan *plan, const struct step *step,
     if (m->topk > 0 && (mla->topk_indices == NULL || mla->topk_stride < m->topk)) {
         return FAIL("topk_indices", "topk_indices is NULL, or topk_stride under the layer's topk");
     }
-    return step_check_out(plan, step, io->out, error);
+    return step_check_out(plan, step, io, error);
 }
 
 attn_status mla_check_io(const attn_plan *plan, const struct step *step,

@@ -65,26 +65,13 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                        struct attn_error *error)
 {
     const struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
-    const struct attn_ext *ext = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct attn_io_output_quant *given =
+        (const struct attn_io_output_quant *)ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_tensor like = tensor_like(plan, &step->out);
     struct own_tensor plain;
     struct attn_step_io inner = *io;
-    if (ext == NULL) {
-        return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
-                              "the layer's output form needs attn_io_output_quant on the run");
-    }
-    const struct attn_io_output_quant *given = (const struct attn_io_output_quant *)ext;
-    const struct attn_tensor *scales = given->block_scales;
-    if (layer->output_form == ATTN_OUTPUT_FP8_STATIC
-            ? given->scale == NULL
-            : scales == NULL || scales->data == NULL || scales->shape == NULL ||
-                  scales->ndim != 2) {
-        return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
-                              "scale (of fp8_static) is NULL, or block_scales (of the other forms) "
-                              "is or has not 2 dimensions");
-    }
     inner.out =
         tensor_set_rows(&plain, &like, plan->workspace + quant->plain,
                         plan->given.num_actual_tokens, step->out.heads, step->out.head_size);

@@ -513,7 +513,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         return FAIL("q", "q, k or v is NULL or not [num_tokens or more, Hk or Hv, Dk or Dv] of the "
                          "layer's dtype with a contiguous last dimension");
     }
-    return step_check_out(plan, step, io->out, error);
+    return step_check_out(plan, step, io, error);
 }
 
 const struct composition composition_recurrent = {

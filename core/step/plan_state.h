@@ -306,7 +306,7 @@ attn_status step_fail(const struct step *step, attn_status status, struct attn_e
 extern step_program run_general;
 /* out in the layer's output form */
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
-                           const struct attn_tensor *out, struct attn_error *error);
+                           const struct attn_step_io *io, struct attn_error *error);
 
 /* programs.c */
 extern step_program run_idle, run_nothing, run_attends;

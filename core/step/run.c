@@ -11,15 +11,43 @@
 #define MIN_IO 72 /* size in ABI 0.2 */
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
-attn_status step_check_out(const attn_plan *plan, const struct step *step,
-                           const struct attn_tensor *out, struct attn_error *error)
+/* Where the scales of a quantized output are read or written. */
+static attn_status check_output_scales(int32_t form, const struct attn_step_io *io,
+                                       struct attn_error *error)
 {
+    const struct attn_io_output_quant *given =
+        (const struct attn_io_output_quant *)ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    if (given == NULL) {
+        return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
+                              "the layer's output form needs attn_io_output_quant on the run");
+    }
+    const struct attn_tensor *scales = given->block_scales;
+    if (form == ATTN_OUTPUT_FP8_STATIC ? given->scale == NULL
+                                       : scales == NULL || scales->data == NULL ||
+                                             scales->shape == NULL || scales->ndim != 2) {
+        return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
+                              "scale (of fp8_static) is NULL, or block_scales (of the other forms) "
+                              "is or has not 2 dimensions");
+    }
+    return ATTN_OK;
+}
+
+attn_status step_check_out(const attn_plan *plan, const struct step *step,
+                           const struct attn_step_io *io, struct attn_error *error)
+{
+    const struct attn_tensor *out = io->out;
     int32_t form = step->layer->desc->output_form;
     struct rows wanted = step->out;
-    /* two values a byte: the row's shape is the quantize kernel's to check */
+    if (form != ATTN_OUTPUT_PLAIN && step->program != run_idle) {
+        attn_status status = check_output_scales(form, io, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    /* two values a byte: the row's sizes are the kernel's to check */
     if (form == ATTN_OUTPUT_NVFP4) {
-        return out != NULL && out->data != NULL ? ATTN_OK
-                                                : FAIL("out", "out is NULL or has no data");
+        bool there = out != NULL && out->data != NULL && out->shape != NULL && out->ndim >= 2;
+        return there ? ATTN_OK : FAIL("out", "out is NULL, has no data or fewer than 2 dimensions");
     }
     if (form != ATTN_OUTPUT_PLAIN) {
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
@@ -43,7 +71,7 @@ static attn_status check_attend_io(const attn_plan *plan, const struct step *ste
          io->lse->dtype.code != ATTN_CODE_FLOAT)) {
         return refuse_lse(io->lse, step->q.heads, plan->num_tokens, error);
     }
-    return step_check_out(plan, step, io->out, error);
+    return step_check_out(plan, step, io, error);
 }
 
 static attn_status check_keys_io(const struct step *step, const struct attn_step_io *io,

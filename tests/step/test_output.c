@@ -79,6 +79,12 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
                f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
     quant.scale = &result->global;
     quant.block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &scales;
+    scales.ndim = 1;
+    if (form != ATTN_OUTPUT_FP8_STATIC) {
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "attn_io_output_quant",
+                   f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
+    }
+    scales.ndim = 2;
     if (form != ATTN_OUTPUT_NVFP4) {
         f.io.out = &f.tensors[3];
         REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "out",
