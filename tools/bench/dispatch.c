@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/library.h"
 #include "count_instructions.h"
 #include "pair.h"

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/command.h"
 #include "common/find.h"
-#include "common/library.h"
 #include "common/names.h"
 #include "dispatch.h"
 #include "merge.h"
@@ -17,9 +17,7 @@
 
 static int fail_with(const char *what, const struct attn_error *error)
 {
-    fprintf(stderr, "attn-bench: %s: %s%s%s\n", what, error->field,
-            error->field[0] != '\0' ? ": " : "", error->message);
-    return error->status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE;
+    return command_failed("attn-bench", what, error);
 }
 
 static void tell_progress(const struct options *options, int32_t done, const struct shape *shape)
@@ -265,5 +263,5 @@ static int run_tool(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    return tool_end("attn-bench", run_tool(argc, argv));
+    return command_end("attn-bench", run_tool(argc, argv));
 }

@@ -2,10 +2,10 @@
 #include "options.h"
 
 #include <attn/kv_cache.h>
-#include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/names.h"
 #include "support/number.h"
 #include "tune.h"
@@ -40,154 +40,84 @@ static const char ending[] =
     "\nExit status: 0 all measured, 1 a shape is not served or its measurement failed,\n"
     "2 usage, 77 hardware absent.\n";
 
-static void print_usage(FILE *file)
+static void describe(FILE *file)
 {
-    fputs(usage, file);
     shapes_describe(file);
     fputs(ending, file);
 }
 
-static bool parse_dtype(struct options *options, const char *text)
+static const char *parse_dtype(void *user, const char *text)
 {
+    struct options *options = user;
     options->dtype = dtype_of_name(text);
-    if (options->dtype < ATTN_DTYPE_F16 || options->dtype > ATTN_DTYPE_F32) {
-        fprintf(stderr, "attn-bench: --dtype: '%s' is not one of f16, bf16, f32\n", text);
-        return false;
-    }
-    return true;
+    return options->dtype < ATTN_DTYPE_F16 || options->dtype > ATTN_DTYPE_F32
+               ? "is not one of f16, bf16, f32"
+               : NULL;
 }
 
-static bool parse_kv_dtype(struct options *options, const char *text)
+static const char *parse_kv_dtype(void *user, const char *text)
 {
+    static char known[512];
+    struct options *options = user;
+    size_t used = (size_t)snprintf(known, sizeof known, "is not one of");
     options->kv_dtype = kv_dtype_of_name(text);
-    if (options->kv_dtype < 0) {
-        fprintf(stderr, "attn-bench: --kv-dtype: '%s' is not one of", text);
-        for (int32_t i = 0; kv_dtype_of_name(kv_dtype_name(i)) == i; i++) {
-            fprintf(stderr, "%s %s", i ? "," : "", kv_dtype_name(i));
-        }
-        fputc('\n', stderr);
-        return false;
+    for (int32_t i = 0; kv_dtype_of_name(kv_dtype_name(i)) == i && used < sizeof known; i++) {
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s %s", i ? "," : "",
+                                 kv_dtype_name(i));
     }
-    return true;
+    return options->kv_dtype < 0 ? known : NULL;
 }
 
-static bool parse_threads(struct options *options, const char *text)
+static const char *parse_plot(void *user, const char *text)
 {
-    char *end;
-    long threads = strtol(text, &end, 10);
-    if (end == text || *end != '\0' || threads < 1 || threads > MAX_THREADS) {
-        fprintf(stderr, "attn-bench: --threads: '%s' is not a whole number from 1 to %d\n", text,
-                MAX_THREADS);
-        return false;
-    }
-    options->threads = (int32_t)threads;
-    return true;
-}
-
-static bool parse_plot(struct options *options, const char *text)
-{
-    size_t length = strlen(text);
-    bool known = length > 4 &&
-                 (strcmp(text + length - 4, ".svg") == 0 || strcmp(text + length - 4, ".png") == 0);
+    struct options *options = user;
+    const char *ending = strlen(text) > 4 ? text + strlen(text) - 4 : "";
     options->plot = text;
-    if (!known) {
-        fprintf(stderr, "attn-bench: --plot: '%s' ends in neither .svg nor .png\n", text);
-    }
-    return known;
+    return strcmp(ending, ".svg") == 0 || strcmp(ending, ".png") == 0
+               ? NULL
+               : "ends in neither .svg nor .png";
 }
 
-static bool parse_shape(struct options *options, const char *text)
+static const char *parse_shape(void *user, const char *text)
 {
-    char message[1024];
-    if (!shapes_parse(&options->shapes, text, message, sizeof message)) {
-        fprintf(stderr, "attn-bench: --shape %s: %s\n", text, message);
-        return false;
-    }
-    return true;
+    static char message[1024] = "cannot be used: ";
+    struct options *options = user;
+    const size_t begin = strlen("cannot be used: ");
+    return shapes_parse(&options->shapes, text, message + begin, sizeof message - begin) ? NULL
+                                                                                         : message;
 }
 
-static bool parse_backend(struct options *options, const char *text)
+static const char *parse_backend(void *user, const char *text)
 {
+    struct options *options = user;
     if (options->num_backends == MAX_BACKENDS) {
-        fprintf(stderr, "attn-bench: --backend %s: more than %d\n", text, MAX_BACKENDS);
-        return false;
+        return "is more than 8";
     }
     options->backends[options->num_backends++] = text;
-    return true;
-}
-
-static int parse_one(struct options *options, int c)
-{
-    bool ok = true;
-    switch (c) {
-    case 'b':
-        ok = parse_backend(options, optarg);
-        break;
-    case 's':
-        ok = parse_shape(options, optarg);
-        break;
-    case 'd':
-        ok = parse_dtype(options, optarg);
-        break;
-    case 'k':
-        ok = parse_kv_dtype(options, optarg);
-        break;
-    case 't':
-        ok = parse_threads(options, optarg);
-        break;
-    case 'p':
-        ok = parse_plot(options, optarg);
-        break;
-    case 'c':
-        options->csv = true;
-        break;
-    case 'u':
-        options->tune = true;
-        break;
-    case 'j':
-        options->json = true;
-        break;
-    case 'x':
-        options->child = optarg;
-        break;
-    case 'h':
-        print_usage(stdout);
-        return EXIT_SUCCESS;
-    case 'v':
-        puts("attn-bench " ATTN_VERSION);
-        return EXIT_SUCCESS;
-    default:
-        print_usage(stderr);
-        return EXIT_USAGE;
-    }
-    return ok ? -1 : EXIT_USAGE;
+    return NULL;
 }
 
 int options_parse(int argc, char **argv, struct options *options)
 {
-    static const struct option names[] = {{"backend", required_argument, NULL, 'b'},
-                                          {"shape", required_argument, NULL, 's'},
-                                          {"dtype", required_argument, NULL, 'd'},
-                                          {"kv-dtype", required_argument, NULL, 'k'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"plot", required_argument, NULL, 'p'},
-                                          {"csv", no_argument, NULL, 'c'},
-                                          {"tune", no_argument, NULL, 'u'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {"version", no_argument, NULL, 'v'},
-                                          {"child", required_argument, NULL, 'x'},
-                                          {NULL, 0, NULL, 0}};
-    int c, code = -1;
+    const struct command_option names[] = {
+        {"backend", .parse = parse_backend},
+        {"shape", .parse = parse_shape},
+        {"dtype", .parse = parse_dtype},
+        {"kv-dtype", .parse = parse_kv_dtype},
+        {"threads", .count = &options->threads, .least = 1, .most = MAX_THREADS},
+        {"plot", .parse = parse_plot},
+        {"csv", &options->csv},
+        {"tune", &options->tune},
+        {"json", &options->json},
+        {"child", .text = &options->child}};
+    const struct command command = {"attn-bench",
+                                    usage,
+                                    .describe = describe,
+                                    .options = names,
+                                    .num_options = sizeof names / sizeof *names,
+                                    .user = options};
     *options = (struct options){.dtype = ATTN_DTYPE_BF16};
-    while (code < 0 && (c = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        code = parse_one(options, c);
-    }
-    if (code < 0 && optind != argc) {
-        fprintf(stderr, "attn-bench: '%s' is no option\n", argv[optind]);
-        print_usage(stderr);
-        code = EXIT_USAGE;
-    }
+    int code = command_parse(&command, argc, argv);
     if (code < 0 && options->json && options->csv) {
         fputs("attn-bench: --csv: stdout is --json's already; one of them\n", stderr);
         code = EXIT_USAGE;
@@ -207,7 +137,7 @@ int options_parse(int argc, char **argv, struct options *options)
         }
     }
     if (code < 0 && options->shapes.count == 0 &&
-        !(parse_shape(options, "decode") && parse_shape(options, "prefill"))) {
+        (parse_shape(options, "decode") != NULL || parse_shape(options, "prefill") != NULL)) {
         code = EXIT_FAILURE;
     }
     return code;

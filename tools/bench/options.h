@@ -4,9 +4,6 @@
 
 #include "shapes.h"
 
-#define EXIT_USAGE 2
-#define EXIT_ABSENT 77
-
 #define MAX_BACKENDS 8
 
 struct options {

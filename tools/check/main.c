@@ -2,14 +2,13 @@
 /* attn-check: holds a backend to everything that it declares, against cpu_ref, through the public
  * ABI. */
 #include <fnmatch.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "kernels/calls.h"
-#include "common/library.h"
+#include "common/command.h"
 #include "common/names.h"
 #include "core/core_cases.h"
 #include "harness/crash.h"
@@ -23,8 +22,6 @@
 #include "cases/attend.h"
 #include "cases/output.h"
 
-#define EXIT_USAGE 2
-#define EXIT_ABSENT 77
 #define FULL_EXTRA_CASES 1500
 #define QUICK_ENGINE_CASES 140
 #define FULL_ENGINE_CASES 900
@@ -66,101 +63,40 @@ struct options {
     bool fail_fast;
 };
 
-static int fail_with(const char *what, const struct attn_error *error, int code)
+static int fail_with(const char *what, const struct attn_error *error)
 {
-    fprintf(stderr, "attn-check: %s: %s%s%s\n", what, error->field,
-            error->field[0] != '\0' ? ": " : "", error->message);
-    return code;
+    return command_failed("attn-check", what, error);
 }
 
-static bool parse_part(const char *text, struct options *options)
+static const char *parse_part(void *user, const char *text)
 {
+    struct options *options = user;
     char *end = NULL, *last = NULL;
     long part = strtol(text, &end, 10);
     long count = *end == '/' ? strtol(end + 1, &last, 10) : 0;
-    if (count < 1 || count > INT32_MAX || part < 1 || part > count || *last != '\0') {
-        return false;
-    }
     options->part = (int32_t)part - 1;
     options->num_parts = (int32_t)count;
-    return true;
+    return count < 1 || count > INT32_MAX || part < 1 || part > count || *last != '\0'
+               ? "is not I/N with I from 1 to N"
+               : NULL;
 }
 
-/* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct options *options)
 {
-    static const struct option names[] = {{"quick", no_argument, NULL, 'q'},
-                                          {"full", no_argument, NULL, 'f'},
-                                          {"filter", required_argument, NULL, 'g'},
-                                          {"seed", required_argument, NULL, 's'},
-                                          {"list", no_argument, NULL, 'l'},
-                                          {"junit", required_argument, NULL, 'u'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {"version", no_argument, NULL, 'v'},
-                                          {"fail-fast", no_argument, NULL, 'x'},
-                                          {"expect", required_argument, NULL, 'e'},
-                                          {"part", required_argument, NULL, 'p'},
-                                          {NULL, 0, NULL, 0}};
-    char *end = NULL;
-    int c;
+    const struct command_option names[] = {
+        {"quick", &options->full, .clears = true}, {"full", &options->full},
+        {"filter", .text = &options->filter},      {"part", .parse = parse_part},
+        {"seed", .seed = &options->seed},          {"list", &options->list},
+        {"expect", .text = &options->expect},      {"junit", .text = &options->junit},
+        {"fail-fast", &options->fail_fast},        {"json", &options->json}};
+    const struct command command = {"attn-check",
+                                    usage,
+                                    .options = names,
+                                    .num_options = sizeof names / sizeof *names,
+                                    .operand = &options->target,
+                                    .user = options};
     *options = (struct options){.seed = 1, .num_parts = 1};
-    while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        switch (c) {
-        case 'q':
-            options->full = false;
-            break;
-        case 'f':
-            options->full = true;
-            break;
-        case 'g':
-            options->filter = optarg;
-            break;
-        case 's':
-            options->seed = strtoull(optarg, &end, 10);
-            if (*optarg == '\0' || *optarg == '-' || *end != '\0') {
-                fprintf(stderr, "attn-check: --seed: '%s' is not a whole number from 0\n", optarg);
-                return EXIT_USAGE;
-            }
-            break;
-        case 'p':
-            if (!parse_part(optarg, options)) {
-                fprintf(stderr, "attn-check: --part: '%s' is not I/N with I from 1 to N\n", optarg);
-                return EXIT_USAGE;
-            }
-            break;
-        case 'l':
-            options->list = true;
-            break;
-        case 'u':
-            options->junit = optarg;
-            break;
-        case 'e':
-            options->expect = optarg;
-            break;
-        case 'j':
-            options->json = true;
-            break;
-        case 'x':
-            options->fail_fast = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return EXIT_SUCCESS;
-        case 'v':
-            puts("attn-check " ATTN_VERSION);
-            return EXIT_SUCCESS;
-        default:
-            fputs(usage, stderr);
-            return EXIT_USAGE;
-        }
-    }
-    if (optind + 1 != argc) {
-        fputs(usage, stderr);
-        return EXIT_USAGE;
-    }
-    options->target = argv[optind];
-    return -1;
+    return command_parse(&command, argc, argv);
 }
 
 /* A case's inputs follow from its name (FNV-1a) and the seed, so that they stay the same where
@@ -420,19 +356,19 @@ static int run_suite(struct run *run)
     crash_watch(options->target, options->seed);
     struct attn_error error = ATTN_ERROR_INIT;
     if (!declared_slots_there(run->trial.tested, &error)) {
-        return fail_with("declared capabilities", &error, EXIT_FAILURE);
+        return fail_with("declared capabilities", &error);
     }
     if (!case_space_init(&run->space, &run->trial.tested->caps)) {
         snprintf(error.message, sizeof error.message,
                  "a factor has no declared value: no case can be made");
-        return fail_with("declared capabilities", &error, EXIT_FAILURE);
+        return fail_with("declared capabilities", &error);
     }
     run->space.serves = trial_serves;
     run->space.user = &run->trial;
     if (!case_space_cover(&run->space, options->seed, options->full ? FULL_EXTRA_CASES : 0,
                           &run->cases, &run->num_cases)) {
         snprintf(error.message, sizeof error.message, "no memory for the cases");
-        return fail_with(options->target, &error, EXIT_FAILURE);
+        return fail_with(options->target, &error);
     }
     if (options->expect != NULL && !options->list) {
         bool holds = declared_holds(&run->trial.tested->caps, options->expect, run->trial.message,
@@ -445,7 +381,7 @@ static int run_suite(struct run *run)
     run_core_cases(run);
     if (!drawn) {
         snprintf(error.message, sizeof error.message, "no memory for the cases");
-        return fail_with(options->target, &error, EXIT_FAILURE);
+        return fail_with(options->target, &error);
     }
     if (options->list) {
         return EXIT_SUCCESS;
@@ -460,7 +396,7 @@ static int run_suite(struct run *run)
     }
     if (options->junit != NULL && !report_junit(&run->report, options->junit)) {
         snprintf(error.message, sizeof error.message, "cannot be written");
-        return fail_with(options->junit, &error, EXIT_FAILURE);
+        return fail_with(options->junit, &error);
     }
     bool passed = run->report.counts[TRIAL_FAILED] == 0 && run->report.counts[TRIAL_PASSED] > 0;
     return passed && !run->report.failed ? EXIT_SUCCESS : EXIT_FAILURE;
@@ -479,11 +415,10 @@ static int run_tool(int argc, char **argv)
         return code;
     }
     if (resolve(&resolved, options.target, &error) != ATTN_OK) {
-        return fail_with(options.target, &error,
-                         error.status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE);
+        return fail_with(options.target, &error);
     }
     if (backend_open(&reference, resolved.reference, "cpu_ref", &error) != ATTN_OK) {
-        return fail_with("cpu_ref", &error, EXIT_FAILURE);
+        return fail_with("cpu_ref", &error);
     }
     attn_status status = backend_open(&tested, resolved.file, resolved.name, &error);
     if (status == ATTN_OK) {
@@ -510,13 +445,13 @@ static int run_tool(int argc, char **argv)
     }
     backend_close(&reference);
     if (status != ATTN_OK) {
-        return fail_with(options.target, &error,
-                         status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE);
+        error.status = status;
+        return fail_with(options.target, &error);
     }
     return code;
 }
 
 int main(int argc, char **argv)
 {
-    return tool_end("attn-check", run_tool(argc, argv));
+    return command_end("attn-check", run_tool(argc, argv));
 }

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "library.h"
 
-#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -40,15 +38,4 @@ attn_status library_open(const struct attn_api **api, struct attn_error *error)
         }
     }
     return client_load(CORE_NAME, api, error);
-}
-
-int tool_end(const char *tool, int code)
-{
-    errno = 0;
-    const bool failed = fflush(stdout) != 0, before = ferror(stdout) != 0;
-    if (!failed && !before) {
-        return code;
-    }
-    fprintf(stderr, "%s: output: %s\n", tool, errno != 0 ? strerror(errno) : "was not written");
-    return code != EXIT_SUCCESS ? code : EXIT_FAILURE;
 }

@@ -9,8 +9,4 @@
 /* Opens libattn.so.1 once; the table lives as long as the process. */
 attn_status library_open(const struct attn_api **api, struct attn_error *error);
 
-/* The exit status of a tool whose own is `code`: 1 in place of 0 where its output could not be
- * written, as on a full disk, with the reason on stderr. */
-int tool_end(const char *tool, int code);
-
 #endif

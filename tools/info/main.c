@@ -2,20 +2,18 @@
 /* attn-info: what is on this machine, and which backend would serve each layer of a model, with
  * every reason. */
 #include "common/json.h"
-#include <getopt.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/declared.h"
 #include "common/device.h"
 #include "common/layer_list.h"
 #include "common/library.h"
 #include "common/model_config.h"
 #include "common/names.h"
-
-#define EXIT_USAGE 2
 
 static const char usage[] =
     "usage: attn-info [--model FILE] [--explain] [--devices] [--capabilities] [--json]\n"
@@ -49,55 +47,16 @@ struct info {
     struct options options;
 };
 
-static int fail_with(const char *what, const struct attn_error *error)
-{
-    fprintf(stderr, "attn-info: %s: %s%s%s\n", what, error->field,
-            error->field[0] != '\0' ? ": " : "", error->message);
-    return EXIT_FAILURE;
-}
-
 static int parse(int argc, char **argv, struct options *options)
 {
-    static const struct option names[] = {
-        {"model", required_argument, NULL, 'm'}, {"explain", no_argument, NULL, 'e'},
-        {"devices", no_argument, NULL, 'd'},     {"capabilities", no_argument, NULL, 'c'},
-        {"json", no_argument, NULL, 'j'},        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},     {NULL, 0, NULL, 0}};
-    int c;
-    *options = (struct options){NULL, false, false, false, false};
-    while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        switch (c) {
-        case 'm':
-            options->model = optarg;
-            break;
-        case 'e':
-            options->explain = true;
-            break;
-        case 'd':
-            options->devices = true;
-            break;
-        case 'c':
-            options->capabilities = true;
-            break;
-        case 'j':
-            options->json = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return EXIT_SUCCESS;
-        case 'v':
-            puts("attn-info " ATTN_VERSION);
-            return EXIT_SUCCESS;
-        default:
-            fputs(usage, stderr);
-            return EXIT_USAGE;
-        }
-    }
-    if (optind != argc) {
-        fputs(usage, stderr);
-        return EXIT_USAGE;
-    }
-    return -1;
+    const struct command_option names[] = {{"model", .text = &options->model},
+                                           {"explain", &options->explain},
+                                           {"devices", &options->devices},
+                                           {"capabilities", &options->capabilities},
+                                           {"json", &options->json}};
+    const struct command command = {"attn-info", usage, .options = names,
+                                    .num_options = sizeof names / sizeof *names};
+    return command_parse(&command, argc, argv);
 }
 
 static struct json *plugins_json(const struct info *info)
@@ -499,13 +458,13 @@ static int run_tool(int argc, char **argv)
         return code;
     }
     if (library_open(&info.api, &error) != ATTN_OK) {
-        return fail_with("core", &error);
+        return command_failed("attn-info", "core", &error);
     }
     if (info.api->runtime_create(NULL, &info.runtime, &error) != ATTN_OK) {
-        return fail_with("runtime", &error);
+        return command_failed("attn-info", "runtime", &error);
     }
     if (info.options.model != NULL && select_model(&info, &error) != ATTN_OK) {
-        code = fail_with(info.options.model, &error);
+        code = command_failed("attn-info", info.options.model, &error);
     } else {
         code = show(&info);
     }
@@ -517,5 +476,5 @@ static int run_tool(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    return tool_end("attn-info", run_tool(argc, argv));
+    return command_end("attn-info", run_tool(argc, argv));
 }

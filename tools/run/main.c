@@ -3,19 +3,17 @@
  * backends over paged caches, in continuous batches, and holds every output against an independent
  * computation. */
 #include "common/json.h"
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "common/command.h"
 #include "common/layer_list.h"
 #include "common/library.h"
 #include "common/names.h"
 #include "engine.h"
-
-#define EXIT_USAGE 2
 
 static const char usage[] =
     "usage: attn-run --model FILE|--qkv FILE [--layers N] [--scale F] [--steps N] [--requests "
@@ -39,87 +37,36 @@ static const char usage[] =
     "\n"
     "Exit status: 0 ok, 1 failed or, with --verify, not every layer was right, 2 usage.\n";
 
-static bool read_count(const char *text, int32_t least, int32_t most, int32_t *out)
+static const char *parse_scale(void *user, const char *value)
 {
+    struct settings *s = user;
     char *end;
-    long value = strtol(text, &end, 10);
-    *out = (int32_t)value;
-    return *text != '\0' && *end == '\0' && value >= least && value <= most;
-}
-
-static int bad_value(const char *option, const char *value, const char *allowed)
-{
-    fprintf(stderr, "attn-run: %s: '%s' is not %s\n", option, value, allowed);
-    return EXIT_USAGE;
+    s->scale = strtod(value, &end);
+    return *end == '\0' && s->scale > 0 && s->scale <= 16 ? NULL
+                                                          : "is not a number above 0 and up to 16";
 }
 
 static int parse(int argc, char **argv, struct settings *s)
 {
-    static const struct option names[] = {
-        {"model", required_argument, NULL, 'm'}, {"layers", required_argument, NULL, 'l'},
-        {"qkv", required_argument, NULL, 'q'},   {"scale", required_argument, NULL, 'f'},
-        {"steps", required_argument, NULL, 'n'}, {"requests", required_argument, NULL, 'r'},
-        {"seed", required_argument, NULL, 's'},  {"verify", no_argument, NULL, 'V'},
-        {"json", no_argument, NULL, 'j'},        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},     {NULL, 0, NULL, 0}};
-    char *end;
-    int c;
+    const struct command_option names[] = {
+        {"model", .text = &s->model},
+        {"qkv", .text = &s->qkv},
+        {"layers", .count = &s->layers, .least = 1, .most = 1024},
+        {"scale", .parse = parse_scale},
+        {"steps", .count = &s->steps, .least = 1, .most = 4096},
+        {"requests", .text = &s->requests},
+        {"seed", .seed = &s->seed},
+        {"verify", &s->verify},
+        {"json", &s->json}};
+    const struct command command = {"attn-run", usage, .options = names,
+                                    .num_options = sizeof names / sizeof *names, .user = s};
     *s = (struct settings){.steps = 4, .scale = 1, .seed = 1};
-    while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        switch (c) {
-        case 'm':
-            s->model = optarg;
-            break;
-        case 'q':
-            s->qkv = optarg;
-            break;
-        case 'l':
-            if (!read_count(optarg, 1, 1024, &s->layers)) {
-                return bad_value("--layers", optarg, "a whole number from 1 to 1024");
-            }
-            break;
-        case 'f':
-            s->scale = strtod(optarg, &end);
-            if (*end != '\0' || !(s->scale > 0 && s->scale <= 16)) {
-                return bad_value("--scale", optarg, "a number above 0 and up to 16");
-            }
-            break;
-        case 'n':
-            if (!read_count(optarg, 1, 4096, &s->steps)) {
-                return bad_value("--steps", optarg, "a whole number from 1 to 4096");
-            }
-            break;
-        case 'r':
-            s->requests = optarg;
-            break;
-        case 's':
-            s->seed = strtoull(optarg, &end, 10);
-            if (*end != '\0' || *optarg == '-' || *optarg == '\0') {
-                return bad_value("--seed", optarg, "a whole number from 0");
-            }
-            break;
-        case 'V':
-            s->verify = true;
-            break;
-        case 'j':
-            s->json = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return EXIT_SUCCESS;
-        case 'v':
-            puts("attn-run " ATTN_VERSION);
-            return EXIT_SUCCESS;
-        default:
-            fputs(usage, stderr);
-            return EXIT_USAGE;
-        }
-    }
-    if (optind != argc || (s->model == NULL) == (s->qkv == NULL)) {
+    int code = command_parse(&command, argc, argv);
+    if (code < 0 && (s->model == NULL) == (s->qkv == NULL)) {
         fputs(usage, stderr);
-        return EXIT_USAGE;
+        code = EXIT_USAGE;
     }
-    return -1;
+    return code;
 }
 
 static bool layer_right(const struct run_layer *layer)
@@ -247,10 +194,8 @@ static int run_tool(int argc, char **argv)
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (status != ATTN_OK) {
-        fprintf(stderr, "attn-run: %s: %s%s%s\n",
-                settings.qkv != NULL ? settings.qkv : settings.model, engine.error.field,
-                engine.error.field[0] != '\0' ? ": " : "", engine.error.message);
-        code = EXIT_FAILURE;
+        code = command_failed("attn-run", settings.qkv != NULL ? settings.qkv : settings.model,
+                              &engine.error);
     } else {
         code = print_totals(&engine, (double)(end.tv_sec - begin.tv_sec) +
                                          (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
@@ -264,5 +209,5 @@ static int run_tool(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    return tool_end("attn-run", run_tool(argc, argv));
+    return command_end("attn-run", run_tool(argc, argv));
 }

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "command.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_OPTIONS 16
+
+static int show_usage(const struct command *command, FILE *file, int code)
+{
+    fputs(command->usage, file);
+    if (command->describe != NULL) {
+        command->describe(file);
+    }
+    return code;
+}
+
+/* NULL, or what is wrong with the value. `text` has room for `size` bytes of it. */
+static const char *take(const struct command *command, const struct command_option *option,
+                        const char *value, char *text, size_t size)
+{
+    char *end = NULL;
+    errno = 0;
+    if (option->flag != NULL) {
+        *option->flag = !option->clears;
+    } else if (option->text != NULL) {
+        *option->text = value;
+    } else if (option->seed != NULL) {
+        *option->seed = strtoull(value, &end, 10);
+        return *value == '\0' || *value == '-' || *end != '\0' || errno != 0
+                   ? "is not a whole number from 0"
+                   : NULL;
+    } else if (option->count != NULL) {
+        const long count = strtol(value, &end, 10);
+        *option->count = (int32_t)count;
+        snprintf(text, size, "is not a whole number from %d to %d", option->least, option->most);
+        return end == value || *end != '\0' || count < option->least || count > option->most ? text
+                                                                                             : NULL;
+    } else {
+        return option->parse(command->user, value);
+    }
+    return NULL;
+}
+
+int command_parse(const struct command *command, int argc, char **argv)
+{
+    struct option names[MAX_OPTIONS + 3] = {{"help", no_argument, NULL, 'h'},
+                                            {"version", no_argument, NULL, 'v'}};
+    char text[80];
+    int c;
+    for (int32_t i = 0; i < command->num_options; i++) {
+        const struct command_option *option = &command->options[i];
+        names[2 + i] = (struct option){
+            option->name, option->flag != NULL ? no_argument : required_argument, NULL, 256 + i};
+    }
+    while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
+        if (c == 'h') {
+            return show_usage(command, stdout, EXIT_SUCCESS);
+        }
+        if (c == 'v') {
+            printf("%s %s\n", command->tool, ATTN_VERSION);
+            return EXIT_SUCCESS;
+        }
+        if (c < 256) {
+            return show_usage(command, stderr, EXIT_USAGE);
+        }
+        const struct command_option *option = &command->options[c - 256];
+        const char *wrong = take(command, option, optarg, text, sizeof text);
+        if (wrong != NULL) {
+            fprintf(stderr, "%s: --%s: '%s' %s\n", command->tool, option->name, optarg, wrong);
+            return EXIT_USAGE;
+        }
+    }
+    const int operands = command->operand != NULL;
+    if (optind + operands < argc) {
+        fprintf(stderr, "%s: '%s' is no option\n", command->tool, argv[optind + operands]);
+    }
+    if (optind + operands != argc) {
+        return show_usage(command, stderr, EXIT_USAGE);
+    }
+    if (operands) {
+        *command->operand = argv[optind];
+    }
+    return -1;
+}
+
+int command_failed(const char *tool, const char *what, const struct attn_error *error)
+{
+    fprintf(stderr, "%s: %s: %s%s%s\n", tool, what, error->field,
+            error->field[0] != '\0' ? ": " : "", error->message);
+    return error->status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE;
+}
+
+int command_end(const char *tool, int code)
+{
+    errno = 0;
+    const bool failed = fflush(stdout) != 0, before = ferror(stdout) != 0;
+    if (!failed && !before) {
+        return code;
+    }
+    fprintf(stderr, "%s: output: %s\n", tool, errno != 0 ? strerror(errno) : "was not written");
+    return code != EXIT_SUCCESS ? code : EXIT_FAILURE;
+}

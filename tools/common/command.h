@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the main functions of all tools share: options by a table, errors, exit status. */
+#ifndef TOOLS_COMMON_COMMAND_H
+#define TOOLS_COMMON_COMMAND_H
+
+#include <attn/status.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define EXIT_USAGE 2
+#define EXIT_ABSENT 77 /* hardware */
+
+/* An option "--name": what it sets is the first member that is not NULL; `parse` keeps any other
+ * value. */
+struct command_option {
+    const char *name;
+    bool *flag; /* without a value: becomes true, or false where `clears` */
+    bool clears;
+    const char **text;
+    uint64_t *seed; /* a whole number from 0 */
+    int32_t *count; /* a whole number from `least` to `most` */
+    int32_t least, most;
+    /* Of `command.user` and the value: NULL, or what is wrong, as in "'x' is not one of …". */
+    const char *(*parse)(void *user, const char *value);
+};
+
+struct command {
+    const char *tool, *usage;
+    void (*describe)(FILE *file); /* prints what follows the usage; NULL: nothing */
+    const struct command_option *options;
+    int32_t num_options;
+    const char **operand; /* the one argument that is no option; NULL: there is none */
+    void *user;
+};
+
+/* Reads the command line; --help and --version are every tool's. -1: go on; else the exit status,
+ * with the reason on stderr. */
+int command_parse(const struct command *command, int argc, char **argv);
+
+/* `tool: what: field: message` on stderr. Returns EXIT_ABSENT where hardware is missing, else
+ * EXIT_FAILURE. */
+int command_failed(const char *tool, const char *what, const struct attn_error *error);
+
+/* The exit status of a tool whose own is `code`: 1 in place of 0 where its output could not be
+ * written, as on a full disk, with the reason on stderr. */
+int command_end(const char *tool, int code);
+
+#endif
