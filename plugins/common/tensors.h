@@ -4,6 +4,7 @@
 #define PLUGINS_COMMON_TENSORS_H
 
 #include <attn/attend.h>
+#include <attn/mla.h>
 #include <attn/status.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -28,6 +29,16 @@ static inline const struct attn_ext *ext_of(const struct attn_ext *next, uint32_
         next = next->next;
     }
     return next;
+}
+
+static inline const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
+{
+    return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
+}
+
+static inline bool layer_is_latent(const struct attn_layer_desc *layer)
+{
+    return layer->kind == ATTN_LAYER_MLA;
 }
 
 /* Element (i, j, 0) of a tensor of whole-byte elements. */

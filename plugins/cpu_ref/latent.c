@@ -6,16 +6,6 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-static const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
-{
-    return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
-}
-
-bool layer_is_latent(const struct attn_layer_desc *layer)
-{
-    return layer->kind == ATTN_LAYER_MLA;
-}
-
 struct latent_rows latent_queries(const struct attn_attend_args *args)
 {
     const struct attn_mla_desc *mla = mla_of(args->layer);

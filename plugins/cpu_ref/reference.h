@@ -118,7 +118,6 @@ struct latent_rows {
     int32_t rope_size;
     int32_t heads; /* 0: the parts are [T, size] */
 };
-bool layer_is_latent(const struct attn_layer_desc *layer);
 struct latent_rows latent_queries(const struct attn_attend_args *args);
 struct latent_rows latent_keys(const struct attn_write_kv_args *args);
 void latent_load(const struct latent_rows *rows, int64_t token, int64_t head, double *row);

@@ -445,16 +445,6 @@ static inline int32_t at_most(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-static inline const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
-{
-    return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
-}
-
-static inline bool layer_is_latent(const struct attn_layer_desc *layer)
-{
-    return layer->kind == ATTN_LAYER_MLA;
-}
-
 static inline char *tensor_data(const struct attn_tensor *tensor)
 {
     return (char *)tensor->data + tensor->byte_offset;

@@ -33,8 +33,7 @@ static int32_t form_of(const struct attn_layer_desc *layer)
 static bool serves(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
-    const struct attn_mla_desc *mla =
-        (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
+    const struct attn_mla_desc *mla = mla_of(layer);
     int32_t group = args->prepared->group, rows = gpu_latent_rows(SM90_LATENT_ROWS, group);
     bool fits = (rows >= LEAST_ROWS || group <= SM90_LATENT_ROWS) &&
                 group / rows <= args->instance->device.num_sms;

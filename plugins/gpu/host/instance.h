@@ -77,7 +77,6 @@ attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_erro
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
 /* latent.c: write_kv and gather_kv of MLA layers; `gather` lacks the cache. */
-bool gpu_is_latent(const struct attn_layer_desc *layer);
 attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_gather_latent(const struct attn_gather_kv_args *args,
                               const struct gpu_gather_params *gather, struct attn_error *error);
@@ -120,7 +119,6 @@ attn_status gpu_check_view(const struct attn_layer_desc *layer,
                            bool is_v, struct attn_error *error);
 attn_status gpu_check_tensor(const struct attn_tensor *tensor, const char *name,
                              struct attn_error *error);
-const struct attn_ext *gpu_find_ext(const struct attn_ext *ext, uint32_t id);
 
 /* Groups of `per` items each, at most `most`. */
 static inline int64_t gpu_groups(int64_t items, int64_t per, int64_t most)

@@ -5,16 +5,6 @@
 #include "gpu/host/schedule.h"
 #include "gpu/latent.h"
 
-static const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
-{
-    return (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
-}
-
-bool gpu_is_latent(const struct attn_layer_desc *layer)
-{
-    return layer != NULL && layer->kind == ATTN_LAYER_MLA;
-}
-
 /* The cache of latent rows as kernels take it. */
 static attn_status enter_cache(const struct attn_layer_desc *layer,
                                const struct attn_layer_params *params,
@@ -61,8 +51,7 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
         return status;
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    const struct attn_io_mla *io =
-        (const struct attn_io_mla *)gpu_find_ext(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->q_nope : NULL,
                                                 io != NULL ? io->q_pe : NULL};
     struct gpu_tensor latent, rope;
@@ -114,8 +103,7 @@ attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_
         return status;
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    const struct attn_io_mla *io =
-        (const struct attn_io_mla *)gpu_find_ext(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->kv_c : NULL,
                                                 io != NULL ? io->k_pe : NULL};
     enter_rows(args->k, parts, mla, &p.latent, &p.rope);

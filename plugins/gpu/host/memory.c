@@ -105,7 +105,7 @@ static const char *launch_write(const struct gpu_device *device, const struct gp
 
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    if (gpu_is_latent(args->layer)) {
+    if (layer_is_latent(args->layer)) {
         return gpu_write_latent(args, error);
     }
     attn_status status = check_write(args, error);
@@ -142,7 +142,7 @@ static attn_status check_rope(const struct attn_write_kv_args *args,
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     const struct attn_io_rope *rope =
-        (const struct attn_io_rope *)gpu_find_ext(args->next, ATTN_EXT_IO_ROPE);
+        (const struct attn_io_rope *)ext_of(args->next, ATTN_EXT_IO_ROPE);
     attn_status status = check_write(args, error);
     if (status == ATTN_OK) {
         status = check_rope(args, rope, error);
@@ -186,7 +186,7 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
                             "needed; one is NULL");
     }
     attn_status status = gpu_check_tensor(args->out, "out", error);
-    bool latent = gpu_is_latent(args->layer);
+    bool latent = layer_is_latent(args->layer);
     if (status == ATTN_OK && !latent) {
         status = gpu_check_view(args->layer, args->params, args->cache, false, error);
     }

@@ -11,7 +11,7 @@ int32_t gpu_output_group(int32_t form)
 
 static const struct attn_io_output_quant *given_output(const struct attn_attend_args *args)
 {
-    return (const struct attn_io_output_quant *)gpu_find_ext(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    return (const struct attn_io_output_quant *)ext_of(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
 }
 
 attn_status gpu_check_output(const struct attn_attend_args *args, struct attn_error *error)

@@ -80,11 +80,10 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
                             sizeof **prepared);
     }
     **prepared = (struct attn_prepared){0};
-    const struct attn_mla_desc *mla =
-        (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
+    const struct attn_mla_desc *mla = mla_of(layer);
     const bool is_sparse = mla != NULL && mla->topk > 0;
     const struct attn_recurrent_desc *recurrent =
-        (const struct attn_recurrent_desc *)gpu_find_ext(layer->next, ATTN_EXT_RECURRENT_DESC);
+        (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
     if (recurrent != NULL && instance->chunks != NULL) {
         (*prepared)->chunk_bytes =
             instance->chunks->chunk_bytes(&instance->device, recurrent, layer->dtype);

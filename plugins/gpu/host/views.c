@@ -3,14 +3,6 @@
 #include "common/turboquant.h"
 #include "gpu/host/instance.h"
 
-const struct attn_ext *gpu_find_ext(const struct attn_ext *ext, uint32_t id)
-{
-    while (ext != NULL && ext->id != id) {
-        ext = ext->next;
-    }
-    return ext;
-}
-
 struct gpu_tensor gpu_tensor_of(const struct attn_tensor *tensor)
 {
     int64_t bytes = tensor->dtype.bits / 8;
@@ -68,7 +60,7 @@ static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t
 static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
 {
     static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
-    const struct attn_ext *ext = gpu_find_ext(params->next, ATTN_EXT_KV_QUANT_PARAMS);
+    const struct attn_ext *ext = ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
     return ext != NULL ? (const struct attn_kv_quant_params *)ext : &none;
 }
 

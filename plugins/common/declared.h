@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the CPU backends and those on gpu/kernels declare alike, and the layers that they refuse
+ * alike where a mask cannot say it. */
+#ifndef PLUGINS_COMMON_DECLARED_H
+#define PLUGINS_COMMON_DECLARED_H
+
+#include "common/entry.h"
+#include "common/gated_delta.h"
+#include "common/turboquant.h"
+
+#define COMMON_KERNELS                                                                             \
+    (ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |                        \
+     ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE |          \
+     ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |                  \
+     ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX | ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY |        \
+     ATTN_KERNEL_FILL)
+/* A latent row may be of these or fp8_ds_mla. */
+#define COMMON_PLAIN_KV_DTYPES                                                                     \
+    (BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) | BIT(ATTN_KV_FP8_E4M3) |             \
+     BIT(ATTN_KV_FP8_E5M2))
+#define COMMON_KV_DTYPES                                                                           \
+    (COMMON_PLAIN_KV_DTYPES | BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |                \
+     BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT8_KV) |  \
+     BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4) | BIT(ATTN_KV_FP8_DS_MLA) |                          \
+     BIT(ATTN_KV_TURBOQUANT_K8V4) | BIT(ATTN_KV_TURBOQUANT_4BIT_NC) |                              \
+     BIT(ATTN_KV_TURBOQUANT_K3V4_NC) | BIT(ATTN_KV_TURBOQUANT_3BIT_NC))
+#define COMMON_TERMS                                                                               \
+    (ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_CAUSAL_PER_REQUEST |                   \
+     ATTN_TERM_SLIDING_WINDOW | ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_CHUNKED_LOCAL |             \
+     ATTN_TERM_SOFT_CAP | ATTN_TERM_ALIBI | ATTN_TERM_ALIBI_SQRT | ATTN_TERM_SINKS |               \
+     ATTN_TERM_PREFIX_LM | ATTN_TERM_TREE_BITS | ATTN_TERM_TREE_BIAS)
+#define COMMON_FEATURES                                                                            \
+    (ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |                       \
+     ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH | ATTN_FEATURE_UPDATE_BLOCK_TABLE |   \
+     ATTN_FEATURE_DEVICE_SEQ_LENS | ATTN_FEATURE_HOST_BOUNDS | ATTN_FEATURE_FUSED_ROPE |           \
+     ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY |  \
+     ATTN_FEATURE_FAST_PREFILL | ATTN_FEATURE_MXFP4_WEIGHTS)
+
+/* Members of struct attn_backend_caps. Lengths, tables and slots are read when a step runs. */
+#define COMMON_CAPS                                                                                \
+    .struct_size = sizeof(struct attn_backend_caps), .version = PLUGIN_VERSION,                    \
+    .vendor = "libattn",                                                                           \
+    .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_CROSS) |     \
+                   BIT(ATTN_LAYER_MLA) | BIT(ATTN_LAYER_RECURRENT),                                \
+    .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),                                    \
+    .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),                    \
+    .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),        \
+    .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_HND | ATTN_VIEW_PACKED | ATTN_VIEW_SEPARATE_STRIDES |  \
+                  ATTN_VIEW_LATENT,                                                                \
+    .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) | \
+               BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |                      \
+               BIT(ATTN_KV_LAYOUT_PACKED_K) | BIT(ATTN_KV_LAYOUT_LATENT),                          \
+    .k_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD), \
+    .v_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD), \
+    .p_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR),                            \
+    .output_forms = BIT(ATTN_OUTPUT_PLAIN),                                                        \
+    .head_sizes = &(const struct attn_head_size_range){{8, 512, 8}, {8, 512, 8}, 0},               \
+    .num_head_sizes = 1, .num_block_sizes = 1, .graph_level = ATTN_GRAPH_ALWAYS,                   \
+    .graph_fill_seq_len = 1, .reorder_threshold = 1
+
+/* Members of struct attn_recurrent_caps, and of struct attn_mla_caps with them behind. */
+#define COMMON_RECURRENT_CAPS                                                                      \
+    .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof(struct attn_recurrent_caps), NULL},                 \
+    .head_size_k_max = GDN_MAX_HEAD_SIZE, .head_size_v_max = GDN_MAX_HEAD_SIZE,                    \
+    .conv_width_max = GDN_MAX_CONV_WIDTH, .max_speculative_tokens = GDN_MAX_DRAFTED - 1
+#define COMMON_MLA_CAPS(recurrent)                                                                 \
+    .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(struct attn_mla_caps), &(recurrent).ext},                 \
+    .kv_lora_rank_max = 512, .qk_rope_head_dim_max = 64, .num_q_heads_multiple = 1,                \
+    .topk_max = 1 << 20, .topk_multiple = 1
+
+static inline bool is_power_of_two(int32_t size)
+{
+    return (size & (size - 1)) == 0;
+}
+
+/* Rows of codes split at certain sizes only; latent rows are plain numbers or fp8_ds_mla's, and
+ * only they are. */
+static inline void refuse_rows(const struct attn_layer_desc *layer,
+                               const struct attn_reason_sink *reasons)
+{
+    const int32_t kv = layer->kv_dtype, k = layer->head_size;
+    const int32_t v = layer->head_size_v > 0 ? layer->head_size_v : k;
+    const bool latent = layer_is_latent(layer), ds_mla = kv == ATTN_KV_FP8_DS_MLA;
+    char sizes[32], dtype[16], block[16];
+    snprintf(sizes, sizeof sizes, latent ? "%d" : "%d, %d", k, v);
+    snprintf(dtype, sizeof dtype, "%d", kv);
+    snprintf(block, sizeof block, "%d", layer->block_size);
+    const struct {
+        bool refused;
+        const char *field, *asked, *supported;
+    } rows[] = {
+        {kv == ATTN_KV_INT4_PER_TOKEN_HEAD && !(is_power_of_two(k) && is_power_of_two(v)),
+         "head_size", sizes, "powers of two with kv_dtype int4_per_token_head"},
+        {(kv == ATTN_KV_Q8_0 || kv == ATTN_KV_Q4_0) && (k % 32 != 0 || v % 32 != 0), "head_size",
+         sizes, "multiples of 32 with kv_dtype q8_0 and q4_0"},
+        {kv == ATTN_KV_NVFP4 && (k % 16 != 0 || v % 64 != 0), "head_size", sizes,
+         "multiples of 16, of 64 for v, with kv_dtype nvfp4"},
+        {kv == ATTN_KV_NVFP4 && layer->block_size % 4 != 0, "block_size", block,
+         "multiples of 4 with kv_dtype nvfp4"},
+        {turboquant_bits(kv, false) > 0 && !is_power_of_two(k), "head_size", sizes,
+         "powers of two for rotated keys of TurboQuant"},
+        {latent && !ds_mla && !(COMMON_PLAIN_KV_DTYPES >> kv & 1), "kv_dtype", dtype,
+         "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla in MLA layers"},
+        {!latent && ds_mla, "kv_dtype", "fp8_ds_mla", "in MLA layers only"},
+        {latent && ds_mla && k != 576, "head_size", sizes, "512 + 64 with kv_dtype fp8_ds_mla"},
+        {kv == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32, "dtype", "f32",
+         "f16, bf16 with kv_dtype int8_k"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].refused) {
+            reasons->refuse(reasons->user, rows[i].field, rows[i].asked, rows[i].supported);
+        }
+    }
+}
+
+#endif
