@@ -46,25 +46,26 @@ def both(*needs: Needs) -> Needs:
 CHECK, RUN = "attn-check", "attn-run"
 STEP = "tests/step/test_"
 REF = "tests/cpu_ref/test_"
+FORMULAS = "tests/cpu_ref/checked/"
 
 #: (section, [(feature, what a backend declares for it, "core" where the core composes it of other parts, tests)])
 SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
     ("1. Attention", [
-        ("causal, also per request", term("causal", "causal_per_request"), "", f"{REF}attend, {CHECK}"),
+        ("causal, also per request", term("causal", "causal_per_request"), "", f"{FORMULAS}attend, {CHECK}"),
         ("bidirectional: encoder, encoder-only, multimodal encoder", both(
             term("bidirectional"), has("layer_kinds", "encoder")), "encoder layers",
-         f"{REF}attend, {STEP}compose, {RUN}"),
+         f"{FORMULAS}attend, {STEP}compose, {RUN}"),
         ("cross attention", has("layer_kinds", "cross"), "of bidirectional attends", f"{STEP}compose, {RUN}"),
-        ("sliding window, symmetric window", term("sliding_window", "symmetric_window"), "", f"{REF}attend, {CHECK}, {RUN}"),
+        ("sliding window, symmetric window", term("sliding_window", "symmetric_window"), "", f"{FORMULAS}attend, {CHECK}, {RUN}"),
         ("chunked local, with lookback", term("chunked_local"), "virtual requests", f"{STEP}compose, {CHECK}, {RUN}"),
-        ("soft cap", term("soft_cap"), "", f"{REF}attend, {CHECK}, {RUN}"),
-        ("ALiBi, square-root form", term("alibi", "alibi_sqrt"), "", f"{REF}attend, {CHECK}, {RUN}"),
-        ("sinks", term("sinks"), "", f"{REF}attend, {CHECK}, {RUN}"),
+        ("soft cap", term("soft_cap"), "", f"{FORMULAS}attend, {CHECK}, {RUN}"),
+        ("ALiBi, square-root form", term("alibi", "alibi_sqrt"), "", f"{FORMULAS}attend, {CHECK}, {RUN}"),
+        ("sinks", term("sinks"), "", f"{FORMULAS}attend, {CHECK}, {RUN}"),
         ("static sink", term("static_sink"), "attend(sink) + attend(rest) + merge", f"{STEP}compose, {CHECK}"),
-        ("prefix-LM spans", term("prefix_lm"), "", f"{REF}attend, {CHECK}"),
-        ("tree masks: bits, bias", term("tree_bits", "tree_bias"), "", f"{REF}attend, {CHECK}"),
-        ("log-sum-exp", feature("lse"), "", f"{REF}attend, {CHECK}"),
-        ("float16, bfloat16, float32", has("dtypes", "f16", "bf16", "f32"), "", f"{REF}attend, {CHECK}"),
+        ("prefix-LM spans", term("prefix_lm"), "", f"{FORMULAS}attend, {CHECK}"),
+        ("tree masks: bits, bias", term("tree_bits", "tree_bias"), "", f"{FORMULAS}attend, {CHECK}"),
+        ("log-sum-exp", feature("lse"), "", f"{FORMULAS}attend, {CHECK}"),
+        ("float16, bfloat16, float32", has("dtypes", "f16", "bf16", "f32"), "", f"{FORMULAS}attend, {CHECK}"),
     ]),
     ("2. KV cache", [
         ("f16, bf16, f32", kv("auto", "f16", "bf16", "f32"), "", f"{STEP}caches, {CHECK}"),
@@ -86,7 +87,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("quantized queries", feature("quantized_query"), "", f"{REF}quantized, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{REF}quantized, {CHECK}"),
         ("NHD, HND, packed, K and V apart", has("view_forms", "nhd", "hnd", "packed", "separate_strides"), "",
-         f"{REF}attend, {CHECK}"),
+         f"{FORMULAS}attend, {CHECK}"),
         ("RoPE (NeoX, GPT-J) + q/k norm + write", both(kernel("rope_write_kv"), feature("fused_rope_norm")), "",
          f"{REF}kernels, {CHECK}"),
         ("shared caches, hybrids, groups", kernel("attend"), "whole", f"{STEP}hybrid"),
@@ -131,7 +132,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("sparse", kernel("attend_mla_sparse"), "", f"{REF}mla, {STEP}mla, {RUN}"),
     ]),
     ("5. Recurrent layers: gated delta rule", [
-        ("convolution, step, chunks, drafts", kernel("gated_delta"), "", f"{REF}gdn, {STEP}gdn, {RUN}"),
+        ("convolution, step, chunks, drafts", kernel("gated_delta"), "", f"{FORMULAS}delta, {STEP}gdn, {RUN}"),
     ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),

@@ -147,6 +147,16 @@ void expect_near(double got, double want, double bound, const char *what, int64_
     }
 }
 
+void *filled_memory(int64_t count, size_t size, int32_t byte)
+{
+    void *memory = malloc((size_t)(count > 0 ? count : 1) * size);
+    if (memory == NULL) {
+        abort();
+    }
+    memset(memory, byte, (size_t)(count > 0 ? count : 1) * size);
+    return memory;
+}
+
 void random_seed(uint64_t seed)
 {
     state = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;

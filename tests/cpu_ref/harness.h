@@ -25,6 +25,10 @@ int harness_main(int argc, char **argv, uint64_t seed, const struct CMUnitTest *
  * same. */
 void expect_near(double got, double want, double bound, const char *what, int64_t at);
 
+#define POISON 0xff /* NaN in every float format here */
+/* `count` items, each byte set; a test without memory has no result and ends. */
+void *filled_memory(int64_t count, size_t size, int32_t byte);
+
 void random_seed(uint64_t seed);
 uint64_t random_bits(void);
 int32_t random_below(int32_t bound);

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "formats.h"
-#include "problem.h"
 
 #define NO_BLOCK 0x7ffffff0
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
@@ -39,9 +38,9 @@ static void place(struct latent *p)
     p->num_rows = p->query_start[c->num_reqs] + c->padding;
     p->num_keys = p->key_start[c->num_reqs];
     p->num_blocks = blocks + 2;
-    int32_t *order = problem_memory(p->num_blocks, sizeof *order, 0);
+    int32_t *order = filled_memory(p->num_blocks, sizeof *order, 0);
     random_permutation(order, (int32_t)p->num_blocks);
-    p->table = problem_memory(11 * p->stride, sizeof *p->table, 0);
+    p->table = filled_memory(11 * p->stride, sizeof *p->table, 0);
     for (int32_t i = 0; i < 11 * p->stride; i++) {
         p->table[i] = NO_BLOCK;
     }
@@ -92,14 +91,14 @@ static void encode_row(const struct latent *p, const double *row, uint8_t *memor
 static void draw_keys(struct latent *p)
 {
     const struct mla_case *c = p->c;
-    p->given = problem_memory((int64_t)p->num_keys * p->size, sizeof(double), 0);
-    p->keys = problem_memory((int64_t)p->num_keys * p->size, sizeof(double), 0);
-    p->k_memory = problem_memory((int64_t)p->num_keys * p->size, 4, POISON);
-    p->k_pe_memory = problem_memory((int64_t)p->num_keys * (p->c->rope + 1), 4, POISON);
-    p->slots = problem_memory(p->num_keys, sizeof *p->slots, 0);
+    p->given = filled_memory((int64_t)p->num_keys * p->size, sizeof(double), 0);
+    p->keys = filled_memory((int64_t)p->num_keys * p->size, sizeof(double), 0);
+    p->k_memory = filled_memory((int64_t)p->num_keys * p->size, 4, POISON);
+    p->k_pe_memory = filled_memory((int64_t)p->num_keys * (p->c->rope + 1), 4, POISON);
+    p->slots = filled_memory(p->num_keys, sizeof *p->slots, 0);
     p->cache_bytes = p->num_blocks * c->block_size * p->row_bytes;
-    p->cache = problem_memory(p->cache_bytes, 1, POISON);
-    p->expected = problem_memory(p->cache_bytes, 1, POISON);
+    p->cache = filled_memory(p->cache_bytes, 1, POISON);
+    p->expected = filled_memory(p->cache_bytes, 1, POISON);
     for (int32_t r = 0; r < c->num_reqs; r++) {
         for (int32_t j = 0; j < c->seq_lens[r]; j++) {
             int32_t at = p->key_start[r] + j;
@@ -138,10 +137,10 @@ int32_t *topk_of(const struct latent *p, int32_t r, int32_t i)
 static void draw_topk(struct latent *p)
 {
     const struct mla_case *c = p->c;
-    p->topk = problem_memory((int64_t)p->num_rows * (c->topk + 3), sizeof *p->topk, 0x7f);
+    p->topk = filled_memory((int64_t)p->num_rows * (c->topk + 3), sizeof *p->topk, 0x7f);
     for (int32_t r = 0; r < c->num_reqs; r++) {
         for (int32_t i = 0; i < c->query_lens[r] && c->topk > 0; i++) {
-            int32_t length = c->seq_lens[r], *order = problem_memory(length + 1, sizeof *order, 0);
+            int32_t length = c->seq_lens[r], *order = filled_memory(length + 1, sizeof *order, 0);
             random_permutation(order, length);
             for (int32_t n = 0; n < c->topk; n++) {
                 static const int32_t wrong[] = {-1, 1 << 30, INT32_MIN};
@@ -159,9 +158,9 @@ static void draw_queries(struct latent *p)
 {
     const struct mla_case *c = p->c;
     int64_t row = (int64_t)c->heads * p->size;
-    p->q = problem_memory(p->num_rows * row, sizeof(double), 0);
-    p->q_memory = problem_memory(p->num_rows * row, 4, POISON);
-    p->q_pe_memory = problem_memory((int64_t)p->num_rows * c->heads * (c->rope + 1), 4, POISON);
+    p->q = filled_memory(p->num_rows * row, sizeof(double), 0);
+    p->q_memory = filled_memory(p->num_rows * row, 4, POISON);
+    p->q_pe_memory = filled_memory((int64_t)p->num_rows * c->heads * (c->rope + 1), 4, POISON);
     p->q_dtype = c->fp8_query ? ATTN_DTYPE_FP8_E4M3 : c->dtype;
     p->q_scale = c->fp8_query ? 0.05f : 1;
     for (int32_t r = 0; r < c->num_reqs; r++) {
@@ -261,8 +260,8 @@ static void set_tensors(struct latent *p)
     tensor_set(&p->kv_c, p->k_memory, c->dtype, 2, (int64_t[]){keys, c->rank}, NULL);
     tensor_set(&p->k_pe, p->k_pe_memory, c->dtype, 2, (int64_t[]){keys, c->rope}, NULL);
     tensor_set(&p->k_joined, p->k_memory, c->dtype, 3, (int64_t[]){keys, 1, p->size}, NULL);
-    p->out = problem_memory(rows * heads * c->rank, 4, POISON);
-    p->lse = problem_memory(rows * heads, sizeof *p->lse, POISON);
+    p->out = filled_memory(rows * heads * c->rank, 4, POISON);
+    p->lse = filled_memory(rows * heads, sizeof *p->lse, POISON);
     tensor_set(&p->out_tensor, p->out, c->dtype, 3, (int64_t[]){rows, heads, c->rank}, NULL);
     tensor_set(&p->lse_tensor, p->lse, ATTN_DTYPE_F32, 2, (int64_t[]){heads, rows}, NULL);
     p->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof p->io, NULL},
@@ -277,7 +276,7 @@ static void set_tensors(struct latent *p)
 struct latent *latent_create(const struct mla_case *c)
 {
     static const int32_t bytes[] = {0, 2, 2, 4, 1, 1};
-    struct latent *p = problem_memory(1, sizeof *p, 0);
+    struct latent *p = filled_memory(1, sizeof *p, 0);
     p->c = c;
     p->size = c->rank + c->rope;
     p->kv_dtype = c->kv_dtype ? c->kv_dtype : c->dtype;

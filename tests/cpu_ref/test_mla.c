@@ -8,7 +8,6 @@
 #include "formats.h"
 #include "harness.h"
 #include "latent.h"
-#include "problem.h"
 #include "support/test.h"
 
 #define SEED 97
@@ -176,7 +175,7 @@ static double formula(const struct latent *p, int32_t r, int32_t i, int32_t h, d
     const struct mla_case *c = p->c;
     const double *q = p->q + ((int64_t)(p->query_start[r] + i) * c->heads + h) * p->size;
     int32_t count = c->topk ? c->topk : c->seq_lens[r];
-    double *scores = problem_memory(count + 1, sizeof *scores, 0), m = -INFINITY, sum = 0;
+    double *scores = filled_memory(count + 1, sizeof *scores, 0), m = -INFINITY, sum = 0;
     for (int32_t n = 0; n < count; n++) {
         int32_t j = c->topk ? topk_of(p, r, i)[n] : n;
         scores[n] = -INFINITY;
@@ -253,7 +252,7 @@ static void check_case(const struct mla_case *c, const struct reference *referen
     struct attn_error error = ATTN_ERROR_INIT;
     struct latent *p = latent_create(c);
     /* every third row is skipped at first: it comes with a second call */
-    int64_t *slots = problem_memory(p->num_keys, sizeof *slots, 0);
+    int64_t *slots = filled_memory(p->num_keys, sizeof *slots, 0);
     memcpy(slots, p->slots, (size_t)p->num_keys * sizeof *slots);
     for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t i = 0; i < p->num_keys; i++) {
@@ -298,7 +297,7 @@ static void test_no_lse(void **state)
     args.lse = NULL;
     assert_int_equal(attend(&args, &serial, NULL), ATTN_OK);
     args.lse = &p->lse_tensor.tensor;
-    uint8_t *first = problem_memory((int64_t)p->num_rows * 3 * 64, 4, 0);
+    uint8_t *first = filled_memory((int64_t)p->num_rows * 3 * 64, 4, 0);
     memcpy(first, p->out, (size_t)p->num_rows * 3 * 64 * 4);
     assert_int_equal(attend(&args, &serial, NULL), ATTN_OK);
     assert_memory_equal(first, p->out, (size_t)p->num_rows * 3 * 64 * 4);
@@ -317,7 +316,7 @@ static void check_gather(const struct mla_case *c)
         start[r + 1] = start[r] + (c->seq_lens[r] - first[r]) - c->seq_lens[r] / 4;
     }
     int64_t rows = start[c->num_reqs];
-    uint8_t *memory = problem_memory((rows + 1) * p->size, 4, POISON);
+    uint8_t *memory = filled_memory((rows + 1) * p->size, 4, POISON);
     struct attn_gather_kv_args args = {
         .struct_size = sizeof args,
         .instance = threaded.instance,

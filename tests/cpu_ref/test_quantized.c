@@ -18,7 +18,6 @@
 #define KEYS 21
 #define QUERIES 6
 #define ROW_BYTES (2 * DIMS + 8) /* the largest row and what may stand behind it */
-#define POISON 0xff
 
 static float v_channel[HEADS * DIMS], signs[2][DIMS];
 static const float tensor_scale[2] = {0.02f, 0.035f};

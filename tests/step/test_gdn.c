@@ -31,7 +31,8 @@ struct gdn {
     attn_runtime *runtime;
     attn_model *model;
     attn_plan *plan;
-    int32_t width, drafted;
+    int32_t width, drafted, interval;
+    bool trusted; /* the core does not look at what a step reads */
     struct attn_layer_desc layer;
     struct attn_recurrent_desc desc;
     float conv[CHANNELS][WIDTH], a_log[HV], dt_bias[HV];
@@ -62,7 +63,7 @@ static void open_core(struct gdn *g)
 {
     struct attn_runtime_options options = client_options(PLUGINS);
     options.num_threads = 2;
-    options.validate = 1;
+    options.validate = !g->trusted;
     CHECK(g, client_open(CORE_FILE, &options, &g->api, &g->runtime, &g->error));
 }
 
@@ -78,7 +79,9 @@ static void describe(struct gdn *g)
                                      .conv_silu = 1,
                                      .qk_l2norm = 1,
                                      .num_speculative_tokens = g->drafted,
-                                     .state_dtype = ATTN_DTYPE_F32};
+                                     .state_dtype = ATTN_DTYPE_F32,
+                                     .has_initial_slots = g->interval > 0,
+                                     .checkpoint_interval = g->interval};
     g->layer = (struct attn_layer_desc){.struct_size = sizeof g->layer,
                                         .next = &g->desc.ext,
                                         .name = "gdn",
@@ -129,13 +132,13 @@ static void bind(struct gdn *g, const char *backend)
                          &g->workspace, &g->error));
 }
 
-static struct gdn *gdn_create(const char *backend, int32_t width, int32_t drafted)
+/* With the fields that are set in `given`. */
+static struct gdn *gdn_open(const char *backend, const struct gdn *given)
 {
-    struct gdn *g = calloc(1, sizeof *g);
+    struct gdn *g = malloc(sizeof *g);
     uint64_t random = 5;
+    *g = *given;
     g->error = (struct attn_error)ATTN_ERROR_INIT;
-    g->width = width;
-    g->drafted = drafted;
     random_floats(&random, &g->conv[0][0], CHANNELS * WIDTH, 1);
     random_floats(&random, g->a_log, HV, 1);
     random_floats(&random, g->dt_bias, HV, 1);
@@ -148,6 +151,14 @@ static struct gdn *gdn_create(const char *backend, int32_t width, int32_t drafte
     describe(g);
     bind(g, backend);
     return g;
+}
+
+static struct gdn *gdn_create(const char *backend, int32_t width, int32_t drafted)
+{
+    static struct gdn given;
+    given.width = width;
+    given.drafted = drafted;
+    return gdn_open(backend, &given);
 }
 
 static void gdn_destroy(struct gdn *g)
@@ -422,6 +433,48 @@ static void test_bad_steps(void **unused)
     gdn_destroy(g);
 }
 
+/* Slots that only the step sees, since the core trusts them: cpu_ref refuses each and writes
+ * nothing. */
+static void test_bad_slots(void **unused)
+{
+    static const int32_t queries[] = {1, 3, 3, 2, 1};
+    static const struct gdn drafts = {.width = WIDTH, .drafted = DRAFTS, .trusted = true},
+                            kept = {.width = WIDTH, .interval = 3, .trusted = true};
+    int32_t first[] = {0, 1, 2, 3, 4}, checkpoints[] = {-1, 10, 11, -1, -1};
+    (void)unused;
+    for (int32_t i = 0; i < 5; i++) {
+        struct gdn *g = gdn_open("cpu_ref", i < 3 ? &drafts : &kept);
+        const struct {
+            const char *field;
+            int32_t *at, value;
+        } bad[] = {{"state_slots", &g->slots[1][2], SLOTS},
+                   {"num_accepted_tokens", &g->accepted[1], 2 + DRAFTS},
+                   {"num_accepted_tokens", &g->accepted[1], 0},
+                   {"initial_slots", &first[1], SLOTS},
+                   {"checkpoint_slots", &checkpoints[1], SLOTS}};
+        for (int32_t r = 0; r < REQS; r++) {
+            g->accepted[r] = 1;
+        }
+        set_step(g, queries, false);
+        if (i >= 3) {
+            g->ext.initial_slots = first;
+            g->ext.checkpoint_slots = checkpoints;
+            g->ext.checkpoint_slots_stride = 1;
+        }
+        CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+        int32_t good = *bad[i].at;
+        *bad[i].at = bad[i].value;
+        attn_layer *layer = g->api->model_layer(g->model, 0);
+        REFUSED(&g->error, bad[i].field, g->api->run(g->plan, layer, &g->io, &g->error));
+        for (int32_t j = 0; j < g->starts[REQS] * HV * DV; j++) {
+            assert_true(isnan((&g->out[0][0][0])[j]));
+        }
+        *bad[i].at = good;
+        CHECK(g, g->api->run(g->plan, layer, &g->io, &g->error));
+        gdn_destroy(g);
+    }
+}
+
 static void test_bad_weights(void **unused)
 {
     struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
@@ -450,7 +503,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps),        cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_two_backends), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_bad_steps),    cmocka_unit_test(test_bad_weights),
+        cmocka_unit_test(test_bad_steps),    cmocka_unit_test(test_bad_slots),
+        cmocka_unit_test(test_bad_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include "number.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 static const struct {
@@ -67,7 +68,8 @@ void number_store(void *memory, int64_t at, int32_t dtype, double value)
     } else {
         double magnitude = fabs(value) > largest ? largest : fabs(value);
         out = small_float_bits(magnitude, formats[dtype].mantissa_bits, formats[dtype].bias);
-        out |= signbit(value) && out != 0 ? 1u << (bits - 1) : 0;
+        bool signed_zero = dtype != ATTN_DTYPE_FP8_E4M3FNUZ;
+        out |= signbit(value) && (out != 0 || signed_zero) ? 1u << (bits - 1) : 0;
     }
     if (bits == 16) {
         ((uint16_t *)memory)[at] = (uint16_t)out;

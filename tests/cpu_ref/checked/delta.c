@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gated_delta against the recurrence, a token at a time, from the states and windows as they lay
+ * before the call: outputs, every state and window that has to be left, checkpoints. */
+#include <attn/recurrent.h>
+#include <math.h>
+
+#include "checked.h"
+#include "support/number.h"
+
+#define BOUND 2e-6 /* of an element and its row's root mean square: float32 states */
+#define MAX_HEAD_SIZE 512
+
+/* One request of a call, as recurrent.h says what becomes of it. */
+struct sequence {
+    const struct attn_attend_args *args;
+    const struct attn_recurrent_desc *desc;
+    const struct attn_recurrent_weights *weights;
+    const struct attn_batch_recurrent *states;
+    const struct attn_io_recurrent *io;
+    int32_t request, tokens;
+    int64_t first, channels;
+    const int32_t *slots;
+    bool keeps_all;
+    double *state;  /* [Hv, Dv, Dk] before the call */
+    double *window; /* [channels, conv_width - 1] likewise */
+};
+
+static double number_at(const struct attn_tensor *tensor, int64_t i, int64_t j)
+{
+    double x;
+    tensor_load(tensor, i, 0, j, 1, &x);
+    return x;
+}
+
+/* False: the request is left alone. */
+static bool sequence_of(const struct attn_attend_args *args, int32_t r, struct sequence *s)
+{
+    const struct attn_batch *batch = args->batch;
+    *s = (struct sequence){
+        .args = args,
+        .desc = (const void *)extension(args->layer->next, ATTN_EXT_RECURRENT_DESC),
+        .weights = (const void *)extension(args->params->next, ATTN_EXT_RECURRENT_WEIGHTS),
+        .states = (const void *)extension(batch->next, ATTN_EXT_BATCH_RECURRENT),
+        .io = (const void *)extension(args->next, ATTN_EXT_IO_RECURRENT),
+        .request = r,
+        .first = batch->query_start_loc[r],
+        .tokens = batch->query_start_loc[r + 1] - batch->query_start_loc[r]};
+    int64_t stride = s->states->state_slots_stride > 0 ? s->states->state_slots_stride : 1;
+    s->slots = s->states->state_slots + r * stride;
+    s->channels = 2 * (int64_t)s->desc->num_k_heads * s->desc->head_size_k +
+                  (int64_t)s->desc->num_v_heads * s->desc->head_size_v;
+    s->keeps_all =
+        s->states->num_accepted_tokens != NULL && s->tokens <= 1 + s->desc->num_speculative_tokens;
+    return s->tokens > 0 && s->slots[0] >= 0 && batch->seq_lens[r] > 0;
+}
+
+/* What the request starts from; a request without a past starts from zeros. */
+static bool take_past(struct sequence *s)
+{
+    const struct attn_recurrent_desc *desc = s->desc;
+    const struct attn_batch_recurrent *states = s->states;
+    int64_t size = (int64_t)desc->head_size_v * desc->head_size_k, history = desc->conv_width - 1;
+    int32_t from = states->num_accepted_tokens ? states->num_accepted_tokens[s->request] - 1 : 0;
+    bool past = states->has_initial_state ? states->has_initial_state[s->request]
+                                          : s->args->batch->seq_lens[s->request] > s->tokens;
+    if (from < 0 || from > desc->num_speculative_tokens) {
+        return false; /* cpu_ref refuses the call */
+    }
+    int32_t slot = states->initial_slots ? states->initial_slots[s->request] : s->slots[from];
+    int32_t window_slot = states->initial_slots ? slot : s->slots[0];
+    s->state = checked_memory(desc->num_v_heads * size);
+    s->window = checked_memory(history > 0 ? s->channels * history : 0);
+    for (int64_t i = 0; i < desc->num_v_heads * size && past && slot >= 0; i++) {
+        s->state[i] = *(const float *)view_element(s->args->k_cache, slot, 0, i / size, i % size,
+                                                   ATTN_DTYPE_F32);
+    }
+    for (int64_t i = 0; i < s->channels * history && past && slot >= 0; i++) {
+        int32_t dtype = s->args->layer->dtype;
+        s->window[i] = number_load(
+            view_element(s->args->v_cache, window_slot, 0, i / history, from + i % history, dtype),
+            0, dtype);
+    }
+    return slot >= 0;
+}
+
+/* The input of a channel at token t; below 0 the window's. */
+static double input(const struct sequence *s, int64_t t, int64_t channel)
+{
+    int64_t history = s->desc->conv_width - 1;
+    return t < 0 ? s->window[channel * history + history + t]
+                 : number_at(s->io->mixed_qkv, s->first + t, channel);
+}
+
+/* Channels `channel` on, behind the causal convolution and x sigmoid(x); without a convolution the
+ * engine's own rows of a head. */
+static void load(const struct sequence *s, const struct attn_tensor *plain, int32_t head, int64_t t,
+                 int64_t channel, int32_t count, double *row)
+{
+    int32_t width = s->desc->conv_width;
+    if (width == 0) {
+        tensor_load(plain, s->first + t, head, 0, count, row);
+        return;
+    }
+    for (int32_t c = 0; c < count; c++) {
+        double y = s->weights->conv_bias ? number_at(s->weights->conv_bias, 0, channel + c) : 0;
+        for (int32_t i = 0; i < width; i++) {
+            y += number_at(s->weights->conv_weight, channel + c, i) *
+                 input(s, t - width + 1 + i, channel + c);
+        }
+        row[c] = s->desc->conv_silu ? y * 0.5 * (1 + tanh(y / 2)) : y;
+    }
+}
+
+static void normalize(const struct sequence *s, double *row)
+{
+    double sum = 1e-6;
+    for (int32_t i = 0; i < s->desc->head_size_k; i++) {
+        sum += row[i] * row[i];
+    }
+    for (int32_t i = 0; i < s->desc->head_size_k && s->desc->qk_l2norm; i++) {
+        row[i] /= sqrt(sum);
+    }
+}
+
+/* S <- e^g S; S <- S + beta (v - S k) k^T; o = S q scale; g = -e^A softplus(a + dt), beta =
+ * sigmoid(b). */
+static void step(const struct sequence *s, int64_t t, int32_t head, double *state, double *o)
+{
+    static double q[MAX_HEAD_SIZE], k[MAX_HEAD_SIZE], v[MAX_HEAD_SIZE];
+    const struct attn_recurrent_desc *desc = s->desc;
+    int32_t dk = desc->head_size_k, dv = desc->head_size_v;
+    int32_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
+    int64_t keys = (int64_t)desc->num_k_heads * dk;
+    double x = number_at(s->io->a, s->first + t, head) + s->weights->dt_bias[head];
+    double decay = exp(-exp(s->weights->a_log[head]) * (x > 20 ? x : log(1 + exp(x))));
+    double beta = 0.5 * (1 + tanh(number_at(s->io->b, s->first + t, head) / 2));
+    load(s, s->args->q, key_head, t, key_head * (int64_t)dk, dk, q);
+    load(s, s->args->k, key_head, t, keys + key_head * (int64_t)dk, dk, k);
+    load(s, s->args->v, head, t, 2 * keys + head * (int64_t)dv, dv, v);
+    normalize(s, q);
+    normalize(s, k);
+    for (int32_t d = 0; d < dv; d++) {
+        double seen = 0, *row = state + (int64_t)d * dk;
+        for (int32_t i = 0; i < dk; i++) {
+            row[i] *= decay;
+            seen += row[i] * k[i];
+        }
+        o[d] = 0;
+        for (int32_t i = 0; i < dk; i++) {
+            row[i] += beta * (v[d] - seen) * k[i];
+            o[d] += row[i] * q[i] * s->args->layer->scale;
+        }
+    }
+}
+
+static attn_status hold_state(const struct sequence *s, int32_t slot, int32_t head,
+                              const double *wanted, struct attn_error *error)
+{
+    int64_t size = (int64_t)s->desc->head_size_v * s->desc->head_size_k;
+    double rms = checked_rms(wanted, size);
+    for (int64_t i = 0; i < size; i++) {
+        float found =
+            *(const float *)view_element(s->args->k_cache, slot, 0, head, i, ATTN_DTYPE_F32);
+        if (!checked_near(found, wanted[i], BOUND * (fabs(wanted[i]) + rms), ATTN_DTYPE_F32)) {
+            return checked_wrong(error, "state", slot, head, i, found, wanted[i]);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status hold_out(const struct sequence *s, int64_t t, int32_t head, const double *wanted,
+                            struct attn_error *error)
+{
+    static double found[MAX_HEAD_SIZE];
+    double rms = checked_rms(wanted, s->desc->head_size_v);
+    tensor_load(s->args->out, s->first + t, head, 0, s->desc->head_size_v, found);
+    for (int32_t d = 0; d < s->desc->head_size_v; d++) {
+        if (!checked_near(found[d], wanted[d], BOUND * (fabs(wanted[d]) + rms),
+                          tensor_dtype(s->args->out))) {
+            return checked_wrong(error, "out", s->first + t, head, d, found[d], wanted[d]);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* The slot of the checkpoint behind `done` tokens; negative: none. */
+static int32_t checkpoint(const struct sequence *s, int32_t done)
+{
+    const struct attn_batch_recurrent *states = s->states;
+    int32_t interval = s->desc->checkpoint_interval;
+    return interval > 0 && states->checkpoint_slots != NULL && done % interval == 0
+               ? states->checkpoint_slots[s->request * states->checkpoint_slots_stride +
+                                          done / interval - 1]
+               : -1;
+}
+
+static attn_status hold_head(const struct sequence *s, int32_t head, struct attn_error *error)
+{
+    static double o[MAX_HEAD_SIZE];
+    double *state = s->state + head * (int64_t)s->desc->head_size_v * (int64_t)s->desc->head_size_k;
+    attn_status status = ATTN_OK;
+    for (int32_t t = 0; t < s->tokens && status == ATTN_OK; t++) {
+        bool last = !s->keeps_all && t + 1 == s->tokens;
+        int32_t slot = s->keeps_all ? s->slots[t] : last ? s->slots[0] : -1;
+        step(s, t, head, state, o);
+        status = hold_out(s, t, head, o, error);
+        if (status == ATTN_OK && slot >= 0) {
+            status = hold_state(s, slot, head, state, error);
+        }
+        if (status == ATTN_OK && checkpoint(s, t + 1) >= 0) {
+            status = hold_state(s, checkpoint(s, t + 1), head, state, error);
+        }
+    }
+    return status;
+}
+
+/* A slot's window: `count` inputs from token t on. */
+static attn_status hold_window(const struct sequence *s, int32_t slot, int64_t t, int64_t count,
+                               struct attn_error *error)
+{
+    int32_t dtype = s->args->layer->dtype;
+    for (int64_t i = 0; i < s->channels * count; i++) {
+        const uint8_t *at = view_element(s->args->v_cache, slot, 0, i / count, i % count, dtype);
+        double found = number_load(at, 0, dtype), wanted = input(s, t + i % count, i / count);
+        if (!checked_near(found, wanted, 0, dtype)) {
+            return checked_wrong(error, "window", slot, i / count, i % count, found, wanted);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status hold_windows(const struct sequence *s, struct attn_error *error)
+{
+    int64_t history = s->desc->conv_width - 1, skipped = s->keeps_all ? 1 : s->tokens;
+    attn_status status = ATTN_OK;
+    if (history <= 0) {
+        return ATTN_OK;
+    }
+    for (int32_t done = 1; done <= s->tokens && status == ATTN_OK; done++) {
+        int32_t slot = checkpoint(s, done);
+        status = slot >= 0 ? hold_window(s, slot, done - history, history, error) : ATTN_OK;
+    }
+    return status != ATTN_OK ? status
+                             : hold_window(s, s->slots[0], skipped - history,
+                                           history + s->tokens - skipped, error);
+}
+
+attn_status checked_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
+{
+    static struct sequence sequences[64];
+    checked_begin();
+    for (int32_t r = 0; r < args->batch->num_reqs; r++) {
+        bool taken = sequence_of(args, r, &sequences[r]) && take_past(&sequences[r]);
+        sequences[r].tokens = taken ? sequences[r].tokens : 0;
+    }
+    attn_status status = cpu_ref_kernels->gated_delta(args, error);
+    for (int32_t r = 0; r < args->batch->num_reqs && status == ATTN_OK; r++) {
+        const struct sequence *s = &sequences[r];
+        for (int32_t h = 0; h < s->desc->num_v_heads && s->tokens > 0 && status == ATTN_OK; h++) {
+            status = hold_head(s, h, error);
+        }
+        status = status == ATTN_OK && s->tokens > 0 ? hold_windows(s, error) : status;
+    }
+    checked_end();
+    return status;
+}

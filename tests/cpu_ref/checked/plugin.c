@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The entry, and what all checks need. */
+#include <dlfcn.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "checked.h"
+#include "support/number.h"
+
+#define MEMORY_DOUBLES (1 << 23)
+
+const struct attn_kernels *cpu_ref_kernels;
+static struct attn_kernels kernels;
+static double memory[MEMORY_DOUBLES];
+static int64_t used;
+static atomic_flag busy = ATOMIC_FLAG_INIT;
+
+void checked_begin(void)
+{
+    while (atomic_flag_test_and_set_explicit(&busy, memory_order_acquire)) {
+    }
+    checked_clear();
+}
+
+void checked_clear(void)
+{
+    used = 0;
+}
+
+double *checked_memory(int64_t count)
+{
+    double *part = memory + used;
+    used += count;
+    if (used > MEMORY_DOUBLES) {
+        __builtin_trap(); /* a case larger than any of attn-check's: raise MEMORY_DOUBLES */
+    }
+    memset(part, 0, (size_t)count * sizeof *part);
+    return part;
+}
+
+void checked_end(void)
+{
+    atomic_flag_clear_explicit(&busy, memory_order_release);
+}
+
+attn_status checked_wrong(struct attn_error *error, const char *what, int64_t row, int64_t head,
+                          int64_t dim, double found, double wanted)
+{
+    if (error != NULL) {
+        error->status = ATTN_ERROR_PLUGIN;
+        snprintf(error->field, sizeof error->field, "%s", what);
+        snprintf(error->message, sizeof error->message,
+                 "row %lld, head %lld, element %lld is %.9g; the formula says %.9g", (long long)row,
+                 (long long)head, (long long)dim, found, wanted);
+    }
+    return ATTN_ERROR_PLUGIN;
+}
+
+bool checked_near(double found, double wanted, double slack, int32_t dtype)
+{
+    if (!isfinite(wanted)) {
+        return isnan(wanted) ? isnan(found) : found == wanted;
+    }
+    return found >= number_round(wanted - slack, dtype) &&
+           found <= number_round(wanted + slack, dtype);
+}
+
+double checked_rms(const double *row, int64_t count)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        sum += isnan(row[i]) ? 0 : row[i] * row[i];
+    }
+    return sqrt(sum / (double)count);
+}
+
+int32_t tensor_dtype(const struct attn_tensor *tensor)
+{
+    for (int32_t dtype = 1; dtype < ATTN_DTYPE_COUNT; dtype++) {
+        struct attn_dtype known = number_dtype(dtype);
+        if (memcmp(&known, &tensor->dtype, sizeof known) == 0) {
+            return dtype;
+        }
+    }
+    return 0;
+}
+
+void tensor_load(const struct attn_tensor *tensor, int64_t i, int64_t j, int64_t first,
+                 int64_t count, double *row)
+{
+    const int64_t index[] = {i, j, first};
+    int64_t at = 0, dense = 1;
+    int32_t dtype = tensor_dtype(tensor), last = tensor->ndim - 1;
+    for (int32_t d = last; d >= 0; dense *= tensor->shape[d--]) {
+        at += (d == last ? first : index[d]) * (tensor->strides ? tensor->strides[d] : dense);
+    }
+    for (int64_t e = 0; e < count; e++) {
+        row[e] = number_load((const uint8_t *)tensor->data + tensor->byte_offset,
+                             at + e * (tensor->strides ? tensor->strides[last] : 1), dtype);
+    }
+}
+
+uint8_t *view_element(const struct attn_kv_view *view, int64_t block, int64_t slot, int64_t head,
+                      int64_t d, int32_t dtype)
+{
+    int64_t pack = view->pack > 0 ? view->pack : view->head_size;
+    return (uint8_t *)view->data + block * view->stride_block + slot * view->stride_slot +
+           head * view->stride_head + d / pack * view->stride_pack +
+           d % pack * (int64_t)number_bytes(dtype);
+}
+
+double head_scale(const float *device, float host, int32_t form, int64_t head)
+{
+    return form == ATTN_SCALE_NONE ? 1
+           : device != NULL        ? device[form == ATTN_SCALE_PER_HEAD ? head : 0]
+           : host != 0             ? host
+                                   : 1;
+}
+
+const struct attn_ext *extension(const struct attn_ext *next, uint32_t id)
+{
+    for (; next != NULL && next->id != id; next = next->next) {
+    }
+    return next;
+}
+
+int32_t cache_number(const struct attn_layer_desc *layer)
+{
+    static const int32_t numbers[] = {
+        [ATTN_KV_F16] = ATTN_DTYPE_F16,           [ATTN_KV_BF16] = ATTN_DTYPE_BF16,
+        [ATTN_KV_F32] = ATTN_DTYPE_F32,           [ATTN_KV_FP8_E4M3] = ATTN_DTYPE_FP8_E4M3,
+        [ATTN_KV_FP8_E5M2] = ATTN_DTYPE_FP8_E5M2,
+    };
+    return layer->kv_dtype <= ATTN_KV_FP8_E5M2 ? numbers[layer->kv_dtype] : 0;
+}
+
+static const struct attn_plugin *cpu_ref(struct attn_error *error)
+{
+    const struct attn_plugin *plugin = NULL;
+    attn_plugin_entry_fn *entry = NULL;
+    void *library = dlopen(CPU_REF_FILE, RTLD_NOW | RTLD_LOCAL);
+    if (library != NULL) {
+        *(void **)&entry = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
+    }
+    if (entry != NULL) {
+        (void)entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, error);
+    }
+    return plugin;
+}
+
+static attn_status forward_device(void *user, const struct attn_device_info *device)
+{
+    const struct attn_probe_sink *sink = user;
+    return sink->device(sink->user, device);
+}
+
+static attn_status forward_backend(void *user, const struct attn_backend_caps *caps)
+{
+    const struct attn_probe_sink *sink = user;
+    struct attn_backend_caps mine = *caps;
+    mine.name = "cpu_ref_checked";
+    mine.rank[0] = mine.rank[1] = -1;
+    return sink->backend(sink->user, &mine);
+}
+
+static attn_status checked_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                                 struct attn_error *error)
+{
+    const struct attn_plugin *real = cpu_ref(error);
+    const struct attn_probe_sink mine = {.struct_size = sizeof mine,
+                                         .user = (void *)(uintptr_t)sink,
+                                         .device = forward_device,
+                                         .backend = forward_backend};
+    return real != NULL ? real->probe(host, &mine, error) : ATTN_ERROR_PLUGIN;
+}
+
+static attn_status checked_supports(const struct attn_supports_args *args,
+                                    const struct attn_reason_sink *reasons,
+                                    struct attn_error *error)
+{
+    const struct attn_plugin *real = cpu_ref(error);
+    return real != NULL ? real->supports(args, reasons, error) : ATTN_ERROR_PLUGIN;
+}
+
+/* The instance is cpu_ref's own, so that a kernel's arguments need no copy. */
+static attn_status checked_create(const struct attn_create_args *args, attn_instance **instance,
+                                  const struct attn_kernels **table, struct attn_error *error)
+{
+    const struct attn_plugin *real = cpu_ref(error);
+    struct attn_create_args of_real = *args;
+    of_real.backend = strcmp(args->backend, "cpu_ref_checked") == 0 ? "cpu_ref" : args->backend;
+    attn_status status = real != NULL ? real->create(&of_real, instance, &cpu_ref_kernels, error)
+                                      : ATTN_ERROR_PLUGIN;
+    *table = NULL;
+    if (status == ATTN_OK) {
+        kernels = *cpu_ref_kernels;
+        kernels.attend = checked_attend;
+        kernels.attend_mla = checked_attend_mla;
+        kernels.attend_mla_sparse = checked_attend_mla_sparse;
+        kernels.write_kv = checked_write_kv;
+        kernels.gated_delta = checked_gated_delta;
+        *table = &kernels;
+    }
+    return status;
+}
+
+static void checked_destroy(attn_instance *instance)
+{
+    if (instance != NULL) {
+        cpu_ref(NULL)->destroy(instance);
+    }
+}
+
+attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
+                              const struct attn_plugin **plugin, struct attn_error *error)
+{
+    static const struct attn_plugin checked = {
+        .struct_size = sizeof checked,
+        .abi_version = ATTN_ABI_VERSION,
+        .name = "cpu_ref_checked",
+        .version = "0",
+        .vendor = "libattn tests",
+        .probe = checked_probe,
+        .supports = checked_supports,
+        .create = checked_create,
+        .destroy = checked_destroy,
+    };
+    (void)error;
+    *plugin = &checked;
+    return ATTN_VERSION_SERVES(abi_version_min, abi_version_max) ? ATTN_OK : ATTN_ERROR_ABI_VERSION;
+}
