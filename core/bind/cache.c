@@ -154,7 +154,18 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
     const struct wanted_view wanted = {value ? "v" : "k", l->num_kv_heads,
                                        value ? l->head_size_v : l->head_size, l->block_size,
                                        data_bytes(l, value)};
-    return check_view_shape(layer, &wanted, view, error);
+    attn_status status = check_view_shape(layer, &wanted, view, error);
+    if (status == ATTN_OK && view->scale == NULL &&
+        kv_scale_bytes(l->kv_dtype, wanted.head_size, value) > 0) {
+        return BAD("scale", "layer '%s', %s: scale is NULL; a row of %s has one of its own",
+                   l->name, wanted.which, name_of_kv_dtype(l->kv_dtype));
+    }
+    if (status == ATTN_OK && kv_rows_are_whole(l->kv_dtype) && view->pack > 0 &&
+        view->pack < wanted.head_size) {
+        return BAD("pack", "layer '%s', %s: pack is %d; a row of %s is in one piece", l->name,
+                   wanted.which, view->pack, name_of_kv_dtype(l->kv_dtype));
+    }
+    return status;
 }
 
 static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view *view, bool value,
@@ -344,6 +355,32 @@ static attn_status check_sink(const attn_layer *layer, const struct attn_tensor 
     return ATTN_OK;
 }
 
+/* What rows of quantized caches need next to their views. */
+static attn_status check_quant_params(const struct attn_layer_desc *l, const struct attn_ext *next,
+                                      struct attn_error *error)
+{
+    static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
+    const struct attn_ext *ext = ext_find(next, ATTN_EXT_KV_QUANT_PARAMS);
+    const struct attn_kv_quant_params *given =
+        ext != NULL ? (const struct attn_kv_quant_params *)ext : &none;
+    const struct {
+        int32_t kv_dtype;
+        const char *field;
+        const float *array;
+    } needs[] = {{ATTN_KV_INT8_KV, "v_channel_scale", given->v_channel_scale},
+                 {ATTN_KV_INT4_PER_TOKEN_HEAD, "hadamard_signs_k", given->hadamard_signs_k},
+                 {ATTN_KV_INT4_PER_TOKEN_HEAD, "hadamard_signs_v", given->hadamard_signs_v}};
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        if (layer_needs_quant_params(l) && l->kv_dtype == needs[i].kv_dtype &&
+            needs[i].array == NULL) {
+            return BAD(needs[i].field,
+                       "layer '%s': %s is NULL in attn_kv_quant_params; %s needs it", l->name,
+                       needs[i].field, name_of_kv_dtype(l->kv_dtype));
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error)
 {
@@ -373,6 +410,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
         status = check_sink(layer, read.sink_k, false, error);
         status = status == ATTN_OK ? check_sink(layer, read.sink_v, true, error) : status;
     }
+    status = status == ATTN_OK ? check_quant_params(l, read.next, error) : status;
     if (status == ATTN_OK) {
         status = layer_check_unplanned(layer, "layer_bind_params", error);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making one layer's step of a plan: all calls that it may need, prepared, and what its tensors
  * have to be. */
+#include "select/names.h"
 #include "step/plan_state.h"
 
 /* bytes of one kernel; sums of them stay far from overflow */
@@ -144,12 +145,17 @@ static void describe_tensors(struct step *step)
     }
 }
 
+/* Columns of an output that share a scale, by its form. */
+static const int32_t output_groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
+
 /* What only bound parameters can bring, in words, or NULL. */
 static const char *needed_params(const attn_layer *layer)
 {
     const struct attn_layer_desc *l = layer->desc;
     const char *needed =
-        l->has_sinks || l->alibi || l->sink_len > 0 ? "sinks, ALiBi or a static sink" : NULL;
+        l->has_sinks || l->alibi || l->sink_len > 0 ? "sinks, ALiBi or a static sink"
+        : layer_needs_quant_params(l) ? "a cache with scales of channels or rotated rows"
+                                      : NULL;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
         const char *more = (*c)->needs_params != NULL ? (*c)->needs_params(layer) : NULL;
         needed = more != NULL ? more : needed;
@@ -176,6 +182,14 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
                          "layer '%s' has %s and no parameters bound", l->name, needed);
     }
     describe_tensors(step);
+    const int32_t group = output_groups[l->output_form];
+    if ((int64_t)step->out.heads * step->out.head_size % group != 0) {
+        return error_set(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "output_form",
+            "layer '%s': %s has a scale for %d columns, and the output %lld heads of %lld", l->name,
+            name_of_output_form(l->output_form), group, (long long)step->out.heads,
+            (long long)step->out.head_size);
+    }
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
         for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
             if (parts_of(plan, layer, phase) >> part & 1) {

@@ -22,14 +22,27 @@ static attn_status check_output_scales(int32_t form, const struct attn_step_io *
                               "the layer's output form needs attn_io_output_quant on the run");
     }
     const struct attn_tensor *scales = given->block_scales;
-    if (form == ATTN_OUTPUT_FP8_STATIC ? given->scale == NULL
-                                       : scales == NULL || scales->data == NULL ||
-                                             scales->shape == NULL || scales->ndim != 2) {
+    const bool one = form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4;
+    if ((one && given->scale == NULL) ||
+        (form != ATTN_OUTPUT_FP8_STATIC &&
+         (scales == NULL || scales->data == NULL || scales->shape == NULL || scales->ndim != 2))) {
         return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
-                              "scale (of fp8_static) is NULL, or block_scales (of the other forms) "
-                              "is or has not 2 dimensions");
+                              "scale (of fp8_static and nvfp4) is NULL, or block_scales (of all "
+                              "but fp8_static) is or has not 2 dimensions");
     }
     return ATTN_OK;
+}
+
+/* Rows of pairs, [T, heads, size / 2] or [T, heads size / 2] bytes. */
+static bool is_nvfp4_rows(const struct attn_tensor *out, const struct rows *wanted, int64_t rows)
+{
+    if (out == NULL || out->data == NULL || out->shape == NULL || out->ndim < 2 || out->ndim > 3) {
+        return false;
+    }
+    const int64_t last = out->ndim == 3 ? out->shape[2] : 1;
+    return out->dtype.bits == 8 && out->shape[0] >= rows &&
+           out->shape[1] * last == (int64_t)wanted->heads * wanted->head_size / 2 &&
+           (out->strides == NULL || out->strides[out->ndim - 1] == 1);
 }
 
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
@@ -44,10 +57,11 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
             return status;
         }
     }
-    /* two values a byte: the row's sizes are the kernel's to check */
     if (form == ATTN_OUTPUT_NVFP4) {
-        bool there = out != NULL && out->data != NULL && out->shape != NULL && out->ndim >= 2;
-        return there ? ATTN_OK : FAIL("out", "out is NULL, has no data or fewer than 2 dimensions");
+        return is_nvfp4_rows(out, &wanted, plan->num_tokens)
+                   ? ATTN_OK
+                   : FAIL("out", "out is NULL, or not of rows with two values a byte for each of "
+                                 "the batch's tokens");
     }
     if (form != ATTN_OUTPUT_PLAIN) {
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
@@ -106,9 +120,17 @@ static attn_status check_rope(const attn_plan *plan, const struct step *step,
     const struct attn_io_rope *rope =
         (const struct attn_io_rope *)ext_find(io->next, ATTN_EXT_IO_ROPE);
     const bool known = rope->form == ATTN_ROPE_NEOX || rope->form == ATTN_ROPE_GPTJ;
-    if (!known || rope->cos_sin == NULL || rope->positions == NULL) {
+    const struct attn_tensor *const norms[] = {rope->q_norm_weight, rope->k_norm_weight};
+    if (!known || !tensor_is_numbers(rope->cos_sin, 2) || rope->positions == NULL) {
         return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
-                              "form is neither NeoX nor GPT-J, or cos_sin or positions is NULL");
+                              "form is neither NeoX nor GPT-J, positions is NULL, or cos_sin is "
+                              "no table of 2 dimensions");
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        if (norms[i] != NULL && !tensor_is_numbers(norms[i], 1)) {
+            return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
+                                  "q_norm_weight or k_norm_weight has not 1 dimension of numbers");
+        }
     }
     if (rope->rotary_dim < 0 || rope->rotary_dim % 2 != 0 ||
         rope->rotary_dim > step->layer->desc->head_size) {

@@ -324,14 +324,8 @@ static attn_status write_rows(const struct attn_attend_args *args, struct attn_e
 
 attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = args->k_cache == NULL ? ATTN_OK
-                                               : rows_check(args->layer, args->params,
-                                                            args->k_cache, args->v_cache, error);
-    if (status == ATTN_OK && args->k_cache != NULL && !(args->flags & ATTN_RUN_NO_WRITE)) {
-        status = write_rows(args, error);
-    }
-    if (status != ATTN_OK) {
-        return status;
+    if (args->k_cache != NULL && !(args->flags & ATTN_RUN_NO_WRITE)) {
+        write_rows(args, error);
     }
     const struct attn_batch *batch = args->batch;
     const struct attn_host *host = args->instance->host;

@@ -90,11 +90,6 @@ enum row_form {
 enum row_form row_form(const struct attn_layer_desc *layer, bool is_v);
 void row_load(const struct cache_place *at, double *row);
 void row_store(const struct cache_place *at, const double *row);
-/* What rows of quantized caches need next to the view, which the core leaves to kernels: scales and
- * signs. `v` may be NULL. */
-attn_status rows_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
-                       const struct attn_kv_view *k, const struct attn_kv_view *v,
-                       struct attn_error *error);
 
 /* blocks.c. Rows of Q8_0 and Q4_0; a block with a NaN or an infinity reads as NaN. */
 #define REF_BLOCK 32

@@ -294,36 +294,3 @@ void row_load(const struct cache_place *at, double *row)
         row[d] = value * (form == ROW_INT8_CHANNEL ? channel_scale(at, d) : scale);
     }
 }
-
-/* What a form needs next to the row: scales in the view, parameters. */
-static attn_status check_view(const struct attn_layer_desc *layer,
-                              const struct attn_layer_params *params,
-                              const struct attn_kv_view *view, bool is_v, struct attn_error *error)
-{
-    enum row_form form = row_form(layer, is_v);
-    const char *name = is_v ? "v_cache" : "k_cache";
-    if (form != ROW_NUMBERS && form != ROW_INT8_CHANNEL && form != ROW_DS_MLA &&
-        form != ROW_BLOCKS && view->scale == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "has no scales; kv_dtype %d keeps some per slot and head",
-                            layer->kv_dtype);
-    }
-    if (form == ROW_INT8_CHANNEL &&
-        (quant_params(params) == NULL || quant_params(params)->v_channel_scale == NULL)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
-                            "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
-    }
-    if (form == ROW_INT4_HADAMARD && hadamard_signs(params, is_v) == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "hadamard_signs",
-                            "are NULL; kv_dtype %d rotates rows by them", layer->kv_dtype);
-    }
-    return ATTN_OK;
-}
-
-attn_status rows_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
-                       const struct attn_kv_view *k, const struct attn_kv_view *v,
-                       struct attn_error *error)
-{
-    attn_status status = check_view(layer, params, k, false, error);
-    return status == ATTN_OK && v != NULL ? check_view(layer, params, v, true, error) : status;
-}

@@ -3,17 +3,6 @@
  * so that rows are staged in float32; a code times its step has more bits than bf16. */
 #include "internal.h"
 
-attn_status check_block_rows(const struct attn_kv_view *view, bool is_v, struct attn_error *error)
-{
-    bool whole = view->pack == 0 || view->pack == view->head_size;
-    return view->head_size % BLOCK_ELEMENTS == 0 && whole
-               ? ATTN_OK
-               : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, is_v ? "v_cache" : "k_cache",
-                              "rows of %d dims packed by %d; q8_0 and q4_0 have blocks of %d in "
-                              "one piece",
-                              view->head_size, view->pack, BLOCK_ELEMENTS);
-}
-
 int32_t block_row_bytes(int32_t block_bits, int32_t n)
 {
     return n / BLOCK_ELEMENTS * (block_bits == 8 ? BLOCK_BYTES_8 : BLOCK_BYTES_4);

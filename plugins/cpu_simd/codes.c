@@ -232,34 +232,6 @@ void coded_row_write(const struct row_place *at, const float *values)
                               (uint8_t *)view_scale(view, at->block, at->slot, at->head));
 }
 
-attn_status check_coded_rows(const struct row_form *form, const struct attn_kv_view *view,
-                             bool is_v, struct attn_error *error)
-{
-    const char *name = is_v ? "v_cache" : "k_cache";
-    int32_t size = view->head_size;
-    if (view->scale == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "has no scales; nvfp4 and TurboQuant keep some per slot and head");
-    }
-    if (form->coding == CODING_NVFP4) {
-        bool whole = size % NVFP4_BLOCK == 0 &&
-                     (!is_v || (size % (4 * NVFP4_BLOCK) == 0 && view->block_size % 4 == 0));
-        return whole ? ATTN_OK
-                     : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                                    "head size %d in blocks of %d; nvfp4 needs multiples of 16, "
-                                    "for v of 64 in blocks of a multiple of 4",
-                                    size, view->block_size);
-    }
-    bool power = (size & (size - 1)) == 0;
-    bool whole = size % 8 == 0 && (view->pack == 0 || view->pack == size) &&
-                 (power || form->coding == CODING_STEPS);
-    return whole ? ATTN_OK
-                 : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                                "rows of %d dims packed by %d; TurboQuant's rows are in one "
-                                "piece, a multiple of 8, turned keys a power of two",
-                                size, view->pack);
-}
-
 void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count)
 {
     for (int32_t d = 0; d < count && d < DS_LATENT; d += DS_TILE) {

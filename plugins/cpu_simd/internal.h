@@ -198,9 +198,6 @@ int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v); /* element -1: none */
 /* enum attn_scale_form of its K's or V's scales */
 int32_t scale_form_of(const struct attn_layer_desc *layer, bool is_v);
-attn_status check_row_params(const struct attn_layer_desc *layer,
-                             const struct attn_layer_params *params,
-                             const struct attn_kv_view *view, bool is_v, struct attn_error *error);
 /* [Hk, Dv], of int8_kv's values; NULL where the form has none */
 const float *channel_scales(const struct layer_shape *shape,
                             const struct attn_layer_params *params);
@@ -253,8 +250,6 @@ struct coded_row {
 };
 /* the row but for a factor, which is returned: 1 but for TurboQuant's keys, which stay turned */
 float coded_row_load(const struct variant *variant, const struct coded_row *row, float *out);
-attn_status check_coded_rows(const struct row_form *form, const struct attn_kv_view *view,
-                             bool is_v, struct attn_error *error);
 void coded_row_write(const struct row_place *at, const float *values);
 void coded_row_read(const struct row_place *at, float *values);
 /* 16 values of nvfp4 in 8 bytes; returns the code of their scale */
@@ -265,7 +260,6 @@ void ds_mla_load(const struct variant *variant, const char *memory, float *row, 
 void ds_mla_store(const struct variant *variant, char *memory, const float *row);
 
 /* blocks.c: rows of ggml's blocks */
-attn_status check_block_rows(const struct attn_kv_view *view, bool is_v, struct attn_error *error);
 int32_t block_row_bytes(int32_t block_bits, int32_t n);
 void block_row_read(const struct variant *variant, int32_t block_bits, const char *row, float *out,
                     int32_t n);

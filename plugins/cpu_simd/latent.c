@@ -152,10 +152,8 @@ static void gather_rows(void *argument, int64_t begin, int64_t end, int32_t work
 
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
-    const struct attn_kv_view *cache = args->cache;
     struct layer_shape shape;
     attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
-    status = status ? status : check_row_params(args->layer, args->params, cache, false, error);
     if (status == ATTN_OK) {
         struct gather_loop loop = {
             .args = args, .form = shape.keys, .out_element = shape.activation};

@@ -157,14 +157,6 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
     source->row_bytes = row_elements * (int32_t)bytes;
 }
 
-static attn_status check_cache(const struct attn_attend_args *args, struct attn_error *error)
-{
-    attn_status status = check_row_params(args->layer, args->params, args->k_cache, false, error);
-    return status == ATTN_OK
-               ? check_row_params(args->layer, args->params, args->v_cache, true, error)
-               : status;
-}
-
 static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -206,9 +198,6 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     struct layer_shape *shape = &problem->shape;
     attn_status status = shape_of_args(args, shape, error);
     status = status == ATTN_OK ? check_terms(args, error) : status;
-    if (status == ATTN_OK && problem->paged) {
-        status = check_cache(args, error);
-    }
     if (status != ATTN_OK) {
         return status;
     }

@@ -76,39 +76,6 @@ const float *channel_scales(const struct layer_shape *shape, const struct attn_l
     return shape->values.channel_scale ? quant_params(params)->v_channel_scale : NULL;
 }
 
-attn_status check_row_params(const struct attn_layer_desc *layer,
-                             const struct attn_layer_params *params,
-                             const struct attn_kv_view *view, bool is_v, struct attn_error *error)
-{
-    const struct attn_kv_quant_params *quant = quant_params(params);
-    struct row_form form = row_form_of(layer->kv_dtype, ELEMENT_F32, is_v);
-    if (form.coding == CODING_BLOCKS) {
-        return check_block_rows(view, is_v, error);
-    }
-    if (form.coding != CODING_NONE) {
-        return check_coded_rows(&form, view, is_v, error);
-    }
-    if (form.row_scale && view->scale == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
-                            "%s has no scales; kv_dtype %d keeps some per slot and head",
-                            is_v ? "v_cache" : "k_cache", layer->kv_dtype);
-    }
-    if (form.channel_scale && (quant == NULL || quant->v_channel_scale == NULL)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
-                            "NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
-    }
-    if (form.nibbles && int4_signs(params, is_v) == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
-                            is_v ? "hadamard_signs_v" : "hadamard_signs_k",
-                            "NULL; kv_dtype %d needs one for each dim", layer->kv_dtype);
-    }
-    if (form.nibbles && (view->head_size & (view->head_size - 1)) != 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, is_v ? "head_size_v" : "head_size",
-                            "%d; powers of two with kv_dtype int4_per_token_head", view->head_size);
-    }
-    return ATTN_OK;
-}
-
 /* nvfp4 has a scale per tensor, whether the layer says so or not. */
 int32_t scale_form_of(const struct attn_layer_desc *layer, bool is_v)
 {

@@ -73,6 +73,80 @@ static void turboquant_rows(void **state)
     }
 }
 
+static attn_status bind_params_with(attn_layer *layer, const float *channel, const float *signs_k,
+                                    const float *signs_v, struct attn_error *error)
+{
+    const struct attn_kv_quant_params quant = {
+        .ext = {ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof quant, NULL},
+        .hadamard_signs_k = signs_k,
+        .hadamard_signs_v = signs_v,
+        .v_channel_scale = channel};
+    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &quant.ext};
+    return layer_bind_params(layer, &params, error);
+}
+
+/* Scales of the rows, rows in one piece, and what else quantized rows are read with. */
+static void quantized_rows_need_scales(void **state)
+{
+    static const struct {
+        int32_t kv_dtype;
+        const char *field; /* of the parameters */
+        bool scales, whole;
+    } rows[] = {{ATTN_KV_FP8_PER_TOKEN_HEAD, NULL, true, false},
+                {ATTN_KV_INT8_K, NULL, true, false},
+                {ATTN_KV_TURBOQUANT_4BIT_NC, NULL, true, true},
+                {ATTN_KV_INT8_KV, "v_channel_scale", true, false},
+                {ATTN_KV_INT4_PER_TOKEN_HEAD, "hadamard_signs_k", true, false},
+                {ATTN_KV_FP8_E4M3, NULL, false, false}};
+    static _Alignas(256) uint8_t cache[3 * FAKE_BLOCK_SIZE * 2 * 2 * (FAKE_HEAD_SIZE * 4 + 8)];
+    static const float number = 1;
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct fixture fixture;
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v}, bad;
+        struct attn_layer_desc desc = fake_layer("layer");
+        struct attn_backend_caps *caps = fake_init(&fixture);
+        caps->kv_dtypes |= UINT64_C(1) << rows[i].kv_dtype;
+        caps->dtypes |= UINT64_C(1) << ATTN_DTYPE_F16;
+        caps->k_scale_forms = caps->v_scale_forms = 15;
+        desc.kv_dtype = rows[i].kv_dtype;
+        desc.dtype = rows[i].kv_dtype == ATTN_KV_INT8_K ? ATTN_DTYPE_F16 : desc.dtype;
+        desc.v_scale_form =
+            rows[i].kv_dtype == ATTN_KV_INT8_KV ? ATTN_SCALE_PER_HEAD_CHANNEL : desc.v_scale_form;
+        attn_model *model = fake_model(&fixture, &desc, 1, &error);
+        if (model == NULL) {
+            fail_msg("%s", error.message);
+        }
+        attn_layer *layer = model_layer(model, 0);
+        assert_int_equal(layer_kv_views(layer, cache, 3, &k, &v, &error), ATTN_OK);
+        bad = k;
+        bad.scale = NULL;
+        attn_status status = layer_bind_kv(layer, &bad, &v, &error);
+        assert_int_equal(status, rows[i].scales ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_OK);
+        assert_string_equal(error.field, rows[i].scales ? "scale" : "");
+        bad = k;
+        bad.pack = k.head_size / 2;
+        bad.stride_pack = 16; /* half of the codes */
+        if (rows[i].whole) {
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "pack",
+                       layer_bind_kv(layer, &bad, &v, &error));
+        }
+        assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
+        if (rows[i].field != NULL) {
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, rows[i].field,
+                       bind_params_with(layer, NULL, NULL, &number, &error));
+        }
+        if (rows[i].kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "hadamard_signs_v",
+                       bind_params_with(layer, NULL, &number, NULL, &error));
+        }
+        assert_int_equal(bind_params_with(layer, &number, &number, &number, &error), ATTN_OK);
+        model_destroy(model);
+        fixture_finish(&fixture);
+    }
+}
+
 static void groups_by_spec_and_by_schedule(void **state)
 {
     struct fixture fixture;
@@ -258,6 +332,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spec_counts_a_page),
         cmocka_unit_test(turboquant_rows),
+        cmocka_unit_test(quantized_rows_need_scales),
         cmocka_unit_test(groups_by_spec_and_by_schedule),
         cmocka_unit_test(wrong_views_are_refused),
         cmocka_unit_test(copies_blocks_of_spread_planes),

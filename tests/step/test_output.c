@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fixture.h"
+#include "support/client.h"
 #include "support/test.h"
 
 enum { TOKENS = 31, HEADS = 4, SIZE = 32, ROW = HEADS * SIZE };
@@ -85,11 +86,19 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
                    f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
     }
     scales.ndim = 2;
-    if (form != ATTN_OUTPUT_NVFP4) {
-        f.io.out = &f.tensors[3];
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "out",
+    f.io.out = &f.tensors[3];
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "out",
+               f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
+    f.io.out = &out;
+    shape[0] -= 1; /* a row less than the batch has */
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "out",
+               f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
+    shape[0] += 1;
+    if (form == ATTN_OUTPUT_NVFP4) {
+        quant.scale = NULL;
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "attn_io_output_quant",
                    f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
-        f.io.out = &out;
+        quant.scale = &result->global;
     }
     memset(result->bytes, 0xff, sizeof result->bytes);
     fixture_step(&f);
@@ -181,13 +190,34 @@ static void test_refusal(void **state)
     fixture_finish(&f);
 }
 
+/* 4 heads of 24 are no whole groups of 64 columns. */
+static void test_columns(void **state)
+{
+    struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .head_size = 24};
+    const struct attn_layer_desc *layers[] = {&layer};
+    struct fixture f;
+    attn_model *model;
+    attn_plan *plan = NULL;
+    void *cache, *workspace;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    layer = f.layer;
+    layer.output_form = ATTN_OUTPUT_FP8_GROUP_64;
+    CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &model, &f.error));
+    CHECK(&f, client_cache(f.api, f.api->model_layer(model, 0), 2, NULL, &cache, &f.error));
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "output_form",
+               client_plan(f.api, model, 0, CLIENT_LIMITS(1, 8, 16), &plan, &workspace, &f.error));
+    f.api->model_destroy(model);
+    free(cache);
+    fixture_finish(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_static),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_nvfp4),
-        cmocka_unit_test(test_refusal),
+        cmocka_unit_test(test_static),  cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_nvfp4),   cmocka_unit_test(test_refusal),
+        cmocka_unit_test(test_columns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -207,22 +207,26 @@ static void test_spans_and_rotation(void **state)
                                       .form = ATTN_ROPE_NEOX,
                                       .positions = positions,
                                       .cos_sin = &table};
-    struct attn_io_rope bad[] = {good, good, good, good, good};
+    const struct attn_tensor flat = {
+        angles, {ATTN_DEVICE_CPU, 0}, 1, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    struct attn_io_rope bad[] = {good, good, good, good, good, good, good};
     struct fixture f;
     (void)state;
     bad[0].form = 9;
     bad[1].positions = NULL;
     bad[2].cos_sin = NULL;
-    bad[3].rotary_dim = 7;
-    bad[4].rotary_dim = 34;
+    bad[3].cos_sin = &flat;
+    bad[4].q_norm_weight = &table;
+    bad[5].rotary_dim = 7;
+    bad[6].rotary_dim = 34;
     fixture_init(&f, "cpu_ref", &rotated, queries, lens, 4, 0, NULL, false);
     f.batch.spans = f.seq_lens;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
     f.batch.spans = NULL;
     assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
-    for (int32_t i = 0; i < 5; i++) {
+    for (int32_t i = 0; i < 7; i++) {
         f.io.next = &bad[i].ext;
-        refuse(&f, run(&f), i < 3 ? "attn_io_rope" : "rotary_dim", "");
+        refuse(&f, run(&f), i < 5 ? "attn_io_rope" : "rotary_dim", "");
     }
     f.io.next = &good.ext;
     assert_int_equal(run(&f), ATTN_OK);

@@ -45,8 +45,6 @@ struct attn_prepared {
 
 /* output.c: outputs that are codes. */
 int32_t gpu_output_group(int32_t form); /* columns that share a scale; 0: no such form */
-/* Whether `out`, and what the layer's form needs next to it, are there. */
-attn_status gpu_check_output(const struct attn_attend_args *args, struct attn_error *error);
 /* Rows of out, in bytes; the dtype is that of numbers before they become codes. */
 struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args);
 struct gpu_output gpu_output_of(const struct attn_attend_args *args);
@@ -114,12 +112,6 @@ struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
                               const struct attn_kv_view *view, bool is_v);
 /* Contiguous keys or values [Tk, Hk, D]. */
 struct gpu_cache gpu_cache_of_tensor(const struct attn_tensor *tensor, int32_t head_size);
-attn_status gpu_check_view(const struct attn_layer_desc *layer,
-                           const struct attn_layer_params *params, const struct attn_kv_view *view,
-                           bool is_v, struct attn_error *error);
-attn_status gpu_check_tensor(const struct attn_tensor *tensor, const char *name,
-                             struct attn_error *error);
-
 /* Groups of `per` items each, at most `most`. */
 static inline int64_t gpu_groups(int64_t items, int64_t per, int64_t most)
 {

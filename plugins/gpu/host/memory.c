@@ -2,24 +2,6 @@
 /* The slots that write and gather the cache, copy and fill, and that make block tables. */
 #include "gpu/host/instance.h"
 
-static attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
-{
-    if (args->k_cache == NULL || args->v_cache == NULL || args->params == NULL ||
-        args->layer == NULL || (args->slot_mapping == NULL && args->num_slots > 0)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "write_kv",
-                            "layer, params, both caches and slot_mapping are needed; one is NULL");
-    }
-    attn_status status = gpu_check_tensor(args->k, "k", error);
-    if (status == ATTN_OK) {
-        status = gpu_check_tensor(args->v, "v", error);
-    }
-    if (status == ATTN_OK) {
-        status = gpu_check_view(args->layer, args->params, args->k_cache, false, error);
-    }
-    return status == ATTN_OK ? gpu_check_view(args->layer, args->params, args->v_cache, true, error)
-                             : status;
-}
-
 static struct gpu_write_params write_params(const struct attn_write_kv_args *args)
 {
     return (struct gpu_write_params){
@@ -108,10 +90,6 @@ attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_erro
     if (layer_is_latent(args->layer)) {
         return gpu_write_latent(args, error);
     }
-    attn_status status = check_write(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     struct gpu_write_params p = write_params(args);
     for (int32_t i = 0; i < 2; i++) {
         p.vectors[i] = vectors_of_row(&p.from[i], &p.to[i]);
@@ -121,35 +99,10 @@ attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_erro
                          "write_kv", error);
 }
 
-static attn_status check_rope(const struct attn_write_kv_args *args,
-                              const struct attn_io_rope *rope, struct attn_error *error)
-{
-    if (rope == NULL || rope->positions == NULL || rope->cos_sin == NULL ||
-        rope->cos_sin->shape == NULL || number_dtype_name(rope->cos_sin->dtype) < 0 ||
-        (rope->form != ATTN_ROPE_NEOX && rope->form != ATTN_ROPE_GPTJ)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
-                            "rope_write_kv needs form (1 NeoX, 2 GPT-J), positions and cos_sin");
-    }
-    if (rope->rotary_dim < 0 || rope->rotary_dim > args->layer->head_size ||
-        rope->rotary_dim % 2 != 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "rotary_dim",
-                            "%d; an even number up to head_size %d", rope->rotary_dim,
-                            args->layer->head_size);
-    }
-    return gpu_check_tensor(args->q, "q", error);
-}
-
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     const struct attn_io_rope *rope =
         (const struct attn_io_rope *)ext_of(args->next, ATTN_EXT_IO_ROPE);
-    attn_status status = check_write(args, error);
-    if (status == ATTN_OK) {
-        status = check_rope(args, rope, error);
-    }
-    if (status != ATTN_OK) {
-        return status;
-    }
     struct gpu_write_params p = write_params(args);
     const struct attn_tensor *norm[2] = {rope->q_norm_weight, rope->k_norm_weight};
     p.q = gpu_tensor_of(args->q);
@@ -179,20 +132,6 @@ attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn
 
 attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
-    if (args->layer == NULL || args->params == NULL || args->cache == NULL || args->batch == NULL ||
-        args->batch->block_table == NULL || args->out_start_loc == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "gather_kv",
-                            "layer, params, cache, out_start_loc and a batch with block_table are "
-                            "needed; one is NULL");
-    }
-    attn_status status = gpu_check_tensor(args->out, "out", error);
-    bool latent = layer_is_latent(args->layer);
-    if (status == ATTN_OK && !latent) {
-        status = gpu_check_view(args->layer, args->params, args->cache, false, error);
-    }
-    if (status != ATTN_OK) {
-        return status;
-    }
     struct gpu_gather_params p = {
         .to = gpu_tensor_of(args->out),
         .block_table = args->batch->block_table,
@@ -204,7 +143,7 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
         .num_heads = args->cache->num_heads,
         .block_size = args->cache->block_size,
     };
-    if (latent) {
+    if (layer_is_latent(args->layer)) {
         return gpu_gather_latent(args, &p, error);
     }
     p.from = gpu_cache_of(args->layer, args->params, args->cache, false);
@@ -221,10 +160,6 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
 
 attn_status gpu_copy(const struct attn_copy_args *a, struct attn_error *error)
 {
-    if (a->kind < ATTN_COPY_HOST_TO_DEVICE || a->kind > ATTN_COPY_DEVICE_TO_DEVICE) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "kind", "%d; 1 to 3 is allowed",
-                            a->kind);
-    }
     return device_status(gpu_device_copy(&a->instance->device, a->destination, a->source, a->bytes,
                                          a->kind, a->stream),
                          "copy", error);
@@ -346,17 +281,6 @@ attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct att
 
 attn_status gpu_make_block_table(const struct attn_block_table_args *args, struct attn_error *error)
 {
-    const bool lists = args->page_indices != NULL;
-    if (args->out == NULL || args->num_columns < 1 || args->blocks_per_entry < 1 ||
-        args->tokens_per_entry < 1 || (lists && args->page_start_loc == NULL) ||
-        (!lists && (args->block_table == NULL || args->seq_lens == NULL)) ||
-        (args->out_seq_lens != NULL && (!lists || args->last_page_len == NULL))) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "make_block_table",
-                            "out, %d columns of entries of %d blocks and %d keys; page lists with "
-                            "their starts (and, for lengths, last_page_len), or a block table with "
-                            "seq_lens",
-                            args->num_columns, args->blocks_per_entry, args->tokens_per_entry);
-    }
     struct gpu_table_params p = {
         .block_table = args->block_table,
         .block_table_row = args->block_table_row,

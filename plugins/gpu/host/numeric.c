@@ -33,41 +33,6 @@ attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct a
         "merge_states", error);
 }
 
-static attn_status check_quantize(const struct attn_quantize_args *args, struct attn_error *error)
-{
-    int32_t group = gpu_output_group(args->form);
-    bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
-    if (group == 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
-                            ATTN_OUTPUT_FORM_COUNT - 1);
-    }
-    attn_status status = gpu_check_tensor(args->x, "x", error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    int64_t columns = args->x->shape[1] * args->x->shape[2];
-    if (is_static ? args->scale == NULL : args->block_scales == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
-                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it",
-                            args->form);
-    }
-    if (columns % group != 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",
-                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
-                            args->form, group);
-    }
-    if (args->form == ATTN_OUTPUT_NVFP4) {
-        bool there = args->out != NULL && args->out->data != NULL && args->out->shape != NULL;
-        return there ? ATTN_OK : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
-    }
-    status = gpu_check_tensor(args->out, "out", error);
-    if (status == ATTN_OK && args->out->dtype.bits != 8) {
-        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
-                              "%d bits; forms 1 to 3 write 8", args->out->dtype.bits);
-    }
-    return status;
-}
-
 const char *gpu_launch_quantize(const struct gpu_device *device,
                                 const struct gpu_quantize_params *p, void *stream)
 {
@@ -92,10 +57,6 @@ const char *gpu_launch_quantize(const struct gpu_device *device,
 
 attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
-    attn_status status = check_quantize(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     struct gpu_quantize_params p = {
         .x = gpu_tensor_of(args->x),
         .out = gpu_tensor_of(args->out),
@@ -123,13 +84,6 @@ attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_erro
 
 attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    attn_status status = gpu_check_tensor(args->x, "x", error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (args->out == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
-    }
     const struct gpu_amax_params p = {
         .x = gpu_tensor_of(args->x),
         .out = args->out,

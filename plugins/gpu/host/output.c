@@ -14,27 +14,6 @@ static const struct attn_io_output_quant *given_output(const struct attn_attend_
     return (const struct attn_io_output_quant *)ext_of(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
 }
 
-attn_status gpu_check_output(const struct attn_attend_args *args, struct attn_error *error)
-{
-    const struct attn_layer_desc *layer = args->layer;
-    const int32_t form = layer->output_form, group = gpu_output_group(form);
-    const int64_t columns = (int64_t)layer->num_q_heads * layer->head_size_v;
-    if (form == ATTN_OUTPUT_PLAIN) {
-        return gpu_check_tensor(args->out, "out", error);
-    }
-    if (group == 0 || columns % group != 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "output_form",
-                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
-                            form, group);
-    }
-    if (args->out == NULL || args->out->data == NULL || args->out->shape == NULL ||
-        args->out->dtype.bits != 8) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
-                            "is NULL or not of 8 bits, as form %d is", form);
-    }
-    return form == ATTN_OUTPUT_NVFP4 ? ATTN_OK : gpu_check_tensor(args->out, "out", error);
-}
-
 struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;

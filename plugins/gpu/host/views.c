@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors and cache views of the ABI, checked and turned into what the kernels take. */
+/* Tensors and cache views of the ABI, which the core has checked, turned into what the kernels
+ * take. */
 #include "common/turboquant.h"
 #include "gpu/host/instance.h"
 
@@ -122,89 +123,4 @@ struct gpu_cache gpu_cache_of_tensor(const struct attn_tensor *tensor, int32_t h
                               .dtype = rows.dtype,
                               .head_size = head_size,
                               .scale_host = 1};
-}
-
-/* What a row's form needs beside the row. */
-static attn_status check_form(const struct attn_layer_desc *layer,
-                              const struct attn_layer_params *params,
-                              const struct attn_kv_view *view, bool is_v, int32_t form,
-                              struct attn_error *error)
-{
-    const char *name = is_v ? "v_cache" : "k_cache";
-    int32_t size = view->head_size;
-    if (form != GPU_ROW_NUMBERS && form != GPU_ROW_CHANNEL && view->scale == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "has no scales; kv_dtype %d keeps some per slot and head",
-                            layer->kv_dtype);
-    }
-    if (form == GPU_ROW_CHANNEL && quant_params(params)->v_channel_scale == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
-                            "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
-    }
-    if (form == GPU_ROW_INT4 && (signs_of(params, is_v) == NULL || (size & (size - 1)) != 0)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "hadamard_signs",
-                            "are NULL, or head size %d is no power of two: int4 rotates rows",
-                            size);
-    }
-    bool whole = view->pack == 0 || view->pack == size;
-    if (form >= GPU_ROW_LEVELS &&
-        (!whole || size % 8 != 0 || (form == GPU_ROW_LEVELS && (size & (size - 1)) != 0))) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "rows of %d dims packed by %d; TurboQuant's rows are in one piece, a "
-                            "multiple of 8, rotated keys a power of two",
-                            size, view->pack);
-    }
-    if (form == GPU_ROW_NVFP4 &&
-        (size % 16 != 0 || (is_v && (size % 64 != 0 || view->block_size % 4 != 0)))) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "head size %d in blocks of %d; nvfp4 needs multiples of 16, for v of "
-                            "64 in blocks of a multiple of 4",
-                            size, view->block_size);
-    }
-    return ATTN_OK;
-}
-
-attn_status gpu_check_view(const struct attn_layer_desc *layer,
-                           const struct attn_layer_params *params, const struct attn_kv_view *view,
-                           bool is_v, struct attn_error *error)
-{
-    const char *name = is_v ? "v_cache" : "k_cache";
-    int32_t form;
-    if (stored_as(layer, is_v, &form) < 0) {
-        return plugin_error(
-            error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-            "kv_dtype %d; 1 to 11 and 13 to 16 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
-            "per token and head, int8_kv, int8_k, nvfp4, TurboQuant)",
-            layer->kv_dtype);
-    }
-    if (view->data == NULL || view->block_size <= 0 || view->head_size <= 0 ||
-        view->head_size > 512) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "data %p, block_size %d, head_size %d; data, blocks from 1 and a head "
-                            "size of 1 to 512 are needed",
-                            view->data, view->block_size, view->head_size);
-    }
-    return check_form(layer, params, view, is_v, form, error);
-}
-
-attn_status gpu_check_tensor(const struct attn_tensor *tensor, const char *name,
-                             struct attn_error *error)
-{
-    if (tensor == NULL || tensor->data == NULL || tensor->shape == NULL || tensor->ndim != 3) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "is NULL or has not 3 dimensions: [rows, heads, size]");
-    }
-    if (number_dtype_name(tensor->dtype) < 0 ||
-        number_dtype_name(tensor->dtype) == ATTN_DTYPE_FP8_E4M3FNUZ) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "dtype code %d of %d bits; f16, bf16, f32, fp8_e4m3, fp8_e5m2 and int8 "
-                            "are served",
-                            tensor->dtype.code, tensor->dtype.bits);
-    }
-    if (tensor->strides != NULL && tensor->strides[2] != 1) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "stride %lld of the last dimension; it must be 1",
-                            (long long)tensor->strides[2]);
-    }
-    return ATTN_OK;
 }
