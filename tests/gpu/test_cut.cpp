@@ -89,7 +89,7 @@ static void check_parts(const gpu_plan_params &p, walk &w)
     }
 }
 
-static const char *walk_all(const gpu_plan_params &p)
+static const char *walk_all(const gpu_plan_params &p, int parts)
 {
     walk w;
     const gpu_header &header = *p.schedule.header;
@@ -115,10 +115,16 @@ static const char *walk_all(const gpu_plan_params &p)
         }
     }
     check_parts(p, w);
-    return w.wrong;
+    size_t found = 0;
+    for (const auto &of_item : w.parts) {
+        found += of_item.size();
+    }
+    return parts >= 0 && found != (size_t)parts ? "items are cut into more parts than they must"
+                                                : w.wrong;
 }
 
-static void run(const batch &b, const char *name)
+/* parts: of all items that are cut, as they have to be; -1: any number. */
+static void run(const batch &b, const char *name, int parts = -1)
 {
     int reqs = (int)b.lengths.size();
     std::vector<int> starts(reqs + 1);
@@ -157,7 +163,7 @@ static void run(const batch &b, const char *name)
             make_schedule(q.problem, q.schedule, memory);
         },
         &p);
-    const char *wrong = walk_all(p);
+    const char *wrong = walk_all(p, parts);
     if (wrong != nullptr) {
         failures++;
         printf("%s, %d requests, %d heads, %d CTAs: %s\n", name, reqs, b.heads, b.ctas, wrong);
@@ -195,6 +201,10 @@ int main()
                 "requests alike");
         }
     }
+    /* 44 shares of three row tiles: items whole, and in two */
+    run({std::vector<int>(85, 4096), std::vector<int>(85, 1), 1, 132, 64, 0, 2}, "two of a share",
+        0);
+    run({std::vector<int>(21, 8192), std::vector<int>(21, 1), 1, 132, 64, 0, 2}, "halves", 126);
     for (int i = 0; i < 40; i++) {
         run(random_batch(i), "random requests");
     }

@@ -21,6 +21,7 @@
 #define MOST_PARTS 32       /* of an item that chunks are made of, where there are few items */
 #define LEAST_SHARE 12      /* tiles of a CTA from which on segments are taken */
 #define LEAST_SHARE_PIECE 4 /* tiles of a share of a group, by_item 2 */
+#define MOST_SHARE_SLACK 6  /* tiles above an equal one: what another piece and its merge cost */
 #define LEAST_ITEMS 6       /* one for so many CTAs: fewer would have too many parts each */
 
 struct plan_memory {
@@ -170,30 +171,82 @@ GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int
     return segments;
 }
 
-/* Equal shares of the stream, one for a group at most, in pieces of one item each. Row tiles
- * abreast have the same keys and are cut alike: what follows counts their columns, and segment
- * i * abreast + lane is of the lane-th. The piece that begins share i is segment i, column k that
- * begins inside of a share has segment shares + k. index, first and last count shares likewise. */
-GPU_DEVICE int32_t cut_shares(const gpu_schedule &plan, int32_t row_tiles, int32_t all_tiles,
-                              const int32_t *starts)
+/* Where the shares of a group begin, row tiles abreast counted as one; how many there are. A cut
+ * moves to the nearest part of its item, of as many equal parts as the item has shares: then most
+ * items are whole, or are cut alike, and no share has more than a slack above the others. Where one
+ * would have more, shares are equal. Those left without tiles are left out. */
+GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int32_t total,
+                                const int32_t *starts, plan_memory &memory)
 {
-    int32_t abreast = plan.abreast, columns = row_tiles / abreast, total = all_tiles / abreast;
+    int32_t *begin = memory.segment_begin, abreast = plan.abreast, kept = 0;
     int32_t shares =
         min(max(plan.ctas / abreast, 1), (total + LEAST_SHARE_PIECE - 1) / LEAST_SHARE_PIECE);
+    int32_t share = total / shares;
+    int32_t most = share + min(max(share / CHUNK_SLACK, LEAST_SHARE_PIECE), MOST_SHARE_SLACK);
+    auto equal = [&](int32_t i) { return (int32_t)((int64_t)total * i / shares); };
+    for (int32_t i = thread_index(); i <= shares; i += PLAN_THREADS) {
+        begin[i] = equal(i);
+        if (i > 0 && i < shares) {
+            int32_t column = find_last(starts, row_tiles, begin[i] * abreast) / abreast;
+            int32_t item = starts[column * abreast] / abreast;
+            int32_t tiles = starts[(column + 1) * abreast] / abreast - item;
+            int32_t parts = max((tiles + share / 2) / share, 1);
+            int32_t part = ((begin[i] - item) * parts * 2 + tiles) / (tiles * 2);
+            begin[i] = item + (int32_t)((int64_t)tiles * part / parts);
+        }
+    }
+    memory.chunk_start[0] = 0;
+    sync_group();
+    for (int32_t i = thread_index(); i < shares; i += PLAN_THREADS) {
+        if (begin[i + 1] - begin[i] > most) {
+            memory.chunk_start[0] = 1;
+        }
+    }
+    sync_group();
+    const bool far = memory.chunk_start[0] != 0;
+    for (int32_t first = 0; first < shares; first += PLAN_THREADS) {
+        int32_t i = first + thread_index(), at = 0;
+        bool keep = false;
+        if (i < shares) {
+            at = far ? equal(i) : begin[i];
+            keep = at < (far ? equal(i + 1) : begin[i + 1]);
+        }
+        int32_t to = running_sum(keep, &kept, memory.warps);
+        if (keep) { /* at or before i, and later rounds read behind this one's */
+            begin[to] = at;
+        }
+    }
+    sync_group();
+    if (thread_index() == 0) {
+        begin[kept] = total;
+    }
+    sync_group();
+    return kept;
+}
+
+/* Shares of the stream, one for a group at most, in pieces of one item each. Row tiles abreast have
+ * the same keys and are cut alike: what follows counts their columns, and segment i * abreast +
+ * lane is of the lane-th. The piece that begins share i is segment i, column k that begins inside
+ * of a share has segment shares + k. index, first and last count shares likewise. */
+GPU_DEVICE int32_t cut_shares(const gpu_schedule &plan, int32_t row_tiles, int32_t all_tiles,
+                              const int32_t *starts, plan_memory &memory)
+{
+    int32_t abreast = plan.abreast, columns = row_tiles / abreast, total = all_tiles / abreast;
+    const int32_t *begins = memory.segment_begin;
+    int32_t shares = begin_shares(plan, row_tiles, total, starts, memory);
     auto start_of = [&](int32_t column) { return starts[column * abreast] / abreast; };
     for (int32_t i = thread_index(); i < shares + columns; i += PLAN_THREADS) {
         bool inside = i >= shares;
-        int32_t begin = inside ? start_of(i - shares) : (int32_t)((int64_t)total * i / shares);
-        int32_t share = inside ? (int32_t)(((int64_t)(begin + 1) * shares - 1) / total) : i;
-        int32_t end = (int32_t)((int64_t)total * (share + 1) / shares);
-        if (inside && begin == (int32_t)((int64_t)total * share / shares)) {
+        int32_t begin = inside ? start_of(i - shares) : begins[i];
+        int32_t share = inside ? find_last(begins, shares, begin) : i, end = begins[share + 1];
+        if (inside && begin == begins[share]) {
             continue; /* the item begins with the share */
         }
         int32_t column =
             inside ? i - shares : find_last(starts, row_tiles, begin * abreast) / abreast;
         int32_t item = start_of(column), item_end = start_of(column + 1);
-        int32_t first = (int32_t)(((int64_t)(item + 1) * shares - 1) / total);
-        int32_t last = (int32_t)(((int64_t)item_end * shares - 1) / total);
+        int32_t first = find_last(begins, shares, item);
+        int32_t last = find_last(begins, shares, item_end - 1);
         for (int32_t lane = 0; lane < abreast; lane++) {
             gpu_segment &s = plan.segments[i * abreast + lane];
             s.row_tile_index = column * abreast + lane;
@@ -370,7 +423,7 @@ GPU_DEVICE void make_schedule(const gpu_problem &p, const gpu_schedule &plan, pl
     int32_t *starts = row_tiles <= PLAN_ROW_TILES ? memory.key_tile_start : plan.key_tile_start;
     int32_t total = plan_row_tiles(p, plan, &row_tiles, starts, memory.warps);
     if (plan.by_item == 2) {
-        segments = total > 0 ? cut_shares(plan, row_tiles, total, starts) : 0;
+        segments = total > 0 ? cut_shares(plan, row_tiles, total, starts, memory) : 0;
     } else if (plan.by_item) {
         segments = cut_items(p, plan, row_tiles, total, memory.warps);
     } else if (total > 0) {
