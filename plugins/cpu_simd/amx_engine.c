@@ -8,7 +8,7 @@
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
-#include "vec/amx_direct.h"
+#include "vec/amx_codes.h"
 #include "vec/amx_flash.h"
 #include "vec/amx_products.h"
 
@@ -169,7 +169,7 @@ static const struct engine engine_bf16 = {
     .softmax = bf16_softmax,
     .flash = &amx_flash,
     .direct = &amx_direct,
-    .direct_fp8 = &fp8_direct,
+    .direct_fp8 = &amx_fp8_direct,
     .direct_int8 = &int8_direct,
     .direct_int4 = &int4_direct,
 };

@@ -187,6 +187,7 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     };
     const struct row_source *keys = &run->problem.keys;
     const struct row_source *values = &run->problem.values;
+    const struct direct_engine *engine = keys->direct;
     direct->bunch = at_most(item->num_heads, DIRECT_SCORE_ROWS / direct->rows_padded);
     direct->side_by_side = direct->bunch > 1 && keys->stride_head > 0 && values->stride_head > 0 &&
                            keys->stride_slot > keys->stride_head &&
@@ -199,9 +200,12 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         char *q = scratch + at->q + (size_t)(h * direct->rows_padded) * row_bytes;
         load_queries(run, item, item->head + h, q, direct->rows_padded);
         int32_t count = item->num_tokens * shape->group;
-        for (int32_t r = 0; r < count && run->problem.keys.direct->order != NULL; r++) {
+        for (int32_t r = 0; r < count && engine->order != NULL; r++) {
             q_scale[h * direct->rows_padded + r] =
-                run->problem.keys.direct->order(q + (size_t)r * row_bytes, shape->depth_padded);
+                engine->order(q + (size_t)r * row_bytes, shape->depth_padded);
+        }
+        if (engine->pack != NULL) { /* no keys are packed yet */
+            engine->pack(q, scratch + at->keys, direct->rows_padded, shape->depth_padded);
         }
     }
     memset(scratch + at->accumulator, 0,

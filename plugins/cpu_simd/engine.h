@@ -94,6 +94,8 @@ struct direct_engine {
     int32_t half_tile_rows;
     /* brings a row of q into the order and form of scores, and returns its scale; NULL: it is */
     float (*order)(void *q, int32_t n);
+    /* then all rows of a head into what scores takes, over memory of their size; NULL: they are */
+    void (*pack)(void *q, void *memory, int32_t rows, int32_t depth);
 };
 
 /* What FLASH_ROWS rows of an item see of a tile. */

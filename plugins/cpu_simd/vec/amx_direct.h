@@ -3,9 +3,10 @@
  * several queries over one key head.
  *
  * Scores: keys are the left operand, 16 of a tile where they lie, and queries the right one. 64
- * keys of 576 dims: 72 tdpbf16ps (1152 cycles), 18 blocks of queries transposed (1200). Values: two
- * rows are interleaved into pairs (2 loads, 2 shuffles and 2 stores for 32 columns); 64 keys of 512
- * columns: 64 tdpbf16ps (1024 cycles), 2048 stores. Vectors would take 544 cycles a key. */
+ * keys of 576 dims: 72 tdpbf16ps (1152 cycles), of queries that are transposed once an item.
+ * Values: two rows are interleaved into pairs (2 loads, 2 shuffles and 2 stores for 32 columns); 64
+ * keys of 512 columns: 64 tdpbf16ps (1024 cycles), 2048 stores. Vectors would take 544 cycles a
+ * key. */
 #ifndef CPU_SIMD_AMX_DIRECT_H
 #define CPU_SIMD_AMX_DIRECT_H
 
@@ -37,18 +38,31 @@ INLINE void bursts_step(struct bursts *bursts)
     }
 }
 
-/* 32 dims of up to 16 rows of q as the right operand: [16 pairs of dims][16 rows][2]. */
-INLINE void amx_pack_queries(uint16_t *packed, const uint16_t *q, int32_t rows, int32_t depth)
+/* Rows as right operands, a unit of 64 bytes of all of them behind the other: of each unit
+ * [16][rows] of 4 bytes, which for fewer than 16 rows are read as overlapping rows of a tile. */
+static void amx_pack_rows(void *q, void *memory, int32_t rows, int32_t depth)
 {
-    __m512 block[TILE_ROWS];
+    const __mmask16 some = (__mmask16)((1u << rows) - 1u);
+    float *out = q;
+    memcpy(memory, q, (size_t)rows * (size_t)depth * 2);
+    for (const uint16_t *from = memory; from < (uint16_t *)memory + depth; from += 32) {
+        __m512 block[TILE_ROWS];
 #pragma GCC unroll 16
-    for (int32_t i = 0; i < TILE_ROWS; i++) {
-        block[i] = i < rows ? _mm512_loadu_ps(q + (int64_t)i * depth) : _mm512_setzero_ps();
+        for (int32_t i = 0; i < TILE_ROWS; i++) {
+            block[i] = i < rows ? _mm512_loadu_ps(from + (int64_t)i * depth) : _mm512_setzero_ps();
+        }
+        vf_transpose(block);
+#pragma GCC unroll 16
+        for (int32_t i = 0; i < TILE_ROWS; i++, out += rows) {
+            _mm512_mask_storeu_ps(out, some, block[i]);
+        }
     }
-    vf_transpose(block);
-#pragma GCC unroll 16
-    for (int32_t i = 0; i < TILE_ROWS; i++) {
-        _mm512_store_ps(packed + 32 * i, block[i]);
+}
+
+static void amx_direct_pack(void *q, void *memory, int32_t rows, int32_t depth)
+{
+    if (rows >= AMX_LEAST_ROWS) {
+        amx_pack_rows(q, memory, rows, depth);
     }
 }
 
@@ -94,7 +108,7 @@ static void amx_direct_scores(float *scores, const void *q, const struct direct_
         bf16_direct_scores(scores, q, args);
         return;
     }
-    _Alignas(64) uint16_t queries[2][TILE_ELEMENTS], copy[2][TILE_ELEMENTS];
+    _Alignas(64) uint16_t copy[2][TILE_ELEMENTS];
     _Alignas(64) float sums[DIRECT_KEYS / TILE_ROWS][TILE_ROWS * TILE_ROWS];
     const int32_t chunks = args->depth / 32, groups = (args->keys + TILE_ROWS - 1) / TILE_ROWS;
     const uint16_t *place[DIRECT_KEYS / TILE_ROWS];
@@ -103,14 +117,13 @@ static void amx_direct_scores(float *scores, const void *q, const struct direct_
     for (int32_t g = 0; g < groups; g++) {
         place[g] = amx_keys(args, g * TILE_ROWS, &stride[g]);
     }
+    tiles_and_memory();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int32_t c = 0; c < chunks; c++) {
-        amx_pack_queries(queries[c % 2], (const uint16_t *)q + 32 * c, args->rows, args->depth);
-        tiles_and_memory();
-        _tile_loadd(6, queries[c % 2], 64);
+        _tile_loadd(6, (const uint16_t *)q + (int64_t)32 * c * args->rows, 4 * (int64_t)args->rows);
         AMX_SCORES(0, 4)
         AMX_SCORES(1, 5)
         AMX_SCORES(2, 4)
@@ -230,6 +243,7 @@ static void amx_direct_values(float *acc, const void *p, const struct direct_arg
 static const struct direct_engine amx_direct = {.scores = amx_direct_scores,
                                                 .values = amx_direct_values,
                                                 .finish = bf16_direct_finish,
+                                                .pack = amx_direct_pack,
                                                 .half_tile_rows = AMX_LEAST_ROWS};
 
 #endif

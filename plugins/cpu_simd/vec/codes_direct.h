@@ -31,11 +31,10 @@ INLINE struct code_lookup code_lookup_of(const struct direct_args *args, const e
 
 /* The look-ups take 7 bits of a magnitude, which are 0 for int8's -128 as they are for 0: there the
  * table has 128, and what is 0 is masked. */
-INLINE void bytes_load(const struct code_lookup *lookup, const char *row, const enum code_kind kind,
-                       __m512i *first, __m512i *second)
+INLINE void bytes_widen(const struct code_lookup *lookup, __m512i codes, const enum code_kind kind,
+                        __m512i *first, __m512i *second)
 {
     const int is_int8 = kind == CODES_INT8;
-    __m512i codes = _mm512_loadu_si512(row);
     __m512i magnitude = is_int8 ? _mm512_abs_epi8(codes) : codes;
     __mmask64 some = is_int8 ? _mm512_test_epi8_mask(codes, codes) : ~(__mmask64)0;
     __m512i low = _mm512_permutex2var_epi8(lookup->low[0], magnitude, lookup->low[1]);
@@ -45,6 +44,12 @@ INLINE void bytes_load(const struct code_lookup *lookup, const char *row, const 
     high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8((char)0x80), 0xf8);
     *first = _mm512_unpacklo_epi8(low, high);
     *second = _mm512_unpackhi_epi8(low, high);
+}
+
+INLINE void bytes_load(const struct code_lookup *lookup, const char *row, const enum code_kind kind,
+                       __m512i *first, __m512i *second)
+{
+    bytes_widen(lookup, _mm512_loadu_si512(row), kind, first, second);
 }
 
 /* 32 bytes of two codes each */

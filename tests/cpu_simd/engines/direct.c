@@ -11,6 +11,7 @@ static struct {
     _Alignas(64) uint8_t rows[DIRECT_KEYS][4 * MAX_SIZE];
     _Alignas(64) uint8_t zero[4 * MAX_SIZE];
     _Alignas(64) uint8_t q[DIRECT_ROWS * MAX_SIZE * 4];
+    _Alignas(64) uint8_t packing[DIRECT_ROWS * MAX_SIZE * 4];
     _Alignas(64) float scores[DIRECT_ROWS * SCORE_STRIDE];
     _Alignas(64) float acc[DIRECT_ROWS * MAX_SIZE];
     double a[DIRECT_ROWS][MAX_SIZE];
@@ -29,6 +30,14 @@ struct codes {
     bool in_fours;    /* rows are blocks of 4 */
     const char *name;
 };
+
+/* One code that is no number, which all ways of reading e4m3 and e5m2 must see. */
+static void put_nan(int32_t keys, int32_t size)
+{
+    int32_t j = (int32_t)draw((uint32_t)keys), d = (int32_t)draw((uint32_t)size);
+    ((uint8_t *)(uintptr_t)it.pointers[j])[d] = draw(2) ? 0xff : 0x7f;
+    it.b[j][d] = NAN;
+}
 
 static void fill_keys(const struct codes *codes, int32_t keys, int32_t size)
 {
@@ -53,6 +62,9 @@ static void fill_keys(const struct codes *codes, int32_t keys, int32_t size)
             }
         }
     }
+    if ((codes->element == ELEMENT_E4M3 || codes->element == ELEMENT_E5M2) && draw(4) == 0) {
+        put_nan(keys, size);
+    }
 }
 
 /* Queries of `size` dims; int4's arrive as two parts that add up, each of half the row. */
@@ -72,6 +84,9 @@ static void fill_queries(const struct codes *codes, int32_t rows, int32_t size)
         if (codes->direct->order != NULL) {
             it.q_scale[r] = codes->direct->order(row, length);
         }
+    }
+    if (codes->direct->pack != NULL) {
+        codes->direct->pack(it.q, it.packing, rows, length);
     }
 }
 
