@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "support/services.h"
+
 /* A worker looks for the next loop for some ten microseconds before it sleeps: kernels follow each
  * other, and ceilings that come between must find the CPUs free. */
 #define SPINS 20000
@@ -102,20 +104,6 @@ static void log_warnings(void *user, int32_t level, const char *who, const char 
     }
 }
 
-static void *allocate(void *user, size_t size, size_t alignment)
-{
-    (void)user;
-    alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    (void)user;
-    (void)size;
-    free(memory);
-}
-
 struct pool *pool_create(int32_t num_threads)
 {
     struct pool *pool = calloc(1, sizeof *pool);
@@ -128,8 +116,8 @@ struct pool *pool_create(int32_t num_threads)
     pool->host = (struct attn_host){.struct_size = sizeof pool->host,
                                     .user = pool,
                                     .log = log_warnings,
-                                    .allocate = allocate,
-                                    .release = release,
+                                    .allocate = services_allocate,
+                                    .release = services_release,
                                     .parallel_for = parallel_for,
                                     .num_threads = num_threads};
     pool->workers = calloc((size_t)num_threads, sizeof *pool->workers);

@@ -329,21 +329,16 @@ static bool run_engines(struct run *run)
 
 static bool declared_slots_there(const struct backend *backend, struct attn_error *error)
 {
-    const struct attn_kernels *k = &backend->kernels;
-    const bool there[ATTN_KERNEL_COUNT] = {
-        k->attend != NULL,        k->write_kv != NULL,    k->merge_states != NULL,
-        k->rope_write_kv != NULL, k->attend_mla != NULL,  k->attend_mla_sparse != NULL,
-        k->gather_kv != NULL,     k->gated_delta != NULL, k->batched_gemm != NULL,
-        k->quantize != NULL,      k->amax != NULL,        k->copy_blocks != NULL,
-        k->copy != NULL,          k->fill != NULL,        k->make_block_table != NULL};
     for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
-        if (there[i] != (backend->caps.kernels >> i & 1)) {
+        const struct call_target *target = &call_targets[i];
+        void (*slot)(void);
+        memcpy(&slot, (const char *)&backend->kernels + target->slot, sizeof slot);
+        const bool declared = (backend->caps.kernels & target->kernel) != 0;
+        if ((slot != NULL) != declared) {
             snprintf(error->field, sizeof error->field, "kernels");
             snprintf(error->message, sizeof error->message,
-                     "%s is %s in the declared mask and %s in the table of kernels",
-                     code_name(ATTN_NAMES_KERNEL, i),
-                     backend->caps.kernels >> i & 1 ? "set" : "not set",
-                     there[i] ? "there" : "NULL");
+                     "%s is %s in the declared mask and %s in the table of kernels", target->name,
+                     declared ? "set" : "not set", slot != NULL ? "there" : "NULL");
             return false;
         }
     }

@@ -288,35 +288,24 @@ static enum trial_result run_tested(struct trial *trial, const struct problem *p
 enum trial_result trial_attend(struct trial *trial, const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
-    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct problem problem;
-    struct side reference = {.device = &host}, tested = {.device = trial->device};
-    enum trial_result result;
-    if (!problem_init(&problem, space, attend_case, seed)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
-    attn_status status = side_write_context(trial->reference, &problem, &error);
-    if (status != ATTN_OK) {
-        result = trial_call_failed(trial, "reference write_kv", status, &error);
-    } else if (!side_init(&reference, trial->reference, &host, &problem) ||
-               !side_init(&tested, trial->tested, trial->device, &problem)) {
-        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    } else {
-        tested.binding.layer.batch_invariant = way == TRIAL_ALONE;
-        output_bind(&problem, &tested.binding.output, &tested.binding.layer, &tested.binding.attend,
-                    tested.memory, trial->device->device);
-        side_loosen(&tested, &problem);
-        if (!trial_supports(trial, trial->tested, &tested.binding.layer, problem.phase)) {
+    struct sides sides;
+    enum trial_result result = sides_init(&sides, trial, space, attend_case, seed);
+    if (result == TRIAL_PASSED) {
+        struct binding *binding = &sides.tested.binding;
+        binding->layer.batch_invariant = way == TRIAL_ALONE;
+        output_bind(&sides.problem, &binding->output, &binding->layer, &binding->attend,
+                    sides.tested.memory, trial->device->device);
+        side_loosen(&sides.tested, &sides.problem);
+        if (!trial_supports(trial, trial->tested, &binding->layer, sides.problem.phase)) {
             result = TRIAL_SKIPPED;
         } else {
-            status = side_run_reference(&reference, &problem, &error);
-            result = status == ATTN_OK ? run_tested(trial, &problem, &reference, &tested, way)
-                                       : trial_call_failed(trial, "reference", status, &error);
+            attn_status status = side_run_reference(&sides.reference, &sides.problem, &error);
+            result = status == ATTN_OK
+                         ? run_tested(trial, &sides.problem, &sides.reference, &sides.tested, way)
+                         : trial_call_failed(trial, "reference", status, &error);
         }
     }
-    side_finish(&tested);
-    side_finish(&reference);
-    problem_finish(&problem);
+    sides_finish(&sides);
     return result;
 }

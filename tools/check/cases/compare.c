@@ -109,3 +109,22 @@ enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
     }
     return largest > 1 ? TRIAL_FAILED : TRIAL_PASSED;
 }
+
+enum trial_result compare_lse(struct trial *trial, const struct compared_lse *rows,
+                              const void *expected, const void *found, double absolute,
+                              double relative)
+{
+    for (int64_t h = 0; h < rows->heads; h++) {
+        for (int64_t t = rows->first_row; t < rows->first_row + rows->num_rows; t++) {
+            const int64_t at = h * rows->stride_head + t * rows->stride_row;
+            const double want = ((const float *)expected)[at], have = ((const float *)found)[at];
+            const bool same = want == have || (isnan(want) && isnan(have)) ||
+                              fabs(want - have) <= absolute + relative * fabs(want);
+            if (!same && (rows->wanted == NULL || rows->wanted[t])) {
+                return trial_say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
+                                 (int)h, (int)t, have, want);
+            }
+        }
+    }
+    return TRIAL_PASSED;
+}

@@ -37,4 +37,15 @@ struct compared {
 enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
                                const void *expected, const void *found, struct bound bound);
 
+/* A log-sum-exp [heads, rows] of those strides, of which rows count as in compare_rows. NaN and
+ * infinities equal themselves only. */
+struct compared_lse {
+    int64_t heads, stride_head, stride_row;
+    int64_t first_row, num_rows;
+    const uint8_t *wanted;
+};
+enum trial_result compare_lse(struct trial *trial, const struct compared_lse *rows,
+                              const void *expected, const void *found, double absolute,
+                              double relative);
+
 #endif

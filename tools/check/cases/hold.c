@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cases/hold.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,26 +24,6 @@ static uint8_t *wanted_rows(const struct problem *problem)
         rows[listed[i]] = 1;
     }
     return rows;
-}
-
-static enum trial_result hold_lse(struct trial *trial, const struct problem *problem,
-                                  const struct attn_tensor *lse, const uint8_t *rows,
-                                  const uint8_t *expected, const uint8_t *found)
-{
-    double bound = bound_of_lse(problem->v);
-    for (int64_t h = 0; h < lse->shape[0]; h++) {
-        for (int64_t t = 0; t < problem->num_actual_tokens; t++) {
-            int64_t at = h * lse->strides[0] + t * lse->strides[1];
-            double want = ((const float *)expected)[at];
-            double have = ((const float *)found)[at];
-            bool same = want == have || fabs(want - have) <= bound || (isnan(want) && isnan(have));
-            if (rows[t] && !same) {
-                return trial_say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
-                                 (int)h, (int)t, have, want);
-            }
-        }
-    }
-    return TRIAL_PASSED;
 }
 
 /* Rows of out before the batch's first and behind its last belong to others. */
@@ -101,8 +80,11 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
         result = hold_cache(trial, problem, expected, found);
     }
     if (result == TRIAL_PASSED && tested->binding.attend.lse != NULL) {
-        result = hold_lse(trial, problem, &tested->binding.lse, rows, expected + problem->at.lse,
-                          found + problem->at.lse);
+        const int64_t *strides = tested->binding.lse.strides;
+        const struct compared_lse lse = {tested->binding.lse.shape[0], strides[0], strides[1], 0,
+                                         problem->num_actual_tokens,   rows};
+        result = compare_lse(trial, &lse, expected + problem->at.lse, found + problem->at.lse,
+                             bound_of_lse(problem->v), 0);
     }
 done:
     free(found);

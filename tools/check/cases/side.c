@@ -196,3 +196,31 @@ bool side_guards_whole(struct side *side)
 {
     return plan_memory_guards_whole(&side->plan, side->device);
 }
+
+enum trial_result sides_init(struct sides *sides, struct trial *trial,
+                             const struct case_space *space, const struct attend_case *c,
+                             uint64_t seed)
+{
+    static const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    sides->reference = (struct side){.device = &host};
+    sides->tested = (struct side){.device = trial->device};
+    if (!problem_init(&sides->problem, space, c, seed)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    attn_status status = side_write_context(trial->reference, &sides->problem, &error);
+    if (status != ATTN_OK) {
+        return trial_call_failed(trial, "reference write_kv", status, &error);
+    }
+    return side_init(&sides->reference, trial->reference, &host, &sides->problem) &&
+                   side_init(&sides->tested, trial->tested, trial->device, &sides->problem)
+               ? TRIAL_PASSED
+               : trial_say(trial, TRIAL_FAILED, "no memory for the case");
+}
+
+void sides_finish(struct sides *sides)
+{
+    side_finish(&sides->tested);
+    side_finish(&sides->reference);
+    problem_finish(&sides->problem);
+}

@@ -8,6 +8,7 @@
 #include "common/device.h"
 #include "harness/planned.h"
 #include "cases/problem.h"
+#include "harness/trial.h"
 
 /* The host's copies of lengths that are bounds. */
 struct loose_lengths {
@@ -55,5 +56,18 @@ attn_status side_write_context(struct backend *reference, struct problem *proble
 attn_status side_run_reference(struct side *reference, const struct problem *problem,
                                struct attn_error *error);
 bool side_guards_whole(struct side *side);
+
+/* A case's problem with the copies of both backends, the reference's on the host. */
+struct sides {
+    struct problem problem;
+    struct side reference, tested;
+};
+
+/* TRIAL_PASSED, or with its message why there is no such problem. sides_finish is due either way.
+ */
+enum trial_result sides_init(struct sides *sides, struct trial *trial,
+                             const struct case_space *space, const struct attend_case *c,
+                             uint64_t seed);
+void sides_finish(struct sides *sides);
 
 #endif

@@ -7,22 +7,14 @@
 
 #include "common/library.h"
 #include "harness/watch.h"
+#include "support/services.h"
 
 #define CORE_THREADS 2
 
 static void *count_allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
-    alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
     watch_allocation();
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    (void)user;
-    (void)size;
-    free(memory);
+    return services_allocate(user, size, alignment);
 }
 
 /* What goes wrong is in the errors; cases that have to be refused would fill the log. */
@@ -81,7 +73,7 @@ attn_status core_open(struct core *core, const struct resolved *resolved,
                                     .user = core,
                                     .log = log_nothing,
                                     .allocate = count_allocate,
-                                    .release = release};
+                                    .release = services_release};
     const struct attn_runtime_options options = {.struct_size = sizeof options,
                                                  .host = &core->host,
                                                  .backend = "",

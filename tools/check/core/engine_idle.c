@@ -181,36 +181,29 @@ static enum trial_result run_usual(struct trial *trial, const struct problem *pr
 static enum trial_result run_case(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct idle_case *c = variant;
-    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
     struct core as_reference = core_of_reference(c->core);
-    struct side reference = {.device = &host}, tested = {.device = trial->device};
-    struct engine engines[2] = {{.core = &as_reference, .device = &host},
-                                {.core = c->core, .device = trial->device}};
-    const struct lane lanes[2] = {{&as_reference, &reference, &engines[0]},
-                                  {c->core, &tested, &engines[1]}};
+    struct sides sides;
+    struct engine engines[2] = {{.core = NULL}};
+    const struct lane lanes[2] = {{&as_reference, &sides.reference, &engines[0]},
+                                  {c->core, &sides.tested, &engines[1]}};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct problem problem;
-    if (!problem_init(&problem, c->space, &c->attend_case, seed)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    attn_status status = ATTN_OK;
+    enum trial_result result = sides_init(&sides, trial, c->space, &c->attend_case, seed);
+    for (int32_t i = 0; i < 2 && result == TRIAL_PASSED && status == ATTN_OK; i++) {
+        status = open_lane(&lanes[i], &sides.problem, &error);
+        status = status == ATTN_OK ? run_idle(&lanes[i], &sides.problem, c->way, &error) : status;
     }
-    attn_status status = side_write_context(trial->reference, &problem, &error);
-    if (status == ATTN_OK && (!side_init(&reference, trial->reference, &host, &problem) ||
-                              !side_init(&tested, trial->tested, trial->device, &problem))) {
-        status = ATTN_ERROR_OUT_OF_MEMORY;
+    if (result == TRIAL_PASSED) {
+        result = status == ATTN_OK
+                     ? hold_idle(trial, &sides.problem, c->way, &sides.reference, &lanes[1])
+                     : trial_call_failed(trial, "a step without work", status, &error);
     }
-    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
-        status = open_lane(&lanes[i], &problem, &error);
-        status = status == ATTN_OK ? run_idle(&lanes[i], &problem, c->way, &error) : status;
+    if (result == TRIAL_PASSED) {
+        result = run_usual(trial, &sides.problem, &sides.reference, &lanes[1]);
     }
-    enum trial_result result =
-        status == ATTN_OK ? hold_idle(trial, &problem, c->way, &reference, &lanes[1])
-                          : trial_call_failed(trial, "a step without work", status, &error);
-    result = result == TRIAL_PASSED ? run_usual(trial, &problem, &reference, &lanes[1]) : result;
     engine_finish(&engines[1]);
     engine_finish(&engines[0]);
-    side_finish(&tested);
-    side_finish(&reference);
-    problem_finish(&problem);
+    sides_finish(&sides);
     return result;
 }
 

@@ -276,33 +276,26 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
                                const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
-    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct problem problem;
-    struct side reference = {.device = &host}, tested = {.device = trial->device};
+    struct sides sides;
     struct side other = {.device = trial->device};
     struct engine engine = {.core = core, .device = trial->device};
-    struct run run = {trial, &problem, &engine, &tested, &other, 0};
-    enum trial_result result;
-    if (!problem_init(&problem, space, attend_case, seed)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    struct run run = {trial, &sides.problem, &engine, &sides.tested, &other, 0};
+    enum trial_result result = sides_init(&sides, trial, space, attend_case, seed);
+    if (result == TRIAL_PASSED &&
+        !side_init(&other, trial->tested, trial->device, &sides.problem)) {
+        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
-    attn_status status = side_write_context(trial->reference, &problem, &error);
-    if (status == ATTN_OK && (!side_init(&reference, trial->reference, &host, &problem) ||
-                              !side_init(&tested, trial->tested, trial->device, &problem) ||
-                              !side_init(&other, trial->tested, trial->device, &problem))) {
-        status = ATTN_ERROR_OUT_OF_MEMORY;
+    if (result == TRIAL_PASSED) {
+        side_loosen(&sides.tested, &sides.problem);
+        side_loosen(&other, &sides.problem);
+        attn_status status = side_run_reference(&sides.reference, &sides.problem, &error);
+        result = status == ATTN_OK ? run_engine(&run, &sides.reference, way)
+                                   : trial_call_failed(trial, "reference", status, &error);
     }
-    side_loosen(&tested, &problem);
-    side_loosen(&other, &problem);
-    status = status == ATTN_OK ? side_run_reference(&reference, &problem, &error) : status;
-    result = status == ATTN_OK ? run_engine(&run, &reference, way)
-                               : trial_call_failed(trial, "reference", status, &error);
     engine_finish(&engine);
     side_finish(&other);
-    side_finish(&tested);
-    side_finish(&reference);
-    problem_finish(&problem);
+    sides_finish(&sides);
     return result;
 }
 

@@ -7,8 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/find.h"
 #include "harness/stack.h"
 #include "harness/watch.h"
+#include "support/services.h"
 
 #define HOST_THREADS 2
 
@@ -33,17 +35,8 @@ static void host_log(void *user, int32_t level, const char *who, const char *mes
 
 static void *host_allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
-    alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
     watch_allocation();
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void host_release(void *user, void *memory, size_t size)
-{
-    (void)user;
-    (void)size;
-    free(memory);
+    return services_allocate(user, size, alignment);
 }
 
 void backend_stack_used(struct check_host *services, size_t bytes)
@@ -84,19 +77,6 @@ struct wanted {
     struct backend *backend;
     const char *name;
 };
-
-static bool fits(const struct attn_backend_caps *caps, const char *name)
-{
-    size_t length = strlen(caps->name);
-    if (name == NULL) {
-        return true;
-    }
-    if (strncmp(name, caps->name, length) != 0) {
-        return false;
-    }
-    return name[length] == '\0' ||
-           (name[length] == '@' && strcmp(name + length + 1, caps->variant) == 0);
-}
 
 const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, uint32_t id,
                                          size_t size)
@@ -140,7 +120,8 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     struct wanted *wanted = user;
     struct attn_backend_caps *mine = &wanted->backend->caps;
     wanted->backend->num_reported++;
-    if (caps->struct_size < sizeof *caps || mine->name != NULL || !fits(caps, wanted->name)) {
+    if (caps->struct_size < sizeof *caps || mine->name != NULL ||
+        (wanted->name != NULL && !backend_is_named(caps, wanted->name))) {
         return ATTN_OK;
     }
     *mine = *caps;
@@ -198,7 +179,7 @@ attn_status backend_open(struct backend *backend, const char *file, const char *
         .user = &backend->services,
         .log = host_log,
         .allocate = host_allocate,
-        .release = host_release,
+        .release = services_release,
         .parallel_for = host_parallel_for,
         .num_threads = HOST_THREADS,
     };

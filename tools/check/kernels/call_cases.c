@@ -108,7 +108,7 @@ static void try_attend(const struct kernel_sink *sink, const struct call_target 
 
 void call_cases(const struct kernel_sink *sink)
 {
-    for (int32_t i = 0; i < num_call_targets; i++) {
+    for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
         const struct call_target *target = &call_targets[i];
         bool attends = target->kernel & (ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV);
         for (int32_t j = 0; j < target->num_places && (sink->caps->kernels & target->kernel); j++) {

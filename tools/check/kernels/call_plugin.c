@@ -2,11 +2,11 @@
 /* The plugin's own functions: versions that it does not speak, hosts of other sizes, hosts without
  * memory, and what accepts NULL. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/calls.h"
 #include "cases/side.h"
+#include "support/services.h"
 
 #define MOST_ALLOCATIONS 64
 
@@ -19,17 +19,7 @@ struct poor_host {
 static void *poor_allocate(void *user, size_t size, size_t alignment)
 {
     struct poor_host *poor = user;
-    alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
-    return poor->left-- > 0
-               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
-               : NULL;
-}
-
-static void poor_release(void *user, void *memory, size_t size)
-{
-    (void)user;
-    (void)size;
-    free(memory);
+    return poor->left-- > 0 ? services_allocate(user, size, alignment) : NULL;
 }
 
 static void poor_init(struct poor_host *poor, const struct backend *tested, int32_t left)
@@ -37,7 +27,7 @@ static void poor_init(struct poor_host *poor, const struct backend *tested, int3
     poor->host = tested->services.host;
     poor->host.user = poor;
     poor->host.allocate = poor_allocate;
-    poor->host.release = poor_release;
+    poor->host.release = services_release;
     poor->left = left;
 }
 

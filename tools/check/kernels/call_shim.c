@@ -12,13 +12,16 @@
 const char *const call_change_names[CALL_CHANGE_COUNT] = {"with an unknown tail",
                                                           "with an unknown extension"};
 
+#define SELF(type)                                                                                 \
+    {                                                                                              \
+        "args", CALL_ARGS, CALL_SELF, sizeof(struct type)                                          \
+    }
 #define PLACE_OF(type, label, which, member)                                                       \
     {                                                                                              \
         label, which, offsetof(struct type, member), sizeof *((struct type *)NULL)->member         \
     }
 #define ATTEND_PLACES                                                                              \
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_attend_args)},                               \
-        PLACE_OF(attn_attend_args, "layer", CALL_LAYER, layer),                                    \
+    SELF(attn_attend_args), PLACE_OF(attn_attend_args, "layer", CALL_LAYER, layer),                \
         PLACE_OF(attn_attend_args, "params", CALL_PARAMS, params),                                 \
         PLACE_OF(attn_attend_args, "batch", CALL_BATCH, batch),                                    \
         PLACE_OF(attn_attend_args, "k_cache", CALL_K_CACHE, k_cache)
@@ -28,54 +31,40 @@ static const struct call_place attend_places[] = {
     {"limits", CALL_LIMITS, CALL_NOT_THERE, sizeof(struct attn_limits)}};
 static const struct call_place latent_places[] = {ATTEND_PLACES};
 static const struct call_place write_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_write_kv_args)},
-    PLACE_OF(attn_write_kv_args, "layer", CALL_LAYER, layer),
+    SELF(attn_write_kv_args), PLACE_OF(attn_write_kv_args, "layer", CALL_LAYER, layer),
     PLACE_OF(attn_write_kv_args, "params", CALL_PARAMS, params),
     PLACE_OF(attn_write_kv_args, "k_cache", CALL_K_CACHE, k_cache),
     PLACE_OF(attn_write_kv_args, "v_cache", CALL_V_CACHE, v_cache)};
 static const struct call_place gather_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_gather_kv_args)},
-    PLACE_OF(attn_gather_kv_args, "layer", CALL_LAYER, layer),
+    SELF(attn_gather_kv_args), PLACE_OF(attn_gather_kv_args, "layer", CALL_LAYER, layer),
     PLACE_OF(attn_gather_kv_args, "params", CALL_PARAMS, params),
     PLACE_OF(attn_gather_kv_args, "cache", CALL_K_CACHE, cache),
     PLACE_OF(attn_gather_kv_args, "batch", CALL_BATCH, batch)};
-static const struct call_place merge_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_merge_states_args)}};
-static const struct call_place gemm_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_batched_gemm_args)}};
-static const struct call_place quantize_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_quantize_args)}};
-static const struct call_place amax_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_amax_args)}};
-static const struct call_place copy_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_copy_blocks_args)}};
-static const struct call_place bytes_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_copy_args)}};
-static const struct call_place fill_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_fill_args)}};
-
-static const struct call_place table_places[] = {
-    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_block_table_args)}};
 
 #define COUNT(array) (int32_t)(sizeof array / sizeof *array)
-const struct call_target call_targets[] = {
-    {"write_kv", ATTN_KERNEL_WRITE_KV, write_places, COUNT(write_places)},
-    {"attend", ATTN_KERNEL_ATTEND, attend_places, COUNT(attend_places)},
-    {"merge_states", ATTN_KERNEL_MERGE_STATES, merge_places, COUNT(merge_places)},
-    {"rope_write_kv", ATTN_KERNEL_ROPE_WRITE_KV, write_places, COUNT(write_places)},
-    {"attend_mla", ATTN_KERNEL_ATTEND_MLA, latent_places, COUNT(latent_places)},
-    {"attend_mla_sparse", ATTN_KERNEL_ATTEND_MLA_SPARSE, latent_places, COUNT(latent_places)},
-    {"gather_kv", ATTN_KERNEL_GATHER_KV, gather_places, COUNT(gather_places)},
-    {"gated_delta", ATTN_KERNEL_GATED_DELTA, latent_places, COUNT(latent_places)},
-    {"batched_gemm", ATTN_KERNEL_BATCHED_GEMM, gemm_places, COUNT(gemm_places)},
-    {"quantize", ATTN_KERNEL_QUANTIZE, quantize_places, COUNT(quantize_places)},
-    {"amax", ATTN_KERNEL_AMAX, amax_places, COUNT(amax_places)},
-    {"copy_blocks", ATTN_KERNEL_COPY_BLOCKS, copy_places, COUNT(copy_places)},
-    {"copy", ATTN_KERNEL_COPY, bytes_places, COUNT(bytes_places)},
-    {"fill", ATTN_KERNEL_FILL, fill_places, COUNT(fill_places)},
-    {"make_block_table", ATTN_KERNEL_MAKE_BLOCK_TABLE, table_places, COUNT(table_places)},
-};
-const int32_t num_call_targets = COUNT(call_targets);
+#define PLACES(places) places, COUNT(places)
+#define ONLY(type) (const struct call_place[]){SELF(type)}, 1
+/* Slot, its bit, its arguments and their structs. */
+#define KERNELS(X)                                                                                 \
+    X(attend, ATTEND, attn_attend_args, PLACES(attend_places))                                     \
+    X(write_kv, WRITE_KV, attn_write_kv_args, PLACES(write_places))                                \
+    X(merge_states, MERGE_STATES, attn_merge_states_args, ONLY(attn_merge_states_args))            \
+    X(rope_write_kv, ROPE_WRITE_KV, attn_write_kv_args, PLACES(write_places))                      \
+    X(attend_mla, ATTEND_MLA, attn_attend_args, PLACES(latent_places))                             \
+    X(attend_mla_sparse, ATTEND_MLA_SPARSE, attn_attend_args, PLACES(latent_places))               \
+    X(gather_kv, GATHER_KV, attn_gather_kv_args, PLACES(gather_places))                            \
+    X(gated_delta, GATED_DELTA, attn_attend_args, PLACES(latent_places))                           \
+    X(batched_gemm, BATCHED_GEMM, attn_batched_gemm_args, ONLY(attn_batched_gemm_args))            \
+    X(quantize, QUANTIZE, attn_quantize_args, ONLY(attn_quantize_args))                            \
+    X(amax, AMAX, attn_amax_args, ONLY(attn_amax_args))                                            \
+    X(copy_blocks, COPY_BLOCKS, attn_copy_blocks_args, ONLY(attn_copy_blocks_args))                \
+    X(copy, COPY, attn_copy_args, ONLY(attn_copy_args))                                            \
+    X(fill, FILL, attn_fill_args, ONLY(attn_fill_args))                                            \
+    X(make_block_table, MAKE_BLOCK_TABLE, attn_block_table_args, ONLY(attn_block_table_args))
+
+#define TARGET(slot, bit, type, ...)                                                               \
+    {#slot, ATTN_KERNEL_##bit, offsetof(struct attn_kernels, slot), __VA_ARGS__},
+const struct call_target call_targets[ATTN_KERNEL_COUNT] = {KERNELS(TARGET)};
 
 /* A changed call's structs, kept as long as the case: a plan may hold what it was given. */
 struct changed {
@@ -174,7 +163,7 @@ static attn_status settle(attn_status status, const struct attn_error *mine,
     return status;
 }
 
-#define SHIM(slot, type)                                                                           \
+#define SHIM(slot, bit, type, ...)                                                                 \
     static attn_status shim_##slot(const struct type *args, struct attn_error *error)              \
     {                                                                                              \
         struct attn_error mine;                                                                    \
@@ -186,21 +175,7 @@ static attn_status settle(attn_status status, const struct attn_error *mine,
         }                                                                                          \
         return settle(shim.real.slot(given, error_given(&mine)), &mine, error);                    \
     }
-SHIM(attend, attn_attend_args)
-SHIM(write_kv, attn_write_kv_args)
-SHIM(merge_states, attn_merge_states_args)
-SHIM(rope_write_kv, attn_write_kv_args)
-SHIM(attend_mla, attn_attend_args)
-SHIM(attend_mla_sparse, attn_attend_args)
-SHIM(gather_kv, attn_gather_kv_args)
-SHIM(gated_delta, attn_attend_args)
-SHIM(batched_gemm, attn_batched_gemm_args)
-SHIM(quantize, attn_quantize_args)
-SHIM(amax, attn_amax_args)
-SHIM(copy_blocks, attn_copy_blocks_args)
-SHIM(copy, attn_copy_args)
-SHIM(fill, attn_fill_args)
-SHIM(make_block_table, attn_block_table_args)
+KERNELS(SHIM)
 
 /* prepare, schedule_size and plan are the target's too, if it is one that they serve. */
 static bool is_planned(void)
@@ -272,27 +247,13 @@ static attn_status shim_prepare(const struct attn_prepare_args *args, attn_prepa
                : settle(shim.real.prepare(changed, prepared, error_given(&mine)), &mine, error);
 }
 
-#define PUT(slot) k->slot = k->slot != NULL ? shim_##slot : NULL
+#define PUT(slot, ...) k->slot = k->slot != NULL ? shim_##slot : NULL;
 static void put_table(struct attn_kernels *k)
 {
-    PUT(attend);
-    PUT(write_kv);
-    PUT(merge_states);
-    PUT(rope_write_kv);
-    PUT(attend_mla);
-    PUT(attend_mla_sparse);
-    PUT(gather_kv);
-    PUT(gated_delta);
-    PUT(batched_gemm);
-    PUT(quantize);
-    PUT(amax);
-    PUT(copy_blocks);
-    PUT(copy);
-    PUT(fill);
-    PUT(make_block_table);
-    PUT(prepare);
-    PUT(schedule_size);
-    PUT(schedule);
+    KERNELS(PUT)
+    PUT(prepare, 0)
+    PUT(schedule_size, 0)
+    PUT(schedule, 0)
 }
 
 enum trial_result call_run(struct trial *trial, const struct call_target *target,

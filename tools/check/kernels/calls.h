@@ -32,6 +32,7 @@ extern const char *const call_change_names[CALL_CHANGE_COUNT];
 struct call_target {
     const char *name; /* as in attn_kernels */
     uint64_t kernel;  /* ATTN_KERNEL_* */
+    size_t slot;      /* offset in attn_kernels */
     const struct call_place *places;
     int32_t num_places;
 };
@@ -46,8 +47,7 @@ struct call_place {
 #define CALL_SELF SIZE_MAX
 #define CALL_NOT_THERE (SIZE_MAX - 1)
 
-extern const struct call_target call_targets[];
-extern const int32_t num_call_targets;
+extern const struct call_target call_targets[ATTN_KERNEL_COUNT]; /* call_shim.c */
 
 /* call_shim.c. A case run with one struct of the target's calls changed. */
 enum trial_result call_run(struct trial *trial, const struct call_target *target,

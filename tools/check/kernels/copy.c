@@ -33,108 +33,100 @@ static bool init(struct memories *m, const struct device *device, uint64_t *rand
     return m->device != NULL && device_write(device, m->device, m->before[0], SIZE);
 }
 
-static enum trial_result hold(struct trial *trial, struct memories *m, const char *what,
-                              attn_status status, const struct attn_error *error)
-{
-    bool read = device_read(trial->device, m->after, m->device, SIZE);
-    if (status == ATTN_ERROR_UNSUPPORTED) {
-        return trial_call_refused(trial, error);
-    }
-    if (status != ATTN_OK || !read) {
-        return trial_call_failed(trial, what, status, error);
-    }
-    return memcmp(m->after, m->expected[0], SIZE) == 0 && memcmp(m->host, m->expected[1], SIZE) == 0
-               ? TRIAL_PASSED
-               : trial_say(trial, TRIAL_FAILED, "bytes do not stand where they were sent");
-}
+/* One call of the backend over the two memories; what they are to be goes into `expected`. */
+typedef attn_status copy_call(struct trial *trial, struct memories *m, int32_t kind,
+                              struct attn_error *error);
 
-static enum trial_result run_copy_blocks(struct trial *trial, const void *variant, uint64_t seed)
+struct copy_variant {
+    const char *what;
+    copy_call *call;
+    int32_t kind;
+};
+
+static attn_status call_copy_blocks(struct trial *trial, struct memories *m, int32_t kind,
+                                    struct attn_error *error)
 {
-    int32_t kind = *(const int32_t *)variant;
-    struct memories *m = calloc(1, sizeof *m);
     struct { /* as a newer core has them */
         struct attn_block_copy known;
         int64_t further;
     } copies[CACHES];
-    struct attn_error error = ATTN_ERROR_INIT;
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (m != NULL && init(m, trial->device, &seed)) {
-        int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
-        for (int32_t c = 0; c < CACHES; c++) {
-            size_t at = (size_t)c * BLOCKS * STRIDE;
-            copies[c].known =
-                (struct attn_block_copy){(from ? m->host : m->device) + at,
-                                         (to ? m->host : m->device) + at, STRIDE, STRIDE, BYTES};
-            copies[c].further = -1;
-            for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i += 2) {
-                memcpy(m->expected[to] + at + pairs[i + 1] * STRIDE,
-                       m->expected[from] + at + pairs[i] * STRIDE, BYTES);
-            }
+    int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
+    for (int32_t c = 0; c < CACHES; c++) {
+        size_t at = (size_t)c * BLOCKS * STRIDE;
+        copies[c].known =
+            (struct attn_block_copy){(from ? m->host : m->device) + at,
+                                     (to ? m->host : m->device) + at, STRIDE, STRIDE, BYTES};
+        copies[c].further = -1;
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i += 2) {
+            memcpy(m->expected[to] + at + pairs[i + 1] * STRIDE,
+                   m->expected[from] + at + pairs[i] * STRIDE, BYTES);
         }
-        struct attn_copy_blocks_args args = {.struct_size = sizeof args,
-                                             .instance = trial->tested->instance,
-                                             .kind = kind,
-                                             .num_copies = CACHES,
-                                             .copies = &copies[0].known,
-                                             .pairs = pairs,
-                                             .num_pairs = sizeof pairs / sizeof *pairs / 2,
-                                             .copy_bytes = sizeof *copies};
-        attn_status status = trial->tested->kernels.copy_blocks(&args, &error);
-        result = hold(trial, m, "copy_blocks", status, &error);
     }
-    device_free(trial->device, m != NULL ? m->device : NULL);
-    free(m);
-    return result;
+    const struct attn_copy_blocks_args args = {.struct_size = sizeof args,
+                                               .instance = trial->tested->instance,
+                                               .kind = kind,
+                                               .num_copies = CACHES,
+                                               .copies = &copies[0].known,
+                                               .pairs = pairs,
+                                               .num_pairs = sizeof pairs / sizeof *pairs / 2,
+                                               .copy_bytes = sizeof *copies};
+    return trial->tested->kernels.copy_blocks(&args, error);
 }
 
-static enum trial_result run_copy(struct trial *trial, const void *variant, uint64_t seed)
+static attn_status call_copy(struct trial *trial, struct memories *m, int32_t kind,
+                             struct attn_error *error)
 {
-    int32_t kind = *(const int32_t *)variant;
+    int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
+    memcpy(m->expected[to] + 1001, m->before[from] + 13, 333);
+    const struct attn_copy_args args = {.struct_size = sizeof args,
+                                        .instance = trial->tested->instance,
+                                        .destination = (to ? m->host : m->device) + 1001,
+                                        .source = (from ? m->host : m->device) + 13,
+                                        .bytes = 333,
+                                        .kind = kind};
+    attn_status status = trial->tested->kernels.copy(&args, error);
+    if (from) { /* the host's memory was read before the return: others have it at once */
+        uint8_t drained;
+        memset(m->host + 13, 0xff, 333);
+        device_read(trial->device, &drained, m->device, 1);
+        memcpy(m->host + 13, m->before[1] + 13, 333);
+    }
+    return status;
+}
+
+static attn_status call_fill(struct trial *trial, struct memories *m, int32_t kind,
+                             struct attn_error *error)
+{
+    (void)kind;
+    for (int32_t i = 0; i < 7; i++) {
+        memset(m->expected[0] + 64 + i * STRIDE, 0xa5, BYTES);
+    }
+    const struct attn_fill_args args = {.struct_size = sizeof args,
+                                        .instance = trial->tested->instance,
+                                        .destination = m->device + 64,
+                                        .row_bytes = BYTES,
+                                        .stride = STRIDE,
+                                        .rows = 7,
+                                        .value = 0xa5};
+    return trial->tested->kernels.fill(&args, error);
+}
+
+static enum trial_result run(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct copy_variant *v = variant;
     struct memories *m = calloc(1, sizeof *m);
     struct attn_error error = ATTN_ERROR_INIT;
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (m != NULL && init(m, trial->device, &seed)) {
-        int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
-        memcpy(m->expected[to] + 1001, m->before[from] + 13, 333);
-        const struct attn_copy_args args = {.struct_size = sizeof args,
-                                            .instance = trial->tested->instance,
-                                            .destination = (to ? m->host : m->device) + 1001,
-                                            .source = (from ? m->host : m->device) + 13,
-                                            .bytes = 333,
-                                            .kind = kind};
-        attn_status status = trial->tested->kernels.copy(&args, &error);
-        if (from) { /* the host's memory was read before the return: others have it at once */
-            uint8_t drained;
-            memset(m->host + 13, 0xff, 333);
-            device_read(trial->device, &drained, m->device, 1);
-            memcpy(m->host + 13, m->before[1] + 13, 333);
-        }
-        result = hold(trial, m, "copy", status, &error);
-    }
-    device_free(trial->device, m != NULL ? m->device : NULL);
-    free(m);
-    return result;
-}
-
-static enum trial_result run_fill(struct trial *trial, const void *variant, uint64_t seed)
-{
-    struct memories *m = calloc(1, sizeof *m);
-    struct attn_error error = ATTN_ERROR_INIT;
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    (void)variant;
-    if (m != NULL && init(m, trial->device, &seed)) {
-        for (int32_t i = 0; i < 7; i++) {
-            memset(m->expected[0] + 64 + i * STRIDE, 0xa5, BYTES);
-        }
-        const struct attn_fill_args args = {.struct_size = sizeof args,
-                                            .instance = trial->tested->instance,
-                                            .destination = m->device + 64,
-                                            .row_bytes = BYTES,
-                                            .stride = STRIDE,
-                                            .rows = 7,
-                                            .value = 0xa5};
-        attn_status status = trial->tested->kernels.fill(&args, &error);
-        result = hold(trial, m, "fill", status, &error);
+        attn_status status = v->call(trial, m, v->kind, &error);
+        bool read = device_read(trial->device, m->after, m->device, SIZE);
+        bool right = memcmp(m->after, m->expected[0], SIZE) == 0 &&
+                     memcmp(m->host, m->expected[1], SIZE) == 0;
+        result = status == ATTN_ERROR_UNSUPPORTED ? trial_call_refused(trial, &error)
+                 : status != ATTN_OK || !read ? trial_call_failed(trial, v->what, status, &error)
+                 : right
+                     ? TRIAL_PASSED
+                     : trial_say(trial, TRIAL_FAILED, "bytes do not stand where they were sent");
     }
     device_free(trial->device, m != NULL ? m->device : NULL);
     free(m);
@@ -143,19 +135,22 @@ static enum trial_result run_fill(struct trial *trial, const void *variant, uint
 
 void copy_cases(const struct kernel_sink *sink)
 {
-    const uint64_t kernels = sink->caps->kernels;
+    static const struct {
+        uint64_t kernel;
+        const char *name;
+        copy_call *call;
+    } calls[] = {{ATTN_KERNEL_COPY_BLOCKS, "copy_blocks", call_copy_blocks},
+                 {ATTN_KERNEL_COPY, "copy", call_copy}};
     char name[64];
-    for (int32_t kind = ATTN_COPY_HOST_TO_DEVICE; kind <= ATTN_COPY_DEVICE_TO_DEVICE; kind++) {
-        snprintf(name, sizeof name, "copy_blocks.%s", kinds[kind]);
-        if (kernels & ATTN_KERNEL_COPY_BLOCKS) {
-            sink->try(sink->user, name, run_copy_blocks, &kind);
-        }
-        snprintf(name, sizeof name, "copy.%s", kinds[kind]);
-        if (kernels & ATTN_KERNEL_COPY) {
-            sink->try(sink->user, name, run_copy, &kind);
+    for (int32_t i = 0; i < 6; i++) {
+        const struct copy_variant v = {calls[i % 2].name, calls[i % 2].call,
+                                       ATTN_COPY_HOST_TO_DEVICE + i / 2};
+        snprintf(name, sizeof name, "%s.%s", v.what, kinds[v.kind]);
+        if (sink->caps->kernels & calls[i % 2].kernel) {
+            sink->try(sink->user, name, run, &v);
         }
     }
-    if (kernels & ATTN_KERNEL_FILL) {
-        sink->try(sink->user, "fill", run_fill, NULL);
+    if (sink->caps->kernels & ATTN_KERNEL_FILL) {
+        sink->try(sink->user, "fill", run, &(const struct copy_variant){"fill", call_fill, 0});
     }
 }

@@ -16,8 +16,7 @@ struct gather_variant {
 };
 
 struct gather_case {
-    const struct problem *problem;
-    struct side reference, tested; /* the caches */
+    const struct sides *sides; /* the caches */
     size_t first_key, out_start_loc, out;
     int32_t num_rows;
     int32_t dtype;
@@ -27,8 +26,9 @@ static attn_status call_gather(struct backend *backend, uint8_t *base, struct at
                                void *stream, const void *context, struct attn_error *error)
 {
     const struct gather_case *c = context;
-    const struct side *side = backend == c->reference.backend ? &c->reference : &c->tested;
-    const struct binding *b = &side->binding;
+    const struct sides *s = c->sides;
+    const struct binding *b =
+        backend == s->reference.backend ? &s->reference.binding : &s->tested.binding;
     struct pair_tensor out = pair_rows(c->num_rows, b->layer.num_kv_heads, b->k_cache.head_size);
     struct attn_gather_kv_args args = {
         .struct_size = sizeof args,
@@ -59,26 +59,21 @@ static int32_t draw_chunks(const struct problem *p, int32_t *first_key, int32_t 
     return out_start_loc[p->num_reqs];
 }
 
-static attn_status fill_caches(struct trial *trial, const struct problem *p, struct gather_case *c,
-                               struct attn_error *error)
+/* The reference writes the step's keys, and both have its cache. */
+static attn_status fill_caches(struct trial *trial, struct sides *sides, struct attn_error *error)
 {
-    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
+    const struct problem *p = &sides->problem;
     size_t first = p->at.cache, bytes = p->at.cache_end - first;
-    if (!side_init(&c->reference, trial->reference, &cpu, p) ||
-        !side_init(&c->tested, trial->tested, trial->device, p)) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    const struct binding *b = &c->reference.binding;
-    attn_status status = trial->reference->kernels.write_kv(&b->write_context, error);
-    status = status == ATTN_OK ? trial->reference->kernels.write_kv(&b->write, error) : status;
-    bool same = status == ATTN_OK && device_write(trial->device, c->tested.memory + first,
-                                                  c->reference.memory + first, bytes);
+    attn_status status = trial->reference->kernels.write_kv(&sides->reference.binding.write, error);
+    bool same = status == ATTN_OK && device_write(trial->device, sides->tested.memory + first,
+                                                  sides->reference.memory + first, bytes);
     return status != ATTN_OK || same ? status : ATTN_ERROR_DEVICE;
 }
 
-static enum trial_result gather(struct trial *trial, const struct problem *p)
+static enum trial_result gather(struct trial *trial, struct sides *sides)
 {
-    struct gather_case c = {.problem = p, .dtype = p->v[FACTOR_DTYPE].a};
+    const struct problem *p = &sides->problem;
+    struct gather_case c = {.sides = sides, .dtype = p->v[FACTOR_DTYPE].a};
     int32_t first_key[PROBLEM_MAX_REQS], out_start_loc[PROBLEM_MAX_REQS + 1];
     int64_t heads = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -89,7 +84,7 @@ static enum trial_result gather(struct trial *trial, const struct problem *p)
     c.first_key = pair_add(&pair, sizeof first_key, false);
     c.out_start_loc = pair_add(&pair, sizeof out_start_loc, false);
     c.out = pair_add(&pair, (size_t)(c.num_rows * heads * d) * number_bytes(c.dtype), true);
-    attn_status status = fill_caches(trial, p, &c, &error);
+    attn_status status = fill_caches(trial, sides, &error);
     if (status != ATTN_OK || pair.image.failed) {
         result = trial_call_failed(trial, "reference write_kv", status, &error);
     } else {
@@ -105,8 +100,6 @@ static enum trial_result gather(struct trial *trial, const struct problem *p)
         result = pair_compare(&pair, "out", c.out, c.num_rows, heads, d, c.dtype,
                               bound_of_dtype(c.dtype));
     }
-    side_finish(&c.reference);
-    side_finish(&c.tested);
     pair_finish(&pair);
     return result;
 }
@@ -114,12 +107,10 @@ static enum trial_result gather(struct trial *trial, const struct problem *p)
 static enum trial_result run_gather(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct gather_variant *v = variant;
-    struct problem problem;
-    if (!problem_init(&problem, v->space, &v->attend_case, seed)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
-    enum trial_result result = gather(trial, &problem);
-    problem_finish(&problem);
+    struct sides sides;
+    enum trial_result result = sides_init(&sides, trial, v->space, &v->attend_case, seed);
+    result = result == TRIAL_PASSED ? gather(trial, &sides) : result;
+    sides_finish(&sides);
     return result;
 }
 

@@ -293,13 +293,10 @@ static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
                      bound_of_case(v)) != TRIAL_PASSED) {
         return TRIAL_FAILED;
     }
-    const float *want = (const float *)(pair->expected + c->lse);
-    const float *have = (const float *)(pair->found + c->lse);
-    for (int32_t i = 0; i < c->v.n.heads * c->num_tokens; i++) {
-        if (want[i] != have[i] && !(fabsf(want[i] - have[i]) <= bound_of_lse(v))) {
-            return trial_say(pair->trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
-                             i / c->num_tokens, i % c->num_tokens, have[i], want[i]);
-        }
+    const struct compared_lse lse = {c->v.n.heads, c->num_tokens, 1, 0, c->num_tokens, NULL};
+    if (compare_lse(pair->trial, &lse, pair->expected + c->lse, pair->found + c->lse,
+                    bound_of_lse(v), 0) != TRIAL_PASSED) {
+        return TRIAL_FAILED;
     }
     size_t bytes = BLOCKS * BLOCK * row_bytes(&c->v);
     bool plain = !kv_is_fp8(c->v.kv_dtype) && c->v.kv_dtype != ATTN_KV_FP8_DS_MLA;

@@ -183,44 +183,38 @@ static enum trial_result hold_rope(struct trial *trial, const struct problem *p,
     return result;
 }
 
-static enum trial_result rope(struct trial *trial, const struct problem *p,
+static enum trial_result rope(struct trial *trial, struct sides *sides,
                               const struct rope_variant *v, uint64_t seed)
 {
-    const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
-    struct side reference = {.device = &cpu}, tested = {.device = trial->device};
-    struct tables theirs = {.device = &cpu}, ours = {.device = trial->device};
+    const struct device *cpu = sides->reference.device;
+    const struct problem *p = &sides->problem;
+    struct tables theirs = {.device = cpu}, ours = {.device = trial->device};
     struct attn_error error = ATTN_ERROR_INIT;
     enum trial_result result = TRIAL_FAILED;
-    if (!side_init(&reference, trial->reference, &cpu, p) ||
-        !side_init(&tested, trial->tested, trial->device, p) ||
-        !make_tables(&theirs, &cpu, p, v, seed) || !make_tables(&ours, trial->device, p, v, seed)) {
+    if (!make_tables(&theirs, cpu, p, v, seed) || !make_tables(&ours, trial->device, p, v, seed)) {
         trial_say(trial, TRIAL_FAILED, "no memory for the case");
     } else {
-        attn_status status = call_rope(&reference, &theirs, &error);
-        attn_status other = status == ATTN_OK ? call_rope(&tested, &ours, &error) : status;
+        attn_status status = call_rope(&sides->reference, &theirs, &error);
+        attn_status other = status == ATTN_OK ? call_rope(&sides->tested, &ours, &error) : status;
         if (status == ATTN_OK && other == ATTN_ERROR_UNSUPPORTED) {
             result = trial_call_refused(trial, &error);
         } else {
-            result = other == ATTN_OK ? hold_rope(trial, p, &reference, &tested)
+            result = other == ATTN_OK ? hold_rope(trial, p, &sides->reference, &sides->tested)
                                       : trial_call_failed(trial, "rope_write_kv", other, &error);
         }
     }
-    device_free(&cpu, theirs.memory);
+    device_free(cpu, theirs.memory);
     device_free(trial->device, ours.memory);
-    side_finish(&tested);
-    side_finish(&reference);
     return result;
 }
 
 static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct rope_variant *v = variant;
-    struct problem problem;
-    if (!problem_init(&problem, v->space, &v->attend_case, seed)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
-    enum trial_result result = rope(trial, &problem, v, seed);
-    problem_finish(&problem);
+    struct sides sides;
+    enum trial_result result = sides_init(&sides, trial, v->space, &v->attend_case, seed);
+    result = result == TRIAL_PASSED ? rope(trial, &sides, v, seed) : result;
+    sides_finish(&sides);
     return result;
 }
 
