@@ -80,7 +80,7 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
     size_t bytes = (size_t)desc->head_size_v * (size_t)desc->head_size_k * sizeof(float);
     step.from = s->states;
     if (request->has_state) {
-        step.from = gdn_state(gdn, request->slots[request->from], head);
+        step.from = gdn_state(gdn, request->state_from, head);
     } else {
         memset(s->states, 0, bytes);
     }
@@ -107,6 +107,10 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
         gdn_variant(gdn)->delta->step(&step);
         gdn_store_rows(gdn, request, t, 1, head, s->o, s->width);
         step.from = step.to;
+        int32_t checkpoint = gdn_checkpoint_slot(gdn, request, t + 1);
+        if (checkpoint >= 0) {
+            memmove(gdn_state(gdn, checkpoint, head), step.to, bytes);
+        }
     }
 }
 
@@ -136,8 +140,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     }
     for (int64_t item = begin; item < end; item++) {
         int32_t head = (int32_t)(item % parts) * loop->together;
-        if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) ||
-            request.slots[request.from] < 0) {
+        if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) || request.state_from < 0) {
             continue;
         }
         /* where a prompt is cut must not show, and chunks begin where a step does */
@@ -166,9 +169,8 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
     while (begin < end) {
         int64_t index = begin / channels, channel = begin % channels;
         int64_t count = end - begin < channels - channel ? end - begin : channels - channel;
-        if (gdn_request_of(&loop->gdn, (int32_t)index, &request) &&
-            request.slots[request.from] >= 0) {
-            gdn_roll_window(&loop->gdn, &request, channel, channel + count);
+        if (gdn_request_of(&loop->gdn, (int32_t)index, &request) && request.state_from >= 0) {
+            gdn_roll_windows(&loop->gdn, &request, channel, channel + count);
         }
         begin += count;
     }

@@ -73,9 +73,9 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
                 int32_t count, int32_t head, struct gdn_scratch *scratch);
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch);
-/* The windows of channels .. end - 1 after the step. */
-void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
-                     int64_t end);
+/* The windows of channels .. end - 1 after the step, and behind the tokens of checkpoints. */
+void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
+                      int64_t end);
 
 /* `count` rows of the output from floats, rows of which are `stride` apart */
 void gdn_store_rows(const struct gdn *gdn, const struct gdn_request *request, int64_t first,

@@ -185,7 +185,7 @@ static void load_state(const struct gdn *gdn, const struct gdn_request *request,
     if (!request->has_state) {
         return;
     }
-    const float *state = gdn_state(gdn, request->slots[request->from], head);
+    const float *state = gdn_state(gdn, request->state_from, head);
     if (dk == s->depth) {
         transpose(gdn, s, state, dk, dv, dk, to, s->width);
         return;
@@ -197,20 +197,31 @@ static void load_state(const struct gdn *gdn, const struct gdn_request *request,
     }
 }
 
-static void store_state(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
                         const struct gdn_scratch *s, const float *from)
 {
     int32_t dk = gdn->desc->head_size_k;
-    transpose(gdn, s, from, s->width, dk, gdn->desc->head_size_v,
-              gdn_state(gdn, request->slots[0], head), dk);
+    transpose(gdn, s, from, s->width, dk, gdn->desc->head_size_v, gdn_state(gdn, slot, head), dk);
+}
+
+/* Tokens of the chunk that begins at token `first`: it ends where a checkpoint is due. */
+static int32_t chunk_tokens(const struct gdn *gdn, const struct gdn_request *request, int64_t first)
+{
+    int32_t size = gdn->desc->chunk_size, interval = gdn->desc->checkpoint_interval;
+    int64_t end = first + (size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK);
+    end = end < request->num_tokens ? end : request->num_tokens;
+    for (int64_t done = first; interval > 0 && done < end; done++) {
+        if ((done + 1) % interval == 0 && gdn_checkpoint_slot(gdn, request, done + 1) >= 0) {
+            end = done + 1;
+        }
+    }
+    return (int32_t)(end - first);
 }
 
 void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                     int32_t num_heads, struct gdn_scratch *s)
 {
     int64_t state_floats = (int64_t)s->depth * s->width;
-    int32_t size = gdn->desc->chunk_size;
-    size = size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK;
     for (int32_t i = 0; i < MAX_HEAD_SIZE; i++) {
         s->ones[i] = 1.0f;
     }
@@ -220,9 +231,8 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
     for (int32_t h = 0; h < num_heads; h++) {
         load_state(gdn, request, head + h, s, s->states + h * state_floats);
     }
-    for (int64_t first = 0; first < request->num_tokens; first += size) {
-        int64_t left = request->num_tokens - first;
-        int32_t count = left < size ? (int32_t)left : size;
+    for (int64_t first = 0; first < request->num_tokens;) {
+        int32_t count = chunk_tokens(gdn, request, first);
         load_keys(gdn, request, first, count, gdn_key_head(gdn->desc, head), s);
         for (int32_t h = 0; h < num_heads; h++) {
             float *state = s->states + h * state_floats;
@@ -230,8 +240,13 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
             solve_chunk(gdn, count, state, s);
             write_chunk(gdn, request, first, count, head + h, state, s);
         }
+        first += count;
+        int32_t checkpoint = gdn_checkpoint_slot(gdn, request, first);
+        for (int32_t h = 0; h < num_heads && checkpoint >= 0; h++) { /* whose keys are done with */
+            store_state(gdn, checkpoint, head + h, s, s->states + h * state_floats);
+        }
     }
     for (int32_t h = 0; h < num_heads; h++) {
-        store_state(gdn, request, head + h, s, s->states + h * state_floats);
+        store_state(gdn, request->slots[0], head + h, s, s->states + h * state_floats);
     }
 }

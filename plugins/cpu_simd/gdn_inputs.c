@@ -58,9 +58,9 @@ static float tensor_element(const struct attn_tensor *tensor, int64_t i, int64_t
     return load_element(row, element_of_any(tensor), j * tensor_stride(tensor, tensor->ndim - 1));
 }
 
-static void *window_of(const struct gdn *gdn, const struct gdn_request *request, int64_t channel)
+static void *window_of(const struct gdn *gdn, int32_t slot, int64_t channel)
 {
-    return view_row(gdn->args->v_cache, request->slots[0], 0, channel);
+    return view_row(gdn->args->v_cache, slot, 0, channel);
 }
 
 /* Entry of the window that holds token t < 0: the oldest of conv_width - 1 is at request->from. */
@@ -127,7 +127,7 @@ static void load_raw(const struct gdn *gdn, const struct gdn_request *request, i
     if (before > 0 && request->has_state) {
         const int32_t stored = gdn_activation(gdn);
         const struct columns window = {
-            .first = (const char *)window_of(gdn, request, channels->first) +
+            .first = (const char *)window_of(gdn, request->window_from, channels->first) +
                      window_entry(gdn, request, first) * element_bytes[stored],
             .bytes = gdn->args->v_cache->stride_head,
             .step = 1,
@@ -244,25 +244,24 @@ void gdn_store_rows(const struct gdn *gdn, const struct gdn_request *request, in
     }
 }
 
-/* With h the conv_width - 1 inputs before the step and x its own, the window becomes the last
- * conv_width - 1 of (h, x); a speculative step keeps (h, x) without its first, so that the window
- * after token i begins at entry i. Entries are read no earlier than they are written. */
-void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
-                     int64_t end)
+/* Inputs behind the `skipped` first of the window and of the step's first `tokens`, to a slot's
+ * window. Entries are read no earlier than they are written. */
+static void roll_window(const struct gdn *gdn, const struct gdn_request *request, int32_t slot,
+                        int64_t tokens, int64_t skipped, int64_t channel, int64_t end)
 {
     const struct attn_tensor *mixed = gdn->io->mixed_qkv;
     int32_t stored = gdn_activation(gdn), given = element_of_any(mixed);
-    int64_t history = gdn->desc->conv_width - 1, tokens = request->num_tokens;
-    int64_t skipped = request->keeps_all ? 1 : tokens;
+    int64_t history = gdn->desc->conv_width - 1;
     int64_t kept = history > skipped ? history - skipped : 0, from = request->from + skipped;
     int64_t fresh = tokens + history - skipped - kept;
     const char *row = tensor_row(mixed, request->first_row + tokens - fresh, 0);
     int64_t row_bytes = tensor_stride(mixed, 0) * element_bytes[given];
     for (; channel < end; channel++) {
-        void *window = window_of(gdn, request, channel);
+        void *window = window_of(gdn, slot, channel);
+        const void *before = window_of(gdn, request->window_from, channel);
 #define MOVE(type)                                                                                 \
     for (int64_t i = 0; i < kept; i++) {                                                           \
-        ((type *)window)[i] = request->has_state ? ((type *)window)[from + i] : 0;                 \
+        ((type *)window)[i] = request->has_state ? ((const type *)before)[from + i] : 0;           \
     }
         if (stored == ELEMENT_F32) {
             MOVE(float)
@@ -279,4 +278,22 @@ void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, i
             }
         }
     }
+}
+
+/* With h the conv_width - 1 inputs before the step and x its own, the window becomes the last
+ * conv_width - 1 of (h, x); a speculative step keeps (h, x) without its first, so that the window
+ * after token i begins at entry i. */
+void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
+                      int64_t end)
+{
+    int64_t tokens = request->num_tokens;
+    int32_t interval = gdn->desc->checkpoint_interval;
+    for (int64_t done = interval; interval > 0 && done <= tokens; done += interval) {
+        int32_t slot = gdn_checkpoint_slot(gdn, request, done); /* first: of the window before */
+        if (slot >= 0) {
+            roll_window(gdn, request, slot, done, done, channel, end);
+        }
+    }
+    int64_t skipped = request->keeps_all ? 1 : tokens;
+    roll_window(gdn, request, request->slots[0], tokens, skipped, channel, end);
 }
