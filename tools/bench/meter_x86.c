@@ -22,26 +22,73 @@
 
 /* One stream, prefetched `ahead` bytes before it is read: the hardware's prefetchers stop at pages.
  */
-#define READ_ONE(vector, load, combine, ahead)                                                     \
-    for (size_t i = 0; i < share->bytes; i += 8 * sizeof(vector)) {                                \
-        const uint8_t *at = share->from + i;                                                       \
-        for (size_t line = 0; line < 8 * sizeof(vector); line += 64) {                             \
-            _mm_prefetch((const char *)at + (ahead) + line, _MM_HINT_T0);                          \
+#define READ_ONE(name, target, vector, load, combine, fold, ahead)                                 \
+    target static uint64_t name(const struct share *share)                                         \
+    {                                                                                              \
+        vector sum[8] = {{0}};                                                                     \
+        for (size_t i = 0; i < share->bytes; i += 8 * sizeof(vector)) {                            \
+            const uint8_t *at = share->from + i;                                                   \
+            for (size_t line = 0; line < 8 * sizeof(vector); line += 64) {                         \
+                _mm_prefetch((const char *)at + (ahead) + line, _MM_HINT_T0);                      \
+            }                                                                                      \
+            for (size_t j = 0; j < 8; j++) {                                                       \
+                sum[j] = combine(sum[j], load((const void *)(at + j * sizeof(vector))));           \
+            }                                                                                      \
         }                                                                                          \
-        for (size_t j = 0; j < 8; j++) {                                                           \
-            sum[j] = combine(sum[j], load((const void *)(at + j * sizeof(vector))));               \
-        }                                                                                          \
+        return fold(sum);                                                                          \
     }
 
 /* Four streams, a quarter of the share each: as many pages open at once. */
-#define READ_FOUR(vector, load, combine)                                                           \
-    for (size_t i = 0; i < share->bytes / 4; i += 2 * sizeof(vector)) {                            \
-        for (size_t j = 0; j < 4; j++) {                                                           \
-            const uint8_t *at = share->from + j * (share->bytes / 4) + i;                          \
-            _mm_prefetch((const char *)at + 1024, _MM_HINT_T0);                                    \
-            sum[2 * j] = combine(sum[2 * j], load((const void *)at));                              \
-            sum[2 * j + 1] = combine(sum[2 * j + 1], load((const void *)(at + sizeof(vector))));   \
+#define READ_FOUR(name, target, vector, load, combine, fold)                                       \
+    target static uint64_t name(const struct share *share)                                         \
+    {                                                                                              \
+        vector sum[8] = {{0}};                                                                     \
+        for (size_t i = 0; i < share->bytes / 4; i += 2 * sizeof(vector)) {                        \
+            for (size_t j = 0; j < 8; j++) {                                                       \
+                const uint8_t *at =                                                                \
+                    share->from + j / 2 * (share->bytes / 4) + i + j % 2 * sizeof(vector);         \
+                _mm_prefetch((const char *)at + 1024, _MM_HINT_T0);                                \
+                sum[j] = combine(sum[j], load((const void *)at));                                  \
+            }                                                                                      \
         }                                                                                          \
+        return fold(sum);                                                                          \
+    }
+
+/* Stores past the cache: nothing is read that is then overwritten. */
+#define COPY(name, target, vector, load, stream)                                                   \
+    target static uint64_t name(const struct share *share)                                         \
+    {                                                                                              \
+        for (size_t i = 0; i < share->bytes; i += 4 * sizeof(vector)) {                            \
+            for (size_t line = 0; line < 4 * sizeof(vector); line += 64) {                         \
+                _mm_prefetch((const char *)share->from + i + 2048 + line, _MM_HINT_NTA);           \
+            }                                                                                      \
+            for (size_t j = 0; j < 4 * sizeof(vector); j += sizeof(vector)) {                      \
+                stream((void *)(share->to + i + j), load((const void *)(share->from + i + j)));    \
+            }                                                                                      \
+        }                                                                                          \
+        _mm_sfence();                                                                              \
+        return share->to[0];                                                                       \
+    }
+
+/* Chains of a product and a sum; equal ones could be computed once. */
+#define ARITHMETIC(name, target, vector, chains, splat, add, first, operands, step)                \
+    target static uint64_t name(const struct share *share)                                         \
+    {                                                                                              \
+        operands;                                                                                  \
+        vector sum[chains];                                                                        \
+        for (int32_t j = 0; j < (chains); j++) {                                                   \
+            sum[j] = splat((float)j);                                                              \
+        }                                                                                          \
+        for (int64_t i = 0; i < share->rounds * ROUND; i++) {                                      \
+            _Pragma("GCC unroll 24") for (int32_t j = 0; j < (chains); j++)                        \
+            {                                                                                      \
+                sum[j] = step;                                                                     \
+            }                                                                                      \
+        }                                                                                          \
+        for (int32_t j = 1; j < (chains); j++) {                                                   \
+            sum[0] = add(sum[0], sum[j]);                                                          \
+        }                                                                                          \
+        return (uint64_t)(int64_t)first(sum[0]);                                                   \
     }
 
 AVX2 static uint64_t fold_avx2(const __m256i *sum)
@@ -54,20 +101,6 @@ AVX2 static uint64_t fold_avx2(const __m256i *sum)
     return all;
 }
 
-AVX2 static uint64_t read_one_avx2(const struct share *share)
-{
-    __m256i sum[8] = {{0}};
-    READ_ONE(__m256i, _mm256_load_si256, _mm256_xor_si256, 2048)
-    return fold_avx2(sum);
-}
-
-AVX2 static uint64_t read_four_avx2(const struct share *share)
-{
-    __m256i sum[8] = {{0}};
-    READ_FOUR(__m256i, _mm256_load_si256, _mm256_xor_si256)
-    return fold_avx2(sum);
-}
-
 AVX512 static uint64_t fold_avx512(const __m512i *sum)
 {
     uint64_t all = 0;
@@ -77,112 +110,24 @@ AVX512 static uint64_t fold_avx512(const __m512i *sum)
     return all;
 }
 
-AVX512 static uint64_t read_near_avx512(const struct share *share)
-{
-    __m512i sum[8] = {{0}};
-    READ_ONE(__m512i, _mm512_load_si512, _mm512_xor_si512, 1024)
-    return fold_avx512(sum);
-}
-
-AVX512 static uint64_t read_far_avx512(const struct share *share)
-{
-    __m512i sum[8] = {{0}};
-    READ_ONE(__m512i, _mm512_load_si512, _mm512_xor_si512, 8192)
-    return fold_avx512(sum);
-}
-
-AVX512 static uint64_t read_four_avx512(const struct share *share)
-{
-    __m512i sum[8] = {{0}};
-    READ_FOUR(__m512i, _mm512_load_si512, _mm512_xor_si512)
-    return fold_avx512(sum);
-}
-
-/* Stores past the cache: nothing is read that is then overwritten. */
-AVX2 static uint64_t copy_stream_avx2(const struct share *share)
-{
-    for (size_t i = 0; i < share->bytes; i += 4 * sizeof(__m256i)) {
-        const uint8_t *from = share->from + i;
-        _mm_prefetch((const char *)from + 2048, _MM_HINT_NTA);
-        _mm_prefetch((const char *)from + 2048 + 64, _MM_HINT_NTA);
-        for (size_t j = 0; j < 4; j++) {
-            __m256i x = _mm256_load_si256((const __m256i *)(const void *)from + j);
-            _mm256_stream_si256((__m256i *)(void *)(share->to + i) + j, x);
-        }
-    }
-    _mm_sfence();
-    return share->to[0];
-}
-
-AVX512 static uint64_t copy_stream_avx512(const struct share *share)
-{
-    for (size_t i = 0; i < share->bytes; i += 4 * sizeof(__m512i)) {
-        const uint8_t *from = share->from + i;
-        for (size_t j = 0; j < 4; j++) {
-            _mm_prefetch((const char *)from + 2048 + 64 * j, _MM_HINT_NTA);
-            __m512i x = _mm512_load_si512((const void *)(from + 64 * j));
-            _mm512_stream_si512((void *)(share->to + i + 64 * j), x);
-        }
-    }
-    _mm_sfence();
-    return share->to[0];
-}
-
-AVX2 static uint64_t fma_avx2(const struct share *share)
-{
-    __m256 sum[NARROW], a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(1e-3f);
-    for (int32_t j = 0; j < NARROW; j++) { /* equal chains could be computed once */
-        sum[j] = _mm256_set1_ps((float)j);
-    }
-    for (int64_t i = 0; i < share->rounds * ROUND; i++) {
-#pragma GCC unroll 12
-        for (int32_t j = 0; j < NARROW; j++) {
-            sum[j] = _mm256_fmadd_ps(sum[j], a, b);
-        }
-    }
-    for (int32_t j = 1; j < NARROW; j++) {
-        sum[0] = _mm256_add_ps(sum[0], sum[j]);
-    }
-    return (uint64_t)_mm256_cvtss_f32(sum[0]);
-}
-
-AVX512 static uint64_t fma_avx512(const struct share *share)
-{
-    __m512 sum[WIDE], a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(1e-3f);
-    for (int32_t j = 0; j < WIDE; j++) {
-        sum[j] = _mm512_set1_ps((float)j);
-    }
-    for (int64_t i = 0; i < share->rounds * ROUND; i++) {
-#pragma GCC unroll 24
-        for (int32_t j = 0; j < WIDE; j++) {
-            sum[j] = _mm512_fmadd_ps(sum[j], a, b);
-        }
-    }
-    for (int32_t j = 1; j < WIDE; j++) {
-        sum[0] = _mm512_add_ps(sum[0], sum[j]);
-    }
-    return (uint64_t)_mm512_cvtss_f32(sum[0]);
-}
-
-AVX512_BF16 static uint64_t dot_avx512bf16(const struct share *share)
-{
-    __m512 sum[WIDE];
-    __m512bh a = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5f), _mm512_set1_ps(-0.25f));
-    __m512bh b = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.75f), _mm512_set1_ps(0.125f));
-    for (int32_t j = 0; j < WIDE; j++) {
-        sum[j] = _mm512_set1_ps((float)j);
-    }
-    for (int64_t i = 0; i < share->rounds * ROUND; i++) {
-#pragma GCC unroll 24
-        for (int32_t j = 0; j < WIDE; j++) {
-            sum[j] = _mm512_dpbf16_ps(sum[j], a, b);
-        }
-    }
-    for (int32_t j = 1; j < WIDE; j++) {
-        sum[0] = _mm512_add_ps(sum[0], sum[j]);
-    }
-    return (uint64_t)(int64_t)_mm512_cvtss_f32(sum[0]);
-}
+#define OF_AVX2 AVX2, __m256i, _mm256_load_si256
+#define OF_AVX512 AVX512, __m512i, _mm512_load_si512
+#define EXPAND(macro, ...) macro(__VA_ARGS__)
+EXPAND(READ_ONE, read_one_avx2, OF_AVX2, _mm256_xor_si256, fold_avx2, 2048)
+EXPAND(READ_FOUR, read_four_avx2, OF_AVX2, _mm256_xor_si256, fold_avx2)
+EXPAND(COPY, copy_stream_avx2, OF_AVX2, _mm256_stream_si256)
+EXPAND(READ_ONE, read_near_avx512, OF_AVX512, _mm512_xor_si512, fold_avx512, 1024)
+EXPAND(READ_ONE, read_far_avx512, OF_AVX512, _mm512_xor_si512, fold_avx512, 8192)
+EXPAND(READ_FOUR, read_four_avx512, OF_AVX512, _mm512_xor_si512, fold_avx512)
+EXPAND(COPY, copy_stream_avx512, OF_AVX512, _mm512_stream_si512)
+ARITHMETIC(fma_avx2, AVX2, __m256, NARROW, _mm256_set1_ps, _mm256_add_ps, _mm256_cvtss_f32,
+           const __m256 a = _mm256_set1_ps(0.5f), _mm256_fmadd_ps(sum[j], a, a))
+ARITHMETIC(fma_avx512, AVX512, __m512, WIDE, _mm512_set1_ps, _mm512_add_ps, _mm512_cvtss_f32,
+           const __m512 a = _mm512_set1_ps(0.5f), _mm512_fmadd_ps(sum[j], a, a))
+ARITHMETIC(dot_avx512bf16, AVX512_BF16, __m512, WIDE, _mm512_set1_ps, _mm512_add_ps,
+           _mm512_cvtss_f32,
+           const __m512bh a = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5f), _mm512_set1_ps(-0.25f)),
+           _mm512_dpbf16_ps(sum[j], a, a))
 
 struct tile_config {
     uint8_t palette, start_row, reserved[14];
@@ -232,35 +177,29 @@ static int may_use_tiles(void)
 
 int32_t cpu_kernels_x86(struct cpu_kernel *kernels)
 {
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+    const struct {
+        bool there;
+        struct cpu_kernel kernel;
+    } all[] = {{avx2, {"avx2, one stream", CEILING_READ, read_one_avx2, 0}},
+               {avx2, {"avx2, four streams", CEILING_READ, read_four_avx2, 0}},
+               {avx2, {"avx2, streaming stores", CEILING_COPY, copy_stream_avx2, 0}},
+               {avx2, {"avx2 fma", CEILING_F32, fma_avx2, ROUND * NARROW * 16.0}},
+               {avx512, {"avx512, one stream, near", CEILING_READ, read_near_avx512, 0}},
+               {avx512, {"avx512, one stream, far", CEILING_READ, read_far_avx512, 0}},
+               {avx512, {"avx512, four streams", CEILING_READ, read_four_avx512, 0}},
+               {avx512, {"avx512, streaming stores", CEILING_COPY, copy_stream_avx512, 0}},
+               {avx512, {"avx512 fma", CEILING_F32, fma_avx512, ROUND * WIDE * 32.0}},
+               {__builtin_cpu_supports("avx512bf16"),
+                {"vdpbf16ps", CEILING_BF16, dot_avx512bf16, ROUND * WIDE * 64.0}},
+               /* 16 x 16 sums of 32 products */
+               {may_use_tiles(), {"tdpbf16ps", CEILING_BF16, dot_amx, ROUND * 4 * 16384.0}}};
     int32_t count = 0;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        kernels[count++] = (struct cpu_kernel){"avx2, one stream", CEILING_READ, read_one_avx2, 0};
-        kernels[count++] =
-            (struct cpu_kernel){"avx2, four streams", CEILING_READ, read_four_avx2, 0};
-        kernels[count++] =
-            (struct cpu_kernel){"avx2, streaming stores", CEILING_COPY, copy_stream_avx2, 0};
-        kernels[count++] =
-            (struct cpu_kernel){"avx2 fma", CEILING_F32, fma_avx2, ROUND * NARROW * 16.0};
-    }
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
-        kernels[count++] =
-            (struct cpu_kernel){"avx512, one stream, near", CEILING_READ, read_near_avx512, 0};
-        kernels[count++] =
-            (struct cpu_kernel){"avx512, one stream, far", CEILING_READ, read_far_avx512, 0};
-        kernels[count++] =
-            (struct cpu_kernel){"avx512, four streams", CEILING_READ, read_four_avx512, 0};
-        kernels[count++] =
-            (struct cpu_kernel){"avx512, streaming stores", CEILING_COPY, copy_stream_avx512, 0};
-        kernels[count++] =
-            (struct cpu_kernel){"avx512 fma", CEILING_F32, fma_avx512, ROUND * WIDE * 32.0};
-    }
-    if (__builtin_cpu_supports("avx512bf16")) {
-        kernels[count++] =
-            (struct cpu_kernel){"vdpbf16ps", CEILING_BF16, dot_avx512bf16, ROUND * WIDE * 64.0};
-    }
-    if (may_use_tiles()) { /* 16 x 16 sums of 32 products */
-        kernels[count++] =
-            (struct cpu_kernel){"tdpbf16ps", CEILING_BF16, dot_amx, ROUND * 4 * 16384.0};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (all[i].there) {
+            kernels[count++] = all[i].kernel;
+        }
     }
     return count;
 }

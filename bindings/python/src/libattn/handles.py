@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from ._declarations import Status
 from .errors import make
@@ -73,4 +74,28 @@ class Handle:
                 self._parent._finish()
 
     def __del__(self) -> None:
+        self.close()
+
+
+_Self = TypeVar("_Self", bound="Owned")
+
+
+class Owned:
+    """An object with one `Handle`, its ``owner``; a context manager that closes it."""
+
+    owner: Handle
+
+    @property
+    def handle(self) -> int:
+        """The C handle; raises once it is closed."""
+        return self.owner.value
+
+    def close(self) -> None:
+        """Give it up; it is destroyed with the last object made of it."""
+        self.owner.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -13,7 +13,7 @@ from ._declarations import (CopyKind, GroupKind, KvSpecKind, Status, attn_block_
                             attn_layer_params)
 from .errors import make
 from .extensions import gdn_state
-from .handles import Handle
+from .handles import Handle, Owned
 from .layers import code_of
 from .step import Plan
 from .tensors import Tensor, as_tensor
@@ -210,7 +210,7 @@ class Layer:
         return t.data
 
 
-class Model:
+class Model(Owned):
     """Bound layers of one assignment.
 
     Parameters
@@ -229,21 +229,6 @@ class Model:
                                              self.api.error_ref()))
         self.owner = Handle("model", created.value, self.api.model_destroy, runtime.owner)
         self.layers = [Layer(self, i, name) for i, name in enumerate(assignment.names)]
-
-    @property
-    def handle(self) -> int:
-        """``attn_model *``."""
-        return self.owner.value
-
-    def close(self) -> None:
-        """Give it up; it is destroyed with its last plan."""
-        self.owner.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def groups(self) -> list[list[int]]:

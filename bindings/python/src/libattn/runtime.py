@@ -13,7 +13,7 @@ from ._declarations import (ATTN_SELECT_KEEP_UNSERVED, DeviceType, LogLevel, Sta
                             attn_runtime_options, attn_select_options)
 from ._library import Library, open_library
 from .errors import make
-from .handles import Handle
+from .handles import Handle, Owned
 from .model import Model
 from .selection import Assignment
 
@@ -81,7 +81,7 @@ class BackendInfo:
         return f"{self.name}@{self.variant}" if self.variant else self.name
 
 
-class Runtime:
+class Runtime(Owned):
     """Plugins, devices and backends of this process. Safe to use from many threads.
 
     Parameters
@@ -123,21 +123,6 @@ class Runtime:
         created = c_void_p()
         self.api.check(self.api.runtime_create(byref(options), byref(created), self.api.error_ref()))
         self.owner = Handle("runtime", created.value, self.api.runtime_destroy)
-
-    @property
-    def handle(self) -> int:
-        """``attn_runtime *``."""
-        return self.owner.value
-
-    def close(self) -> None:
-        """Give it up; it is destroyed with the last model made with it."""
-        self.owner.close()
-
-    def __enter__(self) -> Runtime:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def plugins(self) -> list[PluginInfo]:

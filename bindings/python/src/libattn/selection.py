@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ._declarations import Phase, Status, VerdictCode, attn_choice, attn_reason
 from .errors import make
-from .handles import Handle
+from .handles import Handle, Owned
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -66,22 +66,13 @@ def _phase(phase: str | int) -> int:
     return int(Phase[phase.upper()] if isinstance(phase, str) else phase)
 
 
-class Assignment:
+class Assignment(Owned):
     """Immutable; made by `Runtime.select`."""
 
     def __init__(self, runtime: Runtime, handle: c_void_p, names: list[str]) -> None:
         self.runtime = runtime
         self.names = names
         self.owner = Handle("assignment", handle.value, runtime.api.assignment_destroy, runtime.owner)
-
-    @property
-    def handle(self) -> int:
-        """``attn_assignment *``."""
-        return self.owner.value
-
-    def close(self) -> None:
-        """Destroy it; models made of it live on."""
-        self.owner.close()
 
     def __len__(self) -> int:
         return self.runtime.api.assignment_num_layers(self.handle)

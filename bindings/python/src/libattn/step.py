@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ._declarations import (ATTN_RUN_NO_ATTEND, ATTN_RUN_NO_WRITE, BatchMode, PlanMode, Status, attn_batch,
                             attn_batch_split, attn_limits, attn_plan_options, attn_step_io, attn_workspace)
 from .errors import make
-from .handles import Handle
+from .handles import Handle, Owned
 from .layers import code_of
 from .tensors import Rows, Tensor, as_tensor
 
@@ -183,7 +183,7 @@ def stream_handle(stream: Any | None) -> int | None:
     raise make(Status.INVALID_ARGUMENT, "stream", f"{type(stream).__name__}; a number or a torch or CuPy stream")
 
 
-class Plan:
+class Plan(Owned):
     """One batch in flight of one block-table group. From one thread at a time.
 
     Parameters
@@ -218,15 +218,6 @@ class Plan:
         self._io_ref = byref(self._io)
         self._workspace: Any = None
         self._batch: Batch | None = None
-
-    @property
-    def handle(self) -> int:
-        """``attn_plan *``."""
-        return self.owner.value
-
-    def close(self) -> None:
-        """Destroy it."""
-        self.owner.close()
 
     @property
     def workspace_bytes(self) -> int:
