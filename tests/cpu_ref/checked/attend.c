@@ -118,38 +118,15 @@ static struct subject subject_of(const struct attn_attend_args *args, int32_t r)
     return s;
 }
 
-/* A row of 512 e4m3 in tiles of 128, each with its scale, and 64 bf16. */
-static void load_ds_mla(const uint8_t *row, double *k)
-{
-    for (int32_t d = 0; d < 512; d++) {
-        k[d] = number_load(row, d, ATTN_DTYPE_FP8_E4M3) *
-               number_load(row + 512, d / 128, ATTN_DTYPE_F32);
-    }
-    for (int32_t d = 0; d < 64; d++) {
-        k[512 + d] = number_load(row + 528, d, ATTN_DTYPE_BF16);
-    }
-}
-
 static void load_view(const struct subject *s, const struct attn_kv_view *view, bool value,
-                      int64_t key, int32_t head, int32_t count, double *row)
+                      int64_t key, int32_t head, double *row)
 {
     const struct attn_batch *batch = s->args->batch;
-    const struct attn_layer_params *p = s->args->params;
-    const struct attn_layer_desc *layer = s->args->layer;
     int64_t table_row = batch->block_table_row ? batch->block_table_row[s->request] : s->request;
-    int64_t block =
-        batch->block_table[table_row * batch->block_table_stride + key / view->block_size];
-    int64_t slot = key % view->block_size;
-    int32_t number = cache_number(layer);
-    double scale = value ? head_scale(p->v_scale, p->v_scale_host, layer->v_scale_form, head)
-                         : head_scale(p->k_scale, p->k_scale_host, layer->k_scale_form, head);
-    if (number == 0) {
-        load_ds_mla(view_element(view, block, slot, 0, 0, ATTN_DTYPE_INT8), row);
-        return;
-    }
-    for (int32_t d = 0; d < count; d++) {
-        row[d] = scale * number_load(view_element(view, block, slot, head, d, number), 0, number);
-    }
+    int64_t entry = table_row * batch->block_table_stride + key / view->block_size;
+    row_load(&(struct cache_row){s->args->layer, s->args->params, view, value,
+                                 batch->block_table[entry], key % view->block_size, head},
+             row);
 }
 
 static void load_key(const struct subject *s, int64_t key, int32_t head, double *k, double *v)
@@ -157,11 +134,11 @@ static void load_key(const struct subject *s, int64_t key, int32_t head, double 
     const struct attn_attend_args *args = s->args;
     const struct attn_layer_params *p = args->params;
     if (args->k_cache != NULL) {
-        load_view(s, args->k_cache, false, key, head, s->dims, k);
+        load_view(s, args->k_cache, false, key, head, k);
         if (s->mla != NULL) {
             memcpy(v, k, (size_t)s->dims_v * sizeof *v);
         } else {
-            load_view(s, args->v_cache, true, key, head, s->dims_v, v);
+            load_view(s, args->v_cache, true, key, head, v);
         }
         return;
     }
@@ -325,12 +302,10 @@ static attn_status hold_list(const struct subject *s, int64_t query, int32_t hea
 static attn_status check(const struct attn_attend_args *args, bool sparse, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    bool known =
-        args->k_cache == NULL || cache_number(layer) != 0 || layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
     int32_t group = layer->num_q_heads / layer->num_kv_heads;
     attn_status status = ATTN_OK;
     checked_begin();
-    for (int32_t r = 0; r < args->batch->num_reqs && known; r++) {
+    for (int32_t r = 0; r < args->batch->num_reqs; r++) {
         int64_t parts = sparse ? queries_of(args, r) : layer->num_kv_heads;
         for (int64_t i = 0; i < parts && queries_of(args, r) > 0 && status == ATTN_OK; i++) {
             checked_clear();

@@ -37,9 +37,19 @@ uint8_t *view_element(const struct attn_kv_view *view, int64_t block, int64_t sl
 /* A scale per tensor or head: the device's, else the host's, of which 0 reads as 1. */
 double head_scale(const float *device, float host, int32_t form, int64_t head);
 const struct attn_ext *extension(const struct attn_ext *next, uint32_t id);
-/* The number format (enum attn_dtype_id) of plain and fp8 caches; 0: another cache, whose rows
- * test_quantized.c holds. */
-int32_t cache_number(const struct attn_layer_desc *layer);
+/* rows.c. One slot and head of a cache of any kv_dtype. */
+struct cache_row {
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_kv_view *view;
+    bool value;
+    int64_t block, slot, head;
+};
+/* What it reads as. */
+void row_load(const struct cache_row *row, double *x);
+/* Whether it holds the row that was given for a token, to the bit. */
+attn_status row_hold(const struct cache_row *row, int64_t token, const double *given,
+                     struct attn_error *error);
 
 /* attend.c, write.c, delta.c: cpu_ref's kernel, then the comparison. */
 attn_status checked_attend(const struct attn_attend_args *args, struct attn_error *error);

@@ -126,16 +126,6 @@ const struct attn_ext *extension(const struct attn_ext *next, uint32_t id)
     return next;
 }
 
-int32_t cache_number(const struct attn_layer_desc *layer)
-{
-    static const int32_t numbers[] = {
-        [ATTN_KV_F16] = ATTN_DTYPE_F16,           [ATTN_KV_BF16] = ATTN_DTYPE_BF16,
-        [ATTN_KV_F32] = ATTN_DTYPE_F32,           [ATTN_KV_FP8_E4M3] = ATTN_DTYPE_FP8_E4M3,
-        [ATTN_KV_FP8_E5M2] = ATTN_DTYPE_FP8_E5M2,
-    };
-    return layer->kv_dtype <= ATTN_KV_FP8_E5M2 ? numbers[layer->kv_dtype] : 0;
-}
-
 static const struct attn_plugin *cpu_ref(struct attn_error *error)
 {
     const struct attn_plugin *plugin = NULL;
@@ -191,10 +181,12 @@ static attn_status checked_create(const struct attn_create_args *args, attn_inst
     const struct attn_plugin *real = cpu_ref(error);
     struct attn_create_args of_real = *args;
     of_real.backend = strcmp(args->backend, "cpu_ref_checked") == 0 ? "cpu_ref" : args->backend;
-    attn_status status = real != NULL ? real->create(&of_real, instance, &cpu_ref_kernels, error)
-                                      : ATTN_ERROR_PLUGIN;
+    const struct attn_kernels *table_of_real = NULL;
+    attn_status status =
+        real != NULL ? real->create(&of_real, instance, &table_of_real, error) : ATTN_ERROR_PLUGIN;
     *table = NULL;
     if (status == ATTN_OK) {
+        cpu_ref_kernels = table_of_real;
         kernels = *cpu_ref_kernels;
         kernels.attend = checked_attend;
         kernels.attend_mla = checked_attend_mla;
