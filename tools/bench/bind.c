@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "support/number.h"
+#include "support/client.h"
 #include "support/random.h"
 #include "subject.h"
-#include "support/client.h"
 
 #define FILL_TOKENS 2048 /* written at a time */
 #define INT8_RANGE 127.0f
@@ -302,25 +302,26 @@ static void fill_batch(struct subject *subject, struct fill *fill)
     free(table);
 }
 
-static attn_status fill_plan(struct subject *subject, struct fill *fill, struct attn_error *error)
+attn_status subject_plan(struct subject *subject, struct memory *memory,
+                         const struct attn_batch *batch, attn_plan **plan, struct attn_error *error)
 {
     const struct attn_api *api = subject->session->api;
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
         .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 1,
-                                              .max_num_tokens = fill->length,
-                                              .max_query_len = fill->length,
-                                              .max_seq_len = fill->length}};
-    attn_status status = api->plan_create(subject->model, 0, &options, &fill->plan, error);
-    size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, fill->plan) : 0;
-    if (status == ATTN_OK && bytes > 0) {
-        void *workspace = memory_take(&fill->memory, bytes);
-        status = workspace == NULL
-                     ? memory_refused(error)
-                     : client_bind_workspace(api, fill->plan, workspace, bytes, error);
+                                              .max_num_reqs = batch->num_reqs,
+                                              .max_num_tokens = batch->num_tokens,
+                                              .max_query_len = batch->max_query_len,
+                                              .max_seq_len = batch->max_seq_len}};
+    attn_status status = api->plan_create(subject->model, 0, &options, plan, error);
+    size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, *plan) : 0;
+    void *workspace = bytes > 0 ? memory_take(memory, bytes) : NULL;
+    if (bytes > 0) {
+        status = workspace == NULL ? memory_refused(error)
+                                   : client_bind_workspace(api, *plan, workspace, bytes, error);
     }
-    return status;
+    return status == ATTN_OK ? api->plan_batch(*plan, batch, subject->session->stream, error)
+                             : status;
 }
 
 /* Chunk after chunk of the same rows into all slots of all layers. */
@@ -350,8 +351,9 @@ static attn_status fill_caches(struct subject *subject, struct attn_error *error
     memory_init(&fill.memory, subject->memory.device);
     fill_tensors(subject, &fill);
     fill_batch(subject, &fill);
-    attn_status status =
-        fill.memory.failed ? memory_refused(error) : fill_plan(subject, &fill, error);
+    attn_status status = fill.memory.failed
+                             ? memory_refused(error)
+                             : subject_plan(subject, &fill.memory, &fill.batch, &fill.plan, error);
     status = status == ATTN_OK ? fill_slots(subject, &fill, error) : status;
     subject->session->api->plan_destroy(fill.plan);
     memory_finish(&fill.memory);

@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define MAX_SERIES (SHAPE_KIND_COUNT * MAX_BACKENDS)
+
 static attn_status fail(struct attn_error *error, const char *what)
 {
     snprintf(error->field, sizeof error->field, "gnuplot");
@@ -34,6 +36,22 @@ static void put_quoted(FILE *pipe, const char *text)
     fputc('\'', pipe);
 }
 
+/* Draws $data (operations per byte, TFLOP/s, length, time, floor), which has `count` data sets with
+ * their titles, under ceilings `read` and `peak`. */
+static const char script[] =
+    "set termoption noenhanced\nset key below\nset grid\nset multiplot layout 1,2\n"
+    "roof(x) = x * read < peak ? x * read : peak\n"
+    "set title 'Roofline'\nset xlabel 'operations per byte'\nset ylabel 'TFLOP/s'\n"
+    "set logscale xy\n"
+    "plot [0.1:10000] roof(x) with lines lc 'black' lw 2 title 'ceilings of the same run', "
+    "for [i=1:count] $data index i-1 using 1:2 with points lc i pt 7 title titles[i]\n"
+    "set title 'Time over length (dashed: floor)'\nset xlabel 'keys, or rows'\n"
+    "set ylabel 'microseconds'\nset autoscale\n"
+    "plot for [i=1:count] $data index i-1 using 3:4 smooth unique with linespoints lc i pt 7 "
+    "title titles[i], "
+    "for [i=1:count] $data index i-1 using 3:5 smooth unique with lines lc i dt 2 notitle\n"
+    "unset multiplot\n";
+
 static bool drawn(const struct result *result)
 {
     return result->error[0] == '\0' && !result->timing.failed &&
@@ -43,18 +61,8 @@ static bool drawn(const struct result *result)
 /* Results of one shape's kind on one backend are one series. */
 static bool same_series(const struct result *a, const struct result *b)
 {
-    return a->shape.kind == b->shape.kind && strcmp(a->backend, b->backend) == 0;
-}
-
-static bool begins_series(const struct report *report, int32_t index)
-{
-    for (int32_t i = 0; i < index; i++) {
-        if (drawn(&report->results[i]) &&
-            same_series(&report->results[i], &report->results[index])) {
-            return false;
-        }
-    }
-    return drawn(&report->results[index]);
+    return drawn(a) && drawn(b) && a->shape.kind == b->shape.kind &&
+           strcmp(a->backend, b->backend) == 0;
 }
 
 /* The keys of a request, or the rows of a shape without any. */
@@ -64,76 +72,40 @@ static double length_of(const struct shape *shape)
     return l > 0 ? l : shape->value[PARAMETER_S];
 }
 
-/* Blocks $series0, $series1, …: operations per byte, TFLOP/s, length, time, floor. */
+/* $data and, behind it, the titles; returns how many series there are. */
 static int32_t put_data(FILE *pipe, const struct report *report)
 {
+    const struct result *all = report->results, *of_series[MAX_SERIES];
     int32_t count = 0;
-    for (int32_t i = 0; i < report->count; i++) {
-        if (!begins_series(report, i)) {
-            continue;
+    fputs("$data << EOD\n", pipe);
+    for (int32_t i = 0; i < report->count && count < MAX_SERIES; i++) {
+        bool begins = drawn(&all[i]);
+        for (int32_t j = 0; j < i && begins; j++) {
+            begins = !same_series(&all[j], &all[i]);
         }
-        fprintf(pipe, "$series%d << EOD\n", count++);
-        for (int32_t j = i; j < report->count; j++) {
-            const struct result *result = &report->results[j];
-            const struct timing *t = &result->timing;
-            if (drawn(result) && same_series(result, &report->results[i])) {
-                double intensity = t->gb_s > 0 ? 1e3 * t->tflop_s / t->gb_s : 0;
-                fprintf(pipe, "%.9g %.9g %.9g %.9g %.9g\n", intensity, t->tflop_s,
-                        length_of(&result->shape), t->time_us, t->floor_us);
+        for (int32_t j = i; j < report->count && begins; j++) {
+            const struct timing *t = &all[j].timing;
+            if (same_series(&all[j], &all[i])) {
+                fprintf(pipe, "%.9g %.9g %.9g %.9g %.9g\n",
+                        t->gb_s > 0 ? 1e3 * t->tflop_s / t->gb_s : 0, t->tflop_s,
+                        length_of(&all[j].shape), t->time_us, t->floor_us);
             }
         }
-        fputs("EOD\n", pipe);
-    }
-    return count;
-}
-
-static void put_title(FILE *pipe, const struct report *report, int32_t series)
-{
-    for (int32_t i = 0; i < report->count; i++) {
-        if (begins_series(report, i) && series-- == 0) {
-            char title[224];
-            snprintf(title, sizeof title, "%s, %s", shape_name(&report->results[i].shape),
-                     report->results[i].backend);
-            put_quoted(pipe, title);
-            return;
+        if (begins) {
+            of_series[count++] = &all[i];
+            fputs("\n\n", pipe);
         }
     }
-}
-
-static void put_roofline(FILE *pipe, const struct report *report, const struct session *session,
-                         int32_t num_series)
-{
-    double read = ceilings_best(session->ceilings, CEILING_READ);
-    double f32 = ceilings_best(session->ceilings, CEILING_F32);
-    double bf16 = ceilings_best(session->ceilings, CEILING_BF16);
-    double peak = bf16 > f32 ? bf16 : f32;
-    fputs("set title 'Roofline'\nset xlabel 'operations per byte'\nset ylabel 'TFLOP/s'\n"
-          "set logscale xy\n",
-          pipe);
-    fprintf(pipe, "roof(x) = x * %.9g < %.9g ? x * %.9g : %.9g\n", 1e-12 * read, 1e-12 * peak,
-            1e-12 * read, 1e-12 * peak);
-    fputs("plot [0.1:10000] roof(x) with lines lc 'black' lw 2 title 'ceilings of the same run'",
-          pipe);
-    for (int32_t i = 0; i < num_series; i++) {
-        fprintf(pipe, ", $series%d using 1:2 with points lc %d pt 7 title ", i, i + 1);
-        put_title(pipe, report, i);
+    fprintf(pipe, "EOD\ncount = %d\narray titles[%d]\n", count, MAX_SERIES);
+    for (int32_t i = 0; i < count; i++) {
+        char title[224];
+        snprintf(title, sizeof title, "%s, %s", shape_name(&of_series[i]->shape),
+                 of_series[i]->backend);
+        fprintf(pipe, "titles[%d] = ", i + 1);
+        put_quoted(pipe, title);
+        fputc('\n', pipe);
     }
-    fputc('\n', pipe);
-}
-
-static void put_lengths(FILE *pipe, const struct report *report, int32_t num_series)
-{
-    fputs("set title 'Time over length (dashed: floor)'\nset xlabel 'keys, or rows'\n"
-          "set ylabel 'microseconds'\nset autoscale\nplot ",
-          pipe);
-    for (int32_t i = 0; i < num_series; i++) {
-        fprintf(pipe, "%s$series%d using 3:4 smooth unique with linespoints lc %d pt 7 title ",
-                i ? ", " : "", i, i + 1);
-        put_title(pipe, report, i);
-        fprintf(pipe, ", $series%d using 3:5 smooth unique with lines lc %d dt 2 notitle", i,
-                i + 1);
-    }
-    fputc('\n', pipe);
+    return count;
 }
 
 attn_status plot_write(const struct report *report, const struct session *session, const char *path,
@@ -145,20 +117,21 @@ attn_status plot_write(const struct report *report, const struct session *sessio
         return fail(error, "cannot be started");
     }
     bool svg = strcmp(path + strlen(path) - 4, ".svg") == 0;
-    fprintf(pipe, "set terminal %s size 1280,560\nset output ",
-            svg ? "svg background 'white'" : "pngcairo");
-    put_quoted(pipe, path);
-    fputs("\nset termoption noenhanced\nset key below\nset grid\n", pipe);
-    int32_t num_series = put_data(pipe, report);
-    if (num_series > 0) {
-        fputs("set multiplot layout 1,2\n", pipe);
-        put_roofline(pipe, report, session, num_series);
-        put_lengths(pipe, report, num_series);
-        fputs("unset multiplot\n", pipe);
+    int32_t count = put_data(pipe, report);
+    if (count > 0) {
+        double f32 = ceilings_best(session->ceilings, CEILING_F32);
+        double bf16 = ceilings_best(session->ceilings, CEILING_BF16);
+        fprintf(pipe, "read = %.9g\npeak = %.9g\n",
+                1e-12 * ceilings_best(session->ceilings, CEILING_READ),
+                1e-12 * (bf16 > f32 ? bf16 : f32));
+        fprintf(pipe, "set terminal %s size 1280,560\nset output ",
+                svg ? "svg background 'white'" : "pngcairo");
+        put_quoted(pipe, path);
+        fprintf(pipe, "\n%s", script);
     }
     int status = pclose(pipe);
     signal(SIGPIPE, before);
-    if (num_series == 0) {
+    if (count == 0) {
         return fail(error, "nothing was measured that could be drawn");
     }
     return status == 0 ? ATTN_OK : fail(error, "failed; what it said stands above");

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "support/number.h"
-#include "support/client.h"
 
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
@@ -64,30 +63,6 @@ static bool make_layers(struct subject *subject)
     return subject->names != NULL && subject->io != NULL;
 }
 
-static attn_status make_plan(struct subject *subject, struct attn_error *error)
-{
-    const struct attn_api *api = subject->session->api;
-    const struct requests *requests = &subject->requests;
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = requests->count,
-                                              .max_num_tokens = (int32_t)requests->num_tokens,
-                                              .max_query_len = requests->max_query_len,
-                                              .max_seq_len = requests->max_seq_len}};
-    attn_status status = api->plan_create(subject->model, 0, &options, &subject->plan, error);
-    size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, subject->plan) : 0;
-    if (status == ATTN_OK && bytes > 0) {
-        void *workspace = memory_take(&subject->memory, bytes);
-        status = workspace == NULL
-                     ? memory_refused(error)
-                     : client_bind_workspace(api, subject->plan, workspace, bytes, error);
-    }
-    return status == ATTN_OK
-               ? api->plan_batch(subject->plan, &subject->batch, subject->session->stream, error)
-               : status;
-}
-
 attn_status subject_init(struct subject *subject, struct session *session,
                          const struct shape *shape, const char *backend, struct json *reasons,
                          struct attn_error *error)
@@ -111,7 +86,9 @@ attn_status subject_init(struct subject *subject, struct session *session,
     }
     status = status == ATTN_OK ? subject_bind(subject, error) : status;
     status = status == ATTN_OK ? subject_tensors(subject, error) : status;
-    status = status == ATTN_OK ? make_plan(subject, error) : status;
+    status = status == ATTN_OK
+                 ? subject_plan(subject, &subject->memory, &subject->batch, &subject->plan, error)
+                 : status;
     if (status != ATTN_OK) {
         subject_finish(subject);
         return status;

@@ -78,6 +78,11 @@ attn_status subject_bind(struct subject *subject, struct attn_error *error);
 attn_status subject_tensors(struct subject *subject, struct attn_error *error);
 struct attn_tensor subject_tensor(struct subject *subject, struct subject_io *io, void *data,
                                   int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c);
+/* bind.c: a plan for such batches with its workspace in `memory`, made for this one; *plan is
+ * due to plan_destroy even after a failure. */
+attn_status subject_plan(struct subject *subject, struct memory *memory,
+                         const struct attn_batch *batch, attn_plan **plan,
+                         struct attn_error *error);
 /* count.c: bytes and operations of one call. */
 void subject_count(struct subject *subject);
 
