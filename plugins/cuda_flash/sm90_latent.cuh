@@ -12,7 +12,9 @@
 #include "sm90_latent_copy.cuh"
 #include "sm90_latent_merge.cuh"
 
-#define BASE_ROOM 8.0f  /* a score may be so far above the base of its row: weights up to 2^8 */
+#define BASE_ROOM 8.0f /* a score may be so far above the base of its row: weights up to 2^8 */
+#define MOST_WEIGHT                                                                                \
+    1e12f               /* in bf16: a base moves where a lane's weights of a tile add up to more */
 #define BARRIER_CLEAR 1 /* and 2, of each warp group: values that are not there are zero */
 #define BARRIER_KEYS 3  /* and 4, likewise: a tile's products with the queries are done */
 
@@ -162,6 +164,20 @@ static __device__ __forceinline__ void move_bases(float (&m)[2], float (&s)[32])
     }
 }
 
+/* Weights of a tile's scores, and what they add up to. */
+template <int KIND>
+static __device__ __forceinline__ void weigh(const float (&s)[32], uint32_t (&w)[4][4],
+                                             float (&sum)[2])
+{
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float x = fast_exp2(s[2 * i]), y = fast_exp2(s[2 * i + 1]);
+        sum[i & 1] += x + y;
+        w[i >> 2][i & 3] = pack2<KIND>(x, y);
+    }
+}
+
 /* Scores of a tile become weights: w for the matrix product, the same in the tile's rope columns. m
  * becomes the base that they count from, sum what they add up to. */
 template <int KIND, bool BOXES>
@@ -187,13 +203,16 @@ soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, fl
             s[i] = j >= r.first && j <= r.last ? s[i] : -INFINITY;
         }
     }
-    move_bases(m, s);
-    sum[0] = sum[1] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        float x = fast_exp2(s[2 * i]), y = fast_exp2(s[2 * i + 1]);
-        sum[i & 1] += x + y;
-        w[i >> 2][i & 3] = pack2<KIND>(x, y);
+    if (KIND == KIND_BF16) { /* which holds what float32 does: sums tell of weights too large */
+        weigh<KIND>(s, w, sum);
+        bool far = !(fmaxf(sum[0], sum[1]) < MOST_WEIGHT) || fminf(m[0], m[1]) == -INFINITY;
+        if (__any_sync(0xffffffffu, far)) {
+            move_bases(m, s);
+            weigh<KIND>(s, w, sum);
+        }
+    } else {
+        move_bases(m, s);
+        weigh<KIND>(s, w, sum);
     }
     int row = (threadIdx.x & 96) / 2 + (lane & 15);
     barrier_group(BARRIER_KEYS + b); /* no warp's product reads the rope columns any more */
