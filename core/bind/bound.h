@@ -24,6 +24,7 @@ struct instance {
 enum part {
     PART_MAIN,   /* the layer itself, or what is left of it next to the others */
     PART_PREFIX, /* cascade: the common prefix, not causal, without the sinks' logits */
+    PART_REST,   /* cascade: PART_MAIN in numbers, where its own output is codes */
     PART_SINK,   /* static sink: contiguous fixed keys */
     /* the step's own keys, contiguous: of a spread cache, or MLA's, projected per head */
     PART_NEW,

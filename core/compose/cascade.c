@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
 #include "compose/merged.h"
+#include "compose/output_quant.h"
 #include "select/match_check.h"
 
 #define CASCADE_MIN_PREFIX 256
@@ -13,16 +14,24 @@
 /* All tokens over the common prefix; the requests over the keys behind it. */
 struct views {
     struct attn_batch prefix, suffix;
+    size_t numbers; /* place in the workspace of what is merged where outputs are codes */
 };
+
+/* Does the layer's attend write codes itself? Those cannot be merged: both parts then are numbers,
+ * and their merge is quantized. */
+static bool writes_codes(const attn_layer *layer)
+{
+    return layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
+}
 
 /* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
 static void match(struct check *check, int32_t phase)
 {
     (void)phase;
     const struct attn_layer_desc *l = check->layer;
-    bool own_form =
-        l->output_form != ATTN_OUTPUT_PLAIN && check->caps->output_forms >> l->output_form & 1;
-    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && !own_form &&
+    bool numbers =
+        l->output_form == ATTN_OUTPUT_PLAIN || check->caps->kernels & ATTN_KERNEL_QUANTIZE;
+    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && numbers &&
                  l->chunk_size == 0 && l->sink_len == 0 && !l->alibi && !l->prefix_lm &&
                  check->whole->cp == NULL;
     if (plain && check->caps->features & ATTN_FEATURE_LSE &&
@@ -39,6 +48,7 @@ static bool serves(const attn_layer *layer)
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     return l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && l->chunk_size == 0 &&
            l->sink_len == 0 && layer->num_further == 0 && instance->kernels.merge_states != NULL &&
+           (l->output_form == ATTN_OUTPUT_PLAIN || instance->kernels.quantize != NULL) &&
            (instance->caps->features & features) == features &&
            instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
 }
@@ -49,8 +59,11 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
     const struct attn_limits *limits = &plan->limits;
     bool fits = limits->max_num_reqs >= CASCADE_MIN_REQS &&
                 (limits->max_seq_len == 0 || limits->max_seq_len > CASCADE_MIN_PREFIX);
-    (void)layer;
-    return phase == ATTN_PHASE_PREFILL && fits ? parts | 1u << PART_PREFIX : parts;
+    if (!fits) {
+        return parts;
+    }
+    parts |= phase == ATTN_PHASE_PREFILL ? 1u << PART_PREFIX : 0;
+    return parts | (writes_codes(layer) ? 1u << PART_REST : 0);
 }
 
 static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
@@ -61,6 +74,28 @@ static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
     if (part == PART_PREFIX) {
         merged_limit(limits, CASCADE_MAX_TOKENS);
     }
+    if (part == PART_REST && limits->max_num_tokens > CASCADE_MAX_TOKENS) {
+        limits->max_num_tokens = CASCADE_MAX_TOKENS;
+    }
+}
+
+static void rewrite_parts(attn_layer *layer)
+{
+    layer->parts[PART_REST] = layer->parts[PART_MAIN];
+    layer->parts[PART_REST].output_form = ATTN_OUTPUT_PLAIN;
+    layer->part_params[PART_REST] = layer->part_params[PART_MAIN];
+}
+
+static size_t lay_out(attn_plan *plan, size_t at)
+{
+    struct views *views = plan->data[COMPOSITION_CASCADE];
+    int64_t rows = 0;
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        const struct launch *rest = &plan->steps[i].launches[ATTN_PHASE_PREFILL][PART_REST];
+        rows = rest->kernel != NULL ? rest->schedule->limits.max_num_tokens : rows;
+    }
+    views->numbers = at;
+    return at + (size_t)plan_aligned(rows * plan->scratch.row);
 }
 
 /* Starts and length of the prefix, lengths of the suffixes. */
@@ -98,8 +133,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
     bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
                     l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
                     step->layer->selected->cp != NULL || l->kind != ATTN_LAYER_DECODER ||
-                    !l->causal || b->causal == ATTN_CAUSAL_NO || l->batch_invariant ||
-                    step->layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
+                    !l->causal || b->causal == ATTN_CAUSAL_NO || l->batch_invariant;
     bool flags =
         b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS);
     bool parts =
@@ -161,26 +195,38 @@ static bool choose(attn_plan *plan, struct step *step)
         return false;
     }
     int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
-    step->main[0] = launch_use(&step->launches[phase][PART_MAIN], &views->suffix);
+    int32_t rest = writes_codes(step->layer) ? PART_REST : PART_MAIN;
+    step->main[0] = launch_use(&step->launches[phase][rest], &views->suffix);
     launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix);
     return true;
 }
 
-static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                       struct attn_error *error)
+static attn_status merge(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                         struct attn_error *error)
 {
     const struct merge_run whole = {plan->given.num_actual_tokens, 1};
     return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &whole, 1, io,
                       error);
 }
 
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
+{
+    const struct views *views = plan->data[COMPOSITION_CASCADE];
+    return writes_codes(step->layer)
+               ? output_quantized(plan, step, io, views->numbers, merge, error)
+               : merge(plan, step, io, error);
+}
+
 const struct composition composition_cascade = {
     .match = match,
     .serves = serves,
     .plan_bytes = sizeof(struct views),
+    .rewrite_parts = rewrite_parts,
     .parts = parts,
     .limit = limit,
     .integers = integers,
+    .lay_out = lay_out,
     .make_views = make_views,
     .choose = choose,
     .run = run,

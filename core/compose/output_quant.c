@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
  * the step's output as it is into the workspace, then `quantize`. */
+#include "compose/output_quant.h"
 #include "select/match_check.h"
 #include "select/names.h"
 #include "step/plan_state.h"
@@ -61,21 +62,20 @@ static bool wrap(attn_plan *plan, struct step *step)
     return true;
 }
 
-static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                       struct attn_error *error)
+attn_status output_quantized(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                             size_t place, step_program *inner, struct attn_error *error)
 {
-    const struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
     const struct attn_io_output_quant *given =
         (const struct attn_io_output_quant *)ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_tensor like = tensor_like(plan, &step->out);
     struct own_tensor plain;
-    struct attn_step_io inner = *io;
-    inner.out =
-        tensor_set_rows(&plain, &like, plan->workspace + quant->plain,
-                        plan->given.num_actual_tokens, step->out.heads, step->out.head_size);
-    attn_status status = step->inner(plan, step, &inner, error);
+    struct attn_step_io numbers = *io;
+    numbers.out =
+        tensor_set_rows(&plain, &like, plan->workspace + place, plan->given.num_actual_tokens,
+                        step->out.heads, step->out.head_size);
+    attn_status status = inner(plan, step, &numbers, error);
     struct attn_quantize_args args = {.struct_size = sizeof args,
                                       .instance = instance->handle,
                                       .stream = io->stream,
@@ -88,6 +88,13 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                                       .scale = given->scale,
                                       .block_scales = given->block_scales};
     return status == ATTN_OK ? instance->kernels.quantize(&args, error) : status;
+}
+
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
+{
+    const struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
+    return output_quantized(plan, step, io, quant->plain, step->inner, error);
 }
 
 const struct composition composition_output_quant = {

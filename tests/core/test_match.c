@@ -184,7 +184,9 @@ static void test_compositions(void **state)
     s.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
     s.caps->kernels |= ATTN_KERNEL_QUANTIZE;
     expect_composed(&s, ATTN_COMPOSE_OUTPUT_QUANT | ATTN_COMPOSE_CASCADE);
-    s.caps->output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC; /* of one attend, which no merge ends */
+    s.caps->output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC; /* of one attend */
+    expect_composed(&s, ATTN_COMPOSE_CASCADE);
+    s.caps->kernels &= ~(uint64_t)ATTN_KERNEL_QUANTIZE; /* which ends a merge */
     expect_composed(&s, 0);
     setting_finish(&s);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_ref under the name of spy, which counts how the core has rows written; as spy_apart it does
  * not say that its attends can write, as spy_narrow it takes blocks of 4 and 8 slots alone and has
- * neither chunks nor static sinks, as spy_exact it wants the host's lengths exact. */
+ * neither chunks nor static sinks, as spy_exact it wants the host's lengths exact, as spy_codes its
+ * attends write static fp8. */
 #include "spy.h"
 
 #include <attn/plugin.h>
@@ -106,6 +107,38 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     return hold_limits(args, error);
 }
 
+/* Numbers, which are quantized behind it. */
+static attn_status attend_codes(const struct attn_attend_args *args, struct attn_error *error)
+{
+    static float numbers[1 << 14];
+    const struct attn_io_output_quant *given = (const struct attn_io_output_quant *)args->next;
+    struct attn_layer_desc layer = *args->layer;
+    struct attn_attend_args plain = *args;
+    const int64_t *shape = args->out->shape;
+    const struct attn_tensor x = {.data = numbers,
+                                  .device = args->q->device,
+                                  .ndim = 3,
+                                  .dtype = args->q->dtype,
+                                  .shape = args->out->shape};
+    if (shape[0] * shape[1] * shape[2] > (int64_t)(sizeof numbers / sizeof *numbers)) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    spy_counts.coded++;
+    layer.output_form = ATTN_OUTPUT_PLAIN;
+    plain.layer = &layer;
+    plain.out = &x;
+    plain.next = NULL;
+    attn_status status = real_kernels.attend(&plain, error);
+    const struct attn_quantize_args quantize = {.struct_size = sizeof quantize,
+                                                .instance = args->instance,
+                                                .form = args->layer->output_form,
+                                                .scale_form = ATTN_SCALE_PER_TENSOR,
+                                                .x = &x,
+                                                .out = args->out,
+                                                .scale = given->scale};
+    return status == ATTN_OK ? real_kernels.quantize(&quantize, error) : status;
+}
+
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     attn_status status = hold_limits(args, error);
@@ -125,7 +158,8 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
         spy_counts.fused_prefills += args->phase == ATTN_PHASE_PREFILL;
     }
     spy_counts.other_streams += args->stream != spy_counts.stream;
-    status = real_kernels.attend(args, error);
+    status = args->layer->output_form != ATTN_OUTPUT_PLAIN ? attend_codes(args, error)
+                                                           : real_kernels.attend(args, error);
     if (status == ATTN_OK && spy_counts.failing > 0 && --spy_counts.failing == 0) {
         if (error != NULL) {
             error->status = ATTN_ERROR_DEVICE;
@@ -178,6 +212,10 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     renamed = *caps;
     renamed.name = "spy_exact";
     renamed.features &= ~ATTN_FEATURE_HOST_BOUNDS;
+    status = status == ATTN_OK ? outer->backend(user, &renamed) : status;
+    renamed = *caps;
+    renamed.name = "spy_codes";
+    renamed.output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC;
     return status == ATTN_OK ? outer->backend(user, &renamed) : status;
 }
 
