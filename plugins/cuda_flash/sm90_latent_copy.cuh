@@ -295,18 +295,20 @@ static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, i
 }
 
 /* One half of all tiles by TMA and one warp. Of CTAs that walk the same keys each fetches a half
- * into the L2, LATENT_AHEAD tiles before; where each has its own keys, that only costs. */
+ * into the L2, LATENT_AHEAD tiles before; where each has its own keys, or other queries' CTAs bring
+ * them there, that only costs. */
 static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, latent_shared &mine,
                                                   int half)
 {
     const gpu_params &p = a.p.attend;
     const int pages = GPU_TILE / a.box_rows, lane = threadIdx.x & 31;
-    const bool fetches = p.schedule.abreast > 1 && (int)(blockIdx.x % p.schedule.abreast) == half;
     int phases = 3; /* bit b: of buffer b */
 #pragma unroll 1
     for (int32_t s = first_segment(p.schedule); s >= 0;) {
         latent_run run = enter_run(p.schedule, s);
         s = run.next;
+        const bool fetches = p.schedule.abreast > 1 && run.item.query_len == 1 &&
+                             (int)(blockIdx.x % p.schedule.abreast) == half;
         latent_pages here = pages_of_lane(a, run, 0), behind = pages_of_lane(a, run, 32);
 #pragma unroll 1
         for (int32_t t = 0; t < run.count; t++) {
