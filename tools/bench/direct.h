@@ -6,7 +6,7 @@
 
 #include <attn/plugin.h>
 
-#include "pool.h"
+#include "services.h"
 #include "session.h"
 
 struct direct {

@@ -212,19 +212,20 @@ static void measure_start(struct json *dispatch, const struct session *session)
 attn_status dispatch_measure(struct result *result, struct session *session, const char *backend,
                              struct attn_error *error)
 {
-    struct pool *pool = pool_create(1);
+    struct services *services = services_create(1);
     struct options serial_options = *session->options;
     struct session serial;
     serial_options.threads = 1;
-    if (pool == NULL) {
+    if (services == NULL) {
         return memory_refused(error);
     }
-    attn_status status = session_init(&serial, &serial_options, pool_host(pool), true, error);
+    attn_status status =
+        session_init(&serial, &serial_options, services_host(services), true, error);
     if (status == ATTN_OK) {
         result->dispatch = json_object();
-        status = measure_pair(result, &serial, pool_host(pool), backend, false, error);
+        status = measure_pair(result, &serial, services_host(services), backend, false, error);
         if (status == ATTN_OK) {
-            status = measure_pair(result, &serial, pool_host(pool), backend, true, error);
+            status = measure_pair(result, &serial, services_host(services), backend, true, error);
         }
         if (status == ATTN_OK) {
             status = measure_selection(result->dispatch, session,
@@ -235,7 +236,7 @@ attn_status dispatch_measure(struct result *result, struct session *session, con
         }
         session_finish(&serial);
     }
-    pool_destroy(pool);
+    services_destroy(services);
     return status;
 }
 
@@ -260,15 +261,15 @@ static int child_start(void)
 static int child_count(const struct options *options, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    struct pool *pool = pool_create(1);
+    struct services *services = services_create(1);
     struct session session;
     struct pair pair;
     attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
-    if (pool != NULL) {
-        status = session_init(&session, options, pool_host(pool), false, &error);
+    if (services != NULL) {
+        status = session_init(&session, options, services_host(services), false, &error);
     }
     if (status == ATTN_OK) {
-        status = pair_init(&pair, &session, pool_host(pool), &options->shapes.shapes[0],
+        status = pair_init(&pair, &session, services_host(services), &options->shapes.shapes[0],
                            options->backends[0], way >= 2, &error);
         if (status == ATTN_OK) {
             status = way % 2 ? pair_run_calls(&pair, COUNTED_CALLS)
@@ -277,7 +278,7 @@ static int child_count(const struct options *options, int32_t way)
         }
         session_finish(&session);
     }
-    pool_destroy(pool);
+    services_destroy(services);
     if (status != ATTN_OK) {
         fprintf(stderr, "attn-bench: %s: %s\n", error.field, error.message);
     }

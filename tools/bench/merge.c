@@ -15,7 +15,7 @@ enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
 
 struct merge {
     struct session *session;
-    struct pool *pool;
+    struct services *services;
     struct direct direct;
     struct memory memory;
     int64_t rows_shape[3], lse_shape[2];
@@ -143,11 +143,11 @@ struct merge *merge_create(struct result *result, struct session *session, const
         return NULL;
     }
     merge->session = session;
-    merge->pool = pool_create(session->num_threads);
+    merge->services = services_create(session->num_threads);
     memory_init(&merge->memory, &session->device);
     int32_t index = find_backend(session, backend, error);
     attn_status status = index < 0 ? error->status : ATTN_OK;
-    if (merge->pool == NULL) {
+    if (merge->services == NULL) {
         snprintf(error->message, sizeof error->message, "%d threads cannot be started",
                  session->num_threads);
         status = error->status = ATTN_ERROR_OUT_OF_MEMORY;
@@ -156,7 +156,7 @@ struct merge *merge_create(struct result *result, struct session *session, const
         status = error->status;
     }
     if (status == ATTN_OK) {
-        status = direct_open(&merge->direct, session, index, pool_host(merge->pool), error);
+        status = direct_open(&merge->direct, session, index, services_host(merge->services), error);
     }
     status = status == ATTN_OK ? make_tensors(merge, &result->shape, error) : status;
     if (status != ATTN_OK) {
@@ -180,6 +180,6 @@ void merge_destroy(struct merge *merge)
     direct_close(&merge->direct);
     memory_finish(&merge->memory);
     free(merge->tensors);
-    pool_destroy(merge->pool);
+    services_destroy(merge->services);
     free(merge);
 }

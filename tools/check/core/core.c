@@ -109,11 +109,9 @@ struct core core_of_reference(const struct core *core)
                          .order = "cpu_ref"};
 }
 
-attn_status core_select(struct core *core, const struct attn_layer_desc *layer,
-                        attn_assignment **assignment, struct attn_error *error)
+struct attn_select_options core_options(const struct core *core)
 {
-    const struct attn_layer_desc *layers[] = {layer};
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .device = core->device, .backend = core->order};
-    return core->api->select(core->runtime, &options, layers, 1, assignment, error);
+    return (struct attn_select_options){.struct_size = sizeof(struct attn_select_options),
+                                        .device = core->device,
+                                        .backend = core->order};
 }

@@ -25,8 +25,7 @@ attn_status core_open(struct core *core, const struct resolved *resolved,
 void core_close(struct core *core);
 /* The same core with cpu_ref ordered instead; it ends with `core`. */
 struct core core_of_reference(const struct core *core);
-/* Chooses for one layer with the backend ordered. */
-attn_status core_select(struct core *core, const struct attn_layer_desc *layer,
-                        attn_assignment **assignment, struct attn_error *error);
+/* Options of a selection with the backend ordered; they borrow from `core`. */
+struct attn_select_options core_options(const struct core *core);
 
 #endif

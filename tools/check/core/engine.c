@@ -12,13 +12,11 @@ attn_status engine_bind(struct engine *engine, struct core *core, const struct d
                         const struct binding *binding, struct attn_error *error)
 {
     const struct attn_api *api = core->api;
-    attn_assignment *assignment = NULL;
+    const struct attn_layer_desc *layers[] = {&binding->layer};
+    const struct attn_select_options options = core_options(core);
     *engine = (struct engine){.core = core, .device = device};
-    attn_status status = core_select(core, &binding->layer, &assignment, error);
-    if (status == ATTN_OK) {
-        status = api->model_create(core->runtime, assignment, NULL, &engine->model, error);
-    }
-    api->assignment_destroy(assignment); /* the model keeps what it needs */
+    attn_status status =
+        client_model(api, core->runtime, &options, layers, 1, &engine->model, error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/names.h"
+#include "support/client.h"
 #include "support/random.h"
 #include "core/core_cases.h"
 #include "harness/image.h"
@@ -55,24 +56,15 @@ static attn_status make_model(struct caches *c, const struct factor_value *v,
                               struct attn_error *error)
 {
     static const char *const names[LAYERS] = {"first", "second", "third"};
-    const struct attn_api *api = c->core->api;
     struct attn_layer_desc descs[LAYERS];
     const struct attn_layer_desc *layers[LAYERS];
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .device = c->core->device, .backend = c->core->order};
-    attn_assignment *assignment = NULL;
+    const struct attn_select_options options = core_options(c->core);
     for (int32_t i = 0; i < LAYERS; i++) {
         case_layer(v, &descs[i]);
         descs[i].name = names[i];
         layers[i] = &descs[i];
     }
-    attn_status status =
-        api->select(c->core->runtime, &options, layers, LAYERS, &assignment, error);
-    if (status == ATTN_OK) {
-        status = api->model_create(c->core->runtime, assignment, NULL, &c->model, error);
-    }
-    api->assignment_destroy(assignment);
-    return status;
+    return client_model(c->core->api, c->core->runtime, &options, layers, LAYERS, &c->model, error);
 }
 
 static attn_status bind_layers(struct caches *c, const struct factor_value *v,

@@ -304,12 +304,15 @@ bool engine_serves(void *user, const struct factor_value *v)
     struct engine_service *service = user;
     struct attn_layer_desc layer;
     attn_assignment *assignment = NULL;
+    const struct attn_layer_desc *layers[] = {&layer};
+    const struct attn_select_options options = core_options(service->core);
+    const struct attn_api *api = service->core->api;
     case_layer(v, &layer);
     if (!trial_supports(service->trial, service->trial->reference, &layer, case_phase(v)) ||
-        core_select(service->core, &layer, &assignment, NULL) != ATTN_OK) {
+        api->select(service->core->runtime, &options, layers, 1, &assignment, NULL) != ATTN_OK) {
         return false;
     }
-    service->core->api->assignment_destroy(assignment);
+    api->assignment_destroy(assignment);
     return true;
 }
 

@@ -79,8 +79,7 @@ static enum trial_result run_undeclared(struct trial *trial, const void *variant
     const struct undeclared *u = variant;
     const struct attn_api *api = u->core->api;
     const struct attn_layer_desc *layers[] = {&u->layer};
-    struct attn_select_options options = {
-        .struct_size = sizeof options, .device = u->core->device, .backend = u->core->order};
+    struct attn_select_options options = core_options(u->core);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_assignment *assignment = NULL;
     (void)seed;
