@@ -45,7 +45,6 @@ def both(*needs: Needs) -> Needs:
 
 CHECK, RUN = "attn-check", "attn-run"
 STEP = "tests/step/test_"
-REF = "tests/cpu_ref/test_"
 FORMULAS = "tests/cpu_ref/checked/"
 
 #: (section, [(feature, what a backend declares for it, "core" where the core composes it of other parts, tests)])
@@ -83,13 +82,13 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("TurboQuant: k8v4, 4bit_nc, k3v4_nc, 3bit_nc",
          kv("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"), "",
          f"{FORMULAS}rows, {STEP}caches, {CHECK}"),
-        ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{REF}mla, {STEP}mla"),
+        ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{FORMULAS}attend, {STEP}mla"),
         ("quantized queries", feature("quantized_query"), "", f"{FORMULAS}rows, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{FORMULAS}rows, {CHECK}"),
         ("NHD, HND, packed, K and V apart", has("view_forms", "nhd", "hnd", "packed", "separate_strides"), "",
          f"{FORMULAS}attend, {CHECK}"),
         ("RoPE (NeoX, GPT-J) + q/k norm + write", both(kernel("rope_write_kv"), feature("fused_rope_norm")), "",
-         f"{REF}kernels, {CHECK}"),
+         f"{FORMULAS}kernels, {CHECK}"),
         ("shared caches, hybrids, groups", kernel("attend"), "whole", f"{STEP}hybrid"),
         ("layers that skip the cache's quantization, next to quantized ones", kernel("attend"), "whole", f"{STEP}skipped"),
         ("page bytes and rows of every dtype and kind of layer", kernel("attend"), "whole", f"{STEP}pages, tests/core/test_bind"),
@@ -120,16 +119,16 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("profiling, idle", kernel("attend"), "whole", f"{STEP}promises"),
     ]),
     ("4. MLA", [
-        ("decode over latent rows", kernel("attend_mla"), "absorb + up-project", f"{REF}mla, {STEP}mla, {RUN}"),
+        ("decode over latent rows", kernel("attend_mla"), "absorb + up-project", f"{FORMULAS}attend, {STEP}mla, {RUN}"),
         ("prefill per head over gathered context", both(kernel("gather_kv", "batched_gemm", "merge_states"),
                                                         has("layer_kinds", "mla")), "whole", f"{STEP}mla, {RUN}"),
         ("latent cache spread over ranks: decode, chunks of context", both(
             kernel("attend_mla", "gather_kv", "batched_gemm", "merge_states"), has("layer_kinds", "mla")),
          "exchange of latent queries and rows", "tests/collectives/test_latent (2, 3, 4 ranks)"),
-        ("W_UK and W_UV in mxfp4", feature("mxfp4_weights"), "views per head", f"{STEP}mla_mxfp4, {REF}numeric, {CHECK}"),
+        ("W_UK and W_UV in mxfp4", feature("mxfp4_weights"), "views per head", f"{STEP}mla_mxfp4, {FORMULAS}kernels, {CHECK}"),
         ("W_UK and W_UV: split from kv_b_proj or given, in 8 bits with scales", both(
             kernel("attend_mla", "batched_gemm"), has("layer_kinds", "mla")), "views per head", f"{STEP}mla, {CHECK}"),
-        ("sparse", kernel("attend_mla_sparse"), "", f"{REF}mla, {STEP}mla, {RUN}"),
+        ("sparse", kernel("attend_mla_sparse"), "", f"{FORMULAS}attend, {STEP}mla, {RUN}"),
     ]),
     ("5. Recurrent layers: gated delta rule", [
         ("convolution, step, chunks, drafts", kernel("gated_delta"), "", f"{FORMULAS}delta, {STEP}gdn, {RUN}"),
@@ -138,8 +137,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),
         ("the same written by the attend", has("output_forms", "fp8_static", "fp8_group_64", "fp8_group_128", "nvfp4"), "", f"{CHECK}"),
         ("multimodal encoder in fp8, scales from its amax history", feature("fp8_inputs"), "amax + quantize + attend", f"{STEP}encoder, {CHECK}"),
-        ("amax", kernel("amax"), "", f"{REF}numeric, {CHECK}"),
-        ("batched GEMM", kernel("batched_gemm"), "", f"{REF}numeric, {CHECK}"),
+        ("amax", kernel("amax"), "", f"{FORMULAS}kernels, {CHECK}"),
+        ("batched GEMM", kernel("batched_gemm"), "", f"{FORMULAS}kernels, {CHECK}"),
     ]),
 ]
 

@@ -51,12 +51,26 @@ void row_load(const struct cache_row *row, double *x);
 attn_status row_hold(const struct cache_row *row, int64_t token, const double *given,
                      struct attn_error *error);
 
-/* attend.c, write.c, delta.c: cpu_ref's kernel, then the comparison. */
+/* e2m1: its number, and the nearest code, the even one of two. */
+double number_from_e2m1(uint32_t code);
+uint32_t number_to_e2m1(double x);
+
+/* attend.c, write.c, delta.c, kernels.c: cpu_ref's kernel, then the comparison. */
 attn_status checked_attend(const struct attn_attend_args *args, struct attn_error *error);
 attn_status checked_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
 attn_status checked_attend_mla_sparse(const struct attn_attend_args *args,
                                       struct attn_error *error);
 attn_status checked_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+/* The comparison of checked_write_kv alone. */
+attn_status checked_written(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status checked_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
+attn_status checked_merge_states(const struct attn_merge_states_args *args,
+                                 struct attn_error *error);
+attn_status checked_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status checked_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
+attn_status checked_quantize(const struct attn_quantize_args *args, struct attn_error *error);
+attn_status checked_amax(const struct attn_amax_args *args, struct attn_error *error);
+attn_status checked_batched_gemm(const struct attn_batched_gemm_args *args,
+                                 struct attn_error *error);
 
 #endif

@@ -9,7 +9,7 @@
 #include "checked.h"
 #include "support/number.h"
 
-#define MEMORY_DOUBLES (1 << 23)
+#define MEMORY_DOUBLES (1 << 25)
 
 const struct attn_kernels *cpu_ref_kernels;
 static struct attn_kernels kernels;
@@ -193,6 +193,12 @@ static attn_status checked_create(const struct attn_create_args *args, attn_inst
         kernels.attend_mla_sparse = checked_attend_mla_sparse;
         kernels.write_kv = checked_write_kv;
         kernels.gated_delta = checked_gated_delta;
+        kernels.merge_states = checked_merge_states;
+        kernels.rope_write_kv = checked_rope_write_kv;
+        kernels.gather_kv = checked_gather_kv;
+        kernels.quantize = checked_quantize;
+        kernels.amax = checked_amax;
+        kernels.batched_gemm = checked_batched_gemm;
         *table = &kernels;
     }
     return status;

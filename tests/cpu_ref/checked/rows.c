@@ -153,8 +153,12 @@ static void set_code(uint8_t *data, int32_t d, int32_t bits, uint32_t code)
 
 static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
-/* The nearest of e2m1's numbers, the even code of two that are equally near. */
-static uint32_t to_e2m1(double x)
+double number_from_e2m1(uint32_t code)
+{
+    return code & 8 ? -e2m1[code & 7] : e2m1[code];
+}
+
+uint32_t number_to_e2m1(double x)
 {
     uint32_t best = 0;
     for (uint32_t code = 1; code < 8; code++) {
@@ -330,7 +334,7 @@ static void write_row(const struct cache_row *row, const struct format *f, const
             double block = largest_of(x + d / 16 * 16, 16) * (1 / global) / 6;
             number_store(b->scale, d / 16, ATTN_DTYPE_FP8_E4M3, block);
             block = number_round(block, ATTN_DTYPE_FP8_E4M3);
-            set_code(b->data, d, 4, block == 0 ? 0 : to_e2m1(x[d] * (1 / global) / block));
+            set_code(b->data, d, 4, block == 0 ? 0 : number_to_e2m1(x[d] * (1 / global) / block));
         }
         break;
     case DS_MLA:
@@ -383,8 +387,7 @@ static double read_element(const struct cache_row *row, const struct format *f,
     case CHANNELS:
         return (int8_t)code * element_scale(row, f, b, d);
     case NVFP4:
-        return (code & 8 ? -e2m1[code & 7] : e2m1[code]) *
-               number_load(b->scale, d / 16, ATTN_DTYPE_FP8_E4M3) *
+        return number_from_e2m1(code) * number_load(b->scale, d / 16, ATTN_DTYPE_FP8_E4M3) *
                tensor_scale(row, ATTN_SCALE_PER_TENSOR);
     case DS_MLA:
         return d < 512 ? number_load(b->data, d, ATTN_DTYPE_FP8_E4M3) *

@@ -46,13 +46,19 @@ static attn_status hold_token(const struct attn_write_kv_args *args, int64_t tok
     return status;
 }
 
-attn_status checked_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+attn_status checked_written(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    attn_status status = cpu_ref_kernels->write_kv(args, error);
+    attn_status status = ATTN_OK;
     checked_begin();
     for (int64_t t = 0; t < args->num_slots && status == ATTN_OK; t++) {
         status = args->slot_mapping[t] >= 0 ? hold_token(args, t, error) : ATTN_OK;
     }
     checked_end();
     return status;
+}
+
+attn_status checked_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    attn_status status = cpu_ref_kernels->write_kv(args, error);
+    return status == ATTN_OK ? checked_written(args, error) : status;
 }

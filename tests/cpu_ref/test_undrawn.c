@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls of cpu_ref that attn-check does not draw. The plugin is cpu_ref behind its formulas
+ * (checked/), which make a wrong result a failed call. Usage: test_undrawn FILE.so */
+#include <attn/mla.h>
+#include <attn/plugin.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/number.h"
+#include "support/random.h"
+#include "support/tensor.h"
+#include "support/test.h"
+
+#define POISON 0xff /* NaN in every float format here */
+#define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
+
+static const struct attn_plugin *plugin;
+static const struct attn_kernels *kernels;
+static attn_instance *instance;
+static struct attn_error error = ATTN_ERROR_INIT;
+static uint64_t random_state = 97;
+
+#define PASSES(what, call)                                                                         \
+    do {                                                                                           \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s: %s: %s", what, #call, error.field, error.message);                   \
+        }                                                                                          \
+    } while (0)
+
+static void *host_allocate(void *user, size_t size, size_t alignment)
+{
+    (void)user;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void host_release(void *user, void *memory, size_t size)
+{
+    (void)user, (void)size;
+    free(memory);
+}
+
+static void host_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                     void *argument)
+{
+    (void)user, (void)grain;
+    if (count > 0) {
+        body(argument, 0, count, 0);
+    }
+}
+
+static const struct attn_host host = {.struct_size = sizeof host,
+                                      .allocate = host_allocate,
+                                      .release = host_release,
+                                      .parallel_for = host_for,
+                                      .num_threads = 1};
+
+static attn_status create(const char *backend, const char *variant, int32_t device,
+                          attn_instance **made, const struct attn_kernels **table)
+{
+    const struct attn_create_args args = {.struct_size = sizeof args,
+                                          .host = &host,
+                                          .backend = backend,
+                                          .variant = variant,
+                                          .device = {device, 0}};
+    return plugin->create(&args, made, table, &error);
+}
+
+static void test_create(void **state)
+{
+    static const struct {
+        const char *backend, *variant;
+        int32_t device;
+    } wrong[] = {{"cpu_simd", "", ATTN_DEVICE_CPU},
+                 {"cpu_ref", "avx2", ATTN_DEVICE_CPU},
+                 {"cpu_ref", "", ATTN_DEVICE_CUDA}};
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        attn_instance *made = instance;
+        const struct attn_kernels *table = kernels;
+        error.message[0] = '\0';
+        assert_int_equal(create(wrong[i].backend, wrong[i].variant, wrong[i].device, &made, &table),
+                         ATTN_ERROR_NOT_FOUND);
+        assert_null(made);
+        assert_null(table);
+        assert_true(error.message[0] != '\0');
+    }
+    plugin->destroy(NULL);
+}
+
+static void draw(void *memory, int64_t count, int32_t dtype)
+{
+    for (int64_t i = 0; i < count; i++) {
+        number_store(memory, i, dtype, random_normal(&random_state));
+    }
+}
+
+/* ---- rows of zeros, of which no scale can be made */
+
+static void test_zeros(void **state)
+{
+    enum { DIMS = 64 };
+    static float signs[DIMS], channels[DIMS], x[DIMS], out[DIMS];
+    const int64_t slot = 0, shape[] = {1, 1, DIMS};
+    const int32_t starts[] = {0, 1}, table = 0, length = 1;
+    struct shaped zeros, result;
+    (void)state;
+    shaped_set(&zeros, x, ATTN_DTYPE_F32, 3, shape, NULL);
+    shaped_set(&result, out, ATTN_DTYPE_F32, 3, shape, NULL);
+    for (int32_t i = 0; i < DIMS; i++) {
+        signs[i] = i % 3 ? 1 : -1;
+        channels[i] = 0.5f;
+        x[i] = -0.0f; /* of which no code may be made but zero's */
+    }
+    const struct attn_kv_quant_params quant = {
+        .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
+        .hadamard_signs_k = signs,
+        .hadamard_signs_v = signs,
+        .v_channel_scale = channels};
+    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &quant.ext};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = 1,
+                                     .num_tokens = 1,
+                                     .num_actual_tokens = 1,
+                                     .query_start_loc = starts,
+                                     .query_start_loc_host = starts,
+                                     .seq_lens = &length,
+                                     .block_table = &table,
+                                     .block_table_stride = 1};
+    for (int32_t kv_dtype = ATTN_KV_F16; kv_dtype < ATTN_KV_DTYPE_COUNT; kv_dtype++) {
+        uint8_t data[2][4 * DIMS], scale[2][8];
+        char what[32];
+        const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                              .dtype = ATTN_DTYPE_F32,
+                                              .kv_dtype = kv_dtype,
+                                              .num_q_heads = 1,
+                                              .num_kv_heads = 1,
+                                              .head_size = DIMS,
+                                              .head_size_v = DIMS,
+                                              .scale = 1,
+                                              .block_size = 1};
+        const struct attn_kv_view k = {.struct_size = sizeof k,
+                                       .data = data[0],
+                                       .num_blocks = 1,
+                                       .block_size = 1,
+                                       .num_heads = 1,
+                                       .head_size = DIMS,
+                                       .scale = scale[0]};
+        struct attn_kv_view v = k;
+        v.data = data[1];
+        v.scale = scale[1];
+        const struct attn_write_kv_args write = {.struct_size = sizeof write,
+                                                 .instance = instance,
+                                                 .layer = &layer,
+                                                 .params = &params,
+                                                 .k_cache = &k,
+                                                 .v_cache = &v,
+                                                 .slot_mapping = &slot,
+                                                 .num_slots = 1,
+                                                 .k = &zeros.tensor,
+                                                 .v = &zeros.tensor};
+        const struct attn_attend_args attend = {.struct_size = sizeof attend,
+                                                .instance = instance,
+                                                .layer = &layer,
+                                                .params = &params,
+                                                .batch = &batch,
+                                                .k_cache = &k,
+                                                .v_cache = &v,
+                                                .flags = ATTN_RUN_NO_WRITE,
+                                                .q = &zeros.tensor,
+                                                .out = &result.tensor};
+        if (kv_dtype == ATTN_KV_FP8_DS_MLA) {
+            continue; /* of latent rows */
+        }
+        snprintf(what, sizeof what, "kv_dtype %d", kv_dtype);
+        memset(data, POISON, sizeof data);
+        memset(scale, POISON, sizeof scale);
+        PASSES(what, kernels->write_kv(&write, &error));
+        PASSES(what, kernels->attend(&attend, &error));
+        for (int32_t i = 0; i < DIMS; i++) {
+            assert_true(out[i] == 0);
+        }
+    }
+}
+
+/* ---- latent rows with what attn-check's MLA leaves out */
+
+struct latent_case {
+    const char *name;
+    int32_t dtype, kv_dtype, rank, rope, topk;
+    int32_t not_causal, window, has_sinks;
+    float soft_cap;
+    int32_t nan; /* a visible one, in each request's last key */
+    int32_t fp8_query;
+};
+#define PLAIN ATTN_DTYPE_F32, ATTN_KV_F32
+static const struct latent_case latent_cases[] = {
+    {"no rope", PLAIN, 32, 0},
+    {"sinks and a soft cap", PLAIN, 64, 16, .has_sinks = 1, .soft_cap = 20},
+    {"a window", PLAIN, 64, 16, .window = 6},
+    {"not causal", PLAIN, 64, 16, .not_causal = 1},
+    {"sparse, not causal", PLAIN, 64, 16, .topk = 8, .not_causal = 1},
+    {"sparse with sinks", PLAIN, 64, 16, .topk = 5, .has_sinks = 1},
+    {"a visible NaN", PLAIN, 64, 16, .nan = 1},
+    {"e5m2 and an fp8 query", ATTN_DTYPE_BF16, ATTN_KV_FP8_E5M2, 64, 16, .fp8_query = 1},
+    {"fp8_ds_mla", ATTN_DTYPE_BF16, ATTN_KV_FP8_DS_MLA, 512, 64},
+};
+
+enum { REQS = 3, HEADS = 4, BLOCK = 4, FIRST = 2, ROWS = FIRST + 6 + 3, KEYS = 9 + 30 + 8 };
+enum { TABLE_ROWS = 11, STRIDE = 10, BLOCKS = 16, MAX_ROW = 576, GATHERED = 15 };
+static const int32_t query_starts[] = {FIRST, FIRST + 2, FIRST + 5, FIRST + 6};
+static const int32_t seq_lens[] = {9, 30, 8}, table_rows[] = {3, 8, 2};
+static const int32_t first_keys[] = {3, 10, 0}, gathered[] = {0, 5, 12, GATHERED};
+
+struct latent {
+    uint8_t q[ROWS * HEADS * MAX_ROW * 4], keys[KEYS * MAX_ROW * 4], cache[BLOCKS * BLOCK * 2304];
+    uint8_t out[ROWS * HEADS * MAX_ROW * 4];
+    float lse[HEADS * ROWS], sinks[HEADS];
+    int32_t table[TABLE_ROWS][STRIDE], topk[ROWS][8];
+    int64_t slots[KEYS];
+};
+
+/* Blocks in an order of their own; lists with gaps, one index past the end and others far out. */
+static void place(struct latent *p, const struct latent_case *c)
+{
+    int32_t used = 0, key = 0;
+    memset(p, POISON, sizeof *p);
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t j = 0; j < seq_lens[r]; j++) {
+            int32_t *entry = &p->table[table_rows[r]][j / BLOCK];
+            *entry = j % BLOCK == 0 ? used++ * 7 % BLOCKS : *entry;
+            p->slots[key++] = *entry * BLOCK + j % BLOCK;
+        }
+        for (int32_t t = query_starts[r]; t < query_starts[r + 1]; t++) {
+            for (int32_t i = 0; i < c->topk; i++) {
+                static const int32_t wrong[] = {-1, 1 << 30, INT32_MIN};
+                p->topk[t][i] = i == 1       ? seq_lens[r]
+                                : i % 3 == 2 ? wrong[i / 3]
+                                             : (5 * i + t) % seq_lens[r];
+            }
+        }
+    }
+    for (int32_t h = 0; h < HEADS; h++) {
+        p->sinks[h] = (float)(2 * random_normal(&random_state));
+    }
+}
+
+static void run_latent(const struct latent_case *c, struct latent *p)
+{
+    const int32_t row = c->rank + c->rope, q_dtype = c->fp8_query ? ATTN_DTYPE_FP8_E4M3 : c->dtype;
+    const int64_t bytes = c->kv_dtype == ATTN_KV_FP8_DS_MLA ? 656
+                          : c->kv_dtype == ATTN_KV_FP8_E5M2 ? row
+                                                            : 4 * (int64_t)row;
+    const struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
+                                      .kv_lora_rank = c->rank,
+                                      .qk_nope_head_dim = 128,
+                                      .qk_rope_head_dim = c->rope,
+                                      .v_head_dim = 128,
+                                      .topk = c->topk};
+    const int32_t fp8 = c->kv_dtype == ATTN_KV_FP8_E5M2 ? ATTN_SCALE_PER_TENSOR : 0;
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .next = &mla.ext,
+                                          .kind = ATTN_LAYER_MLA,
+                                          .dtype = c->dtype,
+                                          .kv_dtype = c->kv_dtype,
+                                          .num_q_heads = HEADS,
+                                          .num_kv_heads = 1,
+                                          .head_size = row,
+                                          .head_size_v = c->rank,
+                                          .scale = 0.3f,
+                                          .causal = !c->not_causal,
+                                          .has_window = c->window > 0,
+                                          .window_left = c->window - 1,
+                                          .soft_cap = c->soft_cap,
+                                          .has_sinks = c->has_sinks,
+                                          .block_size = BLOCK,
+                                          .k_scale_form = fp8,
+                                          .q_scale_form = c->fp8_query,
+                                          .q_dtype = ATTN_DTYPE_FP8_E4M3};
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .sinks = p->sinks,
+                                             .k_scale_host = 0.5f,
+                                             .q_scale_host = 0.05f};
+    const struct attn_kv_view view = {.struct_size = sizeof view,
+                                      .data = p->cache,
+                                      .num_blocks = BLOCKS,
+                                      .block_size = BLOCK,
+                                      .num_heads = 1,
+                                      .head_size = row,
+                                      .stride_block = BLOCK * bytes,
+                                      .stride_slot = bytes,
+                                      .stride_head = bytes};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = REQS,
+                                     .num_tokens = ROWS,
+                                     .num_actual_tokens = query_starts[REQS],
+                                     .query_start_loc = query_starts,
+                                     .query_start_loc_host = query_starts,
+                                     .seq_lens = seq_lens,
+                                     .block_table = p->table[0],
+                                     .block_table_stride = STRIDE,
+                                     .block_table_rows = TABLE_ROWS,
+                                     .block_table_row = table_rows};
+    struct shaped q, keys, out, lse;
+    const struct attn_io_mla io = {
+        .ext = {ATTN_EXT_IO_MLA, 0, sizeof io, NULL}, .topk_indices = p->topk[0], .topk_stride = 8};
+    const struct attn_write_kv_args write = {
+        .struct_size = sizeof write,
+        .instance = instance,
+        .layer = &layer,
+        .params = &params,
+        .k_cache = &view,
+        .slot_mapping = p->slots,
+        .num_slots = KEYS,
+        .k = shaped_set(&keys, p->keys, c->dtype, 3, SHAPE(KEYS, 1, row), NULL)};
+    struct attn_attend_args attend = {
+        .struct_size = sizeof attend,
+        .next = &io.ext,
+        .instance = instance,
+        .layer = &layer,
+        .params = &params,
+        .batch = &batch,
+        .k_cache = &view,
+        .q = shaped_set(&q, p->q, q_dtype, 3, SHAPE(ROWS, HEADS, row), NULL),
+        .out = shaped_set(&out, p->out, c->dtype, 3, SHAPE(ROWS, HEADS, c->rank), NULL)};
+    struct attn_gather_kv_args gather = {
+        .struct_size = sizeof gather,
+        .instance = instance,
+        .layer = &layer,
+        .params = &params,
+        .cache = &view,
+        .batch = &batch,
+        .first_key = first_keys,
+        .out_start_loc = gathered,
+    };
+    PASSES(c->name, kernels->write_kv(&write, &error));
+    /* what no window reaches may be anything */
+    for (int32_t j = 0; j < 30 - 3 - c->window + 1 && c->window > 0; j++) {
+        memset(p->cache + p->slots[9 + j] * bytes, POISON, (size_t)bytes);
+    }
+    for (int32_t with_lse = 0; with_lse < 2; with_lse++) {
+        attend.lse =
+            with_lse ? shaped_set(&lse, p->lse, ATTN_DTYPE_F32, 2, SHAPE(HEADS, ROWS), NULL) : NULL;
+        PASSES(c->name, c->topk > 0 ? kernels->attend_mla_sparse(&attend, &error)
+                                    : kernels->attend_mla(&attend, &error));
+    }
+    for (size_t i = 0; i < sizeof p->out; i++) { /* rows of others */
+        size_t row_bytes = HEADS * (size_t)c->rank * number_bytes(c->dtype);
+        bool other = i < FIRST * row_bytes || i >= (size_t)query_starts[REQS] * row_bytes;
+        assert_true(!other || p->out[i] == POISON);
+    }
+    gather.out = shaped_set(&out, p->out, c->dtype, 3, SHAPE(GATHERED, 1, row), NULL);
+    PASSES(c->name, kernels->gather_kv(&gather, &error));
+}
+
+static void test_latent(void **state)
+{
+    static struct latent p;
+    (void)state;
+    for (size_t i = 0; i < sizeof latent_cases / sizeof *latent_cases; i++) {
+        const struct latent_case *c = &latent_cases[i];
+        int32_t row = c->rank + c->rope;
+        place(&p, c);
+        draw(p.keys, (int64_t)KEYS * row, c->dtype);
+        draw(p.q, (int64_t)ROWS * HEADS * row, c->fp8_query ? ATTN_DTYPE_FP8_E4M3 : c->dtype);
+        for (int32_t r = 0, end = 0; r < REQS && c->nan; r++) {
+            end += seq_lens[r];
+            number_store(p.keys, (int64_t)(end - 1) * row + 1, c->dtype, NAN);
+        }
+        run_latent(c, &p);
+    }
+}
+
+/* ---- numbers */
+
+static void test_fnuz(void **state)
+{
+    enum { TOKENS = 5, GROUPS = 4, DIMS = 64, COUNT = TOKENS * GROUPS * DIMS };
+    static const float scales[GROUPS] = {0.01f, 0.3f, 0.00001f, 0.05f}; /* one saturates */
+    static float x[COUNT];
+    static uint8_t codes[COUNT];
+    struct shaped in, out;
+    (void)state;
+    draw(x, COUNT, ATTN_DTYPE_F32);
+    for (int32_t form = ATTN_SCALE_PER_TENSOR; form <= ATTN_SCALE_PER_HEAD; form++) {
+        const struct attn_quantize_args args = {
+            .struct_size = sizeof args,
+            .instance = instance,
+            .form = ATTN_OUTPUT_FP8_STATIC,
+            .scale_form = form,
+            .scale = scales,
+            .x = shaped_set(&in, x, ATTN_DTYPE_F32, 3, SHAPE(TOKENS, GROUPS, DIMS), NULL),
+            .out = shaped_set(&out, codes, ATTN_DTYPE_FP8_E4M3FNUZ, 3, SHAPE(TOKENS, GROUPS, DIMS),
+                              NULL)};
+        PASSES("e4m3fnuz", kernels->quantize(&args, &error));
+    }
+}
+
+/* More rows and columns than a tile has; and a block scale that says NaN. */
+static void test_gemm(void **state)
+{
+    enum { B = 3, M = 19, K = 96, N = 160 };
+    static const float scales[B] = {0.5f, 2, 3};
+    static float a[B * M * K], w[B * K * N], c[B * M * N];
+    static uint8_t exponents[B * 3 * N];
+    struct shaped ta, tw, to, ts;
+    (void)state;
+    draw(a, B * M * K, ATTN_DTYPE_F32);
+    draw(w, B * K * N, ATTN_DTYPE_F32);
+    memset(exponents, 127, sizeof exponents);
+    exponents[3] = 255;
+    for (int32_t form = 0; form < 3; form++) { /* plain, transposed, mxfp4 */
+        struct attn_batched_gemm_args args = {
+            .struct_size = sizeof args,
+            .instance = instance,
+            .w_scale = scales,
+            .w_scale_count = B,
+            .a = shaped_set(&ta, a, ATTN_DTYPE_F32, 3, SHAPE(B, M, K), NULL),
+            .w = shaped_set(&tw, w, form == 2 ? ATTN_DTYPE_INT8 : ATTN_DTYPE_F32, 3, SHAPE(B, K, N),
+                            form == 1 ? SHAPE(N * K, 1, K) : NULL),
+            .out = shaped_set(&to, c, ATTN_DTYPE_F32, 3, SHAPE(B, M, N), NULL)};
+        if (form == 2) {
+            args.w_block_scale =
+                shaped_set(&ts, exponents, ATTN_DTYPE_INT8, 3, SHAPE(B, K / 32, N), NULL);
+            tw.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
+        }
+        PASSES("batched_gemm", kernels->batched_gemm(&args, &error));
+        assert_true(form < 2 || (isnan(c[3]) && !isnan(c[2]) && !isnan(c[4])));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_create), cmocka_unit_test(test_zeros), cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_fnuz),   cmocka_unit_test(test_gemm),
+    };
+    void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+    attn_plugin_entry_fn *entry = NULL;
+    if (library != NULL) {
+        *(void **)&entry = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
+    }
+    if (entry == NULL ||
+        entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, &error) != ATTN_OK ||
+        create("cpu_ref", "", ATTN_DEVICE_CPU, &instance, &kernels) != ATTN_OK) {
+        fprintf(stderr, "usage: %s FILE.so, of cpu_ref\n", argv[0]);
+        return 2;
+    }
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    plugin->destroy(instance);
+    return failed;
+}
