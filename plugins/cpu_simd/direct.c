@@ -362,7 +362,7 @@ static void finish_head(const struct direct *direct, struct interval common, int
                      sum, direct->scratch);
         }
     }
-    finish_item(run, item, item->head + h, accumulator, reference, sum);
+    finish_item(run, item, item->head + h, accumulator, reference, sum, direct->scratch);
 }
 
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch)

@@ -14,13 +14,20 @@ static void load_latent_query(const struct problem *problem, int64_t row, int64_
     }
 }
 
-/* The layer's scale times those of quantized queries and keys. */
+/* The layer's scale times that of quantized queries. */
+float query_factor(const struct problem *problem, int32_t head)
+{
+    const struct attn_layer_params *params = problem->params;
+    return problem->layer->scale * (float)scale_of_head(params->q_scale, params->q_scale_host,
+                                                        problem->layer->q_scale_form, head);
+}
+
+/* That times the keys' scale. */
 float key_factor(const struct problem *problem, int32_t head)
 {
     const struct attn_layer_desc *layer = problem->layer;
     const struct attn_layer_params *params = problem->params;
-    float scale = layer->scale * (float)scale_of_head(params->q_scale, params->q_scale_host,
-                                                      layer->q_scale_form, head);
+    float scale = query_factor(problem, head);
     if (problem->keys.head_scale) {
         scale *= (float)scale_of_head(params->k_scale, params->k_scale_host,
                                       scale_form_of(layer, false), head);
@@ -113,6 +120,22 @@ static const float *plain_values(const struct problem *problem, int32_t head, co
     return plain;
 }
 
+/* Sums as the values themselves would have made them. */
+static void to_plain_units(const struct problem *problem, const struct row_block *rows)
+{
+    const struct layer_shape *shape = &problem->shape;
+    float plain[MAX_HEAD_SIZE];
+    for (int32_t m = 0; m < rows->num_tokens * shape->group; m++) {
+        float *row = rows->accumulator + (int64_t)m * shape->width_padded;
+        const float *values = plain_values(problem, rows->head, row, plain);
+        if (values != row) {
+            memcpy(row, values, (size_t)shape->width * sizeof(float));
+        }
+        problem->instance->variant->scale_row(row, value_factor(problem, rows->head),
+                                              shape->width_padded);
+    }
+}
+
 /* Output row and LSE of query `row` of the step and query head `q_head`. */
 static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
                       const float *accumulator, float reference, float sum)
@@ -140,8 +163,9 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
         tensor_data(out) + (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * bytes;
     int32_t type = out->dtype.code == ATTN_CODE_BFLOAT ? 2 : out->dtype.bits == 16 ? 1 : 0;
     float plain[MAX_HEAD_SIZE];
-    factor *= value_factor(problem, head);
-    if (!empty) {
+    const bool is_plain = problem->shape.sink_len > 0;
+    factor *= is_plain ? 1.0f : value_factor(problem, head);
+    if (!empty && !is_plain) {
         accumulator = plain_values(problem, head, accumulator, plain);
     }
     problem->instance->variant->store[type](destination, accumulator, factor, problem->shape.width);
@@ -169,61 +193,87 @@ static void write_partial(const struct attend_run *run, const struct work_item *
     memcpy(state + slot_rows + first, sum, rows * sizeof(float));
 }
 
-void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
-                 const float *accumulator, const float *reference, const float *sum)
+/* Whole sums of rows to the output. */
+static void finish_rows(const struct attend_run *run, const struct row_block *rows, char *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
+    int64_t first = run->problem.batch->query_start_loc[rows->request] + (int64_t)rows->token;
+    if (shape->sink_len > 0) {
+        to_plain_units(&run->problem, rows);
+        add_static_sinks(run, rows, scratch);
+    }
+    for (int32_t t = 0; t < rows->num_tokens; t++) {
+        if (!rows_wanted(&run->problem, rows->request, rows->token + t, 1)) {
+            continue;
+        }
+        for (int32_t g = 0, m = t * shape->group; g < shape->group; g++, m++) {
+            write_row(run, first + t, rows->head * shape->group + g,
+                      rows->accumulator + (int64_t)m * shape->width_padded, rows->reference[m],
+                      rows->sum[m]);
+        }
+    }
+}
+
+void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
+                 float *accumulator, float *reference, float *sum, char *scratch)
+{
     if (item->partial >= 0) {
         write_partial(run, item, head, accumulator, reference, sum);
         return;
     }
-    int64_t first = run->problem.batch->query_start_loc[item->request] + (int64_t)item->token;
-    for (int32_t t = 0; t < item->num_tokens; t++) {
-        if (!rows_wanted(&run->problem, item->request, item->token + t, 1)) {
-            continue;
+    const struct row_block rows = {item->request, head,      item->token, item->num_tokens,
+                                   accumulator,   reference, sum};
+    finish_rows(run, &rows, scratch);
+}
+
+/* Row m of all parts' rows. */
+static void merge_row(const struct attend_run *run, const struct merge_item *item, int32_t m,
+                      float *row, float *reference, float *sum)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    size_t width = (size_t)shape->width_padded;
+    size_t rows = (size_t)run->schedule->needs.partial_rows;
+    size_t slot_floats = partial_floats(shape, &run->schedule->needs);
+    const float *slots = run->partials + (size_t)item->first * slot_floats;
+    float top = -INFINITY;
+    for (int32_t i = 0; i < item->count; i++) {
+        float part = slots[(size_t)i * slot_floats + rows * width + (size_t)m];
+        top = part > top ? part : top;
+    }
+    *reference = top;
+    *sum = 0.0f;
+    memset(row, 0, width * sizeof(float));
+    for (int32_t i = 0; i < item->count; i++) {
+        const float *slot = slots + (size_t)i * slot_floats;
+        float its = slot[rows * width + (size_t)m];
+        float part = slot[rows * width + rows + (size_t)m];
+        if (its == -INFINITY && part == 0.0f) {
+            continue; /* sees nothing: its accumulator is 0 */
         }
-        for (int32_t g = 0, m = t * shape->group; g < shape->group; g++, m++) {
-            write_row(run, first + t, head * shape->group + g,
-                      accumulator + (int64_t)m * shape->width_padded, reference[m], sum[m]);
-        }
+        float weight = top == -INFINITY ? 1.0f : exp2f(its - top);
+        *sum += part * weight;
+        run->problem.instance->variant->add_scaled(row, slot + (size_t)m * width, weight,
+                                                   (int32_t)width);
     }
 }
 
 void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch)
 {
-    const struct layer_shape *shape = &run->problem.shape;
-    const struct variant *variant = run->problem.instance->variant;
-    size_t width = (size_t)shape->width_padded;
-    size_t rows = (size_t)run->schedule->needs.partial_rows;
-    size_t slot_floats = partial_floats(shape, &run->schedule->needs);
-    const float *slots = run->partials + (size_t)item->first * slot_floats;
-    float *row = (float *)(scratch + run->layout.row);
-    int64_t first = run->problem.batch->query_start_loc[item->request] + (int64_t)item->token;
-    int32_t per_head = item->num_tokens * shape->group;
-    for (int32_t m = 0; m < per_head * item->num_heads; m++) {
-        int32_t head = item->head + m / per_head, within = m % per_head;
-        int32_t token = within / shape->group;
-        if (!rows_wanted(&run->problem, item->request, item->token + token, 1)) {
-            continue;
+    const struct scratch_layout *at = &run->layout;
+    int32_t per_head = item->num_tokens * run->problem.shape.group;
+    struct row_block rows = {.request = item->request,
+                             .token = item->token,
+                             .num_tokens = item->num_tokens,
+                             .accumulator = (float *)(scratch + at->accumulator),
+                             .reference = (float *)(scratch + at->reference),
+                             .sum = (float *)(scratch + at->sum)};
+    for (int32_t h = 0; h < item->num_heads; h++) {
+        for (int32_t m = 0; m < per_head; m++) {
+            merge_row(run, item, h * per_head + m,
+                      rows.accumulator + (int64_t)m * run->problem.shape.width_padded,
+                      &rows.reference[m], &rows.sum[m]);
         }
-        float top = -INFINITY;
-        for (int32_t i = 0; i < item->count; i++) {
-            float reference = slots[(size_t)i * slot_floats + rows * width + (size_t)m];
-            top = reference > top ? reference : top;
-        }
-        float sum = 0.0f;
-        memset(row, 0, width * sizeof(float));
-        for (int32_t i = 0; i < item->count; i++) {
-            const float *slot = slots + (size_t)i * slot_floats;
-            float reference = slot[rows * width + (size_t)m];
-            float part = slot[rows * width + rows + (size_t)m];
-            if (reference == -INFINITY && part == 0.0f) {
-                continue; /* sees nothing: its accumulator is 0 */
-            }
-            float weight = top == -INFINITY ? 1.0f : exp2f(reference - top);
-            sum += part * weight;
-            variant->add_scaled(row, slot + (size_t)m * width, weight, (int32_t)width);
-        }
-        write_row(run, first + token, head * shape->group + within % shape->group, row, top, sum);
+        rows.head = item->head + h;
+        finish_rows(run, &rows, scratch);
     }
 }

@@ -19,6 +19,7 @@
 
 #define ITEM_ROWS 768         /* query rows of one work item at head size 128 */
 #define SPLIT_ROWS 64         /* items of more rows are never split along the keys */
+#define ROW_MULTIPLE 16       /* rows of a gemm that every engine computes alike */
 #define DIRECT_SCORE_ROWS 128 /* most query rows whose scores a decode holds at once */
 #define SPLIT_KEYS 256        /* a split part has at least so many */
 
@@ -68,6 +69,7 @@ struct layer_shape {
     bool any_prefix;
     bool rounds;  /* probabilities are kept in fp8, relative to a row's largest */
     int32_t topk; /* sparse MLA: entries of a query's list; 0: dense */
+    int32_t sink_len;
 };
 
 struct attn_prepared {
@@ -153,6 +155,18 @@ struct work_item {
     int32_t direct;  /* 1: decode path */
 };
 
+/* Sums of all heads of a group, of a request's tokens: rows are token * group + head of the group.
+ */
+struct row_block {
+    int32_t request;
+    int32_t head; /* KV head */
+    int32_t token;
+    int32_t num_tokens;
+    float *accumulator; /* [rows, width_padded] */
+    float *reference;
+    float *sum;
+};
+
 /* Partial results first .. first+count-1 make up the output of an item. */
 struct merge_item {
     int32_t first;
@@ -187,6 +201,7 @@ struct scratch_layout {
     size_t q_scale, reference, sum, rescale, low, high, token_low, token_high, seen, blocks;
     size_t key_rows, value_rows, next_rows, scale_rows, key_scale, value_scale, key_zero,
         value_zero;
+    size_t sink_q, sink_rows; /* of layers with static sinks */
     size_t bytes;
 };
 
@@ -335,10 +350,16 @@ struct attend_run {
 };
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
                   int32_t rows_padded);
+/* The item's sums of one KV head, which are used up, to the output or to its partial result. */
 void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
-                 const float *accumulator, const float *reference, const float *sum);
+                 float *accumulator, float *reference, float *sum, char *scratch);
 void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch);
+float query_factor(const struct problem *problem, int32_t head);
 float key_factor(const struct problem *problem, int32_t head);
+
+/* static_sink.c: what the rows see of the layer's sinks into their sums, which are in plain units
+ */
+void add_static_sinks(const struct attend_run *run, const struct row_block *rows, char *scratch);
 
 /* tile.c, direct.c */
 void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch);

@@ -97,6 +97,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->query_parts = short_math && shape->keys.nibbles ? 2 : 1;
     shape->depth_padded = shape->query_parts * round_up(shape->depth, DEPTH_MULTIPLE);
     shape->batch_invariant = layer->batch_invariant != 0;
+    shape->sink_len = layer->sink_len;
     if (layer->kind == ATTN_LAYER_MLA && mla_of(layer) != NULL) {
         shape->topk = mla_of(layer)->topk;
     }
@@ -160,9 +161,9 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
 static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    if (layer->sink_len != 0 && args->params->sink_k != NULL) {
-        return fail(error, ATTN_ERROR_UNSUPPORTED, "sink_len",
-                    "fused static sinks are not served: the core composes them");
+    if (layer->sink_len > 0 && (args->params->sink_k == NULL || args->params->sink_v == NULL)) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "sink_k",
+                    "NULL: keys and values of the layer's sink_len static sinks");
     }
     return ATTN_OK;
 }

@@ -352,6 +352,8 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(value_scale, tile * sizeof(float));
     PLACE(key_zero, tile * sizeof(int32_t));
     PLACE(value_zero, tile * sizeof(int32_t));
+    PLACE(sink_q, shape->sink_len > 0 ? ROW_BLOCK_MAX * depth * element : 0);
+    PLACE(sink_rows, shape->sink_len > 0 ? TILE_KEYS * wider * element : 0);
 #undef PLACE
     /* pages of their own, and not all at the same place in the caches' sets */
     layout->bytes = (at + 4095) / 4096 * 4096 + 256;

@@ -17,6 +17,10 @@ static void supports_latent(const struct attn_layer_desc *layer,
     if (mla != NULL && mla->topk > 0 && layer->alibi != ATTN_ALIBI_NONE) {
         reasons->refuse(reasons->user, "alibi", "set", "none in sparse MLA layers");
     }
+    if (layer->sink_len > 0) {
+        snprintf(asked, sizeof asked, "%d", layer->sink_len);
+        reasons->refuse(reasons->user, "sink_len", asked, "0 in MLA layers");
+    }
     if (mla != NULL && mla->topk > 0 && layer->tree_mask != ATTN_TREE_NONE) {
         reasons->refuse(reasons->user, "tree_mask", "set", "none in sparse MLA layers");
     }
@@ -30,6 +34,10 @@ attn_status simd_supports(const struct attn_supports_args *args,
     refuse_rows(layer, reasons);
     if (layer_is_latent(layer)) {
         supports_latent(layer, reasons);
+    }
+    /* those are relative to a row's largest before the first is made, and sinks come last */
+    if (layer->sink_len > 0 && layer->p_scale_form != ATTN_SCALE_NONE) {
+        reasons->refuse(reasons->user, "p_scale_form", "set", "none with static sinks");
     }
     return ATTN_OK;
 }

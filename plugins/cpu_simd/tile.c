@@ -6,8 +6,6 @@
  * 64 KiB are packed for 25 MFLOP. */
 #include "tile.h"
 
-#define ROW_MULTIPLE 16 /* rows of a gemm that every engine computes alike */
-
 static void tile_init(struct tile *tile, const struct attend_run *run, const struct work_item *item,
                       char *scratch)
 {
@@ -454,5 +452,5 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
                    (size_t)at_most(step, rows - m) * (size_t)shape->width_padded * sizeof(float));
         }
     }
-    finish_item(run, item, item->head, tile.accumulator, tile.reference, tile.sum);
+    finish_item(run, item, item->head, tile.accumulator, tile.reference, tile.sum, scratch);
 }

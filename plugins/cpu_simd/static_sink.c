@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Static sinks: fixed keys at positions before 0 that every query of a request with keys sees. They
+ * are attended behind the cache's keys, when a row's sums are in plain units whatever the cache
+ * holds, in the layer's engine: sinks and queries are of its activation type. */
+#include "internal.h"
+
+#define SINK_ROWS ROW_BLOCK_MAX
+
+/* Rows of products: where a row's bits may not depend on others, as many as all engines compute
+ * alike. Rows of q are zero, those behind an item's sums are nobody's. */
+static int32_t product_rows(const struct layer_shape *shape, int32_t count)
+{
+    return shape->any_prefix ? round_up(count, ROW_MULTIPLE) : count;
+}
+
+/* A tile of sinks of one KV head, and where a block of rows is computed. */
+struct sink_tile {
+    const struct attend_run *run;
+    int32_t head;
+    int32_t first; /* sink */
+    int32_t n;
+    int32_t padded; /* n, up to COLUMN_MULTIPLE */
+    int32_t depth;
+    char *q;    /* [SINK_ROWS, depth] */
+    char *keys; /* packed, as the values */
+    char *values;
+    char *rows; /* before they are packed */
+    float *scores;
+    float *rescale;
+};
+
+/* Rows of a head in the compute type, of `padded` elements. */
+static void load_sinks(const struct sink_tile *tile, const struct attn_tensor *tensor,
+                       int32_t length, int32_t padded, const void **rows)
+{
+    const struct engine *engine = tile->run->problem.shape.engine;
+    const size_t bytes = (size_t)padded * (size_t)engine->element_bytes;
+    memset(tile->rows, 0, (size_t)tile->n * bytes);
+    for (int32_t i = 0; i < tile->n; i++) {
+        char *row = tile->rows + (size_t)i * bytes;
+        engine->unpack[element_of_any(tensor)](row, tensor_row(tensor, tile->first + i, tile->head),
+                                               length);
+        rows[i] = row;
+    }
+}
+
+static void load_tile(const struct sink_tile *tile)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const void *rows[TILE_KEYS];
+    load_sinks(tile, problem->params->sink_k, shape->depth, tile->depth, rows);
+    shape->engine->pack_keys(tile->keys, rows, tile->n, tile->padded, tile->depth);
+    load_sinks(tile, problem->params->sink_v, shape->width, shape->width_padded, rows);
+    shape->engine->pack_values(tile->values, rows, tile->n, tile->padded, shape->width_padded);
+}
+
+/* Scores of rows first_row .. first_row + count - 1, in natural units. */
+static void score_rows(const struct sink_tile *tile, const struct row_block *rows,
+                       int32_t first_row, int32_t count)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct attn_layer_desc *layer = problem->layer;
+    const struct engine *engine = problem->shape.engine;
+    const size_t row_bytes = (size_t)tile->depth * (size_t)engine->element_bytes;
+    const int32_t group = problem->shape.group;
+    const int64_t start = problem->batch->query_start_loc[rows->request];
+    const int32_t before =
+        request_keys(problem, rows->request) - request_queries(problem, rows->request);
+    memset(tile->q, 0, SINK_ROWS * row_bytes);
+    for (int32_t r = 0; r < count; r++) {
+        const int32_t token = rows->token + (first_row + r) / group;
+        const int32_t q_head = tile->head * group + (first_row + r) % group;
+        engine->unpack[problem->q_element](tile->q + (size_t)r * row_bytes,
+                                           tensor_row(tile->run->args->q, start + token, q_head),
+                                           problem->shape.depth);
+    }
+    engine->gemm(tile->scores, SCORE_STRIDE, tile->q, tile->depth, tile->keys, TILE_KEYS,
+                 product_rows(&problem->shape, count), tile->padded, tile->depth, 0);
+    struct score_terms terms = {.scale = query_factor(problem, tile->head),
+                                .soft_cap = layer->soft_cap,
+                                .alibi = layer->alibi};
+    for (int32_t r = 0; r < count; r++) {
+        if (layer->alibi != ATTN_ALIBI_NONE) {
+            const int32_t token = rows->token + (first_row + r) / group;
+            terms.slope =
+                problem->params->alibi_slopes[tile->head * group + (first_row + r) % group];
+            terms.distance = (float)(before + token + layer->sink_len - tile->first);
+        }
+        problem->instance->variant->terms(tile->scores + (int64_t)r * SCORE_STRIDE, tile->padded,
+                                          &terms);
+    }
+}
+
+static void add_tile(const struct sink_tile *tile, const struct row_block *rows, int32_t first_row,
+                     int32_t count)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct engine *engine = problem->shape.engine;
+    const int64_t p_stride = SCORE_STRIDE * (int64_t)sizeof(float) / engine->element_bytes;
+    const int32_t width = problem->shape.width_padded;
+    float *accumulator = rows->accumulator + (int64_t)first_row * width;
+    int32_t low[SINK_ROWS] = {0}, high[SINK_ROWS];
+    for (int32_t r = 0; r < count; r++) {
+        high[r] = tile->n;
+    }
+    score_rows(tile, rows, first_row, count);
+    const struct softmax_args softmax = {.scores = tile->scores,
+                                         .rows = count,
+                                         .end = tile->padded,
+                                         .low = low,
+                                         .high = high,
+                                         .factor = LOG2_E,
+                                         .reference = rows->reference + first_row,
+                                         .sum = rows->sum + first_row,
+                                         .rescale = tile->rescale};
+    engine->softmax(&softmax);
+    for (int32_t r = 0; r < count; r++) {
+        if (tile->rescale[r] != 1.0f) {
+            problem->instance->variant->scale_row(accumulator + (int64_t)r * width,
+                                                  tile->rescale[r], width);
+        }
+    }
+    engine->gemm(accumulator, width, tile->scores, p_stride, tile->values, width,
+                 product_rows(&problem->shape, count), width, tile->padded, 1);
+}
+
+void add_static_sinks(const struct attend_run *run, const struct row_block *rows, char *scratch)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    const struct scratch_layout *at = &run->layout;
+    struct sink_tile tile = {.run = run,
+                             .head = rows->head,
+                             .depth = round_up(shape->depth, DEPTH_MULTIPLE),
+                             .q = scratch + at->sink_q,
+                             .keys = scratch + at->keys,
+                             .values = scratch + at->values,
+                             .rows = scratch + at->sink_rows,
+                             .scores = (float *)(scratch + at->scores),
+                             .rescale = (float *)(scratch + at->rescale)};
+    const int32_t count = rows->num_tokens * shape->group;
+    if (request_keys(&run->problem, rows->request) == 0) { /* idle: it sees no sink either */
+        return;
+    }
+    for (tile.first = 0; tile.first < shape->sink_len; tile.first += TILE_KEYS) {
+        tile.n = at_most(TILE_KEYS, shape->sink_len - tile.first);
+        tile.padded = round_up(tile.n, COLUMN_MULTIPLE);
+        load_tile(&tile);
+        for (int32_t m = 0; m < count; m += SINK_ROWS) {
+            add_tile(&tile, rows, m, at_most(SINK_ROWS, count - m));
+        }
+    }
+}
