@@ -12,6 +12,7 @@
 #include "sm80_attend.h"
 
 #define NO_RUN (-1)
+#define SM80_AHEAD 2 /* tiles of a segment that are to be copied when the next is drawn */
 
 /* The tiles of one item in one segment: what the four warps compute without looking up. */
 struct gpu_run {
@@ -424,6 +425,8 @@ template <int KIND, int D, bool SPLIT> struct producer {
     const bool values; /* which of the two warps this is; false where there is one */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
+    int32_t taken = 0;      /* the number drawn last, in the first lane of the warp that draws */
+    int32_t until_draw = 0; /* tiles of the segment that are copied before the next is drawn */
 
     __device__ producer(const sm80_params &params, shared<KIND, D, SPLIT> &memory, int thread)
         : a(params), p(params.p), mine(memory), values(!S::alone && thread >= 32), lane(thread & 31)
@@ -519,12 +522,23 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
+    /* A number of a segment. One warp draws, and tells the other in work(). */
+    __device__ __forceinline__ void draw()
+    {
+        if (!values && lane == 0) {
+            taken = atomicAdd(&p.schedule.header->taken, 1);
+        }
+    }
+
     __device__ __forceinline__ void copy_run(const gpu_run &run)
     {
         tile_place<S::tile> boxes, keys;
         place(run, run.tile, boxes, keys);
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
+            if (until_draw-- == 0) {
+                draw();
+            }
             copy_tile(run.head, boxes, keys);
             if (i == 0 && !values) { /* a stage is free, so this run's place is */
                 if (lane == 0) {
@@ -571,20 +585,23 @@ template <int KIND, int D, bool SPLIT> struct producer {
     }
 
     /* The first segment is the CTA's own, but of late ones; further ones are taken as CTAs become
-     * free, since not all multiprocessors read equally fast. Who takes the last number puts the
-     * counter back. One warp takes, one segment ahead, and tells the other. */
+     * free, since not all multiprocessors read equally fast. A segment is drawn when SM80_AHEAD
+     * tiles of the one before are to be copied: as early as that one begins, the last ones would
+     * wait for CTAs that are busy while others are free. Who draws the last number puts the counter
+     * back. */
     __device__ __forceinline__ void work()
     {
         gpu_segment segment =
             p.schedule.segments[blockIdx.x]; /* there is room for one of each CTA */
         const int32_t given = p.schedule.ctas;
-        int32_t segments = p.schedule.header->segments, index = blockIdx.x, taken = 0, turn = 0;
+        int32_t segments = p.schedule.header->segments, index = blockIdx.x, turn = 0;
         bool shares = segments > given, own = index < min(given, segments);
-        if (shares && !values && lane == 0) {
-            taken = atomicAdd(&p.schedule.header->taken, 1);
+        if (shares && !own) {
+            draw();
         }
         while (own || shares) {
             if (own) {
+                until_draw = shares ? max(segment.end - segment.begin - SM80_AHEAD, 0) : -1;
                 copy_segment(segment);
             }
             own = true;
@@ -606,9 +623,6 @@ template <int KIND, int D, bool SPLIT> struct producer {
             turn ^= 1; /* read by both before it is written again: a barrier lies between */
             if (index >= segments) {
                 break;
-            }
-            if (!values && lane == 0) {
-                taken = atomicAdd(&p.schedule.header->taken, 1);
             }
             segment = p.schedule.segments[index];
         }

@@ -15,8 +15,8 @@ struct prefill_out {
     float sink; /* base 2; -inf: none */
 };
 
-static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a,
-                                                         const prefill_item &item, int32_t row)
+static __device__ __forceinline__ prefill_out out_of_item(const prefill_params &a,
+                                                          const prefill_item &item, int32_t row)
 {
     const gpu_params &p = a.p;
     prefill_row at = split_row(a, row);
@@ -27,6 +27,18 @@ static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a
     v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
     v.sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
     return v;
+}
+
+/* The same, of a part where the item is one. */
+template <class S>
+static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a,
+                                                         const prefill_item &item, int32_t row)
+{
+    if (S::cuts && item.part > 0) {
+        int64_t at = (int64_t)(item.part - 1) * PREFILL_ROWS + row;
+        return {a.parts + at * a.size_v * 2, a.part_lse + at, -INFINITY};
+    }
+    return out_of_item(a, item, row);
 }
 
 template <int KIND> static __device__ __forceinline__ float number_at(const char *row, int32_t d)
@@ -130,10 +142,12 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
     prefill_row at = split_row(a, row);
     int32_t index = item.first_query + at.query, head = item.head * p.problem.group + at.head;
     gpu_interval v = visible_to<S>(p, request_of_row_tile(item.row_tile), index);
+    v.first = max(v.first, item.row_tile.k0);
+    v.last = min(v.last, item.row_tile.k1 - 1);
     const char *q =
         p.q.data + (int64_t)(item.row_tile.query_start + index) * p.q.row + head * p.q.head;
     float slope = p.problem.slopes != nullptr ? p.problem.slopes[head] : 0.0f;
-    prefill_out out = out_of_row(a, item, row);
+    prefill_out out = out_of_row<S>(a, item, row);
     float high = -INFINITY, sum = 0.0f, factor = 0.0f;
 #pragma unroll 1
     for (int32_t first = -32 * own; first < p.problem.head_size_v; first += 32 * own) {
@@ -293,11 +307,11 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
         by[r] = sum[r] == 0.0f ? 0.0f : fast_reciprocal(sum[r]);
     }
-    if (a.p.problem.sinks != nullptr || a.p.lse.data != nullptr) {
+    if (a.p.problem.sinks != nullptr || a.p.lse.data != nullptr || (S::cuts && item.part > 0)) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             if (row + 8 * r < item.row_tile.num_rows) {
-                prefill_out out = out_of_row(a, item, row + 8 * r);
+                prefill_out out = out_of_row<S>(a, item, row + 8 * r);
                 float *lse = (lane & 3) == 0 ? out.lse : nullptr;
                 float factor = softmax_close_base2(out.sink, m[r], sum[r], lse);
                 by[r] = a.p.problem.sinks != nullptr ? factor : by[r];
@@ -308,7 +322,7 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
     for (int r = 0; r < 2; r++) { /* weights past float32's range: the row is computed again */
         by[r] = sum[r] == INFINITY ? NAN : by[r];
     }
-    char *data = out_of_row(a, item, top + (lane & 15)).data;
+    char *data = out_of_row<S>(a, item, top + (lane & 15)).data;
     const uint32_t to = shared_address(part) + (lane & 15) * S::out_pitch + (lane >> 4) * 16;
     uint32_t odd[4] = {0, 0, 0, 0};
 #pragma unroll

@@ -54,6 +54,12 @@ GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &ti
     return section * PREFILL_BUCKETS + PREFILL_BUCKETS - 1 - bucket;
 }
 
+/* Parts of each item of a row tile. */
+GPU_INLINE int32_t parts_of(const gpu_row_tile &tile, int32_t part_tiles)
+{
+    return part_tiles > 0 ? (tile.num_tiles + part_tiles - 1) / part_tiles : 1;
+}
+
 /* The tiles of a row tile that the general way has nothing to do to. */
 GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
 {
@@ -71,8 +77,53 @@ GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
         high = min(high, from.position);
     }
     int32_t keys = a.p.schedule.tile, base = row_tile.k0 & ~(keys - 1);
-    item.inner_first = (low - base + keys - 1) / keys;
+    item.inner_first = max(low - base + keys - 1, 0) / keys;
     item.inner_end = high < base ? 0 : (high + 1 - base) / keys;
+}
+
+/* How many items begin at each place; all of them is returned. */
+GPU_DEVICE int32_t count_items(const prefill_params &a, int32_t row_tiles, int64_t section_keys,
+                               int32_t part_tiles, order_memory &memory)
+{
+    const int32_t heads = a.p.problem.num_kv_heads;
+    for (int32_t i = thread_index(); i < PREFILL_KEYS; i += PLAN_THREADS) {
+        memory.starts[i] = 0;
+    }
+    sync_group();
+    for (int32_t i = thread_index(); i < row_tiles * heads; i += PLAN_THREADS) {
+        const gpu_row_tile &tile = a.p.schedule.row_tiles[i / heads];
+        atomic_add(&memory.starts[place_of_item(a, tile, i % heads, section_keys, memory.longest)],
+                   parts_of(tile, part_tiles));
+    }
+    sync_group();
+    int32_t sum = 0;
+    for (int32_t first = 0; first < PREFILL_KEYS; first += PLAN_THREADS) {
+        int32_t i = first + thread_index();
+        memory.starts[i] = running_sum(memory.starts[i], &sum, memory.warps);
+    }
+    sync_group();
+    return sum;
+}
+
+/* An item in so many parts, from place `at` of the schedule on: whole tiles, the same number of
+ * them but for one. */
+GPU_INLINE void put_item(const prefill_params &a, const gpu_row_tile &row_tile, int32_t head,
+                         int32_t parts, int32_t at)
+{
+    const int32_t keys = a.p.schedule.tile, base = row_tile.k0 & ~(keys - 1);
+    for (int32_t i = 0; i < parts; i++) {
+        int32_t first = (int32_t)((int64_t)row_tile.num_tiles * i / parts);
+        int32_t end = (int32_t)((int64_t)row_tile.num_tiles * (i + 1) / parts);
+        prefill_item item = {end - first, head, row_tile.first_row / a.p.problem.group};
+        item.row_tile = row_tile;
+        item.row_tile.num_tiles = end - first;
+        item.row_tile.k0 = i > 0 ? base + first * keys : row_tile.k0;
+        item.row_tile.k1 = i + 1 < parts ? base + end * keys : row_tile.k1;
+        item.part = parts > 1 ? at + i + 1 : 0;
+        item.parts = parts > 1 && i == 0 ? parts : 0;
+        find_inner(a, item);
+        a.items[at + i] = item;
+    }
 }
 
 GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
@@ -86,39 +137,27 @@ GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
     if (thread_index() == 0) {
         memory.longest = 1;
     }
-    for (int32_t i = thread_index(); i < PREFILL_KEYS; i += PLAN_THREADS) {
-        memory.starts[i] = 0;
-    }
     sync_group();
     for (int32_t i = thread_index(); i < row_tiles; i += PLAN_THREADS) {
         atomic_max(&memory.longest, plan.row_tiles[i].num_tiles);
     }
     sync_group();
-    int32_t items = row_tiles * p.num_kv_heads, longest = memory.longest;
-    for (int32_t i = thread_index(); i < items; i += PLAN_THREADS) {
-        int32_t tile = i / p.num_kv_heads, head = i - tile * p.num_kv_heads;
-        atomic_add(
-            &memory.starts[place_of_item(a, plan.row_tiles[tile], head, section_keys, longest)], 1);
+    int32_t part_tiles = a.part_tiles;
+    int32_t items = count_items(a, row_tiles, section_keys, part_tiles, memory);
+    if (part_tiles > 0 && items > PREFILL_MOST_PARTS) { /* more than the host knew of */
+        part_tiles = 0;
+        items = count_items(a, row_tiles, section_keys, part_tiles, memory);
     }
-    sync_group();
-    int32_t sum = 0;
-    for (int32_t first = 0; first < PREFILL_KEYS; first += PLAN_THREADS) {
-        int32_t i = first + thread_index();
-        memory.starts[i] = running_sum(memory.starts[i], &sum, memory.warps);
-    }
-    sync_group();
-    for (int32_t i = thread_index(); i < items; i += PLAN_THREADS) {
+    for (int32_t i = thread_index(); i < row_tiles * p.num_kv_heads; i += PLAN_THREADS) {
         int32_t tile = i / p.num_kv_heads, head = i - tile * p.num_kv_heads;
         gpu_row_tile v = plan.row_tiles[tile];
-        int32_t at =
-            atomic_add(&memory.starts[place_of_item(a, v, head, section_keys, longest)], 1);
+        int32_t place = place_of_item(a, v, head, section_keys, memory.longest);
+        int32_t parts = parts_of(v, part_tiles);
+        int32_t at = atomic_add(&memory.starts[place], parts);
         if (a.copies) {
             v.key_start = a.key_sum[v.request];
         }
-        prefill_item item = {v.num_tiles, head, v.first_row / p.group};
-        item.row_tile = v;
-        find_inner(a, item);
-        a.items[at] = item;
+        put_item(a, v, head, parts, at);
     }
     if (thread_index() == 0) {
         *a.header = {items, 0};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill's schedule, and its launches. */
+/* Prefill's schedule, its launches, and the merge of cut items. */
 #include <cuda.h>
 
 #include "sm90_launch.h"
+#include "sm90_merge.cuh"
 #include "sm90_order.cuh"
 
 static __global__ void __launch_bounds__(PLAN_THREADS)
@@ -22,10 +23,32 @@ static cudaError_t launch_order(const prefill_params *a, int32_t num_sms, cudaSt
     return cudaGetLastError();
 }
 
+static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    if (a == nullptr) {
+        cudaFuncAttributes attributes;
+        cudaError_t error = cudaFuncGetAttributes(&attributes, merge_parts<KIND_BF16>);
+        return error ? error : cudaFuncGetAttributes(&attributes, merge_parts<KIND_F16>);
+    }
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(PREFILL_MOST_PARTS, PREFILL_ROWS / MERGE_ROWS);
+    config.blockDim = dim3(MERGE_THREADS);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return a->p.out.dtype == ATTN_DTYPE_BF16
+               ? cudaLaunchKernelEx(&config, merge_parts<KIND_BF16>, *a)
+               : cudaLaunchKernelEx(&config, merge_parts<KIND_F16>, *a);
+}
+
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
 
 static prefill_launcher *const launchers[] = {launch_order,
+                                              launch_merge,
                                               launch_widen,
                                               launch_prefill_bf16,
                                               launch_prefill_f16,

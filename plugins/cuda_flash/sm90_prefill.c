@@ -7,11 +7,14 @@
 #define MOST_BOXES 32           /* of a tile: a lane has one */
 #define LEAST_PARTS 8           /* of an item, whose CTAs have a multiprocessor each */
 #define LEAST_SCALE 1e-6f       /* of scores that count in raw products */
-#define CLOCKS_OF_TILE 4000     /* 128 rows and keys, D 128, next to decodes */
-#define CLOCKS_OF_ITEM 6000
+#define CLOCKS_OF_TILE 5600     /* 128 rows and keys, D 128, next to decodes */
+#define CLOCKS_OF_ITEM 8400
 #define BYTES_OF_CLOCK 2500     /* of all multiprocessors' reads */
 #define BYTES_OF_SM 32          /* of one's, at least */
 #define LONG_ITEM 1024          /* keys, from which on an item is worth cutting */
+#define LEAST_PART_TILES 4      /* of a part of an item */
+#define TILES_OF_CUT 5          /* that writing parts and merging them takes the time of */
+#define LONG_TILES 11           /* of an item from which on parts may pay */
 #define MOST_COPIED (512 << 20) /* bytes of workspace for copies of narrow keys and values */
 
 static size_t round_up(size_t bytes)
@@ -116,7 +119,70 @@ static bool serves(const struct attn_attend_args *args)
     return has_boxes(args->k_cache->block_size, size_of(layer->head_size, layer->head_size_v));
 }
 
-/* Items are not cut here: few of many keys would leave multiprocessors idle. */
+/* Tiles of an item of a request's last queries: of other items of the request there are fewer. */
+static int64_t tiles_of_items(const struct attn_attend_args *args, int64_t queries, int64_t keys)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    int32_t tile = keys_of(size_of(layer->head_size, layer->head_size_v));
+    int64_t most = keys, own = PREFILL_ROWS / args->prepared->group;
+    own = own < queries ? own : queries;
+    if (layer->has_window && layer->window_left >= 0 && !layer->prefix_lm) {
+        int64_t right = layer->window_right > 0 ? layer->window_right : 0;
+        most = layer->window_left + own + right;
+    } else if (layer->chunk_size > 0) {
+        most = ((int64_t)layer->chunk_lookback + 1) * layer->chunk_size + own;
+    }
+    return ((most < keys ? most + tile : keys) + tile - 1) / tile;
+}
+
+/* Whether items of a layer may be cut: `cuts` in sm90_shape.cuh. */
+static bool has_parts(const struct attn_layer_desc *layer, const struct attn_prepared *prepared)
+{
+    int32_t size = size_of(layer->head_size, layer->head_size_v);
+    bool plain = layer->alibi == ATTN_ALIBI_NONE && layer->tree_mask == ATTN_TREE_NONE &&
+                 !layer->prefix_lm && !(layer->soft_cap > 0) && layer->scale >= LEAST_SCALE;
+    bool copies = prepared->copy_bytes > 0;
+    return !prepared->invariant && (size <= 128 || (size == 192 && !copies)) && (plain || !copies);
+}
+
+/* Where there are fewer items than multiprocessors: so many tiles that parts of that length keep
+ * each of those busy once, if that is worth their merge. */
+static int32_t cut_of(const struct attn_attend_args *args)
+{
+    const struct attn_batch *batch = args->batch;
+    const struct attn_prepared *prepared = args->prepared;
+    const int32_t *start = batch->query_start_loc_host;
+    int32_t sms = args->instance->device.num_sms;
+    int64_t most_parts = sms < PREFILL_MOST_PARTS ? sms : PREFILL_MOST_PARTS, longest = 0;
+    if (!has_parts(args->layer, prepared) || batch->seq_lens_host == NULL ||
+        batch->num_reqs > most_parts) {
+        return 0;
+    }
+    for (int64_t part = 0;; part++) {
+        int64_t parts = 0;
+        for (int32_t r = 0; r < batch->num_reqs && parts <= most_parts; r++) {
+            int64_t rows = (int64_t)(start[r + 1] - start[r]) * prepared->group;
+            int64_t of_row_tile = PREFILL_ROWS / prepared->group * prepared->group;
+            int64_t row_tiles = (rows + of_row_tile - 1) / of_row_tile;
+            int64_t tiles = tiles_of_items(args, start[r + 1] - start[r], batch->seq_lens_host[r]);
+            longest = tiles > longest ? tiles : longest;
+            parts +=
+                row_tiles * prepared->num_kv_heads * (part > 0 ? (tiles + part - 1) / part : 1);
+        }
+        if (part == 0) { /* items as they are */
+            if (parts > most_parts || longest < LONG_TILES) {
+                return 0;
+            }
+            part = LEAST_PART_TILES - 1;
+        } else if ((part + TILES_OF_CUT) * 5 > longest * 4) {
+            return 0;
+        } else if (parts <= most_parts) {
+            return (int32_t)part;
+        }
+    }
+}
+
+/* Few items of many keys that are not cut would leave multiprocessors idle. */
 static bool pays(const struct attn_attend_args *args)
 {
     const struct attn_batch *batch = args->batch;
@@ -129,7 +195,7 @@ static bool pays(const struct attn_attend_args *args)
     }
     items *= args->prepared->num_kv_heads;
     return items > 0 && (items * LEAST_PARTS >= args->instance->device.num_sms ||
-                         batch->max_seq_len <= LONG_ITEM);
+                         batch->max_seq_len <= LONG_ITEM || cut_of(args) > 0);
 }
 
 /* Multiprocessors on which prefill runs next to the attend of the other requests, whose keys fill
@@ -166,8 +232,9 @@ static int32_t share_of(const struct attn_attend_args *args)
 }
 
 struct prefill_layout {
-    size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, end; /* bytes */
-    int64_t room;                                                          /* for so many items */
+    size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, parts, part_lse; /* bytes */
+    size_t end;   /* of a plan whose items may be cut; `parts` of others */
+    int64_t room; /* for so many items */
 };
 
 static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepared, int64_t reqs,
@@ -183,8 +250,20 @@ static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepa
     at.row_tiles = at.key_sum + round_up((size_t)(reqs + 1) * sizeof(int32_t));
     at.items = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
     at.room = row_tiles * prepared->num_kv_heads;
-    at.end = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
+    at.room = at.room > PREFILL_MOST_PARTS ? at.room : PREFILL_MOST_PARTS;
+    at.parts = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
+    at.part_lse =
+        at.parts + (size_t)PREFILL_MOST_PARTS * PREFILL_ROWS * (size_t)prepared->padded_size * 2;
+    at.end = at.part_lse + PREFILL_MOST_PARTS * PREFILL_ROWS * sizeof(float);
     return at;
+}
+
+/* Of a plan: where copies may begin. */
+static int64_t end_of_schedule(const struct attn_attend_args *args)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    struct prefill_layout at = layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens);
+    return (int64_t)(plan->part_tiles > 0 ? at.end : at.parts);
 }
 
 /* Rows of copies for so many requests of so many keys. */
@@ -206,7 +285,10 @@ static size_t bytes_of(const struct attn_prepared *prepared, const struct attn_l
     int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
     int64_t rows = rows_of_copies(most_copied(prepared, reqs, tokens), limits->max_seq_len);
     int64_t copies = rows * prepared->copy_bytes * prepared->num_kv_heads;
-    return layout_of_prefill(prepared, reqs, tokens).end +
+    struct prefill_layout at = layout_of_prefill(prepared, reqs, tokens);
+    bool cuts = !prepared->invariant &&
+                (limits->max_seq_len == 0 || limits->max_seq_len > (LONG_TILES - 1) * 64);
+    return (cuts ? at.end : at.parts) +
            round_up((size_t)(copies < MOST_COPIED ? copies : MOST_COPIED));
 }
 
@@ -236,8 +318,7 @@ static int64_t count_copied(const struct attn_attend_args *args, int32_t mode)
 static int64_t heads_at_once(const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
-    int64_t at = prefill_memory(args) - (char *)args->workspace +
-                 (int64_t)layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens).end;
+    int64_t at = prefill_memory(args) - (char *)args->workspace + end_of_schedule(args);
     int64_t of_head = plan->copied_rows * args->prepared->copy_bytes;
     int64_t heads = of_head > 0 ? ((int64_t)args->workspace_bytes - at) / of_head : 0;
     return heads < args->prepared->num_kv_heads ? heads : args->prepared->num_kv_heads;
@@ -276,6 +357,9 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
     a->header = (struct prefill_header *)memory;
     a->items = (struct prefill_item *)(memory + at.items);
     a->room = (int32_t)at.room;
+    a->part_tiles = plan->part_tiles;
+    a->parts = memory + at.parts;
+    a->part_lse = (float *)(memory + at.part_lse);
     a->key_sum = (int32_t *)(memory + at.key_sum);
     p->schedule.tile_rows = a->queries * p->problem.group;
     p->schedule.tile = keys_of(a->size);
@@ -484,7 +568,7 @@ static const char *attend_copies(struct prefill_params *a, const struct attn_att
     a->narrow[0] = a->p.k;
     a->narrow[1] = a->p.v;
     a->copied_rows = plan->copied_rows;
-    a->copied[0] = memory + layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens).end;
+    a->copied[0] = memory + end_of_schedule(args);
     a->copied[1] = a->copied[0] + heads * a->copied_rows * a->size * 2;
     a->key_scale = (float *)(a->copied[1] + heads * a->copied_rows * a->size_v * 2);
     for (int32_t first = 0; first < all && cause == NULL; first += heads) {
@@ -516,6 +600,10 @@ static bool writes_codes(const struct attn_attend_args *args, const struct gpu_p
 {
     struct prefill_params a = {.p = *p};
     bool copies = args->prepared->copy_bytes > 0 && args->k_cache != NULL;
+    const struct schedule_host *plan = args->schedule_host;
+    if (plan->part_tiles > 0) { /* merged behind it */
+        return false;
+    }
     set_terms(&a);
     if (copies) {
         choose_scales(&a, p);
@@ -529,6 +617,14 @@ static bool writes_codes(const struct attn_attend_args *args, const struct gpu_p
         return a.kernel != PREFILL_ANY || !copies;
     }
     return a.kernel == 0 && a.scales != PREFILL_BY_KEY;
+}
+
+/* Behind the launch of cut items. */
+static const char *merge_items(const struct prefill_params *a, const struct attn_attend_args *args)
+{
+    return a->part_tiles > 0
+               ? prefill_launch(&args->instance->device, PREFILL_MERGE, a, args->stream)
+               : NULL;
 }
 
 static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
@@ -552,6 +648,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
             return false;
         }
         *cause = attend_copies(&a, args, memory);
+        *cause = *cause == NULL ? merge_items(&a, args) : *cause;
         return true;
     }
     if (!same || (!bf16 && p->q.dtype != ATTN_DTYPE_F16) || p->k.form != GPU_ROW_NUMBERS ||
@@ -567,6 +664,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
     }
     *cause = prefill_launch(&args->instance->device, bf16 ? PREFILL_BF16 : PREFILL_F16, &a,
                             args->stream);
+    *cause = *cause == NULL ? merge_items(&a, args) : *cause;
     return true;
 }
 
@@ -577,6 +675,7 @@ const struct gpu_prefill sm90_prefill = {
     .fits = fits,
     .pays = pays,
     .share = share_of,
+    .cut = cut_of,
     .bytes = bytes_of,
     .plan = plan_prefill,
     .takes_query = in_fp8,

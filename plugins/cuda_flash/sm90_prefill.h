@@ -16,9 +16,10 @@ extern "C" {
 #define PREFILL_SLOTS 4  /* items that a CTA knows: one ends, two run, one is copied */
 #define PREFILL_AHEAD 3  /* tiles that are to be copied when a CTA takes its next item */
 #define PREFILL_THREADS 384
-#define PREFILL_SECTIONS 32   /* parts of the schedule whose keys stay in the L2 */
-#define PREFILL_COPY_ROWS 128 /* rows of copies are whole multiples of this for each request */
-#define PREFILL_BUCKETS 128   /* lengths that are told apart where the longest item comes first */
+#define PREFILL_SECTIONS 32    /* parts of the schedule whose keys stay in the L2 */
+#define PREFILL_COPY_ROWS 128  /* rows of copies are whole multiples of this for each request */
+#define PREFILL_MOST_PARTS 144 /* items of a schedule some of which are parts */
+#define PREFILL_BUCKETS 128    /* lengths that are told apart where the longest item comes first */
 
 /* How TMA brings tiles of K or V: a box of some rows at a time. */
 enum prefill_walk_form {
@@ -69,7 +70,9 @@ struct prefill_item {
     /* Tiles whose keys every row sees, and to which nothing of a tree's belongs. */
     int32_t inner_first, inner_end;
     float scale; /* of a head: products are multiplied by it */
-    int32_t reserved[2];
+    /* An item that is cut has parts next to each other in the schedule. `part`: one more than this
+     * one's place there; 0: it is whole. `parts`: how many there are, of the first; 0 of others. */
+    int32_t part, parts;
     struct gpu_row_tile row_tile;
 };
 
@@ -94,10 +97,13 @@ struct prefill_params {
     int64_t section_keys; /* keys of (request, KV head) units in one section, at least */
     struct prefill_header *header;
     struct prefill_item *items; /* in the order in which CTAs take them */
-    int32_t room;               /* for so many */
-    int32_t *key_sum;           /* [R + 1] keys of the requests before each */
-    int32_t kernel; /* terms of the kernel: 0, PREFILL_CAPPED, PREFILL_LINEAR, PREFILL_ANY */
-    int32_t ctas;   /* 0: one for each multiprocessor */
+    int32_t part_tiles;         /* of items that are not cut, at most; 0: none is cut */
+    char *parts;     /* [PREFILL_MOST_PARTS][PREFILL_ROWS][size_v] in the output's type, by place */
+    float *part_lse; /* likewise, without sinks */
+    int32_t room;    /* for so many */
+    int32_t *key_sum; /* [R + 1] keys of the requests before each */
+    int32_t kernel;   /* terms of the kernel: 0, PREFILL_CAPPED, PREFILL_LINEAR, PREFILL_ANY */
+    int32_t ctas;     /* 0: one for each multiprocessor */
     /* Keys and values of 8 and 4 bits are copied to 16 bits first: those of some KV heads, request
      * by request in whole tiles, [head][row][size]. */
     int32_t scales;               /* enum prefill_scales */
@@ -114,6 +120,7 @@ struct prefill_params {
 const char *prefill_load(const struct gpu_device *device);
 enum prefill_kernel {
     PREFILL_ORDER,
+    PREFILL_MERGE, /* the parts of items */
     PREFILL_WIDEN,
     PREFILL_BF16,
     PREFILL_F16,

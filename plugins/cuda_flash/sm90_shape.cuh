@@ -36,6 +36,8 @@ struct prefill_shape {
                          out_pitch = out_dims * 2 + 16;
     /* of a tile, where keys have one each */
     static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
+    /* items may be parts, likewise */
+    static constexpr bool cuts = DV_ <= 128 && (TERMS != PREFILL_ANY || SCALES != PREFILL_BY_KEY);
     /* outputs that are codes, where there are registers for them */
     static constexpr bool codes = DV_ <= 128 ? TERMS != PREFILL_ANY || SCALES == PREFILL_UNSCALED
                                              : TERMS == 0 && SCALES != PREFILL_BY_KEY;

@@ -263,8 +263,10 @@ CELLS |= {
     "soft cap, causal 8192": dict(queries=tokens(8192), cap=50.0),
     "invariant, causal 8192": dict(queries=tokens(8192), invariant=True),
     "128 over 8192": dict(queries=[128], keys=[8320], page=16),
+    "64 over 8192": dict(queries=[64], keys=[8256], page=16),
     "512 over 8192": dict(queries=[512], keys=[8704], page=16),
     "2048 over 8192": dict(queries=[2048], keys=[10240], page=16),
+    "128 over 8192, contiguous": dict(queries=[128], keys=[8320]),
     "512 over 8192, contiguous": dict(queries=[512], keys=[8704]),
     "2048 over 8192, contiguous": dict(queries=[2048], keys=[10240]),
     "32 decodes 4096 + 4 x 512": dict(queries=[1] * 32 + [512] * 4, keys=[4096] * 32 + [512] * 4, page=64),
@@ -318,6 +320,15 @@ def checks():
         for spread in (12.0, 100.0):  # scores that grow past what a row's base leaves room for
             for term in (dict(), dict(causal=False), dict(alibi=1), dict(sinks=True, size=(64, 64))):
                 yield dict(base, dtype=dtype, spread=spread, **term)
+    few = dict(queries=[random.randint(33, 200)], keys=[random.randint(3000, 6000)], lse=True, spread=2.0)  # items are cut into parts
+    for term in (dict(), dict(causal=False), dict(sinks=True), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(2500, 0)),
+                 dict(dtype=torch.float16), dict(size=(64, 64)), dict(size=(192, 128), heads=(16, 16)), dict(size=(80, 80)),
+                 dict(heads=(14, 2), sinks=True, cap=20.0), dict(spread=12.0), dict(size=(256, 256))):
+        for page in (0, 16, 64):
+            yield dict(few, page=page, nhd=page == 64, **term)
+    for term in (dict(), dict(sinks=True), dict(cap=20.0), dict(size=(64, 64)), dict(size=(256, 256))):
+        yield dict(few, page=16, fp8=random.randint(1, 2), **term)
+    yield dict(queries=[33, 100, 9], keys=[9000, 2100, 100], page=16, lse=True)
     yield dict(queries=[4096], lse=True)
     yield dict(queries=[2048] * 3, causal=False, lse=True)
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)

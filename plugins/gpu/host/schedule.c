@@ -310,6 +310,7 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     plan->has_few = few || !plan->has_many;
     plan->by_item = args->prepared->invariant || some || !plan->has_many;
     plan->prefill_sms = plan->has_many && few ? prefill->share(args) : 0;
+    plan->part_tiles = plan->has_many && !few ? prefill->cut(args) : 0;
 }
 
 /* The same for gated delta in chunks. */
@@ -364,7 +365,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
         return ATTN_OK;
     }
     if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
-        plan->prefill_sms = 0;
+        plan->prefill_sms = plan->part_tiles = 0;
         choose_rows(plan, args);
         choose_ways(plan, args, mode);
         plan->num_tokens = batch->num_tokens;
@@ -379,7 +380,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
             plan->has_many = 0;
             plan->has_few = 1;
             plan->by_item = 1;
-            plan->prefill_sms = 0;
+            plan->prefill_sms = plan->part_tiles = 0;
         }
     }
     if (mode == ATTN_PLAN_OUT_OF_GRAPH || batch->num_reqs == 0) {

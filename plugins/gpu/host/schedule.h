@@ -29,6 +29,7 @@ struct schedule_host {
     int32_t few_rows;
     int32_t has_many, has_few;
     int32_t prefill_sms; /* multiprocessors of the plugin's prefill next to the common way's */
+    int32_t part_tiles;  /* of its items, of which longer ones are cut into parts; 0: none is */
     int64_t copied_rows; /* upper bound of the plugin's prefill, for a head */
     int32_t has_steps;   /* of gated delta: requests of one token, which are not among the few */
 };
@@ -79,6 +80,9 @@ struct gpu_prefill {
     /* Multiprocessors that such requests of this batch should have next to the others, which the
      * common way attends at the same time; 0: one after the other. */
     int32_t (*share)(const struct attn_attend_args *args);
+    /* Tiles of keys that its items of this batch, which has no other requests, should have at most;
+     * longer ones it cuts into parts. 0: as many as they have. */
+    int32_t (*cut)(const struct attn_attend_args *args);
     /* Workspace behind the common schedule's. */
     size_t (*bytes)(const struct attn_prepared *prepared, const struct attn_limits *limits);
     /* Launches what makes its schedule. NULL or the cause of a failure. */
