@@ -286,32 +286,6 @@ static void test_wrong_lists(void **state)
     free(l);
 }
 
-/* Is the layer refused, for this and no other backend, by exactly that? */
-static bool refused_by(struct fixture *f, const struct attn_layer_desc *layer,
-                       const struct attn_reason *wanted)
-{
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = "spy_narrow", .flags = ATTN_SELECT_KEEP_UNSERVED};
-    struct attn_reason reason = {.struct_size = sizeof reason};
-    struct attn_choice choice = {.struct_size = sizeof choice};
-    attn_assignment *assignment;
-    int32_t verdict, count, found = 0;
-    assert_int_equal(f->api->select(f->runtime, &options, &layer, 1, &assignment, &f->error),
-                     ATTN_OK);
-    f->api->assignment_choice(assignment, 0, 0, &choice);
-    for (int32_t b = 0; b < f->api->backend_count(f->runtime); b++) {
-        f->api->assignment_verdict(assignment, 0, 0, b, &verdict, &count);
-        for (int32_t i = 0; i < count; i++) {
-            f->api->assignment_reason(assignment, 0, 0, b, i, &reason);
-            found += strcmp(reason.field, wanted->field) == 0 &&
-                     strcmp(reason.asked, wanted->asked) == 0 &&
-                     strcmp(reason.supported, wanted->supported) == 0;
-        }
-    }
-    f->api->assignment_destroy(assignment);
-    return choice.status == ATTN_ERROR_REFUSED && found == 1;
-}
-
 /* Sizes that no backend's blocks divide, pages that no view of parts has, and limits that leave a
  * table's size open. */
 static void test_refused(void **state)
@@ -326,16 +300,19 @@ static void test_refused(void **state)
     struct attn_select_options options = {
         .struct_size = sizeof options, .backend = "spy_narrow", .flags = ATTN_SELECT_KEEP_UNSERVED};
     layer.block_size = 18;
-    assert_true(refused_by(&f, &layer,
-                           &(const struct attn_reason){.field = "block_size",
-                                                       .asked = "18",
-                                                       .supported = "4..8 in steps of 4"}));
+    assert_int_equal(client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL, "spy_narrow",
+                                    &(const struct attn_reason){.field = "block_size",
+                                                                .asked = "18",
+                                                                .supported = "4..8 in steps of 4"}),
+                     1);
     layer.block_size = BLOCK;
     layer.padded_page_bytes = 16384 + 4; /* float32 in halves of 8194 bytes */
-    assert_true(refused_by(&f, &layer,
-                           &(const struct attn_reason){.field = "padded_page_bytes",
-                                                       .asked = "16388 in 2 parts",
-                                                       .supported = "multiples of 2 x 4 bytes"}));
+    assert_int_equal(
+        client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL, "spy_narrow",
+                       &(const struct attn_reason){.field = "padded_page_bytes",
+                                                   .asked = "16388 in 2 parts",
+                                                   .supported = "multiples of 2 x 4 bytes"}),
+        1);
     layer.padded_page_bytes = 16384 + 8; /* quarters are not, halves are */
     assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_OK);
     f.api->assignment_choice(assignment, 0, 1, &choice);

@@ -344,25 +344,8 @@ static void test_two_backends(void **unused)
 
 static void refuse_selection(struct gdn *g, const char *field)
 {
-    const struct attn_layer_desc *layers[] = {&g->layer};
-    attn_assignment *assignment;
-    bool found = false;
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = "poor_gdn", .flags = ATTN_SELECT_KEEP_UNSERVED};
-    CHECK(g, g->api->select(g->runtime, &options, layers, 1, &assignment, &g->error));
-    for (int32_t b = 0; b < g->api->backend_count(g->runtime); b++) {
-        struct attn_backend_info info = {.struct_size = sizeof info};
-        int32_t verdict, count;
-        CHECK(g, g->api->backend_info(g->runtime, b, &info));
-        CHECK(g, g->api->assignment_verdict(assignment, 0, ATTN_PHASE_DECODE, b, &verdict, &count));
-        for (int32_t i = 0; i < count; i++) {
-            struct attn_reason reason = {.struct_size = sizeof reason};
-            CHECK(g, g->api->assignment_reason(assignment, 0, ATTN_PHASE_DECODE, b, i, &reason));
-            found |= strcmp(info.caps->name, "poor_gdn") == 0 && strcmp(reason.field, field) == 0;
-        }
-    }
-    g->api->assignment_destroy(assignment);
-    if (!found) {
+    if (client_refuses(g->api, g->runtime, &g->layer, ATTN_PHASE_DECODE, "poor_gdn",
+                       &(const struct attn_reason){.field = field}) < 1) {
         fail_msg("poor_gdn is not refused for %s", field);
     }
 }

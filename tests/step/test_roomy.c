@@ -78,20 +78,8 @@ static void close_all(struct opened *t)
 /* Is the backend refused, for the decode phase, by this field? */
 static bool refused(struct opened *t, const char *backend, const char *field)
 {
-    bool found = false;
-    for (int32_t b = 0; b < t->api->backend_count(t->runtime); b++) {
-        struct attn_backend_info info = {.struct_size = sizeof info};
-        int32_t verdict, count;
-        CHECK(t, t->api->backend_info(t->runtime, b, &info));
-        CHECK(t,
-              t->api->assignment_verdict(t->assignment, 0, ATTN_PHASE_DECODE, b, &verdict, &count));
-        for (int32_t i = 0; i < count; i++) {
-            struct attn_reason reason = {.struct_size = sizeof reason};
-            CHECK(t, t->api->assignment_reason(t->assignment, 0, ATTN_PHASE_DECODE, b, i, &reason));
-            found |= strcmp(info.caps->name, backend) == 0 && strcmp(reason.field, field) == 0;
-        }
-    }
-    return found;
+    return client_refusals(t->api, t->runtime, t->assignment, ATTN_PHASE_DECODE, backend,
+                           &(const struct attn_reason){.field = field}) > 0;
 }
 
 /* -------- five caches in two tables -------- */

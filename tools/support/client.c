@@ -62,6 +62,49 @@ attn_status client_model(const struct attn_api *api, attn_runtime *runtime,
     return status;
 }
 
+static bool is_wanted(const struct attn_reason *reason, const struct attn_reason *wanted)
+{
+    return strcmp(reason->field, wanted->field) == 0 &&
+           (wanted->asked == NULL || strcmp(reason->asked, wanted->asked) == 0) &&
+           (wanted->supported == NULL || strcmp(reason->supported, wanted->supported) == 0);
+}
+
+int32_t client_refusals(const struct attn_api *api, attn_runtime *runtime,
+                        const attn_assignment *assignment, int32_t phase, const char *backend,
+                        const struct attn_reason *wanted)
+{
+    int32_t found = 0;
+    for (int32_t b = 0; b < api->backend_count(runtime); b++) {
+        struct attn_backend_info info = {.struct_size = sizeof info};
+        int32_t verdict, count = 0;
+        if (api->backend_info(runtime, b, &info) == ATTN_OK &&
+            strcmp(info.caps->name, backend) == 0) {
+            (void)api->assignment_verdict(assignment, 0, phase, b, &verdict, &count);
+        }
+        for (int32_t i = 0; i < count; i++) {
+            struct attn_reason reason = {.struct_size = sizeof reason};
+            found += api->assignment_reason(assignment, 0, phase, b, i, &reason) == ATTN_OK &&
+                     is_wanted(&reason, wanted);
+        }
+    }
+    return found;
+}
+
+int32_t client_refuses(const struct attn_api *api, attn_runtime *runtime,
+                       const struct attn_layer_desc *layer, int32_t phase, const char *backend,
+                       const struct attn_reason *wanted)
+{
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED};
+    attn_assignment *assignment;
+    if (api->select(runtime, &options, &layer, 1, &assignment, NULL) != ATTN_OK) {
+        return -1;
+    }
+    int32_t found = client_refusals(api, runtime, assignment, phase, backend, wanted);
+    api->assignment_destroy(assignment);
+    return found;
+}
+
 void *client_memory(size_t bytes)
 {
     size_t whole = (bytes / ALIGNMENT + 1) * ALIGNMENT;

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "found.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct found {
+    char devices[256], backends[64];
+};
+
+static attn_status take_device(void *user, const struct attn_device_info *device)
+{
+    struct found *f = user;
+    size_t at = strlen(f->devices);
+    snprintf(f->devices + at, sizeof f->devices - at, "%d:%s/%d ", device->device.id, device->arch,
+             device->num_multiprocessors);
+    return ATTN_OK;
+}
+
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+{
+    struct found *f = user;
+    size_t at = strlen(f->backends);
+    snprintf(f->backends + at, sizeof f->backends - at, "%d ", caps->device.id);
+    return ATTN_OK;
+}
+
+void set_variable(const char *name, const char *value)
+{
+    if (value != NULL) {
+        setenv(name, value, 1);
+    } else {
+        unsetenv(name);
+    }
+}
+
+void expect_found(const struct attn_plugin *plugin, const char *devices, const char *backends,
+                  const char *field)
+{
+    const struct attn_host host = {.struct_size = sizeof host};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct found f = {"", ""};
+    const struct attn_probe_sink sink = {sizeof sink, NULL, &f, take_device, take_backend};
+    attn_status status = plugin->probe(&host, &sink, &error);
+    assert_string_equal(f.devices, devices);
+    assert_string_equal(f.backends, backends);
+    assert_int_equal(status, backends[0] != '\0' ? ATTN_OK : ATTN_ERROR_ABSENT);
+    if (status != ATTN_OK) {
+        assert_true(error.message[0] != '\0');
+        assert_string_equal(error.field, field != NULL ? field : error.field);
+    }
+}
+
+const struct attn_plugin *plugin_of_argument(int argc, char **argv)
+{
+    const struct attn_plugin *plugin = NULL;
+    attn_plugin_entry_fn *entry = NULL;
+    void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW) : NULL;
+    if (library == NULL) {
+        fprintf(stderr, "%s: %s\n", argv[0], argc > 1 ? dlerror() : "takes a PLUGIN.so");
+        return NULL;
+    }
+    *(void **)&entry = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
+    return entry != NULL && entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, NULL) == ATTN_OK
+               ? plugin
+               : NULL;
+}
