@@ -14,27 +14,6 @@ static void load_latent_query(const struct problem *problem, int64_t row, int64_
     }
 }
 
-/* The layer's scale times that of quantized queries. */
-float query_factor(const struct problem *problem, int32_t head)
-{
-    const struct attn_layer_params *params = problem->params;
-    return problem->layer->scale * (float)scale_of_head(params->q_scale, params->q_scale_host,
-                                                        problem->layer->q_scale_form, head);
-}
-
-/* That times the keys' scale. */
-float key_factor(const struct problem *problem, int32_t head)
-{
-    const struct attn_layer_desc *layer = problem->layer;
-    const struct attn_layer_params *params = problem->params;
-    float scale = query_factor(problem, head);
-    if (problem->keys.head_scale) {
-        scale *= (float)scale_of_head(params->k_scale, params->k_scale_host,
-                                      scale_form_of(layer, false), head);
-    }
-    return scale;
-}
-
 static float value_factor(const struct problem *problem, int32_t head)
 {
     if (!problem->values.head_scale) {

@@ -310,6 +310,10 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
 struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
 /* likewise, of the request's keys: in a sparse run not the entries of the list */
 struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token);
+/* what a KV head's raw scores are multiplied with: of the layer and its queries, and of keys, too
+ */
+float query_factor(const struct problem *problem, int32_t head);
+float key_factor(const struct problem *problem, int32_t head);
 /* whether a result of tokens token .. token+count-1 of the request is asked for */
 bool rows_wanted(const struct problem *problem, int32_t request, int32_t token, int32_t count);
 int32_t request_keys(const struct problem *problem, int32_t request);
@@ -354,8 +358,6 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
 void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
                  float *accumulator, float *reference, float *sum, char *scratch);
 void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch);
-float query_factor(const struct problem *problem, int32_t head);
-float key_factor(const struct problem *problem, int32_t head);
 
 /* static_sink.c: what the rows see of the layer's sinks into their sums, which are in plain units
  */

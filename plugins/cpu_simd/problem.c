@@ -226,6 +226,27 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     return ATTN_OK;
 }
 
+/* The layer's scale times that of quantized queries. */
+float query_factor(const struct problem *problem, int32_t head)
+{
+    const struct attn_layer_params *params = problem->params;
+    return problem->layer->scale * (float)scale_of_head(params->q_scale, params->q_scale_host,
+                                                        problem->layer->q_scale_form, head);
+}
+
+/* That times the keys' scale. */
+float key_factor(const struct problem *problem, int32_t head)
+{
+    const struct attn_layer_desc *layer = problem->layer;
+    const struct attn_layer_params *params = problem->params;
+    float scale = query_factor(problem, head);
+    if (problem->keys.head_scale) {
+        scale *= (float)scale_of_head(params->k_scale, params->k_scale_host,
+                                      scale_form_of(layer, false), head);
+    }
+    return scale;
+}
+
 bool rows_wanted(const struct problem *problem, int32_t request, int32_t token, int32_t count)
 {
     const struct attn_batch *batch = problem->batch;
