@@ -337,18 +337,7 @@ static void time_shape(const shape &s)
 int main(int argc, char **argv)
 {
     bool all = argc < 3, good = true;
-    void *library = dlopen(argv[1], RTLD_NOW);
-    if (library == nullptr) {
-        printf("%s\n", dlerror());
-        return 1;
-    }
-    auto entry = (attn_plugin_entry_fn *)dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
-    struct attn_error error = ATTN_ERROR_INIT;
-    MUST(entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, &error));
-    struct attn_create_args create = {sizeof create};
-    create.host = &host, create.backend = "cuda_flash", create.variant = "";
-    create.device.type = ATTN_DEVICE_CUDA;
-    MUST(plugin->create(&create, &instance, &kernels, nullptr));
+    open_plugin(argv[1]);
     MUST(cudaStreamCreate(&stream));
     if (all || strcmp(argv[2], "check") == 0) {
         for (int what = 0; what < CONTENT_COUNT; what++) {

@@ -299,18 +299,8 @@ int main(int argc, char **argv)
     std::vector<build> builds(argc - 2);
     for (int i = 2; i < argc; i++) {
         build &b = builds[i - 2];
-        void *library = dlopen(argv[i], RTLD_NOW | RTLD_LOCAL);
-        if (library == nullptr) {
-            printf("%s\n", dlerror());
-            return 1;
-        }
-        auto entry = (attn_plugin_entry_fn *)dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
-        struct attn_error error = ATTN_ERROR_INIT;
-        MUST(entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, &error));
-        struct attn_create_args create = {sizeof create};
-        create.host = &host, create.backend = "cuda_flash", create.variant = "";
-        create.device.type = ATTN_DEVICE_CUDA;
-        MUST(plugin->create(&create, &b.instance, &b.kernels, nullptr));
+        open_plugin(argv[i]);
+        b.instance = instance, b.kernels = kernels;
     }
     MUST(cudaStreamCreate(&stream));
     const int bf16 = ATTN_KV_BF16, ds = ATTN_KV_FP8_DS_MLA, e4m3 = ATTN_KV_FP8_E4M3;

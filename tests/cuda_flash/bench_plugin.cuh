@@ -41,6 +41,23 @@ static const struct attn_kernels *kernels;
 static attn_instance *instance;
 static cudaStream_t stream;
 
+/* The plugin of a file, an instance of it and its kernels; ends the program where there is none. */
+static void open_plugin(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+        printf("%s\n", dlerror());
+        exit(1);
+    }
+    auto entry = (attn_plugin_entry_fn *)dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
+    struct attn_error error = ATTN_ERROR_INIT;
+    MUST(entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, &error));
+    struct attn_create_args create = {sizeof create};
+    create.host = &host, create.backend = "cuda_flash", create.variant = "";
+    create.device.type = ATTN_DEVICE_CUDA;
+    MUST(plugin->create(&create, &instance, &kernels, nullptr));
+}
+
 static __global__ void random_bf16(__nv_bfloat16 *data, size_t count)
 {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;

@@ -130,19 +130,8 @@ static void time_host()
 
 int main(int argc, char **argv)
 {
-    void *library = dlopen(argc > 1 ? argv[1] : "", RTLD_NOW);
-    if (library == nullptr) {
-        printf("%s\n", dlerror());
-        return 2;
-    }
-    auto entry = (attn_plugin_entry_fn *)dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
-    struct attn_error error = ATTN_ERROR_INIT;
-    MUST(entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, &error));
+    open_plugin(argc > 1 ? argv[1] : "");
     MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    attn_create_args create = {};
-    create.struct_size = sizeof create, create.host = &host, create.backend = "cuda_flash";
-    create.variant = "", create.device = {ATTN_DEVICE_CUDA, 0};
-    MUST(plugin->create(&create, &instance, &kernels, &error));
     pool_bytes = 4ull << 30;
     MUST(cudaMalloc(&pool, pool_bytes));
     random_bf16<<<4096, 256, 0, stream>>>((__nv_bfloat16 *)pool, pool_bytes / 2);
