@@ -3,7 +3,6 @@
  * maps. */
 #include "sm80_attend.h"
 
-#include "common/turboquant.h"
 #include "gpu/host/schedule.h"
 #include "kinds.h"
 
@@ -65,7 +64,7 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
     bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
     bool wide = layer->dtype == ATTN_DTYPE_F32; /* two tiles of float32 fill a multiprocessor */
     /* `few_ctas` in sm80_produce.cuh */
-    bool three = turboquant_bits(layer->kv_dtype, false) > 0 && takes_few(args, KIND_LEVELS);
+    bool three = prepared->dense && takes_few(args, KIND_LEVELS);
     return wide || prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1
            : three                                                                      ? 3
                                                                                         : 2;

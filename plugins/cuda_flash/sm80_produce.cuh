@@ -54,9 +54,10 @@ template <int KIND, int D, bool SPLIT> struct shape {
      * that warps show each other */
     static constexpr int fixed = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
                                  (turned ? q_bytes : 0) + (wide ? SM80_SCORES_SMEM(tile) : 0);
-    /* of a CTA: 4 warps that compute and those that copy. One copies KIND_LEVELS, whose tile is a
-     * few spans, so that three CTAs of up to 8 rows have the registers of a multiprocessor. */
-    static constexpr bool alone = KIND == KIND_LEVELS && D <= 128;
+    /* of a CTA: 4 warps that compute and those that copy. One copies KIND_NVFP4 and KIND_LEVELS,
+     * whose tiles are a few spans, so that three CTAs of up to 8 rows have the registers of a
+     * multiprocessor. */
+    static constexpr bool alone = (KIND == KIND_NVFP4 || KIND == KIND_LEVELS) && D <= 128;
     static constexpr int threads = 128 + (alone ? 32 : 64);
     /* of a multiprocessor, for the registers; few_ctas: of up to 8 rows */
     static constexpr int ctas = D > 128 || KIND == KIND_F32 ? 1 : 2;
@@ -468,7 +469,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* K or V of a tile of 4-bit kinds. */
+    /* K or V of a tile of 4-bit kinds, not all of it in spans. */
     __device__ __forceinline__ void copy_plane(bool of_values, int32_t head,
                                                const tile_place<S::tile> &boxes,
                                                const tile_place<S::tile> &keys)
@@ -477,10 +478,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         const sm80_plane &plane = a.planes[of_values];
         uint32_t to = shared_address(stage_at(mine, stage));
         uint32_t barrier = shared_address(&mine.full[stage]);
-        if (a.scale_spans && plane.scale_pitch != plane.pitch) {
-            copy_scale_spans<S::tile>(a, cache, head, boxes, S::scale_bytes, to + plane.scale_at,
-                                      barrier, lane);
-        } else if (!a.scale_spans) {
+        if (!a.scale_spans) {
             copy_code_scales<KIND, D, S::tile>(cache, plane, head, keys, to, lane);
         }
         if (!of_values || !a.together) {
@@ -530,8 +528,128 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
+    /* The query of a run: the keys' warp copies it with the first tile. */
+    __device__ __forceinline__ void begin_run(const gpu_run &run)
+    {
+        if (lane == 0) {
+            mine.runs[run_slot] = run; /* a stage is free, so this run's place is */
+        }
+        barrier_wait(shared_address(&mine.q_empty[q_slot]), q_phase ^ 1);
+        copy_query<D, S::rows, S::q_element>(p, run, shared_address(mine.q[q_slot]), lane);
+        q_slot++;
+        if (q_slot == S::q_buffers) {
+            q_slot = 0;
+            q_phase ^= 1;
+        }
+    }
+
+    /* Block (-1: not read) and slot of the lane's box of 32, from a tile's first on. */
+    __device__ __forceinline__ void find_box(const gpu_run &run, int32_t tile, int32_t &block,
+                                             int32_t &slot)
+    {
+        const int32_t base = run.row_tile.k0 & ~(S::tile - 1);
+        const int32_t key = base + tile * S::tile + lane * a.box_rows;
+        const int32_t end = min(run.row_tile.k1, base + (run.tile + run.count) * S::tile);
+        block = -1;
+        slot = 0;
+        if (key < end && key + a.box_rows > run.row_tile.k0) {
+            find_slot(p.problem, run, key, block, slot);
+        }
+    }
+
+    /* Rows of K or V of a head, and scales that stand by themselves: where they begin, bytes of
+     * both in a box (0: others bring them along), and where a stage has them. */
+    struct spans {
+        const char *rows, *scales;
+        int32_t row_bytes, scale_bytes, rows_at, scales_at;
+    };
+
+    __device__ __forceinline__ spans spans_of(bool of_values, int32_t head)
+    {
+        const gpu_cache &cache = of_values ? p.v : p.k;
+        const sm80_plane &plane = a.planes[of_values];
+        bool alone = plane.scale_pitch != plane.pitch, brought = of_values && a.together;
+        return {cache.data + head * cache.head,
+                cache.row_scale + head * cache.row_scale_head,
+                brought ? 0 : a.box_rows * plane.pitch,
+                alone ? a.box_rows * S::scale_bytes : 0,
+                plane.at,
+                plane.scale_at};
+    }
+
+    static __device__ __forceinline__ void copy_box_spans(const spans &box, uint32_t to,
+                                                          int32_t index, uint32_t barrier)
+    {
+        if (box.row_bytes > 0) {
+            copy_span(to + box.rows_at + index * box.row_bytes, box.rows, box.row_bytes, barrier);
+        }
+        if (box.scale_bytes > 0) {
+            copy_span(to + box.scales_at + index * box.scale_bytes, box.scales, box.scale_bytes,
+                      barrier);
+        }
+    }
+
+    /* A run whose rows and scales come in spans. Looking up a tile's boxes takes as long as a tile
+     * may, so lanes look up 32 of them together, while those before are copied. */
+    __device__ __forceinline__ void copy_run_spans(const gpu_run &run)
+    {
+        constexpr int planes = S::alone ? 2 : 1;
+        const int32_t boxes = S::tile / a.box_rows, batch = 32 / boxes; /* tiles of 32 boxes */
+        const int32_t own_tile = lane / boxes, own_box = lane - own_tile * boxes;
+        spans from[planes], own[planes]; /* of the head, of the lane's box */
+        int32_t box_bytes = 0, block, slot;
+#pragma unroll
+        for (int n = 0; n < planes; n++) {
+            own[n] = from[n] = spans_of(S::alone ? n != 0 : values, run.head);
+            box_bytes += from[n].row_bytes + from[n].scale_bytes;
+        }
+        find_box(run, run.tile, block, slot);
+        for (int32_t i = 0; i < run.count; i += batch) {
+            const bool real = block >= 0;
+            const uint32_t all_real = __ballot_sync(0xffffffffu, real);
+#pragma unroll
+            for (int n = 0; n < planes; n++) {
+                const gpu_cache &cache = (S::alone ? n != 0 : values) ? p.v : p.k;
+                own[n].rows = from[n].rows + block * cache.block + slot * cache.slot;
+                own[n].scales =
+                    from[n].scales + block * cache.row_scale_block + slot * cache.row_scale_slot;
+            }
+            find_box(run, run.tile + i + batch, block, slot);
+            for (int32_t t = 0; t < min(batch, run.count - i); t++) {
+                const uint32_t to = shared_address(stage_at(mine, stage));
+                const uint32_t barrier = shared_address(&mine.full[stage]);
+                const uint32_t of_tile = all_real >> t * boxes & (0xffffffffu >> (32 - boxes));
+                barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
+                if (until_draw-- == 0) {
+                    draw();
+                }
+                if (lane == 0 && box_bytes > 0) {
+                    barrier_expect(barrier, __popc(of_tile) * box_bytes);
+                }
+                __syncwarp(); /* what is to come is counted */
+                if (real && own_tile == t) {
+#pragma unroll
+                    for (int n = 0; n < planes; n++) {
+                        copy_box_spans(own[n], to, own_box, barrier);
+                    }
+                }
+                if (i + t == 0 && !values) {
+                    begin_run(run);
+                }
+                commit(run_slot);
+            }
+        }
+        run_slot = run_slot == SM80_MAX_STAGES ? 0 : run_slot + 1;
+    }
+
     __device__ __forceinline__ void copy_run(const gpu_run &run)
     {
+        if constexpr (S::packed) {
+            if (a.mapped && a.scale_spans) {
+                copy_run_spans(run);
+                return;
+            }
+        }
         tile_place<S::tile> boxes, keys;
         place(run, run.tile, boxes, keys);
         for (int32_t i = 0; i < run.count; i++) {
@@ -540,17 +658,8 @@ template <int KIND, int D, bool SPLIT> struct producer {
                 draw();
             }
             copy_tile(run.head, boxes, keys);
-            if (i == 0 && !values) { /* a stage is free, so this run's place is */
-                if (lane == 0) {
-                    mine.runs[run_slot] = run;
-                }
-                barrier_wait(shared_address(&mine.q_empty[q_slot]), q_phase ^ 1);
-                copy_query<D, S::rows, S::q_element>(p, run, shared_address(mine.q[q_slot]), lane);
-                q_slot++;
-                if (q_slot == S::q_buffers) {
-                    q_slot = 0;
-                    q_phase ^= 1;
-                }
+            if (i == 0 && !values) {
+                begin_run(run);
             }
             commit(run_slot);
             if (i + 1 < run.count) {

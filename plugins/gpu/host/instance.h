@@ -33,6 +33,7 @@ struct attn_prepared {
     int32_t invariant; /* 1: batch-invariant plans */
     int32_t narrow;    /* 1: the cache's elements have 8 bits or less */
     int32_t packed;    /* 1: 4 bits or less, int4, nvfp4 or TurboQuant */
+    int32_t dense;     /* 1: of those, kernels of up to 8 rows have three CTAs each */
     int32_t split;     /* 1: items of 16 rows are the only fast ones: 4-bit caches, float32 */
     /* of a token's queries in 16 bits, where they come in 8; 0: they do not */
     int32_t query_bytes;

@@ -20,7 +20,7 @@ static int64_t segment_bound(const struct attn_instance *instance,
                              bool by_item, int64_t *part_rows)
 {
     int64_t ctas = (int64_t)instance->device.num_sms * (prepared->padded_size > 128 ? 1
-                                                        : prepared->packed          ? 3
+                                                        : prepared->dense           ? 3
                                                                                     : 2);
     if (by_item) {
         int64_t invariant = reqs * prepared->num_kv_heads * GPU_INVARIANT_CUTS;
@@ -103,6 +103,8 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     (*prepared)->packed = layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
                           layer->kv_dtype == ATTN_KV_NVFP4 ||
                           turboquant_bits(layer->kv_dtype, true) > 0;
+    (*prepared)->dense =
+        layer->kv_dtype == ATTN_KV_NVFP4 || turboquant_bits(layer->kv_dtype, false) > 0;
     (*prepared)->split = (*prepared)->packed || layer->dtype == ATTN_DTYPE_F32;
     if (instance->prefill != NULL && (*prepared)->way == GPU_WAY_ATTEND) {
         (*prepared)->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);
