@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batch_invariant 2: the bits of a prompt's rows do not depend on where steps cut it, on every
- * variant of this machine. */
+/* On every variant of this machine: with batch_invariant 2 the bits of a prompt's rows do not
+ * depend on where steps cut it; a prompt's first keys as static sinks, more than a tile of them,
+ * are what they are as its keys. */
 #include "support/test.h"
 
 #include <attn/api.h>
@@ -17,6 +18,7 @@ enum {
     BLOCK = 16,
     BLOCKS = (TOKENS + BLOCK - 1) / BLOCK,
     SIZE = 64,
+    SINKS = 150,
     MOST_HEADS = 16
 };
 
@@ -24,14 +26,17 @@ static const char *const variants[] = {"scalar", "avx2", "avx512",  "avx512bf16"
                                        "amx",    "neon", "neonbf16"};
 
 struct setting {
-    int32_t dtype, kv_dtype, heads, kv_heads, window;
+    int32_t dtype, kv_dtype, heads, kv_heads, window, sinks;
 };
 
-static const struct setting settings[] = {
-    {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2, 0},          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 3, 3, 70},
-    {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 16, 1, 0},         {ATTN_DTYPE_BF16, ATTN_KV_FP8_E4M3, 8, 2, 0},
-    {ATTN_DTYPE_F32, ATTN_KV_AUTO, 8, 2, 0},           {ATTN_DTYPE_F32, ATTN_KV_AUTO, 5, 1, 33},
-    {ATTN_DTYPE_F16, ATTN_KV_TURBOQUANT_K8V4, 4, 4, 0}};
+static const struct setting settings[] = {{ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2, 0},
+                                          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 3, 3, 70},
+                                          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 16, 1, 0},
+                                          {ATTN_DTYPE_BF16, ATTN_KV_FP8_E4M3, 8, 2, 0},
+                                          {ATTN_DTYPE_F32, ATTN_KV_AUTO, 8, 2, 0},
+                                          {ATTN_DTYPE_F32, ATTN_KV_AUTO, 5, 1, 33},
+                                          {ATTN_DTYPE_F16, ATTN_KV_TURBOQUANT_K8V4, 4, 4, 0},
+                                          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 3, 1, 0, SINKS}};
 
 struct prompt {
     struct attn_error error;
@@ -40,6 +45,8 @@ struct prompt {
     attn_model *model;
     attn_plan *plan;
     void *cache, *workspace;
+    struct shaped sink_k, sink_v;
+    int32_t skipped; /* rows before the prompt's first token */
     uint32_t q[TOKENS * MOST_HEADS * SIZE], k[TOKENS * MOST_HEADS * SIZE],
         v[TOKENS * MOST_HEADS * SIZE], out[TOKENS * MOST_HEADS * SIZE];
 };
@@ -85,9 +92,15 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
                                           .block_size = BLOCK,
                                           .k_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
                                           .v_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
+                                          .sink_len = s->sinks,
                                           .batch_invariant = 2};
     const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_layer_params params = {.struct_size = sizeof params};
+    const int64_t sinks[] = {s->sinks, s->kv_heads, SIZE};
+    struct attn_layer_params params = {.struct_size = sizeof params};
+    if (s->sinks > 0) { /* the first rows */
+        params.sink_k = shaped_set(&p->sink_k, p->k, s->dtype, 3, sinks, NULL);
+        params.sink_v = shaped_set(&p->sink_v, p->v, s->dtype, 3, sinks, NULL);
+    }
     char order[64];
     snprintf(order, sizeof order, "cpu_simd@%s", variant);
     CHECK(p, client_open(CORE_FILE, &options, &p->api, &p->runtime, &p->error));
@@ -132,9 +145,9 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
     for (int32_t i = 0; i < 4; i++) {
         int32_t heads = i == 1 || i == 2 ? s->kv_heads : s->heads;
         const int64_t shape[] = {count, heads, SIZE};
-        shaped_set(&shaped[i],
-                   (char *)rows[i] + (size_t)(first * heads * SIZE) * bytes_of(s->dtype), s->dtype,
-                   3, shape, NULL);
+        const size_t row = (size_t)(p->skipped + first);
+        shaped_set(&shaped[i], (char *)rows[i] + row * (size_t)(heads * SIZE) * bytes_of(s->dtype),
+                   s->dtype, 3, shape, NULL);
     }
     const struct attn_step_io io = {.struct_size = sizeof io,
                                     .q = &shaped[0].tensor,
@@ -145,38 +158,54 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
     CHECK(p, p->api->run(p->plan, p->api->model_layer(p->model, 0), &io, &p->error));
 }
 
-static void hold(const struct setting *s, const char *variant)
+/* An empty prompt's rows of the setting; NULL: the variant is not of this machine. */
+static struct prompt *begin(const struct setting *s, const char *variant)
 {
-    static const int32_t cuts[] = {101, 27, 1, 1, 138, 32};
     struct prompt *p = calloc(1, sizeof *p);
     uint64_t random = 17;
     p->error = (struct attn_error)ATTN_ERROR_INIT;
+    fill(p->q, s->dtype, (int64_t)TOKENS * s->heads * SIZE, &random);
+    fill(p->k, s->dtype, (int64_t)TOKENS * s->kv_heads * SIZE, &random);
+    fill(p->v, s->dtype, (int64_t)TOKENS * s->kv_heads * SIZE, &random);
     if (open_prompt(p, s, variant)) {
-        int64_t wide = (int64_t)TOKENS * s->heads * SIZE;
-        int64_t narrow = (int64_t)TOKENS * s->kv_heads * SIZE;
-        size_t bytes = (size_t)wide * bytes_of(s->dtype);
-        void *whole = malloc(bytes);
-        fill(p->q, s->dtype, wide, &random);
-        fill(p->k, s->dtype, narrow, &random);
-        fill(p->v, s->dtype, narrow, &random);
-        run(p, s, 0, TOKENS);
-        memcpy(whole, p->out, bytes);
-        memset(p->out, 0xff, bytes);
-        for (int32_t i = 0, first = 0; i < 6; first += cuts[i++]) {
-            run(p, s, first, cuts[i]);
-        }
-        if (memcmp(whole, p->out, bytes) != 0) {
-            fail_msg("%s, dtype %d, cache %d, %d heads over %d, window %d: other bits in steps",
-                     variant, s->dtype, s->kv_dtype, s->heads, s->kv_heads, s->window);
-        }
-        free(whole);
-        p->api->plan_destroy(p->plan);
-        free(p->workspace);
+        return p;
     }
+    p->api->runtime_destroy(p->runtime);
+    free(p);
+    return NULL;
+}
+
+static void end(struct prompt *p)
+{
+    p->api->plan_destroy(p->plan);
+    free(p->workspace);
     p->api->model_destroy(p->model);
     free(p->cache);
     p->api->runtime_destroy(p->runtime);
     free(p);
+}
+
+static void hold(const struct setting *s, const char *variant)
+{
+    static const int32_t cuts[] = {101, 27, 1, 1, 138, 32};
+    struct prompt *p = begin(s, variant);
+    if (p == NULL) {
+        return;
+    }
+    size_t bytes = (size_t)(TOKENS * s->heads * SIZE) * bytes_of(s->dtype);
+    void *whole = malloc(bytes);
+    run(p, s, 0, TOKENS);
+    memcpy(whole, p->out, bytes);
+    memset(p->out, 0xff, bytes);
+    for (int32_t i = 0, first = 0; i < 6; first += cuts[i++]) {
+        run(p, s, first, cuts[i]);
+    }
+    if (memcmp(whole, p->out, bytes) != 0) {
+        fail_msg("%s, dtype %d, cache %d, %d heads over %d, window %d: other bits in steps",
+                 variant, s->dtype, s->kv_dtype, s->heads, s->kv_heads, s->window);
+    }
+    free(whole);
+    end(p);
 }
 
 static void same_bits_in_steps(void **state)
@@ -189,8 +218,54 @@ static void same_bits_in_steps(void **state)
     }
 }
 
+static double element(const void *rows, int32_t dtype, int64_t i)
+{
+    uint32_t bits = dtype == ATTN_DTYPE_F32 ? ((const uint32_t *)rows)[i]
+                                            : (uint32_t)((const uint16_t *)rows)[i] << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return (double)x;
+}
+
+/* The prompt behind its first SINKS rows, for which it has them as sinks. */
+static void hold_sinks(const struct setting *s, double bound, const char *variant)
+{
+    struct setting with_sinks = *s;
+    with_sinks.sinks = SINKS;
+    struct prompt *whole = begin(s, variant), *behind = begin(&with_sinks, variant);
+    if (whole == NULL || behind == NULL) {
+        assert_true(whole == behind);
+        return;
+    }
+    behind->skipped = SINKS;
+    run(whole, s, 0, TOKENS);
+    run(behind, &with_sinks, 0, TOKENS - SINKS);
+    const int64_t row = (int64_t)s->heads * SIZE;
+    for (int64_t i = SINKS * row; i < TOKENS * row; i++) {
+        double found = element(behind->out, s->dtype, i), wanted = element(whole->out, s->dtype, i);
+        if (!(found - wanted <= bound && wanted - found <= bound)) {
+            fail_msg("%s, dtype %d: element %d of row %d is %g, not %g", variant, s->dtype,
+                     (int)(i % row), (int)(i / row), found, wanted);
+        }
+    }
+    end(whole);
+    end(behind);
+}
+
+static void sinks_are_keys(void **state)
+{
+    static const struct setting f32 = {ATTN_DTYPE_F32, ATTN_KV_AUTO, 6, 2};
+    static const struct setting bf16 = {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2};
+    (void)state;
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        hold_sinks(&f32, 2e-5, variants[i]);
+        hold_sinks(&bf16, 0.05, variants[i]); /* values of 2, weights and outputs of 8 bits */
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits_in_steps)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits_in_steps),
+                                       cmocka_unit_test(sinks_are_keys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
