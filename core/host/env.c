@@ -15,13 +15,14 @@
 #define MAX_DEADLINE_MS 600000
 
 /* NULL for an empty variable, too. */
-const char *env_get(const struct attn_runtime_options *options, const char *name)
+static const char *env_get(const struct attn_runtime_options *options, const char *name)
 {
     const char *value = options->ignore_environment ? NULL : secure_getenv(name);
     return value != NULL && value[0] != '\0' ? value : NULL;
 }
 
-int32_t log_level_of(const char *text)
+/* -1 for text that is none. */
+static int32_t log_level_of(const char *text)
 {
     static const char *const levels[] = {"error", "warn", "info", "debug", "trace"};
     for (int32_t i = 0; i < 5; i++) {

@@ -14,8 +14,4 @@ struct settings;
 attn_status settings_read(struct settings *settings, const struct attn_runtime_options *options,
                           struct arena *arena, struct attn_error *error);
 
-/* The level alone: needed before there is any memory. -1 for text that is none. */
-int32_t log_level_of(const char *text);
-const char *env_get(const struct attn_runtime_options *options, const char *name);
-
 #endif

@@ -43,7 +43,7 @@ void cache_load(const struct cache_place *at, double *row)
     }
 }
 
-void cache_store(const struct cache_place *at, const double *row)
+static void cache_store(const struct cache_place *at, const double *row)
 {
     const struct attn_kv_view *view = at->view;
     if (row_form(at->layer, at->is_v) != ROW_NUMBERS) {

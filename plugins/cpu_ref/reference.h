@@ -72,7 +72,6 @@ struct cache_place {
 
 /* cache.c. A row as its true values. */
 void cache_load(const struct cache_place *at, double *row);
-void cache_store(const struct cache_place *at, const double *row);
 
 /* rows.c */
 enum row_form {

@@ -124,9 +124,6 @@ bool case_set(const struct case_space *space, struct attend_case *c, int32_t fac
 void case_settle(const struct case_space *space, struct attend_case *c);
 /* Whether the backend declares that it cannot do the case. */
 bool case_refused(const struct case_space *space, const struct attend_case *c);
-/* ATTN_TERM_* and ATTN_FEATURE_* that the case needs. */
-uint64_t case_terms(const struct factor_value *v);
-uint64_t case_features(const struct factor_value *v);
 /* A plain case of queries behind a context over a cache of that dtype, for kernels next to attend.
  * False if the backend declares none. */
 bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dtype,

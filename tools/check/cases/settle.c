@@ -120,7 +120,8 @@ void case_settle(const struct case_space *space, struct attend_case *c)
     settle_write(space, c);
 }
 
-uint64_t case_terms(const struct factor_value *v)
+/* ATTN_TERM_* and ATTN_FEATURE_* that a case needs. */
+static uint64_t case_terms(const struct factor_value *v)
 {
     static const uint64_t causal[] = {ATTN_TERM_CAUSAL, ATTN_TERM_BIDIRECTIONAL,
                                       ATTN_TERM_CAUSAL_PER_REQUEST,
@@ -141,7 +142,7 @@ uint64_t case_terms(const struct factor_value *v)
     return terms;
 }
 
-uint64_t case_features(const struct factor_value *v)
+static uint64_t case_features(const struct factor_value *v)
 {
     uint64_t features =
         shape_is_paged(v[FACTOR_SHAPE].a) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;

@@ -163,8 +163,10 @@ attn_status side_attend(struct side *side, struct attn_error *error)
     return side->backend->kernels.attend(&side->binding.attend, error);
 }
 
-attn_status side_write_context(struct backend *reference, struct problem *problem,
-                               struct attn_error *error)
+/* The reference fills the cache's context in the initial image, so that both sides start from the
+ * same bytes. */
+static attn_status write_context(struct backend *reference, struct problem *problem,
+                                 struct attn_error *error)
 {
     static const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
     struct side side;
@@ -208,7 +210,7 @@ enum trial_result sides_init(struct sides *sides, struct trial *trial,
     if (!problem_init(&sides->problem, space, c, seed)) {
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
-    attn_status status = side_write_context(trial->reference, &sides->problem, &error);
+    attn_status status = write_context(trial->reference, &sides->problem, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "reference write_kv", status, &error);
     }

@@ -48,10 +48,6 @@ attn_status side_plan_shorter(struct side *side, const struct problem *problem, 
 /* Writes the step's keys with the backend's own kernel, unless its attend does. */
 attn_status side_write(struct side *side, const struct problem *problem, struct attn_error *error);
 attn_status side_attend(struct side *side, struct attn_error *error);
-/* The reference fills the cache's context in the initial image, so that both sides start from the
- * same bytes. */
-attn_status side_write_context(struct backend *reference, struct problem *problem,
-                               struct attn_error *error);
 /* prepare, write, plan and attend of the reference's side. */
 attn_status side_run_reference(struct side *reference, const struct problem *problem,
                                struct attn_error *error);

@@ -51,13 +51,10 @@ bool engine_guards_whole(const struct engine *engine);
 enum trial_result engine_trial(struct trial *trial, struct core *core,
                                const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way);
-/* Whether the core serves the case's layer with the backend ordered; `user` is an engine_service.
- */
 struct engine_service {
     struct trial *trial;
     struct core *core;
 };
-bool engine_serves(void *user, const struct factor_value *v);
 /* The cases that an engine may bring: what the backend declares and what the core composes of it.
  */
 bool engine_space_init(struct case_space *space, const struct attn_backend_caps *caps,

@@ -299,7 +299,9 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
     return result;
 }
 
-bool engine_serves(void *user, const struct factor_value *v)
+/* Whether the core serves the case's layer with the backend ordered; `user` is an engine_service.
+ */
+static bool engine_serves(void *user, const struct factor_value *v)
 {
     struct engine_service *service = user;
     struct attn_layer_desc layer;

@@ -6,8 +6,7 @@
 
 #include <stddef.h>
 
-/* False where the build's instrumentation makes frames larger than they are. */
-int stack_is_measured(void);
+/* Nothing is measured where the build's instrumentation makes frames larger than they are. */
 void stack_paint(void);
 /* Bytes of the deepest use since; at most 256 KiB are seen. */
 size_t stack_used(void);
