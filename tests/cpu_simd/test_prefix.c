@@ -146,7 +146,7 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
         int32_t heads = i == 1 || i == 2 ? s->kv_heads : s->heads;
         const int64_t shape[] = {count, heads, SIZE};
         const size_t row = (size_t)(p->skipped + first);
-        shaped_set(&shaped[i], (char *)rows[i] + row * (size_t)(heads * SIZE) * bytes_of(s->dtype),
+        shaped_set(&shaped[i], (char *)rows[i] + row * (size_t)heads * SIZE * bytes_of(s->dtype),
                    s->dtype, 3, shape, NULL);
     }
     const struct attn_step_io io = {.struct_size = sizeof io,
@@ -192,7 +192,7 @@ static void hold(const struct setting *s, const char *variant)
     if (p == NULL) {
         return;
     }
-    size_t bytes = (size_t)(TOKENS * s->heads * SIZE) * bytes_of(s->dtype);
+    size_t bytes = (size_t)TOKENS * (size_t)s->heads * SIZE * bytes_of(s->dtype);
     void *whole = malloc(bytes);
     run(p, s, 0, TOKENS);
     memcpy(whole, p->out, bytes);
