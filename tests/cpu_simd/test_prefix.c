@@ -145,8 +145,8 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
     for (int32_t i = 0; i < 4; i++) {
         int32_t heads = i == 1 || i == 2 ? s->kv_heads : s->heads;
         const int64_t shape[] = {count, heads, SIZE};
-        const size_t row = (size_t)(p->skipped + first);
-        shaped_set(&shaped[i], (char *)rows[i] + row * (size_t)heads * SIZE * bytes_of(s->dtype),
+        const int64_t row = p->skipped + first;
+        shaped_set(&shaped[i], (char *)rows[i] + row * heads * SIZE * (int64_t)bytes_of(s->dtype),
                    s->dtype, 3, shape, NULL);
     }
     const struct attn_step_io io = {.struct_size = sizeof io,
