@@ -148,7 +148,6 @@ OPEN = [
     "(tests/step/test_roomy); no shipped backend declares them",
     "recurrent layers with other rules and gates (KDA, Mamba2, lightning): described and handed through "
     "(tests/step/test_roomy); no shipped backend declares them",
-    "initial slots and checkpoints of gated delta layers: cpu_ref and cpu_simd alone declare them",
 ]
 
 

@@ -62,7 +62,8 @@
 #define COMMON_RECURRENT_CAPS                                                                      \
     .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof(struct attn_recurrent_caps), NULL},                 \
     .head_size_k_max = GDN_MAX_HEAD_SIZE, .head_size_v_max = GDN_MAX_HEAD_SIZE,                    \
-    .conv_width_max = GDN_MAX_CONV_WIDTH, .max_speculative_tokens = GDN_MAX_DRAFTED - 1
+    .conv_width_max = GDN_MAX_CONV_WIDTH, .max_speculative_tokens = GDN_MAX_DRAFTED - 1,           \
+    .initial_slots = 1, .checkpoints = 1
 #define COMMON_MLA_CAPS(recurrent)                                                                 \
     .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(struct attn_mla_caps), &(recurrent).ext},                 \
     .kv_lora_rank_max = 512, .qk_rope_head_dim_max = 64, .num_q_heads_multiple = 1,                \

@@ -6,8 +6,7 @@
 #include "common/declared.h"
 #include "reference.h"
 
-static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS, .initial_slots = 1,
-                                                    .checkpoints = 1};
+static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps caps = {

@@ -155,6 +155,15 @@ struct walk_item {
     int32_t first_chunk, num_chunks;
 };
 
+/* The slot that takes the state behind chunk c, too; negative: none does. */
+static __device__ __forceinline__ int32_t slot_behind(const sm80_delta_params &a,
+                                                      const walk_item &item, int32_t c)
+{
+    int32_t done = (c + 1) * CHUNK;
+    bool is_whole = done <= item.request.num_tokens && a.p.checkpoint_interval > 0;
+    return is_whole ? checkpoint_slot(a.p, item.request, done) : -1;
+}
+
 /* Right sides of a product's step, for so many pairs of tiles: loads of a step are on the way while
  * the one before multiplies. */
 template <int PAIRS> struct step_rights {
@@ -217,7 +226,7 @@ struct delta_rows {
         for (int n = 0; n < KEY_TILES; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float *from = row(a, item, item.request.slots[item.request.from], i >> 1);
+                const float *from = row(a, item, item.request.state_from, i >> 1);
                 s[n][i] = item.request.has_state && holds(a, item, n, i)
                               ? from[n * 8 + (lane_index() & 3) * 2 + (i & 1)]
                               : 0.0f;
@@ -225,15 +234,15 @@ struct delta_rows {
         }
     }
 
-    __device__ void store(const sm80_delta_params &a, const walk_item &item)
+    __device__ void store(const sm80_delta_params &a, const walk_item &item, int32_t slot)
     {
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (holds(a, item, n, i)) {
-                    row(a, item, item.request.slots[0],
-                        i >> 1)[n * 8 + (lane_index() & 3) * 2 + (i & 1)] = s[n][i] * unit[i >> 1];
+                    float *to = row(a, item, slot, i >> 1);
+                    to[n * 8 + (lane_index() & 3) * 2 + (i & 1)] = s[n][i] * unit[i >> 1];
                 }
             }
         }

@@ -72,7 +72,7 @@ template <int COUNT> struct delta_source {
                (int64_t)request.first_row * row;
         first_channel = (int32_t)first + d;
         oldest = p.conv_width > 1 && request.has_state ? 1 - p.conv_width : 0;
-        window = p.window + request.slots[0] * p.window_slot + first_channel * p.window_channel;
+        window = p.window + request.window_from * p.window_slot + first_channel * p.window_channel;
         channel = p.window_channel;
         entry = request.from + p.conv_width - 1;
         num_tokens = request.num_tokens;
@@ -95,6 +95,7 @@ template <int COUNT> struct delta_source {
     __device__ __forceinline__ void load(int32_t t, bool wide,
                                          uint32_t (&to)[TOKENS][COUNT / 2]) const
     {
+        static_assert(COUNT == 2, "a word");
         if (!wide) {
 #pragma unroll 1
             for (int i = 0; i < TOKENS; i++) {
@@ -113,12 +114,7 @@ template <int COUNT> struct delta_source {
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) {
             const char *at = rows + min(max(t + i, 0), num_tokens - 1) * row;
-            if constexpr (COUNT == 4) {
-                uint2 four = *(const uint2 *)at;
-                to[i][0] = four.x, to[i][1] = four.y;
-            } else {
-                to[i][0] = *(const uint32_t *)at;
-            }
+            to[i][0] = *(const uint32_t *)at;
         }
         if (t < 0) {
 #pragma unroll
@@ -130,6 +126,11 @@ template <int COUNT> struct delta_source {
         }
     }
 };
+
+static __device__ __forceinline__ float fast_silu(float y)
+{
+    return y * fast_reciprocal(1.0f + fast_exp2(y * -1.4426950408889634f));
+}
 
 /* The convolution of COUNT neighbouring channels. */
 template <int COUNT> struct delta_taps {
@@ -190,7 +191,7 @@ template <int COUNT> struct delta_taps {
             for (int i = 0; i < CHUNK_TAPS; i++) {
                 y = fmaf(weight[i][c], x[i], y);
             }
-            return y * fast_reciprocal(1.0f + fast_exp2(y * -1.4426950408889634f));
+            return fast_silu(y);
         } else {
 #pragma unroll
             for (int i = 0; i < CHUNK_TAPS; i++) {

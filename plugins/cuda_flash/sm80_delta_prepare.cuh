@@ -7,78 +7,10 @@
 #ifndef CUDA_FLASH_SM80_DELTA_PREPARE_CUH
 #define CUDA_FLASH_SM80_DELTA_PREPARE_CUH
 
-#include "sm80_delta_inputs.cuh"
+#include "sm80_delta_keys.cuh"
 
-#define PREPARE_THREADS 128
-#define PREPARE_WARPS (PREPARE_THREADS / GPU_LANES)
-#define BLOCK 16 /* of the inverse: rows and columns */
-#define BLOCKS (CHUNK / BLOCK)
 #define LOG2_OF_E 1.4426950408889634
 #define LEAST_LOG_DECAY -1e4f /* e^ it is 0, and sums of it stay finite */
-
-/* Gates of a value head. Decays between tokens of two blocks are products of two numbers, of which
- * none grows; in a block they are the powers of 2 of differences of high + low. */
-struct prepare_gates {
-    float high[CHUNK], low[CHUNK];       /* sums of logarithms to the base of 2 */
-    float to_block_end[CHUNK];           /* decay behind the token up to its block's end */
-    float from_block[BLOCKS - 1][CHUNK]; /* from a block's end up to a token of a later block */
-    float beta[CHUNK];
-};
-
-/* A, or its inverse: rows up to the end of their block, and 8 numbers more, so that what a warp
- * reads of eight rows at a time lies in different banks. */
-struct prepare_a {
-    float numbers[BLOCK * (BLOCK * BLOCKS * (BLOCKS + 1) / 2 + 8 * BLOCKS)];
-
-    static __device__ __forceinline__ int32_t stride_of(int32_t block)
-    {
-        return (block + 1) * BLOCK + 8;
-    }
-
-    /* Number 0 of row i of block row `block`. */
-    __device__ __forceinline__ float *row(int32_t block, int32_t i)
-    {
-        return numbers + BLOCK * block * (BLOCK * (block + 1) / 2 + 8) + i * stride_of(block);
-    }
-
-    __device__ __forceinline__ const float *row(int32_t block, int32_t i) const
-    {
-        return const_cast<prepare_a *>(this)->row(block, i);
-    }
-};
-
-/* A key head's part of a chunk. */
-struct prepare_item {
-    delta_request request;
-    int32_t first; /* token */
-    int32_t index, key_head;
-    bool is_there;
-};
-
-struct alignas(256) prepare_memory { /* as tiles must lie for xor to find their columns */
-    uint16_t k[CHUNK][CHUNK_DIMS];
-    union {
-        uint16_t q[CHUNK][CHUNK_DIMS];
-        struct prepare_a a[2];
-    };
-    struct prepare_gates gates[2];
-    struct prepare_item item; /* not in registers from phase to phase */
-};
-
-/* The warp's number in its group, of which a CTA can have several; made anew, as the lane. */
-static __device__ __forceinline__ int32_t prepare_warp()
-{
-    int32_t warp = warp_index() % PREPARE_WARPS;
-    asm volatile("mov.b32 %0, %0;" : "+r"(warp));
-    return warp;
-}
-
-/* A barrier of the group. */
-static __device__ __forceinline__ void sync_preparers()
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + warp_index() / PREPARE_WARPS), "n"(PREPARE_THREADS)
-                 : "memory");
-}
 
 /* Finds the request and the token that chunk `index` begins with; false: it is none. All lanes of a
  * warp take part. */
@@ -101,95 +33,6 @@ static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, del
     first = number * CHUNK;
     return number >= 0 && enter_request(p, low, request) && goes_in_chunks(p, request) &&
            first < request.num_tokens;
-}
-
-/* Keys or queries of BATCH tokens, the first of which has row `row` of the chunk; num_real of their
- * inputs' channels are there, and num_tokens of the tokens. */
-template <int BATCH, bool ARE_USUAL>
-static __device__ __forceinline__ void
-make_batch(const delta_taps<4> &taps, const uint32_t (&raw)[BATCH + CHUNK_TAPS - 1][2],
-           int32_t num_real, int32_t num_tokens, int32_t row, int32_t d, char *const (&tiles)[2])
-{
-    float y[BATCH][4], squares[BATCH];
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-        squares[i] = 0.0f;
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            float x[CHUNK_TAPS];
-#pragma unroll
-            for (int j = 0; j < CHUNK_TAPS; j++) {
-                float2 two = two_floats<KIND_BF16>(raw[i + j][c / 2]);
-                x[j] = c % 2 ? two.y : two.x;
-            }
-            float value = taps.of<ARE_USUAL>(x, c);
-            y[i][c] = i < num_tokens && c < num_real ? value : 0.0f;
-            squares[i] = fmaf(y[i][c], y[i][c], squares[i]);
-        }
-    }
-#pragma unroll
-    for (int distance = GPU_LANES / 2; distance > 0; distance >>= 1) {
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            squares[i] += lane_xor(squares[i], distance);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-        float factor = rsqrtf(squares[i] + L2_EPSILON);
-        uint2 out = make_uint2(pack2<KIND_F16>(y[i][0] * factor, y[i][1] * factor),
-                               pack2<KIND_F16>(y[i][2] * factor, y[i][3] * factor));
-        uint32_t at = place16<CHUNK_DIMS / 8>(row + i, d / 8) + (d & 4) * 2;
-        *(uint2 *)(tiles[0] + at) = out;
-        *(uint2 *)(tiles[1] + at) = out;
-    }
-}
-
-/* The first two warps make gates as well, and have 12 tokens each, the others 20. */
-static __device__ __forceinline__ int32_t first_token_of(int32_t warp)
-{
-    return warp * 12 + max(warp - 2, 0) * 8;
-}
-
-/* k, then q, of the warp's tokens of the chunk, behind convolution and norm, to shared and to
- * device memory. The loop stays one: code that runs once is fetched once for each warp. */
-static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
-{
-    constexpr int batch = 4, loads = batch + CHUNK_TAPS - 1;
-    const gpu_delta_params &p = a.p;
-    const prepare_item &item = m.item;
-    int32_t d = lane_again() * 4, first = item.first, warp = prepare_warp();
-    int32_t row = first_token_of(warp), end = first_token_of(warp + 1);
-    int64_t channel = (int64_t)item.key_head * p.head_size_k;
-    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
-    chunk_keys &to = ((chunk_keys *)(a.memory + item.index * a.chunk_bytes))[item.key_head];
-#pragma unroll 1
-    for (int32_t is_q = 0; is_q < 2; is_q++) {
-        const gpu_tensor plain = is_q ? p.q : p.k;
-        delta_source<4> source(p, item.request, plain, item.key_head,
-                               is_q ? channel : keys + channel, p.head_size_k, d);
-        char *tiles[2] = {(char *)(is_q ? m.q : m.k), (char *)(is_q ? to.q : to.k)};
-        delta_taps<4> taps;
-        uint32_t raw[loads][2], next[loads][2];
-        source.load<loads>(first + row - (CHUNK_TAPS - 1), a.wide_keys, next);
-        taps.load(p, source);
-#pragma unroll 1
-        for (int32_t token = row; token < end; token += batch) {
-#pragma unroll
-            for (int i = 0; i < loads; i++) {
-                raw[i][0] = next[i][0], raw[i][1] = next[i][1];
-            }
-            if (token + batch < end) {
-                source.load<loads>(first + token + batch - (CHUNK_TAPS - 1), a.wide_keys, next);
-            }
-            int32_t tokens = source.num_tokens - (first + token);
-            if (taps.are_usual()) {
-                make_batch<batch, true>(taps, raw, source.real, tokens, token, d, tiles);
-            } else {
-                make_batch<batch, false>(taps, raw, source.real, tokens, token, d, tiles);
-            }
-        }
-    }
 }
 
 /* Rows i of the warp times k_j of blocks: sums 2 b and 2 b + 1 are of the block b before the
@@ -240,25 +83,55 @@ static __device__ __forceinline__ void clear_blocks(chunk_head &to)
     }
 }
 
+/* a and b of tokens t and t + 1, of those behind the last the last's; all loads before the first
+ * use. */
+static __device__ __forceinline__ void load_gates(const gpu_delta_params &p,
+                                                  const delta_request &request, int32_t t,
+                                                  int32_t head, float (&inputs)[2][2])
+{
+    int64_t rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        rows[i] = request.first_row + min(t + i, request.num_tokens - 1);
+    }
+    if (p.a.dtype == ATTN_DTYPE_BF16 && p.b.dtype == ATTN_DTYPE_BF16) {
+        uint32_t bits[2][2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            bits[i][0] = ((const uint16_t *)p.a.data)[rows[i] * p.a.row + head * p.a.column];
+            bits[i][1] = ((const uint16_t *)p.b.data)[rows[i] * p.b.row + head * p.b.column];
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            inputs[i][0] = two_floats<KIND_BF16>(bits[i][0]).x;
+            inputs[i][1] = two_floats<KIND_BF16>(bits[i][1]).x;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        int64_t row = i == 0 ? rows[0] : rows[1];
+        float a = matrix_number(p.a, row, head), b = matrix_number(p.b, row, head);
+        inputs[0][0] = i == 0 ? a : inputs[0][0], inputs[0][1] = i == 0 ? b : inputs[0][1];
+        inputs[1][0] = a, inputs[1][1] = b;
+    }
+}
+
 /* Gates of a value head and their sums, by one warp; a lane has two tokens. */
 static __device__ __noinline__ void make_gates(const gpu_delta_params &p,
                                                const delta_request &request, int32_t first,
                                                int32_t head, prepare_gates &gates, chunk_head &to)
 {
     int32_t lane = lane_index();
-    float beta[2];
+    float beta[2], inputs[2][2], factor = -expf(p.a_log[head]), bias = p.dt_bias[head];
     double log_decay[2];
+    load_gates(p, request, first + 2 * lane, head, inputs);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int32_t t = first + 2 * lane + i;
-        beta[i] = 0.0f, log_decay[i] = 0.0;
-        if (t < request.num_tokens) {
-            int64_t row = request.first_row + t;
-            float g =
-                -expf(p.a_log[head]) * softplus(matrix_number(p.a, row, head) + p.dt_bias[head]);
-            log_decay[i] = (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E;
-            beta[i] = 1.0f / (1.0f + expf(-matrix_number(p.b, row, head)));
-        }
+        bool is_there = first + 2 * lane + i < request.num_tokens;
+        float g = factor * softplus(inputs[i][0] + bias);
+        log_decay[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0;
+        beta[i] = is_there ? 1.0f / (1.0f + expf(-inputs[i][1])) : 0.0f;
     }
     double sum = log_decay[0] + log_decay[1];
 #pragma unroll
@@ -539,7 +412,10 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
     const prepare_item &item = m.item;
     int32_t group = a.p.num_v_heads / a.p.num_k_heads;
     float products[CHUNK / 8][4];
+    fetch_keys(a, m);
     make_pair(a, 0, m);
+    wait_for_copies();
+    sync_preparers(); /* inputs are there */
     make_keys(a, m);
 #pragma unroll 1
     for (int32_t pair = 0; pair < group; pair += 2) {
@@ -547,6 +423,9 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
             make_pair(a, pair, m);
         }
         sync_preparers(); /* gates and keys are there */
+        if (pair == 0) {
+            store_keys(a, m);
+        }
         multiply_rows(shared_address(m.q), shared_address(m.k), products);
 #pragma unroll 1
         for (int32_t i = 0; i < min(2, group - pair); i++) {

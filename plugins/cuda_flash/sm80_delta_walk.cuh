@@ -309,8 +309,12 @@ static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
             barrier_wait_for(m.there[stage], c / a.stages);
             rows.add_keys(m.stages[stage], m.teams[team], m.barriers[team], c);
             barrier_give(m.free[stage]);
+            int32_t slot = slot_behind(a, item, c);
+            if (slot >= 0) {
+                rows.store(a, item, slot);
+            }
         }
-        rows.store(a, item);
+        rows.store(a, item, item.request.slots[0]);
     } else if (role == ROLE_CHAINS) {
         delta_chain chain = {{1.0f, 1.0f}};
         for (int32_t c = 0; c < item.num_chunks; c++) {

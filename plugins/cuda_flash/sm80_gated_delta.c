@@ -37,11 +37,15 @@ static uint64_t bits_of(const struct gpu_tensor *t)
     return (uint64_t)(uintptr_t)t->data | (uint64_t)t->row | (uint64_t)t->head;
 }
 
-/* Whether all inputs of channels and their weights are of out's type. */
+/* Whether all inputs of channels and their weights are of out's type, and states are kept behind
+ * whole chunks alone. */
 static bool takes(const struct gpu_delta_params *p)
 {
     int32_t dtype = p->out.dtype;
     const struct gpu_matrix *bias = &p->conv_bias;
+    if (p->checkpoint_interval % CHUNK != 0) {
+        return false;
+    }
     if (p->conv_width == 0) {
         return dtype == ATTN_DTYPE_BF16 && p->q.dtype == dtype && p->k.dtype == dtype &&
                p->v.dtype == dtype;
@@ -77,7 +81,7 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
         .num_chunks = (int32_t)chunks,
         .tokens_apart = by_request ? CHUNK : CHUNKED_FROM,
         .requests_apart = by_request,
-        .wide_keys = p->head_size_k % 4 == 0 && keys % 8 == 0,
+        .wide_keys = p->head_size_k % 8 == 0 && keys % 16 == 0,
         .wide_values = p->head_size_v % 2 == 0 && values % 4 == 0,
         .wide_out = p->head_size_v % 4 == 0 && bits_of(&p->out) % 8 == 0   ? WIDE_OUT_FOUR
                     : p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0 ? 2

@@ -46,7 +46,7 @@ struct sm80_delta_params {
     /* The chunks of request r begin with number query_start[r] / tokens_apart + r * requests_apart
      */
     int32_t num_chunks, tokens_apart, requests_apart;
-    int32_t wide_keys;   /* 1: four numbers of a key's row can be read at a time */
+    int32_t wide_keys;   /* 1: 16 bytes of a key's row can be read at a time */
     int32_t wide_values; /* 1: two of a value's */
     int32_t wide_out;    /* numbers of out that can be written at a time: 1, 2 or WIDE_OUT_FOUR */
     int32_t stages, slices; /* set by the launch */

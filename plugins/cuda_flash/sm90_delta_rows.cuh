@@ -152,7 +152,7 @@ struct wide_rows {
         int32_t dims = a.p.head_size_k;
         clear_sums(s);
         if (item.request.has_state) {
-            find_rows(a, item, item.request.slots[item.request.from], from);
+            find_rows(a, item, item.request.state_from, from);
 #pragma unroll
             for (int i = 0; i < CHUNK_DIMS / 2; i++) {
                 s[i] = from[i >> 1 & 1][min(column_of(i) + (i & 1), dims - 1)];
@@ -171,10 +171,11 @@ struct wide_rows {
         multiply(inverse_of(unit[0]), inverse_of(unit[1]));
     }
 
-    __device__ __forceinline__ void store(const sm80_delta_params &a, const walk_item &item)
+    __device__ __forceinline__ void store(const sm80_delta_params &a, const walk_item &item,
+                                          int32_t slot)
     {
         float *to[2];
-        find_rows(a, item, item.request.slots[0], to);
+        find_rows(a, item, slot, to);
         int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
 #pragma unroll
         for (int half = 0; half < 2; half++) {

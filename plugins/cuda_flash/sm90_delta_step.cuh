@@ -32,10 +32,12 @@ struct step_channel {
                                          int64_t channel)
     {
         const gpu_delta_params &p = a.p;
+        const char *before =
+            p.window + request.window_from * p.window_slot + channel * p.window_channel;
         window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
 #pragma unroll
         for (int i = 0; i < STEP_TAPS - 1; i++) {
-            input[i] = request.has_state ? ((const uint16_t *)window)[i] : 0;
+            input[i] = request.has_state ? ((const uint16_t *)before)[i] : 0;
         }
         input[STEP_TAPS - 1] =
             *(const uint16_t *)(p.mixed.data + request.first_row * p.mixed.row + channel * 2);
@@ -162,7 +164,7 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     }
     float *state = state_row(p, request.slots[0], head, first);
     if (thread == 0 && request.has_state) {
-        fetch_state(m, state, rows);
+        fetch_state(m, state_row(p, request.state_from, head, first), rows);
     }
     int64_t q_channel = (int64_t)key_head * CHUNK_DIMS + thread;
     int64_t keys = (int64_t)p.num_k_heads * CHUNK_DIMS;

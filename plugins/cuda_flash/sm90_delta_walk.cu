@@ -2,6 +2,7 @@
 #include <cuda.h>
 
 #include "sm90_delta_abreast.cuh"
+#include "sm90_delta_whole.cuh"
 
 /* Long requests are prepared next to their walks: at most so many fifths of all multiprocessors
  * walk, and for each of all there are so many parts to prepare. */
@@ -11,18 +12,20 @@
 constexpr int wide_size = sizeof(wide_memory) + (WIDE_STAGES - 1) * sizeof(chunk_stage);
 constexpr int prepare_size = PREPARE_GROUPS * sizeof(prepare_memory);
 static_assert(wide_size <= 227 * 1024 && prepare_size <= 227 * 1024, "shared memory of a CTA");
+constexpr int whole_size = sizeof(whole_memory);
+static_assert(whole_size <= 227 * 1024, "shared memory of a CTA");
 static_assert(prepare_size > 114 * 1024, "two CTAs that prepare would share a multiprocessor");
 
 /* A launch that begins once the one before lets it. */
 static cudaError_t launch_behind(void (*kernel)(sm80_delta_params), const sm80_delta_params &a,
-                                 unsigned groups, int bytes, cudaStream_t stream)
+                                 unsigned groups, int threads, int bytes, cudaStream_t stream)
 {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(groups);
-    config.blockDim = dim3(WIDE_THREADS);
+    config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
     config.attrs = &attribute;
@@ -37,8 +40,36 @@ static cudaError_t allow(void (*kernel)(sm80_delta_params), int bytes)
 
 static cudaError_t make_ready()
 {
-    cudaError_t error = allow(delta_walk_wide, wide_size);
+    cudaError_t error = allow(delta_walk_wide<false>, wide_size);
+    error = error ? error : allow(delta_walk_wide<true>, wide_size);
+    error = error ? error : allow(delta_walk_whole<false>, whole_size);
+    error = error ? error : allow(delta_walk_whole<true>, whole_size);
     return error ? error : allow(delta_prepare_abreast, prepare_size);
+}
+
+/* Whether a whole value head can be walked in a CTA, whose warps read 16 bytes of inputs at a time:
+ * the usual layer's. */
+static bool takes_whole(const struct gpu_delta_params &p)
+{
+    const struct gpu_matrix &w = p.conv_weight;
+    uint64_t inputs = (uint64_t)(uintptr_t)p.mixed.data | (uint64_t)p.mixed.row;
+    return p.conv_width == CHUNK_TAPS && p.conv_silu && p.head_size_v == WHOLE_TEAMS * GROUP_ROWS &&
+           p.num_k_heads * p.head_size_k % 4 == 0 && inputs % 16 == 0 && w.row == CHUNK_TAPS &&
+           w.column == 1 && (uint64_t)(uintptr_t)w.data % 8 == 0;
+}
+
+static cudaError_t launch_whole(sm80_delta_params &a, cudaStream_t stream)
+{
+    a.slices = 1;
+    auto kernel = a.p.checkpoint_interval > 0 ? delta_walk_whole<true> : delta_walk_whole<false>;
+    return launch_behind(kernel, a, (unsigned)sm80_delta_most_requests(&a) * a.p.num_v_heads,
+                         WHOLE_THREADS, whole_size, stream);
+}
+
+static cudaError_t launch_wide(const sm80_delta_params &a, unsigned walks, cudaStream_t stream)
+{
+    auto kernel = a.p.checkpoint_interval > 0 ? delta_walk_wide<true> : delta_walk_wide<false>;
+    return launch_behind(kernel, a, walks, WIDE_THREADS, wide_size, stream);
 }
 
 static cudaError_t launch_abreast(const struct gpu_device *device, sm80_delta_params &a,
@@ -50,9 +81,9 @@ static cudaError_t launch_abreast(const struct gpu_device *device, sm80_delta_pa
                   stream>>>(a);
     cudaError_t error = cudaGetLastError();
     error = error ? error
-                  : launch_behind(delta_prepare_abreast, a, (unsigned)a.preparers, prepare_size,
-                                  stream);
-    return error ? error : launch_behind(delta_walk_wide, a, walks, wide_size, stream);
+                  : launch_behind(delta_prepare_abreast, a, (unsigned)a.preparers, WIDE_THREADS,
+                                  prepare_size, stream);
+    return error ? error : launch_wide(a, walks, stream);
 }
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
@@ -63,7 +94,7 @@ extern "C" const char *sm90_delta_walk(const struct gpu_device *device,
 {
     CUcontext popped;
     unsigned walks = 0;
-    bool abreast = false;
+    bool abreast = false, whole = false;
     if (params != nullptr) {
         int32_t rows = WIDE_TEAMS * GROUP_ROWS;
         params->stages = WIDE_STAGES;
@@ -76,16 +107,17 @@ extern "C" const char *sm90_delta_walk(const struct gpu_device *device,
         abreast = walks * 5 <= (unsigned)device->num_sms * MOST_WALKS &&
                   (int64_t)params->num_chunks * params->p.num_k_heads >=
                       (int64_t)device->num_sms * LEAST_PARTS;
+        whole = walks > (unsigned)device->num_sms && takes_whole(params->p);
         const char *cause = abreast ? NULL : sm80_delta_launch(device, params, stream);
         if (cause != NULL) {
             return cause;
         }
     }
     ((push_fn *)device->push)((CUcontext)device->context);
-    cudaError_t error =
-        params == nullptr ? make_ready()
-        : abreast         ? launch_abreast(device, *params, walks, (cudaStream_t)stream)
-                  : launch_behind(delta_walk_wide, *params, walks, wide_size, (cudaStream_t)stream);
+    cudaError_t error = params == nullptr ? make_ready()
+                        : abreast ? launch_abreast(device, *params, walks, (cudaStream_t)stream)
+                        : whole   ? launch_whole(*params, (cudaStream_t)stream)
+                                  : launch_wide(*params, walks, (cudaStream_t)stream);
     if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
         (void)cudaGetLastError();
     }

@@ -214,18 +214,11 @@ static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params
     return c + (~there == 0 ? GPU_LANES : __ffs((int)~there) - 1);
 }
 
-/* Chunk c's keys and head, to stage `place`; num_there of the item's chunks are known to be there.
- */
-static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a, const walk_item &item,
-                                                  int32_t c, ring_place place, wide_memory &m,
-                                                  int32_t &num_there)
+/* Chunk c's keys and head, to stage `place`, once that is free; a warp takes part as a whole. */
+template <class MEMORY>
+static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a, const walk_item &item,
+                                                  int32_t c, ring_place place, MEMORY &m)
 {
-    if (c >= item.num_chunks) {
-        return;
-    }
-    if (c >= num_there) {
-        num_there = wait_for_chunk(a, item, c);
-    }
     chunk_stage &stage = m.stages[place.stage];
     const uint64_t &there = m.there[place.stage];
     barrier_wait_for(m.free[place.stage], (int32_t)place.round + 1);
@@ -242,6 +235,21 @@ static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a, co
                   shared_address(&there));
     }
     sync_lanes();
+}
+
+/* The same where the chunk may be still to be prepared, or be none: num_there of the item's chunks
+ * are known to be there. */
+static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a, const walk_item &item,
+                                                  int32_t c, ring_place place, wide_memory &m,
+                                                  int32_t &num_there)
+{
+    if (c >= item.num_chunks) {
+        return;
+    }
+    if (c >= num_there) {
+        num_there = wait_for_chunk(a, item, c);
+    }
+    copy_parts(a, item, c, place, m);
 }
 
 /* A channel's window behind the request: its last inputs. */
@@ -339,6 +347,8 @@ static __device__ __forceinline__ void make_wide_values(const sm80_delta_params 
     wait_for_earlier_kernels(); /* a later one waits for this alone */
 }
 
+/* KEEPS: states behind chunks may be kept. A kernel of its own: the loop without is 10 % faster. */
+template <bool KEEPS>
 static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     delta_walk_wide(const __grid_constant__ sm80_delta_params a)
 {
@@ -373,8 +383,14 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
                            matrix_again(keys, at), matrix_again(depths, at),
                            matrix_again(inverse, at));
             barrier_give(m.free[place.stage]);
+            if constexpr (KEEPS) {
+                int32_t slot = slot_behind(a, kept, c);
+                if (slot >= 0) {
+                    rows.store(a, item_of_team(kept, team), slot);
+                }
+            }
         }
-        rows.store(a, item_of_team(kept, team));
+        rows.store(a, item_of_team(kept, team), kept.request.slots[0]);
     } else if (role == 1) {
         give_registers<120>();
         uint64_t queries = matrix_at(shared_address(&first.keys.q), 0, 1024);

@@ -21,6 +21,9 @@ struct gpu_delta_params {
     const int32_t *query_start, *seq_lens;     /* seq_lens NULL: has_state tells */
     const int32_t *state_slots, *num_accepted; /* num_accepted NULL: not speculative */
     const uint8_t *has_state;                  /* NULL: by length */
+    const int32_t *initial_slots;              /* NULL: states and windows are read where they go */
+    const int32_t *checkpoint_slots;
+    int64_t checkpoint_slots_stride;
     int64_t state_slots_stride, num_slots;
     char *state;                         /* float32 rows [Dv, Dk] of (slot, head) */
     int64_t state_slot, state_head;      /* bytes */
@@ -30,6 +33,7 @@ struct gpu_delta_params {
     int32_t num_reqs, num_tokens;
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
     int32_t conv_width, conv_silu, l2norm, num_drafted;
+    int32_t checkpoint_interval; /* tokens; 0: none are kept */
     /* Requests of so many tokens that keep one state go in chunks, by a kernel of their own; 0:
      * none
      */

@@ -347,6 +347,11 @@ int main(int argc, char **argv)
         good &= check({1, 8192, 16, 32, 128, 128}, RANDOM);
         good &= check({1, 8192, 16, 32, 128, 128}, KEEPING);
         good &= check({2, 9000, 16, 16, 128, 64}, RANDOM);
+        /* with more heads than multiprocessors, which are walked whole */
+        for (int what = 0; what < CONTENT_COUNT; what++) {
+            good &= check({9, 1100, 16, 32, 128, 128}, what);
+        }
+        good &= check({70, 35, 2, 8, 128, 128}, RANDOM);
     }
     if (all || strcmp(argv[2], "time") == 0) {
         for (const shape &s : {shape{1, 2048, 16, 32, 128, 128}, shape{1, 8192, 16, 32, 128, 128},

@@ -14,7 +14,9 @@
 struct delta_request {
     int32_t first_row, num_tokens;
     const int32_t *slots;
-    int32_t from; /* the number of the state that it starts from */
+    const int32_t *checkpoints;      /* slots, of every p.checkpoint_interval tokens one */
+    int32_t from;                    /* the number of the state that it starts from */
+    int32_t state_from, window_from; /* the slots of that state and of the window before the step */
     bool has_state, keeps_all;
 };
 
@@ -31,10 +33,25 @@ GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_reques
         request.from > p.num_drafted) {
         return false;
     }
-    int32_t slot = request.slots[request.from];
     request.has_state =
         p.has_state != nullptr ? p.has_state[r] != 0 : p.seq_lens[r] > request.num_tokens;
-    return slot >= 0 && slot < p.num_slots;
+    request.state_from = request.slots[request.from], request.window_from = request.slots[0];
+    if (p.initial_slots != nullptr) {
+        request.state_from = request.window_from = p.initial_slots[r];
+    }
+    request.checkpoints = p.checkpoint_slots + r * p.checkpoint_slots_stride;
+    return request.state_from >= 0 && request.state_from < p.num_slots;
+}
+
+/* The slot that takes the state behind `done` tokens of the request, too; negative: none does. */
+GPU_INLINE int32_t checkpoint_slot(const gpu_delta_params &p, const delta_request &request,
+                                   int32_t done)
+{
+    if (p.checkpoint_interval == 0 || done % p.checkpoint_interval != 0) {
+        return -1;
+    }
+    int32_t slot = request.checkpoints[done / p.checkpoint_interval - 1];
+    return slot < p.num_slots ? slot : -1;
 }
 
 /* Requests of the kernels that a plugin has of its own. */

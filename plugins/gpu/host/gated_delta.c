@@ -36,6 +36,10 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
         .state_slots = states->state_slots,
         .num_accepted = states->num_accepted_tokens,
         .has_state = states->has_initial_state,
+        .initial_slots = states->initial_slots,
+        .checkpoint_slots = states->checkpoint_slots,
+        .checkpoint_slots_stride = states->checkpoint_slots_stride,
+        .checkpoint_interval = states->checkpoint_slots != NULL ? desc->checkpoint_interval : 0,
         .state_slots_stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1,
         .num_slots = args->k_cache->num_blocks,
         .state = args->k_cache->data,
@@ -148,7 +152,8 @@ attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_err
     if (cause == NULL && ways.chunks) {
         cause = own->run(device, &p, args->prepared->chunk_bytes, args->workspace, args->stream);
     }
-    if (cause == NULL && p.conv_width > 1 && (ways.few || (ways.chunks && !p.chunks_roll))) {
+    if (cause == NULL && p.conv_width > 1 &&
+        (ways.few || (ways.chunks && (!p.chunks_roll || p.checkpoint_interval > 0)))) {
         cause = gpu_device_launch(
             device, GPU_KERNEL_delta_roll,
             gpu_groups(gdn.num_channels * p.num_reqs, GPU_THREADS_delta_roll, 1 << 20), &p,

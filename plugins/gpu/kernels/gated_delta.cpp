@@ -37,7 +37,8 @@ GPU_INLINE float mixed_number(const gpu_delta_params &p, const delta_request &re
         const char *row = p.mixed.data + (int64_t)(request.first_row + t) * p.mixed.row;
         return number_load(row + channel * number_bytes_of(p.mixed.dtype), p.mixed.dtype, 0);
     }
-    const char *window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
+    const char *window =
+        p.window + request.window_from * p.window_slot + channel * p.window_channel;
     return request.has_state
                ? number_load(window, p.window_dtype, request.from + p.conv_width - 1 + t)
                : 0.0f;
@@ -55,8 +56,8 @@ GPU_INLINE float convolve_short(const gpu_delta_params &p, const delta_request &
                                 int64_t channel, float bias)
 {
     const char *mixed = p.mixed.data + channel * 2;
-    const char *window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel +
-                         (int64_t)(request.from + SHORT_CONV - 1) * 2;
+    const char *window = p.window + request.window_from * p.window_slot +
+                         channel * p.window_channel + (int64_t)(request.from + SHORT_CONV - 1) * 2;
     const char *weights = p.conv_weight.data + channel * p.conv_weight.row * 2;
     uint32_t x[SHORT_CONV], w[SHORT_CONV];
 #pragma unroll
@@ -184,7 +185,7 @@ GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &reque
 {
 #pragma unroll
     for (int r = 0; r < D::warp_rows; r++) {
-        const float *from = state_row(p, request.slots[request.from], head, first_dim + r);
+        const float *from = state_row(p, request.state_from, head, first_dim + r);
         bool real = request.has_state && first_dim + r < p.head_size_v;
 #pragma unroll
         for (int i = 0; i < D::count; i++) {
@@ -291,6 +292,10 @@ GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &requ
             if (request.keeps_all) {
                 store_state(p, request.slots[first + t], head, group_dim + own, rows);
             }
+            if (p.checkpoint_interval > 0) {
+                store_state(p, checkpoint_slot(p, request, first + t + 1), head, group_dim + own,
+                            rows);
+            }
         }
     }
     if (!request.keeps_all) {
@@ -333,30 +338,47 @@ GPU_KERNEL(delta_step, gpu_delta_params)
     run_items(p, memory);
 }
 
+/* `count` inputs of a channel from token t on, to the front of its row of slot `slot`. */
+GPU_INLINE void store_window(const gpu_delta_params &p, const delta_request &request, int32_t slot,
+                             int64_t channel, int32_t t, int32_t count)
+{
+    char *window = p.window + slot * p.window_slot + channel * p.window_channel;
+    for (int32_t n = 0; n < count; n++) {
+        number_store(window, p.window_dtype, n, mixed_number(p, request, t + n, channel));
+    }
+}
+
 /* The windows after the step, behind the delta rule since several heads read one. A thread has a
  * channel of a request, and moves its entries towards the front: none is overwritten unread. With
  * (h, x) the conv_width - 1 inputs before the step and its own, the window becomes the last
- * conv_width - 1 of them; where all states are kept, (h, x) without the first. */
+ * conv_width - 1 of them; where all states are kept, (h, x) without the first. Windows of
+ * checkpoints come first: they may need the old one. */
 GPU_KERNEL(delta_roll, gpu_delta_params)
 {
     int64_t channels =
         2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)p.num_v_heads * p.head_size_v;
     int64_t items = channels * p.num_reqs, step = (int64_t)group_count() * GPU_THREADS_delta_roll;
     int64_t first = (int64_t)group_index() * GPU_THREADS_delta_roll + thread_index();
+    int32_t history = p.conv_width - 1, interval = p.checkpoint_interval;
     for (int64_t i = first; i < items; i += step) {
         int32_t r = (int32_t)(i / channels);
         int64_t channel = i - r * channels;
         delta_request request;
-        if (!enter_request(p, r, request) || is_one_step(p, request) ||
-            (p.chunks_roll && goes_in_chunks(p, request))) {
+        if (!enter_request(p, r, request) || is_one_step(p, request)) {
             continue;
         }
-        int32_t history = p.conv_width - 1;
-        int32_t skipped = request.keeps_all ? 1 : request.num_tokens;
-        char *window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
-        for (int32_t n = 0; n < history + request.num_tokens - skipped; n++) {
-            number_store(window, p.window_dtype, n,
-                         mixed_number(p, request, skipped + n - history, channel));
+        for (int32_t done = interval; interval > 0 && done <= request.num_tokens;
+             done += interval) {
+            int32_t slot = checkpoint_slot(p, request, done);
+            if (slot >= 0) {
+                store_window(p, request, slot, channel, done - history, history);
+            }
         }
+        if (p.chunks_roll && goes_in_chunks(p, request)) {
+            continue;
+        }
+        int32_t skipped = request.keeps_all ? 1 : request.num_tokens;
+        store_window(p, request, request.slots[0], channel, skipped - history,
+                     history + request.num_tokens - skipped);
     }
 }

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A chunk of a key head as the warps that prepare it have it, and its keys and queries behind
+ * convolution and norm. */
+#ifndef CUDA_FLASH_SM80_DELTA_KEYS_CUH
+#define CUDA_FLASH_SM80_DELTA_KEYS_CUH
+
+#include "sm80_delta_inputs.cuh"
+
+#define PREPARE_THREADS 128
+#define PREPARE_WARPS (PREPARE_THREADS / GPU_LANES)
+#define BLOCK 16 /* of the inverse: rows and columns */
+#define BLOCKS (CHUNK / BLOCK)
+
+/* Gates of a value head. Decays between tokens of two blocks are products of two numbers, of which
+ * none grows; in a block they are the powers of 2 of differences of high + low. */
+struct prepare_gates {
+    float high[CHUNK], low[CHUNK];       /* sums of logarithms to the base of 2 */
+    float to_block_end[CHUNK];           /* decay behind the token up to its block's end */
+    float from_block[BLOCKS - 1][CHUNK]; /* from a block's end up to a token of a later block */
+    float beta[CHUNK];
+};
+
+/* A, or its inverse: rows up to the end of their block, and 8 numbers more, so that what a warp
+ * reads of eight rows at a time lies in different banks. */
+struct prepare_a {
+    float numbers[BLOCK * (BLOCK * BLOCKS * (BLOCKS + 1) / 2 + 8 * BLOCKS)];
+
+    static __device__ __forceinline__ int32_t stride_of(int32_t block)
+    {
+        return (block + 1) * BLOCK + 8;
+    }
+
+    /* Number 0 of row i of block row `block`. */
+    __device__ __forceinline__ float *row(int32_t block, int32_t i)
+    {
+        return numbers + BLOCK * block * (BLOCK * (block + 1) / 2 + 8) + i * stride_of(block);
+    }
+
+    __device__ __forceinline__ const float *row(int32_t block, int32_t i) const
+    {
+        return const_cast<prepare_a *>(this)->row(block, i);
+    }
+};
+
+/* A key head's part of a chunk. */
+struct prepare_item {
+    delta_request request;
+    int32_t first; /* token */
+    int32_t index, key_head;
+    bool is_there;
+};
+
+/* Inputs of a chunk's tokens and of those before it, see raw_key_place. */
+#define RAW_KEY_ROWS (CHUNK + CHUNK_TAPS)
+typedef char prepare_raw[RAW_KEY_ROWS * CHUNK_DIMS * 2];
+
+struct alignas(256) prepare_memory { /* as tiles must lie for xor to find their columns */
+    union {                          /* k takes the place of its inputs, q of its, and A of q */
+        uint16_t k[CHUNK][CHUNK_DIMS];
+        prepare_raw raw_k;
+    };
+    union {
+        uint16_t q[CHUNK][CHUNK_DIMS];
+        prepare_raw raw_q;
+        struct prepare_a a[2];
+    };
+    uint2 weights[2][CHUNK_DIMS]; /* of k's channels and q's, four taps in bf16 */
+    float bias[2][CHUNK_DIMS];
+    struct prepare_gates gates[2];
+    struct prepare_item item; /* not in registers from phase to phase */
+};
+
+/* The warp's number in its group, of which a CTA can have several; made anew, as the lane. */
+static __device__ __forceinline__ int32_t prepare_warp()
+{
+    int32_t warp = warp_index() % PREPARE_WARPS;
+    asm volatile("mov.b32 %0, %0;" : "+r"(warp));
+    return warp;
+}
+
+/* A barrier of the group. */
+static __device__ __forceinline__ void sync_preparers()
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + warp_index() / PREPARE_WARPS), "n"(PREPARE_THREADS)
+                 : "memory");
+}
+
+/* Where 16 bytes of a row of inputs stand: those of eight rows in different banks. */
+static __device__ __forceinline__ uint32_t raw_key_place(int32_t row, int32_t piece)
+{
+    return (uint32_t)(row * CHUNK_DIMS * 2 + (piece ^ (row & 7)) * 16);
+}
+
+/* Weights and bias of a thread's channel, the former on their way. Layers without a convolution
+ * have one tap of 1. */
+static __device__ __forceinline__ void
+load_key_weights(const gpu_delta_params &p, const delta_source<2> &source, uint2 &to, float &bias)
+{
+    const uint16_t *row =
+        (const uint16_t *)p.conv_weight.data + source.first_channel * p.conv_weight.row;
+    bool is_real = source.real > 0, convolves = p.conv_width > 0;
+    bias = 0.0f;
+    if (is_real && convolves && p.conv_bias.data != nullptr) {
+        bias = matrix_number(p.conv_bias, 0, source.first_channel);
+    }
+    if (p.conv_width == CHUNK_TAPS && p.conv_weight.row == CHUNK_TAPS &&
+        p.conv_weight.column == 1 && (uint64_t)p.conv_weight.data % 8 == 0) {
+        copy8(shared_address(&to), row, is_real ? 8 : 0);
+        return;
+    }
+    uint32_t taps[CHUNK_TAPS] = {0, 0, 0, is_real && !convolves ? 0x3f80u : 0u};
+    int32_t first = CHUNK_TAPS - p.conv_width;
+#pragma unroll
+    for (int i = 0; i < CHUNK_TAPS; i++) {
+        if (is_real && convolves && i >= first) {
+            taps[i] = row[(i - first) * p.conv_weight.column];
+        }
+    }
+    to = make_uint2(taps[0] | taps[1] << 16, taps[2] | taps[3] << 16);
+}
+
+/* Inputs of k and q, with those of the three tokens before the chunk, to shared memory; zeros
+ * behind the last token and channel. In 16 bytes on their way where they can be, else, and where
+ * they stand in the window, a channel a thread. */
+static __device__ __forceinline__ void fetch_keys(const sm80_delta_params &a, prepare_memory &m)
+{
+    const gpu_delta_params &p = a.p;
+    const prepare_item &item = m.item;
+    int32_t thread = prepare_warp() * GPU_LANES + lane_index();
+    int32_t before = item.first - (CHUNK_TAPS - 1); /* the first row's token */
+    int64_t channel = (int64_t)item.key_head * p.head_size_k;
+    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
+#pragma unroll 1
+    for (int32_t is_q = 0; is_q < 2; is_q++) {
+        char *raw = is_q ? m.raw_q : m.raw_k;
+        delta_source<2> source(p, item.request, is_q ? p.q : p.k, item.key_head,
+                               is_q ? channel : keys + channel, p.head_size_k, thread);
+        load_key_weights(p, source, m.weights[is_q][thread], m.bias[is_q][thread]);
+        const char *head = source.rows - (source.real > 0 ? thread * 2 : 0);
+        int32_t piece = thread % 16, row = thread / 16;
+        int32_t singly = a.wide_keys ? max(-before, 0) : RAW_KEY_ROWS;
+        uint32_t to = shared_address(raw) + raw_key_place(row, piece);
+        if (before >= 0 && before + RAW_KEY_ROWS <= source.num_tokens &&
+            p.head_size_k == CHUNK_DIMS && a.wide_keys) {
+            const char *from = head + (before + row) * source.row + piece * 16;
+#pragma unroll
+            for (int i = 0; i < RAW_KEY_ROWS; i += 8) {
+                if (i + 8 <= RAW_KEY_ROWS || row < RAW_KEY_ROWS - i) {
+                    copy16(to + i * CHUNK_DIMS * 2, from, 16);
+                }
+                from += 8 * source.row;
+            }
+            continue;
+        }
+#pragma unroll 1
+        for (int i = 0; a.wide_keys && row + i < RAW_KEY_ROWS; i += 8) {
+            int32_t t = before + row + i;
+            bool is_there = t < source.num_tokens && piece * 8 < p.head_size_k;
+            if (t >= 0) {
+                copy16(to + i * CHUNK_DIMS * 2,
+                       is_there ? head + t * source.row + piece * 16 : head, is_there ? 16 : 0);
+            }
+        }
+#pragma unroll 1
+        for (int32_t row = 0; row < singly; row++) {
+            int32_t t = before + row;
+            bool is_there = t >= source.oldest && t < source.num_tokens && source.real > 0;
+            const char *at = t < 0 ? source.window + (int64_t)(source.entry + t) * 2
+                                   : source.rows + t * source.row;
+            *(uint16_t *)(raw + raw_key_place(row, thread / 8) + thread % 8 * 2) =
+                is_there ? *(const uint16_t *)at : 0;
+        }
+    }
+}
+
+/* Keys or queries of the warp's 16 tokens behind convolution and norm: rows lane / 4 and that + 8,
+ * columns (lane & 3) * 2 and the next of each 8. The convolution is done on the matrix units: of 8
+ * channels, inputs at two taps [token, channel of either] times the weights of these, each on the
+ * diagonal of 8 x 8. A number that is not finite so reaches the 7 channels next to it, which the
+ * norm would spoil in any case. */
+static __device__ __forceinline__ void convolve_keys(const prepare_memory &m, const char *raw,
+                                                     int32_t is_q, bool silu, int32_t num_tokens,
+                                                     uint32_t (&out)[CHUNK_DIMS / 8][2])
+{
+    int32_t lane = lane_again(), of_eight = lane >> 2, pair = (lane & 3) * 2;
+    int32_t row = prepare_warp() * BLOCK + (lane & 15) + (lane >> 4);
+    bool on_diagonal = of_eight >> 1 == (lane & 3);
+    /* the first and the second tap of two go to the half that is on the diagonal */
+    uint32_t first = !on_diagonal ? 0x4444 : lane & 4 ? 0x1044 : 0x4410;
+    uint32_t second = !on_diagonal ? 0x4444 : lane & 4 ? 0x3244 : 0x4432;
+    const uint2 *weights = m.weights[is_q] + of_eight;
+    const float *bias = m.bias[is_q] + pair;
+    uint32_t at = shared_address(raw);
+    float y[CHUNK_DIMS / 8][4], squares[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int c = 0; c < CHUNK_DIMS / 8; c++) {
+        uint2 four = weights[c * 8];
+        float2 two = *(const float2 *)&bias[c * 8];
+        uint32_t left[4];
+        y[c][0] = y[c][2] = two.x, y[c][1] = y[c][3] = two.y;
+        load4(left, at + raw_key_place(row, c));
+        multiply<KIND_BF16>(y[c], left, __byte_perm(four.x, 0, first),
+                            __byte_perm(four.x, 0, second));
+        load4(left, at + raw_key_place(row + 2, c));
+        multiply<KIND_BF16>(y[c], left, __byte_perm(four.y, 0, first),
+                            __byte_perm(four.y, 0, second));
+    }
+#pragma unroll
+    for (int c = 0; c < CHUNK_DIMS / 8; c++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            y[c][i] = silu ? fast_silu(y[c][i]) : y[c][i];
+            squares[i >> 1] = fmaf(y[c][i], y[c][i], squares[i >> 1]);
+        }
+    }
+    float factors[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        squares[half] += lane_xor(squares[half], 1);
+        squares[half] += lane_xor(squares[half], 2);
+        bool is_there = prepare_warp() * BLOCK + of_eight + half * 8 < num_tokens;
+        factors[half] = is_there ? rsqrtf(squares[half] + L2_EPSILON) : 0.0f;
+    }
+#pragma unroll
+    for (int c = 0; c < CHUNK_DIMS / 8; c++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            out[c][half] =
+                pack2<KIND_F16>(y[c][2 * half] * factors[half], y[c][2 * half + 1] * factors[half]);
+        }
+    }
+}
+
+/* k, then q, in the place of their inputs. The loop stays one: code that runs once is fetched once
+ * for each warp. */
+static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
+{
+    const prepare_item &item = m.item;
+    bool silu = a.p.conv_width > 0 && a.p.conv_silu;
+    int32_t num_tokens = item.request.num_tokens - item.first;
+#pragma unroll 1
+    for (int32_t is_q = 0; is_q < 2; is_q++) {
+        char *tile = is_q ? m.raw_q : m.raw_k;
+        uint32_t out[CHUNK_DIMS / 8][2];
+        convolve_keys(m, tile, is_q, silu, num_tokens, out);
+        sync_preparers(); /* all have read the inputs */
+        int32_t lane = lane_again(), row = prepare_warp() * BLOCK + (lane >> 2);
+#pragma unroll
+        for (int c = 0; c < CHUNK_DIMS / 8; c++) {
+            char *to = tile + place16<CHUNK_DIMS / 8>(row, c) + (lane & 3) * 4;
+            *(uint32_t *)to = out[c][0];
+            *(uint32_t *)(to + 8 * 128) = out[c][1];
+        }
+    }
+}
+
+/* k and q to device memory, where they lie as here. */
+static __device__ __forceinline__ void store_keys(const sm80_delta_params &a,
+                                                  const prepare_memory &m)
+{
+    static_assert(sizeof(chunk_keys) == 2 * sizeof m.k, "k, then q");
+    char *chunk = a.memory + m.item.index * a.chunk_bytes;
+    chunk_keys &to = ((chunk_keys *)chunk)[m.item.key_head];
+    int32_t thread = prepare_warp() * GPU_LANES + lane_index();
+#pragma unroll 1
+    for (int32_t is_q = 0; is_q < 2; is_q++) {
+        const uint4 *from = (const uint4 *)(is_q ? m.q : m.k) + thread;
+        uint4 *at = (uint4 *)(is_q ? to.q : to.k) + thread;
+#pragma unroll
+        for (int i = 0; i < (int)(sizeof m.k / sizeof *at); i += PREPARE_THREADS) {
+            at[i] = from[i];
+        }
+    }
+}
+
+#endif
