@@ -2,21 +2,9 @@
 #include "select_fixture.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-static void *allocate(void *user, size_t size, size_t alignment)
-{
-    (void)user;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    (void)user;
-    (void)size;
-    free(memory);
-}
+#include "support/services.h"
 
 static void keep_log(void *user, int32_t level, const char *who, const char *message)
 {
@@ -39,8 +27,8 @@ void fixture_init(struct fixture *fixture)
     fixture->runtime.host = (struct attn_host){.struct_size = sizeof(struct attn_host),
                                                .user = fixture,
                                                .log = keep_log,
-                                               .allocate = allocate,
-                                               .release = release,
+                                               .allocate = services_allocate,
+                                               .release = services_release,
                                                .num_threads = 1};
     fixture->table = (struct attn_plugin){
         .struct_size = sizeof fixture->table, .abi_version = ATTN_ABI_VERSION, .name = plugin_name};

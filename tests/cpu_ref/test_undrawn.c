@@ -7,11 +7,11 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/number.h"
 #include "support/random.h"
+#include "support/services.h"
 #include "support/tensor.h"
 #include "support/test.h"
 
@@ -31,18 +31,6 @@ static uint64_t random_state = 97;
         }                                                                                          \
     } while (0)
 
-static void *host_allocate(void *user, size_t size, size_t alignment)
-{
-    (void)user;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void host_release(void *user, void *memory, size_t size)
-{
-    (void)user, (void)size;
-    free(memory);
-}
-
 static void host_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
                      void *argument)
 {
@@ -53,8 +41,8 @@ static void host_for(void *user, int64_t count, int64_t grain, attn_parallel_bod
 }
 
 static const struct attn_host host = {.struct_size = sizeof host,
-                                      .allocate = host_allocate,
-                                      .release = host_release,
+                                      .allocate = services_allocate,
+                                      .release = services_release,
                                       .parallel_for = host_for,
                                       .num_threads = 1};
 
