@@ -286,7 +286,8 @@ static __device__ bool enter_walk(const sm80_delta_params &a, int32_t teams, int
     return item.first_chunk + item.num_chunks <= a.num_chunks;
 }
 
-template <int TEAMS>
+/* KEEPS: states behind chunks may be kept, for which registers are short. */
+template <int TEAMS, bool KEEPS>
 static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
     delta_walk(const __grid_constant__ sm80_delta_params a)
 {
@@ -309,9 +310,11 @@ static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
             barrier_wait_for(m.there[stage], c / a.stages);
             rows.add_keys(m.stages[stage], m.teams[team], m.barriers[team], c);
             barrier_give(m.free[stage]);
-            int32_t slot = slot_behind(a, item, c);
-            if (slot >= 0) {
-                rows.store(a, item, slot);
+            if constexpr (KEEPS) {
+                int32_t slot = slot_behind(a, item, c);
+                if (slot >= 0) {
+                    rows.store(a, item, slot);
+                }
             }
         }
         rows.store(a, item, item.request.slots[0]);

@@ -46,12 +46,17 @@ static cudaError_t launch_walk(const struct gpu_device *device, struct sm80_delt
     int stages = stages_of<TEAMS>(device);
     int bytes = walk_bytes<TEAMS>(stages);
     if (a == nullptr) {
-        return stages > 0 ? allow(delta_walk<TEAMS>, bytes) : cudaSuccess;
+        if (stages == 0) {
+            return cudaSuccess;
+        }
+        cudaError_t error = allow(delta_walk<TEAMS, false>, bytes);
+        return error ? error : allow(delta_walk<TEAMS, true>, bytes);
     }
     a->stages = stages;
     a->slices = (a->p.head_size_v + TEAMS * GROUP_ROWS - 1) / (TEAMS * GROUP_ROWS);
     unsigned groups = (unsigned)sm80_delta_most_requests(a) * a->p.num_v_heads * a->slices;
-    delta_walk<TEAMS><<<groups, walk_roles<TEAMS>::threads, bytes, stream>>>(*a);
+    auto kernel = a->p.checkpoint_interval > 0 ? delta_walk<TEAMS, true> : delta_walk<TEAMS, false>;
+    kernel<<<groups, walk_roles<TEAMS>::threads, bytes, stream>>>(*a);
     return cudaGetLastError();
 }
 
