@@ -136,11 +136,6 @@ int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value);
 /* Bytes of the scales of one slot and head: float32, a byte per 16 dims of nvfp4, TurboQuant's one
  * or two float16. */
 int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value);
-/* No kernel cuts such a row: view.pack is 0 or the head's size. */
-static inline bool kv_rows_are_whole(int32_t kv_dtype)
-{
-    return kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_Q4_0;
-}
 /* Rows of the layer's cache are read with arrays of attn_kv_quant_params. */
 static inline bool layer_needs_quant_params(const struct attn_layer_desc *l)
 {

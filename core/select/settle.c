@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "select/match.h"
 #include "select/names.h"
 
 static void fill_choice(struct selection *selection, const struct layer *layer,
@@ -40,11 +41,14 @@ static void fill_choice(struct selection *selection, const struct layer *layer,
 }
 
 /* Layout: what decode prefers if prefill can read it; a sharing layer takes its target's. */
-static int32_t common_layout(const struct selection *selection, const int32_t *chosen)
+static int32_t common_layout(const struct selection *selection, const int32_t *chosen,
+                             int32_t kv_dtype)
 {
     const struct attn_backend_caps *d = &selection->runtime->backends[chosen[1]].caps;
     const struct attn_backend_caps *p = &selection->runtime->backends[chosen[0]].caps;
+    const uint64_t cut = UINT64_C(1) << ATTN_KV_LAYOUT_PACKED_K;
     uint64_t both = d->layouts & p->layouts;
+    both &= kv_rows_are_whole(kv_dtype) && both != cut ? ~cut : both;
     if (both >> d->preferred_layout & 1) {
         return d->preferred_layout;
     }
@@ -114,7 +118,8 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
     if (chosen[0] >= 0 && chosen[1] >= 0 && layer_has_cache(&layer->desc)) {
         int32_t block = out->phases[ATTN_PHASE_DECODE].choice.block_size;
         int32_t kernel = candidates_kernel_block(selection, layer, candidates, chosen);
-        int32_t layout = common_layout(selection, chosen);
+        int32_t layout =
+            common_layout(selection, chosen, out->phases[ATTN_PHASE_DECODE].choice.kv_dtype);
         if (layer->sharing_target >= 0) {
             const struct attn_choice *target =
                 &selection->assignment->layers[layer->sharing_target].phases[0].choice;

@@ -110,6 +110,11 @@ static void quantized_rows_need_scales(void **state)
         caps->kv_dtypes |= UINT64_C(1) << rows[i].kv_dtype;
         caps->dtypes |= UINT64_C(1) << ATTN_DTYPE_F16;
         caps->k_scale_forms = caps->v_scale_forms = 15;
+        if (rows[i].whole) { /* the preferred layout cuts rows, and so another one is taken */
+            caps->layouts |= 1u << ATTN_KV_LAYOUT_PACKED_K;
+            caps->view_forms |= ATTN_VIEW_PACKED;
+            caps->preferred_layout = ATTN_KV_LAYOUT_PACKED_K;
+        }
         desc.kv_dtype = rows[i].kv_dtype;
         desc.dtype = rows[i].kv_dtype == ATTN_KV_INT8_K ? ATTN_DTYPE_F16 : desc.dtype;
         desc.v_scale_form =
