@@ -149,7 +149,7 @@ static void check_case(size_t i, bool two)
     const int32_t backends = (cases[i].status == ATTN_OK) + two;
 
     assert_int_equal(setenv("HOSTILE_CASE", cases[i].name, 1), 0);
-    assert_int_equal(setenv("HOSTILE_BESIDE", two ? "1" : "", 1), 0);
+    assert_int_equal(setenv("HOSTILE_SECOND", two ? "1" : "", 1), 0);
     for (int32_t isolation = -1; isolation <= 1; isolation += 2) {
         attn_runtime *runtime =
             create_by(api, PLUGIN("declares") ":" PLUGIN("none"), isolation, 0, NULL, ATTN_OK);

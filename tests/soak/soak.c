@@ -150,7 +150,7 @@ struct lane {
     uint64_t seed;
 };
 
-static void *play_beside(void *argument)
+static void *play_second(void *argument)
 {
     const struct lane *lane = argument;
     play(lane->place, lane->seed, false);
@@ -171,10 +171,10 @@ int main(int argc, char **argv)
     }
     const uint64_t first = strtoull(argv[4], NULL, 10), rounds = strtoull(argv[5], NULL, 10);
     for (uint64_t seed = first; seed < first + rounds; seed++) {
-        struct lane beside = {&place, seed + (UINT64_C(1) << 40)};
+        struct lane second = {&place, seed + (UINT64_C(1) << 40)};
         pthread_t thread;
         const bool two = seed % 3 == 0;
-        if (two && pthread_create(&thread, NULL, play_beside, &beside) != 0) {
+        if (two && pthread_create(&thread, NULL, play_second, &second) != 0) {
             return 1;
         }
         play(&place, seed, !two);

@@ -61,7 +61,8 @@ static const struct format formats[ATTN_KV_DTYPE_COUNT][2] = {
 
 /* A row as it lies in memory, its pieces put together. */
 struct bytes {
-    uint8_t data[4 * MAX_DIMS], scale[MAX_DIMS / 16];
+    _Alignas(8) uint8_t data[4 * MAX_DIMS];
+    _Alignas(8) uint8_t scale[MAX_DIMS / 16];
 };
 
 static int32_t data_bytes(const struct cache_row *row, const struct format *f)

@@ -121,8 +121,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     make_wrong(wanted, &device, &caps);
     sink->device(sink->user, &device);
     sink->backend(sink->user, &caps);
-    if (getenv("HOSTILE_BESIDE") != NULL && getenv("HOSTILE_BESIDE")[0] != '\0') {
-        const struct attn_backend_caps second = sound_caps("beside");
+    if (getenv("HOSTILE_SECOND") != NULL && getenv("HOSTILE_SECOND")[0] != '\0') {
+        const struct attn_backend_caps second = sound_caps("next");
         sink->backend(sink->user, &second);
     }
     if (strcmp(wanted, "backend_comes_twice") == 0) {
