@@ -124,7 +124,7 @@ struct attn_backend_caps {
     uint64_t decode_write_kv_dtypes;
     /* enum attn_cache_role: caches beyond those of a layer's kind that its kernels take */
     uint64_t cache_roles;
-    int32_t max_tables;    /* of a batch, beside its own fields; 0: none */
+    int32_t max_tables;    /* of a batch, next to its own fields; 0: none */
     int32_t refused_bytes; /* from row to row of `refused` */
     /* ids of vendors' extensions that its kernels read on layers and runs (version.h) */
     const uint32_t *extensions;

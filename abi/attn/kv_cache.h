@@ -122,7 +122,7 @@ enum attn_cache_role {
 };
 
 #define ATTN_MAX_CACHES 16 /* of one layer */
-#define ATTN_MAX_TABLES 8  /* of one batch, beside its own fields */
+#define ATTN_MAX_TABLES 8  /* of one batch, next to its own fields */
 
 /* One cache that a layer has beyond those of its kind (a decoder's K and V, MLA's latent rows, a
  * recurrent layer's state). An element of an array, whose owner says the element's size; all zero

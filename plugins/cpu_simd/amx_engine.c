@@ -100,7 +100,7 @@ static void amx_block_1x2(float *c, int64_t ldc, const uint16_t *a, int64_t lda,
     _tile_stored(1, c + 16, ldc * 4);
 }
 
-/* Fewer than 16 rows, among others of zero: a row's sums do not depend on what stands beside it,
+/* Fewer than 16 rows, among others of zero: a row's sums do not depend on what stands next to it,
  * and vectors would add in another order. */
 static void amx_rest(float *c, int64_t ldc, const uint16_t *a, int64_t lda, const uint16_t *b,
                      int64_t ldb, int32_t m, int32_t n, int32_t k, int accumulate)

@@ -79,7 +79,7 @@ static void load_nvfp4(const struct variant *variant, const struct coded_row *ro
     float scales[MAX_HEAD_SIZE / NVFP4_BLOCK];
     int32_t count = row->n / NVFP4_BLOCK;
     for (int32_t s = 0; s < count; s++) {
-        packed[s] = row->beside[nvfp4_scale_at(row->is_v, row->n, row->slot, s, row->stride_slot)];
+        packed[s] = row->kept[nvfp4_scale_at(row->is_v, row->n, row->slot, s, row->stride_slot)];
     }
     variant->f32->unpack[ELEMENT_E4M3](scales, packed, count);
     variant->codes->e2m1(out, codes, scales, NVFP4_BLOCK, row->n);
@@ -99,13 +99,13 @@ float coded_row_load(const struct variant *variant, const struct coded_row *row,
         return 1.0f;
     }
     if (row->coding == CODING_STEPS) {
-        variant->codes->steps(out, codes, load_f16(variant, row->beside),
-                              load_f16(variant, row->beside + 2), row->n);
+        variant->codes->steps(out, codes, load_f16(variant, row->kept),
+                              load_f16(variant, row->kept + 2), row->n);
         return 1.0f;
     }
     find_levels(row->bits, levels);
     float squares = variant->codes->levels(out, codes, levels, row->n);
-    return load_f16(variant, row->beside) / sqrtf(squares * (float)row->n);
+    return load_f16(variant, row->kept) / sqrtf(squares * (float)row->n);
 }
 
 void coded_row_read(const struct row_place *at, float *values)
@@ -119,7 +119,7 @@ void coded_row_read(const struct row_place *at, float *values)
         .pack = view->pack > 0 ? view->pack : view->head_size,
         .stride_pack = view->stride_pack,
         .codes = view_row(view, at->block, at->slot, at->head),
-        .beside = (const uint8_t *)view_scale(view, at->block, at->slot, at->head),
+        .kept = (const uint8_t *)view_scale(view, at->block, at->slot, at->head),
         .stride_slot = view->scale_stride_slot,
         .slot = (int32_t)(at->slot % 4)};
     float scale = coded_row_load(at->variant, &row, values);
@@ -154,7 +154,7 @@ uint8_t nvfp4_block(const float *x, double global, double largest, uint8_t *pack
 }
 
 static void write_nvfp4(const struct row_place *at, const float *values, char *memory,
-                        uint8_t *beside)
+                        uint8_t *kept)
 {
     const struct attn_kv_view *view = at->view;
     const struct attn_layer_params *p = at->params;
@@ -165,8 +165,8 @@ static void write_nvfp4(const struct row_place *at, const float *values, char *m
         const float *x = values + s * NVFP4_BLOCK;
         double largest = (double)at->variant->codes->largest(x, NVFP4_BLOCK);
         uint8_t code = nvfp4_block(x, 1 / scale, largest, codes + s * NVFP4_BLOCK / 2);
-        beside[nvfp4_scale_at(at->is_v, view->head_size, (int32_t)(at->slot % 4), s,
-                              view->scale_stride_slot)] = code;
+        kept[nvfp4_scale_at(at->is_v, view->head_size, (int32_t)(at->slot % 4), s,
+                            view->scale_stride_slot)] = code;
     }
     nibbles_write(view, memory, codes);
 }
@@ -184,7 +184,7 @@ static void pack_codes(const uint8_t *codes, int32_t bits, int32_t n, uint8_t *p
 }
 
 static void write_levels(const struct row_place *at, const float *values, char *memory,
-                         uint8_t *beside)
+                         uint8_t *kept)
 {
     int32_t n = at->view->head_size, bits = at->form->bits, half = 1 << (bits - 1);
     const float *above = bits == 3 ? levels_3 : levels_4;
@@ -194,14 +194,14 @@ static void write_levels(const struct row_place *at, const float *values, char *
         halfway[i] = ((double)above[i] + (double)above[i + 1]) / 2;
     }
     double norm = at->variant->codes->encode_levels(codes, values, halfway, bits, n);
-    store_f16(beside, norm);
+    store_f16(kept, norm);
     if (!isnan(norm)) {
         pack_codes(codes, bits, n, (uint8_t *)memory);
     }
 }
 
 static void write_steps(const struct row_place *at, const float *values, char *memory,
-                        uint8_t *beside)
+                        uint8_t *kept)
 {
     int32_t n = at->view->head_size, bits = at->form->bits;
     float low = values[0], high = values[0];
@@ -213,8 +213,8 @@ static void write_steps(const struct row_place *at, const float *values, char *m
     bool finite = isfinite(at->variant->codes->largest(values, n));
     double most = (1 << bits) - 1;
     double step = fmax(((double)high - (double)low) / most, TURBOQUANT_STEP);
-    store_f16(beside, finite ? step : NAN);
-    store_f16(beside + 2, finite ? (double)low + 0.0 : NAN); /* no -0 */
+    store_f16(kept, finite ? step : NAN);
+    store_f16(kept + 2, finite ? (double)low + 0.0 : NAN); /* no -0 */
     for (int32_t d = 0; d < n && finite; d++) {
         codes[d] = (uint8_t)fmin(((double)values[d] - (double)low) / step + 0.5, most);
     }

@@ -14,7 +14,7 @@ struct direct {
     const void **next_keys; /* of the tile to come */
     const void **next_values;
     const void **staged_rows;
-    const void **key_scales; /* of the item's first head, where they are kept beside rows */
+    const void **key_scales; /* of the item's first head, where they are kept next to rows */
     const void **value_scales;
     const void **next_key_scales;
     const void **next_value_scales;

@@ -21,8 +21,8 @@ static void prefetch_rows(struct direct_args *args, const struct row_source *sou
 }
 
 /* Keys of one step where tokens' heads lie side by side: their rows, of all heads of the bunch,
- * stay in the nearest cache beside those of the step to come. What is staged, or has its zero
- * points beside it, is taken head by head. */
+ * stay in the nearest cache next to those of the step to come. What is staged, or has its zero
+ * points next to it, is taken head by head. */
 int32_t keys_together(const struct direct *direct, const struct row_source *source, int32_t n)
 {
     bool staged = source->stage && !source->direct_codes;

@@ -89,7 +89,7 @@ struct direct_engine {
     /* acc[row] += p[row] V, with columns in the engine's own order */
     void (*values)(float *acc, const void *p, const struct direct_args *args);
     void (*finish)(float *row, int32_t width); /* into plain order, in place; NULL: it is */
-    /* with so many rows of a head or more half a tile is better: it stays in L1 beside what they
+    /* with so many rows of a head or more half a tile is better: it stays in L1 next to what they
      * sum; 0: never */
     int32_t half_tile_rows;
     /* brings a row of q into the order and form of scores, and returns its scale; NULL: it is */

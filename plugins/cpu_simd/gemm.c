@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batched_gemm: out[b] = a[b] w[b] w_scale[b] through the engine's gemm. A block of w, 256 bytes
  * deep and 128 columns wide, is packed once for 48 rows of a: 32 KiB and 0.8 MFLOP in float32, 1.6
- * in bf16; half as deep where rows are staged beside it. Sums are float32. All of a block lies on
+ * in bf16; half as deep where rows are staged next to it. Sums are float32. All of a block lies on
  * the stack, of which host.h grants 64 KiB. */
 #include "internal.h"
 

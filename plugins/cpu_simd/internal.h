@@ -44,7 +44,7 @@ struct row_form {
     int32_t bits;       /* of a code of TurboQuant or of ggml's blocks */
     bool nibbles;       /* int4: two codes in a byte, of turned rows */
     bool head_scale;    /* fp8: a scale per tensor or head */
-    bool row_scale;     /* a float32 beside each row */
+    bool row_scale;     /* a float32 next to each row */
     bool channel_scale; /* a float32 per head and channel */
 };
 
@@ -103,13 +103,14 @@ struct row_source {
     const struct direct_engine *direct;
     bool direct_codes;
     bool ds_mla;
-    const char *scale; /* what stands beside rows: float32 scales, or what the coding keeps there */
+    const char
+        *scale; /* what stands next to rows: float32 scales, or what the coding keeps there */
     int64_t scale_stride_block;
     int64_t scale_stride_slot;
     int64_t scale_stride_head;
 };
 
-/* What an MLA attend brings beside attend's arguments. */
+/* What an MLA attend brings in addition to attend's arguments. */
 struct latent_parts {
     int32_t rank;
     int32_t rope;
@@ -240,14 +241,14 @@ struct stage {
     int32_t n;
     int32_t first;                 /* key of the first row */
     const void **rows;             /* as they stand; on return staged */
-    const void *const *scale_rows; /* of rows with something beside them */
+    const void *const *scale_rows; /* of rows with something next to them */
     int64_t scale_offset;          /* bytes from scale_rows[i] */
     float *scales;                 /* of rows with a scale each */
 };
 /* the rows' elements in the compute type, padded; the zero points of int4 leave their scales, and
  * those of TurboQuant's keys are written */
 void stage_rows(const struct stage *stage);
-/* whether its rows' scales are float32 beside them */
+/* whether its rows' scales are float32 next to them */
 bool has_float_scales(const struct row_source *source);
 
 /* codes.c: rows of nvfp4, TurboQuant and fp8_ds_mla */
@@ -259,9 +260,9 @@ struct coded_row {
     int32_t pack;
     int64_t stride_pack;
     const char *codes;
-    const uint8_t *beside; /* what its slot and head keep beside the row */
-    int64_t stride_slot;   /* of `beside` */
-    int32_t slot;          /* mod 4 */
+    const uint8_t *kept; /* what its slot and head keep next to the row */
+    int64_t stride_slot; /* of `kept` */
+    int32_t slot;        /* mod 4 */
 };
 /* the row but for a factor, which is returned: 1 but for TurboQuant's keys, which stay turned */
 float coded_row_load(const struct variant *variant, const struct coded_row *row, float *out);

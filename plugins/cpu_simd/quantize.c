@@ -62,7 +62,7 @@ static float amax_of(const struct variant *variant, const float *row, int32_t co
 /* Queries in int8: to nearest even, unlike rows of a cache, down to -128. */
 static void encode_query(uint8_t *codes, const float *row, float scale, int32_t count)
 {
-    const double whole = 0x1.8p52; /* whole numbers alone are beside it */
+    const double whole = 0x1.8p52; /* only whole numbers are next to it */
     for (int32_t i = 0; i < count; i++) {
         double x = (double)row[i] / (double)scale;
         x = x < 127 ? x : 127;

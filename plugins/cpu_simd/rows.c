@@ -91,7 +91,7 @@ static float head_scale(const struct row_place *at)
                             : scale_of_head(params->k_scale, params->k_scale_host, form, at->head));
 }
 
-/* The float32 beside the row. */
+/* The float32 next to the row. */
 static void *scale_place(const struct row_place *at)
 {
     return view_scale(at->view, at->block, at->slot, at->head);
@@ -248,7 +248,7 @@ static void stage_coded(const struct stage *stage, int32_t i, char *out)
                                   .pack = source->pack != 0 ? source->pack : source->row_elements,
                                   .stride_pack = source->stride_pack,
                                   .codes = stage->rows[i],
-                                  .beside =
+                                  .kept =
                                       (const uint8_t *)stage->scale_rows[i] + stage->scale_offset,
                                   .stride_slot = source->scale_stride_slot,
                                   .slot = (stage->first + i) % 4}; /* blocks have a multiple of 4 */

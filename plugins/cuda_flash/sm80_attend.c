@@ -411,7 +411,7 @@ static void map_codes(const struct attn_attend_args *args, struct sm80_params *a
 }
 
 static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p,
-                          bool beside)
+                          bool shared)
 {
     const struct gpu_device *device = &args->instance->device;
     struct sm80_params a = {.p = *p, .overlaps = device->major >= 9, .output = gpu_output_of(args)};
@@ -420,7 +420,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }
-    if (beside) {
+    if (shared) {
         const struct schedule_host *plan = args->schedule_host;
         a.late = a.p.schedule.ctas / (device->num_sms - plan->prefill_sms) * plan->prefill_sms;
     }

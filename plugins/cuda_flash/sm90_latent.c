@@ -9,7 +9,7 @@
 #define LEAST_ROWS 8 /* of an item, where a query's heads are more than one item has */
 
 /* Rows of the cache as the kernel takes them; -1: it does not. fp8_ds_mla's numbers times their
- * scales are rounded to f16, which is nothing beside bf16, but not beside f16. */
+ * scales are rounded to f16, which is nothing next to bf16, but not next to f16. */
 static int32_t form_of(const struct attn_layer_desc *layer)
 {
     int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;

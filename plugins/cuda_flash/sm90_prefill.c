@@ -22,7 +22,7 @@ static size_t round_up(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
-/* The kernel's head size of keys; that of values is the same, but 128 beside 192. */
+/* The kernel's head size of keys; that of values is the same, but 128 with 192. */
 static int32_t size_of(int32_t head_size, int32_t head_size_v)
 {
     int32_t larger = head_size > head_size_v ? head_size : head_size_v;
@@ -628,11 +628,11 @@ static const char *merge_items(const struct prefill_params *a, const struct attn
 }
 
 static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
-                           char *memory, bool beside, const char **cause)
+                           char *memory, bool shared, const char **cause)
 {
     const struct schedule_host *plan = args->schedule_host;
     struct prefill_params a = {
-        .p = *p, .ctas = beside ? plan->prefill_sms : 0, .output = gpu_output_of(args)};
+        .p = *p, .ctas = shared ? plan->prefill_sms : 0, .output = gpu_output_of(args)};
     bool same = p->k.dtype == p->q.dtype && p->v.dtype == p->q.dtype && p->out.dtype == p->q.dtype;
     bool bf16 = p->q.dtype == ATTN_DTYPE_BF16;
     if (args->prepared->copy_bytes > 0 && args->k_cache != NULL) {

@@ -49,9 +49,9 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
 }
 
 static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p,
-                          bool beside)
+                          bool shared)
 {
-    (void)beside; /* they have no prefill */
+    (void)shared; /* they have no prefill */
     return hip_launch_attend(&args->instance->device, p, args->prepared->padded_size, args->stream);
 }
 

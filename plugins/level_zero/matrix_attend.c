@@ -23,9 +23,9 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
 }
 
 static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p,
-                          bool beside)
+                          bool shared)
 {
-    (void)beside; /* they have no prefill */
+    (void)shared; /* they have no prefill */
     int32_t kernel =
         level_zero_attend(p->k.dtype, args->prepared->padded_size, p->schedule.tile_rows);
     return level_zero_launch(&args->instance->device, kernel, p->schedule.ctas, p, args->stream);

@@ -270,7 +270,7 @@ static int flash_next(const struct flash_args *args, struct flash_unit *at)
     }
 }
 
-/* Softmax of a unit beside the scores of the next. Those are done, and stored, when three quarters
+/* Softmax of a unit next to the scores of the next. Those are done, and stored, when three quarters
  * of the rows are, so that nothing waits for them. */
 INLINE void flash_beside(struct flash_state *state, int32_t step, const struct flash_unit *next,
                          const int masked)
@@ -311,7 +311,7 @@ INLINE void flash_beside(struct flash_state *state, int32_t step, const struct f
     }
 }
 
-/* Scores of the first unit, beside nothing. */
+/* Scores of the first unit, with no softmax meanwhile. */
 static void flash_first(struct flash_state *state, const struct flash_unit *unit)
 {
     const struct flash_args *args = state->args;

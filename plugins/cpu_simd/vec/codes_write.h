@@ -19,7 +19,7 @@ INLINE float quotient_rest(float x, float q, float by)
 #endif
 }
 
-/* Bits of x / by rounded to odd: where it is no float, of the two beside it the one whose last bit
+/* Bits of x / by rounded to odd: where it is no float, of its two neighbours the one whose last bit
  * is set, so that a step from here to fewer bits rounds as the true quotient would. Infinities and
  * NaN stay. */
 INLINE int32_t quotient_odd(float x, float by)
@@ -44,9 +44,9 @@ INLINE uint8_t fp8_of(int32_t bits, const int32_t mantissa, const int32_t least,
     int32_t held = size < most ? size : most;
     int32_t normal = ((held + (1 << (shift - 1)) - 1 + (held >> shift & 1)) >> shift) -
                      ((least - 1) << mantissa);
-    /* under the least normal number: beside one whose last bit is the smallest step */
-    float beside = bits_to_f32((uint32_t)held) + bits_to_f32((uint32_t)magic);
-    int32_t small = (int32_t)f32_to_bits(beside) - magic;
+    /* under the least normal number: added to one whose last bit is the smallest step */
+    float nearby = bits_to_f32((uint32_t)held) + bits_to_f32((uint32_t)magic);
+    int32_t small = (int32_t)f32_to_bits(nearby) - magic;
     int32_t code = held < least << 23 ? small : normal;
     code = size > 0x7f800000 ? 0x7f : code;
     return (uint8_t)(code | (bits >> 24 & 0x80));
@@ -122,7 +122,7 @@ INLINE double of_order(int64_t order)
     return x;
 }
 
-/* Halves away from zero, then beside the zero point, 0 to 15. */
+/* Halves away from zero, then plus the zero point, 0 to 15. */
 INLINE int32_t nibble_of(double q, int32_t zero)
 {
     int64_t bits, most = INT64_C(0x4040000000000000); /* 32.0: more is 15 or 0 as well */

@@ -90,9 +90,9 @@ static const char *widen_query(const struct attn_attend_args *args,
                              args->stream);
 }
 
-/* Requests of many rows by the plugin's prefill; *taken: it took them. beside: gpu_prefill. */
+/* Requests of many rows by the plugin's prefill; *taken: it took them. shared: gpu_prefill. */
 static const char *attend_many(const struct attn_attend_args *args, const struct gpu_params *p,
-                               bool beside, bool *taken)
+                               bool shared, bool *taken)
 {
     struct gpu_params many = *p;
     struct gpu_widen_params widen;
@@ -102,7 +102,7 @@ static const char *attend_many(const struct attn_attend_args *args, const struct
         many.q = widen.to;
     }
     *taken = cause == NULL &&
-             args->instance->prefill->attend(args, &many, prefill_memory(args), beside, &cause);
+             args->instance->prefill->attend(args, &many, prefill_memory(args), shared, &cause);
     return cause;
 }
 
@@ -125,10 +125,10 @@ static const char *attend_by_rows(const struct attn_attend_args *args, const str
     }
     bool plain = plan->has_few && !few;
     const char *cause = plain ? attend_plainly(args, p) : NULL;
-    bool beside = few && !widens && plan->has_many && plan->prefill_sms > 0;
+    bool shared = few && !widens && plan->has_many && plan->prefill_sms > 0;
     bool many = false;
     if (cause == NULL && plan->has_many) {
-        cause = attend_many(args, p, beside, &many);
+        cause = attend_many(args, p, shared, &many);
     }
     if (cause == NULL && plan->has_many && !many && !plain) {
         cause = attend_plainly(args, p);
@@ -136,7 +136,7 @@ static const char *attend_by_rows(const struct attn_attend_args *args, const str
     if (cause == NULL && few && widens) {
         cause = widen_query(args, &widen);
     }
-    return cause == NULL && few ? matrix->attend(args, &matrix_params, beside && many) : cause;
+    return cause == NULL && few ? matrix->attend(args, &matrix_params, shared && many) : cause;
 }
 
 static const char *attend_planned(const struct attn_attend_args *args, struct gpu_params *p)

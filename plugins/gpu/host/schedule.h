@@ -48,10 +48,10 @@ struct gpu_matrix_kernels {
     /* Whether the output's codes are written, too, where gpu_output_is_near; NULL: never. */
     bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
     /* Launches the attend of arguments that are served: gpu_output_of says what it writes.
-     * beside: the launch before it is the plugin's prefill, of this attend, on its share of the
+     * shared: the launch before it is the plugin's prefill, of this attend, on its share of the
      * multiprocessors; both may run at the same time. NULL or the cause of a failure. */
     const char *(*attend)(const struct attn_attend_args *args, const struct gpu_params *p,
-                          bool beside);
+                          bool shared);
 };
 
 /* matrix.c: choose_rows of attends with rows of 16 and 64: a decode has a stream of rows of 16,
@@ -93,9 +93,9 @@ struct gpu_prefill {
     /* Whether it writes an output's codes, too, where gpu_output_is_near. */
     bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
     /* False: these tensors it cannot walk, and nothing was launched. It writes what gpu_output_of
-     * says. beside: on its share of the multiprocessors, since the common way's launch follows. */
+     * says. shared: on its share of the multiprocessors, since the common way's launch follows. */
     bool (*attend)(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
-                   bool beside, const char **cause);
+                   bool shared, const char **cause);
 };
 
 /* A faster attend of latent rows. Without one it is that of gpu/kernels/latent.cpp. */
