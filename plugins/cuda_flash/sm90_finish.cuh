@@ -130,6 +130,31 @@ static __device__ __forceinline__ void write_codes(const prefill_params &a,
                 p.out.data + token * p.out.row + head * p.out.head + byte);
 }
 
+/* Of a query and a key, whose rows begin at multiples of 16 bytes; 16 bytes at a time where there
+ * are registers for it. */
+template <class S>
+static __device__ __forceinline__ float product_of(const char *q, const char *k, int32_t size)
+{
+    constexpr int piece = S::fp8 ? 16 : 8; /* numbers in 16 bytes */
+    float product = 0.0f;
+    int32_t d = 0;
+#pragma unroll 1
+    for (; S::walks && d + piece <= size; d += piece) {
+        const uint4 x = *(const uint4 *)(q + d * (16 / piece)),
+                    y = *(const uint4 *)(k + d * (16 / piece));
+        const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < piece; i++) {
+            product += key_number<S>((const char *)xs, i) * key_number<S>((const char *)ys, i);
+        }
+    }
+#pragma unroll 1
+    for (; d < size; d++) {
+        product += key_number<S>(q, d) * key_number<S>(k, d);
+    }
+    return product;
+}
+
 /* One row by one warp, numbers of codes to `part`: a pass over its keys for their sum, then one for
  * each 128 dims of values. Products of weight 0 are left out. */
 template <class S>
@@ -161,11 +186,7 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
             float x = -INFINITY;
             if (base + lane <= v.last) {
                 const char *k = row_of_key<S>(a, p.k, item, base + lane);
-                float product = 0.0f;
-#pragma unroll 1
-                for (int32_t d = 0; d < p.problem.head_size; d++) {
-                    product += key_number<S>(q, d) * key_number<S>(k, d);
-                }
+                float product = product_of<S>(q, k, p.problem.head_size);
                 if (S::by_head) {
                     product *= item.scale;
                 } else if (S::scales == PREFILL_BY_KEY) {
@@ -241,6 +262,13 @@ template <int KIND> static __device__ __forceinline__ void note_odd(uint32_t w, 
     }
 }
 
+/* Where 16 bytes of an output row lie in a warp's part of shared memory: those of 8 rows at the
+ * same place in different banks. */
+template <class S> static __device__ __forceinline__ int place_of_out(int row, int chunk)
+{
+    return row * S::out_pitch + (S::ramps ? chunk ^ (row & 7) : chunk) * 16;
+}
+
 /* The warp's 16 rows from `top` on, dims first .. first + out_dims - 1, from its part of shared
  * memory to where they belong. `data`: a lane's row, top + (lane & 15). */
 template <class S>
@@ -253,10 +281,14 @@ static __device__ __forceinline__ void write_rows(const prefill_params &a, const
     const int32_t d = first + lane % lanes * 8, left = item.row_tile.num_rows - top;
     const bool is_wide = a.wide_rows != 0, is_there = d < a.p.problem.head_size_v;
     const char *from = part + lane / lanes * S::out_pitch + lane % lanes * 16;
+    auto at = [&](int i) {
+        return S::ramps ? part + place_of_out<S>(lane / lanes + i * rows, lane % lanes)
+                        : from + i * rows * S::out_pitch;
+    };
 #pragma unroll
     for (int i = 0; i < 16 / rows; i++) {
         const int r = lane / lanes + i * rows;
-        const uint4 w = *(const uint4 *)(from + i * rows * S::out_pitch);
+        const uint4 w = *(const uint4 *)at(i);
         char *to = (char *)__shfl_sync(0xffffffffu, (unsigned long long)data, r) + d * 2;
         if (is_wide && is_there && r < left) {
             *(uint4 *)to = w;
@@ -270,7 +302,7 @@ static __device__ __forceinline__ void write_rows(const prefill_params &a, const
         const int r = lane / lanes + i * rows;
         char *to = (char *)__shfl_sync(0xffffffffu, (unsigned long long)data, r) + d * 2;
         for (int c = 0; c < 8 && d + c < a.p.problem.head_size_v && r < left; c++) {
-            ((uint16_t *)to)[c] = *(const uint16_t *)(from + i * rows * S::out_pitch + c * 2);
+            ((uint16_t *)to)[c] = *(const uint16_t *)(at(i) + c * 2);
         }
     }
 }
@@ -287,7 +319,7 @@ static __device__ __forceinline__ void write_coded_rows(const prefill_params &a,
 #pragma unroll 1
     for (int32_t r = lane / lanes; r < 16; r += rows) {
         write_codes<S::kind>(a, item, top + r, d, r < left,
-                             *(const uint4 *)(part + r * S::out_pitch + lane % lanes * 16));
+                             *(const uint4 *)(part + place_of_out<S>(r, lane % lanes)));
     }
 }
 
@@ -320,10 +352,11 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) { /* weights past float32's range: the row is computed again */
-        by[r] = sum[r] == INFINITY ? NAN : by[r];
+        const bool lacks = S::steady && sum[r] < PREFILL_LEAST && m[r] != -INFINITY;
+        by[r] = sum[r] > PREFILL_LARGEST || lacks ? NAN : by[r];
     }
     char *data = out_of_row<S>(a, item, top + (lane & 15)).data;
-    const uint32_t to = shared_address(part) + (lane & 15) * S::out_pitch + (lane >> 4) * 16;
+    const uint32_t to = shared_address(part) + place_of_out<S>(lane & 15, lane >> 4);
     uint32_t odd[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int first = 0; first < S::dv; first += S::out_dims) {
@@ -337,7 +370,7 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
                 w[c] = pack2<S::kind>(o[i] * by[c & 1], o[i + 1] * by[c & 1]);
                 note_odd<S::kind>(w[c], odd[c]);
             }
-            store4(to + n * 16, w);
+            store4(S::ramps ? to ^ n * 16 : to + n * 16, w);
         }
         __syncwarp(); /* the rows are there */
         if (!writes_codes<S>(a)) {

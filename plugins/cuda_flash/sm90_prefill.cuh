@@ -14,13 +14,9 @@
 #include "ptx/sm90_wgmma.cuh"
 #include "sm90_produce.cuh"
 
-/* s = queries x keys; places of matrix_at. */
 template <class S>
-static __device__ __forceinline__ void multiply_keys(uint64_t q, uint64_t k,
-                                                     float (&s)[S::keys / 2])
+static __device__ __forceinline__ void step_keys(uint64_t q, uint64_t k, float (&s)[S::keys / 2])
 {
-    pin(s);
-    wgmma_begin();
 #pragma unroll
     for (int i = 0; i < S::q_row / 32; i++) {
         const uint64_t a = q + (i >> 2) * (PREFILL_ROWS * 8) + (i & 3) * 2;
@@ -31,6 +27,29 @@ static __device__ __forceinline__ void multiply_keys(uint64_t q, uint64_t k,
             wgmma_rows<S::kind, S::keys>(s, a, b, i > 0);
         }
     }
+}
+
+/* s = queries x keys; places of matrix_at. */
+template <class S>
+static __device__ __forceinline__ void multiply_keys(uint64_t q, uint64_t k,
+                                                     float (&s)[S::keys / 2])
+{
+    pin(s);
+    wgmma_begin();
+    step_keys<S>(q, k, s);
+    wgmma_commit();
+}
+
+/* The same plus slopes x keys' places in the tile. */
+template <class S>
+static __device__ __forceinline__ void multiply_sloping_keys(uint64_t q, uint64_t k,
+                                                             const uint32_t (&slopes)[4],
+                                                             uint64_t ramp, float (&s)[S::keys / 2])
+{
+    pin(s);
+    wgmma_begin();
+    step_keys<S>(q, k, s);
+    wgmma_terms<S::kind, S::keys>(s, slopes, ramp);
     wgmma_commit();
 }
 
@@ -143,18 +162,22 @@ template <class S> static __device__ __forceinline__ void shrink_sums(prefill_la
     }
 }
 
-/* Inner tiles of an item, from stage.at on, `key` being the lane's first of them: nothing but the
+/* Inner tiles of an item, from stage.at on, `base` being the first key of them: nothing but the
  * arithmetic. `before`: the tile before them, whose weights are made. */
 template <class S>
 static __device__ __forceinline__ void
 walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item &item, int32_t row,
-            uint64_t q, uint64_t k, uint64_t v, int32_t tiles, int32_t key,
+            uint64_t q, uint64_t k, uint64_t v, uint64_t places, int32_t tiles, int32_t base,
             ring_place<PREFILL_STAGES> before, ring_place<PREFILL_STAGES> &stage,
             prefill_lane<S> &x)
 {
     prefill_rows rows;
+    prefill_ramp ramp;
     if (S::terms == PREFILL_LINEAR) {
         enter_rows<S>(a, item, row, rows);
+    }
+    if (S::ramps) {
+        ramp = ramp_of_rows<S>(rows, unit_of<S>(a, item), base);
     }
     if (S::steady) { /* of a row all of whose scores are -inf so far */
         x.m[0] = x.m[0] == -INFINITY ? 0.0f : x.m[0];
@@ -162,7 +185,12 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
     }
 #pragma unroll 1
     for (; tiles > 0; tiles--) {
-        multiply_keys<S>(matrix_again(q), matrix_again(k, stage.at * (S::k_bytes / 16)), x.s);
+        const uint64_t keys = matrix_again(k, stage.at * (S::k_bytes / 16));
+        if constexpr (S::ramps) {
+            multiply_sloping_keys<S>(matrix_again(q), keys, ramp.w, matrix_again(places), x.s);
+        } else {
+            multiply_keys<S>(matrix_again(q), keys, x.s);
+        }
         shrink_sums<S>(x);
         barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
         multiply_values<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.w, 1, x.o);
@@ -176,17 +204,23 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
         float shift[2] = {0.0f, 0.0f};
         if constexpr (S::terms == PREFILL_CAPPED) {
             cap_scores(into_of<S>(a, item), x.s);
+        } else if constexpr (S::ramps) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                shift[r] = __fmul_rn(ramp.fall[r], ramp.before[r]);
+                ramp.before[r] += (float)S::keys;
+            }
         } else if constexpr (S::terms == PREFILL_LINEAR) {
-            slope_scores(a, rows, key, x.s, shift);
+            slope_scores(a, rows, base + (threadIdx.x & 3) * 2, x.s, shift);
         }
         if (!S::steady) {
             raise_bases<S>(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
         }
         soften(unit_of<S>(a, item), shift, x.s, x.m, x.l);
-        leave_values<S, S::terms == PREFILL_LINEAR>(x, mine.v_empty[before.at]);
+        leave_values<S, S::waits_behind>(x, mine.v_empty[before.at]);
         before = stage;
         stage.step();
-        key -= S::keys;
+        base -= S::keys;
         barrier_wait(shared_address(&mine.k_full[stage.at]), stage.parity);
     }
 }
@@ -201,7 +235,8 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);
     const uint64_t q = matrix_at(shared_address(mine.q[0]) + group * (64 * 128), 0, 1024),
                    k = matrix_at(shared_address(mine.k[0]), 0, S::k_group),
-                   v = matrix_at(shared_address(mine.v[0]), S::column, S::v_group);
+                   v = matrix_at(shared_address(mine.v[0]), S::column, S::v_group),
+                   places = S::ramps ? plain_matrix_at(shared_address(mine.ramp), 128, 128) : 0;
     char *const part = mine.out[group * 4 + warp];
     prefill_lane<S> x;
     x.m[0] = x.m[1] = x.l[0] = x.l[1] = 0.0f;
@@ -332,7 +367,7 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
             int32_t tiles = left - max(item.inner_first, S::query_buffers == 1);
             if (tiles > 0) {
                 walk_inside<S>(a, mine, item, row, matrix_again(q, query.at * (S::q_bytes / 16)), k,
-                               v, tiles, base + (lane & 3) * 2, stage_before(), stage, x);
+                               v, places, tiles, base, stage_before(), stage, x);
                 left -= tiles;
                 base -= tiles * S::keys;
                 adds = 1;
@@ -400,6 +435,9 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         fetch_map(&a.q_map);
         fetch_map(&a.k.map);
         fetch_map(&a.v.map);
+    }
+    if (S::ramps) {
+        fill_ramp<S>(mine.ramp);
     }
     __syncthreads(); /* the barriers are there */
     wait_for_earlier_kernels();

@@ -19,6 +19,7 @@ extern "C" {
 #define PREFILL_SECTIONS 32    /* parts of the schedule whose keys stay in the L2 */
 #define PREFILL_COPY_ROWS 128  /* rows of copies are whole multiples of this for each request */
 #define PREFILL_MOST_PARTS 144 /* items of a schedule some of which are parts */
+#define PREFILL_RAMP_UNIT 256  /* of the first part of a slope in f16, which may be 2^24 */
 #define PREFILL_BUCKETS 128    /* lengths that are told apart where the longest item comes first */
 
 /* How TMA brings tiles of K or V: a box of some rows at a time. */

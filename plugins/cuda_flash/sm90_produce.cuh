@@ -15,6 +15,18 @@ static __device__ __forceinline__ float scale_of_head(const prefill_params &a, i
     return cache_scale(a.narrow[0], head) * query_scale(a.p, head);
 }
 
+/* Whether the biases of a KV head's rows fall from key to key before a query, by slopes that fit
+ * into two parts of f16. */
+static __device__ __forceinline__ bool slopes_fall(const prefill_params &a, int32_t head)
+{
+    bool fall = true;
+    for (int32_t h = threadIdx.x & 31; h < a.p.problem.group; h += 32) {
+        const float slope = a.p.problem.slopes[head * a.p.problem.group + h] * a.of_bias;
+        fall = fall && slope >= 0.0f && slope < PREFILL_RAMP_UNIT * 65504.0f;
+    }
+    return __all_sync(0xffffffffu, fall);
+}
+
 /* Items for this CTA: number blockIdx.x, then whatever number it draws when the one before is
  * nearly copied. Every item draws one number, so who gets the last puts the counter back. */
 template <class S>
@@ -55,6 +67,11 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
             if (S::by_head && index < items && lane == offsetof(prefill_item, scale) / 4) {
                 word = __float_as_int(scale_of_head(a, head));
             }
+        }
+        if (S::terms == PREFILL_LINEAR && index < items &&
+            !slopes_fall(a, __shfl_sync(0xffffffffu, word, 1)) &&
+            lane == offsetof(prefill_item, inner_end) / 4) {
+            word = -1; /* all tiles go the general way */
         }
         barrier_wait(shared_address(&mine.item_empty[slot.at]), slot.parity ^ 1);
         if (lane < words) {

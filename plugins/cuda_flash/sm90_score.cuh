@@ -125,6 +125,63 @@ static __device__ __forceinline__ void slope_scores(const prefill_params &a,
     }
 }
 
+/* Linear ALiBi of inner tiles as one more step of the product of queries and keys: the slopes of a
+ * lane's rows times the places of keys in their tile. */
+struct prefill_ramp {
+    uint32_t w[4];   /* the step's left side */
+    float fall[2];   /* of a key, in base 2; what a row's keys share */
+    float before[2]; /* keys of the request between the tile's first and the row's position */
+};
+
+/* x in three numbers of 16 bits; of f16 the first counts in 256. */
+template <int KIND> static __device__ __forceinline__ void split_slope(float x, float (&parts)[3])
+{
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        if constexpr (KIND == KIND_BF16) {
+            parts[i] = __bfloat162float(__float2bfloat16_rn(x));
+            x -= parts[i];
+        } else {
+            const float unit = i == 0 ? (float)PREFILL_RAMP_UNIT : 1.0f;
+            parts[i] = __half2float(__float2half_rn(x / unit));
+            x -= parts[i] * unit;
+        }
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ prefill_ramp ramp_of_rows(const prefill_rows &rows, float unit,
+                                                            int32_t base)
+{
+    const int place = threadIdx.x & 3;
+    prefill_ramp ramp;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float parts[3];
+        split_slope<S::kind>(-rows.slope[r], parts);
+        const uint32_t first = pack2<S::kind>(parts[0], parts[1]),
+                       second = pack2<S::kind>(parts[2], 0.0f);
+        ramp.w[r] = place == 0 ? first : place == 1 ? second : 0;
+        ramp.w[2 + r] = 0;
+        ramp.fall[r] = __fmul_rn(rows.slope[r], unit);
+        ramp.before[r] = (float)(rows.position[r] - base);
+    }
+    return ramp;
+}
+
+/* The step's right side: rows of 8 numbers, of which three are a key's place. Behind the last group
+ * of keys lies another that meets zeros. */
+template <class S> static __device__ __forceinline__ void fill_ramp(char *ramp)
+{
+    for (int key = threadIdx.x; key < S::ramp_bytes / 16; key += PREFILL_THREADS) {
+        const float unit = S::kind == KIND_BF16 ? 1.0f : (float)PREFILL_RAMP_UNIT,
+                    at = (float)(key % S::keys);
+        *(uint4 *)(ramp + key * 16) =
+            make_uint4(pack2<S::kind>(at * unit, at), pack2<S::kind>(at, 0.0f), 0, 0);
+    }
+    fence_for_boxes();
+}
+
 /* Products of a tile's keys with their scales, `scales` being those of the lane's first. */
 template <int N>
 static __device__ __forceinline__ void scale_keys(const float *scales, float (&s)[N])
@@ -228,6 +285,10 @@ template <int N> static __device__ __forceinline__ float largest_score(const flo
 /* What a lane's weights of a row add up to where the row's base moves. Where a tile's weights are
  * more than float32 holds, past 2^127, the row comes out as no number and is computed again. */
 #define PREFILL_MOST 1e12f
+/* Rows whose sums end outside of these are computed again, too: a reciprocal of more is 0, and of
+ * weights far below their base little is left. */
+#define PREFILL_LARGEST 1e37f
+#define PREFILL_LEAST 1e-30f
 
 /* Bases of rows of steady shapes; true: sums shrink by f, of one of the warp's rows by less than 1.
  * m: the base in base 2, from which weights count. bf16 has float32's exponents, so it need not be

@@ -24,16 +24,25 @@ struct prefill_shape {
     static constexpr int k_bytes = keys * q_row, v_bytes = keys * dv * 2;
     /* an item's end waits until the next scores have begun, where there are registers for both */
     static constexpr bool early = DV_ <= 128 && TERMS != PREFILL_ANY;
-    /* rows' bases seldom move (move_bases): f16 has not the exponents for it, and a slope may add
-     * more to a score from tile to tile than float32's have room for */
-    static constexpr bool steady = KIND_ == KIND_BF16 && (TERMS & ~PREFILL_CAPPED) == 0;
+    /* rows' bases seldom move (move_bases): f16 has not the exponents for it. Linear ALiBi falls
+     * from tile to tile, since they are walked from the last on */
+    static constexpr bool steady =
+        KIND_ == KIND_BF16 && (TERMS & ~(PREFILL_CAPPED | PREFILL_LINEAR)) == 0;
+    /* inner tiles wait for products of values behind their exponentials (leave_values) */
+    static constexpr bool waits_behind =
+        (steady && (DV_ == 64 || (DV_ == 128 && TERMS == PREFILL_CAPPED))) ||
+        (TERMS == PREFILL_LINEAR && DV_ > 128);
+    /* linear ALiBi comes out of the products of inner tiles (prefill_ramp), where there are
+     * registers for it; bytes of the table of keys' places in a tile */
+    static constexpr bool ramps = TERMS == PREFILL_LINEAR && DV_ <= 128;
+    static constexpr int ramp_bytes = ramps ? KEYS_ * 16 + 128 : 16;
     /* loops of their own for inner tiles, where there are registers for them */
     static constexpr bool walks =
         TERMS != PREFILL_ANY || (DV_ <= 128 && SCALES == PREFILL_UNSCALED);
     /* dims of an output row that wait in shared memory at a time, and bytes between rows there: 8
-     * rows lie in different banks */
+     * rows lie in different banks, by 16 bytes more or by their order (place_of_out) */
     static constexpr int out_dims = d == dv && d > 64 && SCALES != PREFILL_BY_KEY ? 128 : 64,
-                         out_pitch = out_dims * 2 + 16;
+                         out_pitch = out_dims * 2 + (ramps ? 0 : 16);
     /* of a tile, where keys have one each */
     static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
     /* items may be parts, likewise */
@@ -79,7 +88,8 @@ template <class S> struct prefill_shared {
     alignas(1024) char q[S::query_buffers][S::q_bytes];
     alignas(1024) char k[PREFILL_STAGES][S::k_bytes];
     alignas(1024) char v[PREFILL_STAGES][S::v_bytes];
-    alignas(16) char out[CONSUMER_WARPS][16 * S::out_pitch];
+    alignas(1024) char out[CONSUMER_WARPS][16 * S::out_pitch];
+    alignas(128) char ramp[S::ramp_bytes];
     alignas(16) float key_scale[PREFILL_STAGES][S::num_scales];
     alignas(16) prefill_item items[PREFILL_SLOTS];
     uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];

@@ -39,7 +39,7 @@ class Problem:
 
     def __init__(self, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
                  window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
-                 workspace_percent=100, form=0, behind=False):
+                 workspace_percent=100, form=0, behind=False, slopes=(0.0, 0.1)):
         keys = keys or queries
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
         self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
@@ -52,7 +52,8 @@ class Problem:
         self.lse = torch.full((heads[0], tokens), float("nan"), device="cuda") if lse else None
         self.rows_k, self.rows_v = new(total, heads[1], size[0]), new(total, heads[1], size[1])
         self.sinks = torch.randn(heads[0], device="cuda") if sinks else None
-        self.slopes = torch.rand(heads[0], device="cuda") * 0.1 if alibi else None
+        low, high = slopes
+        self.slopes = low + torch.rand(heads[0], device="cuda") * (high - low) if alibi else None
         self.key_starts = [sum(keys[:r]) for r in range(len(keys) + 1)]
         self.query_starts = [sum(queries[:r]) for r in range(len(queries) + 1)]
         c = self.cell = Cell()
@@ -329,6 +330,10 @@ def checks():
     for term in (dict(), dict(sinks=True), dict(cap=20.0), dict(size=(64, 64)), dict(size=(256, 256))):
         yield dict(few, page=16, fp8=random.randint(1, 2), **term)
     yield dict(queries=[33, 100, 9], keys=[9000, 2100, 100], page=16, lse=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        for size in ((64, 64), (128, 128), (192, 128), (256, 256)):
+            for slopes in ((0.0, 1.0), (-0.02, 0.05)):  # steep ones; of both signs
+                yield dict(base, dtype=dtype, size=size, alibi=1, slopes=slopes, heads=random.choice([(32, 8), (14, 2), (8, 8)]))
     yield dict(queries=[4096], lse=True)
     yield dict(queries=[2048] * 3, causal=False, lse=True)
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)

@@ -17,6 +17,14 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t 
     return (uint64_t)(1u << 30 | group >> 4) << 32 | low;
 }
 
+/* One whose groups of 8 rows by 16 bytes lie as they are. column: bytes between groups of the same
+ * rows, group: of the same columns. */
+static __device__ __forceinline__ uint64_t plain_matrix_at(uint32_t address, uint32_t column,
+                                                           uint32_t group)
+{
+    return matrix_at(address, column, group) & ~((uint64_t)1 << 62);
+}
+
 /* A matrix_at that is made anew where this stands: sums with it that were made before a loop would
  * take registers and be moved to uniform ones one by one. */
 static __device__ __forceinline__ uint64_t matrix_again(uint64_t matrix, uint32_t further = 0)
@@ -98,10 +106,11 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(flo
                  ", " B ", p, 1, 1;}"                                                              \
                  : SUMS                                                                            \
                  : "l"(a), "l"(b), "r"(adds))
-#define WGMMA_WEIGHTS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS)                                      \
+/* TURNED: 1 where b's rows are the depth */
+#define WGMMA_WEIGHTS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TURNED)                              \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, {" A "}, " B ", p, 1, 1, 1;}"                                                 \
+                 "}, {" A "}, " B ", p, 1, 1, " TURNED ";}"                                        \
                  : SUMS                                                                            \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
 
@@ -143,17 +152,37 @@ wgmma_weights(float (&d)[COLUMNS / 2], const uint32_t (&a)[4], uint64_t b, int a
 {
     static_assert(COLUMNS == 64 || COLUMNS == 128 || COLUMNS == 256, "dims of a value");
     if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37");
+        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
     } else if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
-        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69");
+        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
     } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_WEIGHTS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133");
+        WGMMA_WEIGHTS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133",
+                      "1");
     } else if constexpr (COLUMNS == 64) {
-        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37");
+        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
     } else if constexpr (COLUMNS == 128) {
-        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69");
+        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
     } else {
-        WGMMA_WEIGHTS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133");
+        WGMMA_WEIGHTS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133",
+                      "1");
+    }
+}
+
+/* d += a b: a as wgmma_weights has it, b as wgmma_rows. */
+template <int KIND, int COLUMNS>
+static __device__ __forceinline__ void wgmma_terms(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
+                                                   uint64_t b)
+{
+    static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
+    constexpr int adds = 1;
+    if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
+        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
+    } else if constexpr (KIND == KIND_BF16) {
+        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
+    } else if constexpr (COLUMNS == 64) {
+        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
+    } else {
+        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
     }
 }
 
