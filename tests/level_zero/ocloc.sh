@@ -4,6 +4,7 @@
 # matrix instructions and 16 lanes, the others 32 lanes.
 # usage: ocloc.sh OCLOC DEVICE MODULE.spv...
 set -eu
+unset MALLOC_PERTURB_ # Meson's: the compiler reads memory that it has not set, and aborts now and then
 ocloc=$1
 device=$2
 shift 2
