@@ -5,20 +5,9 @@
 #include <stdlib.h>
 
 #include "../gpu/found.h"
+#include "support/services.h"
 
 static const struct attn_plugin *plugin;
-
-static void *allocate(void *user, size_t size, size_t alignment)
-{
-    (void)user;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    (void)user, (void)size;
-    free(memory);
-}
 
 static void probe(const char *visible, const char *order, const char *devices, const char *backends)
 {
@@ -74,7 +63,8 @@ static void test_driver(void **state)
 {
     attn_instance *instance;
     const struct attn_kernels *table;
-    struct attn_host host = {.struct_size = sizeof host, .allocate = allocate, .release = release};
+    struct attn_host host = {
+        .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
     struct attn_error error = ATTN_ERROR_INIT;
     (void)state;
     probe(NULL, NULL, "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
