@@ -8,9 +8,7 @@
 #include "cases/compare.h"
 #include "cases/output.h"
 
-/* Which rows of out are compared: those of the batch's requests, and of them what fast prefill was
- * asked for. NULL: no memory. */
-static uint8_t *wanted_rows(const struct problem *problem)
+uint8_t *wanted_rows(const struct problem *problem)
 {
     uint8_t *rows = calloc((size_t)problem->num_tokens, 1);
     const int32_t *listed = (const int32_t *)(problem->image.bytes + problem->at.logits_indices);

@@ -6,7 +6,10 @@
 #include "cases/side.h"
 #include "harness/trial.h"
 
-/* hold.c. Outputs within their bounds, everything else untouched. */
+/* hold.c. Which rows of out are compared: those of the batch's requests, and of them what fast
+ * prefill was asked for. NULL: no memory; else for free. */
+uint8_t *wanted_rows(const struct problem *problem);
+/* Outputs within their bounds, everything else untouched. */
 enum trial_result hold_step(struct trial *trial, const struct problem *problem,
                             const struct side *reference, struct side *tested);
 

@@ -135,6 +135,12 @@ static double decoded(const struct coded_group *g, int32_t i)
     return number_load(row, column, ATTN_DTYPE_FP8_E4M3) * g->scale;
 }
 
+/* Place of a group's scale among those of all rows. */
+static int64_t scale_at(const struct problem *p, int64_t token, int64_t group)
+{
+    return p->output.column_major ? group * p->num_tokens + token : token * num_groups(p) + group;
+}
+
 /* The scale that was written is the one of the numbers; it is not asked of exactly, since the
  * numbers are not. */
 static bool find_scale(struct coded_group *g)
@@ -150,9 +156,7 @@ static bool find_scale(struct coded_group *g)
         largest = isnan(g->want[i]) ? largest : fmax(largest, fabs(g->want[i]));
         allowed = isnan(g->want[i]) ? allowed : fmax(allowed, g->allowed[i]);
     }
-    int64_t group = g->first / g->size;
-    int64_t at = p->output.column_major ? group * p->num_tokens + g->token
-                                        : g->token * num_groups(p) + group;
+    int64_t at = scale_at(p, g->token, g->first / g->size);
     if (p->output.form == ATTN_OUTPUT_NVFP4) {
         double code = number_load(g->found + p->at.code_scales, at, ATTN_DTYPE_FP8_E4M3);
         double wanted = fmin(given * largest / LARGEST_E2M1, LARGEST_FP8);
@@ -200,6 +204,22 @@ static enum trial_result hold_group(struct trial *trial, struct coded_group *g)
         }
     }
     return TRIAL_PASSED;
+}
+
+void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found)
+{
+    const int32_t form = p->output.form;
+    const size_t row = (size_t)row_bytes(p);
+    const size_t scale = form == ATTN_OUTPUT_NVFP4 ? 1 : sizeof(float);
+    for (int64_t t = p->first_row; t < p->num_actual_tokens; t++) {
+        if (rows[t]) {
+            continue;
+        }
+        memset(found + p->at.codes + (size_t)t * row, 0, row);
+        for (int64_t i = 0; form != ATTN_OUTPUT_FP8_STATIC && i < num_groups(p); i++) {
+            memset(found + p->at.code_scales + (size_t)scale_at(p, t, i) * scale, 0, scale);
+        }
+    }
 }
 
 /* Rows before the batch's first and behind its last belong to others. */

@@ -26,5 +26,8 @@ void output_bind(const struct problem *p, struct output_binding *b, struct attn_
 enum trial_result hold_codes(struct trial *trial, const struct problem *p,
                              const struct attn_tensor *out, const uint8_t *rows,
                              const uint8_t *expected, const uint8_t *found);
+/* Clears codes and scales of the batch's rows without rows[t] in an image that was read back: of
+ * rows that a fast prefill was not asked for, codes may be of anything. */
+void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found);
 
 #endif
