@@ -145,41 +145,52 @@ static bool has_parts(const struct attn_layer_desc *layer, const struct attn_pre
     return !prepared->invariant && (size <= 128 || (size == 192 && !copies)) && (plain || !copies);
 }
 
-/* Where there are fewer items than multiprocessors: so many tiles that parts of that length keep
- * each of those busy once, if that is worth their merge. */
-static int32_t cut_of(const struct attn_attend_args *args)
+/* Items of the batch in parts of so many tiles, 0: as they are; counted no further than above
+ * `most`. Also the most tiles of one item. */
+static int64_t count_parts(const struct attn_attend_args *args, int64_t part, int64_t most,
+                           int64_t *longest)
 {
     const struct attn_batch *batch = args->batch;
     const struct attn_prepared *prepared = args->prepared;
     const int32_t *start = batch->query_start_loc_host;
-    int32_t sms = args->instance->device.num_sms;
-    int64_t most_parts = sms < PREFILL_MOST_PARTS ? sms : PREFILL_MOST_PARTS, longest = 0;
-    if (!has_parts(args->layer, prepared) || batch->seq_lens_host == NULL ||
-        batch->num_reqs > most_parts) {
+    const int64_t of_row_tile = PREFILL_ROWS / prepared->group * prepared->group;
+    int64_t parts = 0;
+    *longest = 0;
+    for (int32_t r = 0; r < batch->num_reqs && parts <= most; r++) {
+        int64_t rows = (int64_t)(start[r + 1] - start[r]) * prepared->group;
+        int64_t row_tiles = (rows + of_row_tile - 1) / of_row_tile;
+        int64_t tiles = tiles_of_items(args, start[r + 1] - start[r], batch->seq_lens_host[r]);
+        *longest = tiles > *longest ? tiles : *longest;
+        parts += row_tiles * prepared->num_kv_heads * (part > 0 ? (tiles + part - 1) / part : 1);
+    }
+    return parts;
+}
+
+/* Where there are fewer items than multiprocessors: the fewest tiles of a part with which each of
+ * those is busy at most once, if that is worth the parts' merge; else 0. */
+static int32_t cut_of(const struct attn_attend_args *args)
+{
+    const int32_t sms = args->instance->device.num_sms;
+    const int64_t most = sms < PREFILL_MOST_PARTS ? sms : PREFILL_MOST_PARTS;
+    int64_t longest, ignored;
+    if (!has_parts(args->layer, args->prepared) || args->batch->seq_lens_host == NULL ||
+        args->batch->num_reqs > most || count_parts(args, 0, most, &longest) > most ||
+        longest < LONG_TILES) {
         return 0;
     }
-    for (int64_t part = 0;; part++) {
-        int64_t parts = 0;
-        for (int32_t r = 0; r < batch->num_reqs && parts <= most_parts; r++) {
-            int64_t rows = (int64_t)(start[r + 1] - start[r]) * prepared->group;
-            int64_t of_row_tile = PREFILL_ROWS / prepared->group * prepared->group;
-            int64_t row_tiles = (rows + of_row_tile - 1) / of_row_tile;
-            int64_t tiles = tiles_of_items(args, start[r + 1] - start[r], batch->seq_lens_host[r]);
-            longest = tiles > longest ? tiles : longest;
-            parts +=
-                row_tiles * prepared->num_kv_heads * (part > 0 ? (tiles + part - 1) / part : 1);
-        }
-        if (part == 0) { /* items as they are */
-            if (parts > most_parts || longest < LONG_TILES) {
-                return 0;
-            }
-            part = LEAST_PART_TILES - 1;
-        } else if ((part + TILES_OF_CUT) * 5 > longest * 4) {
-            return 0;
-        } else if (parts <= most_parts) {
-            return (int32_t)part;
+    int64_t low = LEAST_PART_TILES, high = longest * 4 / 5 - TILES_OF_CUT;
+    if (high < low || count_parts(args, high, most, &ignored) > most) {
+        return 0;
+    }
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (count_parts(args, middle, most, &ignored) > most) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
     }
+    return (int32_t)low;
 }
 
 /* Few items of many keys that are not cut would leave multiprocessors idle. */
