@@ -7,7 +7,8 @@
 #define SINK_ROWS ROW_BLOCK_MAX
 
 /* Rows of products: where a row's bits may not depend on others, as many as all engines compute
- * alike. Rows of q are zero, those behind an item's sums are nobody's. */
+ * alike. Rows of q past `count` are zero; what is added behind an item's
+ * sums is not read. */
 static int32_t product_rows(const struct layer_shape *shape, int32_t count)
 {
     return shape->any_prefix ? round_up(count, ROW_MULTIPLE) : count;
