@@ -153,7 +153,7 @@ static int64_t count_parts(const struct attn_attend_args *args, int64_t part, in
     const struct attn_batch *batch = args->batch;
     const struct attn_prepared *prepared = args->prepared;
     const int32_t *start = batch->query_start_loc_host;
-    const int64_t of_row_tile = PREFILL_ROWS / prepared->group * prepared->group;
+    const int64_t of_row_tile = (int64_t)PREFILL_ROWS / prepared->group * prepared->group;
     int64_t parts = 0;
     *longest = 0;
     for (int32_t r = 0; r < batch->num_reqs && parts <= most; r++) {
@@ -265,7 +265,7 @@ static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepa
     at.parts = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
     at.part_lse =
         at.parts + (size_t)PREFILL_MOST_PARTS * PREFILL_ROWS * (size_t)prepared->padded_size * 2;
-    at.end = at.part_lse + PREFILL_MOST_PARTS * PREFILL_ROWS * sizeof(float);
+    at.end = at.part_lse + (size_t)PREFILL_MOST_PARTS * PREFILL_ROWS * sizeof(float);
     return at;
 }
 
