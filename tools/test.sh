@@ -30,11 +30,18 @@ cd "$(dirname "$0")/.."
 ATTN_CACHE_DIR=$PWD/build/cache
 export ATTN_CACHE_DIR
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE ATTN_NUM_THREADS
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 failures=''
 started=$(date +%s)
 
 stage() {
     echo "== $1 (at $(($(date +%s) - started)) s)"
+}
+
+# Counts one failure; the end names it once more.
+fail() {
+    failed=$((failed + 1))
+    failures="$failures  $1
+"
 }
 
 # Runs Meson tests and adds up the results in their log. Arguments: folder, a name for the log, then meson test's.
@@ -43,22 +50,25 @@ count_tests() {
     shift 2
     rm -f "$folder/meson-logs/$name"*.json
     meson test -C "$folder" --logbase "$name" --print-errorlogs "$@" 2>&1 | sed '/^ninja: /d; /^$/d; /^Full log/d' || true
-    results=$(cat "$folder/meson-logs/$name"*.json 2>/dev/null | grep -o '"result": "[A-Z]*"' || true)
+    results=$(cat "$folder/meson-logs/$name"*.json 2>/dev/null | jq -r '"\(.result) \(.name | gsub(" "; ""))"' || true)
     if [ -z "$results" ]; then
-        echo "no test ran in $folder"
-        failed=$((failed + 1))
+        fail "$name: no test ran in $folder"
     fi
-    for result in $(printf '%s' "$results" | cut -d '"' -f 4); do
+    while read -r result test; do
         case $result in
+        '') ;;
         OK | EXPECTEDFAIL) passed=$((passed + 1)) ;;
         SKIP) skipped=$((skipped + 1)) ;;
-        *) failed=$((failed + 1)) ;;
+        *) fail "$name: $test ($result)" ;;
         esac
-    done
+    done <<RESULTS
+$results
+RESULTS
 }
 
 finish() {
     stage "end"
+    [ -z "$failures" ] || printf 'failed:\n%s' "$failures"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     exit
@@ -82,16 +92,13 @@ ensure_packages
 stage "release build"
 build_release
 if [ "$toolchains" != none ] && [ ! -e build/plugins/cuda_flash/attn_cuda_flash.so ]; then
-    echo "nvcc is there ($toolchains), but cuda_flash was not built"
-    failed=$((failed + 1))
+    fail "nvcc is there ($toolchains), but cuda_flash was not built"
 fi
 if [ ! -e build/plugins/hip/attn_hip.so ]; then
-    echo "clang-19 and lld-19 are there, but hip was not built"
-    failed=$((failed + 1))
+    fail "clang-19 and lld-19 are there, but hip was not built"
 fi
 if [ "$(uname -m)" = x86_64 ] && [ ! -e build/plugins/level_zero/attn_level_zero.so ]; then
-    echo "clang-15, llvm-spirv-15 and libze-dev are there, but level_zero was not built"
-    failed=$((failed + 1))
+    fail "clang-15, llvm-spirv-15 and libze-dev are there, but level_zero was not built"
 fi
 ensure_venv >build/venv.log 2>&1 & # the C tests never wait for it
 venv=$!
