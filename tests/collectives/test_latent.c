@@ -43,10 +43,9 @@ static const struct setting settings[] = {
      .lens = {60, 13, 75}},
 };
 
-static void test_equal_to_the_formula(void **state)
+TEST(test_equal_to_the_formula)
 {
     static const int32_t interleaves[] = {1, 2, 8};
-    (void)state;
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         for (int32_t j = 0; j < 3; j++) {
             struct setting s = settings[i];
@@ -59,14 +58,13 @@ static void test_equal_to_the_formula(void **state)
 }
 
 /* What the exchange does not know is refused with a reason each. */
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     struct setting s = settings[0];
     struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->layer};
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .backend = "cpu_ref"};
-    (void)state;
     for (int32_t i = 0; i < 4; i++) {
         attn_assignment *assignment = NULL;
         struct attn_error error = ATTN_ERROR_INIT;
@@ -88,10 +86,6 @@ static void test_refusals(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal_to_the_formula),
-        cmocka_unit_test(test_refusals),
-    };
     ranks_begin(&argc, &argv);
-    return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
+    return ranks_end(test_run(NULL, NULL));
 }

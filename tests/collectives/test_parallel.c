@@ -94,10 +94,9 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t red
     free(lse);
 }
 
-static void test_equal_to_one_rank(void **state)
+TEST(test_equal_to_one_rank)
 {
     static const int32_t interleaves[] = {1, 2, 16};
-    (void)state;
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t i = 0; i < 3; i++) {
             for (int32_t reduce = 0; reduce < 2; reduce++) {
@@ -107,11 +106,10 @@ static void test_equal_to_one_rank(void **state)
     }
 }
 
-static void test_table(void **state)
+TEST(test_table)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t send = 100 + ranks->rank, received[16];
-    (void)state;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "collectives",
                attn_mpi_collectives_create(0, NULL, &error));
     const struct attn_collective_args gather = {.struct_size = sizeof gather,
@@ -137,10 +135,6 @@ static void test_table(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_equal_to_one_rank),
-    };
     ranks_begin(&argc, &argv);
-    return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
+    return ranks_end(test_run(NULL, NULL));
 }

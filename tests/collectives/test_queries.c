@@ -191,7 +191,7 @@ static void hold(const struct trial *t, const struct attn_layer_desc *desc)
     side_finish(s, &f);
 }
 
-static void test_whole_cache(void **state)
+TEST(test_whole_cache)
 {
     static const struct attn_layer_desc descs[] = {
         {.kind = ATTN_LAYER_DECODER, .causal = 1},
@@ -203,7 +203,6 @@ static void test_whole_cache(void **state)
          .soft_cap = 5},
         {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 24},
     };
-    (void)state;
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t order = 0; order < 2; order++) {
             for (size_t i = 0; i < sizeof descs / sizeof *descs; i++) {
@@ -214,10 +213,9 @@ static void test_whole_cache(void **state)
     }
 }
 
-static void test_spread_cache(void **state)
+TEST(test_spread_cache)
 {
     static const int32_t interleaves[] = {1, 2, 16};
-    (void)state;
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t i = 0; i < 6; i++) {
             const struct attn_layer_desc desc = {.kind = ATTN_LAYER_DECODER,
@@ -239,14 +237,13 @@ static void test_spread_cache(void **state)
     }
 }
 
-static void test_refused_batches(void **state)
+TEST(test_refused_batches)
 {
     const struct attn_layer_desc desc = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     const struct trial t = {1, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
     struct side *s = side_init(&f, &t, &desc);
     struct attn_batch batch = s->batch;
-    (void)state;
     batch.seq_lens_host = NULL;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "seq_lens_host",
                f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error));
@@ -270,13 +267,12 @@ static void test_refused_batches(void **state)
 }
 
 /* Reasons name what a layer asks for that split queries do not go with. */
-static void test_refused_layers(void **state)
+TEST(test_refused_layers)
 {
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     const struct trial t = {0, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
     struct side *s = side_init(&f, &t, &plain);
-    (void)state;
     for (int32_t i = 0; i < 4; i++) {
         const struct attn_context_parallel cp = {
             .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
@@ -302,12 +298,6 @@ static void test_refused_layers(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_cache),
-        cmocka_unit_test(test_spread_cache),
-        cmocka_unit_test(test_refused_batches),
-        cmocka_unit_test(test_refused_layers),
-    };
     MPI_Comm rows = MPI_COMM_NULL, heads = MPI_COMM_NULL;
     ranks_begin(&argc, &argv);
     self = ranks_of(MPI_COMM_SELF);
@@ -317,7 +307,7 @@ int main(int argc, char **argv)
         row_pair = ranks_of(rows);
         head_pair = ranks_of(heads);
     }
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     ranks_destroy(head_pair);
     ranks_destroy(row_pair);
     ranks_destroy(self);

@@ -7,14 +7,13 @@
 
 #define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
 
-static void spec_counts_a_page(void **state)
+TEST(spec_counts_a_page)
 {
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_layer_desc layers[] = {fake_layer("plain"), fake_layer("padded"),
                                        fake_layer("encoder")};
-    (void)state;
     fake_init(&fixture);
     layers[1].padded_page_bytes = PAGE + 256;
     layers[2].kind = ATTN_LAYER_ENCODER;
@@ -39,7 +38,7 @@ static void spec_counts_a_page(void **state)
 }
 
 /* Rows of the features document: K's and V's with what belongs to each row. */
-static void turboquant_rows(void **state)
+TEST(turboquant_rows)
 {
     static const struct {
         int32_t kv_dtype, head_size, bytes; /* of K and V of a slot and head */
@@ -48,7 +47,6 @@ static void turboquant_rows(void **state)
                 {ATTN_KV_TURBOQUANT_K3V4_NC, 128, 118},
                 {ATTN_KV_TURBOQUANT_3BIT_NC, 128, 102},
                 {ATTN_KV_TURBOQUANT_3BIT_NC, 64, 54}};
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct fixture fixture;
         struct attn_error error = ATTN_ERROR_INIT;
@@ -86,7 +84,7 @@ static attn_status bind_params_with(attn_layer *layer, const float *channel, con
 }
 
 /* Scales of the rows, rows in one piece, and what else quantized rows are read with. */
-static void quantized_rows_need_scales(void **state)
+TEST(quantized_rows_need_scales)
 {
     static const struct {
         int32_t kv_dtype;
@@ -100,7 +98,6 @@ static void quantized_rows_need_scales(void **state)
                 {ATTN_KV_FP8_E4M3, NULL, false, false}};
     static _Alignas(256) uint8_t cache[3 * FAKE_BLOCK_SIZE * 2 * 2 * (FAKE_HEAD_SIZE * 4 + 8)];
     static const float number = 1;
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct fixture fixture;
         struct attn_error error = ATTN_ERROR_INIT;
@@ -152,14 +149,13 @@ static void quantized_rows_need_scales(void **state)
     }
 }
 
-static void groups_by_spec_and_by_schedule(void **state)
+TEST(groups_by_spec_and_by_schedule)
 {
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c"),
                                        fake_layer("d")};
     int32_t members[4], count;
-    (void)state;
     fake_init(&fixture)->features |= ATTN_FEATURE_FAST_PREFILL;
     layers[1].scale = 0.25f; /* same cache, another schedule */
     layers[2].kv_sharing_target = "a";
@@ -227,13 +223,12 @@ static void views_end_in_memory(attn_layer *layer, const struct attn_kv_view *k,
     }
 }
 
-static void wrong_views_are_refused(void **state)
+TEST(wrong_views_are_refused)
 {
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v}, bad;
-    (void)state;
     fake_init(&fixture);
     layers[1].kv_sharing_target = "a";
     attn_model *model = fake_model(&fixture, layers, 2, &error);
@@ -276,7 +271,7 @@ static void wrong_views_are_refused(void **state)
 }
 
 /* K and V in memory of their own, their blocks further apart than their rows fill. */
-static void copies_blocks_of_spread_planes(void **state)
+TEST(copies_blocks_of_spread_planes)
 {
     enum { BLOCK = PAGE / 2, STRIDE = BLOCK + 1024, BLOCKS = 3 };
     struct fixture fixture;
@@ -284,7 +279,6 @@ static void copies_blocks_of_spread_planes(void **state)
     struct attn_layer_desc desc = fake_layer("a");
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const int64_t pairs[] = {0, 2};
-    (void)state;
     fake_init(&fixture);
     attn_model *model = fake_model(&fixture, &desc, 1, &error);
     if (model == NULL) {
@@ -319,29 +313,14 @@ static void copies_blocks_of_spread_planes(void **state)
     fixture_finish(&fixture);
 }
 
-static void declared_kernel_must_be_there(void **state)
+TEST(declared_kernel_must_be_there)
 {
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc desc = fake_layer("a");
-    (void)state;
     fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
     assert_null(fake_model(&fixture, &desc, 1, &error));
     assert_int_equal(error.status, ATTN_ERROR_PLUGIN);
     assert_string_equal(error.field, "merge_states");
     fixture_finish(&fixture);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spec_counts_a_page),
-        cmocka_unit_test(turboquant_rows),
-        cmocka_unit_test(quantized_rows_need_scales),
-        cmocka_unit_test(groups_by_spec_and_by_schedule),
-        cmocka_unit_test(wrong_views_are_refused),
-        cmocka_unit_test(copies_blocks_of_spread_planes),
-        cmocka_unit_test(declared_kernel_must_be_there),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

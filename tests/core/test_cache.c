@@ -92,7 +92,7 @@ static void same_runtime(attn_runtime *a, attn_runtime *b)
     assert_string_equal(a->plugins[0].vendor, b->plugins[0].vendor);
 }
 
-static void warm_start_loads_nothing(void **state)
+PLACE_TEST(warm_start_loads_nothing)
 {
     struct place *place = *state;
     const struct attn_plugin *table = NULL;
@@ -147,7 +147,7 @@ static void select_from_log(void *user, int32_t level, const char *who, const ch
 }
 
 /* The inner selection gets the reason why it cannot have the plugin, and the outer one has it. */
-static void log_may_select(void **state)
+PLACE_TEST(log_may_select)
 {
     struct place *place = *state;
     const struct attn_layer_desc layer = {.struct_size = sizeof layer,
@@ -192,7 +192,7 @@ static void make_ancient(const char *path)
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-static void choices_of_devices_lie_side_by_side(void **state)
+PLACE_TEST(choices_of_devices_lie_side_by_side)
 {
     struct place *place = *state;
 
@@ -208,7 +208,7 @@ static void choices_of_devices_lie_side_by_side(void **state)
     assert_int_equal(place_entries(place, NULL), 1); /* the other is of a time that is gone */
 }
 
-static void other_name_is_refused(void **state)
+PLACE_TEST(other_name_is_refused)
 {
     struct place *place = *state;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -235,7 +235,7 @@ static void other_name_is_refused(void **state)
     assert_int_equal(unsetenv("HOSTILE_SECOND"), 0);
 }
 
-static void exchanged_file_is_refused(void **state)
+PLACE_TEST(exchanged_file_is_refused)
 {
     struct place *place = *state;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -252,7 +252,7 @@ static void exchanged_file_is_refused(void **state)
 }
 
 /* The loader would answer with the old code, and the cache would keep that as the new file's. */
-static void loaded_path_is_not_mistaken(void **state)
+PLACE_TEST(loaded_path_is_not_mistaken)
 {
     struct place *place = *state;
     attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
@@ -265,7 +265,7 @@ static void loaded_path_is_not_mistaken(void **state)
     api->runtime_destroy(runtime);
 }
 
-static void no_cache_is_no_fault(void **state)
+PLACE_TEST(no_cache_is_no_fault)
 {
     struct place *place = *state;
     struct place other = *place;
@@ -287,7 +287,7 @@ static void no_cache_is_no_fault(void **state)
 }
 
 /* Cold starts of many processes write over each other all the time; each sees whole files only. */
-static void many_processes_at_once(void **state)
+PLACE_TEST(many_processes_at_once)
 {
     struct place *place = *state;
     pid_t pids[8];
@@ -326,7 +326,7 @@ static double milliseconds(void)
 
 /* The time is printed, not judged: the machine may be busy. What is judged is that no plugin's
  * code is touched. */
-static void sixteen_plugins(void **state)
+PLACE_TEST(sixteen_plugins)
 {
     struct place *place = *state;
     char folder[96];
@@ -367,7 +367,7 @@ static void sixteen_plugins(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-static void every_allocation_fails_in_turn(void **state)
+PLACE_TEST(every_allocation_fails_in_turn)
 {
     struct place *place = *state;
 
@@ -393,14 +393,5 @@ static void every_allocation_fails_in_turn(void **state)
 
 int main(void)
 {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
-    const struct CMUnitTest tests[] = {
-        CASE(warm_start_loads_nothing),       CASE(choices_of_devices_lie_side_by_side),
-        CASE(other_name_is_refused),          CASE(exchanged_file_is_refused),
-        CASE(loaded_path_is_not_mistaken),    CASE(no_cache_is_no_fault),
-        CASE(many_processes_at_once),         CASE(sixteen_plugins),
-        CASE(every_allocation_fails_in_turn), CASE(log_may_select),
-    };
-
-    return fixture_open() == ATTN_OK ? cmocka_run_group_tests(tests, NULL, NULL) : 1;
+    return fixture_open() == ATTN_OK ? test_run(NULL, NULL) : 1;
 }

@@ -61,7 +61,7 @@ static void is_rebuilt(struct place *place, const char *says)
     assert_int_equal(info.st_uid, geteuid());
 }
 
-static void damage_is_noticed(void **state)
+PLACE_TEST(damage_is_noticed)
 {
     struct place *place = *state;
     unsigned char damaged[MAX_BYTES];
@@ -87,7 +87,7 @@ static void damage_is_noticed(void **state)
 }
 
 /* Sums that agree over contents that do not: what remains is the reader's care. */
-static void lies_are_noticed(void **state)
+PLACE_TEST(lies_are_noticed)
 {
     struct place *place = *state;
     unsigned char lie[MAX_BYTES];
@@ -115,7 +115,7 @@ static void lies_are_noticed(void **state)
     assert_int_equal(place->alive, 0);
 }
 
-static void strangers_are_not_believed(void **state)
+PLACE_TEST(strangers_are_not_believed)
 {
     struct place *place = *state;
     char other[160];
@@ -139,7 +139,7 @@ static void strangers_are_not_believed(void **state)
     }
 }
 
-static void changed_plugin_is_probed_again(void **state)
+PLACE_TEST(changed_plugin_is_probed_again)
 {
     static const struct timespec times[2] = {{1000000000, 1}, {1000000000, 2}};
     struct place *place = *state;
@@ -158,7 +158,7 @@ static void changed_plugin_is_probed_again(void **state)
 }
 
 /* Broken, then mended under the same name: nothing has to be deleted. */
-static void mended_plugin_is_taken_up(void **state)
+PLACE_TEST(mended_plugin_is_taken_up)
 {
     struct place *place = *state;
 
@@ -178,7 +178,7 @@ static void make_old(const char *path)
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-static void refusals_expire(void **state)
+PLACE_TEST(refusals_expire)
 {
     struct place *place = *state;
 
@@ -197,12 +197,5 @@ static void refusals_expire(void **state)
 
 int main(void)
 {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
-    const struct CMUnitTest tests[] = {
-        CASE(damage_is_noticed),          CASE(lies_are_noticed),
-        CASE(strangers_are_not_believed), CASE(changed_plugin_is_probed_again),
-        CASE(mended_plugin_is_taken_up),  CASE(refusals_expire),
-    };
-
-    return fixture_open() == ATTN_OK ? cmocka_run_group_tests(tests, NULL, NULL) : 1;
+    return fixture_open() == ATTN_OK ? test_run(NULL, NULL) : 1;
 }

@@ -10,11 +10,10 @@
 #include "util/text.h"
 #include "support/test.h"
 
-static void error_names_field_and_message(void **state)
+TEST(error_names_field_and_message)
 {
     struct attn_error error = ATTN_ERROR_INIT;
 
-    (void)state;
     assert_int_equal(error_set(&error, ATTN_ERROR_LIMIT, "num_reqs", "%d; at most %d", 9, 8),
                      ATTN_ERROR_LIMIT);
     assert_int_equal(error.status, ATTN_ERROR_LIMIT);
@@ -24,9 +23,8 @@ static void error_names_field_and_message(void **state)
 }
 
 /* Nothing past the caller's struct_size is written, whatever the size. */
-static void error_stays_in_its_storage(void **state)
+TEST(error_stays_in_its_storage)
 {
-    (void)state;
     for (size_t size = 0; size <= sizeof(struct attn_error); size++) {
         struct attn_error error;
 
@@ -39,12 +37,11 @@ static void error_stays_in_its_storage(void **state)
     }
 }
 
-static void error_cuts_at_a_character(void **state)
+TEST(error_cuts_at_a_character)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     char text[2000];
 
-    (void)state;
     /* One byte, then two-byte characters: the last one that fits would be cut in half. */
     text[0] = 'x';
     for (size_t i = 1; i + 2 < sizeof text; i += 2) {
@@ -61,20 +58,18 @@ static void error_cuts_at_a_character(void **state)
     assert_int_equal(strlen(error.field), ATTN_ERROR_FIELD_SIZE - 1);
 }
 
-static void status_has_text(void **state)
+TEST(status_has_text)
 {
-    (void)state;
     assert_string_equal(status_text(ATTN_OK), "ok");
     assert_string_equal(status_text(ATTN_ERROR_INTERNAL), "internal error");
     assert_string_equal(status_text(-1), "unknown status");
     assert_string_equal(status_text(21), "unknown status");
 }
 
-static void text_checks(void **state)
+TEST(text_checks)
 {
     char longest[65];
 
-    (void)state;
     assert_true(text_is_clean("\xe2\x82\xac 5", 5));
     assert_false(text_is_clean("\xe2\x82\xac 5", 4));
     assert_false(text_is_clean("\xe2\x82", 9));
@@ -107,7 +102,7 @@ struct large {
     int64_t b;
 };
 
-static void struct_read_older_and_newer(void **state)
+TEST(struct_read_older_and_newer)
 {
     struct small old = {sizeof old, NULL, 7};
     struct large wide = {sizeof wide, NULL, 7, 0};
@@ -115,7 +110,6 @@ static void struct_read_older_and_newer(void **state)
     struct small small;
     struct attn_error error = ATTN_ERROR_INIT;
 
-    (void)state;
     memset(&large, 0xff, sizeof large);
     assert_int_equal(struct_read(&large, sizeof large, sizeof old, &old, "x", &error), ATTN_OK);
     assert_int_equal(large.struct_size, sizeof large);
@@ -140,7 +134,7 @@ static void struct_read_older_and_newer(void **state)
                      ATTN_ERROR_INVALID_ARGUMENT);
 }
 
-static void struct_write_keeps_header(void **state)
+TEST(struct_write_keeps_header)
 {
     const struct attn_ext *const mark = (const struct attn_ext *)&state;
     const struct small ours = {sizeof ours, NULL, 7};
@@ -158,13 +152,12 @@ static void struct_write_keeps_header(void **state)
                      ATTN_ERROR_INVALID_ARGUMENT);
 }
 
-static void extensions(void **state)
+TEST(extensions)
 {
     const uint32_t known[] = {0x10007};
     struct attn_ext last = {8, ATTN_EXT_OPTIONAL, sizeof last, NULL};
     struct attn_ext first = {0x10007, 0, sizeof first, &last};
 
-    (void)state;
     assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_OK);
     assert_ptr_equal(ext_find(&first, 8), &last);
     assert_null(ext_find(&first, 9));
@@ -180,7 +173,7 @@ static void extensions(void **state)
 }
 
 /* Extensions of this ABI: not cut, and what a newer one adds is zero. */
-static void extension_sizes(void **state)
+TEST(extension_sizes)
 {
     const uint32_t known[] = {ATTN_EXT_CONTEXT_PARALLEL};
     struct {
@@ -188,7 +181,6 @@ static void extension_sizes(void **state)
         uint32_t newer[2];
     } given = {.cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof given, NULL}}};
 
-    (void)state;
     assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_OK);
     given.newer[1] = 1;
     assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
@@ -199,7 +191,7 @@ static void extension_sizes(void **state)
 }
 
 /* What a newer vendor says at the end of a declaration is ignored. */
-static void declared_sizes(void **state)
+TEST(declared_sizes)
 {
     const uint32_t known[] = {ATTN_EXT_CAPS_MLA};
     struct {
@@ -207,19 +199,17 @@ static void declared_sizes(void **state)
         uint32_t newer[2];
     } given = {.mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof given, NULL}}, .newer = {1, 2}};
 
-    (void)state;
     assert_int_equal(ext_check(&given.mla.ext, known, 1, "x", NULL), ATTN_OK);
     given.mla.ext.struct_size = 28;
     assert_int_equal(ext_check(&given.mla.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
 }
 
 /* Both macros, in the language in which this file is. */
-static void table_slots(void **state)
+TEST(table_slots)
 {
     const struct attn_kernels all = {.struct_size = sizeof all};
     struct attn_kernels old = {.struct_size = offsetof(struct attn_kernels, copy)};
 
-    (void)state;
     assert_true(ATTN_HAS_FIELD(&all, update_block_table));
     assert_false(ATTN_HAS_SLOT(&all, update_block_table)); /* NULL */
     assert_true(ATTN_HAS_FIELD(&old, copy_blocks));
@@ -233,22 +223,4 @@ static void table_slots(void **state)
     assert_true(ATTN_VERSION_ACCEPTS(ATTN_ABI_VERSION + 7));
     assert_false(ATTN_VERSION_ACCEPTS(ATTN_ABI_VERSION_MIN - 1));
     assert_false(ATTN_VERSION_ACCEPTS(ATTN_ABI_VERSION + (1 << 16)));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(error_names_field_and_message),
-        cmocka_unit_test(error_stays_in_its_storage),
-        cmocka_unit_test(error_cuts_at_a_character),
-        cmocka_unit_test(status_has_text),
-        cmocka_unit_test(text_checks),
-        cmocka_unit_test(struct_read_older_and_newer),
-        cmocka_unit_test(struct_write_keeps_header),
-        cmocka_unit_test(extensions),
-        cmocka_unit_test(extension_sizes),
-        cmocka_unit_test(declared_sizes),
-        cmocka_unit_test(table_slots),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ struct good {
     const char *pattern; /* the last one of the last rule */
 };
 
-static void test_forms(void **state)
+TEST(test_forms)
 {
     static const struct good forms[] = {
         {"a", 1, WHERE_ALL, 0, 0, 1, 1, false, "a"},
@@ -39,7 +39,6 @@ static void test_forms(void **state)
         {"static_sink=a", 1, WHERE_KIND, 0, 0, 1, 1, false, "a"},
     };
     struct fixture fixture;
-    (void)state;
     fixture_init(&fixture);
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         const struct good *form = &forms[i];
@@ -61,11 +60,10 @@ static void test_forms(void **state)
     fixture_finish(&fixture);
 }
 
-static void test_empty(void **state)
+TEST(test_empty)
 {
     static const char *const texts[] = {"", "  ", "\t\n"};
     struct fixture fixture;
-    (void)state;
     fixture_init(&fixture);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct arena arena;
@@ -78,7 +76,7 @@ static void test_empty(void **state)
     fixture_finish(&fixture);
 }
 
-static void test_malformed(void **state)
+TEST(test_malformed)
 {
     static const struct {
         const char *text;
@@ -105,7 +103,6 @@ static void test_malformed(void **state)
                  {"?", 0},
                  {"a;decode=^", 10}};
     struct fixture fixture;
-    (void)state;
     fixture_init(&fixture);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct arena arena;
@@ -129,14 +126,13 @@ static void test_malformed(void **state)
     fixture_finish(&fixture);
 }
 
-static void test_not_terminated(void **state)
+TEST(test_not_terminated)
 {
     struct fixture fixture;
     struct arena arena;
     struct rules rules;
     struct attn_error error = ATTN_ERROR_INIT;
     char text[3] = {'a', '\0', 'b'};
-    (void)state;
     fixture_init(&fixture);
     arena_init(&arena, &fixture.runtime.host);
     assert_int_equal(rules_parse(&rules, text, sizeof text, &arena, &error), ATTN_ERROR_SYNTAX);
@@ -146,14 +142,13 @@ static void test_not_terminated(void **state)
     fixture_finish(&fixture);
 }
 
-static void test_last_match_wins(void **state)
+TEST(test_last_match_wins)
 {
     struct fixture fixture;
     struct arena arena;
     struct rules rules;
     struct attn_error error;
     struct attn_layer_desc full = fixture_layer("full"), sliding = full;
-    (void)state;
     sliding.has_window = 1;
     sliding.window_left = 127;
     fixture_init(&fixture);
@@ -172,22 +167,11 @@ static void test_last_match_wins(void **state)
     fixture_finish(&fixture);
 }
 
-static void test_patterns(void **state)
+TEST(test_patterns)
 {
-    (void)state;
     assert_true(pattern_fits("cpu_simd", "cpu_simd", "avx2"));
     assert_true(pattern_fits("cpu_simd@avx2", "cpu_simd", "avx2"));
     assert_false(pattern_fits("cpu_simd@avx2", "cpu_simd", "avx512"));
     assert_true(pattern_fits("cpu_*@avx*", "cpu_simd", "avx512"));
     assert_false(pattern_fits("cpu", "cpu_simd", ""));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),           cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_malformed),       cmocka_unit_test(test_not_terminated),
-        cmocka_unit_test(test_last_match_wins), cmocka_unit_test(test_patterns),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,10 +53,9 @@ static const struct {
 #include "layer_refusals.h"
 };
 
-static void test_each_refusal(void **state)
+TEST(test_each_refusal)
 {
     struct fixture f;
-    (void)state;
     fixture_init(&f);
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         struct attn_layer_desc desc = fixture_layer("l");
@@ -77,7 +76,7 @@ static void test_each_refusal(void **state)
     fixture_finish(&f);
 }
 
-static void test_completion(void **state)
+TEST(test_completion)
 {
     struct attn_layer_desc desc = fixture_layer("l");
     struct attn_error error = ATTN_ERROR_INIT;
@@ -85,7 +84,6 @@ static void test_completion(void **state)
     struct attn_ext optional = {0x2000, ATTN_EXT_OPTIONAL, sizeof optional, NULL};
     struct fixture f;
     struct arena arena;
-    (void)state;
     fixture_init(&f);
     arena_init(&arena, &f.runtime.host);
     desc.next = &optional;
@@ -126,7 +124,7 @@ static void test_completion(void **state)
     fixture_finish(&f);
 }
 
-static void test_struct_sizes(void **state)
+TEST(test_struct_sizes)
 {
     struct {
         struct attn_layer_desc desc;
@@ -136,7 +134,6 @@ static void test_struct_sizes(void **state)
     struct layer layer = {0};
     struct fixture f;
     struct arena arena;
-    (void)state;
     newer.desc.struct_size = sizeof newer;
     fixture_init(&f);
     arena_init(&arena, &f.runtime.host);
@@ -148,13 +145,12 @@ static void test_struct_sizes(void **state)
     fixture_finish(&f);
 }
 
-static void test_names_and_sharing(void **state)
+TEST(test_names_and_sharing)
 {
     struct attn_layer_desc layers[3] = {fixture_layer("0"), fixture_layer("1"), fixture_layer("2")};
     struct attn_error error;
     attn_assignment *a = NULL;
     struct fixture f;
-    (void)state;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     layers[2].name = "0";
@@ -179,15 +175,4 @@ static void test_names_and_sharing(void **state)
     assert_int_equal(a->layers[2].layer.sharing_target, 0);
     assignment_destroy(a);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_refusal),
-        cmocka_unit_test(test_completion),
-        cmocka_unit_test(test_struct_sizes),
-        cmocka_unit_test(test_names_and_sharing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

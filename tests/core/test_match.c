@@ -95,9 +95,8 @@ static struct match expect_composed(struct setting *s, uint64_t composed)
     return match;
 }
 
-static void test_each_reason(void **state)
+TEST(test_each_reason)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         struct setting s;
         setting_init(&s);
@@ -116,7 +115,7 @@ static void test_each_reason(void **state)
 }
 
 /* A row refuses a layer that is of everything it says, and no other. */
-static void test_rows_by_what_they_name(void **state)
+TEST(test_rows_by_what_they_name)
 {
     const struct attn_refused_combination others[] = {
         {.why = "", .dtypes = 1u << ATTN_DTYPE_F16},
@@ -126,7 +125,6 @@ static void test_rows_by_what_they_name(void **state)
         {.why = "", .head_size = {64, 64, 1}},
         {.why = "", .head_size = {8, 256, 32}}};
     struct setting s;
-    (void)state;
     setting_init(&s);
     s.caps->num_refused = 1;
     s.caps->refused_bytes = sizeof *others;
@@ -137,10 +135,9 @@ static void test_rows_by_what_they_name(void **state)
     setting_finish(&s);
 }
 
-static void test_all_reasons_at_once(void **state)
+TEST(test_all_reasons_at_once)
 {
     struct setting s;
-    (void)state;
     setting_init(&s);
     s.layer.head_size = 72;
     s.layer.soft_cap = 50;
@@ -151,11 +148,10 @@ static void test_all_reasons_at_once(void **state)
     setting_finish(&s);
 }
 
-static void test_compositions(void **state)
+TEST(test_compositions)
 {
     struct setting s;
     struct match match;
-    (void)state;
     setting_init(&s);
     match = expect_composed(&s, ATTN_COMPOSE_CASCADE);
     assert_int_equal(match.graph_level, ATTN_GRAPH_ALWAYS);
@@ -191,7 +187,7 @@ static void test_compositions(void **state)
     setting_finish(&s);
 }
 
-static void test_mla(void **state)
+TEST(test_mla)
 {
     struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
                                 .kv_lora_rank = 512,
@@ -205,7 +201,6 @@ static void test_mla(void **state)
                                    .num_q_heads_multiple = 64,
                                    .max_query_len = 2};
     struct setting s;
-    (void)state;
     setting_init(&s);
     s.layer.kind = ATTN_LAYER_MLA;
     s.layer.next = &mla.ext;
@@ -236,7 +231,7 @@ static void test_mla(void **state)
     setting_finish(&s);
 }
 
-static void test_gdn(void **state)
+TEST(test_gdn)
 {
     struct attn_recurrent_desc gdn = {.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn, NULL},
                                       .num_k_heads = 8,
@@ -252,7 +247,6 @@ static void test_gdn(void **state)
                                          .conv_width_max = 4,
                                          .max_speculative_tokens = 3};
     struct setting s;
-    (void)state;
     setting_init(&s);
     s.layer.kind = ATTN_LAYER_RECURRENT;
     s.layer.next = &gdn.ext;
@@ -284,14 +278,13 @@ static const struct attn_collectives ranks = {.struct_size = sizeof ranks,
                                               .reduce_scatter_f32 = no_collective};
 
 /* A cache spread over two ranks: each part that the exchange lacks is a reason of its own. */
-static void test_context_parallel(void **state)
+TEST(test_context_parallel)
 {
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .decode = &ranks,
                                        .interleave = 16,
                                        .reduce = ATTN_CP_ALL_TO_ALL};
     struct setting s;
-    (void)state;
     setting_init(&s);
     s.layer.next = &cp.ext;
     s.caps->features |= ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV;
@@ -315,13 +308,12 @@ static void test_context_parallel(void **state)
 
 /* Queries split over two ranks, whose slices share a row of the table: what a poor backend lacks,
  * and what no backend is asked for. */
-static void test_split_queries(void **state)
+TEST(test_split_queries)
 {
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .prefill = &ranks,
                                        .order = ATTN_CP_ZIGZAG};
     struct setting s;
-    (void)state;
     setting_init(&s);
     s.layer.next = &cp.ext;
     s.caps->terms |= ATTN_TERM_SLIDING_WINDOW;
@@ -342,19 +334,4 @@ static void test_split_queries(void **state)
         assert_string_equal(s.reasons.items[i].field, "context_parallel");
     }
     setting_finish(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_reason),
-        cmocka_unit_test(test_rows_by_what_they_name),
-        cmocka_unit_test(test_all_reasons_at_once),
-        cmocka_unit_test(test_compositions),
-        cmocka_unit_test(test_mla),
-        cmocka_unit_test(test_gdn),
-        cmocka_unit_test(test_context_parallel),
-        cmocka_unit_test(test_split_queries),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,12 +166,11 @@ static attn_status step(struct bench *b)
 }
 
 /* The first query of a causal request sees its own key only: its output is its value. */
-static void decodes_and_prefills_are_two_calls(void **state)
+TEST(decodes_and_prefills_are_two_calls)
 {
     static const int32_t queries[] = {1, 1, 20, 17};
     struct bench *b = bench_create(fake_layer("a"), false);
     struct attn_batch_split split;
-    (void)state;
     set_batch(b, queries, 4);
     assert_int_equal(step(b), ATTN_OK);
     assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
@@ -198,7 +197,7 @@ static void decodes_and_prefills_are_two_calls(void **state)
 
 /* Limits that mean "none" do not fit in a plan of composed requests: that is an error, and no small
  * allocation. */
-static void limits_and_workspaces_may_grow(void **state)
+TEST(limits_and_workspaces_may_grow)
 {
     struct {
         struct attn_limits known;
@@ -212,7 +211,6 @@ static void limits_and_workspaces_may_grow(void **state)
     struct attn_plan_options options = {.struct_size = sizeof options};
     struct bench *b = bench_create(fake_layer("a"), false);
     attn_plan *plan;
-    (void)state;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "attn_limits",
                plan_create(b->model, 0, &options, &plan, &b->error));
     options.limits = &limits.known;
@@ -258,13 +256,12 @@ static void limits_and_workspaces_may_grow(void **state)
     bench_destroy(b);
 }
 
-static void plans_of_chunks_refuse_endless_limits(void **state)
+TEST(plans_of_chunks_refuse_endless_limits)
 {
     static const int32_t requests[] = {INT32_MAX, 715827883, 1 << 30, 357913942, 1 << 29};
     struct attn_layer_desc desc = fake_layer("a");
     desc.chunk_size = 16;
     struct bench *b = bench_create(desc, false);
-    (void)state;
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         struct attn_plan_options options = {
             .struct_size = sizeof options,
@@ -280,12 +277,11 @@ static void plans_of_chunks_refuse_endless_limits(void **state)
 }
 
 /* Plans hold views of the cache: it is bound again after they are gone. */
-static void caches_stay_while_a_plan_holds_them(void **state)
+TEST(caches_stay_while_a_plan_holds_them)
 {
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct bench *b = bench_create(fake_layer("a"), false);
     attn_layer *layer = model_layer(b->model, 0);
-    (void)state;
     assert_int_equal(layer_kv_views(layer, b->cache, 1, &k, &v, &b->error), ATTN_OK);
     REFUSED_AS(ATTN_ERROR_ORDER, &b->error, "layer_bind_kv",
                layer_bind_kv(layer, &k, &v, &b->error));
@@ -295,12 +291,11 @@ static void caches_stay_while_a_plan_holds_them(void **state)
     bench_destroy(b);
 }
 
-static void only_leading_requests_are_decodes(void **state)
+TEST(only_leading_requests_are_decodes)
 {
     static const int32_t queries[] = {1, 5, 1};
     struct bench *b = bench_create(fake_layer("a"), false);
     struct attn_batch_split split;
-    (void)state;
     set_batch(b, queries, 3);
     assert_int_equal(step(b), ATTN_OK);
     assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
@@ -309,11 +304,10 @@ static void only_leading_requests_are_decodes(void **state)
     bench_destroy(b);
 }
 
-static void wrong_batches_are_refused(void **state)
+TEST(wrong_batches_are_refused)
 {
     static const int32_t queries[] = {1, 5};
     struct bench *b = bench_create(fake_layer("a"), false);
-    (void)state;
     set_batch(b, queries, 2);
     b->start[1] = 9;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "query_start_loc", step(b));
@@ -332,10 +326,9 @@ static void wrong_batches_are_refused(void **state)
     bench_destroy(b);
 }
 
-static void empty_batch_is_no_error(void **state)
+TEST(empty_batch_is_no_error)
 {
     struct bench *b = bench_create(fake_layer("a"), false);
-    (void)state;
     set_batch(b, NULL, 0);
     assert_int_equal(step(b), ATTN_OK);
     b->batch.mode = ATTN_BATCH_IDLE;
@@ -344,11 +337,10 @@ static void empty_batch_is_no_error(void **state)
     bench_destroy(b);
 }
 
-static void wrong_tensors_are_refused(void **state)
+TEST(wrong_tensors_are_refused)
 {
     static const int32_t queries[] = {5};
     struct bench *b = bench_create(fake_layer("a"), false);
-    (void)state;
     set_batch(b, queries, 1);
     b->q.shape[0] = 4;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "q", step(b));
@@ -399,7 +391,7 @@ static bool spoil(struct attn_tensor *t, int32_t how)
 
 /* Each fault of each tensor, by its name, where one run of many is fast: over keys that are there,
  * and with keys that are written. The others have no strides, or some. */
-static void every_fault_of_every_tensor_is_named(void **state)
+TEST(every_fault_of_every_tensor_is_named)
 {
     static const char *const names[] = {"q", "k", "v", "out"};
     static const int32_t queries[] = {5};
@@ -407,7 +399,6 @@ static void every_fault_of_every_tensor_is_named(void **state)
     struct bench *b = bench_create(fake_layer("a"), false);
     struct attn_tensor *const tensors[] = {&b->q, &b->k, &b->v, &b->out};
     const struct attn_tensor **const fields[] = {&b->io.q, &b->io.k, &b->io.v, &b->io.out};
-    (void)state;
     for (int32_t i = 0; i < 4 * 4; i++) {
         const int32_t t = i / 4;
         const bool writes = i & 1, strided = i & 2;
@@ -440,11 +431,10 @@ static void every_fault_of_every_tensor_is_named(void **state)
     bench_destroy(b);
 }
 
-static void encoder_needs_a_row_per_key(void **state)
+TEST(encoder_needs_a_row_per_key)
 {
     static const int32_t queries[] = {3, 2};
     struct attn_layer_desc layer = fake_layer("a");
-    (void)state;
     layer.kind = ATTN_LAYER_ENCODER;
     layer.causal = 0;
     struct bench *b = bench_create(layer, false);
@@ -457,11 +447,10 @@ static void encoder_needs_a_row_per_key(void **state)
     bench_destroy(b);
 }
 
-static void validation_names_request_and_index(void **state)
+TEST(validation_names_request_and_index)
 {
     static const int32_t queries[] = {1, 20};
     struct bench *b = bench_create(fake_layer("a"), true);
-    (void)state;
     set_batch(b, queries, 2); /* entries past the end are -99 and never looked at */
     assert_int_equal(step(b), ATTN_OK);
     b->table[4] = BLOCKS;
@@ -478,12 +467,11 @@ static void validation_names_request_and_index(void **state)
     bench_destroy(b);
 }
 
-static void steps_allocate_nothing(void **state)
+TEST(steps_allocate_nothing)
 {
     static const int32_t queries[] = {1, 20};
     struct bench *b = bench_create(fake_layer("a"), false);
     void *volatile one;
-    (void)state;
     set_batch(b, queries, 2);
     assert_int_equal(step(b), ATTN_OK);
     counting = true;
@@ -501,23 +489,4 @@ static void steps_allocate_nothing(void **state)
         skip();
     }
     assert_int_equal(before, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decodes_and_prefills_are_two_calls),
-        cmocka_unit_test(limits_and_workspaces_may_grow),
-        cmocka_unit_test(plans_of_chunks_refuse_endless_limits),
-        cmocka_unit_test(caches_stay_while_a_plan_holds_them),
-        cmocka_unit_test(only_leading_requests_are_decodes),
-        cmocka_unit_test(wrong_batches_are_refused),
-        cmocka_unit_test(empty_batch_is_no_error),
-        cmocka_unit_test(wrong_tensors_are_refused),
-        cmocka_unit_test(every_fault_of_every_tensor_is_named),
-        cmocka_unit_test(encoder_needs_a_row_per_key),
-        cmocka_unit_test(validation_names_request_and_index),
-        cmocka_unit_test(steps_allocate_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,14 +87,13 @@ static int run_loop(struct loop *loop, struct pool *pool, int64_t count, int64_t
     return wrong;
 }
 
-static void every_item_once(void **state)
+TEST(every_item_once)
 {
     static const int64_t counts[] = {0, 1, 2, 3, 7, 64, 1000, MAX_ITEMS};
     static const int64_t grains[] = {1, 3, 100, MAX_ITEMS};
     struct pool *pool = pool_create(&host, NUM_THREADS);
     struct loop *loop = malloc(sizeof *loop);
 
-    (void)state;
     assert_non_null(pool);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         for (size_t j = 0; j < sizeof grains / sizeof *grains; j++) {
@@ -119,12 +118,11 @@ static void wait_for_others(void *argument, int64_t begin, int64_t end, int32_t 
     }
 }
 
-static void runs_in_several_threads(void **state)
+TEST(runs_in_several_threads)
 {
     struct pool *pool = pool_create(&host, 2);
     atomic_int arrived = 0;
 
-    (void)state;
     pool_run(pool, 2, 1, wait_for_others, &arrived);
     assert_int_equal(atomic_load(&arrived), 2);
     usleep(20000); /* the worker sleeps by now and has to be woken */
@@ -147,12 +145,11 @@ static void *many_loops(void *argument)
     return (void *)wrong;
 }
 
-static void many_callers(void **state)
+TEST(many_callers)
 {
     struct pool *pool = pool_create(&host, NUM_THREADS);
     pthread_t threads[6];
 
-    (void)state;
     for (size_t i = 0; i < 6; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, many_loops, pool), 0);
     }
@@ -186,11 +183,10 @@ static void outer_body(void *argument, int64_t begin, int64_t end, int32_t worke
     }
 }
 
-static void nested_loops(void **state)
+TEST(nested_loops)
 {
     struct outer outer = {pool_create(&host, NUM_THREADS), 0};
 
-    (void)state;
     pool_run(outer.pool, 50, 1, outer_body, &outer);
     assert_int_equal(atomic_load(&outer.items), 500);
     pool_destroy(outer.pool);
@@ -210,7 +206,7 @@ static int child(struct pool *pool)
     return wrong != 0;
 }
 
-static void fork_before_and_after_first_use(void **state)
+TEST(fork_before_and_after_first_use)
 {
 #if defined(__SANITIZE_THREAD__)
     (void)state; /* TSan ends a child of a threaded process that starts threads */
@@ -218,7 +214,6 @@ static void fork_before_and_after_first_use(void **state)
 #else
     struct loop *loop = malloc(sizeof *loop);
 
-    (void)state;
     for (int used = 0; used < 2; used++) {
         struct pool *pool = pool_create(&host, 2);
         int status = -1;
@@ -242,9 +237,8 @@ static void fork_before_and_after_first_use(void **state)
 #endif
 }
 
-static void destroy_accepts_null(void **state)
+TEST(destroy_accepts_null)
 {
-    (void)state;
     pool_destroy(NULL);
     pool_destroy(pool_create(&host, NUM_THREADS)); /* never used */
 }
@@ -259,12 +253,11 @@ static void *cancelled_caller(void *argument)
 }
 
 /* The pool is as good as new after a caller was cancelled in the middle of a loop. */
-static void cancelled_in_a_loop(void **state)
+TEST(cancelled_in_a_loop)
 {
     struct pool *pool = pool_create(&host, NUM_THREADS);
     pthread_t thread;
     void *result = NULL;
-    (void)state;
     assert_non_null(pool);
     atomic_store(&sleepers, 0);
     assert_int_equal(pthread_create(&thread, NULL, cancelled_caller, pool), 0);
@@ -286,16 +279,6 @@ static void cancelled_in_a_loop(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_item_once),
-        cmocka_unit_test(runs_in_several_threads),
-        cmocka_unit_test(many_callers),
-        cmocka_unit_test(nested_loops),
-        cmocka_unit_test(fork_before_and_after_first_use),
-        cmocka_unit_test(cancelled_in_a_loop),
-        cmocka_unit_test(destroy_accepts_null),
-    };
-
     host_init(&host, &services, NUM_THREADS);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

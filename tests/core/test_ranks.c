@@ -72,7 +72,9 @@ static const char *chosen(const struct place *place)
     return name;
 }
 
-static void own_file_is_read(void **state)
+#define CASE(name) TEST_AROUND(name, set_up, tear_down)
+
+CASE(own_file_is_read)
 {
     struct place *place = *state;
     assert_string_equal(chosen(place), "beta");
@@ -80,7 +82,7 @@ static void own_file_is_read(void **state)
     assert_string_equal(chosen(place), "alpha");
 }
 
-static void foreign_files_steer_nothing(void **state)
+CASE(foreign_files_steer_nothing)
 {
     struct place *place = *state;
     char elsewhere[128];
@@ -131,7 +133,7 @@ static bool set_comma(const struct place *place)
     return setlocale(LC_NUMERIC, "comma") != NULL;
 }
 
-static void locale_changes_no_number(void **state)
+CASE(locale_changes_no_number)
 {
     struct place *place = *state;
     char command[128];
@@ -154,7 +156,7 @@ static void locale_changes_no_number(void **state)
     }
 }
 
-static void written_for_the_user_alone(void **state)
+CASE(written_for_the_user_alone)
 {
     struct place *place = *state;
     static const mode_t masks[] = {0, 077, 0777};
@@ -171,7 +173,7 @@ static void written_for_the_user_alone(void **state)
 }
 
 /* A limit on the size of files is an error, and no SIGXFSZ that ends the engine. */
-static void file_size_limit_ends_nothing(void **state)
+CASE(file_size_limit_ends_nothing)
 {
     struct place *place = *state;
     int status = -1;
@@ -190,7 +192,7 @@ static void file_size_limit_ends_nothing(void **state)
     assert_int_equal(access(place->ranks, F_OK), -1); /* and half a file is left nowhere */
 }
 
-static void root_takes_no_other_home(void **state)
+CASE(root_takes_no_other_home)
 {
     struct place *place = *state;
     char folder[256], below[96];
@@ -212,18 +214,4 @@ static void root_takes_no_other_home(void **state)
     cache_folder_default(folder, sizeof folder, below, "/root", &why);
     assert_string_equal(folder, "");
     assert_non_null(strstr(why, "XDG_CACHE_HOME"));
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        CASE(own_file_is_read),
-        CASE(foreign_files_steer_nothing),
-        CASE(locale_changes_no_number),
-        CASE(written_for_the_user_alone),
-        CASE(file_size_limit_ends_nothing),
-        CASE(root_takes_no_other_home),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,7 @@ static struct attn_plugin_info info_of(const attn_runtime *runtime, int32_t inde
     return info;
 }
 
-static void negotiates(void **state)
+TEST(negotiates)
 {
     const struct attn_api *table = (const struct attn_api *)&state;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -68,11 +68,10 @@ static void negotiates(void **state)
 }
 
 /* Every slot between status_text and the end is there. */
-static void table_is_full(void **state)
+TEST(table_is_full)
 {
     const char *bytes = (const char *)api;
 
-    (void)state;
     for (size_t at = offsetof(struct attn_api, version); at < sizeof *api; at += sizeof(void *)) {
         void *slot = NULL;
 
@@ -83,13 +82,12 @@ static void table_is_full(void **state)
     }
 }
 
-static void sound_plugin_is_taken(void **state)
+TEST(sound_plugin_is_taken)
 {
     attn_runtime *runtime = create_with(PLUGIN("none"), NULL, ATTN_OK);
     struct attn_backend_info backend = {.struct_size = sizeof backend};
     struct attn_device_info device = {.struct_size = sizeof device};
 
-    (void)state;
     assert_int_equal(api->plugin_count(runtime), 1);
     assert_int_equal(info_of(runtime, 0).status, ATTN_OK);
     assert_string_equal(info_of(runtime, 0).name, "sound");
@@ -126,7 +124,7 @@ static bool fits(const char *reason, const char *says)
 }
 
 /* Each defect costs its own plugin, with its own reason, and not the sound one next to it. */
-static void defects_are_refused(void **state)
+TEST(defects_are_refused)
 {
     static const struct defect defects[] = {
         {"missing_symbol", ATTN_ERROR_PLUGIN, "symbol: does not export attn_plugin_entry"},
@@ -154,7 +152,6 @@ static void defects_are_refused(void **state)
         {"claims_no_memory", ATTN_ERROR_OUT_OF_MEMORY, "out of memory (status 3), without a text"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof defects / sizeof *defects; i++) {
         char path[2 * PATH_MAX];
         attn_runtime *runtime = NULL;
@@ -176,22 +173,20 @@ static void defects_are_refused(void **state)
 }
 
 /* The engine has memory: what one plugin says of its own must not cost the others. */
-static void plugin_without_memory_is_refused_alone(void **state)
+TEST(plugin_without_memory_is_refused_alone)
 {
     attn_runtime *runtime =
         create_with(PLUGIN("claims_no_memory") ":" PLUGIN("none"), NULL, ATTN_OK);
 
-    (void)state;
     assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_OUT_OF_MEMORY);
     assert_int_equal(api->backend_count(runtime), 1);
     api->runtime_destroy(runtime);
 }
 
-static void second_of_one_name_is_refused(void **state)
+TEST(second_of_one_name_is_refused)
 {
     attn_runtime *runtime = create_with(PLUGIN("none") ":" PLUGIN("duplicate_name"), NULL, ATTN_OK);
 
-    (void)state;
     assert_int_equal(info_of(runtime, 0).status, ATTN_OK);
     assert_int_equal(info_of(runtime, 1).status, ATTN_ERROR_PLUGIN);
     assert_non_null(strstr(info_of(runtime, 1).reason, "sound"));
@@ -199,12 +194,11 @@ static void second_of_one_name_is_refused(void **state)
     api->runtime_destroy(runtime);
 }
 
-static void paths_are_absolute(void **state)
+TEST(paths_are_absolute)
 {
     char here[PATH_MAX];
     attn_runtime *runtime = NULL;
 
-    (void)state;
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(HOSTILE_DIR), 0);
     runtime = create_with("attn_none.so:.:/no/such/place:" PLUGIN("none"), NULL, ATTN_OK);
@@ -219,14 +213,13 @@ static void paths_are_absolute(void **state)
 }
 
 /* A directory gives its attn_*.so in the order of their names, and nothing else of it. */
-static void directory_is_read(void **state)
+TEST(directory_is_read)
 {
     char folder[] = "/tmp/attn_test_XXXXXX";
     char path[3][64];
     attn_runtime *runtime = NULL;
     FILE *file = NULL;
 
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path[0], sizeof path[0], "%s/attn_b.so", folder);
     snprintf(path[1], sizeof path[1], "%s/attn_a.so", folder);
@@ -282,7 +275,7 @@ static void meter_release(void *user, void *memory, size_t size)
     }
 }
 
-static void every_allocation_fails_in_turn(void **state)
+TEST(every_allocation_fails_in_turn)
 {
     struct meter meter = {0};
     const struct attn_host host = {.struct_size = sizeof host,
@@ -292,7 +285,6 @@ static void every_allocation_fails_in_turn(void **state)
     const char *path = PLUGIN("none") ":" PLUGIN("null_slot") ":relative";
     long calls = 0;
 
-    (void)state;
     api->runtime_destroy(create_with(path, &host, ATTN_OK));
     assert_int_equal(meter.alive, 0);
     assert_int_equal(meter.bytes, 0); /* sizes at release are those of the allocation */
@@ -306,7 +298,7 @@ static void every_allocation_fails_in_turn(void **state)
     }
 }
 
-static void bad_options_are_refused(void **state)
+TEST(bad_options_are_refused)
 {
     static const struct attn_runtime_options bad[] = {
         {.struct_size = 8},
@@ -314,7 +306,6 @@ static void bad_options_are_refused(void **state)
         {.struct_size = sizeof(struct attn_runtime_options), .log_level = 99},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct attn_error error = ATTN_ERROR_INIT;
         attn_runtime *runtime = (attn_runtime *)&error;
@@ -326,13 +317,12 @@ static void bad_options_are_refused(void **state)
     assert_int_equal(api->runtime_create(NULL, NULL, NULL), ATTN_ERROR_INVALID_ARGUMENT);
 }
 
-static void fork_after_creation(void **state)
+TEST(fork_after_creation)
 {
     attn_runtime *runtime = create_with(PLUGIN("none"), NULL, ATTN_OK);
     int status = -1;
     const pid_t pid = fork();
 
-    (void)state;
     if (pid == 0) {
         alarm(20);
         const int32_t count = api->backend_count(runtime);
@@ -348,22 +338,8 @@ static void fork_after_creation(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(negotiates),
-        cmocka_unit_test(table_is_full),
-        cmocka_unit_test(sound_plugin_is_taken),
-        cmocka_unit_test(defects_are_refused),
-        cmocka_unit_test(plugin_without_memory_is_refused_alone),
-        cmocka_unit_test(second_of_one_name_is_refused),
-        cmocka_unit_test(paths_are_absolute),
-        cmocka_unit_test(directory_is_read),
-        cmocka_unit_test(every_allocation_fails_in_turn),
-        cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(fork_after_creation),
-    };
-
     if (attn_get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
         return 1;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

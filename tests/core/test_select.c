@@ -9,7 +9,7 @@
 #define P ATTN_PHASE_PREFILL
 #define D ATTN_PHASE_DECODE
 
-static void test_rank_and_ties(void **state)
+TEST(test_rank_and_ties)
 {
     struct fixture f;
     struct attn_error error;
@@ -17,7 +17,6 @@ static void test_rank_and_ties(void **state)
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_choice choice = {.struct_size = sizeof choice};
     int32_t verdict = -1, reasons = -1;
-    (void)state;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 5);
     fixture_add(&f, "beta", "", 10);
@@ -43,13 +42,12 @@ static void test_rank_and_ties(void **state)
     fixture_finish(&f);
 }
 
-static void test_phases(void **state)
+TEST(test_phases)
 {
     struct fixture f;
     struct attn_error error;
     attn_assignment *a = NULL;
     struct attn_layer_desc layer = fixture_layer("l");
-    (void)state;
     fixture_init(&f);
     struct attn_backend_caps *prefill = fixture_add(&f, "fast_prefill", "", 10);
     fixture_add(&f, "slow", "", 1);
@@ -67,7 +65,7 @@ static void test_phases(void **state)
     fixture_finish(&f);
 }
 
-static void test_orders_wishes_exclusions(void **state)
+TEST(test_orders_wishes_exclusions)
 {
     static const struct {
         const char *text, *prefill, *decode;
@@ -88,7 +86,6 @@ static void test_orders_wishes_exclusions(void **state)
     static const struct attn_head_size_range only_64 = {{64, 64, 1}, {0, 0, 1}, 1};
     struct attn_layer_desc layer = fixture_layer("l");
     struct fixture f;
-    (void)state;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     struct attn_backend_caps *beta = fixture_add(&f, "beta", "", 50);
@@ -111,7 +108,7 @@ static void test_orders_wishes_exclusions(void **state)
     fixture_finish(&f);
 }
 
-static void test_refused_order(void **state)
+TEST(test_refused_order)
 {
     struct attn_layer_desc layer = fixture_layer("model.layers.7");
     struct attn_select_options options = {
@@ -122,7 +119,6 @@ static void test_refused_order(void **state)
     struct fixture f;
     attn_assignment *a = NULL;
     int32_t verdict = -1, count = -1;
-    (void)state;
     layer.head_size = 72;
     layer.soft_cap = 30;
     fixture_init(&f);
@@ -150,13 +146,12 @@ static void test_refused_order(void **state)
     fixture_finish(&f);
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_error error;
     struct fixture f;
     attn_assignment *a = NULL;
-    (void)state;
     fixture_init(&f);
     fixture_add(&f, "cpu_ref", "", 0);
     fixture_add(&f, "cpu_simd", "avx2", 5);
@@ -197,14 +192,13 @@ static attn_status refuse_decode(const struct attn_supports_args *args,
     return ATTN_OK;
 }
 
-static void test_supports_is_asked_last(void **state)
+TEST(test_supports_is_asked_last)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_reason reason = {.struct_size = sizeof reason};
     struct attn_error error;
     struct fixture f;
     attn_assignment *a = NULL;
-    (void)state;
     layer.block_size = 0;
     fixture_init(&f);
     f.table.supports = refuse_decode;
@@ -223,13 +217,12 @@ static void test_supports_is_asked_last(void **state)
     fixture_finish(&f);
 }
 
-static void test_hybrid_and_sharing(void **state)
+TEST(test_hybrid_and_sharing)
 {
     struct attn_layer_desc layers[4];
     struct attn_error error;
     struct fixture f;
     attn_assignment *a = NULL;
-    (void)state;
     for (int32_t i = 0; i < 4; i++) {
         static const char *const names[] = {"0", "1", "2", "3"};
         layers[i] = fixture_layer(names[i]);
@@ -255,14 +248,13 @@ static void test_hybrid_and_sharing(void **state)
     fixture_finish(&f);
 }
 
-static void test_two_runtimes(void **state)
+TEST(test_two_runtimes)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     const struct attn_layer_desc *pointer = &layer;
     static char first[] = "alpha", second[] = "beta";
     struct fixture f[2];
     attn_assignment *a[2] = {NULL, NULL};
-    (void)state;
     for (int32_t i = 0; i < 2; i++) {
         fixture_init(&f[i]);
         fixture_add(&f[i], "alpha", "", 1);
@@ -292,7 +284,7 @@ static attn_status import(struct fixture *f, const char *text, const struct attn
     return select_layers(&f->runtime, &options, pointers, count, a, error);
 }
 
-static void test_export_import(void **state)
+TEST(test_export_import)
 {
     struct attn_layer_desc layers[2] = {fixture_layer("model layer=0"), fixture_layer("name=1")};
     struct attn_error error;
@@ -300,7 +292,6 @@ static void test_export_import(void **state)
     attn_assignment *a = NULL, *b = NULL;
     char text[1024], again[1024], small[8];
     size_t needed = 0;
-    (void)state;
     layers[1].kind = ATTN_LAYER_ENCODER;
     layers[1].encoder = ATTN_ENCODER_ONLY;
     layers[1].causal = 0;
@@ -340,7 +331,7 @@ static void test_export_import(void **state)
     fixture_finish(&f);
 }
 
-static void test_malformed_import(void **state)
+TEST(test_malformed_import)
 {
     static const char *const texts[] = {
         "",
@@ -368,7 +359,6 @@ static void test_malformed_import(void **state)
     struct attn_error error;
     struct fixture f;
     attn_assignment *a = NULL;
-    (void)state;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -384,7 +374,7 @@ static void test_malformed_import(void **state)
 
 /* A measurement on file decides over the plugin's estimate, for its device, shape and phase only.
  */
-static void test_measured(void **state)
+TEST(test_measured)
 {
     char folder[] = "/tmp/attn-ranks-XXXXXX", path[64];
     struct attn_layer_desc layer = fixture_layer("l");
@@ -392,7 +382,6 @@ static void test_measured(void **state)
     struct attn_error error;
     struct fixture f;
     attn_assignment *a = NULL;
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/ranks", folder);
     FILE *file = fopen(path, "w");
@@ -436,12 +425,11 @@ static void *failing_allocate(void *user, size_t size, size_t alignment)
                : NULL;
 }
 
-static void test_every_allocation_fails(void **state)
+TEST(test_every_allocation_fails)
 {
     struct attn_layer_desc layers[2] = {fixture_layer("0"), fixture_layer("1")};
     struct fixture f;
     bool done = false;
-    (void)state;
     layers[1].head_size = 72;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
@@ -463,7 +451,7 @@ static void test_every_allocation_fails(void **state)
     fixture_finish(&f);
 }
 
-static void test_devices(void **state)
+TEST(test_devices)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     const struct attn_layer_desc *pointer = &layer;
@@ -473,7 +461,6 @@ static void test_devices(void **state)
     struct fixture f;
     attn_assignment *a = NULL;
     int32_t verdict = -1;
-    (void)state;
     fixture_init(&f);
     fixture_add(&f, "cpu", "", 1);
     fixture_add(&f, "gpu", "", 1)->device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
@@ -506,24 +493,4 @@ static void test_devices(void **state)
     assert_int_equal(best_device(&f.runtime, "cpu", &best, &error), ATTN_OK);
     assert_int_equal(best.type, ATTN_DEVICE_CPU);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rank_and_ties),
-        cmocka_unit_test(test_phases),
-        cmocka_unit_test(test_orders_wishes_exclusions),
-        cmocka_unit_test(test_refused_order),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_supports_is_asked_last),
-        cmocka_unit_test(test_hybrid_and_sharing),
-        cmocka_unit_test(test_two_runtimes),
-        cmocka_unit_test(test_export_import),
-        cmocka_unit_test(test_malformed_import),
-        cmocka_unit_test(test_measured),
-        cmocka_unit_test(test_every_allocation_fails),
-        cmocka_unit_test(test_devices),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

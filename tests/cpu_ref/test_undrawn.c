@@ -57,7 +57,7 @@ static attn_status create(const char *backend, const char *variant, int32_t devi
     return plugin->create(&args, made, table, &error);
 }
 
-static void test_create(void **state)
+TEST(test_create)
 {
     static const struct {
         const char *backend, *variant;
@@ -65,7 +65,6 @@ static void test_create(void **state)
     } wrong[] = {{"cpu_simd", "", ATTN_DEVICE_CPU},
                  {"cpu_ref", "avx2", ATTN_DEVICE_CPU},
                  {"cpu_ref", "", ATTN_DEVICE_CUDA}};
-    (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         attn_instance *made = instance;
         const struct attn_kernels *table = kernels;
@@ -88,14 +87,13 @@ static void draw(void *memory, int64_t count, int32_t dtype)
 
 /* ---- rows of zeros, of which no scale can be made */
 
-static void test_zeros(void **state)
+TEST(test_zeros)
 {
     enum { DIMS = 64 };
     static float signs[DIMS], channels[DIMS], x[DIMS], out[DIMS];
     const int64_t slot = 0, shape[] = {1, 1, DIMS};
     const int32_t starts[] = {0, 1}, table = 0, length = 1;
     struct shaped zeros, result;
-    (void)state;
     shaped_set(&zeros, x, ATTN_DTYPE_F32, 3, shape, NULL);
     shaped_set(&result, out, ATTN_DTYPE_F32, 3, shape, NULL);
     for (int32_t i = 0; i < DIMS; i++) {
@@ -344,10 +342,9 @@ static void run_latent(const struct latent_case *c, struct latent *p)
     PASSES(c->name, kernels->gather_kv(&gather, &error));
 }
 
-static void test_latent(void **state)
+TEST(test_latent)
 {
     static struct latent p;
-    (void)state;
     for (size_t i = 0; i < sizeof latent_cases / sizeof *latent_cases; i++) {
         const struct latent_case *c = &latent_cases[i];
         int32_t row = c->rank + c->rope;
@@ -364,14 +361,13 @@ static void test_latent(void **state)
 
 /* ---- numbers */
 
-static void test_fnuz(void **state)
+TEST(test_fnuz)
 {
     enum { TOKENS = 5, GROUPS = 4, DIMS = 64, COUNT = TOKENS * GROUPS * DIMS };
     static const float scales[GROUPS] = {0.01f, 0.3f, 0.00001f, 0.05f}; /* one saturates */
     static float x[COUNT];
     static uint8_t codes[COUNT];
     struct shaped in, out;
-    (void)state;
     draw(x, COUNT, ATTN_DTYPE_F32);
     for (int32_t form = ATTN_SCALE_PER_TENSOR; form <= ATTN_SCALE_PER_HEAD; form++) {
         const struct attn_quantize_args args = {
@@ -388,14 +384,13 @@ static void test_fnuz(void **state)
 }
 
 /* More rows and columns than a tile has; and a block scale that says NaN. */
-static void test_gemm(void **state)
+TEST(test_gemm)
 {
     enum { B = 3, M = 19, K = 96, N = 160 };
     static const float scales[B] = {0.5f, 2, 3};
     static float a[B * M * K], w[B * K * N], c[B * M * N];
     static uint8_t exponents[B * 3 * N];
     struct shaped ta, tw, to, ts;
-    (void)state;
     draw(a, B * M * K, ATTN_DTYPE_F32);
     draw(w, B * K * N, ATTN_DTYPE_F32);
     memset(exponents, 127, sizeof exponents);
@@ -422,10 +417,6 @@ static void test_gemm(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_create), cmocka_unit_test(test_zeros), cmocka_unit_test(test_latent),
-        cmocka_unit_test(test_fnuz),   cmocka_unit_test(test_gemm),
-    };
     void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
     attn_plugin_entry_fn *entry = NULL;
     if (library != NULL) {
@@ -437,7 +428,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s FILE.so, of cpu_ref\n", argv[0]);
         return 2;
     }
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     plugin->destroy(instance);
     return failed;
 }

@@ -2,17 +2,12 @@
 /* The AMX engine's flash, on emulated tiles, against sums in double: masks, padding, references
  * that are raised in the middle of a tile, tiles in one call and in two. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "cpu_simd/engine.h"
+#include "support/test.h"
 
 enum { MAX_ROWS = 96, MAX_KEYS = FLASH_TILES * TILE_KEYS, MAX_SIZE = 160 };
 
@@ -222,9 +217,8 @@ static void hold(const struct shape *shape)
     assert_memory_equal(it.out[0], it.out[1], sizeof it.out[0]);
 }
 
-static void test_rows_and_masks(void **state)
+TEST(test_rows_and_masks)
 {
-    (void)state;
     for (int32_t i = 0; i < 120; i++) {
         struct shape shape = {.rows = 17 + (int32_t)draw(MAX_ROWS - 16),
                               .depth = 32 + 32 * (int32_t)draw(5),
@@ -236,12 +230,11 @@ static void test_rows_and_masks(void **state)
     }
 }
 
-static void test_what_is_not_finite(void **state)
+TEST(test_what_is_not_finite)
 {
     static const uint16_t non_finite[] = {0x7f80, 0xff80, 0x7fc0, 0xffff};
     const struct flash_engine *flash = variant_amx.bf16->flash;
     const void *rows[TILE_KEYS];
-    (void)state;
     memset(&it, 0, sizeof it);
     for (int32_t j = 0; j < TILE_KEYS; j++) {
         rows[j] = it.v[j];
@@ -257,13 +250,9 @@ static void test_what_is_not_finite(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_and_masks),
-        cmocka_unit_test(test_what_is_not_finite),
-    };
     if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512dq") ||
         !__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vnni")) {
         return 77;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

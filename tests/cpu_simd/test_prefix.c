@@ -208,9 +208,8 @@ static void hold(const struct setting *s, const char *variant)
     end(p);
 }
 
-static void same_bits_in_steps(void **state)
+TEST(same_bits_in_steps)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         for (size_t n = 0; n < sizeof settings / sizeof *settings; n++) {
             hold(&settings[n], variants[i]);
@@ -252,20 +251,12 @@ static void hold_sinks(const struct setting *s, double bound, const char *varian
     end(behind);
 }
 
-static void sinks_are_keys(void **state)
+TEST(sinks_are_keys)
 {
     static const struct setting f32 = {ATTN_DTYPE_F32, ATTN_KV_AUTO, 6, 2};
     static const struct setting bf16 = {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2};
-    (void)state;
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         hold_sinks(&f32, 2e-5, variants[i]);
         hold_sinks(&bf16, 0.05, variants[i]); /* values of 2, weights and outputs of 8 bits */
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits_in_steps),
-                                       cmocka_unit_test(sinks_are_keys)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

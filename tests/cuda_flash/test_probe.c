@@ -16,57 +16,15 @@ static void probe(const char *visible, const char *order, const char *devices, c
     expect_found(plugin, devices, backends, NULL);
 }
 
-static void test_order(void **state)
-{
-    (void)state;
-    probe(NULL, NULL, "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
-    probe(NULL, "FASTEST_FIRST", "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
-    probe(NULL, "PCI_BUS_ID", "0:sm_75/20 1:sm_90/132 2:sm_90/132 ", "1 2 ");
-}
-
-static void test_visible(void **state)
-{
-    (void)state;
-    probe("1", "PCI_BUS_ID", "0:sm_90/132 ", "0 ");
-    probe("2, 0", "PCI_BUS_ID", "0:sm_90/132 1:sm_75/20 ", "0 ");
-    probe("2", NULL, "0:sm_75/20 ", "");
-    probe("", NULL, "", "");
-    probe("-1", NULL, "", "");
-    probe("NoDevFiles", NULL, "", "");
-    probe("1,7,2", "PCI_BUS_ID", "0:sm_90/132 ", "0 "); /* up to the first that is not there */
-    probe("1,1", "PCI_BUS_ID", "", "");                 /* twice: none */
-}
-
-static void test_uuid(void **state)
-{
-    (void)state;
-    probe("GPU-2223", NULL, "0:sm_90/132 ", "0 ");
-    probe("GPU-222", NULL, "", ""); /* of two GPUs */
-    probe("GPU-1111,GPU-2222", NULL, "0:sm_75/20 1:sm_90/132 ", "1 ");
-    probe("MIG-33330000-0000", NULL, "0:sm_90/16 ", "0 ");
-}
-
-static void test_absent(void **state)
-{
-    (void)state;
-    set_variable("FAKE_NVML_GPUS", "0");
-    probe(NULL, NULL, "", "");
-    set_variable("FAKE_NVML_GPUS", "broken");
-    probe(NULL, NULL, "", "");
-    set_variable("FAKE_NVML_GPUS", "1");
-    probe(NULL, NULL, "0:sm_75/20 ", "");
-    set_variable("FAKE_NVML_GPUS", NULL);
-}
-
-/* A driver initialised before an engine forks would cost its workers their GPU. */
-static void test_driver(void **state)
+/* A driver initialised before an engine forks would cost its workers their GPU. The first test:
+ * what is loaded stays. */
+TEST(test_driver)
 {
     attn_instance *instance;
     const struct attn_kernels *table;
     struct attn_host host = {
         .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
     struct attn_error error = ATTN_ERROR_INIT;
-    (void)state;
     probe(NULL, NULL, "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
     assert_null(getenv("FAKE_CUDA_OPENED"));
     /* an instance does open it, and says what it finds */
@@ -83,13 +41,46 @@ static void test_driver(void **state)
     assert_non_null(getenv("FAKE_CUDA_OPENED"));
 }
 
+TEST(test_order)
+{
+    probe(NULL, NULL, "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
+    probe(NULL, "FASTEST_FIRST", "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
+    probe(NULL, "PCI_BUS_ID", "0:sm_75/20 1:sm_90/132 2:sm_90/132 ", "1 2 ");
+}
+
+TEST(test_visible)
+{
+    probe("1", "PCI_BUS_ID", "0:sm_90/132 ", "0 ");
+    probe("2, 0", "PCI_BUS_ID", "0:sm_90/132 1:sm_75/20 ", "0 ");
+    probe("2", NULL, "0:sm_75/20 ", "");
+    probe("", NULL, "", "");
+    probe("-1", NULL, "", "");
+    probe("NoDevFiles", NULL, "", "");
+    probe("1,7,2", "PCI_BUS_ID", "0:sm_90/132 ", "0 "); /* up to the first that is not there */
+    probe("1,1", "PCI_BUS_ID", "", "");                 /* twice: none */
+}
+
+TEST(test_uuid)
+{
+    probe("GPU-2223", NULL, "0:sm_90/132 ", "0 ");
+    probe("GPU-222", NULL, "", ""); /* of two GPUs */
+    probe("GPU-1111,GPU-2222", NULL, "0:sm_75/20 1:sm_90/132 ", "1 ");
+    probe("MIG-33330000-0000", NULL, "0:sm_90/16 ", "0 ");
+}
+
+TEST(test_absent)
+{
+    set_variable("FAKE_NVML_GPUS", "0");
+    probe(NULL, NULL, "", "");
+    set_variable("FAKE_NVML_GPUS", "broken");
+    probe(NULL, NULL, "", "");
+    set_variable("FAKE_NVML_GPUS", "1");
+    probe(NULL, NULL, "0:sm_75/20 ", "");
+    set_variable("FAKE_NVML_GPUS", NULL);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_driver), /* the first: what is loaded stays */
-        cmocka_unit_test(test_order),  cmocka_unit_test(test_visible),
-        cmocka_unit_test(test_uuid),   cmocka_unit_test(test_absent),
-    };
     plugin = plugin_of_argument(argc, argv);
-    return plugin == NULL ? 2 : cmocka_run_group_tests(tests, NULL, NULL);
+    return plugin == NULL ? 2 : test_run(NULL, NULL);
 }

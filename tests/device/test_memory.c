@@ -79,26 +79,23 @@ static void copies_and_fills(struct attn_device device)
     api->device_close(NULL);
 }
 
-static void test_fake(void **state)
+TEST(test_fake)
 {
-    (void)state;
     copies_and_fills(fake);
 }
 
-static void test_host(void **state)
+TEST(test_host)
 {
-    (void)state;
     copies_and_fills(cpu);
     copies_and_fills((struct attn_device){0, 0}); /* not stated: the CPU */
 }
 
 /* What CI relies on: a touch by the host ends the process that does it. */
-static void test_host_cannot_touch(void **state)
+TEST(test_host_cannot_touch)
 {
     attn_open_device *opened;
     void *memory;
     int status = 0;
-    (void)state;
     assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
     assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
     for (int32_t write = 0; write < 2; write++) {
@@ -118,12 +115,11 @@ static void test_host_cannot_touch(void **state)
     api->device_close(opened);
 }
 
-static void test_out_of_memory(void **state)
+TEST(test_out_of_memory)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     attn_open_device *opened;
     void *memory, *rest = NULL;
-    (void)state;
     assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
     assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, 0),
                      ATTN_OK);
@@ -146,12 +142,11 @@ static void test_out_of_memory(void **state)
     api->device_close(opened);
 }
 
-static void test_addresses(void **state)
+TEST(test_addresses)
 {
     attn_open_device *opened;
     struct attn_device owner;
     void *memory;
-    (void)state;
     assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
     assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
     assert_int_equal(api->device_of_address(opened, (uint8_t *)memory + 9, &owner, NULL), ATTN_OK);
@@ -162,13 +157,12 @@ static void test_addresses(void **state)
     api->device_close(opened);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     attn_open_device *opened = (attn_open_device *)(void *)&error;
     struct attn_device best;
     void *handle = NULL;
-    (void)state;
     assert_int_equal(
         api->device_open(runtime, (struct attn_device){ATTN_DEVICE_EXTENSION, 3}, &opened, &error),
         ATTN_ERROR_NOT_FOUND);
@@ -201,11 +195,10 @@ static void test_refusals(void **state)
     api->device_close(opened);
 }
 
-static void test_best(void **state)
+TEST(test_best)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_device best = {0, 0};
-    (void)state;
     assert_int_equal(api->best_device(runtime, NULL, &best, &error), ATTN_OK);
     assert_memory_equal(&best, &fake, sizeof best);
     assert_int_equal(api->best_device(runtime, "cpu_ref", &best, &error), ATTN_OK);
@@ -218,14 +211,5 @@ static void test_best(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fake),
-        cmocka_unit_test(test_host),
-        cmocka_unit_test(test_host_cannot_touch),
-        cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_addresses),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_best),
-    };
-    return cmocka_run_group_tests(tests, open_runtime, close_runtime);
+    return test_run(open_runtime, close_runtime);
 }

@@ -198,11 +198,10 @@ static void runs_and_is_right(void)
     }
 }
 
-static void test_bindings(void **state)
+TEST_AROUND(test_bindings, plain, tear_down)
 {
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct attn_layer_params params = {.struct_size = sizeof params, .sinks = f.device->sinks};
-    (void)state;
     OK(f.api->layer_kv_views(f.layer, f.cache, BLOCKS, &k, &v, &error));
     v.device = cpu;
     ELSEWHERE(f.api->layer_bind_kv(f.layer, &k, &v, &error), "v");
@@ -225,10 +224,9 @@ static void test_bindings(void **state)
 }
 
 /* Every array of a plan's first batch. */
-static void test_first_batch(void **state)
+TEST_AROUND(test_first_batch, plain, tear_down)
 {
     const struct attn_batch whole = f.batch;
-    (void)state;
     bind_all();
     f.batch.query_start_loc = f.host.query_start_loc;
     ELSEWHERE(f.api->plan_batch(f.plan, &f.batch, NULL, &error), "query_start_loc");
@@ -248,9 +246,8 @@ static void test_first_batch(void **state)
 }
 
 /* The same step by page lists, with and without what the host may know of them. */
-static void test_page_lists(void **state)
+TEST_AROUND(test_page_lists, plain, tear_down)
 {
-    (void)state;
     bind_all();
     f.batch.block_table = NULL;
     f.batch.block_table_stride = 0;
@@ -281,7 +278,7 @@ static void read_back(void)
 }
 
 /* Into floats of the device, from rows of the device. */
-static void test_scales(void **state)
+TEST_AROUND(test_scales, plain, tear_down)
 {
     const struct attn_layer_desc desc = {.struct_size = sizeof desc,
                                          .name = "levels",
@@ -307,7 +304,6 @@ static void test_scales(void **state)
                                               .v_channel_scale = &f.device->channel_scales[0][0],
                                               .range = 127};
     attn_model *model;
-    (void)state;
     OK(f.api->layer_calculate_scales(f.layer, &all, &error));
     read_back();
     assert_true(f.host.scales[0] == 1 && f.host.scales[1] == 1); /* q and k are 0 */
@@ -335,11 +331,10 @@ static void test_scales(void **state)
     f.api->model_destroy(model);
 }
 
-static void test_tensors(void **state)
+static void refuse_tensors(void)
 {
     struct attn_tensor *all[] = {&f.q, &f.k, &f.v, &f.out, &f.lse};
     static const char *const names[] = {"q", "k", "v", "out", "lse"};
-    (void)state;
     bind_all();
     OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     for (int32_t lse = 0; lse < 2; lse++) { /* the general way, and the fast one */
@@ -362,10 +357,19 @@ static void test_tensors(void **state)
     runs_and_is_right();
 }
 
-/* Under validation addresses are asked for, whatever a tensor says. */
-static void test_validation(void **state)
+TEST_AROUND(test_tensors, plain, tear_down)
 {
-    (void)state;
+    refuse_tensors();
+}
+
+TEST_AROUND(test_tensors_validated, validating, tear_down)
+{
+    refuse_tensors();
+}
+
+/* Under validation addresses are asked for, whatever a tensor says. */
+TEST_AROUND(test_validation, validating, tear_down)
+{
     bind_all();
     OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
@@ -377,18 +381,4 @@ static void test_validation(void **state)
     f.batch.block_table = f.device->block_table;
     OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_bindings, plain, tear_down),
-        cmocka_unit_test_setup_teardown(test_first_batch, plain, tear_down),
-        cmocka_unit_test_setup_teardown(test_page_lists, plain, tear_down),
-        cmocka_unit_test_setup_teardown(test_scales, plain, tear_down),
-        cmocka_unit_test_setup_teardown(test_tensors, plain, tear_down),
-        cmocka_unit_test_setup_teardown(test_tensors, validating, tear_down),
-        cmocka_unit_test_setup_teardown(test_validation, validating, tear_down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The interpreter: right results where they are known exactly, and defects that it has to catch.
  * usage: test_isa CODE_OBJECT WITH_SCRATCH, of defects.hip for one target */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "isa/isa.h"
+#include "support/test.h"
 
 #define COUNT 2048
 #define RESULTS 6
@@ -86,10 +81,9 @@ static bool same(float x, float y)
     return x == y || (x != x && y != y);
 }
 
-static void test_arithmetic(void **state)
+TEST(test_arithmetic)
 {
     struct machine m;
-    (void)state;
     fill();
     if (!launch(&m, "divide", COUNT / 128, sizeof out, COUNT)) {
         fail_msg("%s", m.error);
@@ -111,11 +105,10 @@ static void test_arithmetic(void **state)
     assert_true(m.insns > 0 && m.counts[CLASS_TRANSCENDENTAL] > 0);
 }
 
-static void test_exchange(void **state)
+TEST(test_exchange)
 {
     struct machine m;
     float sums[128];
-    (void)state;
     for (int i = 0; i < 128; i++) {
         a[i] = (float)(i * i % 37);
         b[i] = (float)i;
@@ -134,11 +127,10 @@ static void test_exchange(void **state)
     }
 }
 
-static void test_literals(void **state)
+TEST(test_literals)
 {
     struct machine m;
     bool flushes = strcmp(code->target, "gfx90a") == 0;
-    (void)state;
     for (int i = 0; i < 128; i++) {
         a[i] = (float)(i - 50);
         b[i] = (float)(i % 7) + 0.5f;
@@ -154,10 +146,9 @@ static void test_literals(void **state)
     }
 }
 
-static void test_words(void **state)
+TEST(test_words)
 {
     struct machine m;
-    (void)state;
     if (code_kernel(code, "words") == NULL) { /* CDNA's alone */
         return;
     }
@@ -185,9 +176,8 @@ static void refuses(const char *name, size_t out_bytes, int count, const char *c
     }
 }
 
-static void test_defects(void **state)
+TEST(test_defects)
 {
-    (void)state;
     refuses("out_of_bounds", 128 * sizeof(float), 128, "writes 4 bytes");
     refuses("race", sizeof out, 128, "since the last barrier");
     refuses("never_written", sizeof out, 128, "stores what was never written");
@@ -202,11 +192,10 @@ static void test_defects(void **state)
 }
 
 /* Scratch memory: some of its instructions are unknown on purpose; else the launch is refused. */
-static void test_scratch(void **state)
+TEST(test_scratch)
 {
     char error[4096];
     struct code *held = code;
-    (void)state;
     code = load(file, error, sizeof error);
     if (code != NULL) {
         refuses("scratch", sizeof out, 128, "asks for scratch memory");
@@ -220,10 +209,6 @@ static void test_scratch(void **state)
 int main(int argc, char **argv)
 {
     char error[4096];
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arithmetic), cmocka_unit_test(test_exchange),
-        cmocka_unit_test(test_literals),   cmocka_unit_test(test_words),
-        cmocka_unit_test(test_defects),    cmocka_unit_test(test_scratch)};
     if (argc != 3) {
         return 2;
     }
@@ -233,7 +218,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", error);
         return 1;
     }
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     code_free(code);
     return failed;
 }

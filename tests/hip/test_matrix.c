@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The interpreter's matrix instructions against tables of where each element lies. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "isa/isa.h"
 #include "matrix_places.h"
+#include "support/test.h"
 
 #define REG_A 0
 #define REG_B 8
@@ -202,9 +197,8 @@ static void check_codes(const char *name, int major, const struct code_places *p
     }
 }
 
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     check_codes("v_mfma_f32_16x16x32_fp8_fp8", 9, &cdna3_codes, &e4m3_fnuz);
     check_codes("v_mfma_f32_16x16x32_bf8_bf8", 9, &cdna3_codes, &e5m2_fnuz);
     check_codes("v_mfma_f32_16x16x32_fp8_fp8", 9, &cdna3_codes, &e4m3); /* gfx950 */
@@ -213,35 +207,30 @@ static void test_codes(void **state)
     check_codes("v_wmma_f32_16x16x16_bf8_bf8", 12, &rdna4_codes, &e5m2);
 }
 
-static void test_cdna(void **state)
+TEST(test_cdna)
 {
-    (void)state;
     check("v_mfma_f32_16x16x16_f16", 9, &cdna_places, false);
     check("v_mfma_f32_16x16x16_bf16", 9, &cdna_places, true);
     check("v_mfma_f32_16x16x16f16", 9, &cdna_places, false);
     check("v_mfma_f32_16x16x16bf16_1k", 9, &cdna_places, true);
 }
 
-static void test_rdna3(void **state)
+TEST(test_rdna3)
 {
-    (void)state;
     check("v_wmma_f32_16x16x16_f16", 11, &rdna3_places, false);
     check("v_wmma_f32_16x16x16_bf16", 11, &rdna3_places, true);
 }
 
-static void test_rdna4(void **state)
+TEST(test_rdna4)
 {
-    (void)state;
     check("v_wmma_f32_16x16x16_f16", 12, &rdna4_places, false);
     check("v_wmma_f32_16x16x16_bf16", 12, &rdna4_places, true);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cdna), cmocka_unit_test(test_rdna3),
-                                       cmocka_unit_test(test_rdna4), cmocka_unit_test(test_codes)};
     wave = aligned_alloc(64, sizeof *wave);
-    int failed = wave != NULL ? cmocka_run_group_tests(tests, NULL, NULL) : 1;
+    int failed = wave != NULL ? test_run(NULL, NULL) : 1;
     free(wave);
     return failed;
 }

@@ -35,15 +35,13 @@ static void probe(const char *rocr, const char *hip, const char *devices, const 
     expect_found(plugin, devices, backends, field);
 }
 
-static void test_topology(void **state)
+TEST(test_topology)
 {
-    (void)state;
     probe(NULL, NULL, "0:gfx942/304 1:gfx906/60 2:gfx1100/96 ", "0 2 ", NULL);
 }
 
-static void test_visible(void **state)
+TEST(test_visible)
 {
-    (void)state;
     probe("2,0", NULL, "0:gfx1100/96 1:gfx942/304 ", "0 1 ", NULL);
     probe("2,0", "1", "0:gfx942/304 ", "0 ", NULL);
     probe("GPU-00000000000000ab", NULL, "0:gfx942/304 ", "0 ", NULL);
@@ -53,9 +51,8 @@ static void test_visible(void **state)
     probe("", NULL, "", "", "device");
 }
 
-static void test_absent(void **state)
+TEST(test_absent)
 {
-    (void)state;
     set_variable("ATTN_TEST_KFD", "/nowhere");
     probe(NULL, NULL, "", "", "device");
     set_variable("ATTN_TEST_KFD", folder);
@@ -79,11 +76,6 @@ static void write_topology(void)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_topology),
-        cmocka_unit_test(test_visible),
-        cmocka_unit_test(test_absent),
-    };
     plugin = plugin_of_argument(argc, argv);
     snprintf(folder, sizeof folder, "/tmp/attn-kfd-XXXXXX");
     if (plugin == NULL || mkdtemp(folder) == NULL) {
@@ -91,7 +83,7 @@ int main(int argc, char **argv)
     }
     write_topology();
     set_variable("ATTN_TEST_KFD", folder);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     char command[160];
     snprintf(command, sizeof command, "rm -r %s", folder);
     return system(command) != 0 ? 2 : failed;

@@ -183,9 +183,8 @@ static const struct {
     {"create_error_is_foul", "model_create 12 : device error, with a text that is not clean UTF-8"},
 };
 
-static void wrong_answers_are_errors(void **state)
+TEST(wrong_answers_are_errors)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         char text[2048];
 
@@ -199,12 +198,11 @@ static void wrong_answers_are_errors(void **state)
 }
 
 /* A text without an end becomes one that fits, behind the names. */
-static void endless_texts_end(void **state)
+TEST(endless_texts_end)
 {
     static const char begins[] = "run 12 ";
     char text[2048];
 
-    (void)state;
     assert_int_equal(setenv("HOSTILE_CASE", "attend_error_is_endless", 1), 0);
     serve(HOSTILE_DIR "/attn_answers.so", text, sizeof text);
     assert_memory_equal(text, begins, sizeof begins - 1);
@@ -216,12 +214,11 @@ static void endless_texts_end(void **state)
 }
 
 /* A hundred thousand reasons: the first ones are kept. */
-static void reasons_end(void **state)
+TEST(reasons_end)
 {
     struct engine *e = calloc(1, sizeof *e);
     int32_t verdict = 0, count = 0;
 
-    (void)state;
     e->error.struct_size = sizeof e->error;
     assert_int_equal(setenv("HOSTILE_CASE", "supports_never_ends_its_reasons", 1), 0);
     assert_int_equal(begin(e, HOSTILE_DIR "/attn_answers.so", ATTN_SELECT_KEEP_UNSERVED), ATTN_OK);
@@ -234,7 +231,7 @@ static void reasons_end(void **state)
 }
 
 /* What a plugin does to the process in supports, create and its kernels, it does to the engine. */
-static void later_misdeeds_are_the_engines(void **state)
+TEST(later_misdeeds_are_the_engines)
 {
     static const char *const stages[] = {"supports", "create", "write", "attend"};
     static const struct {
@@ -244,7 +241,6 @@ static void later_misdeeds_are_the_engines(void **state)
         {"crash", SIGSEGV, 0}, {"abort", SIGABRT, 0}, {"exit", 0, 7}, {"throw", SIGABRT, 0}};
     const struct rlimit no_core = {0, 0};
 
-    (void)state;
     for (size_t i = 0; i < 4 * sizeof deeds / sizeof *deeds; i++) {
         char file[4096], text[2048];
         int status = -1;
@@ -275,13 +271,7 @@ static void later_misdeeds_are_the_engines(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_answers_are_errors),
-        cmocka_unit_test(endless_texts_end),
-        cmocka_unit_test(reasons_end),
-        cmocka_unit_test(later_misdeeds_are_the_engines),
-    };
     const int failed = fixture_open(argc, argv);
 
-    return failed != 0 ? failed : cmocka_run_group_tests(tests, NULL, NULL);
+    return failed != 0 ? failed : test_run(NULL, NULL);
 }

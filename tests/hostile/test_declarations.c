@@ -166,9 +166,8 @@ static void check_case(size_t i, bool two)
 }
 
 /* Each alone, and next to a sound backend of the same plugin, which is not refused with it. */
-static void each_is_refused(void **state)
+TEST(each_is_refused)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         /* a device that is left out takes all backends on it along */
         bool sound = strncmp(cases[i].name, "device_", 7) != 0 ||
@@ -184,8 +183,7 @@ static void each_is_refused(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(each_is_refused)};
     const int failed = fixture_open(argc, argv);
 
-    return failed != 0 ? failed : cmocka_run_group_tests(tests, NULL, NULL);
+    return failed != 0 ? failed : test_run(NULL, NULL);
 }

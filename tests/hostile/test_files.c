@@ -60,9 +60,8 @@ static void expect(attn_status status, const char *reason)
     (void)remove(bad);
 }
 
-static void no_library(void **state)
+TEST(no_library)
 {
-    (void)state;
     write_bad("", 0, 0644);
     expect(ATTN_ERROR_PLUGIN, "file: is not an ELF file");
     write_bad("#!/bin/sh\necho a script\n", 23, 0755);
@@ -83,12 +82,11 @@ static void no_library(void **state)
 
 /* Cut anywhere in what is loaded it is refused here; behind that the loader says what it misses, or
  * misses nothing. */
-static void truncated(void **state)
+TEST(truncated)
 {
     Elf64_Ehdr header;
     size_t loaded = 0;
 
-    (void)state;
     memcpy(&header, sound, sizeof header);
     for (int i = 0; i < header.e_phnum; i++) {
         Elf64_Phdr segment;
@@ -108,12 +106,11 @@ static void truncated(void **state)
     expect(ATTN_ERROR_PLUGIN, "file: is truncated: segment ");
 }
 
-static void no_regular_file(void **state)
+TEST(no_regular_file)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-    (void)state;
     assert_int_equal(mkdir(bad, 0755), 0);
     expect(ATTN_ERROR_PLUGIN, "file: is not a regular file");
     assert_int_equal(mkfifo(bad, 0644), 0);
@@ -130,9 +127,8 @@ static void no_regular_file(void **state)
     expect(ATTN_ERROR_PLUGIN, "file: is not a regular file");
 }
 
-static void not_to_be_trusted(void **state)
+TEST(not_to_be_trusted)
 {
-    (void)state;
     write_bad(sound, sound_size, 0666);
     expect(ATTN_ERROR_PLUGIN, "file: is writable for every user (mode 666)");
     write_bad(sound, sound_size, 0002);
@@ -143,12 +139,11 @@ static void not_to_be_trusted(void **state)
 }
 
 /* In a child without root's rights, which would read everything. */
-static void unreadable(void **state)
+TEST(unreadable)
 {
     int status = -1;
     pid_t pid = -1;
 
-    (void)state;
     write_bad(sound, sound_size, 0000);
     assert_int_equal(chmod(folder, 0755), 0);
     pid = fork();
@@ -175,13 +170,12 @@ static void unreadable(void **state)
     (void)remove(bad);
 }
 
-static void entry_is_too_long(void **state)
+TEST(entry_is_too_long)
 {
     static char path[3 * PATH_MAX];
     struct attn_plugin_info info;
     attn_runtime *runtime = NULL;
 
-    (void)state;
     memset(path, 'x', sizeof path - 1);
     path[0] = '/';
     snprintf(path + PATH_MAX + 10, sizeof path - PATH_MAX - 10, ":%s", good);
@@ -227,12 +221,7 @@ static int teardown(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_library),      cmocka_unit_test(truncated),
-        cmocka_unit_test(no_regular_file), cmocka_unit_test(not_to_be_trusted),
-        cmocka_unit_test(unreadable),      cmocka_unit_test(entry_is_too_long),
-    };
     const int failed = fixture_open(argc, argv);
 
-    return failed != 0 ? failed : cmocka_run_group_tests(tests, setup, teardown);
+    return failed != 0 ? failed : test_run(setup, teardown);
 }

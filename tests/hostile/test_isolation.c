@@ -105,12 +105,11 @@ static const struct defect defects[] = {
 };
 
 /* Each with its cause; never mapped here; the sound one next to it serves. */
-static void misdeeds_are_contained(void **state)
+TEST(misdeeds_are_contained)
 {
     const int before = count_descriptors();
     int tried = 0;
 
-    (void)state;
     for (size_t i = 0; i < sizeof defects / sizeof *defects; i++) {
         const struct defect *defect = &defects[i];
         char file[4096], path[8400];
@@ -146,14 +145,13 @@ static void misdeeds_are_contained(void **state)
 }
 
 /* What a probe in another process says is what one in this process says. */
-static void same_answer_apart(void **state)
+TEST(same_answer_apart)
 {
     attn_runtime *apart = create(PLUGIN("rich"), 0);
     attn_runtime *here = create_by(api, PLUGIN("rich"), -1, 0, NULL, ATTN_OK);
     struct attn_backend_info a = {.struct_size = sizeof a};
     struct attn_backend_info b = {.struct_size = sizeof b};
 
-    (void)state;
     assert_int_equal(api->device_count(apart), 2);
     assert_int_equal(api->backend_count(apart), 2);
     for (int32_t i = 0; i < 2; i++) {
@@ -177,12 +175,11 @@ static void same_answer_apart(void **state)
 
 /* Two versions of one backend: the one that is found first, whichever it is, and a reason for the
  * other. */
-static void first_version_is_kept(void **state)
+TEST(first_version_is_kept)
 {
     static const char *const paths[] = {PLUGIN("none") ":" PLUGIN("second_version"),
                                         PLUGIN("second_version") ":" PLUGIN("none")};
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         attn_runtime *runtime = create(paths[i], 0);
         struct attn_backend_info backend = {.struct_size = sizeof backend};
@@ -198,7 +195,7 @@ static void first_version_is_kept(void **state)
     }
 }
 
-static void options_are_checked(void **state)
+TEST(options_are_checked)
 {
     static const struct {
         int32_t isolation, deadline;
@@ -208,7 +205,6 @@ static void options_are_checked(void **state)
                {0, -1, "probe_deadline_ms"},
                {0, 600001, "probe_deadline_ms"}};
 
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const struct attn_runtime_options options = {.struct_size = sizeof options,
                                                      .ignore_environment = 1,
@@ -225,13 +221,7 @@ static void options_are_checked(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(misdeeds_are_contained),
-        cmocka_unit_test(same_answer_apart),
-        cmocka_unit_test(first_version_is_kept),
-        cmocka_unit_test(options_are_checked),
-    };
     const int failed = fixture_open(argc, argv);
 
-    return failed != 0 ? failed : cmocka_run_group_tests(tests, NULL, NULL);
+    return failed != 0 ? failed : test_run(NULL, NULL);
 }

@@ -74,13 +74,12 @@ static void open_relative(void)
     api->runtime_destroy(runtime);
 }
 
-static void test_relative_name(void **state)
+TEST(test_relative_name)
 {
-    (void)state;
     apart(open_relative);
 }
 
-static void test_nothing_found(void **state)
+TEST(test_nothing_found)
 {
     char folder[] = "/tmp/attn_places_XXXXXX", command[3 * PATH_MAX], copy[PATH_MAX],
          wanted[PATH_MAX];
@@ -96,7 +95,6 @@ static void test_nothing_found(void **state)
     const struct attn_api *api;
     struct attn_error error = ATTN_ERROR_INIT;
     attn_assignment *assignment;
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(copy, sizeof copy, "%s/libattn.so.1", folder);
     snprintf(command, sizeof command, "cp '%s' '%s'", core, copy);
@@ -117,10 +115,8 @@ static void test_nothing_found(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_relative_name),
-                                       cmocka_unit_test(test_nothing_found)};
     if (argc < 2 || realpath(argv[1], core) == NULL) {
         return 2;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

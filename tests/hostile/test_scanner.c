@@ -20,12 +20,11 @@
 
 /* A child that is forked before anything was created creates its own; one that is forked later goes
  * on with its copy. */
-static void forks(void **state)
+TEST(forks)
 {
     attn_runtime *runtime = NULL;
     int status = -1;
 
-    (void)state;
     for (int later = 0; later < 2; later++) {
         runtime = later ? create(PLUGIN("none"), 0) : NULL;
         const pid_t pid = fork();
@@ -46,12 +45,11 @@ static void forks(void **state)
 }
 
 /* The engine may do with SIGCHLD what it likes, and its dispositions are as before. */
-static void signals_are_the_engines(void **state)
+TEST(signals_are_the_engines)
 {
     struct sigaction before[65] = {{.sa_flags = 0}};
     attn_runtime *runtime = NULL;
 
-    (void)state;
     signal(SIGCHLD, SIG_IGN);
     signal(SIGPIPE, SIG_DFL);
     for (int i = 1; i < 65; i++) {
@@ -74,12 +72,11 @@ static void signals_are_the_engines(void **state)
 }
 
 /* A child of the engine that has ended is the engine's to reap. */
-static void other_children_are_left_alone(void **state)
+TEST(other_children_are_left_alone)
 {
     int status = -1;
     const pid_t pid = fork();
 
-    (void)state;
     if (pid == 0) {
         _exit(5);
     }
@@ -101,12 +98,11 @@ static void *one_engine(void *argument)
     return NULL;
 }
 
-static void many_threads_at_once(void **state)
+TEST(many_threads_at_once)
 {
     pthread_t threads[6];
     int failed = 0;
 
-    (void)state;
     for (int i = 0; i < 6; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, one_engine, &failed), 0);
     }
@@ -117,13 +113,12 @@ static void many_threads_at_once(void **state)
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
 }
 
-static void every_allocation_fails_in_turn(void **state)
+TEST(every_allocation_fails_in_turn)
 {
     const char *path = PLUGIN("rich") ":" PLUGIN("crash_in_probe");
     struct meter meter = {0};
     long calls = 0;
 
-    (void)state;
     api->runtime_destroy(create_by(api, path, 0, 0, &meter, ATTN_OK));
     calls = meter.calls;
     assert_int_equal(meter.alive, 0);
@@ -136,12 +131,11 @@ static void every_allocation_fails_in_turn(void **state)
 }
 
 /* An engine that has closed its standard streams, as daemons do. */
-static void closed_streams(void **state)
+TEST(closed_streams)
 {
     int status = -1;
     const pid_t pid = fork();
 
-    (void)state;
     if (pid == 0) {
         for (int i = 0; i < 256; i++) {
             close(i);
@@ -182,7 +176,7 @@ static void write_script(const char *path, const char *text)
 
 /* An installed core: <libdir>/libattn.so.1 and <libdir>/attn/attn-scan; without the scanner, and
  * with one that fails. */
-static void scanner_of_an_installed_core(void **state)
+TEST(scanner_of_an_installed_core)
 {
     char folder[64] = "/tmp/attn_isolation_XXXXXX";
     char core[128], plugins[128], scanner[160];
@@ -191,7 +185,6 @@ static void scanner_of_an_installed_core(void **state)
     struct meter meter = {0};
     attn_runtime *runtime = NULL;
 
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(core, sizeof core, "%s/libattn.so.1", folder);
     snprintf(plugins, sizeof plugins, "%s/attn", folder);
@@ -247,11 +240,10 @@ static void scanner_of_an_installed_core(void **state)
 }
 
 /* With no descriptor left a plugin is not examined, and not in the engine's own process either. */
-static void no_descriptors(void **state)
+TEST(no_descriptors)
 {
     int status = -1;
     const pid_t pid = fork();
-    (void)state;
     if (pid == 0) {
         int last = -1;
         for (int one = dup(0); one >= 0; one = dup(0)) {
@@ -268,14 +260,13 @@ static void no_descriptors(void **state)
 
 /* Sixteen that hang cost two deadlines, since eight are waited for at once; each has its own
  * reason, and what stands behind them is found. */
-static void many_hang_at_once(void **state)
+TEST(many_hang_at_once)
 {
     enum { COUNT = 16, DEADLINE = 400 };
     char folder[] = "/tmp/attn_many_XXXXXX", path[COUNT * 64 + 4096], name[64];
     struct timespec begin, end;
     size_t used = 0;
 
-    (void)state;
     assert_non_null(mkdtemp(folder));
     for (int i = 0; i < COUNT; i++) { /* by name and by inode they are different files */
         const char *from = PLUGIN("hang_in_entry");
@@ -326,7 +317,7 @@ static void refusal(const char *path, const char *folder, int32_t deadline, char
 
 /* A probe that was too slow once is not asked again at once with as little time, and is with more.
  */
-static void longer_deadlines_ask_again(void **state)
+TEST(longer_deadlines_ask_again)
 {
     static const struct {
         int32_t deadline;
@@ -338,7 +329,6 @@ static void longer_deadlines_ask_again(void **state)
                   {300, "entry: did not end within 400 ms", true}};
     char folder[] = "/tmp/attn_late_XXXXXX", command[64], reason[256];
 
-    (void)state;
     assert_non_null(mkdtemp(folder));
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
         refusal(PLUGIN("hang_in_entry"), folder, starts[i].deadline, reason, sizeof reason);
@@ -351,19 +341,7 @@ static void longer_deadlines_ask_again(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forks),
-        cmocka_unit_test(signals_are_the_engines),
-        cmocka_unit_test(other_children_are_left_alone),
-        cmocka_unit_test(many_threads_at_once),
-        cmocka_unit_test(every_allocation_fails_in_turn),
-        cmocka_unit_test(closed_streams),
-        cmocka_unit_test(no_descriptors),
-        cmocka_unit_test(scanner_of_an_installed_core),
-        cmocka_unit_test(many_hang_at_once),
-        cmocka_unit_test(longer_deadlines_ask_again),
-    };
     const int failed = fixture_open(argc, argv);
 
-    return failed != 0 ? failed : cmocka_run_group_tests(tests, NULL, NULL);
+    return failed != 0 ? failed : test_run(NULL, NULL);
 }

@@ -37,7 +37,7 @@ static void save_keys(void *user, int32_t layer, void *stream)
     t->saved_too_early |= t->f->out[0] == 7;
 }
 
-static void test_transfer_points(void **state)
+TEST(test_transfer_points)
 {
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct fixture f;
@@ -56,7 +56,6 @@ static void test_transfer_points(void **state)
     attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     assert_int_equal(f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error), ATTN_OK);
     assert_int_equal(f.api->model_create(f.runtime, assignment, &options, &model, &f.error),
@@ -98,12 +97,11 @@ static float largest(const float *values, int64_t count)
     return most;
 }
 
-static void test_scales_from_the_first_batch(void **state)
+TEST(test_scales_from_the_first_batch)
 {
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     float q = -1, k = -1, v = -1;
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
     f.k[77] = -500;
@@ -130,14 +128,13 @@ static void test_scales_from_the_first_batch(void **state)
     fixture_finish(&f);
 }
 
-static void test_fast_prefill(void **state)
+TEST(test_fast_prefill)
 {
     static const int32_t wanted[] = {0, 1, 10, 30, 30}; /* the last token of each request, padded */
     const struct attn_layer_desc decoder = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
     float right[TOKENS * ROW];
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     memcpy(right, f.out, sizeof right);
@@ -151,14 +148,4 @@ static void test_fast_prefill(void **state)
     }
     assert_true(isnan(f.out[20 * ROW])); /* and no other is computed */
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_transfer_points),
-        cmocka_unit_test(test_scales_from_the_first_batch),
-        cmocka_unit_test(test_fast_prefill),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

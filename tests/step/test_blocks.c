@@ -66,9 +66,8 @@ static void hold_spec(const struct fixture *f, int32_t kernel)
     assert_int_equal(counts()->block_size, kernel);
 }
 
-static void test_entries_of_several_blocks(void **state)
+TEST(test_entries_of_several_blocks)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         struct fixture plain, split;
         init(&plain, "spy", &shapes[i], false);
@@ -84,12 +83,11 @@ static void test_entries_of_several_blocks(void **state)
 }
 
 /* Rows in another order, as an engine's persistent table has them. */
-static void test_rows(void **state)
+TEST(test_rows)
 {
     static const int32_t row[FEW] = {3, 0, 1, 2};
     struct fixture plain, split;
     int32_t *table = malloc(sizeof plain.block_table);
-    (void)state;
     init(&plain, "spy", &shapes[0], false);
     init(&split, "spy_narrow", &shapes[0], false);
     for (int32_t r = 0; r < FEW; r++) {
@@ -107,11 +105,10 @@ static void test_rows(void **state)
 }
 
 /* An engine's own views of its blocks, cut by the core where slots lie one behind the other. */
-static void test_own_views(void **state)
+TEST(test_own_views)
 {
     struct fixture plain, split;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    (void)state;
     init(&plain, "spy", &shapes[0], false);
     init(&split, "spy_narrow", &shapes[0], false);
     fixture_step(&plain);
@@ -162,9 +159,8 @@ static void move_a_block(struct fixture *f)
     f->block_table[3 * MAX_BLOCKS + 1] = (int32_t)to;
 }
 
-static void test_moved_blocks(void **state)
+TEST(test_moved_blocks)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         struct fixture plain, split;
         init(&plain, "spy", &shapes[i], false);
@@ -216,10 +212,9 @@ static void as_lists(struct fixture *f, struct lists *l, bool last_pages)
     }
 }
 
-static void test_page_lists(void **state)
+TEST(test_page_lists)
 {
     static const char *const backends[] = {"spy", "spy_narrow"};
-    (void)state;
     for (size_t i = 0; i < 4 * (sizeof shapes / sizeof *shapes); i++) {
         const struct shape *shape = &shapes[i / 4];
         const bool last_pages = i & 1 && shape->layer.kind != ATTN_LAYER_CROSS;
@@ -243,11 +238,10 @@ static void refuse(struct fixture *f, const char *field)
                f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
 }
 
-static void test_wrong_lists(void **state)
+TEST(test_wrong_lists)
 {
     struct fixture f, without;
     struct lists *l = calloc(1, sizeof *l);
-    (void)state;
     init(&f, "spy_narrow", &shapes[0], true);
     init(&without, "spy_narrow", &shapes[0], false);
     as_lists(&without, l, false);
@@ -288,12 +282,11 @@ static void test_wrong_lists(void **state)
 
 /* Sizes that no backend's blocks divide, pages that no view of parts has, and limits that leave a
  * table's size open. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
     struct fixture f;
     attn_assignment *assignment;
     struct attn_choice choice = {.struct_size = sizeof choice};
-    (void)state;
     init(&f, "spy_narrow", &shapes[0], false);
     struct attn_layer_desc layer = f.layer;
     const struct attn_layer_desc *layers[] = {&layer};
@@ -336,18 +329,4 @@ static void test_refused(void **state)
     assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_OK);
     f.api->plan_destroy(made);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_entries_of_several_blocks),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_own_views),
-        cmocka_unit_test(test_moved_blocks),
-        cmocka_unit_test(test_page_lists),
-        cmocka_unit_test(test_wrong_lists),
-        cmocka_unit_test(test_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,10 +78,9 @@ static void finish(struct loose *l)
     }
 }
 
-static void test_looser_than_the_lengths(void **state)
+TEST(test_looser_than_the_lengths)
 {
     static const char *const backends[] = {"cpu_ref", "spy", "spy_narrow"};
-    (void)state;
     for (size_t i = 0; i < 3 * (sizeof layers / sizeof *layers); i++) {
         for (int32_t more = 0; more < 12; more += 5) {
             struct fixture exact, loose;
@@ -109,13 +108,12 @@ static void test_looser_than_the_lengths(void **state)
 
 /* Who needs exact lengths is refused at selection, by name; a layer that did not say so, at plan.
  */
-static void test_refused(void **state)
+TEST(test_refused)
 {
     struct fixture f;
     struct loose l = {.start = {0}};
     struct attn_layer_desc plain = layers[0];
     attn_assignment *assignment;
-    (void)state;
     plain.host_bounds = 0;
     fixture_init(&f, "spy", &plain, queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
@@ -144,11 +142,10 @@ static void test_refused(void **state)
 }
 
 /* Under validation a bound that is none is found. */
-static void test_wrong_bounds(void **state)
+TEST(test_wrong_bounds)
 {
     struct fixture f;
     struct loose l = {.start = {0}};
-    (void)state;
     fixture_init(&f, "spy", &layers[0], queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     l.lens[2] = lens[2] - 1;
@@ -160,14 +157,4 @@ static void test_wrong_bounds(void **state)
                f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     fixture_finish(&f);
     finish(&l);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_looser_than_the_lengths),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_wrong_bounds),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,10 +47,9 @@ static const struct {
     {"q4_0", ATTN_KV_Q4_0, 0, BLOCK *HK * 2 * (D / 32 * 18), 1e-2, 0.9},
 };
 
-static void test_every_dtype(void **state)
+TEST(test_every_dtype)
 {
     struct fixture plain;
-    (void)state;
     fixture_init(&plain, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&plain);
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
@@ -78,13 +77,12 @@ static void test_every_dtype(void **state)
 }
 
 /* Structs and shapes handed to layer_bind_params are the engine's to forget. */
-static void test_parameters_are_kept(void **state)
+TEST(test_parameters_are_kept)
 {
     struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 16, .has_sinks = 1, .head_size = D};
     struct fixture f;
     float right[TOKENS * ROW];
-    (void)state;
     fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     memcpy(right, f.out, sizeof right);
@@ -96,11 +94,10 @@ static void test_parameters_are_kept(void **state)
     fixture_finish(&f);
 }
 
-static void test_no_binding_under_a_plan(void **state)
+TEST(test_no_binding_under_a_plan)
 {
     const struct attn_layer_params params = {.struct_size = sizeof params};
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
     assert_int_equal(f.api->layer_bind_params(layer, &params, &f.error), ATTN_ERROR_ORDER);
@@ -113,9 +110,8 @@ static void test_no_binding_under_a_plan(void **state)
 
 /* Blocks go to host memory of another stride and come back to other places, all dtypes alike: by
  * bytes. */
-static void test_swap(void **state)
+TEST(test_swap)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
         struct attn_layer_desc layer = decoder;
         struct fixture f;
@@ -156,15 +152,4 @@ static void test_swap(void **state)
         free(swap);
         fixture_finish(&f);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_dtype),
-        cmocka_unit_test(test_parameters_are_kept),
-        cmocka_unit_test(test_no_binding_under_a_plan),
-        cmocka_unit_test(test_swap),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,12 +91,11 @@ static attn_status calibrate(struct history *h, int32_t layer, const struct batc
                                             &h->error);
 }
 
-static void test_formula(void **state)
+TEST(test_formula)
 {
     static const float ranges[] = {0, 127, 64};
     struct history *h = calloc(1, sizeof *h);
     struct batch *b = malloc(sizeof *b);
-    (void)state;
     history_init(h, "cpu_ref", layers, LAYERS);
     for (int32_t way = 0; way < 6; way++) {
         float found[CHANNELS] = {0};
@@ -120,13 +119,12 @@ static void test_formula(void **state)
 
 /* Steps by the scales that a calibration left in the bound parameters, of each layer its own;
  * values beyond what was seen saturate, and a layer that skips the quantization has no scales. */
-static void test_steps(void **state)
+TEST(test_steps)
 {
     static const int32_t steps[][H_REQS] = {{9, 5, 12, 20}, {1, 1, 1, 1}, {1, 1, 7, 30}};
     struct history *h = calloc(1, sizeof *h);
     struct batch *b = malloc(sizeof *b);
     float amax[2][CHANNELS] = {{0}};
-    (void)state;
     history_init(h, "cpu_ref", layers, LAYERS);
     for (int32_t i = 0; i < BATCHES; i++) {
         fill(b, i, true);
@@ -143,7 +141,7 @@ static void test_steps(void **state)
 }
 
 /* What cannot be calibrated is reported, and leaves amax and scales as they are. */
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     static const struct {
         int32_t layer;
@@ -162,7 +160,6 @@ static void test_refusals(void **state)
     struct history *h = calloc(1, sizeof *h);
     struct batch *b = malloc(sizeof *b);
     float amax[CHANNELS];
-    (void)state;
     history_init(h, "cpu_ref", layers, LAYERS);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         float before[CHANNELS];
@@ -188,14 +185,4 @@ static void test_refusals(void **state)
     free(b);
     history_finish(h);
     free(h);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formula),
-        cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

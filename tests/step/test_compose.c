@@ -27,26 +27,23 @@ static void hold_same(const struct attn_layer_desc *layer)
     assert_true(difference < BOUND);
 }
 
-static void test_plain(void **state)
+TEST(test_plain)
 {
-    (void)state;
     hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1});
 }
 
-static void test_static_sink(void **state)
+TEST(test_static_sink)
 {
-    (void)state;
     hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5});
 }
 
 /* Padded decodes and prefills without keys among the others: zeros and -inf, no sink. */
-static void test_static_sink_without_keys(void **state)
+TEST(test_static_sink_without_keys)
 {
     static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3},
                          idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5};
     struct fixture whole, composed;
-    (void)state;
     fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
     fixture_init(&composed, "example", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
     fixture_step(&whole);
@@ -60,9 +57,8 @@ static void test_static_sink_without_keys(void **state)
     fixture_finish(&composed);
 }
 
-static void test_static_sink_with_window(void **state)
+TEST(test_static_sink_with_window)
 {
-    (void)state;
     hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER,
                                         .causal = 1,
                                         .sink_len = 16,
@@ -70,28 +66,24 @@ static void test_static_sink_with_window(void **state)
                                         .window_left = 6});
 }
 
-static void test_chunked(void **state)
+TEST(test_chunked)
 {
-    (void)state;
     hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16});
 }
 
-static void test_chunked_with_lookback(void **state)
+TEST(test_chunked_with_lookback)
 {
-    (void)state;
     hold_same(&(struct attn_layer_desc){
         .kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16, .chunk_lookback = 1});
 }
 
-static void test_cross(void **state)
+TEST(test_cross)
 {
-    (void)state;
     hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_CROSS});
 }
 
-static void test_encoder(void **state)
+TEST(test_encoder)
 {
-    (void)state;
     hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_ENCODER});
 }
 
@@ -121,45 +113,24 @@ static void hold_cascade(const struct attn_layer_desc *layer, const char *backen
     assert_int_equal(taken, expected);
 }
 
-static void test_cascade(void **state)
+TEST(test_cascade)
 {
-    (void)state;
     hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "cpu_ref",
                  true);
     hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "example",
                  true);
 }
 
-static void test_cascade_with_sinks(void **state)
+TEST(test_cascade_with_sinks)
 {
-    (void)state;
     hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1},
                  "cpu_ref", true);
 }
 
-static void test_no_cascade_with_window(void **state)
+TEST(test_no_cascade_with_window)
 {
-    (void)state;
     hold_cascade(
         &(struct attn_layer_desc){
             .kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 400},
         "cpu_ref", false);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_static_sink),
-        cmocka_unit_test(test_static_sink_without_keys),
-        cmocka_unit_test(test_static_sink_with_window),
-        cmocka_unit_test(test_chunked),
-        cmocka_unit_test(test_chunked_with_lookback),
-        cmocka_unit_test(test_cross),
-        cmocka_unit_test(test_encoder),
-        cmocka_unit_test(test_cascade),
-        cmocka_unit_test(test_cascade_with_sinks),
-        cmocka_unit_test(test_no_cascade_with_window),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

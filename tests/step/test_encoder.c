@@ -158,12 +158,11 @@ static double error_of(const struct encoder *e, const double scale[3])
 }
 
 /* A burst at step 5 holds the scales up until it is n steps old, and not one step longer. */
-static void scales_follow_the_history(void **state)
+TEST(scales_follow_the_history)
 {
     struct attn_mm_encoder_quant quant = {
         .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = HISTORY};
     double seen[3][STEPS];
-    (void)state;
     for (int32_t padded = 0; padded <= 32; padded += 32) {
         struct encoder e;
         quant.padded_head_size = padded;
@@ -207,13 +206,12 @@ static void scales_follow_the_history(void **state)
 }
 
 /* A history of zeros divides by nothing; saved scales are used as they are given. */
-static void given_scales_are_used(void **state)
+TEST(given_scales_are_used)
 {
     struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL},
                                           .fp8 = 1};
     const float size[3] = {1, 1, 1}, none[3] = {0, 0, 0};
     struct encoder e;
-    (void)state;
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
     const struct attn_mm_encoder_state given = {
         {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof given, NULL}, NULL, e.scales};
@@ -238,7 +236,7 @@ static void given_scales_are_used(void **state)
     finish(&e);
 }
 
-static void refusals_say_what_is_missing(void **state)
+TEST(refusals_say_what_is_missing)
 {
     struct attn_mm_encoder_quant quant = {
         .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = HISTORY};
@@ -248,7 +246,6 @@ static void refusals_say_what_is_missing(void **state)
         .struct_size = sizeof options,
         .limits = &(const struct attn_limits){
             .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
-    (void)state;
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
     assert_int_equal(api->plan_create(e.model, 0, &options, &plan, &e.error), ATTN_ERROR_ORDER);
     assert_non_null(strstr(e.error.message, "scales of its inputs"));
@@ -276,14 +273,9 @@ static void refusals_say_what_is_missing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scales_follow_the_history),
-        cmocka_unit_test(given_scales_are_used),
-        cmocka_unit_test(refusals_say_what_is_missing),
-    };
     struct attn_error error = ATTN_ERROR_INIT;
     if (client_load(CORE_FILE, &api, &error) != ATTN_OK) {
         return 1;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

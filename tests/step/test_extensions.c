@@ -25,14 +25,13 @@ static struct spy_extension extension(uint32_t id, uint32_t flags, int32_t value
 }
 
 /* The layer's is copied when the layer is selected; a run's is read by the run. */
-static void test_handed_through(void **state)
+TEST(test_handed_through)
 {
     struct spy_extension of_layer = extension(SPY_EXTENSION, 0, 7), of_run = of_layer;
     const struct attn_layer_desc layer = {
         .next = &of_layer.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     struct spy_counts *c = counts();
     struct fixture f;
-    (void)state;
     fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
     of_layer.value = 8;
     of_run.value = 9;
@@ -63,13 +62,12 @@ static void test_handed_through(void **state)
 }
 
 /* A batch is every layer's of its group: it brings what all of them have. */
-static void test_of_all_layers(void **state)
+TEST(test_of_all_layers)
 {
     struct spy_extension ours = extension(SPY_EXTENSION, 0, 1),
                          theirs = extension(ATTN_EXT_VENDOR, 0, 2);
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct fixture f;
-    (void)state;
     fixture_init(&f, "spy", &plain, queries, lens, 2, 0, NULL, false);
     for (int32_t i = 0; i < 2; i++) {
         struct attn_layer_desc described[2] = {f.layer, f.layer};
@@ -103,14 +101,13 @@ static void test_of_all_layers(void **state)
 }
 
 /* What is optional needs no backend that knows it, and reaches the one that does. */
-static void test_optional(void **state)
+TEST(test_optional)
 {
     static const char *const backends[] = {"spy", "cpu_ref"};
     struct spy_extension optional = extension(SPY_EXTENSION, ATTN_EXT_OPTIONAL, 5);
     const struct attn_layer_desc layer = {
         .next = &optional.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     struct spy_counts *c = counts();
-    (void)state;
     for (int32_t i = 0; i < 2; i++) {
         struct fixture f;
         fixture_init(&f, backends[i], &layer, queries, lens, 2, 0, NULL, false);
@@ -122,7 +119,7 @@ static void test_optional(void **state)
 }
 
 /* Refused at selection, with the id asked for and those that are declared. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
     static const struct {
         const char *backend, *asked, *declared;
@@ -132,7 +129,6 @@ static void test_refused(void **state)
                  {"spy", "extension 0x20000", "0x10000, 0x105b1", 0x20000}};
     struct fixture f;
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    (void)state;
     fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct spy_extension ext = extension(cases[i].id, 0, 1);
@@ -150,12 +146,4 @@ static void test_refused(void **state)
         assert_non_null(strstr(f.error.message, cases[i].declared));
     }
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_handed_through), cmocka_unit_test(test_of_all_layers),
-        cmocka_unit_test(test_optional), cmocka_unit_test(test_refused)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -48,9 +48,8 @@ static attn_status run(struct fixture *f)
 
 /* Whichever of a run's attends fails, the error says whose it was, the plan stays ready, and the
  * same run again is right. */
-static void test_failed_run(void **state)
+TEST(test_failed_run)
 {
-    (void)state;
     for (int32_t i = 0; i < STEPS; i++) {
         struct fixture right, f;
         init(&right, i);
@@ -76,9 +75,8 @@ static void test_failed_run(void **state)
 
 /* All that a step enqueues goes to the stream that plan and run name; the next plan may name
  * another. */
-static void test_stream(void **state)
+TEST(test_stream)
 {
-    (void)state;
     for (int32_t i = 0; i < STEPS; i++) {
         struct fixture f;
         int streams[2];
@@ -104,13 +102,12 @@ static void refuse(struct fixture *f, attn_status status, const char *call)
 }
 
 /* By every call that binds; the plan's runs are right before and after. */
-static void test_bound_while_planned(void **state)
+TEST(test_bound_while_planned)
 {
     struct fixture right, f;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const struct attn_kv_view *views[] = {&k, &v};
     const struct attn_layer_params params = {.struct_size = sizeof params};
-    (void)state;
     init(&right, 0);
     fixture_step(&right);
     init(&f, 0);
@@ -133,14 +130,4 @@ static void test_bound_while_planned(void **state)
     assert_int_equal(f.api->layer_bind_params(layer, &params, &f.error), ATTN_OK);
     fixture_finish(&right);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_failed_run),
-        cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_bound_while_planned),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,10 +45,9 @@ static void expect(struct history *h, const int32_t *query_lens, enum history_wa
     assert_int_equal(c->fused_prefills, 0);
 }
 
-static void test_which_steps_and_layers(void **state)
+TEST(test_which_steps_and_layers)
 {
     struct history *h = calloc(1, sizeof *h);
-    (void)state;
     history_init(h, "spy", layers, LAYERS);
     expect(h, prefill, HISTORY_ONE_RUN, LAYERS, 0);
     expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
@@ -62,11 +61,10 @@ static void test_which_steps_and_layers(void **state)
 
 /* Several queries of a request are decodes too where the layer drafts; they see each other's keys.
  */
-static void test_drafts(void **state)
+TEST(test_drafts)
 {
     struct history *h = calloc(1, sizeof *h);
     struct attn_layer_desc drafting[FUSING] = {layers[LEVEL_1], layers[LEVEL_2]};
-    (void)state;
     drafting[0].num_speculative_tokens = drafting[1].num_speculative_tokens = 2;
     history_init(h, "spy", drafting, FUSING);
     expect(h, prefill, HISTORY_ONE_RUN, FUSING, 0);
@@ -77,10 +75,9 @@ static void test_drafts(void **state)
 }
 
 /* The backend of the decodes fuses, whatever serves the prefills. */
-static void test_two_backends(void **state)
+TEST(test_two_backends)
 {
     struct history *h = calloc(1, sizeof *h);
-    (void)state;
     history_init(h, "prefill=cpu_ref;decode=spy", layers, LAYERS);
     struct spy_counts *c = counts();
     memset(c, 0, sizeof *c);
@@ -101,11 +98,10 @@ static void test_two_backends(void **state)
     free(h);
 }
 
-static void test_bits_of_the_cache(void **state)
+TEST(test_bits_of_the_cache)
 {
     static const int32_t *const steps[] = {prefill, decode, decode, mixed, decode};
     struct history *fused = calloc(1, sizeof *fused), *apart = calloc(1, sizeof *apart);
-    (void)state;
     history_init(fused, "spy", layers, LAYERS);
     history_init(apart, "cpu_ref", layers, LAYERS);
     struct spy_counts *c = counts();
@@ -138,12 +134,11 @@ static void run(struct fixture *f, uint32_t flags, int32_t writes, int32_t fused
 }
 
 /* Runs of one plan, the plain ones by the short way and by the general one. */
-static void test_flags_of_runs(void **state)
+TEST(test_flags_of_runs)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
-    (void)state;
     for (int32_t general = 0; general < 2; general++) {
         struct fixture f;
         fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, general);
@@ -163,7 +158,7 @@ static void test_flags_of_runs(void **state)
 }
 
 /* A captured step writes to the slots of its replay. */
-static void test_replay(void **state)
+TEST(test_replay)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
     const struct attn_layer_desc layer = {
@@ -177,7 +172,6 @@ static void test_replay(void **state)
     struct fixture f, apart;
     struct spy_counts *c = counts();
     attn_plan *plan;
-    (void)state;
     fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, false);
     fixture_init(&apart, "spy_apart", &layer, ones, lens, 3, 0, NULL, false);
     attn_layer *bound = f.api->model_layer(f.model, 0);
@@ -210,7 +204,7 @@ static void test_replay(void **state)
 }
 
 /* Keys that are rotated on their way are written by the kernel that rotates them. */
-static void test_rotated_keys(void **state)
+TEST(test_rotated_keys)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER,
@@ -228,7 +222,6 @@ static void test_rotated_keys(void **state)
                                       .cos_sin = &table};
     struct fixture f;
     struct spy_counts *c = counts();
-    (void)state;
     for (int32_t i = 0; i < 64 * 32; i++) {
         cos_sin[i / 32][i % 32] = i % 32 < 16 ? 1 : 0; /* by no angle */
     }
@@ -246,14 +239,13 @@ static void test_rotated_keys(void **state)
 }
 
 /* A shared prefix is attended apart; the attend of what is behind it writes. */
-static void test_cascade(void **state)
+TEST(test_cascade)
 {
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV, .num_kv_heads = 4};
     int32_t ones[8], lens[8];
     struct fixture f, whole;
     struct spy_counts *c = counts();
-    (void)state;
     for (int32_t r = 0; r < 8; r++) {
         ones[r] = 1;
         lens[r] = 260 + 3 * r;
@@ -300,13 +292,12 @@ static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struc
 
 /* Attends that write codes cannot be merged: over a common prefix both write numbers, whose merge
  * is quantized. The codes are those of one attend, but for numbers that rounding decides. */
-static void test_cascade_of_codes(void **state)
+TEST(test_cascade_of_codes)
 {
     enum { ALL = 12 * 4 * 32 };
     static uint8_t whole[ALL], cascade[ALL];
     struct spy_counts c;
     int32_t moved = 0;
-    (void)state;
     memset(cascade, 0xff, sizeof cascade);
     run_codes("spy_codes", ATTN_BATCH_NO_CASCADE, whole, &c);
     assert_true(c.attends == 1 && c.coded == 1);
@@ -321,14 +312,13 @@ static void test_cascade_of_codes(void **state)
 }
 
 /* The state that prepare makes has the caches that its attends get: bound anew, it is made anew. */
-static void test_bound_again(void **state)
+TEST(test_bound_again)
 {
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     const int32_t queries[] = {7, 3}, lens[] = {7, 3}; /* no key is older than the step */
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct spy_counts *c = counts();
     struct fixture f;
-    (void)state;
     memset(c, 0, sizeof *c);
     fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
     fixture_step(&f);
@@ -352,16 +342,4 @@ static void test_bound_again(void **state)
     assert_int_equal(c->prepares, 2 * prepared);
     fixture_step(&f);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_which_steps_and_layers), cmocka_unit_test(test_drafts),
-        cmocka_unit_test(test_two_backends),           cmocka_unit_test(test_bits_of_the_cache),
-        cmocka_unit_test(test_flags_of_runs),          cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_rotated_keys),           cmocka_unit_test(test_cascade),
-        cmocka_unit_test(test_cascade_of_codes),       cmocka_unit_test(test_bound_again),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

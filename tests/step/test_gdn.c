@@ -295,10 +295,9 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
     assert_true(largest < 5e-6);
 }
 
-static void test_steps(void **unused)
+TEST(test_steps)
 {
     struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
-    (void)unused;
     step(g, (const int32_t[]){1, 1, 70, 5, 2}, NULL, false);
     g->slots[1][0] = -1; /* padded */
     step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
@@ -307,10 +306,9 @@ static void test_steps(void **unused)
     gdn_destroy(g);
 }
 
-static void test_drafts(void **unused)
+TEST(test_drafts)
 {
     struct gdn *g = gdn_create("cpu_ref", WIDTH, DRAFTS);
-    (void)unused;
     for (int32_t r = 0; r < REQS; r++) {
         g->accepted[r] = 1;
     }
@@ -322,14 +320,13 @@ static void test_drafts(void **unused)
 }
 
 /* Decodes on one backend, prefills on another, each with its own part of the batch's arrays. */
-static void test_two_backends(void **unused)
+TEST(test_two_backends)
 {
     int32_t *seen;
     void *library = dlopen(POOR_GDN, RTLD_NOW | RTLD_LOCAL);
     assert_non_null(library);
     void *symbol = dlsym(library, "poor_delta_requests");
     memcpy(&seen, &symbol, sizeof seen);
-    (void)unused;
     for (int32_t swapped = 0; swapped < 2; swapped++) {
         struct gdn *g = gdn_create(
             swapped ? "decode=poor_gdn;prefill=cpu_ref" : "decode=cpu_ref;prefill=poor_gdn", 0, 0);
@@ -350,10 +347,9 @@ static void refuse_selection(struct gdn *g, const char *field)
     }
 }
 
-static void test_refusals(void **unused)
+TEST(test_refusals)
 {
     struct gdn g = {.error = ATTN_ERROR_INIT, .width = WIDTH, .drafted = 1};
-    (void)unused;
     open_core(&g);
     describe(&g);
     refuse_selection(&g, "conv_width");
@@ -365,11 +361,10 @@ static void test_refusals(void **unused)
     g.api->runtime_destroy(g.runtime);
 }
 
-static void test_bad_steps(void **unused)
+TEST(test_bad_steps)
 {
     static const int32_t queries[] = {1, 1, 7, 5, 2};
     struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
-    (void)unused;
     set_step(g, queries, false);
     struct attn_batch good = g->batch;
     struct attn_batch_recurrent ext = g->ext;
@@ -418,13 +413,12 @@ static void test_bad_steps(void **unused)
 
 /* Slots that only the step sees, since the core trusts them: cpu_ref refuses each and writes
  * nothing. */
-static void test_bad_slots(void **unused)
+TEST(test_bad_slots)
 {
     static const int32_t queries[] = {1, 3, 3, 2, 1};
     static const struct gdn drafts = {.width = WIDTH, .drafted = DRAFTS, .trusted = true},
                             kept = {.width = WIDTH, .interval = 3, .trusted = true};
     int32_t first[] = {0, 1, 2, 3, 4}, checkpoints[] = {-1, 10, 11, -1, -1};
-    (void)unused;
     for (int32_t i = 0; i < 5; i++) {
         struct gdn *g = gdn_open("cpu_ref", i < 3 ? &drafts : &kept);
         const struct {
@@ -458,14 +452,13 @@ static void test_bad_slots(void **unused)
     }
 }
 
-static void test_bad_weights(void **unused)
+TEST(test_bad_weights)
 {
     struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     struct attn_recurrent_weights weights = {
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log};
     struct attn_layer_params params = {.struct_size = sizeof params};
     attn_layer *layer = g->api->model_layer(g->model, 0);
-    (void)unused;
     g->api->plan_destroy(g->plan);
     g->plan = NULL;
     REFUSED(&g->error, "attn_recurrent_weights",
@@ -479,15 +472,4 @@ static void test_bad_weights(void **unused)
     weights.conv_bias = tensor(g, 1, g->conv, 1, CHANNELS - 1, 0, 0, 1, 0);
     REFUSED(&g->error, "conv_bias", g->api->layer_bind_params(layer, &params, &g->error));
     gdn_destroy(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps),        cmocka_unit_test(test_drafts),
-        cmocka_unit_test(test_two_backends), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_bad_steps),    cmocka_unit_test(test_bad_slots),
-        cmocka_unit_test(test_bad_weights),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -89,18 +89,16 @@ static void hold_replay(const char *backend)
     fixture_finish(&f);
 }
 
-static void test_replay(void **state)
+TEST(test_replay)
 {
-    (void)state;
     hold_replay("cpu_ref");
 }
 
-static void test_two_parts(void **state)
+TEST(test_two_parts)
 {
     struct fixture f;
     void *workspace;
     unsigned char *eager = malloc(OUT_BYTES);
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     memcpy(eager, f.out, OUT_BYTES);
@@ -123,12 +121,11 @@ static void test_two_parts(void **state)
 }
 
 /* Blocks moved to other places: the plan follows by its tables alone. */
-static void test_update_block_table(void **state)
+TEST(test_update_block_table)
 {
     struct fixture f;
     void *workspace;
     unsigned char *before = malloc(OUT_BYTES);
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
     struct attn_batch tables = {.struct_size = sizeof tables,
@@ -177,11 +174,10 @@ static void test_update_block_table(void **state)
     fixture_finish(&f);
 }
 
-static void test_update_needs_a_plan(void **state)
+TEST(test_update_needs_a_plan)
 {
     struct fixture f;
     void *workspace;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "source",
@@ -189,15 +185,4 @@ static void test_update_needs_a_plan(void **state)
     f.api->plan_destroy(plan);
     free(workspace);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_two_parts),
-        cmocka_unit_test(test_update_block_table),
-        cmocka_unit_test(test_update_needs_a_plan),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

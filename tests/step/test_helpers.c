@@ -25,12 +25,11 @@ static int open_api(void **state)
 
 /* A position belongs to rank floor(offset / I) mod n and stands behind those of its rank before it.
  */
-static void test_context_parallel(void **state)
+TEST(test_context_parallel)
 {
     static const int32_t worlds[] = {1, 2, 3, 4, 8}, interleaves[] = {1, 2, 4, 8, 16};
     static int32_t row[POSITIONS];
     int64_t positions[POSITIONS], slots[POSITIONS];
-    (void)state;
     for (int32_t i = 0; i < POSITIONS; i++) {
         positions[i] = i;
         row[i] = 1000 - 7 * i;
@@ -63,13 +62,12 @@ static void test_context_parallel(void **state)
     }
 }
 
-static void test_context_parallel_refusals(void **state)
+TEST(test_context_parallel_refusals)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     const int64_t position = 3;
     const int32_t row = 0;
     int64_t slot = 77;
-    (void)state;
     assert_int_equal(api->context_parallel_length(5, 2, 2, 1), -1);
     assert_int_equal(api->context_parallel_length(-1, 0, 2, 1), -1);
     assert_int_equal(api->context_parallel_length(5, 0, 2, 0), -1);
@@ -90,7 +88,7 @@ static void hold_order(const int32_t *queries, const int32_t *lens, int32_t coun
     assert_memory_equal(order, wanted, (size_t)count * sizeof *order);
 }
 
-static void test_batch_order(void **state)
+TEST(test_batch_order)
 {
     /* prefill, decode, long extend, short extend, decode of two, prefill as short as a decode,
      * short extend */
@@ -99,7 +97,6 @@ static void test_batch_order(void **state)
     static const int32_t in_order[] = {1, 2, 5, 7}, their_lens[] = {9, 9, 9, 7};
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t order[4], moved;
-    (void)state;
     hold_order(queries, lens, 7, sorted, 1);
     hold_order(in_order, their_lens, 4, same, 0);
     hold_order(in_order, their_lens, 0, same, 0);
@@ -158,9 +155,8 @@ static char class_there(const int32_t *request, int32_t threshold)
     return request[1] < request[2] ? 's' : 'd';
 }
 
-static void test_prompt_lengths(void **state)
+TEST(test_prompt_lengths)
 {
-    (void)state;
     for (size_t c = 0; c < sizeof their_cases / sizeof *their_cases; c++) {
         int32_t queries[9], lens[9], prompts[9], order[9], moved = -1, count = their_cases[c].count;
         for (int32_t r = 0; r < count; r++) {
@@ -185,11 +181,5 @@ static void test_prompt_lengths(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_context_parallel),
-        cmocka_unit_test(test_context_parallel_refusals),
-        cmocka_unit_test(test_batch_order),
-        cmocka_unit_test(test_prompt_lengths),
-    };
-    return cmocka_run_group_tests(tests, open_api, NULL);
+    return test_run(open_api, NULL);
 }

@@ -89,11 +89,10 @@ static void hybrid_finish(struct hybrid *h)
     }
 }
 
-static void test_groups_and_outputs(void **state)
+TEST(test_groups_and_outputs)
 {
     static const char *const backends[] = {"cpu_ref", "example", "full=example;sliding=cpu_ref"};
     struct hybrid h;
-    (void)state;
     for (size_t b = 0; b < sizeof backends / sizeof *backends; b++) {
         hybrid_init(&h, b == 1 ? "example" : "cpu_ref");
         const struct attn_api *api = h.single[0].api;
@@ -134,10 +133,9 @@ static void test_groups_and_outputs(void **state)
 }
 
 /* Keys that a sharing layer is given all the same leave the cache as it is. */
-static void test_shared_cache_is_not_written(void **state)
+TEST(test_shared_cache_is_not_written)
 {
     struct hybrid h;
-    (void)state;
     hybrid_init(&h, "cpu_ref");
     const struct attn_api *api = h.single[0].api;
     CHECK(&h, select_and_create(&h, "cpu_ref"));
@@ -166,10 +164,9 @@ static void refuse(struct hybrid *h, const char *text)
     assert_null(h->model);
 }
 
-static void test_targets_that_do_not_fit(void **state)
+TEST(test_targets_that_do_not_fit)
 {
     struct hybrid h;
-    (void)state;
     hybrid_init(&h, "cpu_ref");
     h.descs[SHARED].kv_sharing_target = "nobody";
     refuse(&h, "nobody");
@@ -182,14 +179,4 @@ static void test_targets_that_do_not_fit(void **state)
     h.descs[SHARED].name = "full";
     refuse(&h, "full");
     hybrid_finish(&h);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_groups_and_outputs),
-        cmocka_unit_test(test_shared_cache_is_not_written),
-        cmocka_unit_test(test_targets_that_do_not_fit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,12 +92,11 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     return status;
 }
 
-static void test_every_allocation_fails(void **state)
+TEST(test_every_allocation_fails)
 {
     const struct attn_api *api;
     struct attn_error error = ATTN_ERROR_INIT;
     struct meter meter = {0};
-    (void)state;
     assert_int_equal(client_load(CORE_FILE, &api, &error), ATTN_OK);
     assert_int_equal(attempt(api, &meter, &error), ATTN_OK);
     assert_int_equal(meter.alive, 0);
@@ -119,10 +118,4 @@ static void test_every_allocation_fails(void **state)
     }
     print_message("%ld allocations, %ld reported as out of memory\n", calls, refused);
     assert_true(refused > calls / 2);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_allocation_fails)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

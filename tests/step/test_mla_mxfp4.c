@@ -98,31 +98,28 @@ static void hold(const struct setting *s, bool per_head)
     mla_destroy(m);
 }
 
-static void test_decode(void **unused)
+TEST(test_decode)
 {
-    (void)unused;
     hold(&(struct setting){"cpu_ref", .heads = HEADS, .num_reqs = 4, .queries = {1, 1, 1, 1},
                            .lens = {30, 1, 41, 12}},
          true);
 }
 
-static void test_prefill(void **unused)
+TEST(test_prefill)
 {
-    (void)unused;
     hold(&(struct setting){"cpu_ref", .heads = HEADS, .chunk = 8, .num_reqs = 3,
                            .queries = {1, 5, 3}, .lens = {30, 20, 3}},
          true);
 }
 
-static void test_sparse(void **unused)
+TEST(test_sparse)
 {
-    (void)unused;
     hold(&(struct setting){"cpu_ref", .heads = HEADS, .topk = 6, .num_reqs = 3,
                            .queries = {1, 5, 3}, .lens = {30, 20, 3}},
          false);
 }
 
-static void test_refused_at_selection(void **unused)
+TEST(test_refused_at_selection)
 {
     const struct setting s = {"cpu_ref", .heads = HEADS, .num_reqs = 1, .queries = {1},
                               .lens = {30}};
@@ -130,7 +127,6 @@ static void test_refused_at_selection(void **unused)
     struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->layer};
     attn_assignment *assignment;
-    (void)unused;
     CHECK(m, m->api->select(m->runtime, &poor, layers, 1, &assignment, &m->error));
     m->api->assignment_destroy(assignment);
     m->desc.weight_dtype = ATTN_MLA_WEIGHT_MXFP4;
@@ -153,13 +149,12 @@ static void refuse(struct mla *m, attn_layer *layer, const struct mx_weights *w,
                m->api->layer_bind_params(layer, &params, &m->error));
 }
 
-static void test_refused_at_bind(void **unused)
+TEST(test_refused_at_bind)
 {
     const struct setting s = {"cpu_ref", .heads = HEADS, .num_reqs = 1, .queries = {1},
                               .lens = {30}};
     struct mla *m = mla_create(&s);
     struct mx_weights w;
-    (void)unused;
     m->api->plan_destroy(m->plan);
     m->plan = NULL;
     describe_weights(m, &w); /* not what the layer said */
@@ -179,14 +174,4 @@ static void test_refused_at_bind(void **unused)
     w.weights.kv_b_proj = tensor(m, 4, m->weights, 2, HEADS * (NOPE + V), RANK, 0, RANK, 1);
     refuse(m, layer, &w, "kv_b_proj");
     mla_destroy(m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode),          cmocka_unit_test(test_prefill),
-        cmocka_unit_test(test_sparse),          cmocka_unit_test(test_refused_at_selection),
-        cmocka_unit_test(test_refused_at_bind),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

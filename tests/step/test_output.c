@@ -105,10 +105,9 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
     fixture_finish(&f);
 }
 
-static void test_static(void **state)
+TEST(test_static)
 {
     static struct quantized q;
-    (void)state;
     q.global = 0.002f; /* 448 * 0.002 is below the largest outputs: some saturate */
     run_quantized(&q, ATTN_OUTPUT_FP8_STATIC, 0, 0);
     int saturated = 0;
@@ -143,9 +142,8 @@ static void hold_groups(int32_t form, int32_t pow2, int32_t column_major)
     }
 }
 
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     for (int32_t form = ATTN_OUTPUT_FP8_GROUP_64; form <= ATTN_OUTPUT_FP8_GROUP_128; form++) {
         for (int32_t way = 0; way < 4; way++) {
             hold_groups(form, way & 1, way >> 1);
@@ -153,10 +151,9 @@ static void test_groups(void **state)
     }
 }
 
-static void test_nvfp4(void **state)
+TEST(test_nvfp4)
 {
     static struct quantized q;
-    (void)state;
     q.global = 300;
     run_quantized(&q, ATTN_OUTPUT_NVFP4, 0, 0);
     for (int t = 0; t < TOKENS; t++) {
@@ -172,12 +169,11 @@ static void test_nvfp4(void **state)
 }
 
 /* No quantize kernel and no such form of its own: refused at selection, by name. */
-static void test_refusal(void **state)
+TEST(test_refusal)
 {
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct fixture f;
     attn_assignment *assignment = NULL;
-    (void)state;
     fixture_init(&f, "example", &plain, queries, lens, 4, 0, NULL, false);
     f.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
     const struct attn_layer_desc *layers[] = {&f.layer};
@@ -191,7 +187,7 @@ static void test_refusal(void **state)
 }
 
 /* 4 heads of 24 are no whole groups of 64 columns. */
-static void test_columns(void **state)
+TEST(test_columns)
 {
     struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .head_size = 24};
     const struct attn_layer_desc *layers[] = {&layer};
@@ -199,7 +195,6 @@ static void test_columns(void **state)
     attn_model *model;
     attn_plan *plan = NULL;
     void *cache, *workspace;
-    (void)state;
     fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
     layer = f.layer;
     layer.output_form = ATTN_OUTPUT_FP8_GROUP_64;
@@ -210,14 +205,4 @@ static void test_columns(void **state)
     f.api->model_destroy(model);
     free(cache);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_static),  cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_nvfp4),   cmocka_unit_test(test_refusal),
-        cmocka_unit_test(test_columns),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

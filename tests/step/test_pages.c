@@ -173,9 +173,8 @@ static void hold_views(attn_model *model, const struct attn_kv_spec *spec,
     free(base);
 }
 
-static void test_every_dtype(void **state)
+TEST(test_every_dtype)
 {
-    (void)state;
     for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
             struct row_bytes rows = dtypes[t].rows(shapes[s].head_size, shapes[s].head_size_v);
@@ -196,9 +195,8 @@ static void test_every_dtype(void **state)
     }
 }
 
-static void test_every_kind(void **state)
+TEST(test_every_kind)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
             struct row_bytes rows = dtypes[t].rows(64, 64);
@@ -218,7 +216,7 @@ static void test_every_kind(void **state)
 }
 
 /* MLA: B 576 element size, also sliding; fp8_ds_mla: B 656. */
-static void test_latent_rows(void **state)
+TEST(test_latent_rows)
 {
     static const struct {
         int32_t kv_dtype, dtype;
@@ -233,7 +231,6 @@ static void test_latent_rows(void **state)
                                       .qk_nope_head_dim = 128,
                                       .qk_rope_head_dim = 64,
                                       .v_head_dim = 128};
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (int32_t sliding = 0; sliding < 2; sliding++) {
             struct attn_layer_desc layer = {.struct_size = sizeof layer,
@@ -263,7 +260,7 @@ static void test_latent_rows(void **state)
 }
 
 /* GDN: S [Hv, Dv, Dk] float32 and the convolution's window of width - 1 and the drafts. */
-static void test_states(void **state)
+TEST(test_states)
 {
     const struct attn_recurrent_desc gdn = {.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn, NULL},
                                             .num_k_heads = 2,
@@ -284,7 +281,6 @@ static void test_states(void **state)
                                           .scale = 0.125f,
                                           .causal = 1};
     struct attn_kv_spec spec;
-    (void)state;
     attn_model *model = bind(&layer, &spec);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);
     assert_int_equal(spec.page_bytes, 4 * 64 * 32 * 4 + (2 * 2 * 32 + 4 * 64) * (4 - 1 + 2) * 2);
@@ -308,11 +304,5 @@ static int close_runtime(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_dtype),
-        cmocka_unit_test(test_every_kind),
-        cmocka_unit_test(test_latent_rows),
-        cmocka_unit_test(test_states),
-    };
-    return cmocka_run_group_tests(tests, open_runtime, close_runtime);
+    return test_run(open_runtime, close_runtime);
 }

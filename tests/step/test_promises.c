@@ -40,12 +40,11 @@ void *malloc(size_t size)
 }
 #endif
 
-static void test_no_allocation(void **state)
+TEST(test_no_allocation)
 {
     const struct attn_host host = {
         .struct_size = sizeof host, .allocate = counting_allocate, .release = counting_release};
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, &host, false);
     fixture_step(&f);
     long before = allocations;
@@ -75,10 +74,9 @@ static void refuse_plan(struct fixture *f, const char *field, const char *text)
                      ATTN_ERROR_ORDER);
 }
 
-static void test_bad_batches(void **state)
+TEST(test_bad_batches)
 {
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, true);
     const struct attn_ext unknown = {0xfff, 0, sizeof unknown, NULL};
     const struct attn_batch good = f.batch;
@@ -134,10 +132,9 @@ static void test_bad_batches(void **state)
     fixture_finish(&f);
 }
 
-static void test_bad_io(void **state)
+TEST(test_bad_io)
 {
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, true);
     fixture_step(&f);
     attn_layer *layer = f.api->model_layer(f.model, 0);
@@ -159,10 +156,9 @@ static void test_bad_io(void **state)
     fixture_finish(&f);
 }
 
-static void test_idle_and_profile(void **state)
+TEST(test_idle_and_profile)
 {
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     for (int32_t mode = ATTN_BATCH_IDLE; mode <= ATTN_BATCH_PROFILE;
          mode += ATTN_BATCH_PROFILE - ATTN_BATCH_IDLE) {
@@ -179,11 +175,10 @@ static void test_idle_and_profile(void **state)
 }
 
 /* Any other batch without a row computes none, and rows that are not computed stay. */
-static void test_no_queries(void **state)
+TEST(test_no_queries)
 {
     static const int32_t none[5] = {0};
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     f.batch.query_start_loc = f.batch.query_start_loc_host = none;
     f.batch.num_actual_tokens = 0;
@@ -198,11 +193,10 @@ static void test_no_queries(void **state)
     fixture_finish(&f);
 }
 
-static void test_split(void **state)
+TEST(test_split)
 {
     struct attn_batch_split split;
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     assert_int_equal(f.api->plan_split(f.plan, &split), ATTN_OK);
@@ -211,14 +205,4 @@ static void test_split(void **state)
     assert_int_equal(split.num_decode_tokens, 2);
     assert_int_equal(split.num_prefill_tokens, 29);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_bad_batches),
-        cmocka_unit_test(test_bad_io),        cmocka_unit_test(test_idle_and_profile),
-        cmocka_unit_test(test_no_queries),    cmocka_unit_test(test_split),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,11 +30,10 @@ static void refuse(struct fixture *f, attn_status status, const char *field, con
     }
 }
 
-static void test_values(void **state)
+TEST(test_values)
 {
     struct fixture f;
     int64_t shape[] = {31, 3, 32}, strides[] = {128, 32, 2}, few[] = {30, 2, 32};
-    (void)state;
     init(&f, NULL, false);
     struct attn_tensor bad = f.tensors[0];
     f.io.q = &bad;
@@ -59,11 +58,10 @@ static void test_values(void **state)
 }
 
 /* Keys that nothing says where to write, whatever their shape: the attend would read stale ones. */
-static void test_keys_without_slots(void **state)
+TEST(test_keys_without_slots)
 {
     struct fixture f;
     int64_t other_heads[] = {31, 3, 32};
-    (void)state;
     init(&f, NULL, false);
     f.batch.num_slots = 0;
     f.batch.slot_mapping = NULL;
@@ -82,11 +80,10 @@ static void test_keys_without_slots(void **state)
 }
 
 /* Unknown flags are refused, unless they are hints; what is left at 0 is the layer's. */
-static void test_flags(void **state)
+TEST(test_flags)
 {
     struct fixture f;
     float of_layer[31][4][32];
-    (void)state;
     init(&f, NULL, false);
     f.io.flags = 4;
     refuse(&f, run(&f), "flags", "a bit of the run's flags is not known");
@@ -115,7 +112,7 @@ static void test_flags(void **state)
 }
 
 /* A vendor's own options: refused by the backend whose they are, passed over by the others. */
-static void test_backend_options(void **state)
+TEST(test_backend_options)
 {
     const char *of_ref[] = {"cpu_ref.colour=red"}, *of_other[] = {"example.colour=red"},
                *of_nobody[] = {"cpu_rex.colour=red"}, *no_value[] = {"cpu_ref.colour"};
@@ -128,7 +125,6 @@ static void test_backend_options(void **state)
                  {of_nobody, ATTN_ERROR_INVALID_ARGUMENT, "backend_options"},
                  {no_value, ATTN_ERROR_INVALID_ARGUMENT, "backend_options"}};
     struct fixture f;
-    (void)state;
     init(&f, NULL, false);
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
@@ -151,10 +147,9 @@ static void test_backend_options(void **state)
 }
 
 /* A length above the plan's limit is the length's fault. */
-static void test_lengths(void **state)
+TEST(test_lengths)
 {
     struct fixture f;
-    (void)state;
     init(&f, NULL, false);
     f.seq_lens[2] = MAX_BLOCKS * 16 + 1;
     REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "seq_lens_host",
@@ -164,7 +159,7 @@ static void test_lengths(void **state)
 }
 
 /* What the layer's terms need of its parameters. */
-static void test_params(void **state)
+TEST(test_params)
 {
     const struct {
         struct attn_layer_desc layer;
@@ -177,7 +172,6 @@ static void test_params(void **state)
     const struct attn_layer_params none = {.struct_size = sizeof none};
     struct fixture f;
     float slopes[4];
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attn_layer_params slopes_only = {.struct_size = sizeof slopes_only,
                                                       .alibi_slopes = slopes};
@@ -194,7 +188,7 @@ static void test_params(void **state)
 
 /* Spans without the starts of each request's; a rotation without its table, or of no even number.
  */
-static void test_spans_and_rotation(void **state)
+TEST(test_spans_and_rotation)
 {
     const struct attn_layer_desc rotated = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .rope = ATTN_ROPE_NEOX};
@@ -211,7 +205,6 @@ static void test_spans_and_rotation(void **state)
         angles, {ATTN_DEVICE_CPU, 0}, 1, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
     struct attn_io_rope bad[] = {good, good, good, good, good, good, good};
     struct fixture f;
-    (void)state;
     bad[0].form = 9;
     bad[1].positions = NULL;
     bad[2].cos_sin = NULL;
@@ -233,11 +226,10 @@ static void test_spans_and_rotation(void **state)
     fixture_finish(&f);
 }
 
-static void test_odd_address(void **state)
+TEST(test_odd_address)
 {
     struct fixture f;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    (void)state;
     init(&f, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
     assert_int_equal(
@@ -262,7 +254,7 @@ static void wrong_parallel_for(void *user, int64_t count, int64_t grain, attn_pa
     }
 }
 
-static void test_threads(void **state)
+TEST(test_threads)
 {
     enum mistake mistake = RIGHT;
     const struct attn_host host = {.struct_size = sizeof host,
@@ -270,7 +262,6 @@ static void test_threads(void **state)
                                    .parallel_for = wrong_parallel_for,
                                    .num_threads = 2};
     struct fixture f;
-    (void)state;
     init(&f, &host, true);
     assert_int_equal(run(&f), ATTN_OK);
     mistake = FOREIGN_WORKER;
@@ -280,15 +271,4 @@ static void test_threads(void **state)
     mistake = RIGHT;
     assert_int_equal(run(&f), ATTN_OK);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),     cmocka_unit_test(test_keys_without_slots),
-        cmocka_unit_test(test_flags),      cmocka_unit_test(test_backend_options),
-        cmocka_unit_test(test_lengths),    cmocka_unit_test(test_params),
-        cmocka_unit_test(test_threads),    cmocka_unit_test(test_spans_and_rotation),
-        cmocka_unit_test(test_odd_address)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

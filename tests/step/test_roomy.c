@@ -437,9 +437,8 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
     }
 }
 
-static void test_five_caches(void **unused)
+TEST(test_five_caches)
 {
-    (void)unused;
     for (int32_t i = 0; i < 2 * (LAST_PAGES + 1); i++) {
         const int32_t form = i / 2;
         struct step *s = calloc(1, sizeof *s);
@@ -462,11 +461,10 @@ static void test_five_caches(void **unused)
 }
 
 /* A layer that does not say so gets no lists, in no table. */
-static void test_unsaid_lists(void **unused)
+TEST(test_unsaid_lists)
 {
     static const int32_t starts[] = {0, 1}, lens[] = {1}, blocks[] = {0, 0};
     struct opened t = {0};
-    (void)unused;
     make_model(&t, &many, "roomy");
     bind_many(&t);
     make_plan(&t);
@@ -491,10 +489,9 @@ static void test_unsaid_lists(void **unused)
 
 /* Whoever has not declared such caches is refused with its reasons; a description that makes no
  * sense is by its field. */
-static void test_refused_caches(void **unused)
+TEST(test_refused_caches)
 {
     struct opened t = {0};
-    (void)unused;
     open_runtime(&t);
     select_layer(&t, &many, "cpu_ref?");
     assert_true(refused(&t, "cpu_ref", "caches"));
@@ -571,14 +568,13 @@ static void expect_token(double s[HV][DV][DK], const struct rows *x, int32_t t, 
     }
 }
 
-static void test_gate_per_channel(void **unused)
+TEST(test_gate_per_channel)
 {
     static struct rows x;
     static double s[REQS][HV][DV][DK];
     struct opened t = {0};
     float a_log[HV] = {-1, -0.5f, 0, 0.25f}, dt_bias[HV * DK], skip[HV] = {0.5f, 1, -1, 2};
     uint64_t seed = 7;
-    (void)unused;
     make_model(&t, &recurrent, "roomy");
     for (int32_t i = 0; i < HV * DK; i++) {
         dt_bias[i] = (float)i / 32 - 0.5f;
@@ -671,12 +667,11 @@ static void test_gate_per_channel(void **unused)
     close_all(&t);
 }
 
-static void test_refused_forms(void **unused)
+TEST(test_refused_forms)
 {
     struct opened t = {0};
     const struct attn_recurrent_desc good = channels;
     static const char *const fields[] = {"gate", "has_skip"};
-    (void)unused;
     open_runtime(&t);
     select_layer(&t, &recurrent, "cpu_ref?");
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -698,13 +693,4 @@ static void test_refused_forms(void **unused)
             t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
     channels = good;
     close_all(&t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_five_caches), cmocka_unit_test(test_unsaid_lists),
-        cmocka_unit_test(test_refused_caches), cmocka_unit_test(test_gate_per_channel),
-        cmocka_unit_test(test_refused_forms)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,9 +54,8 @@ static void hold_ways_equal(const char *backend)
     fixture_finish(&f);
 }
 
-static void test_ways_are_equal(void **state)
+TEST(test_ways_are_equal)
 {
-    (void)state;
     hold_ways_equal("cpu_ref");
     hold_ways_equal("example");
 }
@@ -71,12 +70,11 @@ static void refuse(struct fixture *f, const struct attn_step_io *io, const char 
 }
 
 /* One tensor of the io at a time, one defect at a time; both ways. */
-static void test_bad_tensors(void **state)
+TEST(test_bad_tensors)
 {
     static const char *const names[] = {"q", "k", "v", "out"};
     struct fixture f;
     int64_t shape[3], strides[3] = {1, 1, 2};
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     for (int32_t way = 0; way < 2; way++) {
@@ -121,11 +119,10 @@ static void test_bad_tensors(void **state)
     fixture_finish(&f);
 }
 
-static void test_extensions(void **state)
+TEST(test_extensions)
 {
     struct attn_ext unknown = {.id = 0x1345, .struct_size = sizeof unknown};
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     struct attn_step_io io = f.io;
@@ -141,10 +138,9 @@ struct grown_io {
     uint64_t tail;
 };
 
-static void test_older_and_newer_io(void **state)
+TEST(test_older_and_newer_io)
 {
     struct fixture f;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     struct grown_io grown = {f.io, 0};
@@ -157,10 +153,9 @@ static void test_older_and_newer_io(void **state)
     fixture_finish(&f);
 }
 
-static void test_order_and_owner(void **state)
+TEST(test_order_and_owner)
 {
     struct fixture f, other;
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_init(&other, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
@@ -193,11 +188,10 @@ static int child_agrees(struct fixture *f, const float *right)
     return !same_bits(f->out, right);
 }
 
-static void test_forks(void **state)
+TEST(test_forks)
 {
     struct fixture f, own;
     float *right = malloc(out_bytes);
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     memcpy(right, f.out, out_bytes);
@@ -266,12 +260,11 @@ static void *work(void *argument)
     return NULL;
 }
 
-static void test_threads(void **state)
+TEST(test_threads)
 {
     struct worker workers[THREADS];
     struct fixture f;
     float *right = malloc(out_bytes);
-    (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);
     memcpy(right, f.out, out_bytes);
@@ -285,15 +278,4 @@ static void test_threads(void **state)
     }
     free(right);
     fixture_finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ways_are_equal),  cmocka_unit_test(test_bad_tensors),
-        cmocka_unit_test(test_extensions),      cmocka_unit_test(test_older_and_newer_io),
-        cmocka_unit_test(test_order_and_owner), cmocka_unit_test(test_forks),
-        cmocka_unit_test(test_threads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,12 +59,11 @@ static void hold_groups(const struct history *h, size_t m)
 }
 
 /* Prefills, decodes, both in one step, and a request that rests. */
-static void test_steps(void **state)
+TEST(test_steps)
 {
     static const int32_t steps[][H_REQS] = {{9, 5, 12, 20}, {1, 1, 1, 1}, {1, 1, 7, 30},
                                             {0, 1, 1, 1},   {1, 1, 1, 1}, {1, 2, 3, 25}};
     static const char *const backends[] = {"cpu_ref", "prefill=cpu_ref;decode=spy"};
-    (void)state;
     for (size_t m = 0; m < MODELS * sizeof backends / sizeof *backends; m++) {
         struct attn_layer_desc layers[H_LAYERS];
         struct history *h = calloc(1, sizeof *h);
@@ -80,12 +79,11 @@ static void test_steps(void **state)
 }
 
 /* Without the skip the same layers are of two groups and one dtype. */
-static void test_nothing_skipped(void **state)
+TEST(test_nothing_skipped)
 {
     static const int32_t steps[][H_REQS] = {{9, 5, 12, 20}, {1, 1, 1, 1}, {1, 1, 7, 30}};
     struct attn_layer_desc layers[H_LAYERS];
     struct history *h = calloc(1, sizeof *h);
-    (void)state;
     describe(layers, ATTN_KV_INT8_KV, ATTN_SCALE_NONE);
     for (int32_t i = 0; i < H_LAYERS; i++) {
         layers[i].skip_kv_quantization = 0;
@@ -103,13 +101,12 @@ static void test_nothing_skipped(void **state)
 }
 
 /* A cache cannot be read as another dtype than it was written in. */
-static void test_sharing_across_the_skip(void **state)
+TEST(test_sharing_across_the_skip)
 {
     struct attn_layer_desc layers[H_LAYERS];
     const struct attn_layer_desc *descs[H_LAYERS];
     struct history *h = calloc(1, sizeof *h);
     attn_assignment *assignment;
-    (void)state;
     describe(layers, ATTN_KV_INT8_KV, ATTN_SCALE_NONE);
     history_init(h, "cpu_ref", layers, H_LAYERS);
     h->layers[SHARING].desc.skip_kv_quantization = 0;
@@ -123,14 +120,4 @@ static void test_sharing_across_the_skip(void **state)
     assert_non_null(strstr(h->error.message, "'c'"));
     history_finish(h);
     free(h);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_nothing_skipped),
-        cmocka_unit_test(test_sharing_across_the_skip),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,9 +53,8 @@ static void check_text(const char *given, const char *expected)
     json_destroy(root);
 }
 
-static void test_text_survives(void **state)
+TEST(test_text_survives)
 {
-    (void)state;
     check_text("plain", "plain");
     check_text("", "");
     check_text("quote \" and \\ and / \n\t\x01\x1b[31m\x7f",
@@ -67,9 +66,8 @@ static void test_text_survives(void **state)
     check_text("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80", "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80");
 }
 
-static void test_invalid_utf8_is_replaced(void **state)
+TEST(test_invalid_utf8_is_replaced)
 {
-    (void)state;
     check_text("a\xff"
                "b",
                "a\xef\xbf\xbd"
@@ -80,10 +78,9 @@ static void test_invalid_utf8_is_replaced(void **state)
     check_text("\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
 }
 
-static void test_numbers_read_back_equal(void **state)
+TEST(test_numbers_read_back_equal)
 {
     static const double numbers[] = {0, -1, 3, 0.1, 1.0 / 3, 1e300, 5e-324, 4294967296.0, -2.5e-7};
-    (void)state;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         struct json *root = json_number(numbers[i]);
         char *text = printed(root);
@@ -100,9 +97,8 @@ static void test_numbers_read_back_equal(void **state)
     json_destroy(root);
 }
 
-static void test_a_tree_is_read_back(void **state)
+TEST(test_a_tree_is_read_back)
 {
-    (void)state;
     struct json *root = json_object();
     struct json *list = json_add(root, "list", json_array());
     json_push(list, json_bool(true));
@@ -127,9 +123,8 @@ static void test_a_tree_is_read_back(void **state)
 }
 
 /* A part for which there was no memory makes the whole document one that is not printed. */
-static void test_incomplete_is_refused(void **state)
+TEST(test_incomplete_is_refused)
 {
-    (void)state;
     struct json *root = json_object();
     struct json *inner = json_add(root, "inner", json_object());
     assert_null(json_add(inner, "lost", NULL));
@@ -138,16 +133,4 @@ static void test_incomplete_is_refused(void **state)
     assert_null(printed(NULL));
     json_destroy(root);
     json_destroy(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text_survives),
-        cmocka_unit_test(test_invalid_utf8_is_replaced),
-        cmocka_unit_test(test_numbers_read_back_equal),
-        cmocka_unit_test(test_a_tree_is_read_back),
-        cmocka_unit_test(test_incomplete_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmocka with what its header needs, and calls of the library that have to succeed or to fail. */
+/* cmocka with what its header needs, tests that enter themselves into their program's list, and
+ * calls of the library that have to succeed or to fail. */
 #ifndef SUPPORT_TEST_H
 #define SUPPORT_TEST_H
 
@@ -10,6 +11,33 @@
 #include <string.h>
 
 #include <cmocka.h>
+
+/* TEST(name) { ... } is a test of its program; `state` is what a set-up made. */
+#define TEST(name) TEST_AROUND(name, NULL, NULL)
+
+/* The same with a set-up and a tear-down of its own. */
+#define TEST_AROUND(name, set_up, tear_down)                                                       \
+    static void name(void **state);                                                                \
+    __attribute__((constructor)) static void name##_is_listed(void)                                \
+    {                                                                                              \
+        static struct test test = {.line = __LINE__};                                              \
+        test.unit = (struct CMUnitTest){#name, name, set_up, tear_down, NULL};                     \
+        test_add(&test);                                                                           \
+    }                                                                                              \
+    static void name(__attribute__((unused)) void **state)
+
+struct test {
+    struct CMUnitTest unit;
+    int line;
+    struct test *next;
+};
+
+/* Enters a test, which the list keeps. */
+void test_add(struct test *test);
+/* Runs the program's tests in the order in which their file has them, between a set-up and a
+ * tear-down of all (or NULL), and returns how many failed. A program without a main of its own
+ * (test_main.c) runs them with neither. */
+int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 
 /* `call` has to return ATTN_OK; `owner` points to a struct whose `error` has the text otherwise. */
 #define CHECK(owner, call)                                                                         \

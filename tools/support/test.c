@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test.h"
+
+static struct test *first;
+static size_t count;
+
+void test_add(struct test *test)
+{
+    struct test **place = &first;
+    while (*place != NULL && (*place)->line < test->line) {
+        place = &(*place)->next;
+    }
+    test->next = *place;
+    *place = test;
+    count++;
+}
+
+int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down)
+{
+    if (count == 0) {
+        print_error("no test has been linked\n");
+        return 1;
+    }
+    struct CMUnitTest tests[count];
+    size_t i = 0;
+    for (const struct test *test = first; test != NULL; test = test->next) {
+        tests[i++] = test->unit;
+    }
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
