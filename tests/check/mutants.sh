@@ -12,6 +12,9 @@ cases_of() {
     control_plain) echo --quick '[!e]*' ;;
     control_fused) echo --quick 'engine.*' ;;
     control_cleared_behind_nan) echo --full 'engine.*.fp8_per_token_head.*nan1*' ;;
+    *_short_sums | *_shorter_sums)
+        echo --full attend.prefill.bf16.fp8_e4m3.d224x224.h9-3.b16.hnd.causal_overridden+query204.s2101.r0.n0.f0.w0.l1.q0.plain
+        ;;
     mutant_threads_share) echo --quick two_threads ;;
     mutant_gdn_*) echo --quick 'gated_delta*' ;;
     mutant_mla_* | control_mla_*) echo --quick 'attend_mla*' ;;

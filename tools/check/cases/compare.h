@@ -16,8 +16,8 @@ struct bound {
 struct bound bound_of_dtype(int32_t dtype);
 /* Of an attend: by its activations, its cache, and what is rounded on the way. */
 struct bound bound_of_case(const struct factor_value *v);
-/* Absolute, of the log-sum-exp. */
-double bound_of_lse(const struct factor_value *v);
+/* Of the log-sum-exp: relative and least. */
+struct bound bound_of_lse(const struct factor_value *v);
 
 /* Of one number `want` of the reference's row of `dims` from element `at` on. */
 double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
@@ -45,7 +45,6 @@ struct compared_lse {
     const uint8_t *wanted;
 };
 enum trial_result compare_lse(struct trial *trial, const struct compared_lse *rows,
-                              const void *expected, const void *found, double absolute,
-                              double relative);
+                              const void *expected, const void *found, struct bound bound);
 
 #endif

@@ -8,7 +8,6 @@
 #include "support/random.h"
 
 #define LOGIT_DEVIATION 4.0
-#define NEEDLE_LOGIT 14.0
 #define GARBAGE_BLOCK 0x7ffffff0
 #define P_SCALE (1.0 / 300)
 #define TIE_STEP 0x1p-6 /* of the row whose int8 scale is this exactly */
@@ -263,7 +262,7 @@ static void plant_needles(struct problem *p, uint64_t *random)
             for (int32_t i = 0; i < d; i++) {
                 double x = scale * number_load(base + p->at.q, q_row + i, p->q_dtype);
                 number_store(base + key.rows, key.at + h * d + i, dtype,
-                             NEEDLE_LOGIT * sqrt(d) / norm * x);
+                             CASE_LARGEST_SCORE * sqrt(d) / norm * x);
             }
         }
     }

@@ -82,7 +82,7 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
         const struct compared_lse lse = {tested->binding.lse.shape[0], strides[0], strides[1], 0,
                                          problem->num_actual_tokens,   rows};
         result = compare_lse(trial, &lse, expected + problem->at.lse, found + problem->at.lse,
-                             bound_of_lse(problem->v), 0);
+                             bound_of_lse(problem->v));
     }
 done:
     free(found);

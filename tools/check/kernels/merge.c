@@ -135,7 +135,8 @@ static enum trial_result hold_merge(struct pair *pair, const struct merge_case *
     return result != TRIAL_PASSED || c->v.form == MERGE_NO_LSE
                ? result
                : compare_lse(pair->trial, &lse, pair->expected + c->at[M_LSE],
-                             pair->found + c->at[M_LSE], 1e-4, 1e-5);
+                             pair->found + c->at[M_LSE],
+                             (struct bound){.relative = 1e-5, .least = 1e-4});
 }
 
 static enum trial_result run_merge(struct trial *trial, const void *variant, uint64_t seed)

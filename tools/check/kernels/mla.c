@@ -295,7 +295,7 @@ static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
     }
     const struct compared_lse lse = {c->v.n.heads, c->num_tokens, 1, 0, c->num_tokens, NULL};
     if (compare_lse(pair->trial, &lse, pair->expected + c->lse, pair->found + c->lse,
-                    bound_of_lse(v), 0) != TRIAL_PASSED) {
+                    bound_of_lse(v)) != TRIAL_PASSED) {
         return TRIAL_FAILED;
     }
     size_t bytes = BLOCKS * BLOCK * row_bytes(&c->v);
