@@ -21,7 +21,7 @@ cuda=${CUDA_HOME:-$(dirname "$(dirname "$(realpath "$(command -v nvcc || echo /u
 [ -f "$cuda/include/cuda_runtime.h" ] || cuda=/usr/local/cuda
 library=-lnccl
 [ -f "$nccl/lib/libnccl.so.2" ] && library=$nccl/lib/libnccl.so.2
-set -- -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I "$here/abi" -I "$here/tools" -isystem "$cuda/include" ${nccl:+-isystem "$nccl/include"}
+set -- -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wno-unused-parameter -I "$here/abi" -I "$here/tools" -isystem "$cuda/include" ${nccl:+-isystem "$nccl/include"}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cc "$@" -fPIC -shared -fvisibility=hidden "$here/collectives/nccl.c" -o "$work/libattn_nccl.so.0" "$library" &&

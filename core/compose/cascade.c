@@ -27,7 +27,6 @@ static bool writes_codes(const attn_layer *layer)
 /* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
 static void match(struct check *check, int32_t phase)
 {
-    (void)phase;
     const struct attn_layer_desc *l = check->layer;
     bool numbers =
         l->output_form == ATTN_OUTPUT_PLAIN || check->caps->kernels & ATTN_KERNEL_QUANTIZE;
@@ -69,8 +68,6 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
 static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
                   struct attn_limits *limits)
 {
-    (void)plan;
-    (void)layer;
     if (part == PART_PREFIX) {
         merged_limit(limits, CASCADE_MAX_TOKENS);
     }
@@ -161,7 +158,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     bool any = false;
     int32_t length = usable_prefix(plan);
     int32_t block = plan->steps[0].layer->desc->block_size;
-    (void)error;
     for (int32_t i = 0; i < plan->num_steps && !any; i++) {
         any = pays(plan, &plan->steps[i]);
     }

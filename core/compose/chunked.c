@@ -6,7 +6,6 @@
 
 static void match(struct check *check, int32_t phase)
 {
-    (void)phase;
     const struct attn_layer_desc *l = check->layer;
     if (l->chunk_size == 0 || check->caps->terms & ATTN_TERM_CHUNKED_LOCAL) {
         return;

@@ -146,7 +146,6 @@ static void check_split_queries(struct check *check)
 
 static void match(struct check *check, int32_t phase)
 {
-    (void)phase;
     const struct attn_context_parallel *cp = check->whole->cp;
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
@@ -208,8 +207,6 @@ static bool serves(const attn_layer *layer)
 
 static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
 {
-    (void)plan;
-    (void)phase;
     return layer_is_spread(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT : parts;
 }
 

@@ -62,7 +62,6 @@ static void need(struct check *check, bool there, const char *asked)
 
 static void match(struct check *check, int32_t phase)
 {
-    (void)phase;
     const struct attn_backend_caps *caps = check->caps;
     if (!is_quantized(check->whole)) {
         return;
@@ -134,7 +133,6 @@ static void rewrite_parts(attn_layer *layer)
 
 static const char *needs_params(const attn_layer *layer)
 {
-    (void)layer;
     return "scales of its inputs";
 }
 
@@ -276,7 +274,6 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 
 static bool wrap(attn_plan *plan, struct step *step)
 {
-    (void)plan;
     return step->program == run_attends;
 }
 

@@ -19,8 +19,6 @@ static const char *needs_params(const attn_layer *layer)
 
 static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
 {
-    (void)plan;
-    (void)parts;
     return phase == ATTN_PHASE_PREFILL && mla_per_head(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT
                                                               : 1u << PART_MAIN;
 }

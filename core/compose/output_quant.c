@@ -15,7 +15,6 @@ struct quant {
  * or another slot's is quantized behind that. */
 static void match(struct check *check, int32_t phase)
 {
-    (void)phase;
     const struct attn_backend_caps *caps = check->caps;
     int32_t form = check->layer->output_form;
     bool own = caps->output_forms >> form & 1 && check->whole->kernel == ATTN_KERNEL_ATTEND;
@@ -57,7 +56,6 @@ static size_t lay_out(attn_plan *plan, size_t at)
 
 static bool wrap(attn_plan *plan, struct step *step)
 {
-    (void)plan;
     step->inner = step->program;
     return true;
 }

@@ -121,7 +121,6 @@ static void match_form(struct check *check, const struct attn_recurrent_desc *g,
 
 static void match(struct check *check, int32_t phase)
 {
-    (void)phase;
     const struct attn_recurrent_desc *gdn = check->whole->gdn;
     const struct attn_recurrent_caps *caps =
         (const struct attn_recurrent_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_RECURRENT);
@@ -312,7 +311,6 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
 
 static const char *needs_params(const attn_layer *layer)
 {
-    (void)layer;
     return "weights";
 }
 
@@ -463,7 +461,6 @@ static bool choose(attn_plan *plan, struct step *step)
 
 static void make_call(const struct step *step, int32_t part, struct launch *launch)
 {
-    (void)part;
     launch->kernel = step->layer->served[launch->args.phase].instance->kernels.gated_delta;
 }
 

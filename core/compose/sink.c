@@ -12,7 +12,6 @@ struct sink {
 
 static void match(struct check *check, int32_t phase)
 {
-    (void)phase;
     const struct attn_backend_caps *caps = check->caps;
     if (check->layer->sink_len == 0 || caps->terms & ATTN_TERM_STATIC_SINK) {
         return;
@@ -49,7 +48,6 @@ static void rewrite_parts(attn_layer *layer)
 
 static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
 {
-    (void)plan;
     bool mine = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK;
     return mine && phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_SINK : parts;
 }
@@ -57,8 +55,6 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
 static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
                   struct attn_limits *limits)
 {
-    (void)plan;
-    (void)layer;
     if (part == PART_SINK) {
         merged_limit(limits, limits->max_num_tokens);
     }
@@ -101,7 +97,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
 {
     struct sink *sink = plan->data[COMPOSITION_SINK];
     int32_t length = plan->steps[0].layer->desc->sink_len;
-    (void)error;
     merged_view(plan, &sink->view);
     int32_t *keys = plan_take(plan, 2);
     keys[0] = 0;

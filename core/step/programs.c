@@ -25,7 +25,6 @@ attn_status run_attends(attn_plan *plan, struct step *step, const struct attn_st
                         struct attn_error *error)
 {
     attn_status status = ATTN_OK;
-    (void)plan;
     for (int32_t i = 0; i < 2 && step->main[i] != NULL && status == ATTN_OK; i++) {
         step->main[i]->args.k = io->k;
         step->main[i]->args.v = io->v;
@@ -37,7 +36,6 @@ attn_status run_attends(attn_plan *plan, struct step *step, const struct attn_st
 attn_status run_nothing(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                         struct attn_error *error)
 {
-    (void)plan, (void)step, (void)io, (void)error;
     return ATTN_OK;
 }
 

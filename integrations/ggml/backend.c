@@ -29,7 +29,6 @@ static struct attention *judge;
 
 static const char *get_name(ggml_backend_t backend)
 {
-    (void)backend;
     return "ATTN";
 }
 
@@ -102,25 +101,21 @@ static ggml_guid_t guid(void)
 
 static const char *device_name(ggml_backend_dev_t device)
 {
-    (void)device;
     return "ATTN";
 }
 
 static const char *device_description(ggml_backend_dev_t device)
 {
-    (void)device;
     return "libattn";
 }
 
 static void device_memory(ggml_backend_dev_t device, size_t *free_bytes, size_t *total)
 {
-    (void)device;
     *free_bytes = *total = 0; /* the CPU's */
 }
 
 static enum ggml_backend_dev_type device_type(ggml_backend_dev_t device)
 {
-    (void)device;
     return GGML_BACKEND_DEVICE_TYPE_ACCEL;
 }
 
@@ -139,7 +134,6 @@ static ggml_backend_t device_init(ggml_backend_dev_t device, const char *params)
         .get_name = get_name, .free = backend_free, .graph_compute = graph_compute};
     struct context *context = calloc(1, sizeof *context);
     ggml_backend_t backend = calloc(1, sizeof *backend);
-    (void)params;
     if (context == NULL || backend == NULL) {
         free(context);
         free(backend);
@@ -154,20 +148,17 @@ static ggml_backend_t device_init(ggml_backend_dev_t device, const char *params)
 
 static ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t device)
 {
-    (void)device;
     return ggml_backend_cpu_buffer_type();
 }
 
 static ggml_backend_buffer_t device_buffer_from_ptr(ggml_backend_dev_t device, void *memory,
                                                     size_t size, size_t largest)
 {
-    (void)device, (void)largest;
     return ggml_backend_cpu_buffer_from_ptr(memory, size);
 }
 
 static bool device_supports_op(ggml_backend_dev_t device, const struct ggml_tensor *op)
 {
-    (void)device;
     switch (op->op) {
     case GGML_OP_NONE:
     case GGML_OP_RESHAPE:
@@ -185,19 +176,16 @@ static bool device_supports_op(ggml_backend_dev_t device, const struct ggml_tens
 
 static bool device_supports_buffer(ggml_backend_dev_t device, ggml_backend_buffer_type_t type)
 {
-    (void)device;
     return ggml_backend_buft_is_host(type);
 }
 
 static const char *reg_name(ggml_backend_reg_t reg)
 {
-    (void)reg;
     return "ATTN";
 }
 
 static size_t reg_device_count(ggml_backend_reg_t reg)
 {
-    (void)reg;
     return 1;
 }
 
@@ -220,7 +208,6 @@ static ggml_backend_dev_t reg_device(ggml_backend_reg_t reg, size_t index)
 
 static void *reg_address(ggml_backend_reg_t reg, const char *name)
 {
-    (void)reg;
     return strcmp(name, "ggml_backend_set_n_threads") == 0 ? (void *)(uintptr_t)set_n_threads
                                                            : NULL;
 }

@@ -58,7 +58,6 @@ static int count_threads(void)
 
 static void quiet(enum ggml_log_level level, const char *text, void *user)
 {
-    (void)user;
     if (level >= GGML_LOG_LEVEL_WARN) {
         fputs(text, stderr);
     }

@@ -284,7 +284,6 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
     const struct attn_attend_args *args = loop->args;
     int32_t group = args->layer->num_q_heads / args->layer->num_kv_heads;
     struct rows rows;
-    (void)worker;
     for (int64_t item = begin; item < end; item++) {
         int64_t index = item / args->layer->num_kv_heads;
         int64_t token = loop->rows != NULL ? loop->rows[index] : loop->first_row + index;
@@ -348,7 +347,5 @@ attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *e
 /* Nothing is planned: tables and lengths are read when the step runs. */
 attn_status ref_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
 {
-    (void)args;
-    (void)error;
     return ATTN_OK;
 }

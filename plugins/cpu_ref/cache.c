@@ -72,7 +72,6 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
     const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
     const struct latent_rows keys = latent_keys(args);
     double row[REF_MAX_HEAD_SIZE];
-    (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         if (slot >= 0) {
@@ -95,7 +94,6 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_layer_params *params = args->params;
     double row[REF_MAX_HEAD_SIZE];
-    (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         if (slot < 0) {
@@ -120,7 +118,6 @@ attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_erro
 {
     const struct attn_host *host = args->instance->host;
     struct write_loop loop = {args};
-    (void)error;
     host->parallel_for(host->user, args->num_slots, 8,
                        layer_is_latent(args->layer) ? write_latent_rows : write_rows, &loop);
     return ATTN_OK;
@@ -133,7 +130,6 @@ static void gather_requests(void *argument, int64_t begin, int64_t end, int32_t 
     const struct attn_batch *batch = args->batch;
     const struct attn_kv_view *cache = args->cache;
     double row[REF_MAX_HEAD_SIZE];
-    (void)worker;
     for (int64_t r = begin; r < end; r++) {
         int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[r] : r;
         const int32_t *table = batch->block_table + table_row * batch->block_table_stride;
@@ -159,7 +155,6 @@ static void gather_requests(void *argument, int64_t begin, int64_t end, int32_t 
 attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
     const struct attn_host *host = args->instance->host;
-    (void)error;
     host->parallel_for(host->user, args->batch->num_reqs, 1, gather_requests,
                        (void *)(uintptr_t)args);
     return ATTN_OK;
@@ -167,7 +162,6 @@ attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
 
 attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    (void)error;
     for (int32_t c = 0; c < args->num_copies; c++) {
         const struct attn_block_copy *copy =
             (const void *)((const char *)args->copies + (int64_t)c * args->copy_bytes);
@@ -183,14 +177,12 @@ attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct att
 
 attn_status ref_copy(const struct attn_copy_args *args, struct attn_error *error)
 {
-    (void)error;
     memmove(args->destination, args->source, args->bytes);
     return ATTN_OK;
 }
 
 attn_status ref_fill(const struct attn_fill_args *args, struct attn_error *error)
 {
-    (void)error;
     for (int64_t i = 0; i < args->rows; i++) {
         memset((uint8_t *)args->destination + (size_t)i * args->stride, args->value,
                args->row_bytes);

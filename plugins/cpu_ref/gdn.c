@@ -102,7 +102,6 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     const struct gdn *gdn = argument;
     struct gdn_request request;
     struct tile tile;
-    (void)worker;
     for (int64_t item = begin; item < end; item++) {
         if (!gdn_request_of(gdn, (int32_t)(item / gdn->desc->num_v_heads), &request) ||
             request.state_from < 0) {
@@ -127,7 +126,6 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
 {
     const struct gdn *gdn = argument;
     struct gdn_request request;
-    (void)worker;
     for (int64_t item = begin; item < end; item++) {
         if (gdn_request_of(gdn, (int32_t)(item / gdn->num_channels), &request) &&
             request.state_from >= 0) {

@@ -119,7 +119,6 @@ static void gemm_items(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct attn_batched_gemm_args *args = argument;
     int64_t height = args->out->shape[1], width = args->out->shape[2];
     int64_t blocks = (height + TILE_ROWS - 1) / TILE_ROWS;
-    (void)worker;
     for (int64_t item = begin; item < end; item++) {
         int64_t b = item / blocks, i = item % blocks * TILE_ROWS;
         for (int64_t j = 0; j < width; j += TILE_COLUMNS) {
@@ -132,7 +131,6 @@ static void gemm_items(void *argument, int64_t begin, int64_t end, int32_t worke
 attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
     const struct attn_tensor *out = args->out;
-    (void)error;
     const struct attn_host *host = args->instance->host;
     int64_t blocks = (out->shape[1] + TILE_ROWS - 1) / TILE_ROWS;
     host->parallel_for(host->user, out->shape[0] * blocks, 1, gemm_items, (void *)(uintptr_t)args);

@@ -45,7 +45,6 @@ static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worke
 {
     const struct attn_merge_states_args *args = argument;
     double scale = 1;
-    (void)worker;
     for (const struct attn_ext *ext = args->next; ext != NULL; ext = ext->next) {
         if (ext->id == ATTN_EXT_IO_OUTPUT_QUANT && args->out->dtype.bits == 8) {
             const struct attn_io_output_quant *quant = (const struct attn_io_output_quant *)ext;
@@ -62,7 +61,6 @@ static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worke
 attn_status ref_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
     const struct attn_host *host = args->instance->host;
-    (void)error;
     host->parallel_for(host->user, args->num_rows, 4, merge_rows, (void *)(uintptr_t)args);
     return ATTN_OK;
 }

@@ -73,7 +73,6 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
     const struct mla_loop *loop = argument;
     const struct attn_attend_args *args = loop->args;
     struct rows rows;
-    (void)worker;
     for (int64_t item = begin; item < end; item++) {
         int64_t token = loop->first_row + item / loop->head_blocks;
         int32_t first = (int32_t)(item % loop->head_blocks) * REF_MAX_LOOP_ROWS;
@@ -95,7 +94,6 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
 static attn_status attend(const struct attn_attend_args *args, bool sparse,
                           struct attn_error *error)
 {
-    (void)error;
     const struct attn_batch *batch = args->batch;
     const struct attn_host *host = args->instance->host;
     struct mla_loop loop = {

@@ -49,7 +49,6 @@ static attn_status ref_probe(const struct attn_host *host, const struct attn_pro
 {
     const struct attn_device_info device = cpu_device("");
     attn_status status = sink->device(sink->user, &device);
-    (void)host;
     if (status == ATTN_OK) {
         status = sink->backend(sink->user, &caps);
     }
@@ -62,7 +61,6 @@ static attn_status ref_probe(const struct attn_host *host, const struct attn_pro
 static attn_status ref_supports(const struct attn_supports_args *args,
                                 const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)error;
     refuse_rows(args->layer, reasons);
     return ATTN_OK;
 }

@@ -109,7 +109,6 @@ static void quantize_nvfp4(const struct attn_quantize_args *args, int64_t token)
 static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct attn_quantize_args *args = argument;
-    (void)worker;
     for (int64_t t = begin; t < end; t++) {
         switch (args->form) {
         case ATTN_OUTPUT_FP8_STATIC:
@@ -127,7 +126,6 @@ static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t wo
 attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
     const struct attn_host *host = args->instance->host;
-    (void)error;
     host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows, (void *)(uintptr_t)args);
     return ATTN_OK;
 }
@@ -136,7 +134,6 @@ attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error
 {
     const struct attn_tensor *x = args->x;
     int64_t count = args->per_head ? x->shape[1] : 1;
-    (void)error;
     for (int64_t i = 0; i < count && !args->accumulate; i++) {
         args->out[i] = 0;
     }

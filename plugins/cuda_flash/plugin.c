@@ -45,7 +45,6 @@ static attn_status cuda_probe(const struct attn_host *host, const struct attn_pr
     const char *cause = "";
     int32_t count = nvml_devices(devices, NVML_MAX_DEVICES, &cause), usable = 0;
     attn_status status = ATTN_OK;
-    (void)host;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
     }

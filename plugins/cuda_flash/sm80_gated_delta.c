@@ -60,7 +60,6 @@ static bool rolls(const struct gpu_device *device)
 #ifdef CUDA_FLASH_SM90
     return device->major == 9;
 #else
-    (void)device;
     return false;
 #endif
 }
@@ -106,7 +105,6 @@ static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_
            p->head_size_k == CHUNK_DIMS && p->head_size_v <= CHUNK_DIMS &&
            p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0;
 #else
-    (void)device, (void)p;
     return false;
 #endif
 }
@@ -118,7 +116,6 @@ static const char *run_steps(const struct gpu_device *device, const struct gpu_d
     struct sm80_delta_params a = {.p = *p};
     return sm90_delta_launch(device, &a, stream);
 #else
-    (void)device, (void)p, (void)stream;
     return NULL;
 #endif
 }

@@ -33,7 +33,6 @@ static attn_status hip_probe(const struct attn_host *host, const struct attn_pro
     const char *cause = "";
     int32_t count = kfd_devices(devices, KFD_MAX_DEVICES, &cause), usable = 0;
     attn_status status = ATTN_OK;
-    (void)host;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
     }

@@ -6,7 +6,6 @@
 
 static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
-    (void)prepared, (void)cached, (void)tile_rows;
     return LEVEL_ZERO_TILE;
 }
 

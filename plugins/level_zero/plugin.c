@@ -41,7 +41,6 @@ static attn_status level_zero_probe(const struct attn_host *host,
     const char *cause = "";
     int32_t count = intel_devices(devices, INTEL_MAX_DEVICES, &cause), usable = 0;
     attn_status status = ATTN_OK;
-    (void)host;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
     }

@@ -23,7 +23,6 @@ static void keep_log(void *user, int32_t level, const char *who, const char *mes
     struct place *place = user;
     const size_t used = strlen(place->log);
 
-    (void)who;
     if (level <= ATTN_LOG_WARN) {
         snprintf(place->log + used, sizeof place->log - used, "%s\n", message);
     }
@@ -44,7 +43,6 @@ static void release(void *user, void *memory, size_t size)
 {
     struct place *place = user;
 
-    (void)size;
     place->alive -= memory != NULL;
     free(memory);
 }

@@ -65,7 +65,6 @@ static void attend_row(const struct attn_attend_args *args, int32_t r, int64_t r
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_batch *b = args->batch;
-    (void)error;
     if (fake_calls.attends < 8) {
         fake_calls.num_reqs[fake_calls.attends] = b->num_reqs;
         fake_calls.phase[fake_calls.attends] = args->phase;
@@ -84,7 +83,6 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
 
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    (void)error;
     fake_calls.writes++;
     for (int64_t t = 0; t < args->num_slots; t++) {
         for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
@@ -101,11 +99,9 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    (void)args;
     static const struct attn_kernels table = {
         .struct_size = sizeof table, .attend = attend, .write_kv = write_kv};
     static int32_t one;
-    (void)error;
     *instance = (attn_instance *)(void *)&one;
     *kernels = &table;
     return ATTN_OK;
@@ -113,7 +109,6 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
 
 static void destroy(attn_instance *instance)
 {
-    (void)instance;
 }
 
 struct attn_backend_caps *fake_init(struct fixture *fixture)

@@ -10,7 +10,6 @@ static void keep_log(void *user, int32_t level, const char *who, const char *mes
 {
     struct fixture *fixture = user;
     size_t used = strlen(fixture->log);
-    (void)who;
     if (level <= ATTN_LOG_INFO) {
         snprintf(fixture->log + used, sizeof fixture->log - used, "%s\n", message);
     }

@@ -137,7 +137,6 @@ static void select_from_log(void *user, int32_t level, const char *who, const ch
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .flags = ATTN_SELECT_KEEP_UNSERVED};
     attn_assignment *assignment = NULL;
-    (void)level, (void)who;
     if (log->runtime != NULL && strstr(message, "enters its entry") != NULL) {
         log->calls++;
         (void)api->select(log->runtime, &options, log->layers, 1, &assignment, NULL);

@@ -267,7 +267,6 @@ TEST(test_gdn)
 
 static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
 {
-    (void)args, (void)error;
     return ATTN_ERROR_DEVICE;
 }
 

@@ -50,7 +50,6 @@ static atomic_size_t smallest_stack, largest_stack; /* of workers */
 /* Every item is a cancellation point. */
 static void sleeping_body(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
-    (void)argument;
     for (int64_t i = begin; i < end; i++) {
         atomic_fetch_add(&sleepers, 1);
         usleep(500);
@@ -109,7 +108,6 @@ static void wait_for_others(void *argument, int64_t begin, int64_t end, int32_t 
 {
     atomic_int *arrived = argument;
 
-    (void)worker;
     for (int64_t i = begin; i < end; i++) {
         atomic_fetch_add(arrived, 1);
         for (int tries = 0; atomic_load(arrived) < 2 && tries < 20000; tries++) {
@@ -164,7 +162,6 @@ TEST(many_callers)
 
 static void inner(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
-    (void)worker;
     atomic_fetch_add((atomic_llong *)argument, end - begin);
 }
 
@@ -177,7 +174,6 @@ static void outer_body(void *argument, int64_t begin, int64_t end, int32_t worke
 {
     struct outer *outer = argument;
 
-    (void)worker;
     for (int64_t i = begin; i < end; i++) {
         pool_run(outer->pool, 10, 1, inner, &outer->items);
     }

@@ -179,7 +179,6 @@ static attn_status refuse_decode(const struct attn_supports_args *args,
                                  const struct attn_reason_sink *reasons, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    (void)error;
     assert_int_equal(args->struct_size, sizeof *args);
     asked_supports++;
     assert_int_not_equal(layer->kv_dtype, ATTN_KV_AUTO);
@@ -419,7 +418,6 @@ static int32_t allocations_left;
 
 static void *failing_allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
     return allocations_left-- > 0
                ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
                : NULL;

@@ -34,7 +34,6 @@ static uint64_t random_state = 97;
 static void host_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
                      void *argument)
 {
-    (void)user, (void)grain;
     if (count > 0) {
         body(argument, 0, count, 0);
     }

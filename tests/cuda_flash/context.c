@@ -63,25 +63,21 @@ static int open_driver(void)
 
 static void *allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 }
 
 static void release(void *user, void *memory, size_t size)
 {
-    (void)user, (void)size;
     free(memory);
 }
 
 static attn_status take_device(void *user, const struct attn_device_info *device)
 {
-    (void)user, (void)device;
     return ATTN_OK;
 }
 
 static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
 {
-    (void)caps;
     ++*(int *)user;
     return ATTN_OK;
 }

@@ -47,13 +47,11 @@ static attn_instance *instance;
 
 static void *host_allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 }
 
 static void host_release(void *user, void *memory, size_t size)
 {
-    (void)user, (void)size;
     free(memory);
 }
 

@@ -218,7 +218,6 @@ static attn_status free_memory(const struct attn_memory_args *args, struct attn_
 static attn_status memory_device(const struct attn_memory_args *args, struct attn_device *device,
                                  struct attn_error *error)
 {
-    (void)error;
     *device = fake_device_owns(args->memory) ? (struct attn_device)FAKE_DEVICE
                                              : (struct attn_device){ATTN_DEVICE_CPU, 0};
     return ATTN_OK;
@@ -227,7 +226,6 @@ static attn_status memory_device(const struct attn_memory_args *args, struct att
 static attn_status create_stream(const struct attn_stream_args *args, void **stream,
                                  struct attn_error *error)
 {
-    (void)args, (void)error;
     *stream = calloc(1, 1);
     num_streams += *stream != NULL;
     return *stream != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
@@ -235,7 +233,6 @@ static attn_status create_stream(const struct attn_stream_args *args, void **str
 
 static attn_status destroy_stream(const struct attn_stream_args *args, struct attn_error *error)
 {
-    (void)error;
     num_streams--;
     free(args->stream);
     return ATTN_OK;
@@ -243,7 +240,6 @@ static attn_status destroy_stream(const struct attn_stream_args *args, struct at
 
 static attn_status synchronize(const struct attn_stream_args *args, struct attn_error *error)
 {
-    (void)args;
     return broken(error);
 }
 
@@ -374,7 +370,6 @@ static const struct attn_kernels kernels = {
 static attn_status take_device(void *user, const struct attn_device_info *device)
 {
     struct attn_device_info fake = *device;
-    (void)user;
     fake.device = (struct attn_device)FAKE_DEVICE;
     fake.name = "protected pages";
     fake.arch = "fake";
@@ -384,7 +379,6 @@ static attn_status take_device(void *user, const struct attn_device_info *device
 static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
 {
     struct attn_backend_caps fake = *caps;
-    (void)user;
     fake.name = "fake_device";
     fake.device = (struct attn_device)FAKE_DEVICE;
     fake.kernels |= ATTN_KERNEL_MAKE_BLOCK_TABLE;

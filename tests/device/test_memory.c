@@ -21,7 +21,6 @@ static int open_runtime(void **state)
 {
     struct attn_runtime_options options = client_options(PLUGINS);
     struct attn_error error = ATTN_ERROR_INIT;
-    (void)state;
     setenv("FAKE_DEVICE_BYTES", "1048576", 1); /* CAPACITY */
     options.isolation = -1;
     return client_open(CORE_FILE, &options, &api, &runtime, &error) == ATTN_OK ? 0 : -1;
@@ -29,7 +28,6 @@ static int open_runtime(void **state)
 
 static int close_runtime(void **state)
 {
-    (void)state;
     api->runtime_destroy(runtime);
     return 0;
 }

@@ -146,13 +146,11 @@ static int set_up(bool validates)
 
 static int plain(void **state)
 {
-    (void)state;
     return set_up(false);
 }
 
 static int validating(void **state)
 {
-    (void)state;
     return set_up(true);
 }
 
@@ -177,7 +175,6 @@ static void bind_all(void)
 static int tear_down(void **state)
 {
     void *memory[] = {f.device, f.cache, f.workspace};
-    (void)state;
     f.api->plan_destroy(f.plan);
     f.api->model_destroy(f.model);
     for (int32_t i = 0; i < 3; i++) {

@@ -27,7 +27,6 @@ NO_OP(exchange, attn_collective_args)
 
 static attn_status copy(const struct attn_copy_args *args, struct attn_error *error)
 {
-    (void)error;
     memcpy(args->destination, args->source, args->bytes);
     return ATTN_OK;
 }
@@ -35,7 +34,6 @@ static attn_status copy(const struct attn_copy_args *args, struct attn_error *er
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)
 {
-    (void)error;
     size->host_bytes = (size_t)args->limits->max_num_reqs * sizeof(int64_t);
     size->device_bytes = 64;
     return ATTN_OK;
@@ -61,7 +59,6 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     const struct attn_layer_desc *l = args->layer;
     const bool hides = l->has_window || l->chunk_size > 0;
     int64_t *lengths = args->schedule_host;
-    (void)mode, (void)error;
     promised.plans++;
     FUZZ_CHECK(b->num_reqs >= 0 && b->num_actual_tokens >= 0);
     FUZZ_CHECK(b->num_actual_tokens <= promised.max_num_tokens);
@@ -97,7 +94,6 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    (void)args;
     static const struct attn_kernels table = {.struct_size = sizeof table,
                                               .attend = attend,
                                               .write_kv = write_kv,
@@ -116,7 +112,6 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                               .schedule_size = schedule_size,
                                               .schedule = plan};
     static int32_t one;
-    (void)error;
     *instance = (attn_instance *)(void *)&one;
     *kernels = &table;
     return ATTN_OK;
@@ -124,7 +119,6 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
 
 static void destroy(attn_instance *instance)
 {
-    (void)instance;
 }
 
 static void declare(struct attn_backend_caps *caps)

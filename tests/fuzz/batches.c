@@ -113,7 +113,6 @@ static void bind_params(struct step *s)
 /* Limits may ask for more than a fuzzer has; the core zeroes what it gets. */
 static void *allocate_some(void *user, size_t size, size_t alignment)
 {
-    (void)user;
     return size <= MOST_WORKSPACE
                ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
                : NULL;

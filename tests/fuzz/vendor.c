@@ -41,26 +41,22 @@ static attn_status answer(struct attn_error *error)
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    (void)args;
     return answer(error);
 }
 
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    (void)args;
     return answer(error);
 }
 
 static attn_status merge(const struct attn_merge_states_args *args, struct attn_error *error)
 {
-    (void)args;
     return answer(error);
 }
 
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)
 {
-    (void)args;
     size->host_bytes = (size_t)input_int64(script);
     size->device_bytes = (size_t)input_int64(script);
     return answer(error);
@@ -68,21 +64,18 @@ static attn_status schedule_size(const struct attn_schedule_size_args *args,
 
 static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
 {
-    (void)args, (void)mode;
     return answer(error);
 }
 
 static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error)
 {
-    (void)args;
     *prepared = (attn_prepared *)(void *)memory;
     return answer(error);
 }
 
 static void release(attn_instance *instance, attn_prepared *prepared)
 {
-    (void)instance, (void)prepared;
 }
 
 /* The table is as large as it says, and some of its slots may be empty. */
@@ -110,7 +103,6 @@ static const struct attn_kernels *make_kernels(void)
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    (void)args;
     const uint8_t tag = input_byte(script);
     *instance = tag == 1 ? NULL : (attn_instance *)(void *)memory;
     *kernels = tag == 2 ? NULL : make_kernels();
@@ -119,13 +111,11 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
 
 static void destroy(attn_instance *instance)
 {
-    (void)instance;
 }
 
 static attn_status supports(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)args;
     for (int32_t i = input_byte(script) % 3; i > 0; i--) {
         const char *field = input_text(script, "field"), *asked = input_text(script, "asked");
         reasons->refuse(reasons->user, field, asked, input_text(script, "supported"));
@@ -175,7 +165,6 @@ static void report_backend(const struct attn_probe_sink *sink)
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
 {
-    (void)host;
     report_device(sink);
     for (int32_t i = 1 + input_byte(script) % 3; i > 0; i--) {
         report_backend(sink);
@@ -186,7 +175,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 /* As large as a vendor may ask; more is refused as an engine out of memory would. */
 static void *allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
     return size <= LARGEST_MEMORY
                ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
                : NULL;

@@ -45,7 +45,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                           .arch = "",
                                           .isa = "",
                                           .num_multiprocessors = 1};
-    (void)host, (void)error;
     struct attn_backend_caps caps = gpu_caps;
     caps.output_forms = HOST_OUTPUT_FORMS;
     return gpu_report(sink, &info, &caps);

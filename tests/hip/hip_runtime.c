@@ -256,7 +256,6 @@ EXPORTED int hipFree(void *memory)
 
 EXPORTED int hipHostMalloc(void **memory, size_t bytes, unsigned flags)
 {
-    (void)flags;
     return allocate(memory, bytes);
 }
 
@@ -414,7 +413,6 @@ EXPORTED int hipEventDestroy(void *event)
 
 EXPORTED int hipEventRecord(void *event, void *stream)
 {
-    (void)stream;
     clock_gettime(CLOCK_MONOTONIC, event);
     return SUCCESS;
 }
@@ -436,7 +434,6 @@ EXPORTED int hipEventElapsedTime(float *milliseconds, void *begin, void *end)
 
 EXPORTED int hipStreamCreateWithFlags(void **stream, unsigned flags)
 {
-    (void)flags;
     *stream = calloc(1, sizeof(struct stream));
     return *stream != NULL ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -449,14 +446,12 @@ EXPORTED int hipStreamDestroy(void *stream)
 
 EXPORTED int hipStreamSynchronize(void *stream)
 {
-    (void)stream;
     return SUCCESS;
 }
 
 EXPORTED int hipStreamBeginCapture(void *handle, int mode)
 {
     struct stream *stream = handle;
-    (void)mode;
     if (stream == NULL || stream->captures) {
         return INVALID_VALUE;
     }
@@ -482,7 +477,6 @@ EXPORTED int hipStreamEndCapture(void *handle, void **graph)
 
 EXPORTED int hipGraphInstantiate(void **exec, void *graph, void *node, char *log, size_t room)
 {
-    (void)node, (void)log, (void)room;
     struct job **first = malloc(sizeof *first);
     *first = *(struct job **)graph;
     *(struct job **)graph = NULL; /* the jobs are the instance's now */
@@ -492,7 +486,6 @@ EXPORTED int hipGraphInstantiate(void **exec, void *graph, void *node, char *log
 
 EXPORTED int hipGraphLaunch(void *exec, void *stream)
 {
-    (void)stream;
     for (struct job *j = *(struct job **)exec; j != NULL; j = j->next) {
         pthread_mutex_lock(&lock);
         int status = run_job(j);

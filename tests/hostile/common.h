@@ -11,8 +11,6 @@ static inline attn_status sound_create(const struct attn_create_args *args,
                                        const struct attn_kernels **kernels,
                                        struct attn_error *error)
 {
-    (void)args;
-    (void)error;
     *instance = NULL;
     *kernels = NULL;
     return ATTN_ERROR_UNSUPPORTED;
@@ -20,7 +18,6 @@ static inline attn_status sound_create(const struct attn_create_args *args,
 
 static inline void sound_destroy(attn_instance *instance)
 {
-    (void)instance;
 }
 
 static const struct attn_range sound_blocks[] = {{16, 256, 16}};

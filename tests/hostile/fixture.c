@@ -16,7 +16,6 @@ static void keep_log(void *user, int32_t level, const char *who, const char *mes
     struct meter *meter = user;
     const size_t used = strlen(meter->log);
 
-    (void)who;
     snprintf(meter->log + used, sizeof meter->log - used, "%d %s\n", level, message);
 }
 
@@ -35,7 +34,6 @@ static void release(void *user, void *memory, size_t size)
 {
     struct meter *meter = user;
 
-    (void)size;
     meter->alive -= memory != NULL;
     free(memory);
 }

@@ -28,7 +28,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 {
     struct attn_backend_caps caps = sound_caps("staged");
 
-    (void)host, (void)error;
 #if STAGE == PROBE
     misdeed();
 #endif
@@ -38,7 +37,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 static attn_status supports(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)args, (void)reasons, (void)error;
 #if STAGE == SUPPORTS
     misdeed();
 #endif
@@ -47,7 +45,6 @@ static attn_status supports(const struct attn_supports_args *args,
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    (void)args, (void)error;
 #if STAGE == ATTEND
     misdeed();
 #endif
@@ -56,7 +53,6 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
 
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    (void)args, (void)error;
 #if STAGE == WRITE
     misdeed();
 #endif
@@ -66,11 +62,9 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    (void)args;
     static struct attn_kernels table;
     static int32_t one;
 
-    (void)error;
 #if STAGE == CREATE
     misdeed();
 #endif
@@ -87,7 +81,6 @@ static struct attn_plugin table;
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
                               const struct attn_plugin **plugin, struct attn_error *error)
 {
-    (void)abi_version_min, (void)abi_version_max, (void)error;
 #if STAGE == ENTRY
     misdeed();
 #endif

@@ -195,7 +195,6 @@ static int setup(void **state)
     FILE *file = fopen(HOSTILE_DIR "/attn_none.so", "rb");
     FILE *copy = NULL;
 
-    (void)state;
     snprintf(folder, sizeof folder, "/tmp/attn_files_XXXXXX");
     if (file == NULL || mkdtemp(folder) == NULL) {
         return 1;
@@ -213,7 +212,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     (void)remove(bad);
     (void)remove(good);
     return rmdir(folder);

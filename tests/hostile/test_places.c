@@ -19,7 +19,6 @@ static char warnings[2048];
 
 static void keep_warning(void *user, int32_t level, const char *who, const char *message)
 {
-    (void)user, (void)who;
     if (level == ATTN_LOG_WARN) {
         strncat(warnings, message, sizeof warnings - strlen(warnings) - 1);
     }

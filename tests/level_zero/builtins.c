@@ -190,14 +190,12 @@ float8 _Z38intel_sub_group_f16_f16_matrix_mad_k16Dv8_sDv8_iDv8_f(short8 a, int8 
 
 void _Z17sub_group_barrierj12memory_scope(uint32_t flags, uint32_t scope)
 {
-    (void)flags, (void)scope;
     exchange(0);
 }
 
 void _Z18work_group_barrierj12memory_scope(uint32_t flags, uint32_t scope)
 {
     uint32_t number = fibres[current].barriers++;
-    (void)flags, (void)scope;
     go_to(current % LANES != LANES - 1 ? current + 1 : next_subgroup());
     for (uint32_t t = 0; t < num_threads; t += LANES) {
         if (fibres[t].barriers != number + 1 && fibres[t].barriers != number + 2) {
@@ -224,14 +222,12 @@ uint64_t _Z14get_num_groupsj(uint32_t dimension)
 int32_t _Z25atomic_fetch_add_explicitPU3AS4VU7_Atomicii12memory_order12memory_scope(
     _Atomic int32_t *at, int32_t x, int32_t o, int32_t s)
 {
-    (void)o, (void)s;
     return atomic_fetch_add(at, x);
 }
 
 int32_t _Z25atomic_fetch_max_explicitPU3AS4VU7_Atomicii12memory_order12memory_scope(
     _Atomic int32_t *at, int32_t x, int32_t o, int32_t s)
 {
-    (void)o, (void)s;
     int32_t before = atomic_load(at);
     while (before < x && !atomic_compare_exchange_weak(at, &before, x)) {
     }
@@ -241,7 +237,6 @@ int32_t _Z25atomic_fetch_max_explicitPU3AS4VU7_Atomicii12memory_order12memory_sc
 void _Z22atomic_work_item_fencej12memory_order12memory_scope(uint32_t flags, int32_t order,
                                                              int32_t scope)
 {
-    (void)flags, (void)order, (void)scope;
 }
 
 float _Z10vload_halfmPU3AS4KDh(uint64_t offset, const uint16_t *from)

@@ -89,7 +89,6 @@ static bool is_asked(const char *word)
 
 static ze_result_t init(ze_init_flags_t flags)
 {
-    (void)flags;
     return is_asked("no_driver") ? ZE_RESULT_ERROR_UNINITIALIZED : OK;
 }
 
@@ -110,13 +109,11 @@ static ze_result_t driver_get(uint32_t *count, ze_driver_handle_t *drivers)
 static ze_result_t device_get(ze_driver_handle_t driver, uint32_t *count,
                               ze_device_handle_t *devices)
 {
-    (void)driver;
     return get_one(&the_device, count, (void **)devices);
 }
 
 static ze_result_t device_properties(ze_device_handle_t device, ze_device_properties_t *p)
 {
-    (void)device;
     p->type = ZE_DEVICE_TYPE_GPU;
     p->vendorId = 0x8086;
     p->deviceId = 0x0bd5;
@@ -129,7 +126,6 @@ static ze_result_t device_properties(ze_device_handle_t device, ze_device_proper
 
 static ze_result_t compute_properties(ze_device_handle_t device, ze_device_compute_properties_t *p)
 {
-    (void)device;
     p->maxTotalGroupSize = p->maxGroupSizeX = is_asked("small_groups") ? 512 : 1024;
     p->maxSharedLocalMemory = 64 * 1024;
     p->numSubGroupSizes = 2;
@@ -140,7 +136,6 @@ static ze_result_t compute_properties(ze_device_handle_t device, ze_device_compu
 
 static ze_result_t module_properties(ze_device_handle_t device, ze_device_module_properties_t *p)
 {
-    (void)device;
     p->spirvVersionSupported = ZE_MAKE_VERSION(1, 2);
     p->maxArgumentsSize = MAX_ARGUMENTS;
     p->flags = (is_asked("no_half") ? 0 : ZE_DEVICE_MODULE_FLAG_FP16) |
@@ -151,7 +146,6 @@ static ze_result_t module_properties(ze_device_handle_t device, ze_device_module
 static ze_result_t memory_properties(ze_device_handle_t device, uint32_t *count,
                                      ze_device_memory_properties_t *p)
 {
-    (void)device;
     if (p != NULL && *count > 0) {
         p->totalSize = is_asked("little_memory") ? 1 << 20 : MEMORY_BYTES;
     }
@@ -162,7 +156,6 @@ static ze_result_t memory_properties(ze_device_handle_t device, uint32_t *count,
 static ze_result_t queue_properties(ze_device_handle_t device, uint32_t *count,
                                     ze_command_queue_group_properties_t *p)
 {
-    (void)device;
     for (uint32_t i = 0; p != NULL && i < *count && i < 2; i++) { /* the first one only copies */
         p[i].flags = i == 0 ? ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY
                             : ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE |
@@ -175,7 +168,6 @@ static ze_result_t queue_properties(ze_device_handle_t device, uint32_t *count,
 
 static ze_result_t pci_properties(ze_device_handle_t device, ze_pci_ext_properties_t *p)
 {
-    (void)device;
     p->address = (ze_pci_address_ext_t){0, 0x3a, 0, 0};
     return OK;
 }
@@ -183,7 +175,6 @@ static ze_result_t pci_properties(ze_device_handle_t device, ze_pci_ext_properti
 static ze_result_t context_create(ze_driver_handle_t driver, const ze_context_desc_t *desc,
                                   ze_context_handle_t *context)
 {
-    (void)driver, (void)desc;
     *context = (ze_context_handle_t)&the_context;
     return OK;
 }
@@ -233,7 +224,6 @@ static ze_result_t module_create(ze_context_handle_t context, ze_device_handle_t
                                  ze_module_build_log_handle_t *log)
 {
     struct module *m = calloc(1, sizeof *m);
-    (void)context, (void)device;
     find_translation(m, desc);
     if (is_asked("broken_module")) {
         snprintf(m->log, sizeof m->log, "spilled beyond what there is");
@@ -316,7 +306,6 @@ static ze_result_t kernel_argument(ze_kernel_handle_t kernel, uint32_t index, si
 
 static ze_result_t kernel_access(ze_kernel_handle_t kernel, ze_kernel_indirect_access_flags_t flags)
 {
-    (void)kernel;
     return flags != 0 ? OK : ZE_RESULT_ERROR_INVALID_ARGUMENT;
 }
 
@@ -377,7 +366,6 @@ static ze_result_t append_kernel(ze_command_list_handle_t list, ze_kernel_handle
                                  uint32_t num_waits, ze_event_handle_t *waits)
 {
     struct job j = {.kind = JOB_KERNEL, .groups = groups->groupCountX};
-    (void)signal, (void)num_waits, (void)waits;
     j.kernel = *(struct kernel *)kernel;
     return append(list, &j);
 }
@@ -387,7 +375,6 @@ static ze_result_t append_copy(ze_command_list_handle_t list, void *to, const vo
                                ze_event_handle_t *waits)
 {
     const struct job j = {.kind = JOB_COPY, .to = to, .from = from, .bytes = bytes};
-    (void)signal, (void)num_waits, (void)waits;
     return append(list, &j);
 }
 
@@ -397,14 +384,12 @@ static ze_result_t append_fill(ze_command_list_handle_t list, void *to, const vo
 {
     const struct job j = {
         .kind = JOB_FILL, .to = to, .bytes = bytes, .value = *(const unsigned char *)pattern};
-    (void)signal, (void)num_waits, (void)waits;
     return pattern_bytes == 1 ? append(list, &j) : ZE_RESULT_ERROR_INVALID_SIZE;
 }
 
 static ze_result_t append_barrier(ze_command_list_handle_t list, ze_event_handle_t signal,
                                   uint32_t num_waits, ze_event_handle_t *waits)
 {
-    (void)signal, (void)num_waits, (void)waits;
     return ((struct list *)list)->closed ? ZE_RESULT_ERROR_INVALID_ARGUMENT : OK;
 }
 
@@ -447,7 +432,6 @@ static ze_result_t make_list(bool immediate, ze_command_list_handle_t *handle)
 static ze_result_t list_create(ze_context_handle_t context, ze_device_handle_t device,
                                const ze_command_list_desc_t *desc, ze_command_list_handle_t *list)
 {
-    (void)context, (void)device;
     return desc->commandQueueGroupOrdinal == 1 ? make_list(false, list)
                                                : ZE_RESULT_ERROR_INVALID_ARGUMENT;
 }
@@ -456,7 +440,6 @@ static ze_result_t list_create_immediate(ze_context_handle_t context, ze_device_
                                          const ze_command_queue_desc_t *desc,
                                          ze_command_list_handle_t *list)
 {
-    (void)context, (void)device;
     return desc->ordinal == 1 ? make_list(true, list) : ZE_RESULT_ERROR_INVALID_ARGUMENT;
 }
 
@@ -482,14 +465,12 @@ static ze_result_t list_destroy(ze_command_list_handle_t handle)
 static ze_result_t queue_create(ze_context_handle_t context, ze_device_handle_t device,
                                 const ze_command_queue_desc_t *desc, ze_command_queue_handle_t *q)
 {
-    (void)context, (void)device, (void)desc;
     *q = (ze_command_queue_handle_t)&the_queue;
     return OK;
 }
 
 static ze_result_t queue_destroy(ze_command_queue_handle_t queue)
 {
-    (void)queue;
     return OK;
 }
 
@@ -497,7 +478,6 @@ static ze_result_t queue_execute(ze_command_queue_handle_t queue, uint32_t count
                                  ze_command_list_handle_t *lists, ze_fence_handle_t fence)
 {
     ze_result_t result = is_asked("lost") ? ZE_RESULT_ERROR_DEVICE_LOST : OK;
-    (void)queue, (void)fence;
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < count; i++) {
         const struct list *list = (struct list *)lists[i];
@@ -512,7 +492,6 @@ static ze_result_t queue_execute(ze_command_queue_handle_t queue, uint32_t count
 
 static ze_result_t queue_synchronize(ze_command_queue_handle_t queue, uint64_t timeout)
 {
-    (void)queue, (void)timeout;
     return is_asked("lost") ? ZE_RESULT_ERROR_DEVICE_LOST : OK;
 }
 
@@ -520,21 +499,18 @@ static ze_result_t pool_create(ze_context_handle_t context, const ze_event_pool_
                                uint32_t count, ze_device_handle_t *devices,
                                ze_event_pool_handle_t *pool)
 {
-    (void)context, (void)desc, (void)count, (void)devices;
     *pool = (ze_event_pool_handle_t)&the_pool;
     return OK;
 }
 
 static ze_result_t pool_destroy(ze_event_pool_handle_t pool)
 {
-    (void)pool;
     return OK;
 }
 
 static ze_result_t event_create(ze_event_pool_handle_t pool, const ze_event_desc_t *desc,
                                 ze_event_handle_t *event)
 {
-    (void)pool, (void)desc;
     *event = calloc(1, sizeof(struct event));
     return OK;
 }
@@ -547,7 +523,6 @@ static ze_result_t event_destroy(ze_event_handle_t event)
 
 static ze_result_t event_wait(ze_event_handle_t event, uint64_t timeout)
 {
-    (void)timeout;
     return ((struct event *)event)->signalled ? OK : ZE_RESULT_ERROR_DEVICE_LOST;
 }
 
@@ -581,7 +556,6 @@ static ze_result_t alloc_device(ze_context_handle_t context, const ze_device_mem
                                 size_t bytes, size_t alignment, ze_device_handle_t device,
                                 void **memory)
 {
-    (void)context, (void)desc, (void)device;
     return alignment <= 256 ? allocate(bytes, ZE_MEMORY_TYPE_DEVICE, memory)
                             : ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT;
 }
@@ -589,7 +563,6 @@ static ze_result_t alloc_device(ze_context_handle_t context, const ze_device_mem
 static ze_result_t alloc_host(ze_context_handle_t context, const ze_host_mem_alloc_desc_t *desc,
                               size_t bytes, size_t alignment, void **memory)
 {
-    (void)context, (void)desc;
     return alignment <= 256 ? allocate(bytes, ZE_MEMORY_TYPE_HOST, memory)
                             : ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT;
 }
@@ -608,7 +581,6 @@ static struct allocation **find(const void *address)
 
 static ze_result_t mem_free(ze_context_handle_t context, void *memory)
 {
-    (void)context;
     pthread_mutex_lock(&lock);
     struct allocation **a = find(memory), *gone = a != NULL ? *a : NULL;
     if (gone != NULL && gone->data == memory) {
@@ -626,7 +598,6 @@ static ze_result_t mem_free(ze_context_handle_t context, void *memory)
 static ze_result_t mem_properties(ze_context_handle_t context, const void *address,
                                   ze_memory_allocation_properties_t *p, ze_device_handle_t *device)
 {
-    (void)context;
     pthread_mutex_lock(&lock);
     struct allocation **a = find(address);
     p->type = a != NULL ? (*a)->type : ZE_MEMORY_TYPE_UNKNOWN;
@@ -640,7 +611,6 @@ static ze_result_t mem_properties(ze_context_handle_t context, const void *addre
 static ze_result_t mem_range(ze_context_handle_t context, const void *address, void **base,
                              size_t *bytes)
 {
-    (void)context;
     pthread_mutex_lock(&lock);
     struct allocation **a = find(address);
     ze_result_t result = a != NULL ? OK : ZE_RESULT_ERROR_UNKNOWN;

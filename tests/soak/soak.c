@@ -57,7 +57,6 @@ void soak_check_error(const struct round *round, attn_status status)
 static void log_line(void *user, int32_t level, const char *who, const char *message)
 {
     struct round *round = user;
-    (void)level;
     if (strlen(who) + strlen(message) == 0 || strpbrk(message, "\n\033") != NULL) {
         soak_broken(round, "a log line of %s: '%s'", who, message);
     }
@@ -81,7 +80,6 @@ static void *allocate(void *user, size_t size, size_t alignment)
 static void release(void *user, void *memory, size_t size)
 {
     struct round *round = user;
-    (void)size;
     if (memory != NULL) {
         atomic_fetch_sub(&round->alive, 1);
         free(memory);

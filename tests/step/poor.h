@@ -30,7 +30,6 @@ static inline attn_instance *poor_instance(void)
 
 static inline void poor_destroy(attn_instance *instance)
 {
-    (void)instance;
 }
 
 #define POOR_ENTRY(NAME)                                                                           \

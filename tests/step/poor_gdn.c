@@ -54,7 +54,6 @@ static attn_status gated_delta(const struct attn_attend_args *a, struct attn_err
     const struct attn_batch_recurrent *states =
         (const struct attn_batch_recurrent *)ext_of(a->batch->next, ATTN_EXT_BATCH_RECURRENT);
     int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    (void)error;
     for (int32_t r = 0; r < a->batch->num_reqs; r++) {
         int32_t first = a->batch->query_start_loc[r], end = a->batch->query_start_loc[r + 1];
         int32_t slot = states->state_slots[r * stride];
@@ -98,8 +97,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                            .terms = ATTN_TERM_CAUSAL,
                                            .output_forms = 1,
                                            .rank = {-1, -1}};
-    (void)host;
-    (void)error;
     attn_status status = sink->device(sink->user, &poor_cpu);
     return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
 }

@@ -23,7 +23,6 @@ static attn_status attend_mla(const struct attn_attend_args *a, struct attn_erro
     const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(a->next, ATTN_EXT_IO_MLA);
     const struct attn_batch *b = a->batch;
     int32_t rank = a->layer->head_size_v, size = a->layer->head_size;
-    (void)error;
     poor_latent_calls++;
     for (int64_t r = 0; r < b->num_reqs; r++) {
         int64_t first = b->query_start_loc[r], count = b->query_start_loc[r + 1] - first;
@@ -79,7 +78,6 @@ static attn_status scheduled_size(const struct attn_schedule_size_args *args,
 
 static attn_status plan(const struct attn_attend_args *a, int32_t mode, struct attn_error *error)
 {
-    (void)mode, (void)error;
     *(struct schedule *)a->schedule_host = schedule_of(a->batch);
     return ATTN_OK;
 }
@@ -98,7 +96,6 @@ static attn_status counted_attend(const struct attn_attend_args *a, struct attn_
 static attn_status write_latent(const struct attn_write_kv_args *a, struct attn_error *error)
 {
     const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(a->next, ATTN_EXT_IO_MLA);
-    (void)error;
     for (int64_t t = 0; t < a->num_slots; t++) {
         int64_t at = a->slot_mapping[t], size = a->k_cache->block_size, rank = io->kv_c->shape[1];
         if (at >= 0) {
@@ -112,7 +109,6 @@ static attn_status write_latent(const struct attn_write_kv_args *a, struct attn_
 
 static attn_status gather_kv(const struct attn_gather_kv_args *a, struct attn_error *error)
 {
-    (void)error;
     poor_gather_calls++;
     for (int64_t r = 0; r < a->batch->num_reqs; r++) {
         int64_t table = a->batch->block_table_row != NULL ? a->batch->block_table_row[r] : r;
@@ -130,7 +126,6 @@ static attn_status gather_kv(const struct attn_gather_kv_args *a, struct attn_er
 static attn_status batched_gemm(const struct attn_batched_gemm_args *a, struct attn_error *error)
 {
     const struct attn_tensor *x = a->a, *w = a->w, *out = a->out;
-    (void)error;
     for (int64_t i = 0; i < out->shape[0] * out->shape[1] * out->shape[2]; i++) {
         int64_t b = i / (out->shape[1] * out->shape[2]), m = i / out->shape[2] % out->shape[1],
                 n = i % out->shape[2];
@@ -163,8 +158,6 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
     static const struct attn_range block_sizes[] = {{1, 256, 1}};
     static const char *const names[] = {"counted", "latent_only", "one_query"};
     attn_status status = sink->device(sink->user, &poor_cpu);
-    (void)host;
-    (void)error;
     for (int32_t i = 0; i < 3 && status == ATTN_OK; i++) {
         const uint64_t latent =
             ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_BATCHED_GEMM;

@@ -48,7 +48,6 @@ static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_erro
 {
     const struct attn_io_caches *io =
         (const struct attn_io_caches *)ext_of(a->next, ATTN_EXT_IO_CACHES);
-    (void)error;
     for (int64_t i = 0; i < a->num_slots; i++) {
         put(a->k_cache, a->slot_mapping[i], a->k, i);
         put(a->v_cache, a->slot_mapping[i], a->v, i);
@@ -101,7 +100,6 @@ static attn_status attend(const struct attn_attend_args *a, struct attn_error *e
     const struct attn_batch *b = a->batch;
     const struct attn_layer_cache own[2] = {{ATTN_CACHE_K, 0, 0, 1, a->k_cache},
                                             {ATTN_CACHE_V, 0, 0, 1, a->v_cache}};
-    (void)error;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         for (int32_t t = b->query_start_loc[r]; t < b->query_start_loc[r + 1]; t++) {
             int64_t position = b->seq_lens[r] - b->query_start_loc[r + 1] + t;
@@ -155,7 +153,6 @@ static attn_status gated_delta(const struct attn_attend_args *a, struct attn_err
         (const struct attn_batch_recurrent *)ext_of(a->batch->next, ATTN_EXT_BATCH_RECURRENT);
     const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
     const int32_t size = g->head_size_v * g->head_size_k;
-    (void)error;
     for (int32_t r = 0; r < a->batch->num_reqs; r++) {
         int32_t first = a->batch->query_start_loc[r], end = a->batch->query_start_loc[r + 1];
         for (int32_t h = 0; h < g->num_v_heads && end > first; h++) {
@@ -227,8 +224,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .cache_roles =
             1u << ATTN_CACHE_INDEX_K | 1u << ATTN_CACHE_SCALE | 1u << ATTN_CACHE_COMPRESSED,
         .max_tables = 1};
-    (void)host;
-    (void)error;
     static const struct attn_range narrow_blocks = {4, 8, 4};
     struct attn_backend_caps narrow = caps;
     narrow.name = "roomy_narrow";

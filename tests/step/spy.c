@@ -29,7 +29,6 @@ struct attn_prepared {
 static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error)
 {
-    (void)error;
     *prepared = calloc(1, sizeof **prepared);
     if (*prepared == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
@@ -46,7 +45,6 @@ static attn_status prepare(const struct attn_prepare_args *args, attn_prepared *
 
 static void release(attn_instance *instance, attn_prepared *prepared)
 {
-    (void)instance;
     free(prepared);
 }
 
@@ -76,7 +74,6 @@ static bool is_prepared(const struct attn_attend_args *args)
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)
 {
-    (void)error;
     size->host_bytes = 64 + (size_t)args->limits->max_num_reqs;
     size->device_bytes = 1000 + (size_t)args->limits->max_num_tokens;
     return ATTN_OK;
@@ -100,7 +97,6 @@ static attn_status hold_limits(const struct attn_attend_args *args, struct attn_
 
 static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
 {
-    (void)mode;
     spy_counts.other_streams += args->stream != spy_counts.stream;
     spy_counts.planned = value_of(args->layer->next);
     spy_counts.planned_batch = value_of(args->batch->next);

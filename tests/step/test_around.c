@@ -24,7 +24,6 @@ struct transfer {
 static void wait_for_keys(void *user, int32_t layer, void *stream)
 {
     struct transfer *t = user;
-    (void)stream;
     t->before += layer == 0 && t->before == t->after;
     t->waited_too_late |= t->f->out[0] != 7;
 }
@@ -32,7 +31,6 @@ static void wait_for_keys(void *user, int32_t layer, void *stream)
 static void save_keys(void *user, int32_t layer, void *stream)
 {
     struct transfer *t = user;
-    (void)stream;
     t->after += layer == 0 && t->before == t->after + 1;
     t->saved_too_early |= t->f->out[0] == 7;
 }

@@ -290,14 +290,12 @@ TEST(test_states)
 static int open_runtime(void **state)
 {
     struct attn_runtime_options options = client_options(PLUGINS);
-    (void)state;
     options.backend = "cpu_ref";
     return client_open(CORE_FILE, &options, &api, &runtime, &last.error) != ATTN_OK;
 }
 
 static int close_runtime(void **state)
 {
-    (void)state;
     api->runtime_destroy(runtime);
     return 0;
 }

@@ -14,7 +14,6 @@ static long allocations;
 
 static void *counting_allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
     allocations++;
     alignment = alignment < 16 ? 16 : alignment;
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
@@ -22,8 +21,6 @@ static void *counting_allocate(void *user, size_t size, size_t alignment)
 
 static void counting_release(void *user, void *memory, size_t size)
 {
-    (void)user;
-    (void)size;
     free(memory);
 }
 

@@ -247,7 +247,6 @@ static void wrong_parallel_for(void *user, int64_t count, int64_t grain, attn_pa
                                void *argument)
 {
     const enum mistake *mistake = user;
-    (void)grain;
     body(argument, 0, 1, *mistake == FOREIGN_WORKER ? 2 : 1);
     if (*mistake != LEFT_OUT && count > 1) {
         body(argument, 1, count, 0);

@@ -165,7 +165,6 @@ static attn_status cpu_create(void **state, struct meter_kernel *kernels, int32_
 {
     struct cpu_meter *meter = calloc(1, sizeof *meter);
     int32_t count = 0;
-    (void)device;
     *state = NULL;
     if (meter != NULL) {
         /* A prefetch may point past the end; a page behind it keeps that in the same allocation. */

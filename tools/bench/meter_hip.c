@@ -25,7 +25,6 @@ static bool hip_open(struct gpu_meter *m)
 
 static void hip_close(struct gpu_meter *m)
 {
-    (void)m;
 }
 
 static bool hip_launch(struct gpu_meter *m, int32_t code, double *amount)

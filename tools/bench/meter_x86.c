@@ -208,7 +208,6 @@ int32_t cpu_kernels_x86(struct cpu_kernel *kernels)
 
 int32_t cpu_kernels_x86(struct cpu_kernel *kernels)
 {
-    (void)kernels;
     return 0;
 }
 

@@ -8,7 +8,6 @@ attn_status model_config_read(struct model_config *config, const char *file,
                               struct attn_error *error)
 {
     *config = (struct model_config){.layers = NULL};
-    (void)file;
     snprintf(error->field, sizeof error->field, "configuration");
     snprintf(error->message, sizeof error->message,
              "built without libcjson, which reads configurations");
@@ -17,10 +16,8 @@ attn_status model_config_read(struct model_config *config, const char *file,
 
 void model_config_warn(const struct model_config *config, const char *tool, const char *file)
 {
-    (void)config, (void)tool, (void)file;
 }
 
 void model_config_finish(struct model_config *config)
 {
-    (void)config;
 }

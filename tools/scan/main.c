@@ -121,7 +121,6 @@ static void be_modest(void)
 static void run_here(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
                      void *argument)
 {
-    (void)user, (void)grain;
     if (count > 0) {
         body(argument, 0, count, 0);
     }
@@ -129,7 +128,6 @@ static void run_here(void *user, int64_t count, int64_t grain, attn_parallel_bod
 
 static void say_nothing(void *user, int32_t level, const char *who, const char *message)
 {
-    (void)user, (void)level, (void)who, (void)message;
 }
 
 static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,

@@ -10,7 +10,6 @@
 /* attn_host.allocate: memory at a multiple of `alignment`; NULL: there is none. */
 static inline void *services_allocate(void *user, size_t size, size_t alignment)
 {
-    (void)user;
     alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 }
@@ -18,8 +17,6 @@ static inline void *services_allocate(void *user, size_t size, size_t alignment)
 /* attn_host.release: accepts NULL. */
 static inline void services_release(void *user, void *memory, size_t size)
 {
-    (void)user;
-    (void)size;
     free(memory);
 }
 

@@ -149,7 +149,6 @@ static int32_t least_rows(const struct attn_instance *instance,
 attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
                               struct attn_schedule_size *size, struct attn_error *error)
 {
-    (void)error;
     attn_instance *instance = args->instance;
     const attn_prepared *prepared = args->prepared;
     const struct attn_limits *limits = args->limits;
@@ -404,6 +403,5 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
 /* The schedule depends on lengths alone; tables are read when a step runs. */
 attn_status gpu_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
 {
-    (void)args, (void)error;
     return ATTN_OK;
 }

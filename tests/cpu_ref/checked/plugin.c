@@ -225,7 +225,6 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
         .create = checked_create,
         .destroy = checked_destroy,
     };
-    (void)error;
     *plugin = &checked;
     return ATTN_VERSION_SERVES(abi_version_min, abi_version_max) ? ATTN_OK : ATTN_ERROR_ABI_VERSION;
 }

@@ -72,7 +72,6 @@ void test_blocks(void **state)
 {
     static float x[MAX_SIZE], read[MAX_SIZE];
     static uint8_t row[MAX_BYTES];
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         bool eight = time % 2 != 0;
         int32_t bytes = eight ? BLOCK_BYTES_8 : BLOCK_BYTES_4;

@@ -204,13 +204,11 @@ static void check_codes(const struct codes *codes)
 
 void test_direct(void **state)
 {
-    (void)state;
     check_codes(&(struct codes){engine->direct, engine->element, 32, false, "direct"});
 }
 
 void test_direct_codes(void **state)
 {
-    (void)state;
     check_codes(&(struct codes){engine->direct_fp8, ELEMENT_E4M3, 64, true, "direct e4m3"});
     check_codes(&(struct codes){engine->direct_fp8, ELEMENT_E5M2, 64, true, "direct e5m2"});
     check_codes(&(struct codes){engine->direct_int8, ELEMENT_INT8, 64, true, "direct int8"});

@@ -122,13 +122,11 @@ bool bench_more(struct bench *bench)
 
 static int enter(void **state)
 {
-    (void)state;
     return variant->enter != NULL && variant->enter() != 0;
 }
 
 static int leave(void **state)
 {
-    (void)state;
     if (variant->leave != NULL) {
         variant->leave();
     }

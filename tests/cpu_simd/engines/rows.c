@@ -25,7 +25,6 @@ static void check_row(int32_t n, double relative, double absolute, const char *w
 /* The soft cap keeps relative precision at scores far below it. */
 void test_terms(void **state)
 {
-    (void)state;
     for (int32_t time = 0; time < 4 * TIMES; time++) {
         int32_t n = 32 * (1 + (int32_t)draw(TILE_KEYS / 32));
         static const float caps[] = {0, 1, 50, 1e6f};
@@ -57,7 +56,6 @@ void test_terms(void **state)
 
 void test_rows(void **state)
 {
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t n = 32 * (1 + (int32_t)draw(MAX_SIZE / 32));
         float by = draw_number(3.0f);
@@ -91,7 +89,6 @@ void test_store(void **state)
 {
     static uint8_t out[4 * MAX_SIZE + 8];
     static const int32_t formats[] = {ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16};
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         for (int32_t f = 0; f < 3; f++) {
             int32_t n = 1 + (int32_t)draw(MAX_SIZE), bytes = f == 0 ? 4 : 2;
@@ -122,7 +119,6 @@ void test_nibbles(void **state)
 {
     static uint8_t packed[MAX_SIZE];
     static int8_t codes[2 * MAX_SIZE];
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t n = 2 * (1 + (int32_t)draw(MAX_SIZE)), zero = (int32_t)draw(16);
         for (int32_t i = 0; i < n / 2; i++) {
@@ -139,7 +135,6 @@ void test_delta(void **state)
 {
     enum { ROWS = 48, DEPTH = 200 };
     static float before[ROWS * DEPTH], after[ROWS * DEPTH], q[DEPTH], k[DEPTH], v[ROWS], out[ROWS];
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t rows = 1 + (int32_t)draw(ROWS), depth = 8 * (1 + (int32_t)draw(DEPTH / 8));
         float decay = 0.9f, beta = 0.7f;
@@ -204,7 +199,6 @@ void test_normalize(void **state)
 {
     enum { ROWS = 7, MOST = 160 };
     static float x[ROWS * MOST], given[ROWS * MOST], alone[MOST];
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t rows = 1 + (int32_t)draw(ROWS), n = 32 * (1 + (int32_t)draw(MOST / 32));
         fill(given, rows * n, ldexpf(1.0f, (int)draw(24) - 12));
@@ -232,7 +226,6 @@ void test_gates(void **state)
     enum { TOKENS = 64 };
     static float a[TOKENS], b[TOKENS], decay[TOKENS], beta[TOKENS];
     struct gates_args args = {.a = a, .b = b, .bias = 0.5f};
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         args.rate = -ldexpf(1.0f, (int)draw(10) - 5);
         args.count = 1 + (int32_t)draw(TOKENS);
@@ -259,7 +252,6 @@ void test_convolve(void **state)
     enum { CHANNELS = 160, ROWS = 5 };
     static float x[(ROWS + 3) * CHANNELS], y[ROWS * CHANNELS], weights[4 * CHANNELS],
         bias[CHANNELS];
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         struct convolve_args args = {.y = y,
                                      .x = x,
@@ -306,7 +298,6 @@ void test_decays(void **state)
     static float decay[TOKENS], beta[TOKENS], kk[TOKENS * TOKENS], qk[TOKENS * TOKENS];
     static float d[(1 + TOKENS) * TOKENS], by_r[TOKENS * TOKENS], by_q[TOKENS * TOKENS];
     const struct decays_args args = {TOKENS, decay, beta, kk, qk, d + TOKENS, by_r, by_q};
-    (void)state;
     for (int32_t t = 0; t < TOKENS; t++) {
         decay[t] = t == 40 ? 0.0f : 1 - fabsf(draw_number(0.3f));
         beta[t] = fabsf(draw_number(1.0f));
@@ -442,7 +433,6 @@ static void check_solve(void)
 
 void test_products(void **state)
 {
-    (void)state;
     for (int32_t time = 0; time < 12; time++) {
         check_solve();
     }
@@ -480,7 +470,6 @@ void test_encode(void **state)
 {
     static const int32_t formats[] = {ELEMENT_E4M3, ELEMENT_E5M2, ELEMENT_INT8};
     static uint8_t codes[MAX_SIZE];
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         for (int32_t f = 0; f < 3; f++) {
             int32_t n = 1 + (int32_t)draw(MAX_SIZE);
@@ -515,7 +504,6 @@ void test_encode(void **state)
 void test_encode_int4(void **state)
 {
     static uint8_t codes[MAX_SIZE];
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t n = 2 << draw(9);
         float scale;

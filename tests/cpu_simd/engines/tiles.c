@@ -20,7 +20,6 @@ void test_unpack(void **state)
     static const int32_t widths[] = {[ELEMENT_F32] = 4,  [ELEMENT_F16] = 2,  [ELEMENT_BF16] = 2,
                                      [ELEMENT_E4M3] = 1, [ELEMENT_E5M2] = 1, [ELEMENT_INT8] = 1};
     static uint8_t codes[4 << 16], out[(4 << 16) + 8], wanted[4];
-    (void)state;
     for (int32_t element = 0; element < ELEMENT_COUNT; element++) {
         int32_t n = widths[element] == 1 ? 256 : 65536, odd = (int32_t)draw(37);
         for (int32_t i = 0; i < n; i++) {
@@ -113,7 +112,6 @@ static void check_alone(int32_t m, int32_t n, int32_t k, int64_t ldb, bool accum
 
 void test_scores_gemm(void **state)
 {
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t m = 1 + (int32_t)draw(MOST_ROWS), depth = 32 * (1 + (int32_t)draw(MAX_SIZE / 32));
         int32_t columns = 32 * (1 + (int32_t)draw(TILE_KEYS / 32));
@@ -138,7 +136,6 @@ void test_scores_gemm(void **state)
 
 void test_values_gemm(void **state)
 {
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t m = 1 + (int32_t)draw(MOST_ROWS), width = 32 * (1 + (int32_t)draw(MAX_SIZE / 32));
         int32_t keys = 32 * (1 + (int32_t)draw(TILE_KEYS / 32)), n = keys - (int32_t)draw(32);
@@ -217,7 +214,6 @@ static void softmax_once(int32_t rows, bool first, bool scaled, float growth)
 
 void test_softmax(void **state)
 {
-    (void)state;
     for (int32_t time = 0; time < 4 * TIMES; time++) {
         int32_t rows = 1 + (int32_t)draw(MOST_ROWS);
         bool scaled = draw(2);

@@ -575,7 +575,6 @@ static void run_s_load(struct wave *w, const struct insn *i)
 
 static void run_nothing(struct wave *w, const struct insn *i)
 {
-    (void)w, (void)i;
 }
 
 #define S(NAME, WORDS)                                                                             \

@@ -334,13 +334,11 @@ static void s_cbranch(struct wave *w, const struct insn *i)
 
 static void s_endpgm(struct wave *w, const struct insn *i)
 {
-    (void)i;
     w->ended = true;
 }
 
 static void s_barrier(struct wave *w, const struct insn *i)
 {
-    (void)i;
     w->waits = true;
 }
 
@@ -348,13 +346,11 @@ static void s_barrier(struct wave *w, const struct insn *i)
  * there (reach_lds). */
 static void s_barrier_signal(struct wave *w, const struct insn *i)
 {
-    (void)i;
     w->signalled = true;
 }
 
 static void s_barrier_wait(struct wave *w, const struct insn *i)
 {
-    (void)i;
     if (!w->signalled) {
         wave_fail(w, "waits at a barrier that it has not signalled");
     }
@@ -364,12 +360,10 @@ static void s_barrier_wait(struct wave *w, const struct insn *i)
 
 static void nothing(struct wave *w, const struct insn *i)
 {
-    (void)w, (void)i;
 }
 
 static void unwanted(struct wave *w, const struct insn *i)
 {
-    (void)i;
     wave_fail(w, "an instruction that no kernel of ours should have");
 }
 

@@ -990,7 +990,6 @@ static void run_movrel(struct wave *w, const struct insn *i)
 
 static void run_nop(struct wave *w, const struct insn *i)
 {
-    (void)w, (void)i;
 }
 
 /* ---- the table ---- */

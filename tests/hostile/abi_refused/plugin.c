@@ -9,7 +9,6 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
 {
     static const char why[] = "speaks ABI 9.0 only";
 
-    (void)abi_version_min, (void)abi_version_max;
     *plugin = NULL;
     if (error != NULL) {
         error->status = ATTN_ERROR_ABI_VERSION;

@@ -9,7 +9,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 {
     static const char why[] = "no such accelerator";
 
-    (void)host, (void)sink;
     if (error != NULL) {
         error->status = ATTN_ERROR_ABSENT;
         memcpy(error->message, why, sizeof why);

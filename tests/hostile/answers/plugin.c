@@ -28,14 +28,12 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 {
     struct attn_backend_caps caps = sound_caps("answers");
 
-    (void)host, (void)error;
     return sound_report(sink, &caps);
 }
 
 static attn_status supports(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)args;
     if (is("supports_reasons_are_foul")) {
         reasons->refuse(reasons->user, "\xff", "two\nlines", NULL);
     }
@@ -53,7 +51,6 @@ static attn_status supports(const struct attn_supports_args *args,
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    (void)args;
     if (is("attend_error_is_foul")) {
         return foul(error);
     }
@@ -72,7 +69,6 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
 
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    (void)args;
     if (is("write_error_is_foul")) {
         return foul(error);
     }
@@ -82,20 +78,17 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
 static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error)
 {
-    (void)args;
     *prepared = NULL;
     return is("prepare_error_is_foul") ? foul(error) : ATTN_OK;
 }
 
 static void release(attn_instance *instance, attn_prepared *prepared)
 {
-    (void)instance, (void)prepared;
 }
 
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)
 {
-    (void)args, (void)error;
     if (is("schedule_size_is_endless")) {
         memset((char *)size + sizeof(size_t) + sizeof(void *), 0x7f,
                size->struct_size - sizeof(size_t) - sizeof(void *));
@@ -112,14 +105,12 @@ static attn_status schedule_size(const struct attn_schedule_size_args *args,
 
 static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
 {
-    (void)args, (void)mode;
     return is("plan_error_is_foul") ? foul(error) : ATTN_OK;
 }
 
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    (void)args;
     static struct attn_kernels table;
 
     table = (struct attn_kernels){.struct_size = sizeof table,

@@ -9,7 +9,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 {
     struct attn_backend_caps caps = sound_caps("changes_name");
 
-    (void)host, (void)error;
     return sound_report(sink, &caps);
 }
 
@@ -19,7 +18,6 @@ static const struct attn_plugin second = SOUND_TABLE("second_name", probe);
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
                               const struct attn_plugin **plugin, struct attn_error *error)
 {
-    (void)abi_version_min, (void)abi_version_max, (void)error;
     *plugin = getenv("HOSTILE_SECOND") != NULL ? &second : &first;
     return ATTN_OK;
 }

@@ -5,7 +5,6 @@
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
 {
-    (void)host, (void)sink, (void)error;
     return ATTN_ERROR_OUT_OF_MEMORY;
 }
 

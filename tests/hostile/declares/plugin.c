@@ -106,7 +106,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     struct attn_device_info device = sound_device();
     struct attn_backend_caps caps = sound_caps("declares");
 
-    (void)host, (void)error;
     wanted = wanted != NULL ? wanted : "";
     if (strcmp(wanted, "nothing") == 0) {
         return ATTN_OK;

@@ -7,7 +7,6 @@
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
 {
-    (void)host, (void)sink;
     if (error != NULL) {
         error->status = ATTN_ERROR_DEVICE;
         memset(error->field, 'f', sizeof error->field);

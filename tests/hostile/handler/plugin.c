@@ -6,7 +6,6 @@
 
 static void on_signal(int number)
 {
-    (void)number;
 }
 
 static void misdeed(void)

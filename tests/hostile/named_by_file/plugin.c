@@ -13,7 +13,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 {
     struct attn_backend_caps caps = sound_caps(name);
 
-    (void)host, (void)error;
     return sound_report(sink, &caps);
 }
 
@@ -24,7 +23,6 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
 {
     Dl_info info;
 
-    (void)abi_version_min, (void)abi_version_max, (void)error;
     if (dladdr(name, &info) != 0) {
         const char *from = strrchr(info.dli_fname, '/') + sizeof "attn_";
 

@@ -31,7 +31,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     struct attn_backend_caps caps = sound_caps("rich");
     attn_status status;
 
-    (void)host, (void)error;
     device.isa = "one,two";
     device.compute_capability_major = 9;
     device.compute_capability_minor = 1;

@@ -7,7 +7,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 {
     struct attn_backend_caps caps = sound_caps("sound");
 
-    (void)host, (void)error;
     caps.version = "2.0";
     return sound_report(sink, &caps);
 }
