@@ -248,6 +248,37 @@ struct gates_args {
     int32_t count;
 };
 
+/* Tokens that pass over a state together, and the value dims of a part of it that stays in L1. */
+#define WALK_TOKENS 4
+#define WALK_COLUMNS 32
+
+/* What a group of tokens is to the state S of a head, of which memory holds S / g from group to
+ * group; E[t] is g and the decay from the group's beginning through token t. */
+struct walk_group {
+    int32_t tokens;
+    float e[WALK_TOKENS];
+    float beta[WALK_TOKENS];
+    float by_state[WALK_TOKENS];          /* -beta[t] E[t] */
+    float by_r[WALK_TOKENS][WALK_TOKENS]; /* as decays_args has it */
+    float by_q[WALK_TOKENS][WALK_TOKENS];
+    float left[WALK_TOKENS]; /* of r in memory behind the group */
+    float keep;              /* likewise of memory */
+};
+
+/* WALK_COLUMNS value dims of a state and the groups that pass over them, of which k and q have
+ * whole ones; r of a token that is none is 0. */
+struct walk_args {
+    float *state;   /* [depth][WALK_COLUMNS] */
+    const float *q; /* [tokens][depth], scaled */
+    const float *k;
+    const float *v; /* rows `stride` floats apart */
+    float *o;
+    int64_t stride;
+    int32_t depth;
+    int32_t count;
+    const struct walk_group *groups;
+};
+
 struct delta_engine {
     void (*convolve)(const struct convolve_args *args);
     void (*decays)(const struct decays_args *args, int32_t t); /* row t, after the row before it */
@@ -260,6 +291,9 @@ struct delta_engine {
     /* decay = e^(rate log(1 + e^(a + bias))), beta = 1 / (1 + e^-b) */
     void (*gates)(float *decay, float *beta, const struct gates_args *args);
     void (*step)(const struct delta_args *args);
+    void (*walk)(const struct walk_args *args); /* NULL: chunks go by products */
+    /* out[t][j] = a[t] b[j], rows of n floats, of COLUMN_MULTIPLE */
+    void (*group_products)(float (*out)[WALK_TOKENS], const float *a, const float *b, int32_t n);
 };
 
 /* Rows of float32 to the codes of quantized caches, each rounded once, and some codes back. */

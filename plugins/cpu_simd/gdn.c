@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gated_delta: S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S q. A token at a time on the
- * state's own memory, or in chunks through gemm on its transpose (gdn_chunk.c). */
+ * state's own memory, or in chunks on its transpose (gdn_chunk.c). */
 #include "gdn.h"
 
 /* Value heads over one key head that an item takes together: q, k and their products are the same.
@@ -34,7 +34,7 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     size_t wider = depth > width ? depth : width;
     size_t taps = (size_t)at_least(1, desc->conv_width);
 #define PLACE(field, floats)                                                                       \
-    (s->field = memory != NULL ? (float *)(memory + at) : NULL,                                    \
+    (s->field = memory != NULL ? (void *)(memory + at) : NULL,                                     \
      at += ((floats) * sizeof(float) + 63) / 64 * 64 + 64)
     s->depth = (int32_t)depth;
     s->width = (int32_t)width;
@@ -48,6 +48,8 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     PLACE(by_r, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(by_q, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(d, (size_t)(1 + GDN_CHUNK) * GDN_CHUNK);
+    PLACE(group_kk, (size_t)GDN_CHUNK * WALK_TOKENS);
+    PLACE(group_qk, (size_t)GDN_CHUNK * WALK_TOKENS);
     PLACE(q_left.memory, GDN_CHUNK * depth);
     PLACE(k_left.memory, GDN_CHUNK * depth);
     PLACE(kt_left.memory, GDN_CHUNK * depth);

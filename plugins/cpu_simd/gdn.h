@@ -39,8 +39,13 @@ struct gdn_scratch {
     struct product_operand state_right;    /* [depth, width] */
     struct product_operand by_q_left;      /* [C, C] */
     struct product_operand r_right;        /* [C, width] */
-    float *states; /* of each head of an item [depth, width]: S transposed; of a step S itself */
-    float *raw;    /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
+    float (*group_kk)[WALK_TOKENS];        /* [C]: of a token's k with those of its group */
+    float (*group_qk)[WALK_TOKENS];        /* likewise of its q */
+    /* of each head of an item S transposed, [depth, columns] for each `columns` value dims; of a
+     * step S itself */
+    float *states;
+    int32_t columns;
+    float *raw;        /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
     const float *taps; /* of all heads of the mixed row [conv_width + 1, depth or width]: weights,
                         * then the bias */
     float ones[MAX_HEAD_SIZE];
@@ -62,6 +67,12 @@ static inline int32_t gdn_key_head(const struct attn_recurrent_desc *desc, int32
 /* gdn_chunk.c: a request's tokens for num_heads value heads over one key head. */
 void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                     int32_t num_heads, struct gdn_scratch *s);
+
+/* gdn_walk.c: whether chunks walk over states in parts of WALK_COLUMNS; what the heads over a key
+ * head share; a head's outputs, into o, and its state behind the chunk */
+bool gdn_walks(const struct gdn *gdn);
+void gdn_walk_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s);
+void gdn_walk(const struct gdn *gdn, int32_t count, float *state, struct gdn_scratch *s);
 
 /* gdn_inputs.c: weights of the convolution of one of the 2 Hk + Hv heads of q, k and v */
 size_t gdn_taps_floats(const struct attn_recurrent_desc *desc);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule in chunks, on the transpose of the state. Per chunk of C tokens and head,
+/* The gated delta rule in chunks, on the transpose of the state: where the variant can, by groups
+ * that walk over it (gdn_walk.c), else by products. Of those, per chunk of C tokens and head,
  * Dk = Dv = D: 6 C D^2 FLOPs with the state and 3 C^2 D between tokens, through the variant's split
  * products where activations have 16 bits, and 2 C^2 D / heads over one key head in float32.
  * Rounded to bf16 each of these products is past the bounds of some layer.
@@ -49,11 +50,9 @@ static void multiply_keys(const struct gdn *gdn, int32_t count, struct gdn_scrat
     }
 }
 
-static void load_keys(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                      int32_t count, int32_t key_head, struct gdn_scratch *s)
+static void pack_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
     const struct engine *plain = gdn_variant(gdn)->f32;
-    gdn_load_qk(gdn, request, first, count, key_head, s);
     const void *keys[GDN_CHUNK];
     for (int32_t t = 0; t < count; t++) {
         keys[t] = s->k + (int64_t)t * s->depth;
@@ -66,11 +65,8 @@ static void load_keys(const struct gdn *gdn, const struct gdn_request *request, 
     multiply_keys(gdn, count, s);
 }
 
-static void load_values(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                        int32_t count, int32_t head, struct gdn_scratch *s)
+static void find_decays(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    gdn_load_v(gdn, request, first, count, head, s);
-    gdn_load_gates(gdn, request, first, count, head, s);
     const struct decays_args args = {.stride = GDN_CHUNK,
                                      .decay = s->decay,
                                      .beta = s->beta,
@@ -109,8 +105,8 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state
     variant->delta->solve(s->v, width, s->by_r, GDN_CHUNK, count);
 }
 
-static void write_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                        int32_t count, int32_t head, float *state, struct gdn_scratch *s)
+/* The outputs, into o, and the state behind the chunk. */
+static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, struct gdn_scratch *s)
 {
     const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width, last = count - 1;
@@ -135,7 +131,6 @@ static void write_chunk(const struct gdn *gdn, const struct gdn_request *request
         args.k = args.first + TRIANGLE_ROWS;
         products_of(gdn)->multiply(&args);
     }
-    gdn_store_rows(gdn, request, first, count, head, s->o, width);
     for (int32_t t = 0; t < last; t++) { /* r as it is left at the chunk's end */
         variant->scale_row(s->v + (int64_t)t * width, s->d[(int64_t)count * GDN_CHUNK + t], width);
     }
@@ -186,13 +181,18 @@ static void load_state(const struct gdn *gdn, const struct gdn_request *request,
         return;
     }
     const float *state = gdn_state(gdn, request->state_from, head);
-    if (dk == s->depth) {
-        transpose(gdn, s, state, dk, dv, dk, to, s->width);
-        return;
-    }
-    for (int32_t d = 0; d < dv; d++) {
-        for (int32_t i = 0; i < dk; i++) {
-            to[(int64_t)i * s->width + d] = state[(int64_t)d * dk + i];
+    for (int32_t first = 0; first < dv; first += s->columns) {
+        const float *rows = state + (int64_t)first * dk;
+        float *part = to + (int64_t)first * s->depth;
+        int32_t count = at_most(s->columns, dv - first);
+        if (dk == s->depth) {
+            transpose(gdn, s, rows, dk, count, dk, part, s->columns);
+            continue;
+        }
+        for (int32_t d = 0; d < count; d++) {
+            for (int32_t i = 0; i < dk; i++) {
+                part[(int64_t)i * s->columns + d] = rows[(int64_t)d * dk + i];
+            }
         }
     }
 }
@@ -200,8 +200,12 @@ static void load_state(const struct gdn *gdn, const struct gdn_request *request,
 static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
                         const struct gdn_scratch *s, const float *from)
 {
-    int32_t dk = gdn->desc->head_size_k;
-    transpose(gdn, s, from, s->width, dk, gdn->desc->head_size_v, gdn_state(gdn, slot, head), dk);
+    int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
+    float *state = gdn_state(gdn, slot, head);
+    for (int32_t first = 0; first < dv; first += s->columns) {
+        transpose(gdn, s, from + (int64_t)first * s->depth, s->columns, dk,
+                  at_most(s->columns, dv - first), state + (int64_t)first * dk, dk);
+    }
 }
 
 /* Tokens of the chunk that begins at token `first`: it ends where a checkpoint is due. */
@@ -221,7 +225,9 @@ static int32_t chunk_tokens(const struct gdn *gdn, const struct gdn_request *req
 void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                     int32_t num_heads, struct gdn_scratch *s)
 {
-    int64_t state_floats = (int64_t)s->depth * s->width;
+    const int64_t state_floats = (int64_t)s->depth * s->width;
+    const bool walks = gdn_walks(gdn);
+    s->columns = walks ? WALK_COLUMNS : s->width;
     for (int32_t i = 0; i < MAX_HEAD_SIZE; i++) {
         s->ones[i] = 1.0f;
     }
@@ -233,12 +239,24 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
     }
     for (int64_t first = 0; first < request->num_tokens;) {
         int32_t count = chunk_tokens(gdn, request, first);
-        load_keys(gdn, request, first, count, gdn_key_head(gdn->desc, head), s);
+        gdn_load_qk(gdn, request, first, count, gdn_key_head(gdn->desc, head), s);
+        if (walks) {
+            gdn_walk_keys(gdn, count, s);
+        } else {
+            pack_keys(gdn, count, s);
+        }
         for (int32_t h = 0; h < num_heads; h++) {
             float *state = s->states + h * state_floats;
-            load_values(gdn, request, first, count, head + h, s);
-            solve_chunk(gdn, count, state, s);
-            write_chunk(gdn, request, first, count, head + h, state, s);
+            gdn_load_v(gdn, request, first, count, head + h, s);
+            gdn_load_gates(gdn, request, first, count, head + h, s);
+            if (walks) {
+                gdn_walk(gdn, count, state, s);
+            } else {
+                find_decays(gdn, count, s);
+                solve_chunk(gdn, count, state, s);
+                finish_chunk(gdn, count, state, s);
+            }
+            gdn_store_rows(gdn, request, first, count, head + h, s->o, s->width);
         }
         first += count;
         int32_t checkpoint = gdn_checkpoint_slot(gdn, request, first);

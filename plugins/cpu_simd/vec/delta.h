@@ -311,12 +311,20 @@ static void delta_step(const struct delta_args *args)
     }
 }
 
+#ifdef __AVX512F__
+#include "delta_walk.h"
+#define WALK .walk = delta_walk, .group_products = delta_group_products
+#else
+#define WALK .walk = NULL
+#endif
+
 static const struct delta_engine delta_operations = {.convolve = delta_convolve,
                                                      .decays = delta_decays,
                                                      .solve = delta_solve,
                                                      .dot = delta_dot,
                                                      .normalize = delta_normalize,
                                                      .gates = delta_gates,
-                                                     .step = delta_step};
+                                                     .step = delta_step,
+                                                     WALK};
 
 #endif

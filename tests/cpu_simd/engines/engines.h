@@ -63,6 +63,7 @@ void test_rows(void **state);
 void test_store(void **state);
 void test_nibbles(void **state);
 void test_delta(void **state);
+void test_walk(void **state);
 void test_convolve(void **state);
 void test_normalize(void **state);
 void test_gates(void **state);

@@ -195,6 +195,110 @@ void test_delta(void **state)
     BENCH("delta step 48 x 128", variant->delta->step(&args))
 }
 
+/* What memory holds of a state, and what passes over it; a value column a pass, in double. */
+static void walk_plainly(const struct walk_args *args, double *memory, int32_t column, double *out)
+{
+    const int32_t depth = args->depth;
+    for (int32_t g = 0; g < args->count; g++) {
+        const struct walk_group *group = &args->groups[g];
+        const float *k = args->k + g * WALK_TOKENS * depth, *q = args->q + g * WALK_TOKENS * depth;
+        double r[WALK_TOKENS] = {0};
+        for (int32_t t = 0; t < group->tokens; t++) {
+            int32_t row = g * WALK_TOKENS + t;
+            double by_k = 0, by_q = 0;
+            for (int32_t i = 0; i < depth; i++) {
+                by_k += memory[i] * k[t * depth + i];
+                by_q += memory[i] * q[t * depth + i];
+            }
+            double o = group->e[t] * by_q;
+            r[t] = group->beta[t] * args->v[row * args->stride + column];
+            r[t] += group->by_state[t] * by_k;
+            for (int32_t j = 0; j < t; j++) {
+                r[t] += group->by_r[t][j] * r[j];
+            }
+            for (int32_t j = 0; j <= t; j++) {
+                o += group->by_q[t][j] * r[j];
+            }
+            out[row] = o;
+        }
+        for (int32_t i = 0; i < depth; i++) {
+            memory[i] *= group->keep;
+            for (int32_t t = 0; t < group->tokens; t++) {
+                memory[i] += group->left[t] * r[t] * k[t * depth + i];
+            }
+        }
+    }
+}
+
+/* Tokens that are none have values that must not be read into the state: NaN. */
+static void check_walk(int32_t depth, int32_t count, bool bench)
+{
+    enum { TOKENS = 64, DEPTH = 160, STRIDE = WALK_COLUMNS + 8 };
+    static float state[DEPTH * WALK_COLUMNS], before[DEPTH * WALK_COLUMNS];
+    static float q[TOKENS * DEPTH], k[TOKENS * DEPTH], v[TOKENS * STRIDE], o[TOKENS * STRIDE];
+    struct walk_group groups[TOKENS / WALK_TOKENS];
+    const struct walk_args args = {state, q, k, v, o, STRIDE, depth, count, groups};
+    fill(before, DEPTH * WALK_COLUMNS, 1.0f);
+    fill(q, TOKENS * DEPTH, 0.1f);
+    fill(k, TOKENS * DEPTH, 0.1f);
+    fill(v, TOKENS * STRIDE, 1.0f);
+    for (int32_t g = 0; g < count; g++) {
+        fill((float *)&groups[g].e,
+             (int32_t)((sizeof *groups - offsetof(struct walk_group, e)) / 4), 1.0f);
+        groups[g].tokens = g + 1 < count ? WALK_TOKENS : 1 + (int32_t)draw(WALK_TOKENS);
+        groups[g].keep = draw(2) ? 1.0f : draw(4) ? 0.25f : 0.0f;
+        for (int32_t t = groups[g].tokens; t < WALK_TOKENS; t++) {
+            v[(g * WALK_TOKENS + t) * STRIDE + 3] = NAN;
+        }
+    }
+    memcpy(state, before, sizeof state);
+    variant->delta->walk(&args);
+    for (int32_t c = 0; c < WALK_COLUMNS; c++) {
+        double memory[DEPTH], out[TOKENS];
+        for (int32_t i = 0; i < depth; i++) {
+            memory[i] = before[i * WALK_COLUMNS + c];
+        }
+        walk_plainly(&args, memory, c, out);
+        for (int32_t i = 0; i < depth; i++) {
+            check_near(state[i * WALK_COLUMNS + c], memory[i], 1e-4, "walked state", i, c);
+        }
+        for (int32_t t = 0; t < (count - 1) * WALK_TOKENS + groups[count - 1].tokens; t++) {
+            check_near(o[t * STRIDE + c], out[t], 1e-4, "out of a walk", t, c);
+        }
+    }
+    if (bench) {
+        BENCH("walk of 64 tokens, 128 x 32", variant->delta->walk(&args))
+    }
+}
+
+void test_walk(void **state)
+{
+    enum { DEPTH = 160 };
+    static float a[WALK_TOKENS * DEPTH], b[WALK_TOKENS * DEPTH];
+    (void)state;
+    if (variant->delta->walk == NULL) {
+        return;
+    }
+    for (int32_t time = 0; time < TIMES; time++) {
+        int32_t n = COLUMN_MULTIPLE * (1 + (int32_t)draw(DEPTH / COLUMN_MULTIPLE));
+        float out[WALK_TOKENS][WALK_TOKENS];
+        check_walk(n, 1 + (int32_t)draw(16), false);
+        fill(a, WALK_TOKENS * DEPTH, 1.0f);
+        fill(b, WALK_TOKENS * DEPTH, 1.0f);
+        variant->delta->group_products(out, a, b, n);
+        for (int32_t t = 0; t < WALK_TOKENS; t++) {
+            for (int32_t j = 0; j < WALK_TOKENS; j++) {
+                double sum = 0;
+                for (int32_t i = 0; i < n; i++) {
+                    sum += (double)a[t * n + i] * b[j * n + i];
+                }
+                check_near(out[t][j], sum, 1e-5, "product of a group", t, j);
+            }
+        }
+    }
+    check_walk(128, 16, true);
+}
+
 void test_normalize(void **state)
 {
     enum { ROWS = 7, MOST = 160 };

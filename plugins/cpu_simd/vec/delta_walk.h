@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups of tokens that pass over a state where it lies, for ISAs with 32 vectors of 64 bytes. A
+ * pass adds what the group before has left to a row of the state and multiplies it with k and q of
+ * its own: of 24 FMAs 2 loads, 2 stores and 12 broadcasts, so the FMA units bound it. */
+#ifndef CPU_SIMD_DELTA_WALK_H
+#define CPU_SIMD_DELTA_WALK_H
+
+#include <stdbool.h>
+
+#include "f32_engine.h"
+
+#define WALK_VECTORS (WALK_COLUMNS / VF_WIDTH)
+
+/* Of a group, by token. */
+struct walk_sums {
+    vf k[WALK_TOKENS][WALK_VECTORS];    /* S k */
+    vf q[WALK_TOKENS][WALK_VECTORS];    /* S q */
+    vf left[WALK_TOKENS][WALK_VECTORS]; /* what r leaves in memory */
+};
+
+/* before: k of the group before, or NULL where there is none; the others where `looks`. */
+INLINE void walk_pass(const struct walk_args *args, struct walk_sums *sums, const float *before,
+                      const float *k, const float *q, float keep, const bool adds,
+                      const bool shrinks, const bool looks)
+{
+    const int64_t depth = args->depth;
+    vf by_k[WALK_TOKENS][WALK_VECTORS], by_q[WALK_TOKENS][WALK_VECTORS];
+    vf left[WALK_TOKENS][WALK_VECTORS], kept = vf_set1(keep);
+#pragma GCC unroll 4
+    for (int t = 0; t < WALK_TOKENS; t++) {
+#pragma GCC unroll 2
+        for (int j = 0; j < WALK_VECTORS; j++) {
+            by_k[t][j] = by_q[t][j] = vf_set1(0.0f);
+            left[t][j] = adds ? sums->left[t][j] : vf_set1(0.0f);
+        }
+    }
+    float *row = args->state, *end = row + depth * WALK_COLUMNS;
+    for (; row < end; row += WALK_COLUMNS, before++, k++, q++) {
+        vf s[WALK_VECTORS];
+#pragma GCC unroll 2
+        for (int j = 0; j < WALK_VECTORS; j++) {
+            s[j] = vf_load(row + j * VF_WIDTH);
+            s[j] = shrinks ? vf_mul(s[j], kept) : s[j];
+        }
+#pragma GCC unroll 4
+        for (int t = 0; adds && t < WALK_TOKENS; t++) {
+            vf by = vf_set1(before[t * depth]);
+#pragma GCC unroll 2
+            for (int j = 0; j < WALK_VECTORS; j++) {
+                s[j] = vf_fma(by, left[t][j], s[j]);
+            }
+        }
+#pragma GCC unroll 2
+        for (int j = 0; adds && j < WALK_VECTORS; j++) {
+            vf_store(row + j * VF_WIDTH, s[j]);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; looks && t < WALK_TOKENS; t++) {
+            vf of_k = vf_set1(k[t * depth]), of_q = vf_set1(q[t * depth]);
+#pragma GCC unroll 2
+            for (int j = 0; j < WALK_VECTORS; j++) {
+                by_k[t][j] = vf_fma(of_k, s[j], by_k[t][j]);
+                by_q[t][j] = vf_fma(of_q, s[j], by_q[t][j]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; looks && t < WALK_TOKENS; t++) {
+#pragma GCC unroll 2
+        for (int j = 0; j < WALK_VECTORS; j++) {
+            sums->k[t][j] = by_k[t][j];
+            sums->q[t][j] = by_q[t][j];
+        }
+    }
+}
+
+/* r and the outputs of a group, from its sums. */
+INLINE void walk_solve(const struct walk_group *group, struct walk_sums *sums, const float *v,
+                       float *o, int64_t stride)
+{
+    vf r[WALK_TOKENS][WALK_VECTORS];
+#pragma GCC unroll 4
+    for (int t = 0; t < WALK_TOKENS; t++) {
+#pragma GCC unroll 2
+        for (int j = 0; j < WALK_VECTORS; j++) {
+            vf x = vf_mul(vf_load(v + t * stride + j * VF_WIDTH), vf_set1(group->beta[t]));
+            vf out = vf_mul(sums->q[t][j], vf_set1(group->e[t]));
+            x = vf_fma(sums->k[t][j], vf_set1(group->by_state[t]), x);
+#pragma GCC unroll 4
+            for (int i = 0; i < t; i++) {
+                x = vf_fma(r[i][j], vf_set1(group->by_r[t][i]), x);
+                out = vf_fma(r[i][j], vf_set1(group->by_q[t][i]), out);
+            }
+            r[t][j] = t < group->tokens ? x : vf_set1(0.0f);
+            out = vf_fma(r[t][j], vf_set1(group->by_q[t][t]), out);
+            vf_store(o + t * stride + j * VF_WIDTH, out);
+            sums->left[t][j] = vf_mul(r[t][j], vf_set1(group->left[t]));
+        }
+    }
+}
+
+static void delta_walk(const struct walk_args *args)
+{
+    struct walk_sums sums;
+    const int64_t keys = (int64_t)WALK_TOKENS * args->depth, rows = WALK_TOKENS * args->stride;
+    for (int32_t i = 0; i <= args->count; i++) {
+        const float *k = args->k + i * keys, *q = args->q + i * keys, *before = k - keys;
+        const float keep = i > 0 ? args->groups[i - 1].keep : 1.0f;
+        if (i == 0) {
+            walk_pass(args, &sums, before, k, q, keep, false, false, true);
+        } else if (i == args->count) {
+            walk_pass(args, &sums, before, k, q, keep, true, true, false);
+            break;
+        } else if (keep == 1.0f) {
+            walk_pass(args, &sums, before, k, q, keep, true, false, true);
+        } else {
+            walk_pass(args, &sums, before, k, q, keep, true, true, true);
+        }
+        walk_solve(&args->groups[i], &sums, args->v + i * rows, args->o + i * rows, args->stride);
+    }
+}
+
+static void delta_group_products(float (*out)[WALK_TOKENS], const float *a, const float *b,
+                                 int32_t n)
+{
+    vf sum[WALK_TOKENS][WALK_TOKENS];
+#pragma GCC unroll 4
+    for (int t = 0; t < WALK_TOKENS; t++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < WALK_TOKENS; j++) {
+            sum[t][j] = vf_set1(0.0f);
+        }
+    }
+    for (int32_t i = 0; i < n; i += VF_WIDTH) {
+        vf right[WALK_TOKENS];
+#pragma GCC unroll 4
+        for (int j = 0; j < WALK_TOKENS; j++) {
+            right[j] = vf_load(b + j * (int64_t)n + i);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < WALK_TOKENS; t++) {
+            vf left = vf_load(a + t * (int64_t)n + i);
+#pragma GCC unroll 4
+            for (int j = 0; j < WALK_TOKENS; j++) {
+                sum[t][j] = vf_fma(left, right[j], sum[t][j]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < WALK_TOKENS; t++) {
+        vf_sum_four(out[t], sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
+    }
+}
+
+#endif
