@@ -3,6 +3,7 @@
 #define STEP_SPY_H
 
 #include <attn/version.h>
+#include <dlfcn.h>
 
 /* Calls of kernels; `fused`: attends that had to write, `coded`: whose output was codes. */
 struct spy_counts {
@@ -14,6 +15,14 @@ struct spy_counts {
     int32_t of_layer, of_run, of_batch, planned,
         planned_batch; /* values of spy_extension; 0: none came */
 };
+
+#if defined(SPY_FILE)
+/* For tests: the counts of the file that the core has opened. */
+static inline struct spy_counts *spy_counts_of_core(void)
+{
+    return dlsym(dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL), "spy_counts");
+}
+#endif
 
 /* An extension that it declares: of a layer, and of runs. */
 #define SPY_EXTENSION (ATTN_EXT_VENDOR + 0x5b1)

@@ -44,33 +44,26 @@ TEST(test_transfer_points)
                                                .user = &transfer,
                                                .before_layer = wait_for_keys,
                                                .after_layer = save_keys};
-    const struct attn_plan_options limits = {
-        .struct_size = sizeof limits,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
-                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
+    void *workspace;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
-    assert_int_equal(f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error), ATTN_OK);
-    assert_int_equal(f.api->model_create(f.runtime, assignment, &options, &model, &f.error),
-                     ATTN_OK);
+    CHECK(&f, f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error));
+    CHECK(&f, f.api->model_create(f.runtime, assignment, &options, &model, &f.error));
     attn_layer *layer = f.api->model_layer(model, 0);
-    assert_int_equal(f.api->layer_kv_views(layer, f.cache, f.num_blocks, &k, &v, &f.error),
-                     ATTN_OK);
-    assert_int_equal(f.api->layer_bind_kv(layer, &k, &v, &f.error), ATTN_OK);
-    assert_int_equal(f.api->plan_create(model, 0, &limits, &plan, &f.error), ATTN_OK);
-    assert_int_equal(client_bind_workspace(f.api, plan, f.workspace,
-                                           client_workspace_bytes(f.api, plan), &f.error),
-                     ATTN_OK);
-    assert_int_equal(f.api->plan_batch(plan, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->layer_kv_views(layer, f.cache, f.num_blocks, &k, &v, &f.error));
+    CHECK(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error));
+    CHECK(&f, client_plan(f.api, model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
+                          &plan, &workspace, &f.error));
+    CHECK(&f, f.api->plan_batch(plan, &f.batch, NULL, &f.error));
     f.io.lse = NULL;
     for (int32_t i = 1; i <= 2; i++) {
         f.out[0] = 7;
-        assert_int_equal(f.api->run(plan, layer, &f.io, &f.error), ATTN_OK);
+        CHECK(&f, f.api->run(plan, layer, &f.io, &f.error));
         assert_int_equal(transfer.before, i);
         assert_int_equal(transfer.after, i);
     }
@@ -83,6 +76,7 @@ TEST(test_transfer_points)
     f.api->plan_destroy(plan);
     f.api->model_destroy(model);
     f.api->assignment_destroy(assignment);
+    free(workspace);
     fixture_finish(&f);
 }
 
@@ -105,14 +99,14 @@ TEST(test_scales_from_the_first_batch)
     f.k[77] = -500;
     struct attn_calibration asked = {
         .struct_size = sizeof asked, .io = &f.io, .q_scale = &q, .k_scale = &k, .v_scale = &v};
-    assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error), ATTN_OK);
+    CHECK(&f, f.api->layer_calculate_scales(layer, &asked, &f.error));
     assert_true(fabsf(q - largest(f.q, TOKENS * ROW) / 200) <= 1e-6f * q);
     assert_true(k == 500.0f / 200);
     assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 100) <= 1e-6f * v);
     memset(f.v, 0, TOKENS * ROW / 2 * sizeof *f.v);
     k = -1;
     asked.q_scale = asked.k_scale = NULL;
-    assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error), ATTN_OK);
+    CHECK(&f, f.api->layer_calculate_scales(layer, &asked, &f.error));
     assert_true(v == 1 && k == -1);          /* nothing to scale; not asked for */
     struct attn_tensor pairs = f.tensors[1]; /* of numbers that are none of the ABI's */
     pairs.dtype.lanes = 2;

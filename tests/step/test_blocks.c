@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Block tables that kernels do not take as they are: entries that are several of their blocks, and
  * page lists with offsets. Each step is a plain one's. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,14 +14,6 @@ enum { BLOCK = 16, NARROW = 4, FEW = 4, MANY = 9, SHARED = 320 };
 static const int32_t queries[FEW] = {3, 1, 0, 20}, lens[FEW] = {3, 65, 0, 80};
 static const int32_t many_queries[MANY] = {1, 1, 1, 1, 1, 1, 2, 1, 1},
                      many_lens[MANY] = {400, 333, 350, 401, 380, 352, 399, 336, 330};
-
-/* Of the file that the core has opened. */
-static struct spy_counts *counts(void)
-{
-    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    return dlsym(library, "spy_counts");
-}
 
 static const struct shape {
     struct attn_layer_desc layer;
@@ -63,7 +54,7 @@ static void hold_spec(const struct fixture *f, int32_t kernel)
     assert_int_equal(f->api->layer_kv_spec(layer, &spec, NULL), ATTN_OK);
     assert_int_equal(spec.block_size, BLOCK);
     assert_int_equal(spec.kernel_block_size, kernel);
-    assert_int_equal(counts()->block_size, kernel);
+    assert_int_equal(spy_counts_of_core()->block_size, kernel);
 }
 
 TEST(test_entries_of_several_blocks)
@@ -113,9 +104,8 @@ TEST(test_own_views)
     init(&split, "spy_narrow", &shapes[0], false);
     fixture_step(&plain);
     attn_layer *layer = split.api->model_layer(split.model, 0);
-    assert_int_equal(
-        split.api->layer_kv_views(layer, split.cache, split.num_blocks, &k, &v, &split.error),
-        ATTN_OK);
+    CHECK(&split,
+          split.api->layer_kv_views(layer, split.cache, split.num_blocks, &k, &v, &split.error));
     assert_int_equal(k.block_size, NARROW);
     assert_int_equal(k.num_blocks, split.num_blocks * BLOCK / NARROW);
     assert_int_equal(k.stride_block, NARROW * k.stride_slot);
@@ -124,15 +114,9 @@ TEST(test_own_views)
     k.stride_block *= BLOCK / NARROW;
     v.stride_block *= BLOCK / NARROW;
     split.api->plan_destroy(split.plan);
-    assert_int_equal(split.api->layer_bind_kv(layer, &k, &v, &split.error), ATTN_OK);
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
-                                              MAX_TOKENS, 0, MAX_BLOCKS * BLOCK, 0, 0}};
-    assert_int_equal(split.api->plan_create(split.model, 0, &options, &split.plan, NULL), ATTN_OK);
-    assert_int_equal(client_bind_workspace(split.api, split.plan, split.workspace,
-                                           client_workspace_bytes(split.api, split.plan), NULL),
-                     ATTN_OK);
+    free(split.workspace);
+    CHECK(&split, split.api->layer_bind_kv(layer, &k, &v, &split.error));
+    fixture_plan(&split);
     fixture_step(&split);
     same_outputs(&plain, &split);
     split.api->plan_destroy(split.plan);
@@ -153,7 +137,7 @@ static void move_a_block(struct fixture *f)
                                        .kind = ATTN_COPY_DEVICE_TO_DEVICE,
                                        .pairs = pair,
                                        .num_pairs = 1};
-    assert_int_equal(f->api->copy_blocks(f->model, &move, &f->error), ATTN_OK);
+    CHECK(f, f->api->copy_blocks(f->model, &move, &f->error));
     move.pairs = outside;
     assert_int_equal(f->api->copy_blocks(f->model, &move, &f->error), ATTN_ERROR_INVALID_ARGUMENT);
     f->block_table[3 * MAX_BLOCKS + 1] = (int32_t)to;
@@ -171,14 +155,12 @@ TEST(test_moved_blocks)
         struct attn_batch tables = {.struct_size = sizeof tables,
                                     .block_table = split.block_table,
                                     .block_table_stride = MAX_BLOCKS};
-        assert_int_equal(
-            split.api->plan_update_block_table(split.plan, split.plan, &tables, NULL, &split.error),
-            ATTN_OK);
+        CHECK(&split, split.api->plan_update_block_table(split.plan, split.plan, &tables, NULL,
+                                                         &split.error));
         split.io.k = split.io.v = NULL; /* they are written */
         memset(split.out, 0xff, (size_t)split.batch.num_tokens * sizeof *split.out);
-        assert_int_equal(split.api->run(split.plan, split.api->model_layer(split.model, 0),
-                                        &split.io, &split.error),
-                         ATTN_OK);
+        CHECK(&split, split.api->run(split.plan, split.api->model_layer(split.model, 0), &split.io,
+                                     &split.error));
         same_outputs(&plain, &split);
         fixture_finish(&plain);
         fixture_finish(&split);
@@ -307,14 +289,14 @@ TEST(test_refused)
                                                    .supported = "multiples of 2 x 4 bytes"}),
         1);
     layer.padded_page_bytes = 16384 + 8; /* quarters are not, halves are */
-    assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_OK);
+    CHECK(&f, f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error));
     f.api->assignment_choice(assignment, 0, 1, &choice);
     assert_int_equal(choice.kernel_block_size, 2 * NARROW);
     f.api->assignment_destroy(assignment);
     layer.padded_page_bytes = 0;
     layer.block_size = 8 * 784; /* as hybrid models have them: the largest divisor, or what is
                                    preferred, and it is said */
-    assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_OK);
+    CHECK(&f, f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error));
     f.api->assignment_choice(assignment, 0, 1, &choice);
     assert_int_equal(choice.block_size, 8 * 784);
     assert_int_equal(choice.kernel_block_size, NARROW);
@@ -326,7 +308,7 @@ TEST(test_refused)
     REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_seq_len",
                f.api->plan_create(f.model, 0, &plan, &made, &f.error));
     limits.max_blocks_per_req = 3;
-    assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_create(f.model, 0, &plan, &made, &f.error));
     f.api->plan_destroy(made);
     fixture_finish(&f);
 }

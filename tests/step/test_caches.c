@@ -60,8 +60,7 @@ TEST(test_every_dtype)
         layer.kv_dtype = caches[i].kv_dtype;
         layer.k_scale_form = layer.v_scale_form = caches[i].scale_form;
         fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
-        assert_int_equal(f.api->layer_kv_spec(f.api->model_layer(f.model, 0), &spec, &f.error),
-                         ATTN_OK);
+        CHECK(&f, f.api->layer_kv_spec(f.api->model_layer(f.model, 0), &spec, &f.error));
         assert_int_equal(spec.page_bytes, caches[i].page_bytes);
         fixture_step(&f);
         for (int32_t e = 0; e < TOKENS * ROW; e++) {
@@ -104,7 +103,7 @@ TEST(test_no_binding_under_a_plan)
     assert_non_null(strstr(f.error.message, "in 1 plans"));
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
-    assert_int_equal(f.api->layer_bind_params(layer, &params, &f.error), ATTN_OK);
+    CHECK(&f, f.api->layer_bind_params(layer, &params, &f.error));
     fixture_finish(&f);
 }
 
@@ -135,7 +134,7 @@ TEST(test_swap)
                                            .other_bytes = sizeof later,
                                            .pairs = out,
                                            .num_pairs = 1};
-        assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_OK);
+        CHECK(&f, f.api->copy_blocks(f.model, &move, &f.error));
         for (int64_t b = 0; b < 2 * stride; b++) { /* nothing next to the block is touched */
             bool inside = b >= stride && b < stride + caches[i].page_bytes;
             assert_true(inside || swap[b] == 0x55);
@@ -145,7 +144,7 @@ TEST(test_swap)
         later.unknown = 1;
         assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_ERROR_STRUCT_SIZE);
         later.unknown = 0;
-        assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_OK);
+        CHECK(&f, f.api->copy_blocks(f.model, &move, &f.error));
         *entry = target;
         fixture_step(&f);
         assert_memory_equal(f.out, right, sizeof right);

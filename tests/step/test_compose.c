@@ -13,28 +13,36 @@
 
 static const int32_t mixed_queries[] = {1, 1, 9, 20}, mixed_lens[] = {40, 17, 33, 20};
 
-static void hold_same(const struct attn_layer_desc *layer)
-{
-    struct fixture whole, composed;
-    fixture_init(&whole, "cpu_ref", layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
-    fixture_init(&composed, "example", layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
-    fixture_step(&whole);
-    fixture_step(&composed);
-    double difference = fixture_difference(&whole, &composed);
-    fixture_finish(&whole);
-    fixture_finish(&composed);
-    print_message("largest difference %g\n", difference);
-    assert_true(difference < BOUND);
-}
+static const struct {
+    const char *name;
+    struct attn_layer_desc layer;
+} wholes[] = {
+    {"plain", {.kind = ATTN_LAYER_DECODER, .causal = 1}},
+    {"static sink", {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5}},
+    {"static sink with a window",
+     {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 16, .has_window = 1, .window_left = 6}},
+    {"chunks", {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16}},
+    {"chunks with a look back",
+     {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16, .chunk_lookback = 1}},
+    {"cross", {.kind = ATTN_LAYER_CROSS}},
+    {"encoder", {.kind = ATTN_LAYER_ENCODER}},
+};
 
-TEST(test_plain)
+TEST(test_like_the_whole)
 {
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1});
-}
-
-TEST(test_static_sink)
-{
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5});
+    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
+        struct fixture whole, composed;
+        const struct attn_layer_desc *layer = &wholes[i].layer;
+        fixture_init(&whole, "cpu_ref", layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
+        fixture_init(&composed, "example", layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
+        fixture_step(&whole);
+        fixture_step(&composed);
+        double difference = fixture_difference(&whole, &composed);
+        fixture_finish(&whole);
+        fixture_finish(&composed);
+        print_message("%s: largest difference %g\n", wholes[i].name, difference);
+        assert_true(difference < BOUND);
+    }
 }
 
 /* Padded decodes and prefills without keys among the others: zeros and -inf, no sink. */
@@ -55,36 +63,6 @@ TEST(test_static_sink_without_keys)
     assert_true(isinf(composed.lse[1]) && composed.lse[1] < 0);
     fixture_finish(&whole);
     fixture_finish(&composed);
-}
-
-TEST(test_static_sink_with_window)
-{
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER,
-                                        .causal = 1,
-                                        .sink_len = 16,
-                                        .has_window = 1,
-                                        .window_left = 6});
-}
-
-TEST(test_chunked)
-{
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16});
-}
-
-TEST(test_chunked_with_lookback)
-{
-    hold_same(&(struct attn_layer_desc){
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16, .chunk_lookback = 1});
-}
-
-TEST(test_cross)
-{
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_CROSS});
-}
-
-TEST(test_encoder)
-{
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_ENCODER});
 }
 
 /* Eight requests over one prefix of 272 keys: with the cascade and without it. */
@@ -115,22 +93,14 @@ static void hold_cascade(const struct attn_layer_desc *layer, const char *backen
 
 TEST(test_cascade)
 {
-    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "cpu_ref",
-                 true);
-    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "example",
-                 true);
-}
-
-TEST(test_cascade_with_sinks)
-{
-    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1},
-                 "cpu_ref", true);
-}
-
-TEST(test_no_cascade_with_window)
-{
-    hold_cascade(
-        &(struct attn_layer_desc){
-            .kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 400},
-        "cpu_ref", false);
+    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1},
+                                 sinks = {.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1},
+                                 window = {.kind = ATTN_LAYER_DECODER,
+                                           .causal = 1,
+                                           .has_window = 1,
+                                           .window_left = 400};
+    hold_cascade(&plain, "cpu_ref", true);
+    hold_cascade(&plain, "example", true);
+    hold_cascade(&sinks, "cpu_ref", true);
+    hold_cascade(&window, "cpu_ref", false);
 }

@@ -242,12 +242,9 @@ TEST(refusals_say_what_is_missing)
         .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = HISTORY};
     struct encoder e;
     attn_plan *plan;
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){
-            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
-    assert_int_equal(api->plan_create(e.model, 0, &options, &plan, &e.error), ATTN_ERROR_ORDER);
+    assert_int_equal(api->plan_create(e.model, 0, CLIENT_LIMITS(1, 1, 0), &plan, &e.error),
+                     ATTN_ERROR_ORDER);
     assert_non_null(strstr(e.error.message, "scales of its inputs"));
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "attn_mm_encoder_state", try_bind(&e, NULL));
     const struct attn_mm_encoder_state no_history = {

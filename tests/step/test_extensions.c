@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A vendor's extensions on layers, batches and runs: to backends that declare the id, by every
  * byte, and to no other. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,13 +10,6 @@
 #include "support/test.h"
 
 static const int32_t queries[] = {3, 1}, lens[] = {9, 5};
-
-static struct spy_counts *counts(void)
-{
-    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    return dlsym(library, "spy_counts");
-}
 
 static struct spy_extension extension(uint32_t id, uint32_t flags, int32_t value)
 {
@@ -30,7 +22,7 @@ TEST(test_handed_through)
     struct spy_extension of_layer = extension(SPY_EXTENSION, 0, 7), of_run = of_layer;
     const struct attn_layer_desc layer = {
         .next = &of_layer.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     struct fixture f;
     fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
     of_layer.value = 8;
@@ -107,7 +99,7 @@ TEST(test_optional)
     struct spy_extension optional = extension(SPY_EXTENSION, ATTN_EXT_OPTIONAL, 5);
     const struct attn_layer_desc layer = {
         .next = &optional.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     for (int32_t i = 0; i < 2; i++) {
         struct fixture f;
         fixture_init(&f, backends[i], &layer, queries, lens, 2, 0, NULL, false);

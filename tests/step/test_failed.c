@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What api.h says of a plan's life: what holds after a failed run, which stream everything goes to,
  * and what may not be bound while a plan holds the layer. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,17 +25,9 @@ static const struct {
 };
 enum { STEPS = sizeof steps / sizeof *steps };
 
-/* Of the file that the core has opened. */
-static struct spy_counts *counts(void)
-{
-    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    return dlsym(library, "spy_counts");
-}
-
 static void init(struct fixture *f, int32_t i)
 {
-    memset(counts(), 0, sizeof(struct spy_counts));
+    memset(spy_counts_of_core(), 0, sizeof(struct spy_counts));
     fixture_init(f, steps[i].backend, &steps[i].layer, queries, lens, REQS, steps[i].shared, NULL,
                  false);
 }
@@ -55,17 +46,17 @@ TEST(test_failed_run)
         init(&right, i);
         fixture_step(&right);
         init(&f, i);
-        assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+        CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
         for (int32_t failing = 1; failing <= steps[i].attends; failing++) {
-            counts()->failing = failing;
+            spy_counts_of_core()->failing = failing;
             assert_int_equal(run(&f), ATTN_ERROR_DEVICE);
-            assert_int_equal(counts()->failing, 0);
+            assert_int_equal(spy_counts_of_core()->failing, 0);
             assert_non_null(strstr(f.error.message, "layer 'layer', "));
             assert_non_null(strstr(f.error.message, ": as asked"));
             memset(f.out, 0xff, (size_t)f.batch.num_tokens * sizeof *f.out);
-            counts()->attends = 0;
+            spy_counts_of_core()->attends = 0;
             assert_int_equal(run(&f), ATTN_OK);
-            assert_int_equal(counts()->attends, steps[i].attends);
+            assert_int_equal(spy_counts_of_core()->attends, steps[i].attends);
             assert_true(fixture_difference(&right, &f) == 0);
         }
         fixture_finish(&right);
@@ -82,13 +73,14 @@ TEST(test_stream)
         int streams[2];
         init(&f, i);
         for (int32_t s = 0; s < 2; s++) {
-            counts()->stream = f.io.stream = &streams[s];
-            counts()->attends = counts()->writes = counts()->other_streams = 0;
-            assert_int_equal(f.api->plan_batch(f.plan, &f.batch, &streams[s], &f.error), ATTN_OK);
+            spy_counts_of_core()->stream = f.io.stream = &streams[s];
+            spy_counts_of_core()->attends = spy_counts_of_core()->writes =
+                spy_counts_of_core()->other_streams = 0;
+            CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &streams[s], &f.error));
             assert_int_equal(run(&f), ATTN_OK);
-            assert_int_equal(counts()->other_streams, 0);
-            assert_int_equal(counts()->attends, steps[i].attends);
-            assert_int_equal(counts()->writes, 1);
+            assert_int_equal(spy_counts_of_core()->other_streams, 0);
+            assert_int_equal(spy_counts_of_core()->attends, steps[i].attends);
+            assert_int_equal(spy_counts_of_core()->writes, 1);
         }
         fixture_finish(&f);
     }
@@ -114,8 +106,8 @@ TEST(test_bound_while_planned)
     attn_layer *layer = f.api->model_layer(f.model, 0);
     const struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .base = f.cache, .num_blocks = 1};
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
-    assert_int_equal(f.api->layer_kv_views(layer, f.cache, 1, &k, &v, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    CHECK(&f, f.api->layer_kv_views(layer, f.cache, 1, &k, &v, &f.error));
     refuse(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error), "layer_bind_kv");
     refuse(&f, f.api->layer_bind_caches(layer, views, 2, &f.error), "layer_bind_kv");
     refuse(&f, f.api->layer_bind_memory(layer, &memory, &f.error), "layer_bind_kv");
@@ -124,10 +116,10 @@ TEST(test_bound_while_planned)
     assert_true(fixture_difference(&right, &f) == 0);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
-    assert_int_equal(f.api->layer_bind_kv(layer, &k, &v, &f.error), ATTN_OK);
-    assert_int_equal(f.api->layer_bind_caches(layer, views, 2, &f.error), ATTN_OK);
-    assert_int_equal(f.api->layer_bind_memory(layer, &memory, &f.error), ATTN_OK);
-    assert_int_equal(f.api->layer_bind_params(layer, &params, &f.error), ATTN_OK);
+    CHECK(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error));
+    CHECK(&f, f.api->layer_bind_caches(layer, views, 2, &f.error));
+    CHECK(&f, f.api->layer_bind_memory(layer, &memory, &f.error));
+    CHECK(&f, f.api->layer_bind_params(layer, &params, &f.error));
     fixture_finish(&right);
     fixture_finish(&f);
 }

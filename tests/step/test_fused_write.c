@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Caches whose decodes write in their attend: which steps and layers get it, that whatever is
  * next to it still writes before, and that the cache comes out the same by every bit. */
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,21 +21,11 @@ static const struct attn_layer_desc layers[LAYERS] = {
 static const int32_t prefill[H_REQS] = {9, 5, 12, 20}, decode[H_REQS] = {1, 1, 1, 1},
                      mixed[H_REQS] = {1, 1, 4, 9}, drafts[H_REQS] = {3, 3, 3, 3};
 
-/* Of the file that the core has opened. */
-static struct spy_counts *counts(void)
-{
-    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    struct spy_counts *found = dlsym(library, "spy_counts");
-    assert_non_null(found);
-    return found;
-}
-
 /* A step's calls, by what it is made of. */
 static void expect(struct history *h, const int32_t *query_lens, enum history_way way,
                    int32_t writes, int32_t fused)
 {
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     memset(c, 0, sizeof *c);
     history_step(h, query_lens, way);
     assert_int_equal(c->attends, h->num_layers);
@@ -79,7 +68,7 @@ TEST(test_two_backends)
 {
     struct history *h = calloc(1, sizeof *h);
     history_init(h, "prefill=cpu_ref;decode=spy", layers, LAYERS);
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     memset(c, 0, sizeof *c);
     history_step(h, prefill, HISTORY_ONE_RUN);
     history_step(h, mixed, HISTORY_ONE_RUN);
@@ -104,7 +93,7 @@ TEST(test_bits_of_the_cache)
     struct history *fused = calloc(1, sizeof *fused), *apart = calloc(1, sizeof *apart);
     history_init(fused, "spy", layers, LAYERS);
     history_init(apart, "cpu_ref", layers, LAYERS);
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     memset(c, 0, sizeof *c);
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         history_step(fused, steps[s], HISTORY_ONE_RUN);
@@ -124,11 +113,10 @@ TEST(test_bits_of_the_cache)
 
 static void run(struct fixture *f, uint32_t flags, int32_t writes, int32_t fused)
 {
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     memset(c, 0, sizeof *c);
     f->io.flags = flags;
-    assert_int_equal(f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error),
-                     ATTN_OK);
+    CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
     assert_int_equal(c->writes, writes);
     assert_int_equal(c->fused, fused);
 }
@@ -163,23 +151,17 @@ TEST(test_replay)
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
-                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
-        .graph = 1};
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct fixture f, apart;
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     attn_plan *plan;
+    void *workspace;
     fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, false);
     fixture_init(&apart, "spy_apart", &layer, ones, lens, 3, 0, NULL, false);
     attn_layer *bound = f.api->model_layer(f.model, 0);
-    assert_int_equal(f.api->layer_kv_spec(bound, &spec, &f.error), ATTN_OK);
-    assert_int_equal(f.api->plan_create(f.model, 0, &options, &plan, &f.error), ATTN_OK);
-    assert_int_equal(client_bind_workspace(f.api, plan, f.workspace,
-                                           client_workspace_bytes(f.api, plan), &f.error),
-                     ATTN_OK);
+    CHECK(&f, f.api->layer_kv_spec(bound, &spec, &f.error));
+    CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
+                          &plan, &workspace, &f.error));
     for (int32_t replay = 0; replay < 3; replay++) {
         for (int32_t r = 0; r < 3; r++) {
             int32_t j = f.seq_lens[r] = apart.seq_lens[r] = lens[r] + replay - 2;
@@ -187,10 +169,9 @@ TEST(test_replay)
                 (int64_t)f.block_table[r * MAX_BLOCKS + (j - 1) / 16] * 16 + (j - 1) % 16;
         }
         memset(c, 0, sizeof *c);
-        assert_int_equal(f.api->plan_graph(plan, replay ? ATTN_PLAN_REPLAY : ATTN_PLAN_CAPTURE,
-                                           &f.batch, NULL, &f.error),
-                         ATTN_OK);
-        assert_int_equal(f.api->run(plan, bound, &f.io, &f.error), ATTN_OK);
+        CHECK(&f, f.api->plan_graph(plan, replay ? ATTN_PLAN_REPLAY : ATTN_PLAN_CAPTURE, &f.batch,
+                                    NULL, &f.error));
+        CHECK(&f, f.api->run(plan, bound, &f.io, &f.error));
         assert_int_equal(c->fused, 1);
         assert_int_equal(c->writes, 0);
         fixture_step(&apart);
@@ -199,6 +180,7 @@ TEST(test_replay)
         assert_memory_equal(f.cache, apart.cache, f.num_blocks * spec.page_bytes);
     }
     f.api->plan_destroy(plan);
+    free(workspace);
     fixture_finish(&f);
     fixture_finish(&apart);
 }
@@ -221,7 +203,7 @@ TEST(test_rotated_keys)
                                       .positions = positions,
                                       .cos_sin = &table};
     struct fixture f;
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     for (int32_t i = 0; i < 64 * 32; i++) {
         cos_sin[i / 32][i % 32] = i % 32 < 16 ? 1 : 0; /* by no angle */
     }
@@ -245,7 +227,7 @@ TEST(test_cascade)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV, .num_kv_heads = 4};
     int32_t ones[8], lens[8];
     struct fixture f, whole;
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     for (int32_t r = 0; r < 8; r++) {
         ones[r] = 1;
         lens[r] = 260 + 3 * r;
@@ -272,7 +254,7 @@ static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struc
     const int32_t queries[8] = {1, 2, 1, 3, 1, 1, 2, 1};
     const int32_t lens[8] = {300, 280, 290, 401, 275, 273, 310, 300};
     const float scale = 0.002f;
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     struct fixture f;
     fixture_init(&f, backend, &layer, queries, lens, 8, 272, NULL, false);
     struct attn_tensor out = f.tensors[3];
@@ -317,7 +299,7 @@ TEST(test_bound_again)
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     const int32_t queries[] = {7, 3}, lens[] = {7, 3}; /* no key is older than the step */
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct spy_counts *c = counts();
+    struct spy_counts *c = spy_counts_of_core();
     struct fixture f;
     memset(c, 0, sizeof *c);
     fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);

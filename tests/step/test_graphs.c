@@ -15,24 +15,17 @@ enum { TOKENS = 31, OUT_BYTES = TOKENS * 4 * 32 * sizeof(float) };
 
 static attn_plan *another_plan(struct fixture *f, int32_t graph, void **workspace)
 {
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
-                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
-        .graph = graph};
     attn_plan *plan;
-    assert_int_equal(f->api->plan_create(f->model, 0, &options, &plan, &f->error), ATTN_OK);
-    size_t bytes = client_workspace_bytes(f->api, plan);
-    *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-    assert_int_equal(client_bind_workspace(f->api, plan, *workspace, bytes, &f->error), ATTN_OK);
+    CHECK(f, client_plan(f->api, f->model, 0,
+                         CLIENT_PLAN(graph, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16), &plan,
+                         workspace, &f->error));
     return plan;
 }
 
 static void run(struct fixture *f, attn_plan *plan)
 {
     memset(f->out, 0xff, OUT_BYTES);
-    assert_int_equal(f->api->run(plan, f->api->model_layer(f->model, 0), &f->io, &f->error),
-                     ATTN_OK);
+    CHECK(f, f->api->run(plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
 }
 
 /* The second step of a graph has other lengths, tables and slots at the same addresses. */
@@ -57,12 +50,11 @@ static void hold_replay(const char *backend)
     assert_int_equal(f.api->plan_graph_level(plan), ATTN_GRAPH_ALWAYS);
     assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error),
                      ATTN_ERROR_ORDER);
-    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, &f.batch, NULL, &f.error));
     run(&f, plan);
     for (int32_t step = 0; step < 3; step++) {
         shorten(&f);
-        assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error),
-                         ATTN_OK);
+        CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error));
         run(&f, plan);
         memcpy(eager, f.out, OUT_BYTES);
         memset(f.out, 0xff, OUT_BYTES);
@@ -82,7 +74,7 @@ static void hold_replay(const char *backend)
         assert_int_equal(f.api->run(plan, f.api->model_layer(f.model, 0), &f.io, NULL),
                          ATTN_ERROR_ORDER);
     }
-    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error));
     f.api->plan_destroy(plan);
     free(workspace);
     free(eager);
@@ -105,9 +97,8 @@ TEST(test_two_parts)
     attn_plan *plan = another_plan(&f, 1, &workspace);
     assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error),
                      ATTN_ERROR_ORDER);
-    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_OUT_OF_GRAPH, &f.batch, NULL, &f.error),
-                     ATTN_OK);
-    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_OUT_OF_GRAPH, &f.batch, NULL, &f.error));
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error));
     run(&f, plan);
     assert_memory_equal(f.out, eager, OUT_BYTES);
     assert_int_equal(f.api->plan_graph(plan, 9, &f.batch, NULL, &f.error),
@@ -135,24 +126,22 @@ TEST(test_update_block_table)
                                 .num_slots = TOKENS};
     fixture_step(&f); /* the source's host copies are those of a batch that is still there */
     memcpy(before, f.out, OUT_BYTES);
-    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
-                     ATTN_OK);
+    CHECK(&f, f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error));
     int32_t moved = f.block_table[2 * MAX_BLOCKS], target = (int32_t)f.num_blocks - 1;
     const int64_t pair[] = {moved, target};
     const struct attn_block_transfer move = {.struct_size = sizeof move,
                                              .kind = ATTN_COPY_DEVICE_TO_DEVICE,
                                              .pairs = pair,
                                              .num_pairs = 1};
-    assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_OK);
+    CHECK(&f, f.api->copy_blocks(f.model, &move, &f.error));
     for (int32_t step = 0; step < 3; step++) {
         int32_t *table = malloc(sizeof f.block_table);
         memcpy(table, f.block_table, sizeof f.block_table);
         table[2 * MAX_BLOCKS] = target;
         tables.block_table = table;
         /* From the source, from it again (only the tables differ), and by a plan of itself. */
-        assert_int_equal(
-            f.api->plan_update_block_table(plan, step < 2 ? f.plan : plan, &tables, NULL, &f.error),
-            ATTN_OK);
+        CHECK(&f, f.api->plan_update_block_table(plan, step < 2 ? f.plan : plan, &tables, NULL,
+                                                 &f.error));
         run(&f, plan);
         assert_memory_equal(f.out, before, OUT_BYTES);
         free(table);
@@ -160,8 +149,7 @@ TEST(test_update_block_table)
     /* A caller of ABI 0.2 ends its attn_batch here, however much has been added since. */
     tables.struct_size = 248;
     tables.block_table = f.block_table;
-    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
-                     ATTN_OK);
+    CHECK(&f, f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error));
     tables.struct_size = 247;
     assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
                      ATTN_ERROR_STRUCT_SIZE);

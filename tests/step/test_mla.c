@@ -12,66 +12,70 @@
 #include "support/test.h"
 #include "support/client.h"
 
-TEST(test_decode)
-{
-    check(&(struct setting){"cpu_ref", .heads = 6, .num_reqs = 4, .queries = {1, 1, 1, 1},
-                            .lens = {1, 8, 9, 70}},
-          true);
-    check(&(struct setting){"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {3, 1, 4},
-                            .lens = {17, 9, 24}, .drafted = 3, .apart = true},
-          true);
-}
+/* Each is run twice on one plan; per_head: prefills read the new keys as they came, not from the
+ * cache. */
+static const struct {
+    struct setting s;
+    bool per_head;
+} steps[] = {
+    /* decodes */
+    {{"cpu_ref", .heads = 6, .num_reqs = 4, .queries = {1, 1, 1, 1}, .lens = {1, 8, 9, 70}}, true},
+    {{"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {3, 1, 4}, .lens = {17, 9, 24}, .drafted = 3,
+      .apart = true},
+     true},
+    /* prefills: without context, and with all of it in one chunk, in several that cut requests, one
+     * row at a time */
+    {{"cpu_ref", .heads = 6, .num_reqs = 3, .queries = {5, 30, 2}, .lens = {5, 30, 2}}, true},
+    {{"cpu_ref", .heads = 6, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
+      .lens = {30, 1, 41, 3, 60}},
+     true},
+    {{"cpu_ref", .heads = 6, .chunk = 7, .apart = true, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
+      .lens = {30, 1, 41, 3, 60}},
+     true},
+    {{"cpu_ref", .heads = 6, .chunk = 16, .split = true, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
+      .lens = {30, 1, 41, 3, 60}},
+     true},
+    {{"cpu_ref", .heads = 6, .chunk = 1, .no_lse = true, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
+      .lens = {30, 1, 41, 3, 60}},
+     true},
+    /* idle requests */
+    {{"cpu_ref", .heads = 4, .chunk = 8, .num_reqs = 5, .queries = {1, 0, 5, 0, 9},
+      .lens = {12, 20, 17, 0, 40}},
+     true},
+    /* sparse */
+    {{"cpu_ref", .heads = 6, .topk = 8, .num_reqs = 4, .queries = {1, 1, 6, 12},
+      .lens = {30, 1, 41, 12}},
+     false},
+    {{"cpu_ref", .heads = 6, .fp8 = true, .chunk = 16, .num_reqs = 4, .queries = {1, 1, 6, 12},
+      .lens = {30, 1, 41, 12}},
+     true},
+    /* a quantized query in both ways, its parts in tensors of their own */
+    {{"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16, .num_reqs = 3,
+      .queries = {1, 1, 6}, .lens = {30, 9, 41}},
+     true},
+    /* a sink counts once, whatever the step is made of */
+    {{"cpu_ref", .heads = 6, .has_sinks = true, .chunk = 9, .num_reqs = 4, .queries = {1, 1, 6, 12},
+      .lens = {30, 9, 41, 20}},
+     true},
+    /* a window needs positions, which projected context has not: everything goes the latent way */
+    {{"cpu_ref", .heads = 4, .window = 7, .num_reqs = 4, .queries = {1, 1, 6, 12},
+      .lens = {30, 1, 41, 12}},
+     false},
+    {{"cpu_ref", .heads = 5, .padded = 8, .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41},
+      .chunk = 16},
+     true},
+    /* without absorption */
+    {{"cpu_ref", .heads = 5, .latent = true, .num_reqs = 3, .queries = {1, 1, 6},
+      .lens = {30, 1, 41}},
+     false},
+};
 
-TEST(test_prefill)
+TEST(test_steps)
 {
-    check(&(struct setting){"cpu_ref", .heads = 6, .num_reqs = 3, .queries = {5, 30, 2},
-                            .lens = {5, 30, 2}},
-          true);
-    /* all contexts in one chunk, in several that cut requests, one row at a time */
-    for (int32_t chunk = 0; chunk < 4; chunk++) {
-        static const int32_t rows[] = {0, 7, 16, 1};
-        check(&(struct setting){"cpu_ref", .heads = 6, .chunk = rows[chunk], .apart = chunk == 1,
-                                .num_reqs = 5, .split = chunk == 2, .no_lse = chunk == 3,
-                                .queries = {1, 1, 4, 3, 20}, .lens = {30, 1, 41, 3, 60}},
-              true);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        print_message("step %zu: ", i);
+        check(&steps[i].s, steps[i].per_head);
     }
-}
-
-TEST(test_idle_requests)
-{
-    check(&(struct setting){"cpu_ref", .heads = 4, .chunk = 8, .num_reqs = 5,
-                            .queries = {1, 0, 5, 0, 9}, .lens = {12, 20, 17, 0, 40}},
-          true);
-}
-
-TEST(test_sparse)
-{
-    check(&(struct setting){"cpu_ref", .heads = 6, .topk = 8, .num_reqs = 4,
-                            .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
-          false);
-}
-
-TEST(test_fp8)
-{
-    check(&(struct setting){"cpu_ref", .heads = 6, .fp8 = true, .chunk = 16, .num_reqs = 4,
-                            .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
-          true);
-}
-
-/* A quantized query in both ways, its parts in tensors of their own. */
-TEST(test_fp8_query)
-{
-    check(&(struct setting){"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16,
-                            .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41}},
-          true);
-}
-
-/* A sink counts once, whatever the step is made of. */
-TEST(test_sinks)
-{
-    check(&(struct setting){"cpu_ref", .heads = 6, .has_sinks = true, .chunk = 9, .num_reqs = 4,
-                            .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}},
-          true);
 }
 
 /* Rows before the first request's belong to no request: not read, not written. */
@@ -88,14 +92,6 @@ TEST(test_first_row)
         assert_true(isnan(m->out[i]));
     }
     mla_destroy(m);
-}
-
-/* A window needs positions, which projected context has not: everything goes the latent way. */
-TEST(test_window)
-{
-    check(&(struct setting){"cpu_ref", .heads = 4, .window = 7, .num_reqs = 4,
-                            .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
-          false);
 }
 
 /* amax / range: q over both its parts, k and v from the latent. */
@@ -164,15 +160,10 @@ TEST(test_graph)
     static struct setting shorter = {"cpu_ref", .heads = 4, .num_reqs = 2, .queries = {1, 1},
                                      .lens = {22, 4}};
     struct mla *m = mla_create(&s);
-    struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS, 100, 0,
-                                              MAX_LENGTH, 0, 0},
-        .graph = 1};
     m->api->plan_destroy(m->plan);
-    CHECK(m, m->api->plan_create(m->model, 0, &options, &m->plan, &m->error));
-    CHECK(m, client_bind_workspace(m->api, m->plan, m->workspace,
-                                   client_workspace_bytes(m->api, m->plan), &m->error));
+    free(m->workspace);
+    CHECK(m, client_plan(m->api, m->model, 0, CLIENT_PLAN(1, MAX_REQS, 100, MAX_LENGTH), &m->plan,
+                         &m->workspace, &m->error));
     assert_int_equal(m->api->plan_graph_level(m->plan), ATTN_GRAPH_UNIFORM_BATCH);
     REFUSED(&m->error, "num_prefills",
             m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error));
@@ -189,20 +180,6 @@ TEST(test_graph)
     CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
     compare(m, false);
     mla_destroy(m);
-}
-
-TEST(test_padded_heads)
-{
-    check(&(struct setting){"cpu_ref", .heads = 5, .padded = 8, .num_reqs = 3, .queries = {1, 1, 6},
-                            .lens = {30, 1, 41}, .chunk = 16},
-          true);
-}
-
-TEST(test_without_absorption)
-{
-    check(&(struct setting){"cpu_ref", .heads = 5, .latent = true, .num_reqs = 3,
-                            .queries = {1, 1, 6}, .lens = {30, 1, 41}},
-          false);
 }
 
 /* Request r as the only one of its step: its rows, lengths and blocks as they lie. */
@@ -496,13 +473,9 @@ TEST(test_scaled_weights)
     weights.w_uv = &w_uv;
     weights.w_uk_scale = weights.w_uv_scale = tensor(m, 2, scales, 1, 4, 0, 0, 1, 0);
     CHECK(m, m->api->layer_bind_params(m->api->model_layer(m->model, 0), &params, &m->error));
-    const struct attn_plan_options plan = {
-        .struct_size = sizeof plan,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS, 100, 0,
-                                              MAX_LENGTH, 0, 0}};
-    CHECK(m, m->api->plan_create(m->model, 0, &plan, &m->plan, &m->error));
-    CHECK(m, client_bind_workspace(m->api, m->plan, m->workspace,
-                                   client_workspace_bytes(m->api, m->plan), &m->error));
+    free(m->workspace);
+    CHECK(m, client_plan(m->api, m->model, 0, CLIENT_LIMITS(MAX_REQS, 100, MAX_LENGTH), &m->plan,
+                         &m->workspace, &m->error));
     set_io(m, stage_keys(m, false));
     step(m);
     compare(m, true);

@@ -70,7 +70,7 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
     f.io.lse = NULL;
     /* Without the extension there is no place for the scales; a float output is none of the form's.
      */
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "attn_io_output_quant",
                f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
     f.io.next = &quant.ext;

@@ -13,7 +13,7 @@ static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static void init(struct fixture *f, const struct attn_host *host, bool validate)
 {
     fixture_init(f, "cpu_ref", &decoder, queries, lens, 4, 0, host, validate);
-    assert_int_equal(f->api->plan_batch(f->plan, &f->batch, NULL, &f->error), ATTN_OK);
+    CHECK(f, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
 }
 
 static attn_status run(struct fixture *f)
@@ -65,7 +65,7 @@ TEST(test_keys_without_slots)
     init(&f, NULL, false);
     f.batch.num_slots = 0;
     f.batch.slot_mapping = NULL;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     refuse(&f, run(&f), "slot_mapping", "brings k and the batch has no slots (num_slots 0)");
     struct attn_tensor bad = f.tensors[1];
     bad.shape = other_heads;
@@ -94,15 +94,15 @@ TEST(test_flags)
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "flags",
            "flags is 0x8; 0x8 is not");
     f.batch.flags = ATTN_BATCH_FAST_BUILD | 1u << 31;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     assert_int_equal(run(&f), ATTN_OK);
     memcpy(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_YES;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     assert_int_equal(run(&f), ATTN_OK);
     assert_memory_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_NO;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     assert_int_equal(run(&f), ATTN_OK);
     assert_memory_not_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = -1;
@@ -129,7 +129,7 @@ TEST(test_backend_options)
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
     attn_assignment *assignment = NULL;
-    assert_int_equal(f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error), ATTN_OK);
+    CHECK(&f, f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attn_model_options options = {.struct_size = sizeof options,
                                                    .backend_options = cases[i].options,
@@ -216,7 +216,7 @@ TEST(test_spans_and_rotation)
     f.batch.spans = f.seq_lens;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
     f.batch.spans = NULL;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     for (int32_t i = 0; i < 7; i++) {
         f.io.next = &bad[i].ext;
         refuse(&f, run(&f), i < 5 ? "attn_io_rope" : "rotary_dim", "");
@@ -232,9 +232,8 @@ TEST(test_odd_address)
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     init(&f, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
-    assert_int_equal(
-        f.api->layer_kv_views(layer, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error),
-        ATTN_OK);
+    CHECK(&f,
+          f.api->layer_kv_views(layer, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error));
     k.data = (char *)k.data + 2;
     refuse(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error), "data", "multiple of 4 bytes");
     fixture_finish(&f);

@@ -228,18 +228,14 @@ static void *work(void *argument)
 {
     struct worker *worker = argument;
     struct fixture *common = worker->common, own;
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
-                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
     attn_layer *layer = common->api->model_layer(common->model, 0);
     float *out = malloc(out_bytes);
     attn_plan *plan;
+    void *workspace;
     fixture_init(&own, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
-    worker->wrong += common->api->plan_create(common->model, 0, &options, &plan, NULL) != ATTN_OK;
-    size_t bytes = client_workspace_bytes(common->api, plan);
-    void *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-    worker->wrong += client_bind_workspace(common->api, plan, workspace, bytes, NULL) != ATTN_OK;
+    worker->wrong += client_plan(common->api, common->model, 0,
+                                 CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16), &plan,
+                                 &workspace, NULL) != ATTN_OK;
     struct attn_tensor tensor = common->tensors[3];
     struct attn_step_io io = common->io;
     tensor.data = out;

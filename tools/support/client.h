@@ -47,13 +47,16 @@ attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t 
                          struct attn_kv_spec *spec, void **cache, struct attn_error *error);
 
 /* Limits of a plan: requests, tokens of a step, keys of a request. */
-#define CLIENT_LIMITS(reqs, tokens, keys)                                                          \
+#define CLIENT_LIMITS(reqs, tokens, keys) CLIENT_PLAN(0, reqs, tokens, keys)
+/* The same of a plan that may be captured where `captured` is 1. */
+#define CLIENT_PLAN(captured, reqs, tokens, keys)                                                  \
     (&(const struct attn_plan_options){                                                            \
         .struct_size = sizeof(struct attn_plan_options),                                           \
         .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),           \
                                               .max_num_reqs = (reqs),                              \
                                               .max_num_tokens = (tokens),                          \
-                                              .max_seq_len = (keys)}})
+                                              .max_seq_len = (keys)},                              \
+        .graph = (captured)})
 /* Bytes of a plan's workspace; 0 without a plan. */
 static inline size_t client_workspace_bytes(const struct attn_api *api, const attn_plan *plan)
 {
