@@ -3,6 +3,8 @@
 #include <attn/recurrent.h>
 #include <string.h>
 
+#include "common/number.h"
+#include "common/tensors.h"
 #include "mutants.h"
 
 #define MAX_STATES 8 /* slots between a request's */
@@ -225,6 +227,72 @@ static void groups_interleaved(const struct attn_attend_args *args)
     }
 }
 
+/* A row of out, and whether some of it is no number; rows that are none at all are poison. */
+static bool has_nan(const struct attn_attend_args *args, int64_t t, int64_t h, double *row)
+{
+    int64_t count = 0, dims = args->out->shape[2];
+    number_load_row(row, tensor_row(args->out, t, h), number_dtype_name(args->out->dtype), dims);
+    for (int64_t d = 0; d < dims; d++) {
+        count += isnan(row[d]);
+    }
+    return count > 0 && count < dims;
+}
+
+static void nan_to_zero(const struct attn_attend_args *args)
+{
+    double row[MAX_DIMS];
+    for (int64_t t = args->batch->query_start_loc[0]; t < args->batch->num_actual_tokens; t++) {
+        for (int64_t h = 0; h < args->out->shape[1]; h++) {
+            if (!has_nan(args, t, h, row)) {
+                continue;
+            }
+            for (int64_t d = 0; d < args->out->shape[2]; d++) {
+                row[d] = isnan(row[d]) ? 0 : row[d];
+            }
+            number_store_row(tensor_row(args->out, t, h), row, number_dtype_name(args->out->dtype),
+                             args->out->shape[2]);
+        }
+    }
+}
+
+/* As tiles of channels across heads would. */
+static void nan_across_heads(const struct attn_attend_args *args)
+{
+    const double nan = NAN;
+    double row[MAX_DIMS];
+    for (int64_t t = args->batch->query_start_loc[0]; t < args->batch->num_actual_tokens; t++) {
+        for (int64_t h = args->out->shape[1] - 1; h > 0; h--) {
+            if (has_nan(args, t, h - 1, row)) {
+                number_store_row(tensor_row(args->out, t, h), &nan,
+                                 number_dtype_name(args->out->dtype), 1);
+            }
+        }
+    }
+}
+
+/* Drafted states in slot 0 are taken for none; that of the first token names the request's. */
+static void slot_0_holds_no_draft(struct gdn_copy *c)
+{
+    int64_t stride = c->states.state_slots_stride;
+    for (int64_t i = 0; stride <= MAX_STATES && i < c->batch.num_reqs * stride; i++) {
+        int32_t slot = c->states.state_slots[i];
+        c->numbers[i] = slot == 0 && i % stride > 0 ? -1 : slot;
+    }
+    c->states.state_slots = stride <= MAX_STATES ? c->numbers : c->states.state_slots;
+}
+
+/* Checkpoints likewise. */
+static void slot_0_holds_no_checkpoint(struct gdn_copy *c)
+{
+    int64_t count = c->batch.num_reqs * c->states.checkpoint_slots_stride;
+    for (int64_t i = 0; i < count && count <= MAX_REQS * MAX_STATES; i++) {
+        int32_t slot = c->states.checkpoint_slots[i];
+        c->numbers[i] = slot == 0 ? -1 : slot;
+    }
+    c->states.checkpoint_slots =
+        count <= MAX_REQS * MAX_STATES ? c->numbers : c->states.checkpoint_slots;
+}
+
 static void padding_cleared(const struct attn_attend_args *args)
 {
     size_t row = (size_t)args->out->strides[0] * args->out->dtype.bits / 8;
@@ -270,5 +338,9 @@ static const struct mutant mutants[] = {
     {.name = "mutant_gdn_state_transposed", .gdn_after = state_transposed},
     {.name = "mutant_gdn_groups_interleaved", .gdn_after = groups_interleaved},
     {.name = "mutant_gdn_padding_cleared", .gdn_after = padding_cleared},
+    {.name = "mutant_gdn_nan_to_zero", .gdn_after = nan_to_zero},
+    {.name = "mutant_gdn_nan_across_heads", .gdn_after = nan_across_heads},
+    {.name = "mutant_gdn_no_draft_in_the_first_slot", .gdn = slot_0_holds_no_draft},
+    {.name = "mutant_gdn_no_checkpoint_in_the_first_slot", .gdn = slot_0_holds_no_checkpoint},
 };
 const struct mutant_list gdn_mutants = {mutants, sizeof mutants / sizeof *mutants};

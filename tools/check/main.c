@@ -265,7 +265,8 @@ static void try_case(void *user, const char *name, kernel_run *kernel, const voi
 
 static void run_kernels(struct run *run)
 {
-    const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case};
+    const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case,
+                                     run->options->full};
     merge_cases(&sink);
     quantize_cases(&sink);
     gemm_cases(&sink);

@@ -11,6 +11,8 @@ const char *const gdn_shape_names[GDN_SHAPE_COUNT] = {"steps", "chunks", "mixed"
 
 /* The request whose slots are negative. */
 enum { SKIPPED_REQUEST = 4 };
+/* One of a shape that keeps all of its drafts, or has tokens enough for a checkpoint. */
+static const int32_t roomy_requests[GDN_SHAPE_COUNT] = {0, 4, 5, 5};
 
 bool gdn_case_active(const struct gdn_case *c, int32_t r)
 {
@@ -33,6 +35,17 @@ int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t r, int32_t *slots
     return count;
 }
 
+/* Where slot 0, which is easily taken for none, stands in the order of slots: as a checkpoint's,
+ * else as one to read from, else as a drafted state's. */
+static int32_t place_of_slot_0(const struct gdn_case *c, int32_t initial, int32_t kept)
+{
+    int32_t r = roomy_requests[c->v.shape];
+    return c->v.kept > 0      ? kept + r * GDN_MAX_KEPT
+           : c->v.initial     ? initial + r
+           : c->v.drafted > 0 ? r * c->num_states + 1
+                              : r * c->num_states;
+}
+
 /* Slots of states first, then those that are read from and those of checkpoints, of which some are
  * not written. */
 static void draw_slots(struct gdn_case *c, uint64_t *random)
@@ -45,6 +58,12 @@ static void draw_slots(struct gdn_case *c, uint64_t *random)
         order[i] = order[other];
         order[other] = i;
     }
+    int32_t at = place_of_slot_0(c, count, kept), found = 0;
+    while (order[found] != 0) {
+        found++;
+    }
+    order[found] = order[at];
+    order[at] = 0;
     for (int32_t i = 0; i < count; i++) {
         bool skipped = i / c->num_states == SKIPPED_REQUEST && c->v.shape != GDN_CHUNKS;
         c->slots[i / c->num_states][i % c->num_states] = skipped ? -1 - i : order[i];
@@ -139,6 +158,24 @@ static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
     }
 }
 
+static void plant_nans(struct gdn_case *c, uint8_t *base, uint64_t *random)
+{
+    const struct gdn_variant *v = &c->v;
+    const int32_t keys = v->num_k_heads * v->head_size_k, group = v->num_v_heads / v->num_k_heads;
+    const int32_t value = random_below(random, v->num_v_heads * v->head_size_v);
+    const int32_t query = random_below(random, keys), r = roomy_requests[v->shape];
+    c->nans[0] = (struct gdn_nan){r, 0, value / v->head_size_v, 1, true};
+    c->nans[1] = (struct gdn_nan){r == 3 ? 2 : 3, 0, query / v->head_size_k * group, group, false};
+    for (int32_t i = 0; i < GDN_NANS; i++) {
+        struct gdn_nan *nan = &c->nans[i];
+        nan->token = random_below(random, c->tokens[nan->request]);
+        number_store(base + c->at[GDN_MIXED_ROWS],
+                     (c->starts[nan->request] + nan->token) * c->row_stride +
+                         (i == 0 ? 2 * keys + value : query),
+                     v->dtype, NAN);
+    }
+}
+
 static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *random)
 {
     fill_normal(base + c->at[GDN_CONV_WEIGHT], 0, (int64_t)c->channels * c->v.conv_width,
@@ -191,6 +228,9 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
     fill_rows(c, base, random);
     fill_past(c, base, random);
     fill_weights(c, base, random);
+    if (c->v.nan) {
+        plant_nans(c, base, random);
+    }
 }
 
 static void describe_layer(const struct gdn_case *c, struct gdn_step *s)

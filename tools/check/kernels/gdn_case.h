@@ -10,6 +10,7 @@
 
 enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
 #define GDN_MAX_KEPT 6 /* checkpoints of a request */
+#define GDN_NANS 2
 #define GDN_MAX_SLOTS (GDN_REQS * GDN_MAX_STATES + 3)
 
 enum gdn_shape {
@@ -33,6 +34,7 @@ struct gdn_variant {
     bool strided;   /* rows, slots and channels apart from each other */
     bool initial;   /* states are read from slots of their own; no drafts */
     int32_t kept;   /* tokens from one checkpoint to the next; 0: none; no drafts */
+    bool nan;       /* a value of one request and a query of another are no numbers */
 };
 
 enum gdn_buffer {
@@ -55,6 +57,15 @@ enum gdn_buffer {
     GDN_BUFFER_COUNT
 };
 
+/* A number of one token that is none. It reaches what the recurrence makes of it; a kernel that
+ * works in chunks may take it to earlier tokens of its chunk, too, and to all channels of its
+ * heads. */
+struct gdn_nan {
+    int32_t request, token;
+    int32_t first_head, num_heads; /* value heads that it reaches */
+    bool in_state;
+};
+
 struct gdn_case {
     struct gdn_variant v;
     const struct device *device;
@@ -68,6 +79,7 @@ struct gdn_case {
     int32_t slots[GDN_REQS][GDN_MAX_STATES];
     int32_t initial[GDN_REQS], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
     uint8_t has_state[GDN_REQS];
+    struct gdn_nan nans[GDN_NANS]; /* where v.nan: in a value, and in a query */
     size_t at[GDN_BUFFER_COUNT];
 };
 

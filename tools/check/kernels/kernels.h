@@ -14,6 +14,7 @@ struct kernel_sink {
     const struct attn_backend_caps *caps;
     const struct case_space *space;
     void (*try)(void *user, const char *name, kernel_run *run, const void *variant);
+    bool full; /* cases that fill a GPU, too */
 };
 
 void merge_cases(const struct kernel_sink *sink);      /* merge.c */
