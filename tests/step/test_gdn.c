@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "support/client.h"
+#include "support/oracle.h"
 #include "support/random.h"
 #include "support/tensor.h"
 #include "support/test.h"
@@ -170,49 +171,6 @@ static void gdn_destroy(struct gdn *g)
     free(g);
 }
 
-static double convolved(const struct gdn *g, int32_t r, int32_t t, int32_t c)
-{
-    double x = 0;
-    for (int32_t i = 0; i < WIDTH && g->width > 0; i++) {
-        x += t + i - 3 < 0 ? 0 : (double)g->conv[c][i] * g->mixed[r][t + i - 3][c];
-    }
-    return g->width > 0 ? x / (1 + exp(-x)) : g->mixed[r][t][c];
-}
-
-static void unit_row(const struct gdn *g, int32_t r, int32_t t, int32_t first, double *row)
-{
-    double sum = 1e-6;
-    for (int32_t i = 0; i < DK; i++) {
-        row[i] = convolved(g, r, t, first + i);
-        sum += row[i] * row[i];
-    }
-    for (int32_t i = 0; i < DK; i++) {
-        row[i] /= sqrt(sum);
-    }
-}
-
-/* Token t of request r: the state moves on; out is o. */
-static void recur(const struct gdn *g, int32_t r, int32_t t, int32_t h, double (*s)[DK], double *o)
-{
-    double q[DK], k[DK], x = (double)g->gates[r][t][0][h] + g->dt_bias[h];
-    double decay = exp(-exp(g->a_log[h]) * log(1 + exp(x))),
-           beta = 1 / (1 + exp(-(double)g->gates[r][t][1][h]));
-    unit_row(g, r, t, h / 2 * DK, q);
-    unit_row(g, r, t, KEYS + h / 2 * DK, k);
-    for (int32_t d = 0; d < DV; d++) {
-        double seen = 0, v = convolved(g, r, t, 2 * KEYS + h * DV + d);
-        for (int32_t i = 0; i < DK; i++) {
-            s[d][i] *= decay;
-            seen += s[d][i] * k[i];
-        }
-        o[d] = 0;
-        for (int32_t i = 0; i < DK; i++) {
-            s[d][i] += beta * (v - seen) * k[i];
-            o[d] += s[d][i] * q[i] * 0.25;
-        }
-    }
-}
-
 static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
 {
     static uint8_t started[REQS];
@@ -263,6 +221,8 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
 /* One step; of each request `kept` tokens are accepted (0: all). */
 static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, bool by_length)
 {
+    const struct oracle_gdn rule = {ATTN_DTYPE_F32, HK,      HV,       DK,        DV,
+                                    g->width,       g->conv, g->a_log, g->dt_bias};
     double largest = 0;
     set_step(g, queries, by_length);
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
@@ -270,21 +230,19 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
     for (int32_t r = 0; r < REQS; r++) {
         int32_t accepted = kept != NULL && kept[r] > 0 ? kept[r] : queries[r];
         bool skipped = g->slots[r][0] < 0;
-        for (int32_t h = 0; h < HV; h++) {
-            double ahead[DV][DK], o[DV];
-            memcpy(ahead, g->state[r][h], sizeof ahead);
-            for (int32_t i = 0; i < queries[r] && !skipped; i++) {
-                recur(g, r, g->length[r] + i, h, ahead, o);
-                for (int32_t d = 0; d < DV; d++) {
-                    double error = fabs(g->out[g->starts[r] + i][h][d] - o[d]);
-                    largest = error <= largest ? largest : isnan(error) ? INFINITY : error;
-                }
-                if (i + 1 == accepted) {
-                    memcpy(g->state[r][h], ahead, sizeof ahead);
-                }
+        double ahead[HV][DV][DK], o[HV * DV];
+        memcpy(ahead, g->state[r], sizeof ahead);
+        for (int32_t i = 0; i < queries[r]; i++) {
+            const float *out = g->out[g->starts[r] + i][0];
+            if (!skipped) {
+                oracle_gdn(&rule, g->mixed[r], g->gates[r], g->length[r] + i, ahead[0][0], o);
             }
-            for (int32_t i = 0; i < queries[r] * DV && skipped; i++) {
-                assert_true(isnan(g->out[g->starts[r] + i / DV][h][i % DV])); /* left as it was */
+            for (int32_t e = 0; e < HV * DV; e++) { /* where skipped, left as it was */
+                double error = skipped ? (isnan(out[e]) ? 0 : INFINITY) : fabs(out[e] - o[e]);
+                largest = error <= largest ? largest : isnan(error) ? INFINITY : error;
+            }
+            if (!skipped && i + 1 == accepted) {
+                memcpy(g->state[r], ahead, sizeof ahead);
             }
         }
         g->length[r] += skipped ? 0 : accepted;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/oracle.h"
 #include "support/number.h"
 
 static int64_t channels_of(const struct attn_recurrent_desc *g)

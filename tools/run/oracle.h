@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Latent attention and the gated delta rule, written from the formulas in float64 over unpaged
- * rows; plain attention is support/oracle.h's. */
+/* Latent attention, written from the formula in float64 over unpaged rows; the other oracles are
+ * support/oracle.h's. */
 #ifndef RUN_ORACLE_H
 #define RUN_ORACLE_H
 
@@ -30,17 +30,5 @@ struct oracle_mla {
  * count-1). Writes out [v]. scores holds count doubles. */
 void oracle_mla(const struct oracle_mla *head, const double *q, const double *keys,
                 const int32_t *listed, int32_t count, double *scores, double *out);
-
-/* The gated delta rule of one value head, token by token. */
-struct oracle_gdn {
-    int32_t dtype; /* enum attn_dtype_id of what is read */
-    int32_t num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width;
-    const void *conv_weight; /* [channels, conv_width] */
-    const float *a_log, *dt_bias;
-};
-/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv | b : Hv]. Moves
- * state [Hv, Dv, Dk] on by token t and writes out [Hv, Dv]. */
-void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t,
-                double *state, double *out);
 
 #endif

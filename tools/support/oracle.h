@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one request, from the formulas, in float64 over unpaged tensors. It shares nothing
- * with the core or any plugin, not even a header. */
+/* Attention of one request and the gated delta rule, from the formulas, in float64 over unpaged
+ * tensors. They share nothing with the core or any plugin, not even a header. */
 #ifndef SUPPORT_ORACLE_H
 #define SUPPORT_ORACLE_H
 
@@ -36,5 +36,17 @@ int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t ke
 /* Writes out and lse; the queries are the last num_queries of the keys' positions. `scores` holds
  * num_sink_keys + num_keys doubles. */
 void oracle_attend(const struct oracle_request *r, double *scores);
+
+/* The gated delta rule, token by token. */
+struct oracle_gdn {
+    int32_t dtype; /* enum attn_dtype_id of what is read */
+    int32_t num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width;
+    const void *conv_weight; /* [channels, conv_width]; conv_width 0: no convolution, no SiLU */
+    const float *a_log, *dt_bias;
+};
+/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv | b : Hv]. Moves
+ * state [Hv, Dv, Dk] on by token t and writes out [Hv, Dv]. */
+void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t,
+                double *state, double *out);
 
 #endif

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "oracle.h"
+
 #include <math.h>
 
-#include "oracle.h"
-#include "support/number.h"
+#include "number.h"
 
 #define MAX_HEAD_SIZE 512
 
-/* The causal convolution over channel c at token t, then x sigmoid(x). */
+/* The causal convolution over channel c at token t, then x sigmoid(x); without one, x. */
 static double convolve(const struct oracle_gdn *layer, const void *mixed, int64_t channels,
                        int64_t t, int64_t c)
 {
     double x = 0;
+    if (layer->conv_width == 0) {
+        return number_load(mixed, t * channels + c, layer->dtype);
+    }
     for (int32_t i = 0; i < layer->conv_width; i++) {
         int64_t at = t - layer->conv_width + 1 + i;
         if (at >= 0) {
