@@ -334,6 +334,13 @@ struct block_engine {
     void (*write)(uint8_t *row, const float *x, int32_t n);
 };
 
+/* Log-sum-exps of two attends over disjoint keys, what their rows are multiplied with, and the
+ * log-sum-exp of both; arrays hold whole vectors. */
+struct merge_weights {
+    const float *a, *b;
+    float *by_a, *by_b, *both;
+};
+
 struct variant {
     const char *name;
     const struct engine *f32;
@@ -347,6 +354,9 @@ struct variant {
     void (*add_scaled)(float *row, const float *other, float factor, int32_t n);
     /* float32 times factor to f32, f16 or bf16 */
     void (*store[3])(void *destination, const float *source, float factor, int64_t n);
+    void (*merge_weights)(const struct merge_weights *weights, int32_t n);
+    /* out = by_a a + by_b b, rows of n f32, f16 or bf16 */
+    void (*blend[3])(void *out, const void *a, const void *b, float by_a, float by_b, int64_t n);
     const struct delta_engine *delta;
     const struct product_engine *products;
     /* faster ones, operands held to 16 bits of each number; NULL: none */

@@ -34,46 +34,83 @@ static char *place_of(const struct places *places, int64_t t, int64_t h)
     return places->data + t * places->token + h * places->head;
 }
 
-static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h, float *row, float *other)
+/* Tokens and heads whose weights are found together. */
+#define MERGE_TOKENS 16
+#define MERGE_HEADS 32
+#define ABSENT (-1e30f) /* weighs nothing next to any log-sum-exp */
+
+struct weights {
+    float prefix[MERGE_TOKENS], suffix[MERGE_TOKENS], both[MERGE_TOKENS];
+    bool has_prefix[MERGE_TOKENS], has_suffix[MERGE_TOKENS];
+};
+
+/* Of tokens t .. t + count - 1 and a head; their log-sum-exps are written. */
+static void find_weights(const struct merge_loop *loop, int64_t t, int64_t count, int64_t h,
+                         struct weights *found)
 {
     const struct attn_merge_states_args *args = loop->args;
-    const struct variant *variant = args->instance->variant;
-    int32_t size = (int32_t)args->out->shape[2];
-    float lse1 = *(const float *)place_of(&loop->prefix_lse, t, h);
-    float lse2 = *(const float *)place_of(&loop->suffix_lse, t, h);
-    bool first = !isinf(lse1) && t - args->first_row < args->num_rows_with_prefix;
-    bool second = !isinf(lse2);
-    float top = -INFINITY;
-    if (first || second) {
-        top = !second || (first && lse1 > lse2) ? lse1 : lse2;
+    float a[MERGE_TOKENS] = {0}, b[MERGE_TOKENS] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        a[i] = *(const float *)place_of(&loop->prefix_lse, t + i, h);
+        b[i] = *(const float *)place_of(&loop->suffix_lse, t + i, h);
+        found->has_prefix[i] = !isinf(a[i]) && t + i - args->first_row < args->num_rows_with_prefix;
+        found->has_suffix[i] = !isinf(b[i]);
+        a[i] = found->has_prefix[i] ? a[i] : ABSENT;
+        b[i] = found->has_suffix[i] ? b[i] : ABSENT;
     }
-    float w1 = !first ? 0.0f : lse1 == top ? 1.0f : expf(lse1 - top);
-    float w2 = !second ? 0.0f : lse2 == top ? 1.0f : expf(lse2 - top);
-    float sum = w1 + w2;
+    const struct merge_weights weights = {a, b, found->prefix, found->suffix, found->both};
+    args->instance->variant->merge_weights(&weights, MERGE_TOKENS);
+    for (int64_t i = 0; i < count && loop->lse.data != NULL; i++) {
+        bool any = found->has_prefix[i] || found->has_suffix[i];
+        *(float *)place_of(&loop->lse, t + i, h) = any ? found->both[i] : -INFINITY;
+    }
+}
+
+/* What is not there is not read. */
+static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h,
+                      const struct weights *weights, int64_t i)
+{
+    const struct variant *variant = loop->args->instance->variant;
+    const bool first = weights->has_prefix[i], second = weights->has_suffix[i];
+    const void *a = first ? place_of(&loop->prefix, t, h) : NULL;
+    const void *b = second ? place_of(&loop->suffix, t, h) : NULL;
+    void *out = place_of(&loop->out, t, h);
+    const int32_t element = loop->out.element, size = (int32_t)loop->args->out->shape[2];
+    if (first && second && loop->prefix.element == element && loop->suffix.element == element) {
+        variant->blend[element](out, a, b, weights->prefix[i], weights->suffix[i], size);
+        return;
+    }
+    float row[MAX_MERGE_SIZE] = {0}, other[MAX_MERGE_SIZE];
     if (first) {
-        variant->f32->unpack[loop->prefix.element](row, place_of(&loop->prefix, t, h), size);
-        variant->scale_row(row, w1 / sum, round_up(size, COLUMN_MULTIPLE));
-    } else {
-        memset(row, 0, (size_t)size * sizeof(float));
+        variant->f32->unpack[loop->prefix.element](row, a, size);
     }
     if (second) {
-        variant->f32->unpack[loop->suffix.element](other, place_of(&loop->suffix, t, h), size);
-        variant->add_scaled(row, other, w2 / sum, round_up(size, COLUMN_MULTIPLE));
+        variant->f32->unpack[loop->suffix.element](first ? other : row, b, size);
     }
-    variant->store[loop->out.element](place_of(&loop->out, t, h), row, 1.0f, size);
-    if (loop->lse.data != NULL) {
-        *(float *)place_of(&loop->lse, t, h) = first || second ? top + logf(sum) : -INFINITY;
+    if (first && second) {
+        variant->blend[ELEMENT_F32](row, row, other, weights->prefix[i], weights->suffix[i], size);
     }
+    variant->store[element](out, row, 1.0f, size);
 }
 
 static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct merge_loop *loop = argument;
-    float row[MAX_MERGE_SIZE + 64] = {0}, other[MAX_MERGE_SIZE + 64] = {0}; /* what pads a row */
+    const int64_t heads = loop->args->out->shape[1], first = loop->args->first_row;
+    struct weights weights[MERGE_HEADS];
     (void)worker;
-    for (int64_t t = begin; t < end; t++) {
-        for (int64_t h = 0; h < loop->args->out->shape[1]; h++) {
-            merge_row(loop, loop->args->first_row + t, h, row, other);
+    for (int64_t t = begin; t < end; t += MERGE_TOKENS) {
+        int64_t tokens = end - t < MERGE_TOKENS ? end - t : MERGE_TOKENS;
+        for (int64_t h = 0; h < heads; h += MERGE_HEADS) {
+            int64_t together = heads - h < MERGE_HEADS ? heads - h : MERGE_HEADS;
+            for (int64_t j = 0; j < together; j++) {
+                find_weights(loop, first + t, tokens, h + j, &weights[j]);
+            }
+            for (int64_t i = 0; i < tokens; i++) {
+                for (int64_t j = 0; j < together; j++) {
+                    merge_row(loop, first + t + i, h + j, &weights[j], i);
+                }
+            }
         }
     }
 }

@@ -41,24 +41,31 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
     return merge->direct.kernels->merge_states(&args, error);
 }
 
-/* The named backend, or the one that would prefill best. */
+/* Of the variants of the named backend, or of all, the one that would prefill best. */
 static int32_t find_backend(const struct session *session, const char *backend,
                             struct attn_error *error)
 {
-    int32_t best = -1, best_rank = INT32_MIN;
+    int32_t best = -1, best_rank = INT32_MIN, named = -1;
     if (backend != NULL) {
-        return backend_find(session->api, session->runtime, backend, error);
+        named = backend_find(session->api, session->runtime, backend, error);
+        if (named < 0) {
+            return -1;
+        }
     }
     for (int32_t i = 0; i < session->api->backend_count(session->runtime); i++) {
         struct attn_backend_info info = {.struct_size = sizeof info};
         session->api->backend_info(session->runtime, i, &info);
         bool here =
             memcmp(&info.caps->device, &session->device.device, sizeof info.caps->device) == 0;
+        here = here && (backend == NULL || backend_is_named(info.caps, backend));
         if (here && info.caps->kernels & ATTN_KERNEL_MERGE_STATES &&
             info.caps->rank[ATTN_PHASE_PREFILL] > best_rank) {
             best = i;
             best_rank = info.caps->rank[ATTN_PHASE_PREFILL];
         }
+    }
+    if (best < 0 && named >= 0) {
+        return named; /* of which the caller says why it cannot */
     }
     if (best < 0) {
         snprintf(error->message, sizeof error->message,

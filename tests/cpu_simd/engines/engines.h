@@ -64,6 +64,7 @@ void test_store(void **state);
 void test_nibbles(void **state);
 void test_delta(void **state);
 void test_walk(void **state);
+void test_merge(void **state);
 void test_convolve(void **state);
 void test_normalize(void **state);
 void test_gates(void **state);

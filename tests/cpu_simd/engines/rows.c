@@ -299,6 +299,48 @@ void test_walk(void **state)
     check_walk(128, 16, true);
 }
 
+/* Rows that another attend weighs down to nothing, and lengths that no vector divides. */
+void test_merge(void **state)
+{
+    enum { ROWS = 32, LONGEST = 200 };
+    static const double steps[] = {1e-6, 0x1p-11, 0x1p-8}; /* of f32, f16, bf16 */
+    float a[ROWS], b[ROWS], by_a[ROWS], by_b[ROWS], both[ROWS];
+    const struct merge_weights weights = {a, b, by_a, by_b, both};
+    float x[LONGEST], y[LONGEST], back[LONGEST];
+    uint32_t left[LONGEST], right[LONGEST], out[LONGEST]; /* of any of the three */
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        fill(a, ROWS, 100.0f);
+        fill(b, ROWS, draw(2) ? 100.0f : 1.0f);
+        a[3] = -1e30f;
+        b[5] = -1e30f;
+        b[7] = a[7];
+        a[9] = NAN;
+        variant->merge_weights(&weights, ROWS);
+        for (int32_t i = 0; i < ROWS; i++) {
+            double top = fmax(a[i], b[i]), low = fmin(a[i], b[i]);
+            double sum = 1 + exp(low - top), nan = isnan(a[i]) ? NAN : 0;
+            check_near(by_a[i], exp(a[i] - top) / sum + nan, 1e-6, "weight", i, 0);
+            check_near(by_b[i], exp(b[i] - top) / sum + nan, 1e-6, "weight", i, 1);
+            check_near(both[i], top + log(sum) + nan, 1e-6 * (1 + fabs(top)), "of both", i, 0);
+        }
+        int32_t n = 1 + (int32_t)draw(LONGEST), element = (int32_t)draw(3);
+        fill(x, n, 1.0f);
+        fill(y, n, 1.0f);
+        variant->store[element](left, x, 1.0f, n);
+        variant->store[element](right, y, 1.0f, n);
+        variant->f32->unpack[element](x, left, n);
+        variant->f32->unpack[element](y, right, n);
+        variant->blend[element](out, left, right, 0.25f, -0.5f, n);
+        variant->f32->unpack[element](back, out, n);
+        for (int32_t i = 0; i < n; i++) {
+            double sum = 0.25 * x[i] - 0.5 * y[i];
+            check_near(back[i], sum, steps[element] * fabs(sum) + 1e-7, "blend", i, element);
+        }
+    }
+    BENCH("blend of bf16, 128", variant->blend[2](out, left, right, 0.25f, 0.5f, 128))
+}
+
 void test_normalize(void **state)
 {
     enum { ROWS = 7, MOST = 160 };
