@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine's table, got from the one symbol of libattn.so.1.
  *
- *     create runtime -> select -> create model -> kv_spec, bind_kv, bind_params -> create plan,
- * bind_workspace every step: plan() per block-table group, then run() per layer
+ *     once        runtime_create, select, model_create
+ *     per layer   layer_kv_spec, layer_bind_kv, layer_bind_params
+ *     per group   plan_create, plan_workspace, plan_bind_workspace
+ *     per step    plan_batch for each block-table group, then run for each layer
  *
  * Handles of one runtime may be used from many threads; a plan from one at a time. Destroy in the
  * reverse order; every destroy accepts NULL. On failure an output handle is NULL and nothing has
@@ -87,7 +89,7 @@ struct attn_api {
     /* Layer indices of a group, ascending; at most `capacity` are written, *count is always set. */
     attn_status (*model_group)(const attn_model *model, int32_t kind, int32_t group,
                                int32_t *layers, int32_t capacity, int32_t *count);
-    /* phase for plan groups only */
+    /* `phase` counts for ATTN_GROUP_SCHEDULE alone. */
     int32_t (*layer_group)(const attn_layer *layer, int32_t kind, int32_t phase);
     attn_status (*layer_kv_spec)(const attn_layer *layer, struct attn_kv_spec *spec,
                                  struct attn_error *error);
@@ -193,7 +195,7 @@ struct attn_api {
     attn_status (*device_open)(attn_runtime *runtime, struct attn_device device,
                                attn_open_device **opened, struct attn_error *error);
     void (*device_close)(attn_open_device *opened);
-    /* `kind` is an enum attn_memory_kind. Aligned to 256 bytes; bytes 0 reads as 1. */
+    /* `kind` is an enum attn_memory_kind. Aligned to 256 bytes; 0 bytes are taken as 1. */
     attn_status (*device_allocate)(attn_open_device *opened, int32_t kind, size_t bytes,
                                    void **memory, struct attn_error *error);
     void (*device_free)(attn_open_device *opened, int32_t kind, void *memory);

@@ -34,9 +34,9 @@ struct attn_schedule_size {
     size_t device_bytes; /* aligned to 256 */
 };
 
-/* Of prepare. Attends with what it makes get exactly this: views, addresses included, and what
- * layer and params point at hold until release. The core's copies of layer and params may move:
- * they are borrowed until return. */
+/* Arguments of prepare. Attends with what it makes get exactly these: views with their addresses,
+ * and what layer and params point at, hold until release. The core's copies of layer and params may
+ * move: they are borrowed until return. */
 struct attn_prepare_args {
     size_t struct_size;
     const struct attn_ext *next;
@@ -52,7 +52,7 @@ struct attn_prepare_args {
     int32_t reserved;
 };
 
-/* Of schedule_size. */
+/* Arguments of schedule_size. */
 struct attn_schedule_size_args {
     size_t struct_size;
     const struct attn_ext *next;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One step's batch. The engine fills it for plan(); kernels get the same struct, or views of it
+/* One step's batch. The engine fills it for plan_batch; kernels get the same struct, or views of it
  * made by the core (the decode part, the prefill part, a cascade's prefix), so query_start_loc[0]
  * may be above 0: it is always a row of the step's q and out. */
 #ifndef ATTN_BATCH_H
@@ -55,8 +55,8 @@ struct attn_batch_table {
 };
 
 /* R requests, T = num_tokens rows. On a CPU device pointers are host pointers. Every pointer is
- * borrowed until the last run of the plan has finished on its stream; host copies until plan()
- * returns. */
+ * borrowed until the last run of the plan has finished on its stream; host copies until
+ * plan_batch returns. */
 struct attn_batch {
     size_t struct_size;
     /* attn_batch_recurrent, attn_batch_context_parallel, vendors' (version.h) */
@@ -127,8 +127,8 @@ struct attn_batch {
     int64_t num_pages;
 };
 
-/* What plan() made of a batch: counts of its decode part, which stands first, and of its prefill
- * part. */
+/* What plan_batch made of a batch: counts of its decode part, which stands first, and of its
+ * prefill part. */
 struct attn_batch_split {
     int32_t num_decodes;
     int32_t num_prefills;

@@ -15,7 +15,7 @@ enum attn_memory_kind {
     ATTN_MEMORY_HOST = 2    /* the host's, page-locked: copies to and from it do not wait */
 };
 
-/* Of allocate_memory, free_memory and memory_device. */
+/* Arguments of allocate_memory, free_memory and memory_device. */
 struct attn_memory_args {
     size_t struct_size;
     const struct attn_ext *next;
@@ -26,7 +26,7 @@ struct attn_memory_args {
     int32_t reserved;
 };
 
-/* Of the slots of streams and graphs. */
+/* Arguments of the slots for streams and graphs. */
 struct attn_stream_args {
     size_t struct_size;
     const struct attn_ext *next;

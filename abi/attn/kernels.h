@@ -88,8 +88,6 @@ struct attn_kernels {
                                     struct attn_error *error);
 };
 
-ATTN_STATIC_ASSERT(
-    sizeof(struct attn_kernels) == 256,
-    "attn_kernels: 168 bytes, the device's memory, streams and graphs, block tables");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 256, "attn_kernels of ABI 0.2");
 
 #endif

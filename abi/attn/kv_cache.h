@@ -52,17 +52,23 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
  *
  * All strides are in bytes, so that sub-byte rows and rows with inline scales are the same thing; a
  * 4-bit element d lies in byte (d mod pack) / 2, even d in the low nibble. `pack` 0 means
- * head_size: dims are contiguous. Examples, element size e: `[2,N,B,Hk,D]` stride_slot = Hk D e,
- * stride_head = D e (NHD); `[2,N,Hk,B,D]` stride_head = B D e, stride_slot = D e (HND);
- * `[N,Hk,D/x,B,x]` pack x, stride_slot = x e, stride_pack = B x e. Scale (per-token-head dtypes,
- * INT8_KV's and INT8_K's keys): float32 at scale + b scale_stride_block + s scale_stride_slot + h
- * scale_stride_head; it may lie inline after the row. NVFP4: the block scales are e4m3 bytes at
- * `scale` with the same strides, D/16 of them contiguous. TurboQuant: code d is bits d b to d b + b
- * - 1 of the row, the lowest of its first byte first, in one piece (pack 0); at `scale`, which may
- * be odd, stand the key's norm, or the value's step and zero, as float16. Q8_0, Q4_0: D/32 blocks
- * of 34 (18) bytes in one piece (pack 0, no scale), each a step d in float16 and 32 int8 c, x = c d
- * (or 16 bytes, elements i and i + 16 in the low and high half of byte i, x = (c - 8) d); at any
- * address. */
+ * head_size: dims are contiguous. Examples, with elements of e bytes:
+ *
+ *     [2,N,B,Hk,D]     stride_slot Hk D e, stride_head D e (NHD)
+ *     [2,N,Hk,B,D]     stride_slot D e, stride_head B D e (HND)
+ *     [N,Hk,D/x,B,x]   pack x, stride_slot x e, stride_pack B x e
+ *
+ * Scales lie at scale + b scale_stride_block + s scale_stride_slot + h scale_stride_head, maybe
+ * inline after the row. What they are, and what a row holds that is no array of numbers:
+ * - per-token-head dtypes, keys of INT8_KV and INT8_K: one float32.
+ * - NVFP4: D/16 bytes of e4m3, one for 16 elements, contiguous.
+ * - TurboQuant: code d of b bits is bits d b to d b + b - 1 of the row, the lowest of its first
+ * byte first, in one piece (pack 0). At the scale's address, which may be odd: the key's norm, or
+ * the value's step and zero, in float16.
+ * - Q8_0: no scale; D/32 blocks of 34 bytes in one piece (pack 0), at any address: a step d in
+ *   float16 and 32 int8 c, x = c d.
+ * - Q4_0: likewise blocks of 18 bytes: a step d and 16 bytes, elements i and i + 16 in the low and
+ *   high half of byte i, x = (c - 8) d. */
 struct attn_kv_view {
     size_t struct_size;
     const struct attn_ext *next;
@@ -202,8 +208,8 @@ enum attn_kv_spec_kind {
     ATTN_KV_SPEC_CROSS = 6,
     ATTN_KV_SPEC_SINK_FULL = 7,
     ATTN_KV_SPEC_STATE = 8,
-    ATTN_KV_SPEC_MLA_INDEXER =
-        9 /* the engine's own indexer keys: block_size (D fp8 + float32 scale) */
+    /* the engine's own indexer keys: block_size (D fp8 + float32 scale) */
+    ATTN_KV_SPEC_MLA_INDEXER = 9
 };
 
 #define ATTN_KV_SPEC_MAX_DIMS 8

@@ -73,11 +73,11 @@ struct attn_layer_desc {
     int32_t needs_block_table_row; /* 1: batches carry block_table_row */
     int32_t device_seq_lens_only;  /* 1: batches come without seq_lens_host */
     int32_t fast_prefill;          /* 1: batches may carry logits_indices */
-    int32_t max_seq_len;  /* longest request that will be run; 0: unknown. For ranks only */
+    int32_t max_seq_len;  /* longest request that will be run, to rank backends by; 0: unknown */
     int32_t max_num_reqs; /* likewise */
     int32_t encoder;      /* enum attn_encoder that an encoder is */
     /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: a backend
-     * without declared them is refused at selection */
+     * that does not declare them is refused at selection */
     uint64_t needed_features;
     /* ATTN_VIEW_* that the views of its cache will need, where the engine's layout is given:
      * whoever does not read them is refused at selection. 0: not said, and bind refuses */
@@ -129,7 +129,8 @@ struct attn_mm_encoder_quant {
     int32_t padded_head_size; /* of q and k, padded with zeros; 0: as head_size */
 };
 
-/* Its memory (on attn_layer_params), the engine's, borrowed as long as the parameters are. */
+/* The memory of such an encoder (on attn_layer_params); the engine's, borrowed as long as the
+ * parameters are. */
 struct attn_mm_encoder_state {
     struct attn_ext ext; /* id ATTN_EXT_MM_ENCODER_STATE */
     /* device [3, amax_history_len], of q, k, v, the latest last: zeros at first, or what an earlier

@@ -58,8 +58,8 @@ struct attn_quantize_args {
     const struct attn_tensor *block_scales; /* written by group and nvfp4 forms */
 };
 
-/* Largest absolute value of x [T, heads, D]: per tensor out [1] or per head out [heads]; max with
- * what is there if accumulate. */
+/* Largest absolute value of x [T, heads, D]: per tensor out [1] or per head out [heads]. With
+ * `accumulate` out becomes the larger of that and what it holds already. */
 struct attn_amax_args {
     size_t struct_size;
     const struct attn_ext *next;

@@ -32,17 +32,18 @@ enum attn_recurrent_write_gate {
     ATTN_WRITE_GATE_COUNT = 3
 };
 
-struct attn_recurrent_desc { /* on attn_layer_desc; num_q_heads and num_kv_heads are then Hk, scale
-                          is 1/sqrt(Dk) */
-    struct attn_ext ext;     /* id ATTN_EXT_RECURRENT_DESC */
-    int32_t num_k_heads;     /* Hk; key head of value head h: h / (Hv / Hk) */
-    int32_t num_v_heads;     /* Hv, a multiple of Hk */
-    int32_t head_size_k;     /* Dk */
-    int32_t head_size_v;     /* Dv */
-    int32_t conv_width;      /* 4; 0: the engine runs the convolution itself */
-    int32_t conv_silu;       /* 1: SiLU after it */
-    int32_t qk_l2norm;       /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
-    int32_t chunk_size;      /* of the prefill's WY form; 0 reads as 64 */
+/* On attn_layer_desc, whose num_q_heads and num_kv_heads are then Hk and whose scale is
+ * 1 / sqrt(Dk). */
+struct attn_recurrent_desc {
+    struct attn_ext ext;            /* id ATTN_EXT_RECURRENT_DESC */
+    int32_t num_k_heads;            /* Hk; key head of value head h: h / (Hv / Hk) */
+    int32_t num_v_heads;            /* Hv, a multiple of Hk */
+    int32_t head_size_k;            /* Dk */
+    int32_t head_size_v;            /* Dv */
+    int32_t conv_width;             /* 4; 0: the engine runs the convolution itself */
+    int32_t conv_silu;              /* 1: SiLU after it */
+    int32_t qk_l2norm;              /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
+    int32_t chunk_size;             /* of the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
     int32_t state_dtype;            /* enum attn_dtype_id: 0 or F32 */
     int32_t rule;                   /* enum attn_recurrent_rule */

@@ -7,13 +7,13 @@
 #include "host.h"
 
 typedef struct attn_runtime attn_runtime; /* thread-safe; holds plugins, devices and backends */
-typedef struct attn_assignment
-    attn_assignment;                  /* immutable: which backend serves which layer and phase */
+/* immutable: which backend serves which layer and phase */
+typedef struct attn_assignment attn_assignment;
 typedef struct attn_model attn_model; /* bound layers of one assignment */
 typedef struct attn_layer attn_layer; /* one of a model's; lives as long as the model */
 typedef struct attn_plan attn_plan;   /* one batch in flight of one block-table group */
-typedef struct attn_open_device
-    attn_open_device; /* a device's memory, streams and graphs; thread-safe */
+/* a device's memory, streams and graphs; thread-safe */
+typedef struct attn_open_device attn_open_device;
 
 /* In place of the environment. NULL or 0: the variable's value, read once, at creation. */
 struct attn_runtime_options {
@@ -62,8 +62,7 @@ struct attn_backend_info {
     int32_t reserved;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_runtime_options) == 80,
-                   "attn_runtime_options: 72 bytes and probe_deadline_ms");
+ATTN_STATIC_ASSERT(sizeof(struct attn_runtime_options) == 80, "attn_runtime_options of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plugin_info) == 64, "attn_plugin_info of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_backend_info) == 32, "attn_backend_info of ABI 0.2");
 

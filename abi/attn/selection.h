@@ -13,7 +13,7 @@ struct attn_select_options {
     size_t struct_size;
     const struct attn_ext *next;
     /* that the layers run on, where the engine's memory lies; type 0: the CPU. best_device in api.h
-     * tells one that an engine without memory of its own may take */
+     * gives one that an engine without memory of its own may take */
     struct attn_device device;
     /* NULL: the runtime's; else in place of ATTN_BACKEND, "" forces nothing */
     const char *backend;

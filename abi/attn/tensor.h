@@ -6,29 +6,31 @@
 
 #include "version.h"
 
-enum attn_device_type { /* DLDeviceType */
-                        ATTN_DEVICE_CPU = 1,
-                        ATTN_DEVICE_CUDA = 2,
-                        ATTN_DEVICE_CUDA_HOST = 3,
-                        ATTN_DEVICE_ROCM = 10,
-                        ATTN_DEVICE_ROCM_HOST = 11,
-                        ATTN_DEVICE_EXTENSION = 12, /* kDLExtDev: a device under test */
-                        ATTN_DEVICE_CUDA_MANAGED = 13,
-                        ATTN_DEVICE_ONEAPI = 14
+/* DLDeviceType */
+enum attn_device_type {
+    ATTN_DEVICE_CPU = 1,
+    ATTN_DEVICE_CUDA = 2,
+    ATTN_DEVICE_CUDA_HOST = 3,
+    ATTN_DEVICE_ROCM = 10,
+    ATTN_DEVICE_ROCM_HOST = 11,
+    ATTN_DEVICE_EXTENSION = 12, /* kDLExtDev: a device under test */
+    ATTN_DEVICE_CUDA_MANAGED = 13,
+    ATTN_DEVICE_ONEAPI = 14
 };
 
-enum attn_dtype_code { /* DLDataTypeCode */
-                       ATTN_CODE_INT = 0,
-                       ATTN_CODE_UINT = 1,
-                       ATTN_CODE_FLOAT = 2,
-                       ATTN_CODE_BFLOAT = 4,
-                       ATTN_CODE_BOOL = 6,
-                       ATTN_CODE_FLOAT8_E4M3FN = 10,
-                       ATTN_CODE_FLOAT8_E4M3FNUZ = 11,
-                       ATTN_CODE_FLOAT8_E5M2 = 12,
-                       ATTN_CODE_FLOAT8_E5M2FNUZ = 13,
-                       ATTN_CODE_FLOAT8_E8M0FNU = 14,
-                       ATTN_CODE_FLOAT4_E2M1FN = 17
+/* DLDataTypeCode */
+enum attn_dtype_code {
+    ATTN_CODE_INT = 0,
+    ATTN_CODE_UINT = 1,
+    ATTN_CODE_FLOAT = 2,
+    ATTN_CODE_BFLOAT = 4,
+    ATTN_CODE_BOOL = 6,
+    ATTN_CODE_FLOAT8_E4M3FN = 10,
+    ATTN_CODE_FLOAT8_E4M3FNUZ = 11,
+    ATTN_CODE_FLOAT8_E5M2 = 12,
+    ATTN_CODE_FLOAT8_E5M2FNUZ = 13,
+    ATTN_CODE_FLOAT8_E8M0FNU = 14,
+    ATTN_CODE_FLOAT4_E2M1FN = 17
 };
 
 struct attn_device {

@@ -59,9 +59,9 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_FUSED_WRITE (1ull << 6) /* attend writes k and v itself */
 #define ATTN_FEATURE_FUSED_ROPE (1ull << 7)  /* rope_write_kv */
 #define ATTN_FEATURE_FUSED_ROPE_NORM (1ull << 8)
-/* Kept, these three, for backends that attend over a spread cache themselves (abi/README.md, Room);
- * no layer asks for them. Keys at strided global positions */
-#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (1ull << 9)
+/* The next three are kept for backends that attend over a cache spread over ranks themselves
+ * (abi/README.md, Room); no layer asks for them today */
+#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (1ull << 9) /* keys at strided global positions */
 #define ATTN_FEATURE_CONTEXT_PARALLEL (1ull << 10)
 #define ATTN_FEATURE_INTERLEAVE (1ull << 11) /* context-parallel interleave > 1 */
 #define ATTN_FEATURE_BATCH_INVARIANT (1ull << 12)
@@ -77,7 +77,7 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_FP8_INPUTS (1ull << 18)
 /* batched_gemm takes w in mxfp4, see attn_batched_gemm_args */
 #define ATTN_FEATURE_MXFP4_WEIGHTS (1ull << 19)
-/* plan and attend go by the device's query_start_loc and seq_lens: their host copies, and all
+/* schedule and attend go by the device's query_start_loc and seq_lens: their host copies, and all
  * counts of the batch, may be upper bounds (ATTN_BATCH_HOST_BOUNDS) */
 #define ATTN_FEATURE_HOST_BOUNDS (1ull << 20)
 #define ATTN_FEATURE_COUNT 21

@@ -38,7 +38,7 @@ struct served {
     struct instance *instance;
     uint32_t composed; /* ATTN_COMPOSE_* */
     int32_t graph_level;
-    int32_t plan_group;
+    int32_t schedule_group;
     attn_prepared *prepared[PART_COUNT];
     bool is_prepared[PART_COUNT];
 };
@@ -85,7 +85,7 @@ struct attn_model {
     attn_layer *layers;
     int32_t num_layers;
     int32_t num_groups;
-    int32_t num_plan_groups;
+    int32_t num_schedule_groups;
     struct lock lock; /* of prepared[] and num_plans */
 };
 

@@ -168,8 +168,8 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
     return status;
 }
 
-static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view *view, bool value,
-                              struct attn_error *error)
+static attn_status check_view_form(const attn_layer *layer, const struct attn_kv_view *view,
+                                   bool value, struct attn_error *error)
 {
     const char *name = layer->desc->name, *which = value ? "v" : "k";
     bool packed = view->pack > 0 && view->pack < view->head_size;
@@ -306,7 +306,7 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
         status = view_cut(layer, i == 1 ? "v" : "k", layer->desc->block_size, layer_parts(layer, 0),
                           &views[i], error);
         status = status == ATTN_OK ? check_view(layer, &views[i], i == 1, error) : status;
-        status = status == ATTN_OK ? check_walk(layer, &views[i], i == 1, error) : status;
+        status = status == ATTN_OK ? check_view_form(layer, &views[i], i == 1, error) : status;
         status = status == ATTN_OK
                      ? place_check_view(layer->model, &views[i], i == 1 ? "v" : "k", error)
                      : status;

@@ -96,14 +96,14 @@ static void assign_group(attn_model *model, attn_layer *layer)
 
 static void assign_plan_group(attn_model *model, attn_layer *layer, int32_t phase)
 {
-    layer->served[phase].plan_group = -1;
+    layer->served[phase].schedule_group = -1;
     for (int32_t i = 0; i < layer->index; i++) {
         if (same_schedule(layer, &model->layers[i], phase)) {
-            layer->served[phase].plan_group = model->layers[i].served[phase].plan_group;
+            layer->served[phase].schedule_group = model->layers[i].served[phase].schedule_group;
             return;
         }
     }
-    layer->served[phase].plan_group = model->num_plan_groups++;
+    layer->served[phase].schedule_group = model->num_schedule_groups++;
 }
 
 void model_make_groups(attn_model *model)
@@ -122,7 +122,7 @@ int32_t model_num_groups(const attn_model *model, int32_t kind)
         return 0;
     }
     return kind == ATTN_GROUP_BLOCK_TABLE ? model->num_groups
-           : kind == ATTN_GROUP_SCHEDULE  ? model->num_plan_groups
+           : kind == ATTN_GROUP_SCHEDULE  ? model->num_schedule_groups
                                           : 0;
 }
 
@@ -131,7 +131,7 @@ static bool in_group(const attn_layer *layer, int32_t kind, int32_t group)
     if (kind == ATTN_GROUP_BLOCK_TABLE) {
         return layer->group == group;
     }
-    return layer->served[0].plan_group == group || layer->served[1].plan_group == group;
+    return layer->served[0].schedule_group == group || layer->served[1].schedule_group == group;
 }
 
 attn_status model_group(const attn_model *model, int32_t kind, int32_t group, int32_t *layers,
@@ -159,6 +159,6 @@ int32_t layer_group(const attn_layer *layer, int32_t kind, int32_t phase)
         return -1;
     }
     return kind == ATTN_GROUP_BLOCK_TABLE ? layer->group
-           : kind == ATTN_GROUP_SCHEDULE  ? layer->served[phase].plan_group
+           : kind == ATTN_GROUP_SCHEDULE  ? layer->served[phase].schedule_group
                                           : -1;
 }

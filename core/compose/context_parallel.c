@@ -491,7 +491,7 @@ static bool choose(attn_plan *plan, struct step *step)
     return true;
 }
 
-static attn_status attend_context(const struct run *run, struct attn_error *error)
+static attn_status attend_context(const struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     struct attn_attend_args *args = &run->step->main[1]->args;
@@ -509,7 +509,7 @@ static attn_status attend_context(const struct run *run, struct attn_error *erro
 }
 
 /* The step's own keys, and the merge with what the ranks have of the context. */
-static attn_status attend_new(struct run *run, struct attn_error *error)
+static attn_status attend_new(struct exchange_run *run, struct attn_error *error)
 {
     attn_plan *plan = run->plan;
     const struct attn_step_io *io = run->io;
@@ -546,7 +546,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     if (p->split) {
         tokens = (int64_t)p->widest * step->layer->selected->cp->prefill->world_size;
     }
-    struct run exchange = exchange_run(plan, step, io, tokens);
+    struct exchange_run exchange = exchange_begin(plan, step, io, tokens);
     attn_status status = rows_gather(&exchange, &rows, error);
     status = status ? status : heads_gather(&exchange, rows, error);
     status = status ? status : attend_context(&exchange, error);

@@ -30,23 +30,23 @@ void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
     x->out_row = x->out_size * element;
 }
 
-struct run exchange_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                        int64_t tokens)
+struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
+                                   const struct attn_step_io *io, int64_t tokens)
 {
     struct parallel_plan *p = parallel_plan(plan);
     uint8_t *base = plan->workspace;
-    struct run run = {.plan = plan,
-                      .p = p,
-                      .step = step,
-                      .io = io,
-                      .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
-                      .packed = base + p->at.packed,
-                      .gathered = base + p->at.gathered,
-                      .q = base + p->at.q,
-                      .out = base + p->at.out,
-                      .send = base + p->at.send,
-                      .received = base + p->at.received,
-                      .lse = (float *)(base + p->at.lse)};
+    struct exchange_run run = {.plan = plan,
+                               .p = p,
+                               .step = step,
+                               .io = io,
+                               .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
+                               .packed = base + p->at.packed,
+                               .gathered = base + p->at.gathered,
+                               .q = base + p->at.q,
+                               .out = base + p->at.out,
+                               .send = base + p->at.send,
+                               .received = base + p->at.received,
+                               .lse = (float *)(base + p->at.lse)};
     exchange_init(&run.x, step, tokens);
     return run;
 }
@@ -57,7 +57,7 @@ int64_t exchange_part(const struct exchange *x, int64_t tokens)
 }
 
 /* The pairs (0, 0) .. (count - 1, count - 1) of every copy. */
-static attn_status copy_all(const struct run *run, const struct attn_block_copy *copies,
+static attn_status copy_all(const struct exchange_run *run, const struct attn_block_copy *copies,
                             int32_t num_copies, int64_t count, struct attn_error *error)
 {
     const struct attn_copy_blocks_args args = {.struct_size = sizeof args,
@@ -85,15 +85,16 @@ static attn_status copy_all(const struct run *run, const struct attn_block_copy 
     return ATTN_OK;
 }
 
-attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
+attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,
                       int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error)
 {
     const struct attn_block_copy copy = {from, to, from_stride, to_stride, bytes};
     return copy_all(run, &copy, 1, count, error);
 }
 
-attn_status copy_grid(const struct run *run, const struct grid *to, const struct grid *from,
-                      int64_t bytes, int64_t rows, int64_t heads, struct attn_error *error)
+attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
+                      const struct grid *from, int64_t bytes, int64_t rows, int64_t heads,
+                      struct attn_error *error)
 {
     const bool by_row = rows < heads;
     const int64_t outer = by_row ? rows : heads, inner = by_row ? heads : rows;
@@ -134,7 +135,7 @@ attn_status collective_run(const struct attn_collectives *ranks, collective *cal
                : error_set_text(error, status, "collectives", "a collective of the engine failed");
 }
 
-attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor *from,
+attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
                       int64_t heads, int64_t row, int64_t count, struct attn_error *error)
 {
     int64_t element = from->dtype.bits / 8, all = heads * row;
@@ -146,20 +147,20 @@ attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor 
                      compact ? 1 : heads, error);
 }
 
-void over_rows(struct own_tensor *over, const struct run *run, void *data, int64_t heads,
+void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
                int64_t head_size)
 {
     const struct attn_tensor like = {.device = run->plan->model->device, .dtype = run->x.dtype};
     tensor_set_rows(over, &like, data, run->x.tokens, heads, head_size);
 }
 
-void over_lse(struct own_tensor *over, const struct run *run, float *data, int64_t heads)
+void over_lse(struct own_tensor *over, const struct exchange_run *run, float *data, int64_t heads)
 {
     const struct attn_tensor like = {.device = run->plan->model->device};
     tensor_set_lse(over, &like, data, heads, run->x.tokens);
 }
 
-attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
+attn_status merge_parts(const struct exchange_run *run, const struct attn_tensor *a,
                         const struct attn_tensor *a_lse, const struct attn_tensor *b,
                         const struct attn_tensor *b_lse, const struct attn_tensor *out,
                         const struct attn_tensor *lse, struct attn_error *error)
@@ -178,7 +179,7 @@ attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
     return run->step->merge(&args, error);
 }
 
-void part_tensors(const struct run *run, uint8_t *area, struct own_tensor *out,
+void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tensor *out,
                   struct own_tensor *lse)
 {
     const struct exchange *x = &run->x;
@@ -190,7 +191,7 @@ void part_tensors(const struct run *run, uint8_t *area, struct own_tensor *out,
 /* Heads of `ranks` ranks from `first` on, between rows of all ranks' heads at `all`, [T, Hk, n, g],
  * and each rank's own rows [T, Hk, g], `part_stride` bytes from rank to rank at `parts`; `head`
  * bytes each. As few copies as there are: of the heads of a token, or of the tokens of a head. */
-static attn_status order_heads(const struct run *run, uint8_t *all, uint8_t *parts,
+static attn_status order_heads(const struct exchange_run *run, uint8_t *all, uint8_t *parts,
                                int64_t part_stride, int64_t head, int64_t first, int64_t ranks,
                                bool to_parts, struct attn_error *error)
 {
@@ -218,7 +219,7 @@ static attn_status order_heads(const struct run *run, uint8_t *all, uint8_t *par
 }
 
 /* Those of all ranks as [T, Hk, n, g, D]. */
-attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *error)
+attn_status heads_gather(struct exchange_run *run, uint8_t *rows, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     int64_t part = x->tokens * x->q_heads * x->q_row;
@@ -235,8 +236,8 @@ attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *erro
 
 /* out and lse of the heads of `ranks` ranks from `first` on, each rank's into an area of its own,
  * exchange_part bytes from one to the next. */
-static attn_status pack_parts(const struct run *run, int64_t first, int64_t ranks, uint8_t *areas,
-                              struct attn_error *error)
+static attn_status pack_parts(const struct exchange_run *run, int64_t first, int64_t ranks,
+                              uint8_t *areas, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     const int64_t part = exchange_part(x, x->tokens), group = x->group * x->tokens * 4;
@@ -253,7 +254,7 @@ static attn_status pack_parts(const struct run *run, int64_t first, int64_t rank
 
 /* Every rank gets all partial results of its own heads, and merges them in the order of the ranks:
  * into the first area of `received`. */
-static attn_status reduce_all_to_all(const struct run *run, struct attn_error *error)
+static attn_status reduce_all_to_all(const struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     struct own_tensor out, lse, next_out, next_lse;
@@ -273,7 +274,7 @@ static attn_status reduce_all_to_all(const struct run *run, struct attn_error *e
 
 /* Every rank weighs its partial results by all ranks' log-sum-exp, and sums over the ranks bring
  * each its own heads. A merge with zeros under the others' log-sum-exp is that weighing. */
-static attn_status reduce_by_sum(const struct run *run, struct attn_error *error)
+static attn_status reduce_by_sum(const struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     const struct parallel_plan *p = run->p;
@@ -319,7 +320,7 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
                              : status;
 }
 
-attn_status heads_reduce(const struct run *run, struct attn_error *error)
+attn_status heads_reduce(const struct exchange_run *run, struct attn_error *error)
 {
     if (run->x.n == 1) {
         return pack_parts(run, 0, 1, run->received, error);
@@ -331,7 +332,7 @@ attn_status heads_reduce(const struct run *run, struct attn_error *error)
 
 /* This rank's queries side by side; where the queries are split, those of all ranks, each rank's in
  * as many rows as the widest has. */
-attn_status rows_gather(const struct run *run, uint8_t **rows, struct attn_error *error)
+attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     const attn_plan *plan = run->plan;
@@ -348,8 +349,8 @@ attn_status rows_gather(const struct run *run, uint8_t **rows, struct attn_error
 }
 
 /* Rows of rank `rank` out of the part at `from`, which has all ranks', as a part of their own. */
-static attn_status pack_rank(const struct run *run, int64_t rank, uint8_t *from, uint8_t *area,
-                             struct attn_error *error)
+static attn_status pack_rank(const struct exchange_run *run, int64_t rank, uint8_t *from,
+                             uint8_t *area, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     int64_t widest = run->p->widest, row = x->q_heads * x->out_row;
@@ -365,7 +366,7 @@ static attn_status pack_rank(const struct run *run, int64_t rank, uint8_t *from,
 /* Each rank's own rows from all of them, merged in the order of the ranks. Where every rank has all
  * queries, their parts are merged likewise on each. Leaves the result in run->received, and the
  * number of its rows in run->x.tokens. */
-attn_status rows_reduce(struct run *run, struct attn_error *error)
+attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
 {
     struct exchange *x = &run->x;
     const attn_plan *plan = run->plan;

@@ -16,7 +16,7 @@ struct exchange {
     struct attn_dtype dtype;
 };
 
-struct run {
+struct exchange_run {
     attn_plan *plan;
     struct parallel_plan *p;
     struct step *step;
@@ -29,19 +29,19 @@ struct run {
 
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens);
 /* The exchange of a step over `tokens` queries, with its areas of the plan's workspace. */
-struct run exchange_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                        int64_t tokens);
+struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
+                                   const struct attn_step_io *io, int64_t tokens);
 /* Bytes of one rank's output and lse over its own heads, out first. */
 int64_t exchange_part(const struct exchange *x, int64_t tokens);
-void over_rows(struct own_tensor *over, const struct run *run, void *data, int64_t heads,
+void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
                int64_t head_size);
-void over_lse(struct own_tensor *over, const struct run *run, float *data, int64_t heads);
+void over_lse(struct own_tensor *over, const struct exchange_run *run, float *data, int64_t heads);
 /* Parts of a rank in `area`: its output rows, then its lse. */
-void part_tensors(const struct run *run, uint8_t *area, struct own_tensor *out,
+void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tensor *out,
                   struct own_tensor *lse);
 
 /* Copies `bytes` at each of `count` strided places. */
-attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
+attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,
                       int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error);
 /* Places [rows, heads] in memory, with the bytes from row to row and from head to head. */
 struct grid {
@@ -49,28 +49,29 @@ struct grid {
     int64_t row, head;
 };
 /* Copies `bytes` at each of them, in as few copies as its smaller side has places. */
-attn_status copy_grid(const struct run *run, const struct grid *to, const struct grid *from,
-                      int64_t bytes, int64_t rows, int64_t heads, struct attn_error *error);
+attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
+                      const struct grid *from, int64_t bytes, int64_t rows, int64_t heads,
+                      struct attn_error *error);
 /* The rows of a tensor [count, heads, D] one behind the other; `row` bytes a head. */
-attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor *from,
+attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
                       int64_t heads, int64_t row, int64_t count, struct attn_error *error);
 typedef attn_status collective(const struct attn_collective_args *args, struct attn_error *error);
 
 /* A collective of the engine; where it brings no text, the core's. */
 attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
                            void *receive, int64_t count, void *stream, struct attn_error *error);
-attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
+attn_status merge_parts(const struct exchange_run *run, const struct attn_tensor *a,
                         const struct attn_tensor *a_lse, const struct attn_tensor *b,
                         const struct attn_tensor *b_lse, const struct attn_tensor *out,
                         const struct attn_tensor *lse, struct attn_error *error);
 
 /* Over the ranks that split the heads: queries at `rows` to run->q; out and lse of all
  * heads to this rank's part in run->received. */
-attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *error);
-attn_status heads_reduce(const struct run *run, struct attn_error *error);
+attn_status heads_gather(struct exchange_run *run, uint8_t *rows, struct attn_error *error);
+attn_status heads_reduce(const struct exchange_run *run, struct attn_error *error);
 /* Over the ranks that split the queries. This rank's queries side by side, at *rows; where they are
  * split, those of all ranks, each rank's in as many rows as the widest has. */
-attn_status rows_gather(const struct run *run, uint8_t **rows, struct attn_error *error);
-attn_status rows_reduce(struct run *run, struct attn_error *error);
+attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct attn_error *error);
+attn_status rows_reduce(struct exchange_run *run, struct attn_error *error);
 
 #endif

@@ -34,7 +34,7 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
 }
 
 /* [Hq, T] of the part to the engine's strides. */
-static attn_status copy_lse(const struct run *run, const struct own_tensor *part,
+static attn_status copy_lse(const struct exchange_run *run, const struct own_tensor *part,
                             const struct attn_tensor *to, struct attn_error *error)
 {
     const struct grid here = {part->tensor.data, 4, run->x.tokens * 4};
@@ -48,7 +48,7 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
                               struct own_tensor *out, struct attn_error *error)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
-    struct run run = exchange_run(plan, step, io, tokens);
+    struct exchange_run run = exchange_begin(plan, step, io, tokens);
     struct exchange *x = &run.x;
     struct attn_io_mla all = *mla;
     struct attn_attend_args *args = &launch->args;
@@ -88,7 +88,7 @@ attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct a
 {
     const struct mla_plan *p = mla_plan(plan);
     const struct attn_collectives *ranks = step->layer->selected->cp->decode;
-    struct run run = exchange_run(plan, step, io, chunk->num_rows);
+    struct exchange_run run = exchange_begin(plan, step, io, chunk->num_rows);
     int64_t element = run.x.dtype.bits / 8, at = 0;
     int64_t row = step->layer->desc->head_size * element;
     uint8_t *gathered = plan->workspace + p->at.gathered;

@@ -469,7 +469,7 @@ static bool is_contiguous(const struct attn_tensor *t)
     return t->strides == NULL || t->strides[t->ndim - 1] == 1;
 }
 
-static bool is_rows(const struct attn_tensor *t, const struct rows *wanted, int64_t rows)
+static bool is_rows(const struct attn_tensor *t, const struct tensor_form *wanted, int64_t rows)
 {
     return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == wanted->kind &&
            t->shape[0] >= rows && t->shape[1] == wanted->heads &&

@@ -74,7 +74,7 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
                                        "no memory for %lld runs", (long long)runs);
 }
 
-static int64_t row_bytes(const struct rows *rows)
+static int64_t row_bytes(const struct tensor_form *rows)
 {
     struct attn_tensor kind = {0};
     tensor_set_kind(&kind, rows->kind);
@@ -251,7 +251,7 @@ static void keys_over(const attn_plan *plan, const struct step *step, int32_t ar
                       const struct attn_step_io *io, struct all_keys *keys)
 {
     const struct parallel_plan *p = parallel_plan(plan);
-    const struct rows *kinds[] = {&step->k, &step->v};
+    const struct tensor_form *kinds[] = {&step->k, &step->v};
     struct own_tensor *tensors[] = {&keys->k, &keys->v};
     for (int32_t i = 0; i < 2; i++) {
         const struct attn_tensor like = tensor_like(plan, kinds[i]);
@@ -263,8 +263,8 @@ static void keys_over(const attn_plan *plan, const struct step *step, int32_t ar
     keys->io.v = &keys->v.tensor;
 }
 
-static attn_status copy_runs(const struct run *run, const struct row_run *runs, int32_t count,
-                             int32_t from, int32_t to, struct attn_error *error)
+static attn_status copy_runs(const struct exchange_run *run, const struct row_run *runs,
+                             int32_t count, int32_t from, int32_t to, struct attn_error *error)
 {
     const struct parallel_plan *p = run->p;
     const attn_plan *plan = run->plan;
@@ -281,13 +281,13 @@ static attn_status copy_runs(const struct run *run, const struct row_run *runs, 
     return status;
 }
 
-static struct run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io)
+static struct exchange_run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io)
 {
-    return (struct run){.plan = plan,
-                        .p = parallel_plan(plan),
-                        .step = step,
-                        .io = io,
-                        .instance = step->layer->served[ATTN_PHASE_PREFILL].instance};
+    return (struct exchange_run){.plan = plan,
+                                 .p = parallel_plan(plan),
+                                 .step = step,
+                                 .io = io,
+                                 .instance = step->layer->served[ATTN_PHASE_PREFILL].instance};
 }
 
 attn_status queries_gather_keys(attn_plan *plan, struct step *step,
@@ -296,11 +296,11 @@ attn_status queries_gather_keys(attn_plan *plan, struct step *step,
     struct parallel_plan *p = parallel_plan(plan);
     const struct attn_step_io *io = *given;
     const struct attn_collectives *ranks = step->layer->selected->cp->prefill;
-    const struct run run = run_of(plan, step, io);
+    const struct exchange_run run = run_of(plan, step, io);
     const struct attn_tensor *inputs[] = {io->k, io->v};
     attn_status status = ATTN_OK;
     for (int32_t part = 0; part < 2 && status == ATTN_OK; part++) {
-        const struct rows *kind = part == 0 ? &step->k : &step->v;
+        const struct tensor_form *kind = part == 0 ? &step->k : &step->v;
         const size_t *areas = p->at.keys[part];
         int64_t row = row_bytes(kind);
         status = pack_rows(&run, plan->workspace + areas[SENT], inputs[part], kind->heads,
@@ -323,7 +323,7 @@ attn_status queries_slice_keys(attn_plan *plan, struct step *step, const struct 
                                struct all_keys *slices, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    const struct run run = run_of(plan, step, io);
+    const struct exchange_run run = run_of(plan, step, io);
     int32_t count = p->num_slice_runs;
     keys_over(plan, step, SLICED, p->key_start[count], io, slices);
     return copy_runs(&run, p->runs + p->num_runs, count, ORDERED, SLICED, error);

@@ -314,7 +314,7 @@ static bool has_block_size(const struct attn_backend_caps *c, int32_t size)
 
 static attn_status check_cache(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    static const uint64_t walk_of_layout[ATTN_KV_LAYOUT_COUNT] = {
+    static const uint64_t form_of_layout[ATTN_KV_LAYOUT_COUNT] = {
         ATTN_VIEW_NHD, ATTN_VIEW_HND,    ATTN_VIEW_NHD,    ATTN_VIEW_HND,
         ATTN_VIEW_HND, ATTN_VIEW_PACKED, ATTN_VIEW_LATENT,
     };
@@ -324,9 +324,9 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
                    "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes", c->name);
     }
     for (int32_t i = 0; i < ATTN_KV_LAYOUT_COUNT; i++) {
-        if ((c->layouts >> i & 1) && !(c->view_forms & walk_of_layout[i])) {
+        if ((c->layouts >> i & 1) && !(c->view_forms & form_of_layout[i])) {
             return BAD("layouts", "%s: layout %d without its form %#llx in view_forms %#llx",
-                       c->name, i, (unsigned long long)walk_of_layout[i],
+                       c->name, i, (unsigned long long)form_of_layout[i],
                        (unsigned long long)c->view_forms);
         }
     }

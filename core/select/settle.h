@@ -5,7 +5,7 @@
 
 #include "select/candidates.h"
 
-/* A layer that reads another's cache has to walk what that one was given: candidates that cannot
+/* A layer that reads another's cache has to read what that one was given: candidates that cannot
  * are no longer eligible, and their verdicts say why. */
 void settle_sharing(struct selection *selection, const struct layer *layer,
                     struct verdict *verdicts, struct candidate *candidates);

@@ -38,7 +38,7 @@ static inline bool are_dense(const struct attn_tensor *a, const struct attn_tens
 /* tensor_is_rows_here of two tensors with rows of one kind, field by field: few values are alive at
  * a time. */
 static inline bool are_rows(const struct attn_tensor *a, const struct attn_tensor *b,
-                            const struct rows *wanted, int64_t rows)
+                            const struct tensor_form *wanted, int64_t rows)
 {
     const uint64_t kind = tensor_kind(a), device = device_code(&a->device);
     const int64_t *x, *y;
@@ -52,8 +52,8 @@ static inline bool are_rows(const struct attn_tensor *a, const struct attn_tenso
 }
 
 /* In the functions below `alike` is a constant: both have rows of one kind. */
-static inline bool both(const struct attn_tensor *a, const struct rows *of_a,
-                        const struct attn_tensor *b, const struct rows *of_b, int64_t rows,
+static inline bool both(const struct attn_tensor *a, const struct tensor_form *of_a,
+                        const struct attn_tensor *b, const struct tensor_form *of_b, int64_t rows,
                         bool alike)
 {
     return alike ? are_rows(a, b, of_a, rows)
@@ -84,15 +84,15 @@ static inline attn_status attend(attn_plan *plan, struct step *step, const struc
     return call(step, io, error);
 }
 
-static attn_status run_attend(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                              struct attn_error *error)
+static attn_status fast_attend(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                               struct attn_error *error)
 {
     return attend(plan, step, io, error, step->no_slots, false);
 }
 
 /* Where keys would be lost, and q and out are alike. */
-static attn_status run_attend_alike(attn_plan *plan, struct step *step,
-                                    const struct attn_step_io *io, struct attn_error *error)
+static attn_status fast_attend_alike(attn_plan *plan, struct step *step,
+                                     const struct attn_step_io *io, struct attn_error *error)
 {
     return attend(plan, step, io, error, UINTPTR_MAX, true);
 }
@@ -146,7 +146,7 @@ static attn_status run_fused(attn_plan *plan, struct step *step, const struct at
     return call(step, io, error);
 }
 
-static bool same_rows(const struct rows *a, const struct rows *b)
+static bool same_rows(const struct tensor_form *a, const struct tensor_form *b)
 {
     return a->kind == b->kind && a->heads == b->heads && a->head_size == b->head_size &&
            a->device == b->device;
@@ -175,7 +175,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     }
     const bool out_alike = same_rows(&step->q, &step->out), v_alike = same_rows(&step->k, &step->v);
     if (!writes) {
-        step->enter = out_alike && step->no_slots != 0 ? run_attend_alike : run_attend;
+        step->enter = out_alike && step->no_slots != 0 ? fast_attend_alike : fast_attend;
     } else if (step->fuses) {
         step->enter = run_fused;
     } else if (step->write_kv != NULL) {

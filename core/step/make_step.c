@@ -24,13 +24,13 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     const struct served *served = &layer->served[phase];
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         struct schedule *s = &plan->schedules[i];
-        if (s->plan_group == served->plan_group && s->phase == phase && s->part == part) {
+        if (s->schedule_group == served->schedule_group && s->phase == phase && s->part == part) {
             launch->schedule = s;
             return ATTN_OK;
         }
     }
     struct schedule *schedule = &plan->schedules[plan->num_schedules];
-    *schedule = (struct schedule){.plan_group = served->plan_group,
+    *schedule = (struct schedule){.schedule_group = served->schedule_group,
                                   .phase = phase,
                                   .part = part,
                                   .args = &launch->args,
@@ -112,10 +112,10 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
 }
 
 /* [T, heads, head_size] of a dtype. */
-static struct rows rows_of(int32_t dtype, int32_t heads, int32_t head_size)
+static struct tensor_form rows_of(int32_t dtype, int32_t heads, int32_t head_size)
 {
     const struct attn_tensor tensor = {.ndim = 3, .dtype = dtype_of_id(dtype)};
-    return (struct rows){tensor_kind(&tensor), heads, head_size, 0};
+    return (struct tensor_form){tensor_kind(&tensor), heads, head_size, 0};
 }
 
 static void describe_tensors(struct step *step)

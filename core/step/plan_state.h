@@ -13,9 +13,9 @@
 #define WORKSPACE_ALIGNMENT 256
 #define MIN_BATCH 248 /* size of attn_batch in ABI 0.2 */
 
-/* One vendor plan: of a plan group, for one part of a composed step. */
+/* A backend's schedule: of a schedule group, for one part of a composed step. */
 struct schedule {
-    int32_t plan_group;
+    int32_t schedule_group;
     int32_t phase;
     int32_t part;
     const struct attn_batch *batch; /* of the last plan; NULL: not needed by it */
@@ -38,7 +38,7 @@ struct launch {
 };
 
 /* What a tensor [rows, heads, head_size] of a step must be. */
-struct rows {
+struct tensor_form {
     uint64_t kind; /* ndim and dtype, the eight bytes that lie side by side in attn_tensor */
     int64_t heads;
     int64_t head_size;
@@ -65,22 +65,22 @@ static inline void tensor_set_kind(struct attn_tensor *tensor, uint64_t kind)
     memcpy((char *)tensor + offsetof(struct attn_tensor, ndim), &kind, sizeof kind);
 }
 
-static inline bool tensor_has_shape(const struct attn_tensor *t, const struct rows *wanted,
+static inline bool tensor_has_shape(const struct attn_tensor *t, const struct tensor_form *wanted,
                                     int64_t rows)
 {
     return t->shape != NULL && t->shape[0] >= rows && t->shape[1] == wanted->heads &&
            t->shape[2] == wanted->head_size && (t->strides == NULL || t->strides[2] == 1);
 }
 
-static inline bool tensor_is_rows(const struct attn_tensor *t, const struct rows *wanted,
+static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tensor_form *wanted,
                                   int64_t rows)
 {
     return tensor_kind(t) == wanted->kind && tensor_has_shape(t, wanted, rows);
 }
 
 /* Likewise on the plan's own device. */
-static inline bool tensor_is_rows_here(const struct attn_tensor *t, const struct rows *wanted,
-                                       int64_t rows)
+static inline bool tensor_is_rows_here(const struct attn_tensor *t,
+                                       const struct tensor_form *wanted, int64_t rows)
 {
     return tensor_kind(t) == wanted->kind && device_code(&t->device) == wanted->device &&
            tensor_has_shape(t, wanted, rows);
@@ -93,7 +93,7 @@ struct step {
     step_program *inner;   /* what a quantized output is the program around, likewise */
     attn_layer *layer;
     struct attn_error *error; /* of the run under way */
-    struct rows q, k, v, out;
+    struct tensor_form q, k, v, out;
     bool writes; /* this layer's own cache is filled by runs */
     /* q, k, v, out are [T, heads, D]; others bring extensions, see check_io */
     bool plain_checks;
@@ -215,7 +215,7 @@ static inline bool step_leaves_keys(const struct step *step, const struct attn_s
 
 /* refusals.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
 attn_status refuse_rows(const char *field, const struct attn_tensor *found,
-                        const struct rows *wanted, int64_t rows, struct attn_error *error);
+                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
 attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
                        struct attn_error *error);
 attn_status refuse_unwritten(struct attn_error *error);
@@ -266,7 +266,7 @@ attn_status block_tables_make(attn_plan *plan, void *stream, struct attn_error *
 #define MAX_INTEGERS INT32_MAX
 
 /* The device of the plan and the dtype of rows, for tensors that the core makes. */
-static inline struct attn_tensor tensor_like(const attn_plan *plan, const struct rows *rows)
+static inline struct attn_tensor tensor_like(const attn_plan *plan, const struct tensor_form *rows)
 {
     struct attn_tensor like = {.device = plan->model->device};
     tensor_set_kind(&like, rows->kind);

@@ -25,7 +25,7 @@ static const char *dtype_text(struct attn_dtype dtype, char *text, size_t size)
 }
 
 attn_status refuse_rows(const char *field, const struct attn_tensor *found,
-                        const struct rows *wanted, int64_t rows, struct attn_error *error)
+                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error)
 {
     char have[40], need[40];
     struct attn_tensor kind = {0};

@@ -34,7 +34,8 @@ static attn_status check_output_scales(int32_t form, const struct attn_step_io *
 }
 
 /* Rows of pairs, [T, heads, size / 2] or [T, heads size / 2] bytes. */
-static bool is_nvfp4_rows(const struct attn_tensor *out, const struct rows *wanted, int64_t rows)
+static bool is_nvfp4_rows(const struct attn_tensor *out, const struct tensor_form *wanted,
+                          int64_t rows)
 {
     if (out == NULL || out->data == NULL || out->shape == NULL || out->ndim < 2 || out->ndim > 3) {
         return false;
@@ -50,7 +51,7 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
 {
     const struct attn_tensor *out = io->out;
     int32_t form = step->layer->desc->output_form;
-    struct rows wanted = step->out;
+    struct tensor_form wanted = step->out;
     if (form != ATTN_OUTPUT_PLAIN && step->program != run_idle) {
         attn_status status = check_output_scales(form, io, error);
         if (status != ATTN_OK) {

@@ -43,8 +43,8 @@ static double round_probability(const struct attn_attend_args *args, double w)
                : number_from_e4m3(number_to_e4m3(w / scale)) * scale;
 }
 
-void rows_add_key(const struct attn_attend_args *args, struct rows *rows, int32_t row, double s,
-                  const double *v)
+void rows_add_key(const struct attn_attend_args *args, struct softmax_rows *rows, int32_t row,
+                  double s, const double *v)
 {
     double m = fmax(rows->m[row], s);
     if (isnan(s)) { /* a visible NaN shows */
@@ -120,7 +120,7 @@ static void load_sink_key(const struct attn_attend_args *args, int64_t head, int
 
 /* Static sink keys stand at positions -sink_len .. -1. */
 static double sink_score(const struct attn_attend_args *args, const struct query *query,
-                         const struct rows *rows, int32_t row, int64_t s, const double *k)
+                         const struct softmax_rows *rows, int32_t row, int64_t s, const double *k)
 {
     return rows_score(args->layer, rows->q[row], k) + alibi_bias(args->layer->alibi,
                                                                  rows->slope[row], query->position,
@@ -130,8 +130,8 @@ static double sink_score(const struct attn_attend_args *args, const struct query
 /* With quantized probabilities the maximum is known before the first weight, as it is for a whole
  * tile in a kernel. */
 static void find_maximum(const struct attn_attend_args *args, const struct query *query,
-                         int64_t head, int64_t first, int64_t end, struct rows *rows, double *k,
-                         double *v)
+                         int64_t head, int64_t first, int64_t end, struct softmax_rows *rows,
+                         double *k, double *v)
 {
     for (int64_t s = 0; s < sink_keys(args, query); s++) {
         load_sink_key(args, head, s, k, v);
@@ -153,7 +153,7 @@ static void find_maximum(const struct attn_attend_args *args, const struct query
 }
 
 static void visit_keys(const struct attn_attend_args *args, const struct query *query, int64_t head,
-                       struct rows *rows)
+                       struct softmax_rows *rows)
 {
     double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
     int64_t first, end;
@@ -181,7 +181,7 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
 
 /* Queries are loaded by the caller; here they get their scale, slope and empty sums. */
 void rows_start(const struct attn_attend_args *args, int32_t first_head, int32_t count,
-                int32_t head_size_v, struct rows *rows)
+                int32_t head_size_v, struct softmax_rows *rows)
 {
     const struct attn_layer_desc *layer = args->layer;
     int64_t group = layer->num_q_heads / layer->num_kv_heads;
@@ -206,7 +206,7 @@ void rows_start(const struct attn_attend_args *args, int32_t first_head, int32_t
 }
 
 static void load_queries(const struct attn_attend_args *args, int64_t token, int32_t first_head,
-                         int32_t count, struct rows *rows)
+                         int32_t count, struct softmax_rows *rows)
 {
     for (int32_t i = 0; i < count; i++) {
         number_load_row(rows->q[i], tensor_row(args->q, token, first_head + i),
@@ -215,7 +215,7 @@ static void load_queries(const struct attn_attend_args *args, int64_t token, int
 }
 
 /* The sink's logit joins the denominator; then out = o / l and lse = m + log l. */
-void rows_write(const struct attn_attend_args *args, int64_t token, struct rows *rows)
+void rows_write(const struct attn_attend_args *args, int64_t token, struct softmax_rows *rows)
 {
     for (int32_t i = 0; i < rows->count; i++) {
         int32_t h = rows->first_head + i;
@@ -283,7 +283,7 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
     const struct attend_loop *loop = argument;
     const struct attn_attend_args *args = loop->args;
     int32_t group = args->layer->num_q_heads / args->layer->num_kv_heads;
-    struct rows rows;
+    struct softmax_rows rows;
     for (int64_t item = begin; item < end; item++) {
         int64_t index = item / args->layer->num_kv_heads;
         int64_t token = loop->rows != NULL ? loop->rows[index] : loop->first_row + index;

@@ -41,7 +41,7 @@ static int64_t key_of(const struct mla_loop *loop, const struct query *query, in
 
 /* With quantized probabilities the maximum comes first, as in attend. */
 static void visit(const struct mla_loop *loop, const struct query *query, int64_t token,
-                  bool only_maximum, struct rows *rows)
+                  bool only_maximum, struct softmax_rows *rows)
 {
     const struct attn_attend_args *args = loop->args;
     double row[REF_MAX_HEAD_SIZE];
@@ -72,7 +72,7 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
 {
     const struct mla_loop *loop = argument;
     const struct attn_attend_args *args = loop->args;
-    struct rows rows;
+    struct softmax_rows rows;
     for (int64_t item = begin; item < end; item++) {
         int64_t token = loop->first_row + item / loop->head_blocks;
         int32_t first = (int32_t)(item % loop->head_blocks) * REF_MAX_LOOP_ROWS;

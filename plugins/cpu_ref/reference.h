@@ -39,7 +39,7 @@ double alibi_bias(int32_t alibi, double slope, int64_t position, int64_t j);
 /* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum
  * m, denominator l and weighted sum of values o, as in the online form of softmax (Milakov,
  * Gimelshein 2018). */
-struct rows {
+struct softmax_rows {
     int32_t count;
     int32_t first_head;
     int32_t head_size_v;
@@ -53,11 +53,11 @@ struct rows {
 /* attend.c. The query at a token row; s = scale q.k, capped; one key more; out and lse. */
 struct query query_of(const struct attn_attend_args *args, int64_t token);
 void rows_start(const struct attn_attend_args *args, int32_t first_head, int32_t count,
-                int32_t head_size_v, struct rows *rows);
+                int32_t head_size_v, struct softmax_rows *rows);
 double rows_score(const struct attn_layer_desc *layer, const double *q, const double *k);
-void rows_add_key(const struct attn_attend_args *args, struct rows *rows, int32_t row, double s,
-                  const double *v);
-void rows_write(const struct attn_attend_args *args, int64_t token, struct rows *rows);
+void rows_add_key(const struct attn_attend_args *args, struct softmax_rows *rows, int32_t row,
+                  double s, const double *v);
+void rows_write(const struct attn_attend_args *args, int64_t token, struct softmax_rows *rows);
 
 /* One row of a cache: key or value of one slot and head. */
 struct cache_place {

@@ -57,7 +57,7 @@ REFUSAL(cp_interleave, "interleave", "3 must divide block_size 16", l->next = &c
 REFUSAL(dtype_missing, "dtype", "0", l->dtype = ATTN_DTYPE_DEFAULT)
 REFUSAL(feature_unknown, "needed_features", "0x1000000000000000",
         l->needed_features = UINT64_C(1) << 60)
-REFUSAL(walk_unknown, "needed_view_forms", "0x20", l->needed_view_forms = UINT64_C(1) << 5)
+REFUSAL(view_form_unknown, "needed_view_forms", "0x20", l->needed_view_forms = UINT64_C(1) << 5)
 REFUSAL(gdn_state, "state_dtype", "1", l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_half.ext)
 REFUSAL(size_small, "struct_size", "100", l->struct_size = 100)
 

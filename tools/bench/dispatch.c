@@ -50,8 +50,8 @@ static int64_t count_in_child(const struct session *session, const struct shape 
 }
 
 /* Instructions of COUNTED_CALLS calls; -1 and why. */
-static int64_t count_way(const struct session *session, struct pair *pair, int32_t way, int counter,
-                         char *why, size_t size)
+static int64_t count_way(const struct session *session, struct dispatch_pair *pair, int32_t way,
+                         int counter, char *why, size_t size)
 {
     if (counter < 0) {
         return count_in_child(session, &pair->subject.shape, pair->subject.backend, way, why, size);
@@ -63,7 +63,8 @@ static int64_t count_way(const struct session *session, struct pair *pair, int32
     return status == ATTN_OK ? count : -1;
 }
 
-static void add_instructions(struct json *item, const struct session *session, struct pair *pair)
+static void add_instructions(struct json *item, const struct session *session,
+                             struct dispatch_pair *pair)
 {
     char why[256] = "the counter cannot be read";
     int counter = counter_open();
@@ -85,7 +86,7 @@ static void add_instructions(struct json *item, const struct session *session, s
 }
 
 /* Both ways in turn: what they differ by is far less than what both vary with the machine. */
-static void time_pair(struct pair *pair, struct timing *timing, double *added_ns)
+static void time_pair(struct dispatch_pair *pair, struct timing *timing, double *added_ns)
 {
     double run[ROUNDS], direct[ROUNDS], added[ROUNDS];
     for (int32_t i = 0; i < ROUNDS; i++) {
@@ -114,7 +115,7 @@ static attn_status measure_pair(struct result *result, struct session *session,
                                 const struct attn_host *host, const char *backend, bool writes,
                                 struct attn_error *error)
 {
-    struct pair pair;
+    struct dispatch_pair pair;
     struct timing timing = {.bound = ""};
     double added_ns;
     attn_status status = pair_init(&pair, session, host, &result->shape, backend, writes, error);
@@ -263,7 +264,7 @@ static int child_count(const struct options *options, int32_t way)
     struct attn_error error = ATTN_ERROR_INIT;
     struct services *services = services_create(1);
     struct session session;
-    struct pair pair;
+    struct dispatch_pair pair;
     attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
     if (services != NULL) {
         status = session_init(&session, options, services_host(services), false, &error);

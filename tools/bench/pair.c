@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void set_arguments(struct pair *pair)
+static void set_arguments(struct dispatch_pair *pair)
 {
     struct subject *subject = &pair->subject;
     const struct attn_step_io *io = &subject->io[0].io;
@@ -43,7 +43,7 @@ static void set_arguments(struct pair *pair)
 }
 
 /* What the core does at bind and plan, for the one layer. */
-static attn_status plan_direct(struct pair *pair, struct attn_error *error)
+static attn_status plan_direct(struct dispatch_pair *pair, struct attn_error *error)
 {
     const struct attn_kernels *kernels = pair->direct.kernels;
     const struct requests *requests = &pair->subject.requests;
@@ -91,14 +91,14 @@ static attn_status plan_direct(struct pair *pair, struct attn_error *error)
     return status;
 }
 
-attn_status pair_init(struct pair *pair, struct session *session, const struct attn_host *host,
-                      const struct shape *shape, const char *backend, bool writes,
-                      struct attn_error *error)
+attn_status pair_init(struct dispatch_pair *pair, struct session *session,
+                      const struct attn_host *host, const struct shape *shape, const char *backend,
+                      bool writes, struct attn_error *error)
 {
     struct shape mine = *shape;
     mine.value[PARAMETER_WRITE] = writes;
     mine.value[PARAMETER_LAYOUT] = -1;
-    *pair = (struct pair){.writes = writes, .warm_calls = 1};
+    *pair = (struct dispatch_pair){.writes = writes, .warm_calls = 1};
     attn_status status = subject_init(&pair->subject, session, &mine, backend, NULL, error);
     if (status != ATTN_OK) {
         return status;
@@ -117,7 +117,7 @@ attn_status pair_init(struct pair *pair, struct session *session, const struct a
     return status;
 }
 
-void pair_finish(struct pair *pair)
+void pair_finish(struct dispatch_pair *pair)
 {
     if (pair->attend.prepared != NULL) {
         pair->direct.kernels->release(pair->direct.instance, pair->attend.prepared);
@@ -129,7 +129,7 @@ void pair_finish(struct pair *pair)
     pair->attend.prepared = NULL;
 }
 
-__attribute__((noinline)) attn_status pair_run_calls(struct pair *pair, int64_t calls)
+__attribute__((noinline)) attn_status pair_run_calls(struct dispatch_pair *pair, int64_t calls)
 {
     attn_status (*run)(attn_plan *, attn_layer *, const struct attn_step_io *,
                        struct attn_error *) = pair->subject.session->api->run;
@@ -143,7 +143,7 @@ __attribute__((noinline)) attn_status pair_run_calls(struct pair *pair, int64_t 
     return status;
 }
 
-__attribute__((noinline)) attn_status pair_direct_calls(struct pair *pair, int64_t calls)
+__attribute__((noinline)) attn_status pair_direct_calls(struct dispatch_pair *pair, int64_t calls)
 {
     attn_status (*attend)(const struct attn_attend_args *, struct attn_error *) =
         pair->direct.kernels->attend;

@@ -7,7 +7,7 @@
 #include "direct.h"
 #include "subject.h"
 
-struct pair {
+struct dispatch_pair {
     struct subject subject;
     struct direct direct;
     struct attn_layer_desc layer;
@@ -23,13 +23,13 @@ struct pair {
 };
 
 /* `session` has been made with `host`, so that both ways do their loops alike. */
-attn_status pair_init(struct pair *pair, struct session *session, const struct attn_host *host,
-                      const struct shape *shape, const char *backend, bool writes,
-                      struct attn_error *error);
-void pair_finish(struct pair *pair);
+attn_status pair_init(struct dispatch_pair *pair, struct session *session,
+                      const struct attn_host *host, const struct shape *shape, const char *backend,
+                      bool writes, struct attn_error *error);
+void pair_finish(struct dispatch_pair *pair);
 /* So many calls, one like the other; the status of the last. Not inlined: valgrind counts inside
  * them by name. */
-attn_status pair_run_calls(struct pair *pair, int64_t calls);
-attn_status pair_direct_calls(struct pair *pair, int64_t calls);
+attn_status pair_run_calls(struct dispatch_pair *pair, int64_t calls);
+attn_status pair_direct_calls(struct dispatch_pair *pair, int64_t calls);
 
 #endif

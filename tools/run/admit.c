@@ -30,7 +30,7 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
 }
 
 /* The batch's arrays as they are now, in the device's memory until the next plan. */
-attn_status plan_batch(struct engine *engine, struct run_group *group, struct attn_batch *batch,
+attn_status plan_batch(struct run_engine *engine, struct run_group *group, struct attn_batch *batch,
                        struct attn_batch_recurrent *states)
 {
     const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
@@ -69,7 +69,7 @@ void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t e
 
 /* Writes keys first .. end-1 of one request in one layer, attending nothing. A recurrent layer has
  * no keys: there the tokens are run. */
-static attn_status write_layer(struct engine *engine, struct run_layer *layer,
+static attn_status write_layer(struct run_engine *engine, struct run_layer *layer,
                                const struct batch *batch, int32_t r, int32_t first, int32_t end)
 {
     const struct oracle_terms *t = &layer->terms;
@@ -101,7 +101,7 @@ static attn_status write_layer(struct engine *engine, struct run_layer *layer,
 }
 
 /* Writes keys first .. end-1 of one request in every layer of a group. */
-static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32_t first,
+static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, int32_t first,
                               int32_t end)
 {
     struct run_group *group = &engine->groups[g];
@@ -144,7 +144,7 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
 
 /* The common beginning with another request that is here with it, in whole blocks: its keys are not
  * written again. */
-static int32_t share(struct engine *engine, int32_t r)
+static int32_t share(struct run_engine *engine, int32_t r)
 {
     const struct request *request = &engine->requests[r];
     const struct request *other = request->shares >= 0 ? &engine->requests[request->shares] : NULL;
@@ -161,7 +161,7 @@ static int32_t share(struct engine *engine, int32_t r)
     return shared;
 }
 
-static attn_status fill_history(struct engine *engine, struct run_layer *layer, int32_t r,
+static attn_status fill_history(struct run_engine *engine, struct run_layer *layer, int32_t r,
                                 int32_t shared, int32_t written)
 {
     const struct request *request = &engine->requests[r];
@@ -183,7 +183,7 @@ static attn_status fill_history(struct engine *engine, struct run_layer *layer, 
 }
 
 /* A request comes: its encoder keys are written, and of its prompt all but the last tokens. */
-attn_status admit(struct engine *engine, int32_t r)
+attn_status admit(struct run_engine *engine, int32_t r)
 {
     struct request *request = &engine->requests[r];
     int32_t shared = share(engine, r), written = shared;

@@ -5,7 +5,7 @@
 
 #include "engine.h"
 
-attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r,
+attn_status blocks_reserve(struct run_engine *engine, struct run_group *group, int32_t r,
                            int32_t length)
 {
     int32_t needed = (length + group->block_size - 1) / group->block_size;
@@ -44,7 +44,7 @@ void blocks_free(struct run_group *group, int32_t r)
 
 /* Copies a request's blocks of one group between cache and swap space; in comes to other blocks
  * than it left. */
-static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool out)
+static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, bool out)
 {
     struct run_group *group = &engine->groups[g];
     struct attn_block_memory *others = calloc((size_t)engine->num_layers, sizeof *others);
@@ -93,7 +93,7 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
 }
 
 /* One request is out at a time, so each group's swap space holds it from its beginning. */
-attn_status blocks_swap(struct engine *engine, int32_t r, bool out)
+attn_status blocks_swap(struct run_engine *engine, int32_t r, bool out)
 {
     attn_status status = ATTN_OK;
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {

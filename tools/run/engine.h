@@ -113,7 +113,7 @@ struct batch {
     int64_t slots[MAX_ROWS];
 };
 
-struct engine {
+struct run_engine {
     const struct attn_api *api;
     const struct settings *settings;
     attn_runtime *runtime;
@@ -139,90 +139,91 @@ struct engine {
 #define CHUNK 24 /* prompt tokens that one request attends in a step */
 
 /* setup.c */
-attn_status engine_setup(struct engine *engine);
+attn_status engine_setup(struct run_engine *engine);
 /* Selects and binds the layers that are described. */
-attn_status engine_bind(struct engine *engine);
-void engine_finish(struct engine *engine);
+attn_status engine_bind(struct run_engine *engine);
+void engine_finish(struct run_engine *engine);
 /* requests.c */
-attn_status requests_read(struct engine *engine);
+attn_status requests_read(struct run_engine *engine);
 /* blocks.c: space for `length` keys of request r in a group; swapping */
-attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r,
+attn_status blocks_reserve(struct run_engine *engine, struct run_group *group, int32_t r,
                            int32_t length);
 void blocks_free(struct run_group *group, int32_t r);
 /* Request r, which has none yet, begins with the first `count` blocks of another. */
 void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t count);
-attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
+attn_status blocks_swap(struct run_engine *engine, int32_t r, bool out);
 /* step.c */
-attn_status engine_run(struct engine *engine);
+attn_status engine_run(struct run_engine *engine);
 /* memory.c: memory of the device (`host`: page-locked) that stays, `what` being the words for it
  * where it is not there; the pools' */
-attn_status engine_take(struct engine *engine, bool host, size_t bytes, const char *what,
+attn_status engine_take(struct run_engine *engine, bool host, size_t bytes, const char *what,
                         void **memory);
 /* A copy on the device; NULL with the engine's error. */
-void *pool_send(struct engine *engine, struct pool *pool, const void *source, size_t bytes);
+void *pool_send(struct run_engine *engine, struct pool *pool, const void *source, size_t bytes);
 /* For everything that is on the device, so that pools may be reset. */
-attn_status engine_wait(struct engine *engine);
-void pool_reset(struct engine *engine, struct pool *pool);
-void pool_finish(struct engine *engine, struct pool *pool);
+attn_status engine_wait(struct run_engine *engine);
+void pool_reset(struct run_engine *engine, struct pool *pool);
+void pool_finish(struct run_engine *engine, struct pool *pool);
 /* admit.c: a request comes; a group's batch on the device, planned; slots of keys first .. end-1 */
-attn_status admit(struct engine *engine, int32_t r);
+attn_status admit(struct run_engine *engine, int32_t r);
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);
 /* `states` NULL: not recurrent */
-attn_status plan_batch(struct engine *engine, struct run_group *group, struct attn_batch *batch,
+attn_status plan_batch(struct run_engine *engine, struct run_group *group, struct attn_batch *batch,
                        struct attn_batch_recurrent *states);
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
 /* rows.c */
 size_t element_bytes(const struct run_layer *layer);
 /* A tensor in the device's memory. */
-struct attn_tensor tensor_of(const struct engine *engine, const struct run_layer *layer, void *data,
-                             int32_t ndim, int64_t *shape, int64_t *strides);
+struct attn_tensor tensor_of(const struct run_engine *engine, const struct run_layer *layer,
+                             void *data, int32_t ndim, int64_t *shape, int64_t *strides);
 /* New keys of request r come into the history, first .. end-1: recorded or drawn. */
-attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                      int32_t end, int32_t capacity);
 /* A compact tensor [rows, heads, dims]: memory of the host's own, NULL without memory, and once it
  * was sent the device's from the pool of rows. */
-struct rows {
+struct row_tensor {
     struct attn_tensor tensor;
     int64_t shape[3];
     uint8_t *host;
     size_t bytes;
 };
 
-void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
+void rows_init(struct row_tensor *rows, const struct run_layer *layer, int64_t count, int32_t heads,
                int32_t dims, bool poison);
-attn_status rows_send(struct engine *engine, const struct run_layer *layer, struct rows *rows);
+attn_status rows_send(struct run_engine *engine, const struct run_layer *layer,
+                      struct row_tensor *rows);
 /* `count` outputs from element `at` of `out` against what they should be, and against the
  * recording's (NULL: none). Not for two threads at once on one tally. */
 void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
                  int32_t count, const float *recorded, struct tally *tally);
 /* Row `row` of request r in a recording of q, k, v or out (0 .. 3); NULL: none. */
-const float *recorded_row(const struct engine *engine, const struct run_layer *layer, int32_t which,
-                          int32_t r, int64_t row);
+const float *recorded_row(const struct run_engine *engine, const struct run_layer *layer,
+                          int32_t which, int32_t r, int64_t row);
 /* All heads of the query at `position`, recorded or drawn. */
-void make_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t position,
-                int64_t length, uint8_t *row);
+void make_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
+                int64_t position, int64_t length, uint8_t *row);
 /* Output rows of a request's last `count` of `length` keys against the oracle, and against the
  * recording's rows from there on (NULL: none). False: no memory. */
 bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
                  const uint8_t *out, const float *recorded);
 /* memory.c: parameter `index` of the layer, copied to device_params[index] */
-attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
+attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);
 /* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */
-attn_status mla_bind(struct engine *engine, struct run_layer *layer);
-attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+attn_status mla_bind(struct run_engine *engine, struct run_layer *layer);
+attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                       int32_t end);
-attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
+attn_status mla_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch);
 /* gdn.c: weights and states; a step of one layer, `states` being on the planned batch; states of
  * requests that are swapped, out of their slot and into another */
-attn_status gdn_bind(struct engine *engine, struct run_layer *layer);
-attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
+attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer);
+attn_status gdn_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch);
 void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
                 struct attn_batch_recurrent *states);
-attn_status gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out);
+attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out);
 /* replay.c: --qkv from beginning to end, over engine_run */
-attn_status engine_replay(struct engine *engine);
-attn_status engine_fail(struct engine *engine, attn_status status, const char *field,
+attn_status engine_replay(struct run_engine *engine);
+attn_status engine_fail(struct run_engine *engine, attn_status status, const char *field,
                         const char *what);
 
 #endif

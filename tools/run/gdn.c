@@ -24,7 +24,7 @@ static int64_t window_size(const struct attn_recurrent_desc *g)
     return channels_of(g) * (g->conv_width - 1);
 }
 
-static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
+static attn_status bind_weights(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     int64_t channels = channels_of(g), shape[] = {channels, g->conv_width};
@@ -64,7 +64,7 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
-attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
+attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     layer->terms = (struct oracle_terms){
@@ -115,7 +115,7 @@ void gdn_states(const struct run_group *group, const struct batch *batch, int32_
 }
 
 /* Tokens of one request against the recurrence, whose state moves on with them. */
-static attn_status verify_request(struct engine *engine, struct run_layer *layer, int32_t r,
+static attn_status verify_request(struct run_engine *engine, struct run_layer *layer, int32_t r,
                                   int32_t own, int32_t first, int32_t count, const uint8_t *out)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
@@ -146,7 +146,7 @@ static attn_status verify_request(struct engine *engine, struct run_layer *layer
     return ATTN_OK;
 }
 
-static attn_status run_rows(struct engine *engine, struct run_layer *layer,
+static attn_status run_rows(struct run_engine *engine, struct run_layer *layer,
                             const struct batch *batch, uint8_t *mixed, uint8_t *gates, uint8_t *out)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
@@ -180,7 +180,7 @@ static attn_status run_rows(struct engine *engine, struct run_layer *layer,
                : status;
 }
 
-attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch)
+attn_status gdn_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
@@ -222,7 +222,7 @@ attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct
 
 /* Its memory is the engine's own: out to the swap space, the slot poisoned, and in to another slot.
  */
-attn_status gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out)
+attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out)
 {
     const struct device *device = &engine->device;
     struct run_group *group = &engine->groups[g];

@@ -74,7 +74,7 @@ static bool layer_right(const struct run_layer *layer)
     return layer->tally.compared > 0 && layer->tally.max_error <= 1;
 }
 
-static void tell_json(const struct engine *engine, bool verified, double max_error,
+static void tell_json(const struct run_engine *engine, bool verified, double max_error,
                       int64_t compared, double seconds)
 {
     struct json *root = json_object();
@@ -115,7 +115,7 @@ static bool same_layer(const struct run_layer *a, const struct run_layer *b)
 
 /* Layer `first` and all like it, with the largest of their errors; nothing if an earlier one is
  * like it. `indices` has room for all layers. */
-static void tell_group(const struct engine *engine, int32_t first, int32_t *indices)
+static void tell_group(const struct run_engine *engine, int32_t first, int32_t *indices)
 {
     const struct run_layer *layer = &engine->layers[first];
     double max_error = 0;
@@ -140,7 +140,8 @@ static void tell_group(const struct engine *engine, int32_t first, int32_t *indi
     }
 }
 
-static void tell_text(const struct engine *engine, bool verified, int64_t compared, double seconds)
+static void tell_text(const struct run_engine *engine, bool verified, int64_t compared,
+                      double seconds)
 {
     char device[DEVICE_TITLE_SIZE];
     printf("on %s\n", device_title(engine->api, engine->runtime, engine->device.device, device));
@@ -155,7 +156,7 @@ static void tell_text(const struct engine *engine, bool verified, int64_t compar
            engine->settings->verify ? (verified ? ", all right" : ", NOT all right") : "");
 }
 
-static int print_totals(const struct engine *engine, double seconds)
+static int print_totals(const struct run_engine *engine, double seconds)
 {
     bool verified = engine->settings->verify && engine->num_layers > 0;
     double max_error = 0;
@@ -177,7 +178,7 @@ static int print_totals(const struct engine *engine, double seconds)
 static int run_tool(int argc, char **argv)
 {
     struct settings settings;
-    struct engine engine = {.settings = &settings, .error = ATTN_ERROR_INIT};
+    struct run_engine engine = {.settings = &settings, .error = ATTN_ERROR_INIT};
     struct timespec begin, end;
     int code = parse(argc, argv, &settings);
     if (code >= 0) {

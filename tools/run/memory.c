@@ -9,7 +9,7 @@
 #define POOL_FIRST ((size_t)1 << 20) /* bytes; doubled until a step fits */
 #define ALIGNMENT 256
 
-attn_status engine_fail(struct engine *engine, attn_status status, const char *field,
+attn_status engine_fail(struct run_engine *engine, attn_status status, const char *field,
                         const char *what)
 {
     engine->status = engine->error.status = status;
@@ -18,7 +18,7 @@ attn_status engine_fail(struct engine *engine, attn_status status, const char *f
     return status;
 }
 
-attn_status engine_take(struct engine *engine, bool host, size_t bytes, const char *what,
+attn_status engine_take(struct run_engine *engine, bool host, size_t bytes, const char *what,
                         void **memory)
 {
     char why[sizeof engine->error.message], text[sizeof why], name[DEVICE_NAME_SIZE];
@@ -32,7 +32,7 @@ attn_status engine_take(struct engine *engine, bool host, size_t bytes, const ch
     return status;
 }
 
-static void *pool_take(struct engine *engine, struct pool *pool, size_t bytes)
+static void *pool_take(struct run_engine *engine, struct pool *pool, size_t bytes)
 {
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (pool->count == 0 || pool->size - pool->used < bytes) {
@@ -57,7 +57,7 @@ static void *pool_take(struct engine *engine, struct pool *pool, size_t bytes)
     return memory;
 }
 
-void *pool_send(struct engine *engine, struct pool *pool, const void *source, size_t bytes)
+void *pool_send(struct run_engine *engine, struct pool *pool, const void *source, size_t bytes)
 {
     void *memory = pool_take(engine, pool, bytes);
     bool sent = memory != NULL &&
@@ -65,12 +65,12 @@ void *pool_send(struct engine *engine, struct pool *pool, const void *source, si
     return sent ? memory : NULL;
 }
 
-attn_status engine_wait(struct engine *engine)
+attn_status engine_wait(struct run_engine *engine)
 {
     return engine->api->device_synchronize(engine->device.opened, NULL, &engine->error);
 }
 
-void pool_reset(struct engine *engine, struct pool *pool)
+void pool_reset(struct run_engine *engine, struct pool *pool)
 {
     pool->used = 0;
     for (int32_t i = 0; i + 1 < pool->count; i++) {
@@ -82,7 +82,7 @@ void pool_reset(struct engine *engine, struct pool *pool)
     }
 }
 
-void pool_finish(struct engine *engine, struct pool *pool)
+void pool_finish(struct run_engine *engine, struct pool *pool)
 {
     pool_reset(engine, pool);
     if (pool->count > 0) {
@@ -91,7 +91,7 @@ void pool_finish(struct engine *engine, struct pool *pool)
     *pool = (struct pool){.count = 0};
 }
 
-attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
+attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes)
 {
     attn_status status =

@@ -27,7 +27,7 @@ struct latent_step {
     pthread_mutex_t lock;
 };
 
-attn_status mla_bind(struct engine *engine, struct run_layer *layer)
+attn_status mla_bind(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct attn_layer_desc *d = &layer->source->desc;
@@ -62,9 +62,9 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
 }
 
 /* Rows [c | k_pe] as the two tensors that an engine has. */
-static void split_rows(const struct engine *engine, const struct run_layer *layer, uint8_t *rows,
-                       int64_t count, struct attn_tensor *parts, int64_t (*shapes)[2],
-                       int64_t *strides)
+static void split_rows(const struct run_engine *engine, const struct run_layer *layer,
+                       uint8_t *rows, int64_t count, struct attn_tensor *parts,
+                       int64_t (*shapes)[2], int64_t *strides)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     strides[0] = layer->terms.head_size;
@@ -78,7 +78,7 @@ static void split_rows(const struct engine *engine, const struct run_layer *laye
     }
 }
 
-attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                       int32_t end)
 {
     struct attn_tensor parts[2];
@@ -101,8 +101,8 @@ attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r,
 
 /* One query row: noise of the logits' deviation in both parts, and a pull towards key j's rope
  * part. */
-static void draw_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t j,
-                       uint8_t *row)
+static void draw_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
+                       int64_t j, uint8_t *row)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct oracle_terms *t = &layer->terms;
@@ -126,7 +126,7 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
 
 /* Key j, some of the others that the query sees, and what is no key: -1 and positions past the end.
  */
-static void draw_list(struct engine *engine, int32_t topk, int64_t position, int64_t j,
+static void draw_list(struct run_engine *engine, int32_t topk, int64_t position, int64_t j,
                       int32_t *listed)
 {
     int32_t count = 0;
@@ -146,7 +146,7 @@ static void draw_list(struct engine *engine, int32_t topk, int64_t position, int
     }
 }
 
-static attn_status fill_step(struct engine *engine, struct latent_step *step)
+static attn_status fill_step(struct run_engine *engine, struct latent_step *step)
 {
     struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
@@ -176,7 +176,7 @@ static attn_status fill_step(struct engine *engine, struct latent_step *step)
     return ATTN_OK;
 }
 
-static attn_status run_step(struct engine *engine, const struct latent_step *step)
+static attn_status run_step(struct run_engine *engine, const struct latent_step *step)
 {
     struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
@@ -310,7 +310,7 @@ static void *verify_heads(void *argument)
     return NULL;
 }
 
-static attn_status verify_step(struct engine *engine, struct latent_step *step)
+static attn_status verify_step(struct run_engine *engine, struct latent_step *step)
 {
     const struct batch *batch = step->batch;
     const struct oracle_terms *t = &step->layer->terms;
@@ -346,7 +346,7 @@ static attn_status verify_step(struct engine *engine, struct latent_step *step)
                : ATTN_OK;
 }
 
-attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct batch *batch)
+attn_status mla_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);

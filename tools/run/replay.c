@@ -24,13 +24,13 @@ struct recording {
     int64_t q_shape[3], k_shape[3];
 };
 
-static attn_status refuse(struct engine *engine, const char *field, const char *what)
+static attn_status refuse(struct run_engine *engine, const char *field, const char *what)
 {
     return engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, field, what);
 }
 
 /* Rows of k and v belong to those of q; all heads are of one size. */
-static attn_status check_shapes(struct engine *engine, const int64_t q[3], const int64_t k[3])
+static attn_status check_shapes(struct run_engine *engine, const int64_t q[3], const int64_t k[3])
 {
     char what[160];
     snprintf(what, sizeof what,
@@ -43,7 +43,8 @@ static attn_status check_shapes(struct engine *engine, const int64_t q[3], const
                : refuse(engine, "layer.0.k", what);
 }
 
-static attn_status read_requests(struct engine *engine, struct recording *recording, bool decoder)
+static attn_status read_requests(struct run_engine *engine, struct recording *recording,
+                                 bool decoder)
 {
     int64_t count, prompts;
     recording->query_start_loc =
@@ -77,7 +78,8 @@ static attn_status read_requests(struct engine *engine, struct recording *record
     return ATTN_OK;
 }
 
-static attn_status open_recording(struct engine *engine, struct recording *recording, bool *decoder)
+static attn_status open_recording(struct run_engine *engine, struct recording *recording,
+                                  bool *decoder)
 {
     attn_status status = tensors_open(&recording->file, engine->settings->qkv, &engine->error);
     if (status != ATTN_OK) {
@@ -105,7 +107,7 @@ static attn_status open_recording(struct engine *engine, struct recording *recor
 }
 
 /* q and out are shaped as layer 0's q, k and v as its k. */
-static attn_status find_rows(struct engine *engine, struct run_layer *layer,
+static attn_status find_rows(struct run_engine *engine, struct run_layer *layer,
                              const struct recording *recording)
 {
     static const char *const names[] = {"q", "k", "v", "out"};
@@ -125,7 +127,8 @@ static attn_status find_rows(struct engine *engine, struct run_layer *layer,
     return ATTN_OK;
 }
 
-static attn_status describe(struct engine *engine, const struct recording *recording, bool decoder)
+static attn_status describe(struct run_engine *engine, const struct recording *recording,
+                            bool decoder)
 {
     const char *scale = tensors_metadata(&recording->file, "scale");
     attn_status status = ATTN_OK;
@@ -158,7 +161,7 @@ static attn_status describe(struct engine *engine, const struct recording *recor
     return status;
 }
 
-static void make_requests(struct engine *engine, const struct recording *recording)
+static void make_requests(struct run_engine *engine, const struct recording *recording)
 {
     engine->num_requests = recording->num_reqs;
     for (int32_t r = 0; r < recording->num_reqs; r++) {
@@ -177,7 +180,7 @@ static void make_requests(struct engine *engine, const struct recording *recordi
 }
 
 /* Every recorded row has to have been compared: none may be passed over unseen. */
-static attn_status check_coverage(struct engine *engine, const struct recording *recording)
+static attn_status check_coverage(struct run_engine *engine, const struct recording *recording)
 {
     int64_t elements = recording->q_shape[0] * recording->q_shape[1] * recording->q_shape[2];
     for (int32_t i = 0; i < engine->num_layers && engine->settings->verify; i++) {
@@ -189,7 +192,7 @@ static attn_status check_coverage(struct engine *engine, const struct recording 
     return ATTN_OK;
 }
 
-attn_status engine_replay(struct engine *engine)
+attn_status engine_replay(struct run_engine *engine)
 {
     struct recording recording = {.num_reqs = 0};
     bool decoder = false;

@@ -12,7 +12,7 @@
 #define MAX_FILE (1 << 20)
 
 /* The longest window or chunk of the model: one request has to go past it. */
-static int32_t longest_window(const struct engine *engine)
+static int32_t longest_window(const struct run_engine *engine)
 {
     int32_t longest = 0;
     for (int32_t i = 0; i < engine->num_layers; i++) {
@@ -24,7 +24,7 @@ static int32_t longest_window(const struct engine *engine)
 }
 
 /* A short, a middle and a long request, one that comes late and one that is preempted. */
-static void generate(struct engine *engine)
+static void generate(struct run_engine *engine)
 {
     double scale = engine->settings->scale;
     int32_t window = (int32_t)ceil(longest_window(engine) * scale), steps = engine->settings->steps;
@@ -43,8 +43,8 @@ static void generate(struct engine *engine)
     }
 }
 
-static int32_t field(struct engine *engine, const cJSON *item, const char *name, int32_t otherwise,
-                     int32_t least)
+static int32_t field(struct run_engine *engine, const cJSON *item, const char *name,
+                     int32_t otherwise, int32_t least)
 {
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(item, name);
     if (value == NULL) {
@@ -61,7 +61,7 @@ static int32_t field(struct engine *engine, const cJSON *item, const char *name,
     return (int32_t)value->valuedouble;
 }
 
-static void check_sharing(struct engine *engine, int32_t index)
+static void check_sharing(struct run_engine *engine, int32_t index)
 {
     const struct request *request = &engine->requests[index];
     if (request->shares >= index ||
@@ -76,7 +76,7 @@ static void check_sharing(struct engine *engine, int32_t index)
     }
 }
 
-static void read_list(struct engine *engine, const cJSON *root)
+static void read_list(struct run_engine *engine, const cJSON *root)
 {
     const cJSON *item;
     cJSON_ArrayForEach(item, root)
@@ -97,7 +97,7 @@ static void read_list(struct engine *engine, const cJSON *root)
     }
 }
 
-attn_status requests_read(struct engine *engine)
+attn_status requests_read(struct run_engine *engine)
 {
     engine->random = engine->settings->seed;
     if (engine->settings->requests == NULL) {

@@ -16,17 +16,17 @@ size_t element_bytes(const struct run_layer *layer)
     return number_bytes(layer->terms.dtype);
 }
 
-struct attn_tensor tensor_of(const struct engine *engine, const struct run_layer *layer, void *data,
-                             int32_t ndim, int64_t *shape, int64_t *strides)
+struct attn_tensor tensor_of(const struct run_engine *engine, const struct run_layer *layer,
+                             void *data, int32_t ndim, int64_t *shape, int64_t *strides)
 {
     return (struct attn_tensor){
         data, engine->device.device, ndim, number_dtype(layer->terms.dtype), shape, strides, 0};
 }
 
-void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
+void rows_init(struct row_tensor *rows, const struct run_layer *layer, int64_t count, int32_t heads,
                int32_t dims, bool poison)
 {
-    *rows = (struct rows){.shape = {count, heads, dims}};
+    *rows = (struct row_tensor){.shape = {count, heads, dims}};
     rows->bytes = (size_t)count * (size_t)heads * (size_t)dims * element_bytes(layer);
     rows->host = malloc(rows->bytes + 1);
     if (rows->host != NULL && poison) {
@@ -34,15 +34,16 @@ void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, 
     }
 }
 
-attn_status rows_send(struct engine *engine, const struct run_layer *layer, struct rows *rows)
+attn_status rows_send(struct run_engine *engine, const struct run_layer *layer,
+                      struct row_tensor *rows)
 {
     void *memory = pool_send(engine, &engine->rows, rows->host, rows->bytes);
     rows->tensor = tensor_of(engine, layer, memory, 3, rows->shape, NULL);
     return memory != NULL ? ATTN_OK : engine->error.status;
 }
 
-const float *recorded_row(const struct engine *engine, const struct run_layer *layer, int32_t which,
-                          int32_t r, int64_t row)
+const float *recorded_row(const struct run_engine *engine, const struct run_layer *layer,
+                          int32_t which, int32_t r, int64_t row)
 {
     const struct oracle_terms *t = &layer->terms;
     int64_t width = which == 0 || which == 3 ? (int64_t)t->num_q_heads * t->head_size
@@ -52,7 +53,7 @@ const float *recorded_row(const struct engine *engine, const struct run_layer *l
                : NULL;
 }
 
-attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                      int32_t end, int32_t capacity)
 {
     const struct oracle_terms *t = &layer->terms;
@@ -78,7 +79,7 @@ attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, 
 }
 
 /* A query that looks for one key that it can see, with noise of the other logits' deviation. */
-static void draw_query(struct engine *engine, const struct run_layer *layer, int32_t r,
+static void draw_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
                        int64_t position, int64_t length, uint8_t *row)
 {
     const struct oracle_terms *t = &layer->terms;
@@ -103,8 +104,8 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
     }
 }
 
-void make_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t position,
-                int64_t length, uint8_t *row)
+void make_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
+                int64_t position, int64_t length, uint8_t *row)
 {
     const float *recorded = recorded_row(engine, layer, 0, r, position);
     if (recorded != NULL) {

@@ -11,14 +11,14 @@
 #define MIN_STEP_TOKENS 512
 #define MAX_STEP_TOKENS 8192
 
-static attn_status no_memory(struct engine *engine)
+static attn_status no_memory(struct run_engine *engine)
 {
     return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "memory",
                        "not enough for this run; try --scale");
 }
 
 /* The best device, or the one of what ATTN_BACKEND orders. */
-static attn_status open_device(struct engine *engine)
+static attn_status open_device(struct run_engine *engine)
 {
     struct attn_device device;
     attn_status status = engine->api->best_device(engine->runtime, NULL, &device, &engine->error);
@@ -30,7 +30,7 @@ static attn_status open_device(struct engine *engine)
                              : status;
 }
 
-static attn_status select_layers(struct engine *engine)
+static attn_status select_layers(struct run_engine *engine)
 {
     const struct attn_layer_desc **descs = calloc((size_t)engine->num_layers + 1, sizeof *descs);
     attn_assignment *assignment = NULL;
@@ -63,7 +63,7 @@ static attn_status select_layers(struct engine *engine)
 }
 
 /* Sinks and slopes, and the same terms for the oracle. */
-static attn_status make_params(struct engine *engine, struct run_layer *layer)
+static attn_status make_params(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_layer_desc *d = &layer->source->desc;
     struct attn_layer_params params = {.struct_size = sizeof params};
@@ -110,7 +110,7 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
 }
 
 /* Pages that were not written are NaN. */
-static attn_status make_cache(struct engine *engine, struct run_layer *layer)
+static attn_status make_cache(struct run_engine *engine, struct run_layer *layer)
 {
     struct run_group *group = &engine->groups[layer->group];
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
@@ -130,7 +130,7 @@ static attn_status make_cache(struct engine *engine, struct run_layer *layer)
                : status;
 }
 
-static attn_status make_group(struct engine *engine, struct run_group *group,
+static attn_status make_group(struct run_engine *engine, struct run_group *group,
                               const struct run_layer *layer)
 {
     int64_t tokens = 0;
@@ -167,7 +167,7 @@ static attn_status make_group(struct engine *engine, struct run_group *group,
 }
 
 /* Of a step: no request brings more than its prompt, and no write more than MIN_STEP_TOKENS. */
-static int32_t most_tokens(const struct engine *engine)
+static int32_t most_tokens(const struct run_engine *engine)
 {
     int64_t tokens = 0;
     for (int32_t r = 0; r < engine->num_requests; r++) {
@@ -177,7 +177,7 @@ static int32_t most_tokens(const struct engine *engine)
     return tokens < MAX_STEP_TOKENS ? (int32_t)tokens : MAX_STEP_TOKENS;
 }
 
-static attn_status make_plan(struct engine *engine, int32_t index)
+static attn_status make_plan(struct run_engine *engine, int32_t index)
 {
     struct run_group *group = &engine->groups[index];
     struct attn_plan_options options = {
@@ -198,7 +198,7 @@ static attn_status make_plan(struct engine *engine, int32_t index)
                              : status;
 }
 
-static attn_status bind_layers(struct engine *engine)
+static attn_status bind_layers(struct run_engine *engine)
 {
     attn_status status = ATTN_OK;
     engine->num_groups = engine->api->model_num_groups(engine->model, ATTN_GROUP_BLOCK_TABLE);
@@ -228,7 +228,7 @@ static attn_status bind_layers(struct engine *engine)
     return status;
 }
 
-attn_status engine_setup(struct engine *engine)
+attn_status engine_setup(struct run_engine *engine)
 {
     attn_status status =
         model_config_read(&engine->config, engine->settings->model, &engine->error);
@@ -252,14 +252,14 @@ attn_status engine_setup(struct engine *engine)
     return status == ATTN_OK ? engine_bind(engine) : status;
 }
 
-attn_status engine_bind(struct engine *engine)
+attn_status engine_bind(struct run_engine *engine)
 {
     attn_status status = open_device(engine);
     status = status == ATTN_OK ? select_layers(engine) : status;
     return status == ATTN_OK ? bind_layers(engine) : status;
 }
 
-void engine_finish(struct engine *engine)
+void engine_finish(struct run_engine *engine)
 {
     device_wait(&engine->device); /* after a failure, for what is still running */
     for (int32_t g = 0; engine->groups != NULL && g < engine->num_groups; g++) {

@@ -12,7 +12,7 @@ static int32_t tokens_now(const struct request *request)
     return left <= 0 ? 1 : left < CHUNK ? left : CHUNK;
 }
 
-static void compose(struct engine *engine, struct batch *batch)
+static void compose(struct run_engine *engine, struct batch *batch)
 {
     int32_t query_lens[MAX_REQUESTS] = {0}, seq_lens[MAX_REQUESTS] = {0};
     int32_t ids[MAX_REQUESTS], order[MAX_REQUESTS], moved;
@@ -38,7 +38,7 @@ static void compose(struct engine *engine, struct batch *batch)
     }
 }
 
-static attn_status run_layer(struct engine *engine, struct run_layer *layer,
+static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
                              const struct batch *batch)
 {
     const struct oracle_terms *t = &layer->terms;
@@ -51,7 +51,7 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer,
         return gdn_run(engine, layer, batch);
     }
     bool cross = layer->source->desc.kind == ATTN_LAYER_CROSS;
-    struct rows q, k, v, out;
+    struct row_tensor q, k, v, out;
     attn_status status = ATTN_OK;
     rows_init(&q, layer, tokens, t->num_q_heads, t->head_size, false);
     rows_init(&k, layer, tokens, t->num_kv_heads, t->head_size, false);
@@ -80,7 +80,7 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer,
                        q.host + (size_t)(first + c) * q_row);
         }
     }
-    struct rows *sent[] = {&q, &out, &k, &v};
+    struct row_tensor *sent[] = {&q, &out, &k, &v};
     for (int32_t i = 0; i < (cross ? 2 : 4) && status == ATTN_OK; i++) {
         status = rows_send(engine, layer, sent[i]);
     }
@@ -133,7 +133,7 @@ static int32_t common_prefix(const struct run_group *group, const struct batch *
 }
 
 /* Plans every group with a cache over its own table, then runs its layers. */
-static attn_status run_groups(struct engine *engine, struct batch *batch)
+static attn_status run_groups(struct run_engine *engine, struct batch *batch)
 {
     attn_status status = ATTN_OK;
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
@@ -175,7 +175,7 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
 }
 
 /* Towers without a cache see whole sequences, once: a recording's, or some. */
-static attn_status run_encoders(struct engine *engine)
+static attn_status run_encoders(struct run_engine *engine)
 {
     static const int32_t some[] = {37, 8, 1, 64};
     int32_t lengths[MAX_REQUESTS], count = sizeof some / sizeof *some;
@@ -221,7 +221,7 @@ static attn_status run_encoders(struct engine *engine)
     return status;
 }
 
-static attn_status advance(struct engine *engine, const struct batch *batch, int32_t step)
+static attn_status advance(struct run_engine *engine, const struct batch *batch, int32_t step)
 {
     attn_status status = ATTN_OK;
     for (int32_t i = 0; i < batch->num_reqs; i++) {
@@ -252,7 +252,7 @@ static attn_status advance(struct engine *engine, const struct batch *batch, int
     return status;
 }
 
-attn_status engine_run(struct engine *engine)
+attn_status engine_run(struct run_engine *engine)
 {
     struct batch *batch = calloc(1, sizeof *batch);
     attn_status status = batch != NULL

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend: arguments become gpu_params, and the kernel that can walk them is chosen. */
+/* attend: arguments become gpu_params, and the kernel that can take them is chosen. */
 #include "gpu/host/schedule.h"
 
 static void set_tensors(struct gpu_params *p, const struct attn_attend_args *args)
@@ -75,7 +75,7 @@ static const char *launch_plain(const struct attn_attend_args *args, const struc
                              (int64_t)device->num_sms * 8, p, args->stream);
 }
 
-/* By the kernel that walks anything, row by row. */
+/* By the kernel that takes anything, row by row. */
 static const char *attend_plainly(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     bool codes = args->layer->output_form != ATTN_OUTPUT_PLAIN;

@@ -34,8 +34,8 @@ struct schedule_host {
     int32_t has_steps;   /* of gated delta: requests of one token, which are not among the few */
 };
 
-/* A plugin's matrix kernels, which walk segments of a schedule. Without them every attend is that
- * of gpu/kernels/plain.cpp, which needs no schedule. */
+/* A plugin's matrix kernels, which work through segments of a schedule. Without them every attend
+ * is that of gpu/kernels/plain.cpp, which needs no schedule. */
 struct gpu_matrix_kernels {
     /* The rows of an item and whether a segment is of one item: sets tile_rows and by_item. */
     void (*choose_rows)(const struct attn_prepared *prepared, const struct attn_batch *batch,
@@ -43,7 +43,7 @@ struct gpu_matrix_kernels {
     /* Keys of a tile, and groups of a multiprocessor, for items of such rows. */
     int32_t (*tile)(const struct attn_prepared *prepared, bool cached, int32_t tile_rows);
     int32_t (*groups_of_sm)(const struct attn_attend_args *args);
-    /* Whether they walk these arguments. */
+    /* Whether they take these arguments. */
     bool (*serves)(const struct attn_attend_args *args, const struct gpu_params *p);
     /* Whether the output's codes are written, too, where gpu_output_is_near; NULL: never. */
     bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
@@ -60,7 +60,7 @@ void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_bat
                      struct schedule_host *plan);
 /* Whether attends that load 16 bytes at a time, count rows' offsets in 16 bytes and 31 bits, and
  * know no ALiBi, spans, trees, float32, 4-bit rows, rounded probabilities and packed layouts can
- * walk these arguments. Queries are of 16 bits, or in e4m3 as their cache is. */
+ * take these arguments. Queries are of 16 bits, or in e4m3 as their cache is. */
 bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params *p);
 
 /* A faster way for requests of many rows (query, head of the group). What it computes of a request
@@ -92,7 +92,7 @@ struct gpu_prefill {
     bool (*takes_query)(const struct gpu_params *p);
     /* Whether it writes an output's codes, too, where gpu_output_is_near. */
     bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
-    /* False: these tensors it cannot walk, and nothing was launched. It writes what gpu_output_of
+    /* False: it cannot take these tensors, and nothing was launched. It writes what gpu_output_of
      * says. shared: on its share of the multiprocessors, since the common way's launch follows. */
     bool (*attend)(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
                    bool shared, const char **cause);
@@ -119,7 +119,7 @@ struct gpu_delta_chunks {
                            int32_t dtype);
     /* Chunks that there is workspace for, for such a batch. */
     int64_t (*num_chunks)(int64_t reqs, int64_t tokens);
-    /* Whether it walks these arguments. */
+    /* Whether it takes these arguments. */
     bool (*takes)(const struct gpu_delta_params *p);
     /* Whether requests of one token have a kernel of their own for these arguments, which rolls
      * their windows, too, and its launch. */

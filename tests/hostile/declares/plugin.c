@@ -41,7 +41,7 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(layer_kind_is_unknown, c->layer_kinds |= BIT(ATTN_LAYER_KIND_COUNT));
     CHANGE(phase_is_unknown, c->phases |= BIT(5));
     CHANGE(feature_is_unknown, c->features |= BIT(63));
-    CHANGE(walk_is_unknown, c->view_forms |= BIT(5));
+    CHANGE(view_form_is_unknown, c->view_forms |= BIT(5));
     CHANGE(output_form_is_unknown, c->output_forms |= BIT(ATTN_OUTPUT_FORM_COUNT));
     CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT(ATTN_KV_DTYPE_COUNT));
     CHANGE(decode_write_of_no_cache, c->decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV));
@@ -57,8 +57,8 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(rope_without_kernel, c->features |= ATTN_FEATURE_FUSED_ROPE);
     CHANGE(quantized_query_without_dtypes, c->features |= ATTN_FEATURE_QUANTIZED_QUERY);
     CHANGE(invariant_prefix_alone, c->features |= ATTN_FEATURE_BATCH_INVARIANT_PREFIX);
-    CHANGE(layout_without_walk, c->layouts |= BIT(ATTN_KV_LAYOUT_HND_ROWS));
-    CHANGE(packed_without_walk, c->layouts |= BIT(ATTN_KV_LAYOUT_PACKED_K));
+    CHANGE(layout_without_view_form, c->layouts |= BIT(ATTN_KV_LAYOUT_HND_ROWS));
+    CHANGE(packed_without_view_form, c->layouts |= BIT(ATTN_KV_LAYOUT_PACKED_K));
     CHANGE(preferred_layout_is_negative, c->preferred_layout = -1);
     CHANGE(preferred_block_size_is_none, c->preferred_block_size = 24);
     CHANGE(paged_without_kv_dtypes, c->kv_dtypes = 0);
