@@ -3,8 +3,8 @@
  * place and once; keys that not all of them see go the packed way behind the others (run_edge). Per
  * KV head and key, D 128, bf16: 512 bytes and 1 KiFLOP per query head, so the memory bounds it.
  *
- * A tile is 64 keys. The scores of all its heads are taken before their values, in the order in
- * which memory has them: with heads apart (HND) head by head, with a token's heads side by side
+ * A tile is 32 to 128 keys. The scores of all its heads are taken before their values, in the order
+ * in which memory has them: with heads apart (HND) head by head, with a token's heads side by side
  * (NHD) some tokens at a time. */
 #include "direct.h"
 
@@ -173,12 +173,12 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         .key_rows = (const void **)(scratch + at->key_rows),
         .value_rows = (const void **)(scratch + at->value_rows),
         .next_keys = (const void **)(scratch + at->next_rows),
-        .next_values = (const void **)(scratch + at->next_rows) + DIRECT_KEYS,
-        .staged_rows = (const void **)(scratch + at->next_rows) + 2 * DIRECT_KEYS,
+        .next_values = (const void **)(scratch + at->next_rows) + DIRECT_MOST_KEYS,
+        .staged_rows = (const void **)(scratch + at->next_rows) + 2 * DIRECT_MOST_KEYS,
         .key_scales = (const void **)(scratch + at->scale_rows),
-        .value_scales = (const void **)(scratch + at->scale_rows) + DIRECT_KEYS,
-        .next_key_scales = (const void **)(scratch + at->scale_rows) + 2 * DIRECT_KEYS,
-        .next_value_scales = (const void **)(scratch + at->scale_rows) + 3 * DIRECT_KEYS,
+        .value_scales = (const void **)(scratch + at->scale_rows) + DIRECT_MOST_KEYS,
+        .next_key_scales = (const void **)(scratch + at->scale_rows) + 2 * DIRECT_MOST_KEYS,
+        .next_value_scales = (const void **)(scratch + at->scale_rows) + 3 * DIRECT_MOST_KEYS,
         .key_scale = (float *)(scratch + at->key_scale),
         .value_scale = (float *)(scratch + at->value_scale),
         .key_zero = (int32_t *)(scratch + at->key_zero),
@@ -365,14 +365,25 @@ static void finish_head(const struct direct *direct, struct interval common, int
     finish_item(run, item, item->head + h, accumulator, reference, sum, direct->scratch);
 }
 
+/* Listed rows stay at the plain size: lists of MLA's rows are 5 % slower by larger tiles. */
+static int32_t tile_size(const struct direct *direct)
+{
+    const struct direct_engine *engine = direct->run->problem.keys.direct;
+    int32_t rows = direct->rows_padded;
+    if (engine->half_tile_rows > 0 && rows >= engine->half_tile_rows) {
+        return DIRECT_KEYS / 2;
+    }
+    bool larger = engine->double_tile_rows > 0 && rows >= engine->double_tile_rows &&
+                  direct->run->problem.shape.topk == 0;
+    return larger ? DIRECT_MOST_KEYS : DIRECT_KEYS;
+}
+
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch)
 {
     struct direct direct;
     struct interval common = common_keys(run, item);
     direct_init(&direct, run, item, scratch);
-    const int32_t half_from = run->problem.keys.direct->half_tile_rows;
-    const bool half = half_from > 0 && direct.rows_padded >= half_from;
-    const int32_t tile_keys = half ? DIRECT_KEYS / 2 : DIRECT_KEYS;
+    const int32_t tile_keys = tile_size(&direct);
     int32_t next_n = find_tile(&direct, common.low, at_most(tile_keys, common.high - common.low));
     for (int32_t first = common.low; first < common.high; first += tile_keys) {
         struct direct_step step = {.first = first, .n = next_n};

@@ -30,7 +30,7 @@ int32_t keys_together(const struct direct *direct, const struct row_source *sour
         return at_least(1, n);
     }
     int64_t keys = AHEAD_BYTES / (direct->bunch * source->stride_head);
-    return at_most(DIRECT_KEYS, at_least(8, (int32_t)keys / 8 * 8));
+    return at_most(DIRECT_MOST_KEYS, at_least(8, (int32_t)keys / 8 * 8));
 }
 
 /* This head's share of a step to come: tokens from .. from + keys - 1, `heads` heads of each from

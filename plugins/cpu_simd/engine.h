@@ -21,8 +21,9 @@ enum element_type {
 #define LOG2_E 1.44269504088896340736f
 #define LEAST_ROW_SCALE 1e-6 /* of rows with a scale of their own */
 #define MAX_HEAD_SIZE 1024
-#define TILE_KEYS 128  /* keys of one packed tile */
-#define DIRECT_KEYS 64 /* keys of one tile of the direct (decode) path */
+#define TILE_KEYS 128                      /* keys of one packed tile */
+#define DIRECT_KEYS 64                     /* keys of one tile of the direct (decode) path, */
+#define DIRECT_MOST_KEYS (2 * DIRECT_KEYS) /* and of the largest */
 #define DIRECT_ROWS 16 /* most query rows of one head that the direct path takes */
 #define ROW_BLOCK_MAX 32
 #define FLASH_ROWS 32          /* of a block */
@@ -92,6 +93,8 @@ struct direct_engine {
     /* with so many rows of a head or more half a tile is better: it stays in L1 next to what they
      * sum; 0: never */
     int32_t half_tile_rows;
+    /* with so many twice a tile is: what they sum comes from L2 once a tile; 0: never */
+    int32_t double_tile_rows;
     /* brings a row of q into the order and form of scores, and returns its scale; NULL: it is */
     float (*order)(void *q, int32_t n);
     /* then all rows of a head into what scores takes, over memory of their size; NULL: they are */

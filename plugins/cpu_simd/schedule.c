@@ -346,7 +346,7 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(blocks, tiles * (rows / FLASH_ROWS + 1) * sizeof(struct flash_block));
     PLACE(key_rows, 2 * tile * sizeof(void *));
     PLACE(value_rows, 2 * tile * sizeof(void *));
-    PLACE(next_rows, 4 * (size_t)DIRECT_KEYS * sizeof(void *));
+    PLACE(next_rows, 4 * (size_t)DIRECT_MOST_KEYS * sizeof(void *));
     PLACE(scale_rows, 4 * tile * sizeof(void *));
     PLACE(key_scale, tile * sizeof(float));
     PLACE(value_scale, tile * sizeof(float));

@@ -259,6 +259,10 @@ static void bf16_direct_finish(float *row, int32_t depth)
 }
 
 static const struct direct_engine bf16_direct = {
-    .scores = bf16_direct_scores, .values = bf16_direct_values, .finish = bf16_direct_finish};
+    .scores = bf16_direct_scores,
+    .values = bf16_direct_values,
+    .finish = bf16_direct_finish,
+    .double_tile_rows = DIRECT_ROWS,
+};
 
 #endif
