@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory handed in: caches, states and parameters, checked before anything is kept. */
-#include <string.h>
 
 #include "bind/bound.h"
 #include "bind/caches.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Block-table groups (layers of one KV specification) and plan groups (of these, layers that share
  * a schedule). */
-#include <string.h>
 
 #include "bind/bound.h"
 #include "bind/model.h"

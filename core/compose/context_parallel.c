@@ -3,7 +3,6 @@
  * that it holds with the queries of all ranks' heads, the partial results are exchanged and merged
  * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. Where ranks
  * split the queries of a request, see split_queries.h. */
-#include <string.h>
 
 #include "compose/exchange.h"
 #include "compose/split_queries.h"

@@ -8,7 +8,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "util/alloc.h"

@@ -2,8 +2,6 @@
 /* Reading an assignment. */
 #include "select/assignment.h"
 
-#include <string.h>
-
 #include "util/structs.h"
 
 #define MIN_CHOICE 72 /* sizes in ABI 0.2 */

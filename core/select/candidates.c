@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/candidates.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "select/names.h"

@@ -3,7 +3,6 @@
 
 #include <ctype.h>
 #include <fnmatch.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "select/names.h"

@@ -2,7 +2,6 @@
 #include "select/match.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "compose/composition.h"
 #include "select/layer_caches.h"

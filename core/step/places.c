@@ -3,7 +3,6 @@
 #include "bind/place.h"
 
 #include <attn/io.h>
-#include <stdio.h>
 
 #include "step/plan_state.h"
 #include "util/structs.h"

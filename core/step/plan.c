@@ -2,8 +2,6 @@
 /* Making a plan: its steps and the memory for them. */
 #include "step/plan.h"
 
-#include <string.h>
-
 #include "bind/place.h"
 #include "select/layer_ext.h"
 #include "step/plan_state.h"

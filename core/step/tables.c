@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A batch's tables beyond its own fields, and the rows that a run brings for the caches that they
  * address. */
-#include <string.h>
 
 #include "step/plan_state.h"
 #include "util/structs.h"

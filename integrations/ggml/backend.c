@@ -4,7 +4,6 @@
  * llama.cpp loads it by GGML_BACKEND_PATH. */
 #include <ggml-backend-impl.h>
 #include <ggml-cpu.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

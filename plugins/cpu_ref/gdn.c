@@ -3,9 +3,6 @@
  * S do not depend on each other and are worked on in tiles, which fit in a thread's stack. */
 #include "gdn.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "common/number.h"
 #include "common/tensors.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batched_gemm: out[b] = a[b] w[b] w_scale[b], summed in double precision, k ascending. */
 #include <math.h>
-#include <string.h>
 
 #include "common/number.h"
 #include "common/tensors.h"

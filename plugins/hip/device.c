@@ -2,7 +2,6 @@
 /* gpu_device_* over the HIP runtime. A device's module is loaded once in a process, when the first
  * instance on it is created, and stays; the caller's device comes back after every call. */
 #include <pthread.h>
-#include <string.h>
 
 #include "gpu/delta.h"
 #include "gpu/kernels/list.h"

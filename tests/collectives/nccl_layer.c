@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nccl_layer.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 /* What is on file about a plugin is its answer, or is not believed and written anew. */
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

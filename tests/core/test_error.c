@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Errors, text and structs of the util room. */
-#include <stdlib.h>
 #include <string.h>
 
 #include <attn/api.h>

@@ -3,7 +3,6 @@
  * that are raised in the middle of a tile, tiles in one call and in two. */
 #include <math.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cpu_simd/engine.h"

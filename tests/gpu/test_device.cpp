@@ -57,13 +57,6 @@ template <class F> static void in_warp(F f)
         GPU_LANES, 0, 1, [](void *argument) { (*(F *)argument)(lane_index()); }, &f);
 }
 
-static uint32_t bits_at(const void *memory, int bytes)
-{
-    uint32_t bits = 0;
-    memcpy(&bits, memory, (size_t)bytes);
-    return bits;
-}
-
 static bool same(double a, double b)
 {
     return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));

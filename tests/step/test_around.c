@@ -2,7 +2,6 @@
 /* What stands around an attend: the two points of a transfer, scales from the first batch, rows
  * that alone are wanted. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

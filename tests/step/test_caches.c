@@ -2,7 +2,6 @@
 /* Every cache dtype through specification, views, writes and attends of whole steps: near the
  * unquantized output, by the dtype's own error; and what binding keeps and refuses. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

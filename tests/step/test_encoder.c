@@ -3,7 +3,6 @@
  * the formula in float64, scale = largest amax of the last n steps / 448, with e4m3 rounded here.
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

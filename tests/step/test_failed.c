@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What api.h says of a plan's life: what holds after a failed run, which stream everything goes to,
  * and what may not be bound while a plan holds the layer. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "fixture.h"

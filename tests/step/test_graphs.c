@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans beyond the eager one: captured and replayed, in two parts, and with the tables of another
  * group. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

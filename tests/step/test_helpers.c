@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scheduler's helpers against their definitions, counted out position by position. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "fixture.h"
 #include "support/test.h"

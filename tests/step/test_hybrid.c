@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several layers in one model: full and sliding ones in groups of their own, and one that reads
  * another's cache. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

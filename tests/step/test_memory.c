@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every allocation between a runtime and a plan fails in turn: each is reported as such, nothing is
  * left behind. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "support/client.h"
 #include "support/test.h"

@@ -4,7 +4,6 @@
  * what is composed of it. */
 #include <dlfcn.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

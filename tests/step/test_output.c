@@ -2,7 +2,6 @@
 /* Quantized outputs, composed by the core of an attend and the backend's quantize: decoded, they
  * are the plain output within half a step of their format. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

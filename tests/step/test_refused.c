@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What engines get wrong is refused with the value found, never served quietly: tensors, lengths,
  * caches at odd addresses, loops that an engine's threads run otherwise than the ABI says. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "fixture.h"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/number.h"
 #include "support/client.h"
 #include "support/random.h"
 #include "subject.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The least that one call has to move and compute, whatever the kernel does. */
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "support/number.h"

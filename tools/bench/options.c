@@ -7,7 +7,6 @@
 
 #include "common/command.h"
 #include "common/names.h"
-#include "support/number.h"
 #include "tune.h"
 
 #define MAX_THREADS 4096

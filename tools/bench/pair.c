@@ -2,7 +2,6 @@
 #include "pair.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static void set_arguments(struct dispatch_pair *pair)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The batch of a shape, and the tensors that each layer's run reads and writes. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "support/number.h"
 #include "support/random.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/declared.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/names.h"

@@ -2,7 +2,6 @@
 /* Layers other than a causal decoder's: encoders, cross attention, vision towers. */
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "model_reading.h"

@@ -47,7 +47,6 @@ struct request {
     int32_t produced;
     int32_t first_row; /* of its rows in a recording */
     bool arrived, running, swapped, left;
-    bool encoder_written;
 };
 
 /* A layer's cache memory, and what was written for each request, unpaged: the oracle's input. */
@@ -89,7 +88,6 @@ struct run_group {
     int32_t stride;
     int32_t held[MAX_REQUESTS];    /* blocks in the table's row */
     int32_t swapped[MAX_REQUESTS]; /* first block in the swap space; -1 */
-    int32_t num_swapped;           /* of the swap space, in use */
     attn_plan *plan;
     void *workspace; /* the device's */
 };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GDN layers: a history of mixed rows and gates, a state slot for each request, and the oracle's
  * own states. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

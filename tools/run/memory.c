@@ -2,7 +2,6 @@
 /* What crosses to the device: memory that stays, and pools for the arrays of a plan and the rows of
  * a layer's run, which are given back at once; and the error of a run that lacks it. */
 #include <stdio.h>
-#include <string.h>
 
 #include "engine.h"
 

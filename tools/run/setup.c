@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a configuration to bound layers with caches, tables and plans. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

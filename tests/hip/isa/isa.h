@@ -21,7 +21,6 @@
 #define NUM_VECTORS 512 /* VGPRs, then AGPRs from 256 on */
 #define FIRST_AGPR 256
 #define ALL_LANES UINT64_MAX
-#define MAX_WAVES 32 /* of a workgroup */
 #define MAX_SOURCES 4
 #define SHARED_APERTURE 0x20000u /* high word of a flat address in LDS */
 
@@ -60,8 +59,7 @@ enum insn_flags {
     INSN_SDWA = 4,
     INSN_BOUND_CTRL = 8,
     INSN_GLC = 16, /* an atomic gives the old value back */
-    INSN_OFF = 32, /* no scalar address */
-    INSN_FETCH_INACTIVE = 64
+    INSN_OFF = 32  /* no scalar address */
 };
 
 enum dpp_control {

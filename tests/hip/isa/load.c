@@ -10,9 +10,7 @@
 
 #include "isa.h"
 
-#define RELATIVE64 13
 #define ABS64 3
-#define DESCRIPTOR_BYTES 64
 
 static const struct {
     unsigned machine; /* of e_flags */

@@ -2,7 +2,6 @@
 /* Scalar, global, flat and LDS accesses, each checked: that memory is there, that what an address
  * or a stored value is made of was written, and that no two waves touch a byte of LDS between
  * barriers if one writes it. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,9 +2,6 @@
 /* Scalar operations and the flow of control. Source: AMD's "RDNA3" and "CDNA3 Instruction Set
  * Architecture" reference guides, "SALU Instructions". */
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "isa.h"
 

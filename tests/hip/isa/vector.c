@@ -14,7 +14,7 @@
 /* Towards zero. */
 static uint16_t float_to_half_rtz(float number)
 {
-    uint32_t bits = as_bits(number), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    uint32_t size = as_bits(number) & 0x7fffffff;
     if (size >= 0x7f800000) {
         return float_to_half(number);
     }
@@ -22,7 +22,6 @@ static uint16_t float_to_half_rtz(float number)
     if (fabsf(half_to_float(near)) > as_float(size)) {
         near--;
     }
-    (void)sign;
     return near;
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Leaves a process in a session of its own, which no signal to its group reaches. */
 #define _GNU_SOURCE
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

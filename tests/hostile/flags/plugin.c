@@ -2,7 +2,6 @@
 /* Keeps the handler of SIGCHLD and changes what comes with it. */
 #define _GNU_SOURCE
 #include <signal.h>
-#include <string.h>
 
 #include "../stages.h"
 

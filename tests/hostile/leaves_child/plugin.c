@@ -2,7 +2,6 @@
 /* Leaves a process behind that holds all that it was given, and ends. */
 #include "../stages.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 static void misdeed(void)
