@@ -80,6 +80,22 @@ static void mla_last_key_dropped(struct mutable_args *m)
     m->batch.seq_lens = m->batch.seq_lens_host = m->seq_lens;
 }
 
+static void mla_window_ignored(struct mutable_args *m)
+{
+    m->layer.has_window = 0;
+    m->layer.window_left = m->layer.window_right = -1;
+}
+
+static void mla_sinks_ignored(struct mutable_args *m)
+{
+    m->layer.has_sinks = 0;
+}
+
+static void mla_always_causal(struct mutable_args *m)
+{
+    m->layer.causal = 1;
+}
+
 static void mla_lse_base_two(const struct attn_attend_args *args)
 {
     for (int64_t h = 0; args->lse != NULL && h < args->lse->shape[0]; h++) {
@@ -153,6 +169,9 @@ static const struct mutant mutants[] = {
     {.name = "mutant_mla_duplicates_once", .mla = mla_duplicates_once},
     {.name = "mutant_mla_last_position_dropped", .mla = mla_last_position_dropped},
     {.name = "mutant_mla_last_key_dropped", .mla = mla_last_key_dropped},
+    {.name = "mutant_mla_window_ignored", .mla = mla_window_ignored},
+    {.name = "mutant_mla_sinks_ignored", .mla = mla_sinks_ignored},
+    {.name = "mutant_mla_always_causal", .mla = mla_always_causal},
     {.name = "mutant_mla_lse_base_two", .mla_after = mla_lse_base_two},
     {.name = "mutant_mla_heads_in_sixteens", .mla_after = mla_heads_in_sixteens},
     {.name = "mutant_mla_topk_in_sixteens", .mla = mla_topk_in_sixteens},

@@ -16,7 +16,19 @@
 
 enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS };
 enum { TREE_ROW = 2 }; /* words or floats; a request has as many rows at most */
+enum { WINDOW = 70 };  /* from one tile of keys into another */
 enum { DS_MLA_RANK = 512, DS_MLA_ROPE = 64, DS_MLA_ROW = 656 };
+
+/* Next to causal rows without one. */
+static const struct mla_term {
+    uint64_t term;
+    const char *name;
+} mla_terms[] = {
+    {ATTN_TERM_SOFT_CAP, ".soft_cap"},           {ATTN_TERM_TREE_BITS, ".tree_bits"},
+    {ATTN_TERM_TREE_BIAS, ".tree_bias"},         {ATTN_TERM_SINKS, ".sinks"},
+    {ATTN_TERM_SLIDING_WINDOW, ".window"},       {ATTN_TERM_SYMMETRIC_WINDOW, ".windows"},
+    {ATTN_TERM_BIDIRECTIONAL, ".bidirectional"},
+};
 
 /* Within what attn_mla_caps says. */
 struct mla_sizes {
@@ -30,7 +42,7 @@ struct mla_variant {
     bool sparse;
     bool parts; /* q and new rows come as two tensors each */
     int32_t query_len;
-    uint64_t term; /* 0, ATTN_TERM_SOFT_CAP, ATTN_TERM_TREE_BITS or ATTN_TERM_TREE_BIAS */
+    uint64_t term; /* 0 or one of mla_terms */
 };
 
 struct mla_case {
@@ -39,7 +51,7 @@ struct mla_case {
     int32_t num_tokens;
     int32_t row; /* elements of a latent row */
     size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots,
-        topk, tree;
+        topk, tree, sinks;
     int32_t num_context;
     const struct device *device;
 };
@@ -65,6 +77,20 @@ struct mla_step {
     struct attn_write_kv_args write;
 };
 
+static void describe_term(struct attn_layer_desc *layer, uint64_t term)
+{
+    layer->soft_cap = term == ATTN_TERM_SOFT_CAP ? 15 : 0;
+    layer->has_sinks = term == ATTN_TERM_SINKS;
+    layer->causal = term != ATTN_TERM_BIDIRECTIONAL && term != ATTN_TERM_SYMMETRIC_WINDOW;
+    if (term == ATTN_TERM_TREE_BITS || term == ATTN_TERM_TREE_BIAS) {
+        layer->tree_mask = term == ATTN_TERM_TREE_BITS ? ATTN_TREE_BITS : ATTN_TREE_BIAS;
+    } else if (term == ATTN_TERM_SLIDING_WINDOW || term == ATTN_TERM_SYMMETRIC_WINDOW) {
+        layer->has_window = 1;
+        layer->window_left = WINDOW - 1;
+        layer->window_right = term == ATTN_TERM_SYMMETRIC_WINDOW ? WINDOW - 1 : 0;
+    }
+}
+
 static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base)
 {
     bool fp8 = kv_is_fp8(c->v.kv_dtype);
@@ -86,11 +112,6 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                  .head_size = c->row,
                                  .head_size_v = c->v.n.rank,
                                  .scale = (float)(1 / sqrt(192)),
-                                 .soft_cap = c->v.term == ATTN_TERM_SOFT_CAP ? 15 : 0,
-                                 .tree_mask = c->v.term == ATTN_TERM_TREE_BITS   ? ATTN_TREE_BITS
-                                              : c->v.term == ATTN_TERM_TREE_BIAS ? ATTN_TREE_BIAS
-                                                                                 : ATTN_TREE_NONE,
-                                 .causal = 1,
                                  .window_left = -1,
                                  .window_right = -1,
                                  .block_size = BLOCK,
@@ -98,8 +119,10 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                  .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
                                  .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
                                  .needs_lse = 1};
+    describe_term(&s->layer, c->v.term);
     s->params = (struct attn_layer_params){
         .struct_size = sizeof s->params, .k_scale_host = 0.05f, .v_scale_host = 0.05f};
+    s->params.sinks = s->layer.has_sinks ? (const float *)(base + c->sinks) : NULL;
     s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
                                    .num_reqs = REQS,
                                    .num_tokens = c->num_tokens,
@@ -279,6 +302,9 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
     if (c->v.term == ATTN_TERM_TREE_BITS || c->v.term == ATTN_TERM_TREE_BIAS) {
         fill_trees(c, base, random);
     }
+    for (int32_t h = 0; h < c->v.n.heads && c->v.term == ATTN_TERM_SINKS; h++) {
+        ((float *)(base + c->sinks))[h] = (float)(4 + 4 * random_normal(random)); /* as scores */
+    }
     fill_rows(base + c->q, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype, 2, random);
     fill_rows(base + c->rows, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
     fill_rows(base + c->context, (int64_t)c->num_context * c->row, c->v.dtype, 1, random);
@@ -342,6 +368,7 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     c.context_slots = pair_add(&pair, (size_t)c.num_context * sizeof(int64_t), false);
     c.topk = pair_add(&pair, MAX_TOKENS * c.v.n.topk * sizeof(int32_t), false);
     c.tree = pair_add(&pair, REQS * TREE_ROW * TREE_ROW * sizeof(float), false);
+    c.sinks = pair_add(&pair, (size_t)c.v.n.heads * sizeof(float), false);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (!pair.image.failed) {
         struct mla_step step;
@@ -406,6 +433,10 @@ static bool served(const struct attn_backend_caps *caps, const struct mla_varian
 static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
 {
     char name[128];
+    const char *term = "";
+    for (size_t i = 0; i < sizeof mla_terms / sizeof *mla_terms; i++) {
+        term = mla_terms[i].term == v->term ? mla_terms[i].name : term;
+    }
     if (!served(sink->caps, v)) {
         return;
     }
@@ -415,15 +446,11 @@ static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
     length +=
         v->sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v->n.topk) : 0;
     snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s", v->query_len,
-             v->parts ? ".parts" : "",
-             v->term == ATTN_TERM_SOFT_CAP    ? ".soft_cap"
-             : v->term == ATTN_TERM_TREE_BITS ? ".tree_bits"
-             : v->term == ATTN_TERM_TREE_BIAS ? ".tree_bias"
-                                              : "");
+             v->parts ? ".parts" : "", term);
     sink->try(sink->user, name, run_mla, v);
 }
 
-/* In bf16: heads that no tile divides, soft caps, trees. */
+/* In bf16: heads that no tile divides, and every term. */
 static void term_cases(const struct kernel_sink *sink, const struct attn_mla_caps *caps)
 {
     static const struct {
@@ -440,6 +467,13 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {ATTN_TERM_TREE_BITS, 48, ATTN_KV_BF16, false},
         {ATTN_TERM_TREE_BIAS, 64, ATTN_KV_BF16, false},
         {ATTN_TERM_TREE_BITS, 16, ATTN_KV_FP8_E4M3, false},
+        {ATTN_TERM_SINKS, 64, ATTN_KV_BF16, false},
+        {ATTN_TERM_SINKS, 16, ATTN_KV_FP8_E4M3, true},
+        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false},
+        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_FP8_E4M3, true},
+        {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_FP8_E4M3, false},
+        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false},
+        {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_BF16, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct mla_variant v = {sizes_within(caps, false, false),
