@@ -90,9 +90,7 @@ class LibattnBackend(AttentionBackend):
         """Of older releases."""
         self.init_cuda_graph_state(0, 0)
 
-    def init_forward_metadata_replay_cuda_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Of older releases."""
-        self.init_cuda_graph_state(0, 0)
+    init_forward_metadata_replay_cuda_graph = init_forward_metadata_capture_cuda_graph
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -118,13 +116,7 @@ class LibattnBackend(AttentionBackend):
                        forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any) -> torch.Tensor:
         return self._run(q, k, v, layer, save_kv_cache, kwargs)
 
-    def forward_decode(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any,
-                       forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any) -> torch.Tensor:
-        return self._run(q, k, v, layer, save_kv_cache, kwargs)
-
-    def forward_mixed(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any,
-                      forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any) -> torch.Tensor:
-        return self._run(q, k, v, layer, save_kv_cache, kwargs)
+    forward_decode = forward_mixed = forward_extend
 
     def _describe(self, layer: Any, dtype: torch.dtype, kv_dtype: torch.dtype, has_sinks: bool) -> LayerDesc:
         kind = str(getattr(layer.attn_type, "value", layer.attn_type))

@@ -41,6 +41,11 @@ def reasons(desc: Any) -> list[str]:
     return lines
 
 
+def _serves(head_size: int = 128, **terms: Any) -> bool:
+    """Whether a usual layer with these terms can be served."""
+    return not reasons(describe.layer("layers.0", 8, 8, head_size, torch.bfloat16, **terms))
+
+
 def _heads_first() -> bool:
     """Whether the backend that serves a usual layer prefers a page's heads before its slots."""
     desc = describe.layer("layers.0", 8, 8, 128, torch.bfloat16)
@@ -105,41 +110,39 @@ class LibattnBackend(AttentionBackend):
     # What libattn's terms cover: the layer itself is asked in validate_configuration, with all its values.
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, head_size, torch.bfloat16)) if head_size % 8 == 0 else False
+        return head_size % 8 == 0 and _serves(head_size)
 
     @classmethod
     def supports_block_size(cls, block_size: int | None) -> bool:
-        return block_size is None or not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16,
-                                                                block_size=block_size))
+        return block_size is None or _serves(block_size=block_size)
 
     @classmethod
     def supports_sink(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16, has_sinks=True))
+        return _serves(has_sinks=True)
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16, sliding_window=64))
+        return _serves(sliding_window=64)
 
     @classmethod
     def supports_alibi_sqrt(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16, alibi="sqrt"))
+        return _serves(alibi="sqrt")
 
     @classmethod
     def supports_non_causal(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16, causal=False))
+        return _serves(causal=False)
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16, batch_invariant=True))
+        return _serves(batch_invariant=True)
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        return attn_type in describe.KINDS and not reasons(
-            describe.layer("layers.0", 8, 8, 128, torch.bfloat16, attn_type=attn_type))
+        return attn_type in describe.KINDS and _serves(attn_type=attn_type)
 
     @classmethod
     def supports_mm_prefix(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16, prefix_lm=True))
+        return _serves(prefix_lm=True)
 
     @classmethod
     def supports_rswa(cls) -> bool:
@@ -151,13 +154,11 @@ class LibattnBackend(AttentionBackend):
 
     @classmethod
     def supports_dcp(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16,
-                                          context_parallel=likely(describe.config())))
+        return _serves(context_parallel=likely(describe.config()))
 
     @classmethod
     def supports_per_head_quant_scales(cls) -> bool:
-        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16, kv_cache_dtype="fp8",
-                                          scales_per_head=True))
+        return _serves(kv_cache_dtype="fp8", scales_per_head=True)
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
