@@ -10,6 +10,31 @@ struct write_loop {
     struct row_form values;
 };
 
+static void place_slot(struct row_place *place, int64_t slot)
+{
+    place->block = slot / place->view->block_size;
+    place->slot = slot - place->block * place->view->block_size;
+}
+
+static void ask_for(const void *memory, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 64) {
+        __builtin_prefetch((const char *)memory + at);
+    }
+}
+
+/* A row of the next token and where it goes: a row's codes take longer than memory, of which the
+ * next row is asked for only behind them. */
+static void row_ahead(const struct row_place *at, const void *source, int64_t source_bytes)
+{
+    const int32_t size = at->view->head_size;
+    ask_for(source, source_bytes);
+    ask_for(view_row(at->view, at->block, at->slot, at->head), code_row_bytes(at->form, size));
+    if (at->form->row_scale || at->form->nibbles) {
+        ask_for(view_scale(at->view, at->block, at->slot, at->head), sizeof(float));
+    }
+}
+
 static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct write_loop *loop = argument;
@@ -19,22 +44,32 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
                           .params = args->params,
                           .view = args->k_cache,
                           .form = &loop->keys};
-    struct row_place v = k;
+    struct row_place v = k, next_k, next_v;
     v.view = args->v_cache;
     v.form = &loop->values;
     v.is_v = true;
+    next_k = k;
+    next_v = v;
+    const int64_t bytes = element_bytes[loop->activation];
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         if (slot < 0) {
             continue;
         }
-        k.block = slot / k.view->block_size;
-        k.slot = slot - k.block * k.view->block_size;
-        v.block = slot / v.view->block_size;
-        v.slot = slot - v.block * v.view->block_size;
+        const bool ahead = t + 1 < end && args->slot_mapping[t + 1] >= 0;
+        place_slot(&k, slot);
+        place_slot(&v, slot);
+        if (ahead) {
+            place_slot(&next_k, args->slot_mapping[t + 1]);
+            place_slot(&next_v, args->slot_mapping[t + 1]);
+        }
         for (int64_t h = 0; h < args->layer->num_kv_heads; h++) {
-            k.head = v.head = h;
+            k.head = v.head = next_k.head = next_v.head = h;
+            if (ahead) {
+                row_ahead(&next_k, tensor_row(args->k, t + 1, h), k.view->head_size * bytes);
+                row_ahead(&next_v, tensor_row(args->v, t + 1, h), v.view->head_size * bytes);
+            }
             row_write(&k, tensor_row(args->k, t, h), loop->activation);
             row_write(&v, tensor_row(args->v, t, h), loop->activation);
         }

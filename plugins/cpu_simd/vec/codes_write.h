@@ -137,9 +137,18 @@ INLINE int32_t nibble_of(double q, int32_t zero)
     return code > 0 ? code : 0;
 }
 
+#ifdef __AVX512F__
+#include "codes_int4.h"
+#endif
+
 static int32_t codes_to_int4(uint8_t *codes, const float *x, const float *signs, int32_t n,
                              float *scale)
 {
+#ifdef __AVX512F__
+    if (n >= 16) {
+        return codes_to_int4_by_eights(codes, x, signs, n, scale);
+    }
+#endif
     double row[MAX_HEAD_SIZE];
     int64_t low = INT64_MAX, high = INT64_MIN;
     for (int32_t d = 0; d < n; d++) {
