@@ -42,6 +42,9 @@ void fixture_finish(struct fixture *f);
 void fixture_plan(struct fixture *f);
 /* plan, run; asserts that both succeed. */
 void fixture_step(struct fixture *f);
+/* A plan of the batch, and a run of the io: refused as an invalid argument that names `field`. */
+void fixture_refuse_plan(struct fixture *f, const char *field);
+void fixture_refuse_run(struct fixture *f, const char *field);
 /* Largest difference of out and of lse between two fixtures with one batch. */
 double fixture_difference(const struct fixture *a, const struct fixture *b);
 

@@ -214,12 +214,6 @@ TEST(test_page_lists)
     }
 }
 
-static void refuse(struct fixture *f, const char *field)
-{
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f->error, field,
-               f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
-}
-
 TEST(test_wrong_lists)
 {
     struct fixture f, without;
@@ -227,36 +221,36 @@ TEST(test_wrong_lists)
     init(&f, "spy_narrow", &shapes[0], true);
     init(&without, "spy_narrow", &shapes[0], false);
     as_lists(&without, l, false);
-    refuse(&without, "page_indices"); /* the layer does not say that they come */
+    fixture_refuse_plan(&without, "page_indices"); /* the layer does not say that they come */
     as_lists(&f, l, true);
     const struct attn_batch right = f.batch;
     f.batch.block_table = f.block_table;
-    refuse(&f, "page_indices"); /* one of the two */
+    fixture_refuse_plan(&f, "page_indices"); /* one of the two */
     f.batch = right;
     f.batch.page_start_loc = NULL;
-    refuse(&f, "page_indices");
+    fixture_refuse_plan(&f, "page_indices");
     f.batch = right;
     f.batch.seq_lens = f.seq_lens;
-    refuse(&f, "last_page_len");
+    fixture_refuse_plan(&f, "last_page_len");
     f.batch = right;
     f.batch.num_pages--;
-    refuse(&f, "page_start_loc");
+    fixture_refuse_plan(&f, "page_start_loc");
     f.batch = right;
     l->last[1] = BLOCK + 1;
-    refuse(&f, "last_page_len");
+    fixture_refuse_plan(&f, "last_page_len");
     l->last[1] = 0;
-    refuse(&f, "last_page_len");
+    fixture_refuse_plan(&f, "last_page_len");
     l->last[1] = 1;
     l->start[2] = l->start[1] - 1;
-    refuse(&f, "page_start_loc");
+    fixture_refuse_plan(&f, "page_start_loc");
     l->start[2] = l->start[1] + 5;
     l->indices[2] = (int32_t)f.num_blocks; /* validated in the engine's blocks */
-    refuse(&f, "block_table");
+    fixture_refuse_plan(&f, "block_table");
     l->indices[2] = f.block_table[MAX_BLOCKS + 1];
     f.batch.last_page_len = NULL;
     f.batch.seq_lens = f.batch.seq_lens_host = f.seq_lens;
     f.seq_lens[1] = 6 * BLOCK; /* in five pages */
-    refuse(&f, "page_start_loc");
+    fixture_refuse_plan(&f, "page_start_loc");
     fixture_finish(&f);
     fixture_finish(&without);
     free(l);

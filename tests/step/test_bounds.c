@@ -117,8 +117,7 @@ TEST(test_refused)
     plain.host_bounds = 0;
     fixture_init(&f, "spy", &plain, queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "flags",
-               f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    fixture_refuse_plan(&f, "flags");
     static const struct {
         const char *backend, *reason;
         struct attn_layer_desc change;
@@ -149,12 +148,10 @@ TEST(test_wrong_bounds)
     fixture_init(&f, "spy", &layers[0], queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     l.lens[2] = lens[2] - 1;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "seq_lens",
-               f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    fixture_refuse_plan(&f, "seq_lens");
     l.lens[2] = lens[2];
     l.start[1] = 0; /* a request of one query */
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "query_start_loc",
-               f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    fixture_refuse_plan(&f, "query_start_loc");
     fixture_finish(&f);
     finish(&l);
 }

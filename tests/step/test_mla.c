@@ -10,6 +10,7 @@
 #include "mla_fixture.h"
 #include "support/test.h"
 #include "support/client.h"
+#include "support/number.h"
 
 /* Each is run twice on one plan; per_head: prefills read the new keys as they came, not from the
  * cache. */
@@ -127,11 +128,8 @@ TEST(test_fp8_output)
             double out[RANK];
             formula(m, r, i / s.heads, i % s.heads, true, out);
             for (int32_t d = 0; d < V; d++) {
-                uint8_t code = ((uint8_t *)m->out)[(m->starts[r] * s.heads + i) * V + d];
-                int32_t exponent = code >> 3 & 15, mantissa = code & 7;
-                double got =
-                    exponent > 0 ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
-                got *= code & 0x80 ? -0.02 : 0.02;
+                double got = 0.02 * number_load(m->out, (m->starts[r] * s.heads + i) * V + d,
+                                                ATTN_DTYPE_FP8_E4M3);
                 assert_true(fabs(got - out[d]) <= 0.0626 * fabs(out[d]) + 0.02 * 0x1p-10 + 1e-6);
             }
         }
