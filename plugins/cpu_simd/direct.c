@@ -5,7 +5,7 @@
  *
  * A tile is 32 to 128 keys. The scores of all its heads are taken before their values, in the order
  * in which memory has them: with heads apart (HND) head by head, with a token's heads side by side
- * (NHD) some tokens at a time. */
+ * (NHD) some tokens at a time. Many rows go head by head in both. */
 #include "direct.h"
 
 static int32_t rows_of_head(const struct problem *problem, const struct work_item *item)
@@ -161,6 +161,13 @@ static void step_of_values(const struct direct *direct, const struct direct_step
         accumulator, (const char *)scores + step->from * shape->engine->element_bytes, &args);
 }
 
+/* Whether arithmetic, not memory, bounds the item. */
+static bool has_many_rows(const struct direct *direct)
+{
+    int32_t many = direct->run->problem.keys.direct->many_rows;
+    return many > 0 && direct->rows_padded >= many;
+}
+
 static void direct_init(struct direct *direct, const struct attend_run *run,
                         const struct work_item *item, char *scratch)
 {
@@ -189,8 +196,8 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     const struct row_source *values = &run->problem.values;
     const struct direct_engine *engine = keys->direct;
     direct->bunch = at_most(item->num_heads, DIRECT_SCORE_ROWS / direct->rows_padded);
-    direct->side_by_side = direct->bunch > 1 && keys->stride_head > 0 && values->stride_head > 0 &&
-                           keys->stride_slot > keys->stride_head &&
+    direct->side_by_side = direct->bunch > 1 && !has_many_rows(direct) && keys->stride_head > 0 &&
+                           values->stride_head > 0 && keys->stride_slot > keys->stride_head &&
                            values->stride_slot > values->stride_head;
     int32_t rows = direct->rows_padded * item->num_heads;
     float *q_scale = (float *)(scratch + at->q_scale);
@@ -369,12 +376,10 @@ static void finish_head(const struct direct *direct, struct interval common, int
 static int32_t tile_size(const struct direct *direct)
 {
     const struct direct_engine *engine = direct->run->problem.keys.direct;
-    int32_t rows = direct->rows_padded;
-    if (engine->half_tile_rows > 0 && rows >= engine->half_tile_rows) {
+    if (engine->half_tile_rows > 0 && direct->rows_padded >= engine->half_tile_rows) {
         return DIRECT_KEYS / 2;
     }
-    bool larger = engine->double_tile_rows > 0 && rows >= engine->double_tile_rows &&
-                  direct->run->problem.shape.topk == 0;
+    bool larger = has_many_rows(direct) && direct->run->problem.shape.topk == 0;
     return larger ? DIRECT_MOST_KEYS : DIRECT_KEYS;
 }
 

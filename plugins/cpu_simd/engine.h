@@ -93,8 +93,9 @@ struct direct_engine {
     /* with so many rows of a head or more half a tile is better: it stays in L1 next to what they
      * sum; 0: never */
     int32_t half_tile_rows;
-    /* with so many twice a tile is: what they sum comes from L2 once a tile; 0: never */
-    int32_t double_tile_rows;
+    /* with so many arithmetic is the bound, and what they sum comes from L2 for each call: twice a
+     * tile is better, and heads one after the other wherever they lie; 0: never */
+    int32_t many_rows;
     /* brings a row of q into the order and form of scores, and returns its scale; NULL: it is */
     float (*order)(void *q, int32_t n);
     /* then all rows of a head into what scores takes, over memory of their size; NULL: they are */

@@ -262,7 +262,7 @@ static const struct direct_engine bf16_direct = {
     .scores = bf16_direct_scores,
     .values = bf16_direct_values,
     .finish = bf16_direct_finish,
-    .double_tile_rows = DIRECT_ROWS,
+    .many_rows = DIRECT_ROWS,
 };
 
 #endif
