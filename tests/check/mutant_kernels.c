@@ -28,6 +28,12 @@ static void merge_ignores_empty(struct attn_merge_states_args *args)
     args->num_rows_with_prefix = args->num_rows;
 }
 
+/* The suffix as it is, as if no row had a prefix. */
+static void suffix_alone(struct attn_merge_states_args *args)
+{
+    args->num_rows_with_prefix = 0;
+}
+
 /* What was written of one slot and head. */
 static uint8_t *row_of(const struct attn_kv_view *view, int64_t slot, int64_t head)
 {
@@ -250,6 +256,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_copies_by_one_stride", .copy_blocks = copies_by_one_stride},
     {.name = "mutant_fills_densely", .fill = fills_densely},
     {.name = "mutant_fills_gaps", .fill = fills_gaps},
+    {.name = "mutant_cascade_suffix_alone", .merge = suffix_alone},
     {.name = "mutant_merge_in_base_two", .merged = merge_in_base_two},
 };
 const struct mutant_list kernel_mutants = {mutants, sizeof mutants / sizeof *mutants};

@@ -23,6 +23,7 @@ cases_of() {
     mutant_tables_* | control_tables) echo --quick 'make_block_table.*' ;;
     mutant_copies_*) echo --quick 'blocks.*' ;;
     mutant_fills_*) echo --quick 'idle.*' ;;
+    mutant_cascade_*) echo --quick 'engine_output.*' ;;
     mutant_merge_*) echo --quick 'merge_states.*' ;;
     mutant_rope_*) echo --quick 'rope_write_kv.*' ;;
     mutant_gather_*) echo --quick 'gather_kv.*' ;;

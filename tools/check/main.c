@@ -322,6 +322,7 @@ static bool run_engines(struct run *run)
         const struct core_sink sink_of_core = {run->core, &space, &sink};
         idle_cases(&sink_of_core);
         blocks_cases(&sink_of_core);
+        engine_output_cases(&sink_of_core);
     }
     free(cases);
     case_space_finish(&space);

@@ -14,8 +14,9 @@ struct core_sink {
     const struct kernel_sink *cases;
 };
 
-void idle_cases(const struct core_sink *sink);       /* engine_idle.c */
-void blocks_cases(const struct core_sink *sink);     /* engine_blocks.c */
-void undeclared_cases(const struct core_sink *sink); /* undeclared.c */
+void idle_cases(const struct core_sink *sink);          /* engine_idle.c */
+void blocks_cases(const struct core_sink *sink);        /* engine_blocks.c */
+void engine_output_cases(const struct core_sink *sink); /* engine_output.c */
+void undeclared_cases(const struct core_sink *sink);    /* undeclared.c */
 
 #endif

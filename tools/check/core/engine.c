@@ -77,11 +77,12 @@ struct attn_step_io engine_io(const struct problem *problem, const struct side *
     const struct binding *b = &side->binding;
     bool keys = problem->v[FACTOR_SHAPE].a != SHAPE_CROSS; /* an encoder's were written before */
     return (struct attn_step_io){.struct_size = sizeof(struct attn_step_io),
+                                 .next = b->attend.next,
                                  .stream = side->stream,
                                  .q = &b->q,
                                  .k = keys ? &b->k : NULL,
                                  .v = keys ? &b->v : NULL,
-                                 .out = &b->out,
+                                 .out = b->attend.out,
                                  .lse = b->attend.lse};
 }
 

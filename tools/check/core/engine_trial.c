@@ -5,6 +5,7 @@
 
 #include "core/engine.h"
 #include "cases/hold.h"
+#include "cases/output.h"
 #include "harness/watch.h"
 
 const char *const engine_way_names[ENGINE_WAY_COUNT] = {
@@ -287,6 +288,9 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
         result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
     if (result == TRIAL_PASSED) {
+        struct binding *binding = &sides.tested.binding;
+        output_bind(&sides.problem, &binding->output, &binding->layer, &binding->attend,
+                    sides.tested.memory, trial->device->device);
         side_loosen(&sides.tested, &sides.problem);
         side_loosen(&other, &sides.problem);
         attn_status status = side_run_reference(&sides.reference, &sides.problem, &error);
