@@ -71,7 +71,11 @@ INLINE int8_t int8_of(int32_t bits)
     static void name(void *codes, const float *x, float scale, const float *channels, int32_t n)   \
     {                                                                                              \
         type *restrict to = codes;                                                                 \
-        for (int32_t i = 0; channels == NULL && i < n; i++) {                                      \
+        const int whole = channels == NULL && scale == 1.0f; /* no quotient to round */            \
+        for (int32_t i = 0; whole && i < n; i++) {                                                 \
+            to[i] = convert((int32_t)f32_to_bits(x[i]));                                           \
+        }                                                                                          \
+        for (int32_t i = 0; channels == NULL && !whole && i < n; i++) {                            \
             to[i] = convert(quotient_odd(x[i], scale));                                            \
         }                                                                                          \
         for (int32_t i = 0; channels != NULL && i < n; i++) {                                      \
