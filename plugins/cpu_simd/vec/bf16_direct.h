@@ -12,6 +12,8 @@
 #include "bf16_engine.h"
 #include "prefetch.h"
 
+enum { MANY_ROWS = 12 }; /* rows of a head from which arithmetic is the bound */
+
 /* Four rows read memory faster than they compute, more rows do not. */
 struct pace {
     struct prefetch single;
@@ -171,13 +173,13 @@ static void bf16_direct_scores(float *scores, const void *q, const struct direct
     }
 }
 
-/* rows x (32 chunks) columns from `column` on */
+/* rows x (32 chunks) columns from `column` on, 16 vectors of sums at most */
 INLINE void direct_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
                                 const int rows, const int chunks, int32_t column, struct pace *pace,
                                 const int many)
 {
-    __m512 sum[4][4];
-#pragma GCC unroll 4
+    __m512 sum[8][4];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < 2 * chunks; c++) {
@@ -197,7 +199,7 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
             pair[2 * c + 1] = _mm512_unpackhi_epi16(x, y);
         }
         pace_step(pace, many);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             __m512i left = pair_broadcast(p + r * 2 * SCORE_STRIDE + j);
 #pragma GCC unroll 4
@@ -206,7 +208,7 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
             }
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < 2 * chunks; c++) {
@@ -215,18 +217,19 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
     }
 }
 
-/* Columns outside: a block's piece of 64 columns stays near for all rows. */
+/* Columns outside: a block's piece of (32 chunks) columns stays near for all rows. */
 INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direct_args *args,
-                               const int rows, const int many)
+                               const int rows, const int chunks, const int many)
 {
-    int32_t blocks = (args->depth + 63) / 64 * (args->rows / rows);
+    const int32_t columns = 32 * chunks;
+    int32_t blocks = (args->depth + columns - 1) / columns * (args->rows / rows);
     struct pace pace = pace_begin(args, (args->keys + 1) / 2 * blocks, many);
-    for (int32_t column = 0; column < args->depth; column += 64) {
+    for (int32_t column = 0; column < args->depth; column += columns) {
         for (int32_t r = 0; r < args->rows; r += rows) {
             float *a = acc + (int64_t)r * args->depth;
             const uint16_t *left = p + (int64_t)r * 2 * SCORE_STRIDE;
-            if (column + 64 <= args->depth) {
-                direct_values_block(a, left, args, rows, 2, column, &pace, many);
+            if (column + columns <= args->depth) {
+                direct_values_block(a, left, args, rows, chunks, column, &pace, many);
             } else {
                 direct_values_block(a, left, args, rows, 1, column, &pace, many);
             }
@@ -237,11 +240,13 @@ INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direc
 static void bf16_direct_values(float *acc, const void *p, const struct direct_args *args)
 {
     if (args->rows == 1) {
-        direct_values_rows(acc, p, args, 1, 0);
+        direct_values_rows(acc, p, args, 1, 2, 0);
     } else if (args->rows == 4) {
-        direct_values_rows(acc, p, args, 4, 0);
+        direct_values_rows(acc, p, args, 4, 2, 0);
+    } else if (args->rows % 8 == 0) {
+        direct_values_rows(acc, p, args, 8, 1, 1);
     } else {
-        direct_values_rows(acc, p, args, 4, 1);
+        direct_values_rows(acc, p, args, 4, 2, 1);
     }
 }
 
@@ -262,7 +267,7 @@ static const struct direct_engine bf16_direct = {
     .scores = bf16_direct_scores,
     .values = bf16_direct_values,
     .finish = bf16_direct_finish,
-    .many_rows = DIRECT_ROWS,
+    .many_rows = MANY_ROWS,
 };
 
 #endif

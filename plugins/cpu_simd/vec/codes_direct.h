@@ -319,7 +319,7 @@ static const struct direct_engine fp8_direct = {
     .scores = fp8_direct_scores,
     .values = fp8_direct_values,
     .finish = codes_finish,
-    .many_rows = DIRECT_ROWS,
+    .many_rows = MANY_ROWS,
     .order = fp8_order,
 };
 
