@@ -66,7 +66,7 @@ static void find_weights(const struct merge_loop *loop, int64_t t, int64_t count
     }
 }
 
-/* What is not there is not read. */
+/* What is not there is not read; next to it the other weighs 1, or NaN as its log-sum-exp. */
 static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h,
                       const struct weights *weights, int64_t i)
 {
@@ -81,6 +81,7 @@ static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h,
         return;
     }
     float row[MAX_MERGE_SIZE] = {0}, other[MAX_MERGE_SIZE];
+    float factor = first ? weights->prefix[i] : second ? weights->suffix[i] : 1.0f;
     if (first) {
         variant->f32->unpack[loop->prefix.element](row, a, size);
     }
@@ -89,8 +90,9 @@ static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h,
     }
     if (first && second) {
         variant->blend[ELEMENT_F32](row, row, other, weights->prefix[i], weights->suffix[i], size);
+        factor = 1.0f;
     }
-    variant->store[element](out, row, 1.0f, size);
+    variant->store[element](out, row, factor, size);
 }
 
 static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worker)

@@ -315,13 +315,16 @@ void test_merge(void **state)
         a[3] = -1e30f;
         b[5] = -1e30f;
         b[7] = a[7];
-        a[9] = NAN;
+        a[9] = a[11] = NAN;
+        b[11] = -1e30f;
         variant->merge_weights(&weights, ROWS);
         for (int32_t i = 0; i < ROWS; i++) {
             double top = fmax(a[i], b[i]), low = fmin(a[i], b[i]);
             double sum = 1 + exp(low - top), nan = isnan(a[i]) ? NAN : 0;
             check_near(by_a[i], exp(a[i] - top) / sum + nan, 1e-6, "weight", i, 0);
             check_near(by_b[i], exp(b[i] - top) / sum + nan, 1e-6, "weight", i, 1);
+            assert_true(i != 3 || by_b[i] == 1); /* rows next to nothing stay as they are */
+            assert_true(i != 5 || by_a[i] == 1);
             check_near(both[i], top + log(sum) + nan, 1e-6 * (1 + fabs(top)), "of both", i, 0);
         }
         int32_t n = 1 + (int32_t)draw(LONGEST), element = (int32_t)draw(3);
