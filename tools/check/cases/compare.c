@@ -89,21 +89,34 @@ static double row_rms(const void *row, int64_t at, int32_t dtype, int64_t dims)
     return sqrt(sum / (double)dims);
 }
 
-double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
-                     struct bound bound)
+/* Of an element of a row whose root mean square is `rms`. */
+static double allowed_in_row(struct bound bound, double rms, int32_t dtype, double want)
 {
     /* A row may lie in the format's subnormals, where half a unit is no small part of a value. */
     double least = bound.least + (dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30);
-    return bound.absolute * row_rms(expected, at, dtype, dims) + bound.relative * fabs(want) +
-           least;
+    return bound.absolute * rms + bound.relative * fabs(want) + least;
+}
+
+double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
+                     struct bound bound)
+{
+    return allowed_in_row(bound, row_rms(expected, at, dtype, dims), dtype, want);
+}
+
+/* Over 1 where `have` is further from `want` than allowed; numbers that are not finite are the same
+ * or not. */
+static double ratio_to_allowed(double want, double have, double allowed)
+{
+    if (want == have || (isnan(want) && isnan(have))) {
+        return 0;
+    }
+    return isfinite(want) && isfinite(have) ? fabs(have - want) / allowed : INFINITY;
 }
 
 enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
                                const void *expected, const void *found, struct bound bound)
 {
     const int32_t dtype = rows->dtype;
-    /* A row may lie in the format's subnormals, where half a unit is no small part of a value. */
-    double least = bound.least + (dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30);
     double largest = 1;
     for (int64_t t = 0; t < rows->num_rows; t++) {
         for (int64_t h = 0; h < rows->heads && (rows->wanted == NULL || rows->wanted[t]); h++) {
@@ -112,11 +125,8 @@ enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
             for (int64_t i = 0; i < rows->dims; i++) {
                 double want = number_load(expected, at + i, dtype);
                 double have = number_load(found, at + i, dtype);
-                double allowed = bound.absolute * rms + bound.relative * fabs(want) + least;
-                double ratio = fabs(have - want) / allowed;
-                if (isnan(want) || isnan(have)) {
-                    ratio = isnan(want) && isnan(have) ? 0 : INFINITY;
-                }
+                double allowed = allowed_in_row(bound, rms, dtype, want);
+                double ratio = ratio_to_allowed(want, have, allowed);
                 if (ratio > largest) {
                     largest = ratio;
                     trial_say(trial, TRIAL_FAILED,
@@ -136,9 +146,9 @@ enum trial_result compare_lse(struct trial *trial, const struct compared_lse *ro
         for (int64_t t = rows->first_row; t < rows->first_row + rows->num_rows; t++) {
             const int64_t at = h * rows->stride_head + t * rows->stride_row;
             const double want = ((const float *)expected)[at], have = ((const float *)found)[at];
-            const bool same = want == have || (isnan(want) && isnan(have)) ||
-                              fabs(want - have) <= bound.least + bound.relative * fabs(want);
-            if (!same && (rows->wanted == NULL || rows->wanted[t])) {
+            const double allowed = bound.least + bound.relative * fabs(want);
+            if (ratio_to_allowed(want, have, allowed) > 1 &&
+                (rows->wanted == NULL || rows->wanted[t])) {
                 return trial_say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
                                  (int)h, (int)t, have, want);
             }
