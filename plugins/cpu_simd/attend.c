@@ -51,8 +51,6 @@ static void attend_worker(struct attend_loop *loop, int32_t worker)
 /* A slice may hold several of the loop's places: the first one drains the schedule. */
 static void attend_body(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
-    (void)begin;
-    (void)end;
     attend_worker(argument, worker);
 }
 

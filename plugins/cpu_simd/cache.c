@@ -51,7 +51,6 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     next_k = k;
     next_v = v;
     const int64_t bytes = element_bytes[loop->activation];
-    (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         if (slot < 0) {
@@ -189,7 +188,6 @@ attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct att
 static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct attn_copy_blocks_args *args = argument;
-    (void)worker;
     for (int64_t i = begin; i < end; i++) {
         const struct attn_block_copy *copy =
             (const void *)((const char *)args->copies + i * args->copy_bytes);
@@ -204,21 +202,18 @@ static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worke
 attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
     const struct attn_host *host = args->instance->host;
-    (void)error;
     host->parallel_for(host->user, args->num_copies, 1, copy_pairs, (void *)(uintptr_t)args);
     return ATTN_OK;
 }
 
 attn_status simd_copy(const struct attn_copy_args *args, struct attn_error *error)
 {
-    (void)error;
     memmove(args->destination, args->source, args->bytes);
     return ATTN_OK;
 }
 
 attn_status simd_fill(const struct attn_fill_args *args, struct attn_error *error)
 {
-    (void)error;
     for (int64_t i = 0; i < args->rows; i++) {
         memset((char *)args->destination + (size_t)i * args->stride, args->value, args->row_bytes);
     }

@@ -46,9 +46,7 @@ attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sin
     char isa[128];
     int32_t count = variants_of_machine(variants, 8, isa, sizeof(isa));
     const struct attn_device_info device = cpu_device(isa);
-    (void)host;
     attn_status status = sink->device(sink->user, &device);
-    (void)error;
     for (int32_t i = 0; i < count; i++) {
         struct attn_backend_caps caps = common_caps;
         caps.variant = variants[i]->name;

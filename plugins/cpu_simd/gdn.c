@@ -120,7 +120,6 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
 static void taps_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct gdn_loop *loop = argument;
-    (void)worker;
     for (int64_t item = begin; item < end; item++) {
         gdn_load_taps(&loop->gdn, (int32_t)item, loop->taps);
     }
@@ -167,7 +166,6 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct gdn_loop *loop = argument;
     int64_t channels = loop->gdn.num_channels;
     struct gdn_request request;
-    (void)worker;
     while (begin < end) {
         int64_t index = begin / channels, channel = begin % channels;
         int64_t count = end - begin < channels - channel ? end - begin : channels - channel;

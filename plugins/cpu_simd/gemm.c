@@ -200,7 +200,6 @@ static void gemm_items(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct gemm_loop *loop = argument;
     const struct variant *variant = loop->args->instance->variant;
     struct gemm_block block;
-    (void)worker;
     if (variant->enter != NULL) {
         variant->enter();
     }

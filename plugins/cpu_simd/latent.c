@@ -44,7 +44,6 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
     int32_t size = view->head_size;
     int32_t pack = view->pack > 0 && view->pack < size ? view->pack : size;
     float row[MAX_ROW];
-    (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         if (slot < 0) {
@@ -135,7 +134,6 @@ static void gather_rows(void *argument, int64_t begin, int64_t end, int32_t work
     const struct attn_batch *batch = args->batch;
     int64_t size = args->cache->block_size;
     int32_t r = 0;
-    (void)worker;
     for (int64_t i = begin + args->out_start_loc[0]; i < end + args->out_start_loc[0]; i++) {
         while (i >= args->out_start_loc[r + 1]) {
             r++;

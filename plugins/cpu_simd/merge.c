@@ -100,7 +100,6 @@ static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct merge_loop *loop = argument;
     const int64_t heads = loop->args->out->shape[1], first = loop->args->first_row;
     struct weights weights[MERGE_HEADS];
-    (void)worker;
     for (int64_t t = begin; t < end; t += MERGE_TOKENS) {
         int64_t tokens = end - t < MERGE_TOKENS ? end - t : MERGE_TOKENS;
         for (int64_t h = 0; h < heads; h += MERGE_HEADS) {

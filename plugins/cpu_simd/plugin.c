@@ -44,7 +44,6 @@ static attn_status simd_schedule_size(const struct attn_schedule_size_args *args
 {
     const attn_prepared *prepared = args->prepared;
     const struct attn_limits *limits = args->limits;
-    (void)error;
     int32_t threads = args->instance->host->num_threads;
     if (prepared->is_gdn) {
         size->host_bytes = 0;
@@ -70,8 +69,6 @@ static attn_status simd_schedule(const struct attn_attend_args *args, int32_t mo
 static attn_status simd_update_block_table(const struct attn_attend_args *args,
                                            struct attn_error *error)
 {
-    (void)args;
-    (void)error;
     return ATTN_OK;
 }
 

@@ -139,7 +139,6 @@ static void quantize_nvfp4(const struct quantize_loop *loop, int64_t token)
 static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct quantize_loop *loop = argument;
-    (void)worker;
     for (int64_t t = begin; t < end; t++) {
         switch (loop->args->form) {
         case ATTN_OUTPUT_FP8_STATIC:
@@ -162,7 +161,6 @@ attn_status simd_quantize(const struct attn_quantize_args *args, struct attn_err
                                  .columns = args->x->shape[1] * args->x->shape[2],
                                  .x_element = element_of_any(args->x),
                                  .out_element = element_of_any(args->out)};
-    (void)error;
     host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows, &loop);
     return ATTN_OK;
 }
@@ -186,7 +184,6 @@ static void amax_rows(void *argument, int64_t begin, int64_t end, int32_t worker
     const struct variant *variant = args->instance->variant;
     int32_t element = element_of_any(x);
     float row[PIECE];
-    (void)worker;
     for (int64_t h = 0; h < x->shape[1]; h++) {
         float largest = 0;
         for (int64_t t = begin; t < end; t++) {

@@ -205,7 +205,6 @@ static void query_scribbled(const struct attn_attend_args *args)
 
 static void keep_table(const struct attn_attend_args *args, int32_t mode, struct kept *kept)
 {
-    (void)mode;
     kept->block_table = args->batch->block_table;
 }
 

@@ -11,8 +11,6 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
     attn_plugin_entry_fn *entry;
     void *library = dlopen(MUTANTS_FILE, RTLD_NOW | RTLD_LOCAL);
     void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
-    (void)abi_version_min;
-    (void)abi_version_max;
     if (symbol == NULL) {
         return ATTN_ERROR_PLUGIN;
     }

@@ -51,7 +51,6 @@ static void zero_point_off(const struct attn_write_kv_args *args, int64_t t, int
                            int64_t head)
 {
     uint32_t bits;
-    (void)t;
     if (args->layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
         memcpy(&bits, scale_of(args->k_cache, slot, head), sizeof bits);
         bits = (bits & ~15u) | ((bits + 1) & 15u);
@@ -64,7 +63,6 @@ static void nibbles_swapped(const struct attn_write_kv_args *args, int64_t t, in
 {
     int32_t kv = args->layer->kv_dtype;
     uint8_t *row = row_of(args->k_cache, slot, head);
-    (void)t;
     if ((kv == ATTN_KV_INT4_PER_TOKEN_HEAD || kv == ATTN_KV_NVFP4) && args->k_cache->pack == 0) {
         for (int32_t i = 0; i < args->k_cache->head_size / 2; i++) {
             row[i] = (uint8_t)(row[i] << 4 | row[i] >> 4);
@@ -98,7 +96,6 @@ static void cleared_behind_nan(const struct attn_write_kv_args *args, int64_t t,
 {
     int32_t kv = args->layer->kv_dtype;
     float scale;
-    (void)t;
     if ((kv != ATTN_KV_INT8_PER_TOKEN_HEAD && kv != ATTN_KV_FP8_PER_TOKEN_HEAD) ||
         args->k_cache->pack > 0) {
         return;
@@ -111,13 +108,11 @@ static void cleared_behind_nan(const struct attn_write_kv_args *args, int64_t t,
 
 static void rope_of_the_other_form(struct attn_write_kv_args *args, struct attn_io_rope *rope)
 {
-    (void)args;
     rope->form = ATTN_ROPE_NEOX;
 }
 
 static void rope_without_norm(struct attn_write_kv_args *args, struct attn_io_rope *rope)
 {
-    (void)args;
     rope->k_norm_weight = NULL;
 }
 

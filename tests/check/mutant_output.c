@@ -69,7 +69,6 @@ attn_status mutant_attend_codes(const struct attn_kernels *kernels, const struct
 
 static void as_asked(struct attn_quantize_args *args)
 {
-    (void)args;
 }
 
 static void scaled_twice(struct attn_quantize_args *args)

@@ -11,8 +11,6 @@ static struct kept last_plan;
 
 static void keep_in_common(const struct attn_attend_args *args, int32_t mode, struct kept *kept)
 {
-    (void)mode;
-    (void)kept;
     last_plan.num_reqs = 0;
     if (args->batch->seq_lens != NULL) {
         last_plan.num_reqs = args->batch->num_reqs;
@@ -23,7 +21,6 @@ static void keep_in_common(const struct attn_attend_args *args, int32_t mode, st
 
 static void use_common(struct mutable_args *m, const struct kept *kept)
 {
-    (void)kept;
     if (m->batch.seq_lens != NULL && last_plan.num_reqs == m->batch.num_reqs) {
         memcpy(m->seq_lens, last_plan.seq_lens, sizeof m->seq_lens);
         m->batch.seq_lens = m->seq_lens;
@@ -35,7 +32,6 @@ static atomic_int inside;
 
 static void enter_scratch(struct mutable_args *m)
 {
-    (void)m;
     atomic_fetch_add(&inside, 1);
     nanosleep(&(struct timespec){0, 1000000}, NULL);
 }

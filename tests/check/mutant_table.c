@@ -168,7 +168,6 @@ static attn_status mutant_schedule_size(const struct attn_schedule_size_args *ar
                                         struct attn_schedule_size *size, struct attn_error *error)
 {
     attn_status status = judge(args->instance->mutant, args->limits, sizeof *args->limits);
-    (void)error;
     if (status != ATTN_OK) {
         return status;
     }
@@ -182,7 +181,6 @@ static attn_status mutant_prepare(const struct attn_prepare_args *args, attn_pre
                                   struct attn_error *error)
 {
     const struct attn_instance *me = args->instance;
-    (void)error;
     attn_prepared *made = me->host->allocate(me->host->user, STATE_BYTES, 16);
     if (made != NULL || !me->mutant->leaves_state) {
         *prepared = made;
@@ -199,7 +197,6 @@ static attn_status mutant_schedule(const struct attn_attend_args *args, int32_t 
                                    struct attn_error *error)
 {
     const struct mutant *mutant = args->instance->mutant;
-    (void)error;
     if (mutant->plan != NULL) {
         mutant->plan(args, mode, args->schedule_host);
     }
@@ -298,7 +295,6 @@ static attn_status mutant_make_table(const struct attn_block_table_args *args,
 {
     const struct mutant *mutant = args->instance->mutant;
     attn_status status = judge(mutant, args, sizeof *args);
-    (void)error;
     if (status == ATTN_OK) {
         mutant->table(args, mutant->mistake);
     }

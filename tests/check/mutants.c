@@ -153,7 +153,6 @@ static const struct attn_plugin mutants_plugin = {
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
                               const struct attn_plugin **plugin, struct attn_error *error)
 {
-    (void)error;
     if (!ATTN_VERSION_SERVES(abi_version_min, abi_version_max)) {
         return ATTN_ERROR_ABI_VERSION;
     }

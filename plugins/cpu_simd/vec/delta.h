@@ -92,8 +92,6 @@ static void delta_decays(const struct decays_args *args, int32_t t)
 static void f32_operand(struct product_operand *operand, const float *rows, int64_t stride,
                         int32_t m, int32_t k)
 {
-    (void)m;
-    (void)k;
     operand->data = rows;
     operand->stride = stride;
 }

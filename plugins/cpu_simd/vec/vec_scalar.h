@@ -134,7 +134,6 @@ static inline void vf_store_f16(uint16_t *p, vf x)
 }
 static inline void vf_transpose(vf *rows)
 {
-    (void)rows;
 }
 
 #endif

@@ -275,7 +275,6 @@ void test_walk(void **state)
 {
     enum { DEPTH = 160 };
     static float a[WALK_TOKENS * DEPTH], b[WALK_TOKENS * DEPTH];
-    (void)state;
     if (variant->delta->walk == NULL) {
         return;
     }
@@ -308,7 +307,6 @@ void test_merge(void **state)
     const struct merge_weights weights = {a, b, by_a, by_b, both};
     float x[LONGEST], y[LONGEST], back[LONGEST];
     uint32_t left[LONGEST], right[LONGEST], out[LONGEST]; /* of any of the three */
-    (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
         fill(a, ROWS, 100.0f);
         fill(b, ROWS, draw(2) ? 100.0f : 1.0f);

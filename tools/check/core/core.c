@@ -20,10 +20,6 @@ static void *count_allocate(void *user, size_t size, size_t alignment)
 /* What goes wrong is in the errors; cases that have to be refused would fill the log. */
 static void log_nothing(void *user, int32_t level, const char *who, const char *message)
 {
-    (void)user;
-    (void)level;
-    (void)who;
-    (void)message;
 }
 
 static bool same_backend(const struct attn_backend_caps *a, const struct attn_backend_caps *b)

@@ -39,10 +39,6 @@ static bool names_field(struct core *core, const attn_assignment *assignment, co
 
 static void ignore_reason(void *user, const char *field, const char *asked, const char *supported)
 {
-    (void)user;
-    (void)field;
-    (void)asked;
-    (void)supported;
 }
 
 /* Whatever they answer: they have to answer. */
@@ -82,7 +78,6 @@ static enum trial_result run_undeclared(struct trial *trial, const void *variant
     struct attn_select_options options = core_options(u->core);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_assignment *assignment = NULL;
-    (void)seed;
     ask_plugin(trial, &u->layer);
     attn_status status = api->select(u->core->runtime, &options, layers, 1, &assignment, &error);
     if (status == ATTN_OK) {

@@ -27,7 +27,6 @@ static attn_status fail(struct attn_error *error, attn_status status, const char
 
 static void host_log(void *user, int32_t level, const char *who, const char *message)
 {
-    (void)user;
     if (level <= ATTN_LOG_WARN) {
         fprintf(stderr, "attn-check: %s: %s\n", who, message);
     }
@@ -111,7 +110,6 @@ static void take_extensions(struct backend *backend, const struct attn_backend_c
 
 static attn_status take_device(void *user, const struct attn_device_info *device)
 {
-    (void)user;
     return device->name != NULL ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT;
 }
 

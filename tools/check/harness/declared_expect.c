@@ -188,7 +188,6 @@ bool declared_holds(const struct attn_backend_caps *caps, const char *file, char
 
 bool declared_holds(const struct attn_backend_caps *caps, const char *file, char *why, size_t size)
 {
-    (void)caps;
     snprintf(why, size, "%s: this attn-check was built without libcjson and reads no JSON", file);
     return false;
 }

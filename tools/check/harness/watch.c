@@ -19,7 +19,6 @@ void watch_allocation(void)
 
 static int find_loader(struct dl_phdr_info *object, size_t size, void *base)
 {
-    (void)size;
     if (object->dlpi_addr != *(const uintptr_t *)base) {
         return 0;
     }

@@ -56,8 +56,6 @@ static enum trial_result run_entry(struct trial *trial, const void *variant, uin
     } ranges[] = {{"only newer", ATTN_MAKE_VERSION(0xfffe, 0), ATTN_MAKE_VERSION(0xffff, 0)},
                   {"only older", ATTN_MAKE_VERSION(0, 0), ATTN_MAKE_VERSION(0, 0)},
                   {"no", ATTN_ABI_VERSION + 1, ATTN_ABI_VERSION - 1}};
-    (void)variant;
-    (void)seed;
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         struct attn_error error = ATTN_ERROR_INIT;
         const struct attn_plugin *plugin = NULL;
@@ -83,8 +81,6 @@ static enum trial_result run_create_host(struct trial *trial, const void *varian
 {
     const struct attn_host *host = &trial->tested->services.host;
     _Alignas(16) uint8_t memory[sizeof *host + CALL_TAIL];
-    (void)variant;
-    (void)seed;
     for (int32_t change = 0; change < CALL_CHANGE_COUNT; change++) {
         struct attn_ext ext;
         attn_instance *instance;
@@ -104,8 +100,6 @@ static enum trial_result run_create_host(struct trial *trial, const void *varian
 /* With one allocation more each time, until it succeeds. */
 static enum trial_result run_create_poor(struct trial *trial, const void *variant, uint64_t seed)
 {
-    (void)variant;
-    (void)seed;
     for (int32_t left = 0; left < MOST_ALLOCATIONS; left++) {
         struct poor_host poor;
         attn_instance *instance;
@@ -191,8 +185,6 @@ static enum trial_result run_prepare_poor(struct trial *trial, const void *varia
 /* Whoever crashes here has not passed. */
 static enum trial_result run_nothing(struct trial *trial, const void *variant, uint64_t seed)
 {
-    (void)variant;
-    (void)seed;
     trial->tested->plugin->destroy(NULL);
     if (trial->tested->kernels.release != NULL) {
         trial->tested->kernels.release(trial->tested->instance, NULL);

@@ -97,7 +97,6 @@ static attn_status call_copy(struct trial *trial, struct memories *m, int32_t ki
 static attn_status call_fill(struct trial *trial, struct memories *m, int32_t kind,
                              struct attn_error *error)
 {
-    (void)kind;
     for (int32_t i = 0; i < 7; i++) {
         memset(m->expected[0] + 64 + i * STRIDE, 0xa5, BYTES);
     }

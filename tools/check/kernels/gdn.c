@@ -228,8 +228,6 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
 
 static enum trial_result limits_missing(struct trial *trial, const void *variant, uint64_t seed)
 {
-    (void)variant;
-    (void)seed;
     return trial_say(
         trial, TRIAL_FAILED,
         "gated_delta is declared without attn_recurrent_caps: the core refuses every layer");
