@@ -18,7 +18,7 @@ struct walk_sums {
     vf left[WALK_TOKENS][WALK_VECTORS]; /* what r leaves in memory */
 };
 
-/* before: k of the group before, or NULL where there is none; the others where `looks`. */
+/* before: k of the group before, read where `adds`; k and q are read where `looks`. */
 INLINE void walk_pass(const struct walk_args *args, struct walk_sums *sums, const float *before,
                       const float *k, const float *q, float keep, const bool adds,
                       const bool shrinks, const bool looks)
@@ -104,7 +104,8 @@ static void delta_walk(const struct walk_args *args)
     struct walk_sums sums;
     const int64_t keys = (int64_t)WALK_TOKENS * args->depth, rows = WALK_TOKENS * args->stride;
     for (int32_t i = 0; i <= args->count; i++) {
-        const float *k = args->k + i * keys, *q = args->q + i * keys, *before = k - keys;
+        const float *k = args->k + i * keys, *q = args->q + i * keys;
+        const float *before = i > 0 ? k - keys : k;
         const float keep = i > 0 ? args->groups[i - 1].keep : 1.0f;
         if (i == 0) {
             walk_pass(args, &sums, before, k, q, keep, false, false, true);
