@@ -3,12 +3,14 @@
 #include "common/entry.h"
 #include "gpu/host/backend.h"
 #include "gpu/host/schedule.h"
+#include "gpu/latent.h"
 #include "nvml.h"
 
 #define NAME "cuda_flash"
 
 extern const struct gpu_matrix_kernels sm80_matrix;     /* sm80_attend.c */
 extern const struct gpu_delta_chunks sm80_delta_chunks; /* sm80_gated_delta.c */
+extern const struct gpu_gemm sm80_gemm;                 /* sm80_gemm.cu */
 #ifdef CUDA_FLASH_SM90
 extern const struct gpu_prefill sm90_prefill;      /* sm90_prefill.c */
 extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
@@ -65,7 +67,9 @@ static const char *add_kernels(struct attn_instance *instance)
 {
     instance->matrix = &sm80_matrix;
     instance->chunks = &sm80_delta_chunks;
+    instance->gemm = &sm80_gemm;
     const char *cause = sm80_delta_chunks.load(&instance->device);
+    cause = cause != NULL ? cause : sm80_gemm.load(&instance->device);
 #ifdef CUDA_FLASH_SM90
     if (instance->device.major == 9) {
         cause = cause != NULL ? cause : sm90_prefill.load(&instance->device);

@@ -259,24 +259,6 @@ static __device__ __forceinline__ void take_weights(latent_shared &mine, int b, 
     fence_for_boxes();
 }
 
-/* 8 numbers of out that two of 4 lanes each have: lane i of them gets column i of a square. */
-static __device__ __forceinline__ void turn_square(uint32_t (&x)[4])
-{
-    const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        uint32_t y = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 1);
-        x[i] = odd ? y : x[i];
-        x[i + 1] = odd ? x[i + 1] : y;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t y = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 2);
-        x[i] = upper ? y : x[i];
-        x[i + 2] = upper ? x[i + 2] : y;
-    }
-}
-
 /* A row of a warp group's half of the dims, 16 bytes a lane or, where out is not aligned, less. */
 template <int KIND, int H>
 static __device__ __forceinline__ void write_row(const sm90_latent_params &a, char *to, bool real,

@@ -54,4 +54,15 @@ struct gpu_gemm_params {
     int32_t count, m, n, k; /* count: of the batch */
 };
 
+#ifndef __OPENCL_CPP_VERSION__ /* which has no pointers to functions */
+/* A faster batched_gemm. A row's bits depend on its own numbers and the operands' strides alone. */
+struct gpu_gemm {
+    /* NULL or the cause of a failure. */
+    const char *(*load)(const struct gpu_device *device);
+    bool (*takes)(const struct gpu_gemm_params *p);
+    const char *(*run)(const struct gpu_device *device, const struct gpu_gemm_params *p,
+                       void *stream);
+};
+#endif
+
 #endif

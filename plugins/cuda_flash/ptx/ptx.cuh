@@ -37,6 +37,24 @@ static __device__ __forceinline__ uint32_t transpose(uint32_t x)
     return y;
 }
 
+/* Four words of each of four lanes, a square: lane i of them gets its column i. */
+static __device__ __forceinline__ void turn_square(uint32_t (&x)[4])
+{
+    const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t y = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 1);
+        x[i] = odd ? y : x[i];
+        x[i + 1] = odd ? x[i + 1] : y;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t y = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 2);
+        x[i] = upper ? y : x[i];
+        x[i + 2] = upper ? x[i + 2] : y;
+    }
+}
+
 /* c += a b, 16 x 16 by 16 x 8; kinds of 8 and 4 bits multiply in f16. */
 template <int KIND>
 static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -157,6 +175,18 @@ static __device__ __forceinline__ void copy4(uint32_t to, const void *from, int 
 static __device__ __forceinline__ void wait_for_copies()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Ends a group of this thread's copies. */
+static __device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* All groups of this thread's copies but the last N are there. */
+template <int N> static __device__ __forceinline__ void wait_for_copies_but()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int count)

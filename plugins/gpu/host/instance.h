@@ -12,6 +12,7 @@ struct gpu_matrix_kernels;
 struct gpu_prefill;
 struct gpu_latent_kernel;
 struct gpu_delta_chunks;
+struct gpu_gemm;
 
 struct attn_instance {
     const struct attn_host *host;
@@ -21,6 +22,7 @@ struct attn_instance {
     const struct gpu_prefill *prefill; /* NULL: requests of many rows have no way of their own */
     const struct gpu_latent_kernel *latent; /* NULL: latent rows have none */
     const struct gpu_delta_chunks *chunks;  /* NULL: gated delta has none */
+    const struct gpu_gemm *gemm;            /* NULL: FMA units take all */
 };
 
 /* Which slot a state is for. */

@@ -154,6 +154,11 @@ attn_status gpu_batched_gemm(const struct attn_batched_gemm_args *args, struct a
     if (tiles <= 0) {
         return ATTN_OK;
     }
+    const struct gpu_gemm *faster = args->instance->gemm;
+    if (faster != NULL && faster->takes(&p)) {
+        return device_status(faster->run(&args->instance->device, &p, args->stream), "batched_gemm",
+                             error);
+    }
     const bool few = streams_weights(&p);
     if (few) {
         const int32_t columns = GPU_THREADS_gemm_few * (p.w.row == 1 ? 1 : 2);

@@ -4,13 +4,11 @@
  * many tokens or fewer the limit is memory, with more the units' rate. gemm_few takes GEMM_FEW rows
  * or fewer and weights of 16 bits whose elements lie side by side in one direction: they stream
  * through registers once. Sums run over k in order in both, whatever else is in the batch. */
-#include "gpu/device/number.h"
-#include "gpu/latent.h"
+#include "gpu/device/matrix.h"
 
 #define GEMM_DEPTH 32
 #define GEMM_THREAD_ROWS 2
 #define GEMM_THREAD_COLUMNS 4
-#define E8M0_NAN 255
 
 static_assert(GEMM_ROWS / GEMM_THREAD_ROWS * (GEMM_COLUMNS / GEMM_THREAD_COLUMNS) ==
                   GPU_THREADS_gemm,
@@ -20,29 +18,6 @@ struct gemm_memory {
     float a[GEMM_DEPTH][GEMM_ROWS + 1];
     float w[GEMM_DEPTH][GEMM_COLUMNS + 1];
 };
-
-GPU_INLINE float gemm_number(const gpu_batch_matrix &m, int64_t b, int64_t i, int64_t j)
-{
-    int64_t at = b * m.batch + i * m.row + j * m.column;
-    return number_load(m.data + at * number_bytes_of(m.dtype), m.dtype, 0);
-}
-
-/* An e2m1 times its block's power of two. */
-GPU_INLINE float mxfp4_number(const gpu_gemm_params &p, int64_t b, int64_t i, int64_t j)
-{
-    int64_t at = b * p.w.batch + i * p.w.row + j * p.w.column;
-    uint32_t code = ((const uint8_t *)p.w.data)[at / 2] >> (at & 1) * 4 & 15, size = code & 7;
-    float x =
-        size < 2 ? 0.5f * (float)size : bits_float(((size >> 1) + 126) << 23 | (size & 1) << 22);
-    const gpu_batch_matrix &s = p.block_scale;
-    uint32_t power =
-        ((const uint8_t *)
-             s.data)[b * s.batch + i / p.scale_rows * s.row + j / p.scale_columns * s.column];
-    float scale = power == E8M0_NAN ? NAN
-                  : power == 0      ? bits_float(1u << 22) /* 2^-127 */
-                                    : bits_float(power << 23);
-    return (code & 8) != 0 ? -x * scale : x * scale;
-}
 
 /* A tile [ROWS of depth][columns] so that neighbouring threads read neighbouring elements. */
 GPU_INLINE void load_tiles(const gpu_gemm_params &p, int64_t b, int32_t m0, int32_t n0, int32_t k0,
@@ -58,12 +33,8 @@ GPU_INLINE void load_tiles(const gpu_gemm_params &p, int64_t b, int32_t m0, int3
     for (int32_t i = t; i < GEMM_DEPTH * GEMM_COLUMNS; i += GPU_THREADS_gemm) {
         int32_t k = along_k ? i % GEMM_DEPTH : i / GEMM_COLUMNS;
         int32_t n = along_k ? i / GEMM_DEPTH : i % GEMM_COLUMNS;
-        float x = 0.0f;
-        if (n0 + n < p.n && k0 + k < p.k) {
-            x = p.block_scale.data != nullptr ? mxfp4_number(p, b, k0 + k, n0 + n)
-                                              : gemm_number(p.w, b, k0 + k, n0 + n);
-        }
-        memory.w[k][n] = x;
+        bool real = n0 + n < p.n && k0 + k < p.k;
+        memory.w[k][n] = real ? weight_number(p, b, k0 + k, n0 + n) : 0.0f;
     }
 }
 

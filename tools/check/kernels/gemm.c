@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batched_gemm: strided operands, transposed weights, fp8 weights with scales, mxfp4 weights with
- * theirs along either dimension, few rows of long sums. */
+ * theirs along either dimension, few rows of long sums, many rows, and rows that all batches share.
+ */
 #include <stdio.h>
 
 #include "common/names.h"
@@ -12,7 +13,8 @@
 #include "harness/watch.h"
 
 enum { BATCH = 5, ROWS = 7, INNER = 72, COLUMNS = 40 };
-enum { FEW_INNER = 584, FEW_COLUMNS = 132 }; /* with few rows */
+enum { FEW_ROWS = 4, FEW_INNER = 584, FEW_COLUMNS = 132 };
+enum { MANY_INNER = 328, MANY_COLUMNS = 264 }; /* of more rows */
 /* of mxfp4: whole blocks along both */
 enum { MX_INNER = 96, MX_COLUMNS = 64, MX_BLOCK = 32 };
 enum { MX_NONE, MX_ALONG_K, MX_ALONG_N };
@@ -23,7 +25,8 @@ struct gemm_variant {
     int32_t w_scales; /* 0, 1 or BATCH */
     bool transposed;  /* w's columns are contiguous, not its rows */
     int32_t mx;       /* MX_*: w is mxfp4, whatever w_dtype says */
-    int32_t few;      /* rows, 0: ROWS */
+    int32_t rows;     /* 0: ROWS, with INNER and COLUMNS */
+    bool shared;      /* all batches multiply the same rows of a */
 };
 
 struct gemm_case {
@@ -33,17 +36,20 @@ struct gemm_case {
 
 static int64_t inner_of(const struct gemm_variant *v)
 {
-    return v->mx ? MX_INNER : v->few > 0 ? FEW_INNER : INNER;
+    return v->mx ? MX_INNER : v->rows > FEW_ROWS ? MANY_INNER : v->rows > 0 ? FEW_INNER : INNER;
 }
 
 static int64_t columns_of(const struct gemm_variant *v)
 {
-    return v->mx ? MX_COLUMNS : v->few > 0 ? FEW_COLUMNS : COLUMNS;
+    return v->mx                ? MX_COLUMNS
+           : v->rows > FEW_ROWS ? MANY_COLUMNS
+           : v->rows > 0        ? FEW_COLUMNS
+                                : COLUMNS;
 }
 
 static int64_t rows_of(const struct gemm_variant *v)
 {
-    return v->few > 0 ? v->few : ROWS;
+    return v->rows > 0 ? v->rows : ROWS;
 }
 
 /* a and out are views of [rows, batch, …], as heads lie in a step's tensors. */
@@ -64,6 +70,10 @@ static attn_status call_gemm(struct backend *backend, uint8_t *base, struct attn
     struct pair_tensor a = by_heads(count, inner), out = by_heads(count, columns);
     struct pair_tensor w = pair_rows(BATCH, inner, columns);
     struct pair_tensor block_scale = pair_rows(BATCH, scale_rows, scale_columns);
+    if (c->v.shared) {
+        a.strides[0] = 0;
+        a.strides[1] = inner;
+    }
     if (c->v.transposed) {
         w.strides[1] = block_scale.strides[1] = 1;
         w.strides[2] = inner;
@@ -138,7 +148,7 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
 
 void gemm_cases(const struct kernel_sink *sink)
 {
-    static const int32_t scales[] = {0, 1, BATCH};
+    static const int32_t scales[] = {0, 1, BATCH}, many[] = {5, 17, 64, 70, 130, 130};
     char name[96];
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         bool there =
@@ -153,9 +163,16 @@ void gemm_cases(const struct kernel_sink *sink)
         }
         for (int32_t i = 0; i < 4 && there; i++) {
             struct gemm_variant v = {dtype, dtype, scales[i / 2 * 2], i % 2 != 0,
-                                     .few = i == 1 || i == 2 ? 1 : 3};
-            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s", dtype_name(dtype), v.few,
+                                     .rows = i == 1 || i == 2 ? 1 : 3};
+            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s", dtype_name(dtype), v.rows,
                      v.transposed ? ".transposed" : "");
+            sink->try(sink->user, name, run_gemm, &v);
+        }
+        for (size_t i = 0; i < sizeof many / sizeof *many && there; i++) {
+            struct gemm_variant v = {dtype,      dtype,           scales[i % 3],
+                                     i % 2 != 0, .rows = many[i], .shared = i > 3};
+            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s%s", dtype_name(dtype), v.rows,
+                     v.transposed ? ".transposed" : "", v.shared ? ".shared" : "");
             sink->try(sink->user, name, run_gemm, &v);
         }
         there = there && sink->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS;

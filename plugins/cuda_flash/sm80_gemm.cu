@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The launch of batched_gemm on tensor cores, and which calls it takes. */
+#include <cuda.h>
+
+#include "sm80_gemm.h"
+
+#include "sm80_gemm.cuh"
+
+/* By rows of a tile. Where k is short, more CTAs of a multiprocessor begin and end apart. */
+typedef gemm_shape<1, 4, 1, 4, 4> rows_16;
+typedef gemm_shape<2, 2, 2, 8, 4> rows_64_short;
+typedef gemm_shape<2, 4, 2, 4, 2> rows_64;
+typedef gemm_shape<2, 2, 4, 8, 2> rows_128;
+typedef gemm_shape<4, 2, 4, 8, 1> rows_256;
+
+#define SHORT_K (2 * GEMM_STEP)
+
+/* The shared memory of as many stages as there are steps of k. */
+template <class S> static int gemm_bytes(const gpu_gemm_params &p)
+{
+    const int32_t steps = (p.k + GEMM_STEP - 1) / GEMM_STEP;
+    return (steps < GEMM_STAGES ? steps : GEMM_STAGES) * S::stage_bytes;
+}
+
+/* q NULL: only makes the kernel ready. */
+template <int KIND, bool ALONG_K, bool WIDE, class S>
+static cudaError_t launch_tiles(const struct gpu_device *device, const sm80_gemm_params *q,
+                                cudaStream_t stream)
+{
+    if (q == nullptr) {
+        const int most = GEMM_STAGES * S::stage_bytes;
+        return cudaFuncSetAttribute(gemm_tiles<KIND, ALONG_K, WIDE, S>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    most < device->smem_of_cta ? most : device->smem_of_cta);
+    }
+    const int64_t items = (int64_t)q->p.count * ((q->p.m + S::rows - 1) / S::rows) *
+                          ((q->p.n + GEMM_TILE_COLUMNS - 1) / GEMM_TILE_COLUMNS);
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(items < 1 << 30 ? items : 1 << 30));
+    config.blockDim = dim3(S::threads);
+    config.dynamicSmemBytes = gemm_bytes<S>(q->p);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = device->major >= 9 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, gemm_tiles<KIND, ALONG_K, WIDE, S>, *q);
+}
+
+template <int KIND, bool ALONG_K> static cudaError_t make_ready(const struct gpu_device *device)
+{
+    cudaError_t error = launch_tiles<KIND, ALONG_K, true, rows_16>(device, nullptr, nullptr);
+    error =
+        error ? error : launch_tiles<KIND, ALONG_K, true, rows_64_short>(device, nullptr, nullptr);
+    error = error ? error : launch_tiles<KIND, ALONG_K, true, rows_64>(device, nullptr, nullptr);
+    error = error ? error : launch_tiles<KIND, ALONG_K, true, rows_128>(device, nullptr, nullptr);
+    error = error ? error : launch_tiles<KIND, ALONG_K, true, rows_256>(device, nullptr, nullptr);
+    return error ? error
+                 : launch_tiles<KIND, ALONG_K, false, rows_64_short>(device, nullptr, nullptr);
+}
+
+template <int KIND, bool ALONG_K>
+static cudaError_t launch_rows(const struct gpu_device *device, const sm80_gemm_params *q,
+                               cudaStream_t stream)
+{
+    if (q == nullptr) {
+        return make_ready<KIND, ALONG_K>(device);
+    }
+    const gpu_gemm_params &p = q->p;
+    const bool is_short = p.k <= SHORT_K;
+    if (!q->wide_a || !q->wide_w || !q->wide_out) {
+        return launch_tiles<KIND, ALONG_K, false, rows_64_short>(device, q, stream);
+    }
+    if (p.m <= rows_16::rows) {
+        return launch_tiles<KIND, ALONG_K, true, rows_16>(device, q, stream);
+    }
+    if (p.m > rows_128::rows && !is_short && gemm_bytes<rows_256>(p) <= device->smem_of_cta) {
+        return launch_tiles<KIND, ALONG_K, true, rows_256>(device, q, stream);
+    }
+    if (p.m > rows_64::rows && gemm_bytes<rows_128>(p) <= device->smem_of_cta) {
+        return launch_tiles<KIND, ALONG_K, true, rows_128>(device, q, stream);
+    }
+    return is_short ? launch_tiles<KIND, ALONG_K, true, rows_64_short>(device, q, stream)
+                    : launch_tiles<KIND, ALONG_K, true, rows_64>(device, q, stream);
+}
+
+template <int KIND>
+static cudaError_t launch_kind(const struct gpu_device *device, const sm80_gemm_params *q,
+                               cudaStream_t stream)
+{
+    if (q == nullptr) {
+        cudaError_t error = launch_rows<KIND, false>(device, q, stream);
+        return error ? error : launch_rows<KIND, true>(device, q, stream);
+    }
+    const gpu_batch_matrix &w = q->p.w;
+    return w.row < w.column ? launch_rows<KIND, true>(device, q, stream)
+                            : launch_rows<KIND, false>(device, q, stream);
+}
+
+typedef CUresult CUDAAPI push_fn(CUcontext);
+typedef CUresult CUDAAPI pop_fn(CUcontext *);
+
+static const char *launch(const struct gpu_device *device, const sm80_gemm_params *q, void *stream)
+{
+    CUcontext popped;
+    cudaError_t error = cudaSuccess;
+    ((push_fn *)device->push)((CUcontext)device->context);
+    if (q == nullptr || q->p.a.dtype == ATTN_DTYPE_BF16) {
+        error = launch_kind<KIND_BF16>(device, q, (cudaStream_t)stream);
+    }
+    if (error == cudaSuccess && (q == nullptr || q->p.a.dtype == ATTN_DTYPE_F16)) {
+        error = launch_kind<KIND_F16>(device, q, (cudaStream_t)stream);
+    }
+    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+        (void)cudaGetLastError();
+    }
+    ((pop_fn *)device->pop)(&popped);
+    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+}
+
+/* Whether lines of 16-bit numbers, `line` apart, can be copied 16 bytes at a time. */
+static bool is_wide(const gpu_batch_matrix &x, int64_t line, int64_t element)
+{
+    return element == 1 && line % 8 == 0 && x.batch % 8 == 0 && (uintptr_t)x.data % 16 == 0;
+}
+
+static const char *run(const struct gpu_device *device, const struct gpu_gemm_params *p,
+                       void *stream)
+{
+    struct sm80_gemm_params q = {*p};
+    const bool along_k = p->w.row < p->w.column, same = p->w.dtype == p->a.dtype;
+    q.wide_a = is_wide(p->a, p->a.row, p->a.column);
+    q.wide_w =
+        same && p->block_scale.data == NULL &&
+        (along_k ? is_wide(p->w, p->w.column, p->w.row) : is_wide(p->w, p->w.row, p->w.column));
+    q.wide_out =
+        p->out.dtype == p->a.dtype && p->n % 8 == 0 && is_wide(p->out, p->out.row, p->out.column);
+    return launch(device, &q, stream);
+}
+
+static const char *load(const struct gpu_device *device)
+{
+    return launch(device, NULL, NULL);
+}
+
+/* Activations of 16 bits, and weights that they hold exactly: mxfp4's range is that of bf16. */
+static bool takes(const struct gpu_gemm_params *p)
+{
+    if (p->k <= 0 || (p->a.dtype != ATTN_DTYPE_BF16 && p->a.dtype != ATTN_DTYPE_F16)) {
+        return false;
+    }
+    if (p->block_scale.data != NULL) {
+        return p->a.dtype == ATTN_DTYPE_BF16;
+    }
+    return p->w.dtype == p->a.dtype || p->w.dtype == ATTN_DTYPE_FP8_E4M3 ||
+           p->w.dtype == ATTN_DTYPE_FP8_E5M2;
+}
+
+extern "C" const struct gpu_gemm sm80_gemm;
+const struct gpu_gemm sm80_gemm = {load, takes, run};
