@@ -5,6 +5,7 @@
 #define ATTN_COLLECTIVES_H
 
 #include "status.h"
+#include "tensor.h"
 
 /* What one rank brings to a collective. */
 struct attn_collective_args {
@@ -16,6 +17,37 @@ struct attn_collective_args {
     /* per rank: bytes of all_gather and all_to_all, float32 of the other two */
     size_t count;
     void *stream;
+};
+
+/* The query heads of all ranks stand as [Hk, n, g]: over each key head every rank's g = Hq / Hk.
+ * Rows that this rank has of its own heads, to all ranks, each in its place. */
+struct attn_gather_heads_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *user; /* the table's */
+    void *stream;
+    /* of `count`: [T, Hq, D], strided but for D, and [T, n Hq, D], compact */
+    const struct attn_tensor *const *own;
+    const struct attn_tensor *const *all;
+    int32_t count; /* 1 or 2 */
+    int32_t num_kv_heads;
+};
+
+/* Partial results of all ranks' heads to the rank that owns them, which merges its own heads', with
+ * the weights of attn_merge_states_args: of all ranks, in their order, and last `own`. */
+struct attn_merge_heads_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *user; /* the table's */
+    void *stream;
+    const struct attn_tensor *all_out; /* [T, n Hq, Dv], compact */
+    const struct attn_tensor *all_lse; /* [n Hq, T] float32, compact */
+    const struct attn_tensor *own_out; /* [T, Hq, Dv]; NULL: there is no such part */
+    const struct attn_tensor *own_lse; /* [Hq, T] */
+    const struct attn_tensor *out;     /* [T, Hq, Dv]; may be own_out */
+    const struct attn_tensor *lse;     /* [Hq, T]; NULL: not asked for */
+    int32_t num_kv_heads;
+    int32_t reserved;
 };
 
 /* Collectives over the ranks of one group, enqueued on `stream` (a CPU engine: done on return). The
@@ -33,6 +65,14 @@ struct attn_collectives {
                                       struct attn_error *error);
     attn_status (*all_reduce_max_f32)(const struct attn_collective_args *args,
                                       struct attn_error *error);
+    /* Both or neither: the exchange of a small step, in place of collectives, copies and merges,
+     * where `reduce` is ATTN_CP_ALL_TO_ALL. The same on all ranks. Rows are of 16-bit floats or
+     * float32 and a multiple of 8 bytes. */
+    attn_status (*gather_heads)(const struct attn_gather_heads_args *args,
+                                struct attn_error *error);
+    attn_status (*merge_heads)(const struct attn_merge_heads_args *args, struct attn_error *error);
+    /* most that they take: T Hq times the bytes of its rows, D of both tensors or Dv, and 8 */
+    size_t max_exchange_bytes;
 };
 
 enum attn_cp_reduce { ATTN_CP_ALL_GATHER_REDUCE_SCATTER = 0, ATTN_CP_ALL_TO_ALL = 1 };
@@ -83,7 +123,10 @@ struct attn_batch_context_parallel {
  * communicator (MPI_Comm_c2f), so that no header of MPI is needed; host memory, `stream` ignored.
  *
  * libattn_nccl.so.0, attn_nccl_collectives_create: `communicator` is an ncclComm_t; device memory,
- * `stream` is a cudaStream_t (RCCL: hipStream_t). */
+ * `stream` is a cudaStream_t (RCCL: hipStream_t). Where the ranks are processes of one host whose
+ * GPUs reach each other's memory it has gather_heads and merge_heads, which are ordered as if on
+ * one stream: an engine that runs steps side by side makes a table for each. Both give up, and the
+ * process' CUDA context with them, when a rank has not come for 10 minutes. */
 typedef attn_status attn_mpi_collectives_create_fn(int32_t communicator,
                                                    struct attn_collectives **collectives,
                                                    struct attn_error *error);
@@ -97,6 +140,9 @@ typedef void attn_collectives_destroy_fn(struct attn_collectives *collectives);
 #define ATTN_NCCL_COLLECTIVES_DESTROY_SYMBOL "attn_nccl_collectives_destroy"
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_collective_args) == 56, "attn_collective_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 64, "attn_collectives of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_gather_heads_args) == 56,
+                   "attn_gather_heads_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_merge_heads_args) == 88, "attn_merge_heads_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 88, "attn_collectives of ABI 0.2");
 
 #endif

@@ -11,7 +11,8 @@
 #include "util/error.h"
 #include "util/structs.h"
 
-#define MAX_RANKS 4096 /* times MAX_HEADS, which a spread step's heads are, far from overflow */
+#define MIN_COLLECTIVES 64 /* size in ABI 0.2 */
+#define MAX_RANKS 4096     /* times MAX_HEADS, which a spread step's heads are, far from overflow */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* The engine's table of collectives, which is used from every step. */
@@ -21,18 +22,23 @@ static attn_status check_ranks(const char *name, const char *field,
     if (ranks == NULL) {
         return ATTN_OK;
     }
-    if (ranks->struct_size < sizeof *ranks || ranks->world_size < 1 ||
+    if (ranks->struct_size < MIN_COLLECTIVES || ranks->world_size < 1 ||
         ranks->world_size > MAX_RANKS || ranks->rank < 0 || ranks->rank >= ranks->world_size) {
         return BAD(field,
-                   "layer '%s': %s has struct_size %zu, rank %d of %d; at least %zu, and a rank "
+                   "layer '%s': %s has struct_size %zu, rank %d of %d; at least %d, and a rank "
                    "from 0 below the number of ranks, which is at most %d",
-                   name, field, ranks->struct_size, ranks->rank, ranks->world_size, sizeof *ranks,
+                   name, field, ranks->struct_size, ranks->rank, ranks->world_size, MIN_COLLECTIVES,
                    MAX_RANKS);
     }
     if (ranks->all_gather == NULL || ranks->all_to_all == NULL ||
         ranks->reduce_scatter_f32 == NULL) {
         return BAD(field, "layer '%s': %s lacks all_gather, all_to_all or reduce_scatter_f32", name,
                    field);
+    }
+    if (ranks->struct_size >= sizeof *ranks &&
+        (ranks->gather_heads == NULL) != (ranks->merge_heads == NULL)) {
+        return BAD(field, "layer '%s': %s has one of gather_heads and merge_heads; both or neither",
+                   name, field);
     }
     return ATTN_OK;
 }
@@ -437,12 +443,50 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
     context->max_seq_len = 0;
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         int32_t queries = whole->query_start_loc_host[r + 1] - whole->query_start_loc_host[r];
-        local[r] = local_length(plan->steps[0].layer, whole->seq_lens_host[r] - queries);
+        int32_t apart = parallel_plan(plan)->counts_own ? 0 : queries;
+        local[r] = local_length(plan->steps[0].layer, whole->seq_lens_host[r] - apart);
         context->max_seq_len = (int32_t)larger(context->max_seq_len, local[r]);
     }
     context->seq_lens_host = local;
     context->seq_lens = plan_on_device(plan, local);
     return ATTN_OK;
+}
+
+/* Does the context count the step's own keys, which are in the cache by then, so that no attend of
+ * their own is needed? Where every request has one, of layers that merge with nothing else: sinks
+ * would be counted on every rank. Alike on all ranks. */
+static bool counts_own(const attn_plan *plan)
+{
+    const struct attn_batch *whole = &plan->given;
+    bool counts = !parallel_plan(plan)->split && whole->seq_lens_host != NULL &&
+                  ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT) == NULL;
+    for (int32_t r = 0; r < whole->num_reqs && counts; r++) {
+        counts = whole->query_start_loc_host[r + 1] - whole->query_start_loc_host[r] <= 1;
+    }
+    for (int32_t i = 0; i < plan->num_steps && counts; i++) {
+        const struct step *step = &plan->steps[i];
+        struct exchange x;
+        exchange_init(&x, step, whole->num_actual_tokens);
+        counts = exchange_is_small(&x) && !step->layer->desc->has_sinks;
+    }
+    return counts;
+}
+
+/* What was captured stays as it is: later batches of its graph have to be like it. */
+static attn_status choose_own(attn_plan *plan, struct attn_error *error)
+{
+    struct parallel_plan *p = parallel_plan(plan);
+    const bool graph = plan->mode != ATTN_PLAN_EAGER, counts = counts_own(plan);
+    const bool first = plan->mode == ATTN_PLAN_CAPTURE || p->captured_own == OWN_UNKNOWN;
+    p->counts_own = graph && !first ? p->captured_own == OWN_COUNTED : counts;
+    if (graph && first) {
+        p->captured_own = counts ? OWN_COUNTED : OWN_APART;
+    }
+    return p->counts_own && !counts
+               ? error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc",
+                           "captured was a step of one query a request; this one has more, or "
+                           "local_seq_lens")
+               : ATTN_OK;
 }
 
 /* Of a cache that is attended here: another composition may take the layer. */
@@ -453,6 +497,10 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     struct attn_batch *context = &p->context, *fresh = &p->own_keys;
     if (!plan->steps[0].keys_are_inputs) {
         return ATTN_OK;
+    }
+    attn_status status = choose_own(plan, error);
+    if (status != ATTN_OK) {
+        return status;
     }
     *fresh = *whole;
     fresh->seq_lens = fresh->seq_lens_host = NULL;
@@ -484,7 +532,7 @@ static bool choose(attn_plan *plan, struct step *step)
         return false;
     }
     step->main[1] = launch_use(&step->launches[phase][PART_CONTEXT], &p->context);
-    if (plan->given.num_actual_tokens > 0) {
+    if (plan->given.num_actual_tokens > 0 && !p->counts_own) {
         step->main[0] = launch_use(&step->launches[phase][PART_NEW], &p->own_keys);
     }
     return true;
@@ -507,12 +555,26 @@ static attn_status attend_context(const struct exchange_run *run, struct attn_er
     return run->step->main[1]->kernel(args, error);
 }
 
+/* The step's own keys, to the run's out and to `lse`. */
+static attn_status attend_own(const struct exchange_run *run, const struct attn_step_io *io,
+                              const struct attn_tensor *lse, struct attn_error *error)
+{
+    struct attn_attend_args *args = &run->step->main[0]->args;
+    args->next = NULL;
+    args->stream = io->stream;
+    args->q = io->q;
+    args->k = io->k;
+    args->v = io->v;
+    args->out = io->out;
+    args->lse = lse;
+    return run->step->main[0]->kernel(args, error);
+}
+
 /* The step's own keys, and the merge with what the ranks have of the context. */
 static attn_status attend_new(struct exchange_run *run, struct attn_error *error)
 {
     attn_plan *plan = run->plan;
     const struct attn_step_io *io = run->io;
-    struct attn_attend_args *args = &run->step->main[0]->args;
     struct own_tensor out, lse, new_lse;
     struct all_keys slices;
     attn_status status = ATTN_OK;
@@ -523,17 +585,34 @@ static attn_status attend_new(struct exchange_run *run, struct attn_error *error
     part_tensors(run, run->received, &out, &lse);
     run->x.tokens = plan->given.num_actual_tokens;
     over_lse(&new_lse, run, run->lse, run->x.q_heads); /* the context's is used up */
-    args->next = NULL;
-    args->stream = io->stream;
-    args->q = io->q;
-    args->k = io->k;
-    args->v = io->v;
-    args->out = io->out;
-    args->lse = &new_lse.tensor;
-    status = status ? status : run->step->main[0]->kernel(args, error);
+    status = status ? status : attend_own(run, io, &new_lse.tensor, error);
     return status == ATTN_OK ? merge_parts(run, &out.tensor, &lse.tensor, io->out, &new_lse.tensor,
                                            io->out, io->lse, error)
                              : status;
+}
+
+/* Likewise where the ranks' table exchanges heads: the own keys first, which wait for nobody. */
+static attn_status run_small(struct exchange_run *run, struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    const struct attn_step_io *io = run->io;
+    struct own_tensor q, out, lse, own_lse;
+    over_rows(&q, run, run->q, x->n * x->q_heads, run->step->q.head_size);
+    over_rows(&out, run, run->out, x->n * x->q_heads, x->out_size);
+    over_lse(&lse, run, run->lse, x->n * x->q_heads);
+    over_lse(&own_lse, run, (float *)run->received, x->q_heads);
+    const struct attn_tensor *own[] = {io->q}, *all[] = {&q.tensor};
+    const bool apart = run->step->main[0] != NULL;
+    attn_status status = apart ? attend_own(run, io, &own_lse.tensor, error) : ATTN_OK;
+    status = status ? status : heads_gather_small(run, own, all, 1, error);
+    status = status ? status : attend_context(run, error);
+    const struct attn_merge_heads_args args = {.all_out = &out.tensor,
+                                               .all_lse = &lse.tensor,
+                                               .own_out = apart ? io->out : NULL,
+                                               .own_lse = apart ? &own_lse.tensor : NULL,
+                                               .out = io->out,
+                                               .lse = io->lse};
+    return status ? status : heads_merge_small(run, &args, error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -546,6 +625,9 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
         tokens = (int64_t)p->widest * step->layer->selected->cp->prefill->world_size;
     }
     struct exchange_run exchange = exchange_begin(plan, step, io, tokens);
+    if (exchange_is_small(&exchange.x)) {
+        return run_small(&exchange, error);
+    }
     attn_status status = rows_gather(&exchange, &rows, error);
     status = status ? status : heads_gather(&exchange, rows, error);
     status = status ? status : attend_context(&exchange, error);

@@ -25,7 +25,9 @@ void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
                            .kv_heads = step->k.heads,
                            .group = layer->num_q_heads / step->k.heads,
                            .out_size = step->layer->parts[PART_MAIN].head_size_v,
-                           .dtype = kind.dtype};
+                           .dtype = kind.dtype,
+                           .reduce = cp->reduce,
+                           .invariant = layer->batch_invariant != 0};
     x->q_row = layer->head_size * element;
     x->out_row = x->out_size * element;
 }
@@ -113,6 +115,26 @@ attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
     return status;
 }
 
+/* Of a call that brings no text, the core's. */
+static attn_status report(attn_status status, const struct attn_error *why,
+                          struct attn_error *error)
+{
+    if (status == ATTN_OK) {
+        return status;
+    }
+    return why->message[0] != '\0'
+               ? error_relay(error, status, why)
+               : error_set_text(error, status, "collectives", "a collective of the engine failed");
+}
+
+/* No more of it is written than has to be. */
+static inline void begin_error(struct attn_error *why)
+{
+    why->struct_size = sizeof *why;
+    why->status = why->reserved = 0;
+    why->field[0] = why->message[0] = '\0';
+}
+
 attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
                            void *receive, int64_t count, void *stream, struct attn_error *error)
 {
@@ -122,17 +144,9 @@ attn_status collective_run(const struct attn_collectives *ranks, collective *cal
                                               .receive = receive,
                                               .count = (size_t)count,
                                               .stream = stream};
-    struct attn_error why; /* no more of it is written than has to be */
-    why.struct_size = sizeof why;
-    why.status = why.reserved = 0;
-    why.field[0] = why.message[0] = '\0';
-    attn_status status = call(&args, &why);
-    if (status == ATTN_OK) {
-        return status;
-    }
-    return why.message[0] != '\0'
-               ? error_relay(error, status, &why)
-               : error_set_text(error, status, "collectives", "a collective of the engine failed");
+    struct attn_error why;
+    begin_error(&why);
+    return report(call(&args, &why), &why, error);
 }
 
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
@@ -325,9 +339,51 @@ attn_status heads_reduce(const struct exchange_run *run, struct attn_error *erro
     if (run->x.n == 1) {
         return pack_parts(run, 0, 1, run->received, error);
     }
-    return run->step->layer->selected->cp->reduce == ATTN_CP_ALL_TO_ALL
-               ? reduce_all_to_all(run, error)
-               : reduce_by_sum(run, error);
+    return run->x.reduce == ATTN_CP_ALL_TO_ALL ? reduce_all_to_all(run, error)
+                                               : reduce_by_sum(run, error);
+}
+
+bool exchange_is_small(const struct exchange *x)
+{
+    const struct attn_collectives *ranks = x->ranks;
+    if (ranks->struct_size < sizeof *ranks || ranks->gather_heads == NULL || x->n == 1 ||
+        x->rows != NULL || x->invariant || x->reduce != ATTN_CP_ALL_TO_ALL ||
+        (x->q_row | x->out_row) % 8 != 0) {
+        return false;
+    }
+    const int64_t row = 8 + (x->q_row > x->out_row ? x->q_row : x->out_row);
+    return (uint64_t)(x->tokens * x->q_heads * row) <= ranks->max_exchange_bytes;
+}
+
+attn_status heads_gather_small(const struct exchange_run *run, const struct attn_tensor *const *own,
+                               const struct attn_tensor *const *all, int32_t count,
+                               struct attn_error *error)
+{
+    const struct attn_collectives *ranks = run->x.ranks;
+    const struct attn_gather_heads_args args = {.struct_size = sizeof args,
+                                                .user = ranks->user,
+                                                .stream = run->io->stream,
+                                                .own = own,
+                                                .all = all,
+                                                .count = count,
+                                                .num_kv_heads = (int32_t)run->x.kv_heads};
+    struct attn_error why;
+    begin_error(&why);
+    return report(ranks->gather_heads(&args, &why), &why, error);
+}
+
+attn_status heads_merge_small(const struct exchange_run *run,
+                              const struct attn_merge_heads_args *tensors, struct attn_error *error)
+{
+    const struct attn_collectives *ranks = run->x.ranks;
+    struct attn_merge_heads_args args = *tensors;
+    struct attn_error why;
+    args.struct_size = sizeof args;
+    args.user = ranks->user;
+    args.stream = run->io->stream;
+    args.num_kv_heads = (int32_t)run->x.kv_heads;
+    begin_error(&why);
+    return report(ranks->merge_heads(&args, &why), &why, error);
 }
 
 /* This rank's queries side by side; where the queries are split, those of all ranks, each rank's in

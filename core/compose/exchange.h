@@ -14,6 +14,8 @@ struct exchange {
     int64_t q_row, out_row;                      /* bytes of one head */
     int64_t out_size;                            /* of a head: Dv, or the latent rank of MLA */
     struct attn_dtype dtype;
+    int32_t reduce; /* enum attn_cp_reduce */
+    bool invariant; /* results may not depend on how many rows there are */
 };
 
 struct exchange_run {
@@ -69,6 +71,15 @@ attn_status merge_parts(const struct exchange_run *run, const struct attn_tensor
  * heads to this rank's part in run->received. */
 attn_status heads_gather(struct exchange_run *run, uint8_t *rows, struct attn_error *error);
 attn_status heads_reduce(const struct exchange_run *run, struct attn_error *error);
+/* Does the ranks' own table gather and merge heads of this exchange? Sizes alone decide, so that
+ * all ranks do the same. */
+bool exchange_is_small(const struct exchange *x);
+attn_status heads_gather_small(const struct exchange_run *run, const struct attn_tensor *const *own,
+                               const struct attn_tensor *const *all, int32_t count,
+                               struct attn_error *error);
+/* `args` with its tensors. */
+attn_status heads_merge_small(const struct exchange_run *run,
+                              const struct attn_merge_heads_args *args, struct attn_error *error);
 /* Over the ranks that split the queries. This rank's queries side by side, at *rows; where they are
  * split, those of all ranks, each rank's in as many rows as the widest has. */
 attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct attn_error *error);

@@ -43,30 +43,48 @@ static attn_status copy_lse(const struct exchange_run *run, const struct own_ten
     return copy_grid(run, &there, &here, 4, run->x.tokens, run->x.q_heads, error);
 }
 
+/* Both parts of the queries of all ranks' heads, to the places of `q` and `pe`. */
+static attn_status gather_queries(struct exchange_run *run, const struct attn_mla_desc *m,
+                                  const struct attn_io_mla *mla, struct own_tensor *q,
+                                  struct own_tensor *pe, struct attn_error *error)
+{
+    struct exchange *x = &run->x;
+    const int64_t element = x->dtype.bits / 8, heads = x->n * x->q_heads;
+    const bool small = exchange_is_small(x), two = m->qk_rope_head_dim > 0;
+    x->q_row = m->kv_lora_rank * element;
+    uint8_t *pe_rows = run->q + plan_aligned(x->tokens * heads * x->q_row);
+    over_rows(q, run, run->q, heads, m->kv_lora_rank);
+    over_rows(pe, run, pe_rows, heads, m->qk_rope_head_dim);
+    if (small) {
+        const struct attn_tensor *own[] = {mla->q_nope, mla->q_pe},
+                                 *all[] = {&q->tensor, &pe->tensor};
+        return heads_gather_small(run, own, all, two ? 2 : 1, error);
+    }
+    attn_status status = heads_gather(run, mla->q_nope->data, error);
+    if (status == ATTN_OK && two) {
+        run->q = pe_rows;
+        x->q_row = m->qk_rope_head_dim * element;
+        status = pack_rows(run, run->packed, mla->q_pe, x->q_heads, x->q_row, x->tokens, error);
+        status = status == ATTN_OK ? heads_gather(run, run->packed, error) : status;
+    }
+    return status;
+}
+
 attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
                               struct own_tensor *out, struct attn_error *error)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
     struct exchange_run run = exchange_begin(plan, step, io, tokens);
-    struct exchange *x = &run.x;
+    const struct exchange *x = &run.x;
+    const bool small = exchange_is_small(x);
     struct attn_io_mla all = *mla;
     struct attn_attend_args *args = &launch->args;
     struct own_tensor q, pe, latent, lse, part_lse;
-    int64_t element = x->dtype.bits / 8, heads = x->n * x->q_heads;
-    uint8_t *rows = mla->q_nope->data;
-    x->q_row = m->kv_lora_rank * element;
-    attn_status status = heads_gather(&run, rows, error);
-    over_rows(&q, &run, run.q, heads, m->kv_lora_rank);
+    const int64_t heads = x->n * x->q_heads;
+    attn_status status = gather_queries(&run, m, mla, &q, &pe, error);
     all.q_nope = &q.tensor;
-    if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
-        run.q += plan_aligned(tokens * heads * x->q_row);
-        x->q_row = m->qk_rope_head_dim * element;
-        status = pack_rows(&run, run.packed, mla->q_pe, x->q_heads, x->q_row, tokens, error);
-        status = status == ATTN_OK ? heads_gather(&run, run.packed, error) : status;
-        over_rows(&pe, &run, run.q, heads, m->qk_rope_head_dim);
-        all.q_pe = &pe.tensor;
-    }
+    all.q_pe = m->qk_rope_head_dim > 0 ? &pe.tensor : all.q_pe;
     over_rows(&latent, &run, run.out, heads, m->kv_lora_rank);
     over_lse(&lse, &run, run.lse, heads);
     args->next = &all.ext;
@@ -77,8 +95,13 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
     status = status == ATTN_OK ? launch->kernel(args, error) : status;
     args->next = NULL;
     args->lse = NULL;
-    status = status == ATTN_OK ? heads_reduce(&run, error) : status;
     part_tensors(&run, run.received, out, &part_lse);
+    if (status == ATTN_OK && small) {
+        const struct attn_merge_heads_args merge = {
+            .all_out = &latent.tensor, .all_lse = &lse.tensor, .out = &out->tensor, .lse = io->lse};
+        return heads_merge_small(&run, &merge, error);
+    }
+    status = status == ATTN_OK ? heads_reduce(&run, error) : status;
     return status == ATTN_OK && io->lse != NULL ? copy_lse(&run, &part_lse, io->lse, error)
                                                 : status;
 }

@@ -25,6 +25,8 @@ struct parallel_plan {
     int64_t *pairs; /* (t, t) of every row */
     int32_t world_size;
     struct attn_batch context, own_keys; /* by the last plan: views of the two attends */
+    bool counts_own;                     /* by the last plan: the context has the own keys */
+    enum { OWN_UNKNOWN, OWN_APART, OWN_COUNTED } captured_own; /* of the plan's graph */
     /* by the last plan: are the queries split, and how */
     bool split;
     int32_t widest;       /* most rows of a rank */

@@ -165,6 +165,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
     plan->ready = NULL;
     plan->source = NULL;
     plan->serial++;
+    plan->mode = purpose->mode;
     if (plan->workspace == NULL && plan->scratch.bytes > 0) {
         return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
                          "no workspace is bound; %zu bytes are needed", plan->scratch.bytes);

@@ -191,6 +191,7 @@ struct attn_plan {
     bool takes_bounds; /* all its layers say host_bounds */
     bool asked;        /* the driver, of a batch's arrays */
     bool asked_tables; /* likewise of its tables' */
+    int32_t mode;      /* of the plan being made: enum attn_plan_mode */
     bool capturing; /* by the last plan_batch: its runs are recorded, and nothing may wait for them
                      */
 };

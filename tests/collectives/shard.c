@@ -73,7 +73,7 @@ void shard_init(struct shard *s, struct fixture *f, const struct attn_context_pa
         s->table[i] = blocks - 1 - i;
     }
     bind(s, f, cp);
-    CHECK(f, client_plan(f->api, s->model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, ROWS), &s->plan,
+    CHECK(f, client_plan(f->api, s->model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, ROWS), &s->plan,
                          &s->workspace, &f->error));
 }
 

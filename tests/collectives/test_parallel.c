@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "heads.h"
 #include "ranks.h"
 #include "shard.h"
 
@@ -23,6 +24,17 @@ static const struct {
     {"prefill", 3, {20, 1, 7}, {20, 1, 7}},
 };
 
+/* How heads are exchanged: by `reduce`, or by the table's gather_heads and merge_heads. */
+static const struct {
+    const char *name;
+    int32_t reduce;
+    bool small;
+} ways[] = {
+    {"reduce-scatter", ATTN_CP_ALL_GATHER_REDUCE_SCATTER, false},
+    {"all to all", ATTN_CP_ALL_TO_ALL, false},
+    {"heads", ATTN_CP_ALL_TO_ALL, true},
+};
+
 /* The same layer with its cache spread. */
 struct spread {
     struct shard shard;
@@ -30,13 +42,13 @@ struct spread {
     struct attn_batch batch;
 };
 
-static void spread_init(struct spread *s, struct fixture *f, int32_t interleave, int32_t reduce)
+static void spread_init(struct spread *s, struct fixture *f, int32_t interleave, int32_t way)
 {
     const struct attn_context_parallel cp = {
         .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-        .decode = ranks,
+        .decode = ways[way].small ? heads_over(ranks) : ranks,
         .interleave = interleave,
-        .reduce = reduce};
+        .reduce = ways[way].reduce};
     shard_init(&s->shard, f, &cp, ranks->rank, ranks->world_size);
     s->batch = f->batch;
     s->batch.block_table = s->shard.table;
@@ -57,7 +69,7 @@ static double difference(const float *a, const float *b, int64_t count)
     return most;
 }
 
-static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t reduce, int32_t sinks)
+static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t way, int32_t sinks)
 {
     const struct attn_layer_desc desc = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = kv_heads, .has_sinks = sinks};
@@ -74,7 +86,8 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t red
     float *out = malloc((size_t)elements * sizeof *out), *lse = malloc((size_t)rows * sizeof *lse);
     memcpy(out, f.out, (size_t)elements * sizeof *out);
     memcpy(lse, f.lse, (size_t)rows * sizeof *lse);
-    spread_init(&s, &f, interleave, reduce);
+    spread_init(&s, &f, interleave, way);
+    int64_t merges = heads_merges();
     for (int32_t i = 0; i < 2; i++) { /* a plan used again */
         memset(f.out, 0xff, (size_t)elements * sizeof *out);
         memset(f.lse, 0xff, (size_t)rows * sizeof *lse);
@@ -84,10 +97,10 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t red
     double d = fmax(difference(out, f.out, elements), difference(lse, f.lse, rows));
     if (ranks->rank == 0) {
         print_message("%s, %d key heads, interleave %d, %s%s: %g\n", batches[which].name, kv_heads,
-                      interleave, reduce == ATTN_CP_ALL_TO_ALL ? "all to all" : "reduce-scatter",
-                      sinks ? ", sinks" : "", d);
+                      interleave, ways[way].name, sinks ? ", sinks" : "", d);
     }
     assert_true(d < BOUND);
+    assert_int_equal(heads_merges() - merges, ways[way].small ? 2 : 0);
     shard_finish(&s.shard, &f);
     fixture_finish(&f);
     free(out);
@@ -99,11 +112,65 @@ TEST(test_equal_to_one_rank)
     static const int32_t interleaves[] = {1, 2, 16};
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t i = 0; i < 3; i++) {
-            for (int32_t reduce = 0; reduce < 2; reduce++) {
-                hold(which, 1 + (i + reduce) % 2, interleaves[i], reduce, i == 1);
+            for (int32_t way = 0; way < 3; way++) {
+                hold(which, 1 + (i + way) % 2, interleaves[i], way, i == 1);
             }
         }
     }
+}
+
+/* A captured step whose context has the own keys takes no batch that wants them apart, whatever is
+ * planned between. */
+TEST(test_graph_stays)
+{
+    static const int32_t uneven[] = {0, 2, 2, 3, 4, 5};
+    const struct attn_layer_desc desc = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1};
+    struct fixture f;
+    struct spread s = {0};
+    fixture_init(&f, "cpu_ref", &desc, batches[0].queries, batches[0].lens, batches[0].num_reqs, 0,
+                 NULL, true);
+    const int64_t elements = f.batch.num_tokens * f.layer.num_q_heads * f.layer.head_size;
+    fixture_step(&f);
+    float *out = malloc((size_t)elements * sizeof *out);
+    memcpy(out, f.out, (size_t)elements * sizeof *out);
+    spread_init(&s, &f, 2, 2);
+    struct attn_batch other = s.batch;
+    other.query_start_loc = other.query_start_loc_host = uneven;
+    CHECK(&f, f.api->plan_graph(s.shard.plan, ATTN_PLAN_CAPTURE, &s.batch, NULL, &f.error));
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "query_start_loc",
+               f.api->plan_graph(s.shard.plan, ATTN_PLAN_REPLAY, &other, NULL, &f.error));
+    CHECK(&f, f.api->plan_batch(s.shard.plan, &other, NULL, &f.error));
+    CHECK(&f, f.api->plan_graph(s.shard.plan, ATTN_PLAN_REPLAY, &s.batch, NULL, &f.error));
+    memset(f.out, 0xff, (size_t)elements * sizeof *out);
+    CHECK(&f, f.api->run(s.shard.plan, f.api->model_layer(s.shard.model, 0), &f.io, &f.error));
+    assert_true(difference(out, f.out, elements) < BOUND);
+    shard_finish(&s.shard, &f);
+    fixture_finish(&f);
+    free(out);
+}
+
+/* gather_heads and merge_heads come together. */
+TEST(test_half_a_table)
+{
+    const struct attn_layer_desc desc = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1};
+    struct fixture f;
+    struct attn_collectives half = *heads_over(ranks);
+    const struct attn_context_parallel cp = {
+        .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp}, .decode = &half};
+    half.merge_heads = NULL;
+    fixture_init(&f, "cpu_ref", &desc, batches[0].queries, batches[0].lens, batches[0].num_reqs, 0,
+                 NULL, true);
+    struct attn_layer_desc layer = f.layer;
+    const struct attn_layer_desc *layers[] = {&layer};
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = "cpu_ref"};
+    attn_assignment *assignment = NULL;
+    layer.next = &cp.ext;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "decode",
+               f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error));
+    fixture_finish(&f);
 }
 
 TEST(test_table)
