@@ -6,11 +6,17 @@
 #include <stdlib.h>
 
 #include "table.h"
+#ifdef COLLECTIVES_WINDOWS
+#include "windows.h"
+#endif
 
 /* The table comes first, so that the one is the other's address. */
 struct nccl_collectives {
     struct attn_collectives table;
     ncclComm_t comm; /* the caller's */
+#ifdef COLLECTIVES_WINDOWS
+    struct windows windows;
+#endif
 };
 
 static attn_status reported(ncclResult_t result, struct attn_error *error)
@@ -64,6 +70,43 @@ static attn_status all_reduce_max_f32(const struct attn_collective_args *a,
                     error);
 }
 
+#ifdef COLLECTIVES_WINDOWS
+static attn_status gather_heads(const struct attn_gather_heads_args *a, struct attn_error *error)
+{
+    const struct nccl_collectives *c = a->user;
+    return windows_gather(&c->windows, a, error);
+}
+
+static attn_status merge_heads(const struct attn_merge_heads_args *a, struct attn_error *error)
+{
+    const struct nccl_collectives *c = a->user;
+    return windows_merge(&c->windows, a, error);
+}
+
+static void add_windows(struct nccl_collectives *c)
+{
+    struct attn_collectives *table = &c->table;
+    if (windows_open(&c->windows, c->comm, table->rank, table->world_size)) {
+        table->gather_heads = gather_heads;
+        table->merge_heads = merge_heads;
+        table->max_exchange_bytes = EXCHANGE_MAX_BYTES;
+    }
+}
+
+static void remove_windows(struct nccl_collectives *c)
+{
+    windows_close(&c->windows);
+}
+#else
+static void add_windows(struct nccl_collectives *c)
+{
+}
+
+static void remove_windows(struct nccl_collectives *c)
+{
+}
+#endif
+
 ATTN_EXPORT attn_nccl_collectives_create_fn attn_nccl_collectives_create;
 ATTN_EXPORT attn_collectives_destroy_fn attn_nccl_collectives_destroy;
 
@@ -96,11 +139,15 @@ attn_status attn_nccl_collectives_create(void *communicator, struct attn_collect
                                             .all_to_all = all_to_all,
                                             .reduce_scatter_f32 = reduce_scatter_f32,
                                             .all_reduce_max_f32 = all_reduce_max_f32};
+    add_windows(made);
     *collectives = &made->table;
     return ATTN_OK;
 }
 
 void attn_nccl_collectives_destroy(struct attn_collectives *collectives)
 {
-    free(collectives);
+    if (collectives != NULL) {
+        remove_windows(collectives->user);
+        free(collectives->user);
+    }
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # On a machine with two GPUs or more: libattn_nccl's table, then layers of cuda_flash spread over the GPUs next to the
-# same layers on one, and the time of a long request's decode both ways. NCCL is taken from NCCL_HOME, else where
+# same layers on one, and the time of a long request's decode both ways. First the kernels of its windows, on one GPU. NCCL is taken from NCCL_HOME, else where
 # Python's nvidia-nccl package has it, else the system's.
 # Exit 0 if all held, 77 where there are fewer GPUs.
 # usage: tools/device_nccl.sh [BUILD_DIR] [RANKS]    a build with core/ and plugins/cuda_flash; made if it is not there
@@ -22,12 +22,19 @@ cuda=${CUDA_HOME:-$(dirname "$(dirname "$(realpath "$(command -v nvcc || echo /u
 library=-lnccl
 [ -f "$nccl/lib/libnccl.so.2" ] && library=$nccl/lib/libnccl.so.2
 set -- -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wno-unused-parameter -I "$here/abi" -I "$here/tools" -isystem "$cuda/include" ${nccl:+-isystem "$nccl/include"}
+cudart="-L $cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm"
+tests=$here/tests/collectives
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cc "$@" -fPIC -shared -fvisibility=hidden "$here/collectives/nccl.c" -o "$work/libattn_nccl.so.0" "$library" &&
-    cc "$@" "$here/tests/collectives"/nccl_*.c "$here/tools/support/client.c" -o "$work/nccl_ranks" "$work/libattn_nccl.so.0" \
-        "$library" -L "$cuda/lib64" -lcudart_static -ldl -lrt -lpthread -lm || exit 1
+# shellcheck disable=SC2086
+"$cuda/bin/nvcc" -std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics -arch=native \
+    -c "$here/collectives/exchange.cu" -o "$work/exchange.o" &&
+    cc "$@" -DCOLLECTIVES_WINDOWS -fPIC -shared -fvisibility=hidden "$here/collectives/nccl.c" "$here/collectives/windows.c" \
+        "$work/exchange.o" -o "$work/libattn_nccl.so.0" "$library" $cudart &&
+    cc "$@" "$tests/nccl_exchange.c" "$work/exchange.o" -o "$work/nccl_exchange" $cudart &&
+    cc "$@" "$tests/nccl_ranks.c" "$tests/nccl_layer.c" "$tests/nccl_spread.c" "$tests/nccl_speed.c" "$here/tools/support/client.c" \
+        -o "$work/nccl_ranks" "$work/libattn_nccl.so.0" "$library" $cudart || exit 1
 LD_LIBRARY_PATH=$work${nccl:+:$nccl/lib}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 export LD_LIBRARY_PATH NCCL_NVLS_ENABLE
-"$work/nccl_ranks" "$ranks" "$build/core/libattn.so.1" "$build/plugins/cuda_flash"
+"$work/nccl_exchange" && "$work/nccl_ranks" "$ranks" "$build/core/libattn.so.1" "$build/plugins/cuda_flash"

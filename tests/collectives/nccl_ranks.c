@@ -4,6 +4,7 @@
  * exit 77 where there are fewer GPUs */
 #include <nccl.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -182,6 +183,18 @@ static void check_errors(struct rank *rank, ncclComm_t comm)
     cudaGetLastError();
 }
 
+bool has_windows(const struct attn_collectives *ranks)
+{
+    return ranks->struct_size >= sizeof *ranks && ranks->gather_heads != NULL;
+}
+
+struct attn_collectives without_windows(const struct attn_collectives *ranks)
+{
+    struct attn_collectives table = *ranks;
+    table.struct_size = offsetof(struct attn_collectives, gather_heads);
+    return table;
+}
+
 void check_table(struct rank *rank)
 {
     static const size_t counts[] = {1, 2, 3, 255, 4096, 65537, LARGEST};
@@ -228,6 +241,7 @@ static int run_rank(struct rank *rank, int32_t me, int32_t n, struct meeting *me
     rank->ranks = made;
     HOLD(rank, made->rank == me && made->world_size == n, "rank %d of %d", made->rank,
          made->world_size);
+    printf("rank %d: %s windows\n", me, has_windows(made) ? "has" : "no");
     check_table(rank);
     check_spread(rank);
     if (rank->failures == 0) {

@@ -30,6 +30,10 @@ struct rank {
 
 /* Device memory with these bytes, or poisoned. NULL: none to be had. */
 void *device_copy(const void *bytes, size_t size);
+/* Does the table gather and merge heads itself? */
+bool has_windows(const struct attn_collectives *ranks);
+/* The same table, as it was before there were such slots. */
+struct attn_collectives without_windows(const struct attn_collectives *ranks);
 /* The entries of a table by themselves. */
 void check_table(struct rank *rank);
 /* Layers with their cache spread over the ranks, next to the same layers on this GPU alone. */

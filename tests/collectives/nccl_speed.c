@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One long request, decoded from a captured graph: all heads on one GPU, then each rank its own
- * heads over a cache that lies spread over the ranks. A row for each on stdout. */
+ * heads over a cache that lies spread over the ranks, by collectives and by windows, in turns. A
+ * row for each on stdout. */
 #include <stdlib.h>
 
 #include "nccl_layer.h"
@@ -23,70 +24,101 @@ static int order(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median time of one run in microseconds, 0 on failure. */
-static double measure(struct trial *t, struct side *s)
+/* One way of doing it, captured, and what its rounds took. */
+struct way {
+    struct side side;
+    struct run_tensors *tensors;
+    cudaGraphExec_t graph;
+    float ms[ROUNDS];
+};
+
+static bool prepare(struct trial *t, struct way *w)
 {
-    const struct geometry *g = &s->geometry;
+    const struct geometry *g = &w->side.geometry;
     int32_t first = g->blocks * g->block - 1, end = first + 1;
-    struct run_tensors *tensors = run_tensors(t, g, 1, 4, true);
-    cudaEvent_t begin = NULL, ended = NULL;
-    float times[ROUNDS] = {0};
-    cudaGraphExec_t exec = NULL;
-    cudaMemsetAsync(s->cache, 0, s->cache_bytes, t->rank->stream); /* any keys do for a time */
-    bool ready = side_plan(t, s, &first, &end);
-    exec = ready ? side_capture(t, s, &tensors->io, RUNS) : NULL;
-    ready = exec != NULL && cudaEventCreate(&begin) == cudaSuccess &&
-            cudaEventCreate(&ended) == cudaSuccess;
-    for (int32_t i = -1; i < ROUNDS && ready; i++) {
-        cudaEventRecord(begin, t->rank->stream);
-        for (int32_t k = 0; k < LAUNCHES; k++) {
-            cudaGraphLaunch(exec, t->rank->stream);
-        }
-        cudaEventRecord(ended, t->rank->stream);
-        ready = cudaStreamSynchronize(t->rank->stream) == cudaSuccess &&
-                cudaEventElapsedTime(&times[i < 0 ? 0 : i], begin, ended) == cudaSuccess;
+    if (!side_init(t, &w->side)) {
+        return false;
     }
-    HOLD(t->rank, ready, "no times: %s", cudaGetErrorString(cudaGetLastError()));
-    qsort(times, ROUNDS, sizeof *times, order);
-    if (exec != NULL) {
-        cudaGraphExecDestroy(exec);
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(ended);
-    free(tensors);
-    return ready ? times[ROUNDS / 2] * 1e3 / (LAUNCHES * RUNS) : 0;
+    w->tensors = run_tensors(t, g, 1, 4, true);
+    cudaMemsetAsync(w->side.cache, 0, w->side.cache_bytes, t->rank->stream); /* any keys do */
+    w->graph = side_plan(t, &w->side, &first, &end)
+                   ? side_capture(t, &w->side, &w->tensors->io, RUNS)
+                   : NULL;
+    return w->graph != NULL;
 }
 
-/* A cell whole and spread; false where a rank may be left waiting. */
+static bool launch(struct trial *t, const struct way *w, float *ms)
+{
+    cudaEvent_t begin = NULL, ended = NULL;
+    bool done = cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&ended) == cudaSuccess;
+    cudaEventRecord(begin, t->rank->stream);
+    for (int32_t k = 0; k < LAUNCHES; k++) {
+        cudaGraphLaunch(w->graph, t->rank->stream);
+    }
+    cudaEventRecord(ended, t->rank->stream);
+    done = done && cudaStreamSynchronize(t->rank->stream) == cudaSuccess &&
+           cudaEventElapsedTime(ms, begin, ended) == cudaSuccess;
+    HOLD(t->rank, done, "no times: %s", cudaGetErrorString(cudaGetLastError()));
+    cudaEventDestroy(begin);
+    cudaEventDestroy(ended);
+    return done;
+}
+
+/* Microseconds of one run. */
+static double median(struct way *w)
+{
+    qsort(w->ms, ROUNDS, sizeof *w->ms, order);
+    return w->ms[ROUNDS / 2] * 1e3 / (LAUNCHES * RUNS);
+}
+
+/* A cell by all ways in turns; false where a rank may be left waiting. */
 static bool time_cell(struct trial *t, size_t which)
 {
-    int32_t n = t->rank->ranks->world_size;
-    double times[2] = {0};
-    for (int32_t i = 0; i < 2; i++) {
-        const struct attn_context_parallel cp = {
-            .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-            .decode = t->rank->ranks,
-            .interleave = BLOCK,
-            .reduce = ATTN_CP_ALL_TO_ALL};
-        struct side side = {.geometry = {cells[which].hq / (i > 0 ? n : 1), cells[which].hk,
-                                         cells[which].d, BLOCK, cells[which].keys / BLOCK, 1,
-                                         ATTN_DTYPE_BF16},
-                            .cp = i > 0 ? &cp : NULL};
-        bool made = trial_tables(t, &side.geometry) && side_init(t, &side);
-        times[i] = made ? measure(t, &side) : 0;
-        if (made) {
-            side_finish(t, &side);
-        }
-        trial_release(t);
-        if (times[i] <= 0) {
-            return false;
+    const struct attn_collectives *ranks = t->rank->ranks, plain = without_windows(ranks);
+    const int32_t n = ranks->world_size, count = has_windows(ranks) ? 3 : 2;
+    struct attn_context_parallel cp[2] = {
+        {.ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof *cp},
+         .decode = &plain,
+         .interleave = BLOCK,
+         .reduce = ATTN_CP_ALL_TO_ALL}};
+    struct way ways[3] = {0};
+    bool going = true;
+    cp[1] = cp[0];
+    cp[1].decode = ranks;
+    for (int32_t i = 0; i < count; i++) {
+        ways[i].side.geometry = (struct geometry){cells[which].hq / (i > 0 ? n : 1),
+                                                  cells[which].hk,
+                                                  cells[which].d,
+                                                  BLOCK,
+                                                  cells[which].keys / BLOCK,
+                                                  1,
+                                                  ATTN_DTYPE_BF16};
+        ways[i].side.cp = i > 0 ? &cp[i - 1] : NULL;
+        going = going && (i > 0 || trial_tables(t, &ways[i].side.geometry)) && prepare(t, &ways[i]);
+    }
+    for (int32_t round = -1; round < ROUNDS && going; round++) {
+        for (int32_t i = 0; i < count && going; i++) {
+            going = launch(t, &ways[i], &ways[i].ms[round < 0 ? 0 : round]);
         }
     }
-    if (t->rank->ranks->rank == 0) {
-        printf("| %s, %d keys | %.1f | %.1f | %.2f |\n", cells[which].name, cells[which].keys,
-               times[0], times[1], times[0] / (n * times[1]));
+    for (int32_t i = 0; i < count; i++) {
+        if (ways[i].graph != NULL) {
+            cudaGraphExecDestroy(ways[i].graph);
+            side_finish(t, &ways[i].side);
+        }
+        free(ways[i].tensors);
     }
-    return true;
+    trial_release(t);
+    if (ranks->rank == 0 && going) {
+        const double one = median(&ways[0]);
+        printf("| %s, %d keys | %.1f |", cells[which].name, cells[which].keys, one);
+        for (int32_t i = 1; i < count; i++) {
+            const double time = median(&ways[i]);
+            printf(" %.1f | %.2f |", time, one / (n * time));
+        }
+        printf("\n");
+    }
+    return going;
 }
 
 void time_spread(struct rank *rank)
@@ -96,8 +128,8 @@ void time_spread(struct rank *rank)
     t->error = (struct attn_error)ATTN_ERROR_INIT;
     bool going = trial_open(t);
     if (rank->ranks->rank == 0) {
-        printf("| one request, us a decode | one GPU | %d | of %d times one GPU's speed |\n"
-               "| --- | --- | --- | --- |\n",
+        printf("one request, us a decode: one GPU | %d by collectives | of %d times its speed | by "
+               "windows | likewise\n",
                rank->ranks->world_size, rank->ranks->world_size);
     }
     for (size_t which = 0; which < sizeof cells / sizeof *cells && going; which++) {

@@ -18,6 +18,20 @@ static const struct {
     {"mixed", {1, 3, 9, 20, 5, 130}, {40, 17, 33, 20, 130, 1000}},
 };
 
+static const struct kind {
+    int32_t dtype, reduce;
+    bool latent, windows;
+} kinds[] = {
+    {ATTN_DTYPE_BF16, ATTN_CP_ALL_TO_ALL, false, false},
+    {ATTN_DTYPE_F32, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, false, false},
+    {ATTN_DTYPE_F32, ATTN_CP_ALL_TO_ALL, false, false},
+    {ATTN_DTYPE_BF16, ATTN_CP_ALL_TO_ALL, true, false},
+    {ATTN_DTYPE_BF16, ATTN_CP_ALL_TO_ALL, false, true},
+    {ATTN_DTYPE_F32, ATTN_CP_ALL_TO_ALL, false, true},
+    {ATTN_DTYPE_BF16, ATTN_CP_ALL_TO_ALL, true, true},
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
 /* One run over positions first[r] .. end[r]-1 of every request; `graph`: captured, then launched
  * twice. */
 static bool step(struct trial *t, struct side *s, const int32_t *first, const int32_t *end,
@@ -80,6 +94,13 @@ static void compare(struct trial *t, const struct run_tensors *whole,
     }
 }
 
+static const char *name_of(const struct attn_context_parallel *cp)
+{
+    return cp->reduce != ATTN_CP_ALL_TO_ALL ? "reduce-scatter"
+           : has_windows(cp->decode)        ? "windows"
+                                            : "all to all";
+}
+
 static bool trial(struct trial *t, const struct geometry *g, size_t which,
                   const struct attn_context_parallel *cp, bool graph)
 {
@@ -103,8 +124,7 @@ static bool trial(struct trial *t, const struct geometry *g, size_t which,
     if (done) {
         snprintf(what, sizeof what, "%s, %s%s, interleave %d, %s%s", batches[which].name,
                  g->hk == 0 ? "mla " : "", g->dtype == ATTN_DTYPE_F32 ? "f32" : "bf16",
-                 cp->interleave, cp->reduce == ATTN_CP_ALL_TO_ALL ? "all to all" : "reduce-scatter",
-                 graph ? ", captured" : "");
+                 cp->interleave, name_of(cp), graph ? ", captured" : "");
         compare(t, tensors[0], tensors[1], what);
         side_finish(t, &sides[0]);
         side_finish(t, &sides[1]);
@@ -117,6 +137,7 @@ static bool trial(struct trial *t, const struct geometry *g, size_t which,
 void check_spread(struct rank *rank)
 {
     static const int32_t interleaves[] = {1, 2, 16};
+    const struct attn_collectives plain = without_windows(rank->ranks);
     struct trial *t = calloc(1, sizeof *t);
     t->rank = rank;
     t->error = (struct attn_error)ATTN_ERROR_INIT;
@@ -124,21 +145,19 @@ void check_spread(struct rank *rank)
     /* Every rank makes the same trials: one that failed on one rank alone would leave the others
      * waiting, so nothing follows it. */
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
-        for (int32_t i = 0; i < 3 * 4 && held; i++) {
-            const bool latent = i % 4 == 3;
-            const struct geometry g = {HQ,
-                                       latent ? 0 : HK,
-                                       D,
-                                       BLOCK,
-                                       BLOCKS,
-                                       REQS,
-                                       i % 4 == 0 || latent ? ATTN_DTYPE_BF16 : ATTN_DTYPE_F32};
+        for (int32_t i = 0; i < 3 * KINDS && held; i++) {
+            const struct kind *kind = &kinds[i % KINDS];
+            const struct geometry g = {HQ,         kind->latent ? 0 : HK, D, BLOCK, BLOCKS, REQS,
+                                       kind->dtype};
             const struct attn_context_parallel cp = {
                 .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-                .decode = rank->ranks,
-                .interleave = interleaves[i / 4],
-                .reduce = i % 4 == 1 ? ATTN_CP_ALL_GATHER_REDUCE_SCATTER : ATTN_CP_ALL_TO_ALL};
-            held = trial(t, &g, which, &cp, which == 0 && i >= 4);
+                .decode = kind->windows ? rank->ranks : &plain,
+                .interleave = interleaves[i / KINDS],
+                .reduce = kind->reduce};
+            if (kind->windows && !has_windows(rank->ranks)) {
+                continue;
+            }
+            held = trial(t, &g, which, &cp, which == 0 && i >= KINDS);
             trial_release(t);
         }
     }
