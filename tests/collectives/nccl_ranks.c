@@ -35,6 +35,8 @@ void *device_copy(const void *bytes, size_t size)
     }
     cudaError_t status = bytes != NULL ? cudaMemcpy(memory, bytes, size, cudaMemcpyHostToDevice)
                                        : cudaMemset(memory, 0xff, room);
+    /* neither waits for the device, nor do the streams of the checks for either */
+    status = status == cudaSuccess ? cudaDeviceSynchronize() : status;
     return status == cudaSuccess ? memory : NULL;
 }
 

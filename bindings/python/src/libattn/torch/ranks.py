@@ -22,7 +22,7 @@ _SLOTS = ("all_gather", "all_to_all", "reduce_scatter_f32", "all_reduce_max_f32"
 def nccl(communicator: int) -> int:
     """The address of a table over an ``ncclComm_t`` (RCCL: the same), for the rest of the process.
 
-    The collectives run on the stream of the step, without the interpreter, and can be captured.
+    All its ranks call this together. The collectives run on the stream of the step, without the interpreter, and can be captured.
     """
     name = "libattn_nccl.so.0"
     folder = Path(find()).parent
