@@ -50,8 +50,9 @@ static __device__ __forceinline__ void multiply_keys(latent_shared &mine, int ph
     wgmma_commit();
 }
 
-/* o += weights of this warp group x values of buffer b in its half of the dims. */
-template <int KIND>
+/* o += weights of this warp group x values of buffer b in its half of the dims, COLUMNS at a time.
+ */
+template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void multiply_own(latent_shared &mine, int b, int half,
                                                     const uint32_t (&w)[4][4], float (&o)[128])
 {
@@ -59,14 +60,19 @@ static __device__ __forceinline__ void multiply_own(latent_shared &mine, int b, 
     pin(o);
     wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        wgmma_weights<KIND, 256>(o, w[i], v + i * 128);
+    for (int n = 0; n < 256 / COLUMNS; n++) {
+        auto &sums = (float(&)[COLUMNS / 2]) o[n * (COLUMNS / 2)];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            wgmma_weights<KIND, COLUMNS>(
+                sums, w[i], v + n * (COLUMNS / 64 * LATENT_COLUMN_BYTES / 16) + i * 128);
+        }
     }
     wgmma_commit();
 }
 
 /* The same with the other's weights. */
-template <int KIND>
+template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void multiply_other(latent_shared &mine, int b, int half,
                                                       float (&o)[128])
 {
@@ -75,8 +81,13 @@ static __device__ __forceinline__ void multiply_other(latent_shared &mine, int b
     pin(o);
     wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        wgmma_stored<KIND>(o, w + i * 2, v + i * 128);
+    for (int n = 0; n < 256 / COLUMNS; n++) {
+        auto &sums = (float(&)[COLUMNS / 2]) o[n * (COLUMNS / 2)];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            wgmma_stored<KIND, COLUMNS>(
+                sums, w + i * 2, v + n * (COLUMNS / 64 * LATENT_COLUMN_BYTES / 16) + i * 128);
+        }
     }
     wgmma_commit();
 }
@@ -380,7 +391,7 @@ static __device__ __forceinline__ latent_rows enter_rows(const gpu_params &p, in
 }
 
 /* Makes the weights of first tiles of pairs; dims 0 .. 255. */
-template <int KIND, bool BOXES>
+template <int KIND, bool BOXES, int COLUMNS>
 static __device__ __forceinline__ void compute_first(const sm90_latent_params &a,
                                                      latent_shared &mine)
 {
@@ -424,7 +435,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
             barrier_arrive(shared_address(&mine.weights[0]));
             follow_bases(m, r, o);
             r.l[0] += sum[0], r.l[1] += sum[1];
-            multiply_own<KIND>(mine, 0, 0, w, o);
+            multiply_own<KIND, COLUMNS>(mine, 0, 0, w, o);
             wgmma_wait<0>();
             pin(o);
             arrive_warp(mine.empty[0][0]);
@@ -432,7 +443,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
             if (owes) {
                 take_weights(mine, 1, other_phase, r, o);
                 other_phase ^= 1;
-                multiply_other<KIND>(mine, 1, 0, o);
+                multiply_other<KIND, COLUMNS>(mine, 1, 0, o);
             }
         }
         wgmma_wait<0>();
@@ -446,7 +457,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
 
 /* Makes the weights of second tiles; dims 256 .. 511. Its scores are on their way before it waits
  * for the first tile's weights, and the product with those runs while it has its softmax. */
-template <int KIND, bool BOXES>
+template <int KIND, bool BOXES, int COLUMNS>
 static __device__ __forceinline__ void compute_second(const sm90_latent_params &a,
                                                       latent_shared &mine)
 {
@@ -477,7 +488,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
             pin(s);
             take_weights(mine, 0, other_phase, r, o);
             other_phase ^= 1;
-            multiply_other<KIND>(mine, 0, 1, o);
+            multiply_other<KIND, COLUMNS>(mine, 0, 1, o);
             if (t + 3 >= r.count) { /* the last tile of its own */
                 arrive_warp(mine.q_empty);
             }
@@ -493,7 +504,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
             arrive_warp(mine.empty[0][1]);
             follow_bases(m, r, o);
             r.l[0] += sum[0], r.l[1] += sum[1];
-            multiply_own<KIND>(mine, 1, 1, w, o);
+            multiply_own<KIND, COLUMNS>(mine, 1, 1, w, o);
             wgmma_wait<0>();
             pin(o);
             arrive_warp(mine.empty[1][1]);
@@ -501,7 +512,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
         if (r.count & 1) {
             take_weights(mine, 0, other_phase, r, o);
             other_phase ^= 1;
-            multiply_other<KIND>(mine, 0, 1, o);
+            multiply_other<KIND, COLUMNS>(mine, 0, 1, o);
             wgmma_wait<0>();
             pin(o);
             arrive_warp(mine.empty[0][1]);
@@ -510,14 +521,23 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
     }
 }
 
-static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool boxes, bool q_boxes)
+/* Who brings keys: TMA, and their scores have no terms; four warps that copy rows; eight that make
+ * rows of 8 bits f16. */
+enum latent_way { LATENT_BY_BOXES, LATENT_BY_ROWS, LATENT_BY_CODES };
+
+template <int WAY>
+static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool q_boxes)
 {
-    barrier_init(shared_address(&mine.q_full), q_boxes ? 1 : boxes ? 64 : LATENT_COPY_THREADS);
+    constexpr bool BOXES = WAY == LATENT_BY_BOXES;
+    constexpr int WARPS = BOXES                   ? 2
+                          : WAY == LATENT_BY_ROWS ? LATENT_COPY_WARPS
+                                                  : LATENT_CONVERT_WARPS;
+    barrier_init(shared_address(&mine.q_full), q_boxes ? 1 : WARPS * 32);
     barrier_init(shared_address(&mine.q_empty), 8);
     for (int b = 0; b < 2; b++) {
         for (int c = 0; c < LATENT_COLUMNS; c++) { /* each copying warp tells its terms, too */
-            int told = c == 1 ? LATENT_COPY_THREADS / 32 : 0;
-            barrier_init(shared_address(&mine.full[b][c]), boxes ? 1 : LATENT_COPY_THREADS + told);
+            int told = c == 1 ? WARPS : 0;
+            barrier_init(shared_address(&mine.full[b][c]), BOXES ? 1 : WARPS * 32 + told);
         }
         barrier_init(shared_address(&mine.empty[b][0]), 4);
         barrier_init(shared_address(&mine.empty[b][1]), 4);
@@ -527,21 +547,28 @@ static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool b
     fence_barriers();
 }
 
-/* BOXES: TMA copies the keys, and their scores have no terms. */
-template <int KIND, bool BOXES>
-__global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
+/* Warp groups that copy, before the two that compute, and registers of their threads: TMA needs few
+ * of them. */
+template <int WAY> struct latent_crew {
+    static constexpr int copying = WAY == LATENT_BY_CODES ? 2 : 1, threads = (copying + 2) * 128;
+    static constexpr int compute = WAY == LATENT_BY_CODES   ? 192
+                                   : WAY == LATENT_BY_BOXES ? 216
+                                                            : 208;
+    static constexpr int copy = (65536 / threads / 8 * 8 * (copying + 2) - 2 * compute) / copying;
+};
+
+template <int KIND, int WAY>
+__global__ void __launch_bounds__(latent_crew<WAY>::threads, 1)
     attend_latent(const __grid_constant__ sm90_latent_params a)
 {
     extern __shared__ __align__(1024) char memory[];
     latent_shared &mine = *(latent_shared *)memory;
-    const int group = threadIdx.x >> 7;
-    /* registers of a thread: TMA needs few of them, 8 bits that become 16 many */
-    constexpr int COMPUTE = BOXES              ? 216
-                            : KIND == KIND_F16 ? 192
-                                               : 208,
-                  COPY = 3 * 168 - 2 * COMPUTE;
+    constexpr bool BOXES = WAY == LATENT_BY_BOXES;
+    /* a product's sums are fewer than the registers that a thread begins with */
+    constexpr int COLUMNS = WAY == LATENT_BY_CODES ? 128 : 256;
+    const int group = (int)(threadIdx.x >> 7) - latent_crew<WAY>::copying;
     if (threadIdx.x == 0) {
-        init_barriers(mine, BOXES, a.q_mapped);
+        init_barriers<WAY>(mine, a.q_mapped);
         if (BOXES) {
             fetch_map(&a.k_map);
         }
@@ -549,35 +576,50 @@ __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
     __syncthreads(); /* the barriers are there */
     wait_for_earlier_kernels();
     let_later_kernels_begin();
-    if (group == 0) {
-        give_registers<COPY>();
-        if constexpr (!BOXES) {
+    if (group < 0) {
+        give_registers<latent_crew<WAY>::copy>();
+        if constexpr (WAY == LATENT_BY_CODES) {
+            convert_rows(a, mine);
+        } else if constexpr (!BOXES) {
             copy_rows<KIND>(a, mine);
         } else if (threadIdx.x >= 64) {
             copy_all_queries<KIND>(a, mine);
         } else {
             copy_boxes(a, mine, threadIdx.x >> 5);
         }
-    } else if (group == 1) {
-        take_registers<COMPUTE>();
-        compute_first<KIND, BOXES>(a, mine);
+    } else if (group == 0) {
+        take_registers<latent_crew<WAY>::compute>();
+        compute_first<KIND, BOXES, COLUMNS>(a, mine);
     } else {
-        take_registers<COMPUTE>();
-        compute_second<KIND, BOXES>(a, mine);
+        take_registers<latent_crew<WAY>::compute>();
+        compute_second<KIND, BOXES, COLUMNS>(a, mine);
     }
+}
+
+template <int KIND, int WAY> static cudaError_t allow_memory()
+{
+    return cudaFuncSetAttribute(attend_latent<KIND, WAY>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)sizeof(latent_shared));
 }
 
 template <int KIND> static cudaError_t make_ready()
 {
-    const void *kernels[] = {(const void *)attend_latent<KIND, false>,
-                             (const void *)attend_latent<KIND, true>};
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent<KIND>);
-    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
-        error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)sizeof(latent_shared));
+    error = error ? error : allow_memory<KIND, LATENT_BY_BOXES>();
+    error = error ? error : allow_memory<KIND, LATENT_BY_ROWS>();
+    if constexpr (KIND == KIND_F16) {
+        error = error ? error : allow_memory<KIND, LATENT_BY_CODES>();
     }
     return error;
+}
+
+template <int KIND, int WAY>
+static cudaError_t launch_way(const sm90_latent_params &a, cudaLaunchConfig_t &config)
+{
+    config.blockDim = dim3(latent_crew<WAY>::threads);
+    return cudaLaunchKernelEx(&config, attend_latent<KIND, WAY>, a);
 }
 
 template <int KIND>
@@ -587,18 +629,24 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
     if (a == nullptr) {
         return make_ready<KIND>();
     }
+    const bool converts = KIND == KIND_F16 && a->form != LATENT_FORM_OWN && a->wide_keys;
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)num_sms);
-    config.blockDim = dim3(SM90_LATENT_THREADS);
     config.dynamicSmemBytes = sizeof(latent_shared);
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    cudaError_t error = a->mapped ? cudaLaunchKernelEx(&config, attend_latent<KIND, true>, *a)
-                                  : cudaLaunchKernelEx(&config, attend_latent<KIND, false>, *a);
+    cudaError_t error = cudaSuccess;
+    if (a->mapped) {
+        error = launch_way<KIND, LATENT_BY_BOXES>(*a, config);
+    } else if (!converts) {
+        error = launch_way<KIND, LATENT_BY_ROWS>(*a, config);
+    } else if constexpr (KIND == KIND_F16) {
+        error = launch_way<KIND, LATENT_BY_CODES>(*a, config);
+    }
     config.gridDim = dim3((unsigned)num_sms * MERGE_CTAS);
     config.blockDim = dim3(MERGE_THREADS);
     config.dynamicSmemBytes = 0;

@@ -12,7 +12,6 @@ extern "C" {
 #endif
 
 #define SM90_LATENT_ROWS 64
-#define SM90_LATENT_THREADS 384
 
 /* What rows of the cache are: numbers of the queries' type, one scale for all in 8 bits, or
  * fp8_ds_mla's. */

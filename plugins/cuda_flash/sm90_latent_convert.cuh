@@ -73,18 +73,26 @@ static __device__ __noinline__ uint4 read_chunk_slowly(const char *row, int form
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* A tile of 8-bit rows becomes f16 in steps of two rows of each thread's and 128 bytes: four pairs
- * of columns, of which the half comes first that is given back first, and the rope column. What is
- * stored four steps later is read while one is stored, over the ends of tiles. */
+/* A tile of 8-bit rows becomes f16 in steps of a row of each thread's and 128 bytes: two rows of
+ * four pairs of columns, of which the half comes first that is given back first, and of the rope
+ * column. What is stored three steps later is read while one is stored, over the ends of tiles. */
 #define CONVERT_STEPS 10
-#define CONVERT_AHEAD 4
+#define CONVERT_AHEAD 3
 
 struct latent_narrow {
-    uint4 x[CONVERT_AHEAD + 1][2];
-    float scale[CONVERT_AHEAD + 1][2];
+    const char *row[2]; /* of the tile that is read */
+    uint4 x[CONVERT_AHEAD + 1];
+    float scale[CONVERT_AHEAD + 1];
 };
 
-static_assert(CONVERT_STEPS % (CONVERT_AHEAD + 1) == 0, "each tile begins with the same registers");
+static_assert(2 * CONVERT_STEPS % (CONVERT_AHEAD + 1) == 0,
+              "each pair of tiles begins with the same registers");
+
+/* Where a step of buffer b waits. */
+static __device__ __forceinline__ constexpr int register_of_step(int b, int step)
+{
+    return (b * CONVERT_STEPS + step) % (CONVERT_AHEAD + 1);
+}
 
 /* The columns of a step: pair 0 .. 3, 4: rope. */
 static __device__ __forceinline__ int pair_of_step(int b, int step)
@@ -101,20 +109,20 @@ static __device__ __forceinline__ void read_step(const latent_shared &mine, int 
     const int at = pair < 4 ? pair * 128 + part * 16
                    : DS     ? DS_MLA_ROPE_AT + part * 16
                             : LATENT_MAX_RANK + (part >> 1) * 16;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const char *row = row_of_thread(mine, t, (step & 1) * 2 + i);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        float scale = 1.0f;
-        if (row != nullptr) {
-            x = __ldg((const uint4 *)(row + at));
-            if (DS && step < 8) {
-                scale = __ldg((const float *)(row + DS_MLA_SCALES_AT) + pair);
-            }
-        }
-        n.x[step % (CONVERT_AHEAD + 1)][i] = x;
-        n.scale[step % (CONVERT_AHEAD + 1)][i] = scale;
+    if (step < 2) {
+        n.row[step] = row_of_thread<LATENT_CONVERT_WARPS>(mine, t, step);
     }
+    const char *row = n.row[step & 1];
+    uint4 x = make_uint4(0, 0, 0, 0);
+    float scale = 1.0f;
+    if (row != nullptr) {
+        x = __ldg((const uint4 *)(row + at));
+        if (DS && step < 8) {
+            scale = __ldg((const float *)(row + DS_MLA_SCALES_AT) + pair);
+        }
+    }
+    n.x[register_of_step(b, step)] = x;
+    n.scale[register_of_step(b, step)] = scale;
 }
 
 /* Of a pair of columns 8 threads have 16 numbers each of a row's 128. Those of the second column
@@ -125,28 +133,25 @@ static __device__ __forceinline__ void store_step(latent_shared &mine, int b, in
                                                   const latent_narrow &n)
 {
     const int part = threadIdx.x & 7, second = part >> 2, chunk = (part & 3) * 2;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int row =
-            ((threadIdx.x & 127) >> 3) + ((step & 1) * 2 + i) * (GPU_TILE / LATENT_COPY_ROWS);
-        const uint4 x = n.x[step % (CONVERT_AHEAD + 1)][i];
-        if (step >= 8) {
-            const bool upper = (part & 1) != 0;
-            uint4 y = DS ? halves_of_bf16(x)
-                         : widen_numbers<FROM, false>(upper ? x.z : x.x, upper ? x.w : x.y, {});
-            store16(shared_address(mine.k[b][LATENT_ROPE]) + place_in_column(row, part), y);
-            continue;
-        }
-        latent_factors f = {0, 0};
-        if (DS) {
-            f = factors_of(n.scale[step % (CONVERT_AHEAD + 1)][i]);
-        }
-        const uint32_t to = shared_address(mine.k[b][2 * pair_of_step(b, step) + second]);
-        uint4 low = widen_numbers<FROM, DS>(x.x, x.y, f);
-        uint4 high = widen_numbers<FROM, DS>(x.z, x.w, f);
-        store16(to + place_in_column(row, chunk + second), second ? high : low);
-        store16(to + place_in_column(row, chunk + 1 - second), second ? low : high);
+    const int row = copied_row<LATENT_CONVERT_WARPS>(0);
+    const uint32_t further = (step & 1) * (LATENT_CONVERT_WARPS * 4) * 128;
+    const uint4 x = n.x[register_of_step(b, step)];
+    if (step >= 8) {
+        const bool upper = (part & 1) != 0;
+        uint4 y = DS ? halves_of_bf16(x)
+                     : widen_numbers<FROM, false>(upper ? x.z : x.x, upper ? x.w : x.y, {});
+        store16(shared_address(mine.k[b][LATENT_ROPE]) + further + place_in_column(row, part), y);
+        return;
     }
+    latent_factors f = {0, 0};
+    if (DS) {
+        f = factors_of(n.scale[register_of_step(b, step)]);
+    }
+    const uint32_t to = shared_address(mine.k[b][2 * pair_of_step(b, step) + second]) + further;
+    uint4 low = widen_numbers<FROM, DS>(x.x, x.y, f);
+    uint4 high = widen_numbers<FROM, DS>(x.z, x.w, f);
+    store16(to + place_in_column(row, chunk + second), second ? high : low);
+    store16(to + place_in_column(row, chunk + 1 - second), second ? low : high);
 }
 
 /* What is read before a run's first tile. */

@@ -98,15 +98,15 @@ static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, la
                                                  int b, int32_t t, int half)
 {
     const int chunk = threadIdx.x & 7;
-    const uint32_t to =
-        shared_address(mine.k[b][half * 4]) + place_in_column((threadIdx.x & 127) >> 3, chunk);
+    const uint32_t to = shared_address(mine.k[b][half * 4]) +
+                        place_in_column(copied_row<LATENT_COPY_WARPS>(0), chunk);
     const uint32_t to_rope = to + (LATENT_ROPE - half * 4) * LATENT_COLUMN_BYTES;
 #pragma unroll
     for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        const char *row = row_of_thread(mine, t, i);
+        const char *row = row_of_thread<LATENT_COPY_WARPS>(mine, t, i);
         const int bytes = row != nullptr ? 16 : 0;
         const char *from = (row != nullptr ? row : a.p.attend.k.data) + half * 512 + chunk * 16;
-        const int further = i * (GPU_TILE / LATENT_COPY_ROWS) * 128;
+        const int further = i * (LATENT_COPY_WARPS * 4) * 128;
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             copy16(to + further + c * LATENT_COLUMN_BYTES, from + c * 128, bytes);
@@ -128,8 +128,8 @@ static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params
 #pragma unroll 1
     for (int n = 0; n < LATENT_COPY_ROWS * LATENT_COLUMNS; n++) {
         const int c = n >> 2, i = n & 3;
-        const char *row = row_of_thread(mine, t, i);
-        const int at = ((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS);
+        const char *row = row_of_thread<LATENT_COPY_WARPS>(mine, t, i);
+        const int at = copied_row<LATENT_COPY_WARPS>(i);
         uint4 x = make_uint4(0, 0, 0, 0);
         if (row != nullptr) {
             x = read_chunk_slowly(row, a.form, c, chunk);
@@ -149,47 +149,50 @@ static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
     }
 }
 
-/* Queries and keys of all runs by 128 threads: any block size, list and form of rows. FORM: of rows
- * that are read 16 bytes at a time; -1: any form at any address. */
+/* Queries and keys of all runs by whole warp groups: any block size, list and form of rows. FORM:
+ * of rows that are read 16 bytes at a time; -1: any form at any address. */
 template <int KIND, int FORM>
 static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_params &a,
                                                          latent_shared &mine)
 {
     constexpr int FROM = FORM == LATENT_FORM_E5M2 ? KIND_E5M2 : KIND_E4M3;
     constexpr bool IS_DS = FORM == LATENT_FORM_DS, NARROW = FORM > LATENT_FORM_OWN;
+    constexpr int WARPS = NARROW ? LATENT_CONVERT_WARPS : LATENT_COPY_WARPS;
     const gpu_params &p = a.p.attend;
     int phases = 7; /* bit b: of buffer b; bit 2: of the queries; bit 3: which run */
     latent_narrow narrow;
-    auto bring = [&](int b, int32_t t,
-                     int32_t count) { /* b: t & 1, as a constant */
-                                      const int phase = phases >> b & 1;
-                                      if constexpr (FORM == LATENT_FORM_OWN) {
-                                          barrier_wait(shared_address(&mine.empty[b][b]), phase);
-                                          copy_half<false>(a, mine, b, t, b);
-                                          barrier_wait(shared_address(&mine.empty[b][b ^ 1]),
-                                                       phase);
-                                          copy_half<true>(a, mine, b, t, b ^ 1);
-                                      } else if constexpr (NARROW) {
-                                          convert_tile<FROM, IS_DS>(mine, b, phase, t,
-                                                                    t + 1 < count, narrow);
-                                      } else {
-                                          copy_tile_slowly(a, mine, phase, t);
-                                      }
-                                      phases ^= 1 << b;
-                                      arrive_warp(mine.full[b][1]); /* its terms are there, and its
-                                                                       rows have been read */
+    /* b: t & 1, as a constant */
+    auto bring = [&](int b, int32_t t, int32_t count) {
+        const int phase = phases >> b & 1;
+        if constexpr (FORM == LATENT_FORM_OWN) {
+            barrier_wait(shared_address(&mine.empty[b][b]), phase);
+            copy_half<false>(a, mine, b, t, b);
+            barrier_wait(shared_address(&mine.empty[b][b ^ 1]), phase);
+            copy_half<true>(a, mine, b, t, b ^ 1);
+        } else if constexpr (NARROW) {
+            convert_tile<FROM, IS_DS>(mine, b, phase, t, t + 1 < count, narrow);
+        } else {
+            copy_tile_slowly(a, mine, phase, t);
+        }
+        phases ^= 1 << b;
+        arrive_warp(mine.full[b][1]); /* its terms are there, and its rows have been read */
     };
 #pragma unroll 1
     /* what is rarely needed of a run is read again */
-    for (int32_t s = first_segment(p.schedule); s >= 0; s = enter_run(p.schedule, s).next) {
+    for (int32_t s = first_segment(p.schedule); s >= 0;) {
         latent_run run = enter_run(p.schedule, s);
-        latent_look look = look_of(a, run.item);
-        int32_t key = key_of_lane(look, run.base, run.item.k1), block = block_of_lane(a, look, key);
-        int32_t later = key_of_lane(look, run.base + 2 * GPU_TILE, run.item.k1);
+        latent_look &look = mine.look[threadIdx.x >> 5];
+        __syncwarp(); /* nobody reads the last run's any more */
+        if ((threadIdx.x & 31) == 0) {
+            look = look_of(a, run, s);
+        }
+        __syncwarp(); /* it is there */
+        int32_t key = key_of_lane<WARPS>(look, 0), block = block_of_lane(a, look, key);
+        int32_t later = key_of_lane<WARPS>(look, 2);
         /* both warp groups are in the run before: nobody reads terms of the one before that */
         barrier_wait(shared_address(&mine.q_empty), phases >> 2 & 1);
-        copy_queries<KIND, LATENT_COPY_THREADS>(a, p.schedule.segments[s].row_tile, mine);
-        put_row(a, mine, s, phases >> 3, 0, key, block);
+        copy_queries<KIND, WARPS * 32>(a, p.schedule.segments[s].row_tile, mine);
+        put_row<WARPS>(a, mine, look, phases >> 3, 0, key, block);
         __syncwarp(); /* the rows' places are there */
         if constexpr (NARROW) {
             begin_convert<IS_DS>(mine, narrow);
@@ -198,23 +201,22 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
         for (int32_t t = 0; t < run.count; t += 2) {
             key = later;
             block = block_of_lane(a, look, key);
-            later = t + 4 < run.count ? key_of_lane(look, run.base + (t + 4) * GPU_TILE,
-                                                    p.schedule.segments[s].row_tile.k1)
-                                      : -1;
+            later = t + 4 < run.count ? key_of_lane<WARPS>(look, t + 4) : -1;
             bring(0, t, run.count);
             if (NARROW) { /* reads ahead */
-                put_row(a, mine, s, phases >> 3, t + 2, key, block);
+                put_row<WARPS>(a, mine, look, phases >> 3, t + 2, key, block);
                 __syncwarp(); /* they are there */
             }
             if (t + 1 < run.count) {
                 bring(1, t + 1, run.count);
             }
             if (!NARROW) { /* while no buffer is given back for long */
-                put_row(a, mine, s, phases >> 3, t + 2, key, block);
+                put_row<WARPS>(a, mine, look, phases >> 3, t + 2, key, block);
                 __syncwarp(); /* they are there */
             }
         }
         phases ^= 12;
+        s = enter_run(p.schedule, look.segment).next;
     }
     wait_for_copies(); /* none may end behind the CTA */
 }
@@ -222,18 +224,23 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
 template <int KIND>
 static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, latent_shared &mine)
 {
-    if (!a.wide_keys) {
-        copy_runs_of_rows<KIND, -1>(a, mine);
-    } else if (a.form == LATENT_FORM_OWN) {
+    if (a.form == LATENT_FORM_OWN && a.wide_keys) {
         copy_runs_of_rows<KIND, LATENT_FORM_OWN>(a, mine);
-    } else if constexpr (KIND == KIND_F16) { /* 8 bits become f16 */
-        if (a.form == LATENT_FORM_E4M3) {
-            copy_runs_of_rows<KIND, LATENT_FORM_E4M3>(a, mine);
-        } else if (a.form == LATENT_FORM_E5M2) {
-            copy_runs_of_rows<KIND, LATENT_FORM_E5M2>(a, mine);
-        } else {
-            copy_runs_of_rows<KIND, LATENT_FORM_DS>(a, mine);
-        }
+    } else {
+        copy_runs_of_rows<KIND, -1>(a, mine);
+    }
+}
+
+/* Rows of 8 bits that become f16. */
+static __device__ __forceinline__ void convert_rows(const sm90_latent_params &a,
+                                                    latent_shared &mine)
+{
+    if (a.form == LATENT_FORM_E4M3) {
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E4M3>(a, mine);
+    } else if (a.form == LATENT_FORM_E5M2) {
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E5M2>(a, mine);
+    } else {
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_DS>(a, mine);
     }
 }
 

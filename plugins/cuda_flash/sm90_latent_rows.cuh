@@ -13,11 +13,21 @@
 #define LATENT_COLUMN_BYTES (SM90_LATENT_ROWS * 128)
 #define LATENT_ROPE (LATENT_COLUMNS - 1) /* the column that values do not have */
 #define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2)) /* numbers of a part */
-#define LATENT_AHEAD 2 /* tiles that boxes are fetched into the L2 before they are copied */
-#define LATENT_COPY_THREADS 128
-#define LATENT_COPY_ROWS (GPU_TILE * 8 / LATENT_COPY_THREADS) /* of a tile, of such a thread */
+#define LATENT_AHEAD 2         /* tiles that boxes are fetched into the L2 before they are copied */
+#define LATENT_COPY_WARPS 4    /* that copy rows */
+#define LATENT_CONVERT_WARPS 8 /* that make rows of 8 bits f16 */
+#define LATENT_COPY_ROWS (GPU_TILE / (LATENT_COPY_WARPS * 4)) /* of a tile, of a copying thread */
 
 static_assert(SM90_LATENT_ROWS == GPU_TILE, "rows and keys of a tile have one layout");
+
+/* What the lookups of a run's keys need: its query, and the blocks of its request. */
+struct latent_look {
+    const int32_t *list; /* positions of the query's keys; NULL: all of the request */
+    const int32_t *blocks;
+    int32_t first, last; /* keys that the query sees, or may see */
+    int32_t base, end;   /* the run's first place in the list, or key; the list's end, or of keys */
+    int32_t segment;
+};
 
 struct latent_shared {
     alignas(1024) char q[LATENT_COLUMNS][LATENT_COLUMN_BYTES];
@@ -27,6 +37,7 @@ struct latent_shared {
     const char *from[4][GPU_TILE]; /* rows of tile t & 3; NULL: nobody sees the key, it is zero */
     /* of tile t & 7, for even and odd runs: added to a key's scores; -inf: unseen */
     float term[2][8][GPU_TILE];
+    latent_look look[LATENT_CONVERT_WARPS]; /* of each copying warp's run: registers are few */
     uint64_t q_full, q_empty;
     /* A buffer's columns are there. Where threads copy rows, 0 counts the half that is copied first
      * and 1 the other with the rope column. */
@@ -110,13 +121,6 @@ static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
                  : "memory");
 }
 
-/* What the lookups of a run's keys need: its query, and the blocks of its request. */
-struct latent_look {
-    const int32_t *list; /* positions of the query's keys; NULL: all of the request */
-    const int32_t *blocks;
-    int32_t first, last; /* keys that the query sees, or may see */
-};
-
 /* Spans or a tree decide which keys a query sees. */
 static __device__ __forceinline__ bool sees_slowly(const gpu_problem &p)
 {
@@ -124,8 +128,9 @@ static __device__ __forceinline__ bool sees_slowly(const gpu_problem &p)
 }
 
 static __device__ __forceinline__ latent_look look_of(const sm90_latent_params &a,
-                                                      const gpu_row_tile &item)
+                                                      const latent_run &run, int32_t segment)
 {
+    const gpu_row_tile &item = run.item;
     const gpu_problem &p = a.p.attend.problem;
     const int32_t index = item.first_row / p.group;
     gpu_interval seen = interval_of(p, request_of_row_tile(item), index);
@@ -135,6 +140,9 @@ static __device__ __forceinline__ latent_look look_of(const sm90_latent_params &
     look.blocks = p.block_table + item.table;
     look.first = sees_slowly(p) ? item.k0 : max(seen.first, 0);
     look.last = sees_slowly(p) ? item.length - 1 : min(seen.last, item.length - 1);
+    look.base = run.base;
+    look.end = item.k1;
+    look.segment = segment;
     return look;
 }
 
@@ -146,29 +154,31 @@ static __device__ __noinline__ float term_slow(const gpu_problem &p, const gpu_r
     const int32_t index = item.first_row / p.group;
     gpu_interval seen = interval_of(p, request, index);
     bool sees = j >= max(seen.first, 0) && j <= seen.last && j < item.length;
-    sees = sees_slow(p, request, index, seen.position, j, sees);
-    return sees ? bias_of(p, request, index, seen.position, 0.0f, j) * LOG2E : -INFINITY;
+    const float bias = bias_of(p, request, index, seen.position, 0.0f, j) * LOG2E;
+    return sees_slow(p, request, index, seen.position, j, sees) ? bias : -INFINITY;
 }
 
-/* A copying warp looks up the rows that it copies of two tiles at once, well before: the place of a
- * key in a list, its block, its address. A lane has a row of tile t + lane / 16. */
-static __device__ __forceinline__ int row_of_lane()
+/* A copying warp, one of WARPS, looks up the rows that it copies of two tiles at once, well before:
+ * the place of a key in a list, its block, its address. A lane has a row of one of the tiles; of
+ * eight warps each has 16 rows for its lanes, and the upper ones have none. */
+template <int WARPS> static __device__ __forceinline__ int row_of_lane()
 {
-    const int lane = threadIdx.x & 15;
-    return ((threadIdx.x >> 5) & 3) * 4 + (lane & 3) + (lane >> 2) * 16;
+    const int lane = threadIdx.x & (GPU_TILE / WARPS - 1);
+    return (threadIdx.x >> 5 & (WARPS - 1)) * 4 + (lane & 3) + (lane >> 2) * (WARPS * 4);
 }
 
-static __device__ __forceinline__ int tile_of_lane()
+template <int WARPS> static __device__ __forceinline__ int tile_of_lane()
 {
-    return threadIdx.x >> 4 & 1;
+    return (threadIdx.x & 31) / (GPU_TILE / WARPS);
 }
 
-/* The key of this lane's row of the tiles at `base`, -1: none. end: of the list, or of the keys. */
-static __device__ __forceinline__ int32_t key_of_lane(const latent_look &look, int32_t base,
-                                                      int32_t end)
+/* The key of this lane's row of tiles t and t + 1 of the run, -1: none. */
+template <int WARPS>
+static __device__ __forceinline__ int32_t key_of_lane(const latent_look &look, int32_t t)
 {
-    int32_t at = base + tile_of_lane() * GPU_TILE + row_of_lane();
-    return at >= end ? -1 : look.list != nullptr ? look.list[at] : at;
+    int32_t at = look.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
+    bool real = at < look.end && tile_of_lane<WARPS>() < 2;
+    return !real ? -1 : look.list != nullptr ? look.list[at] : at;
 }
 
 /* The block of a key. */
@@ -186,32 +196,43 @@ static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params
 
 /* Address and term of the row of this lane go to those of tiles t and t + 1; the row comes into the
  * L2, by one of the CTAs that walk the same keys. */
+template <int WARPS>
 static __device__ __forceinline__ void put_row(const sm90_latent_params &a, latent_shared &mine,
-                                               int32_t segment, int turn, int32_t t, int32_t key,
-                                               int32_t block)
+                                               const latent_look &look, int turn, int32_t t,
+                                               int32_t key, int32_t block)
 {
     const gpu_params &p = a.p.attend;
     const char *from = nullptr;
     float term = block >= 0 ? 0.0f : -INFINITY;
     if (block >= 0 && sees_slowly(p.problem)) {
-        term = term_slow(p.problem, p.schedule.segments[segment].row_tile, key);
+        term = term_slow(p.problem, p.schedule.segments[look.segment].row_tile, key);
     }
-    t += tile_of_lane();
-    mine.term[turn][t & 7][row_of_lane()] = term;
+    if (tile_of_lane<WARPS>() > 1) {
+        return;
+    }
+    t += tile_of_lane<WARPS>();
+    mine.term[turn][t & 7][row_of_lane<WARPS>()] = term;
     if (term != -INFINITY) {
         from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
         if (a.wide_keys && (p.schedule.abreast < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
             fetch_bytes(from, a.row_bytes);
         }
     }
-    mine.from[t & 3][row_of_lane()] = from;
+    mine.from[t & 3][row_of_lane<WARPS>()] = from;
 }
 
-/* Row i of those that 8 threads copy: (threadIdx.x & 127) / 8, and 16, 32, 48 behind it. */
+/* Row i of those that 8 threads copy: one of the tile's first 4 WARPS rows, and each so many behind
+ * it. */
+template <int WARPS> static __device__ __forceinline__ int copied_row(int i)
+{
+    return ((threadIdx.x & (WARPS * 32 - 1)) >> 3) + i * (WARPS * 4);
+}
+
+template <int WARPS>
 static __device__ __forceinline__ const char *row_of_thread(const latent_shared &mine, int32_t t,
                                                             int i)
 {
-    return mine.from[t & 3][((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS)];
+    return mine.from[t & 3][copied_row<WARPS>(i)];
 }
 
 #endif

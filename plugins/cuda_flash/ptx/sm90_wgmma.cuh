@@ -187,24 +187,29 @@ static __device__ __forceinline__ void wgmma_terms(float (&d)[COLUMNS / 2], cons
 }
 
 /* d += a b: a as wgmma_rows has it, b as wgmma_weights. */
-template <int KIND>
-static __device__ __forceinline__ void wgmma_stored(float (&d)[128], uint64_t a, uint64_t b)
+#define WGMMA_STORED(TYPE, COLUMNS, NAMES, SUMS, A, B)                                             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
+                 "}, " A ", " B ", 1, 1, 1, 0, 1;"                                                 \
+                 : SUMS                                                                            \
+                 : "l"(a), "l"(b))
+template <int KIND, int COLUMNS>
+static __device__ __forceinline__ void wgmma_stored(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b)
 {
-    if constexpr (KIND == KIND_BF16) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES128
-                     "}, %128, %129, 1, 1, 1, 0, 1;"
-                     : SUMS128
-                     : "l"(a), "l"(b));
+    static_assert(COLUMNS == 128 || COLUMNS == 256, "dims of a value");
+    if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
+        WGMMA_STORED("bf16", "128", NAMES64, SUMS64, "%64", "%65");
+    } else if constexpr (KIND == KIND_BF16) {
+        WGMMA_STORED("bf16", "256", NAMES128, SUMS128, "%128", "%129");
+    } else if constexpr (COLUMNS == 128) {
+        WGMMA_STORED("f16", "128", NAMES64, SUMS64, "%64", "%65");
     } else {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" NAMES128
-                     "}, %128, %129, 1, 1, 1, 0, 1;"
-                     : SUMS128
-                     : "l"(a), "l"(b));
+        WGMMA_STORED("f16", "256", NAMES128, SUMS128, "%128", "%129");
     }
 }
 
 #undef WGMMA_ROWS
 #undef WGMMA_WEIGHTS
 #undef WGMMA_FP8
+#undef WGMMA_STORED
 
 #endif
