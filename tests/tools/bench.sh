@@ -78,6 +78,12 @@ for field in ratio_to_first samples; do
         { echo "two backends of two shapes have not four $field"; failed=1; }
 done
 expect 2 'takes one --backend' "$bench" --backend cpu_ref --backend cpu_simd --tune
+# The threads' own time: a mark in the heading and in the document.
+expect 0 '1 thread, CPU time' "$bench" --backend cpu_ref --threads 1 --cpu-time --shape decode:$tiny
+"$bench" --json --backend cpu_ref --threads 2 --cpu-time --shape decode:$tiny >"$folder/out.json" 2>/dev/null
+grep -q '"cpu_time":[[:space:]]*true' "$folder/out.json" || { echo "CPU time is not marked"; failed=1; }
+numbers time_us floor_us ratio_to_floor
+expect 2 'not --cpu-time' "$bench" --tune --cpu-time
 expect 2 'more than 8' "$bench" $(printf -- '--backend cpu_ref %.0s' 1 2 3 4 5 6 7 8 9)
 # A sweep: a line for each value behind the heading.
 lines=$("$bench" --csv --backend cpu_ref --threads 1 --shape "write:s=16..64+100,hkv=2,d=64" | wc -l)

@@ -57,7 +57,7 @@ static const struct meter_type *type_of(int32_t device_type, struct attn_error *
 }
 
 attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
-                            int32_t num_units, struct attn_error *error)
+                            int32_t num_units, bool cpu_time, struct attn_error *error)
 {
     const struct meter_type *type = type_of(device->device.type, error);
     struct ceilings *made = type != NULL ? calloc(1, sizeof *made) : NULL;
@@ -71,6 +71,9 @@ attn_status ceilings_create(struct ceilings **ceilings, const struct device *dev
     if (status != ATTN_OK) {
         free(made);
         return status;
+    }
+    if (cpu_time && type->count_cpu_time != NULL) {
+        type->count_cpu_time(made->meter);
     }
     calibrate(made);
     *ceilings = made;

@@ -21,6 +21,8 @@ struct meter_type {
     attn_status (*create)(void **meter, struct meter_kernel *kernels, int32_t *num_kernels,
                           const struct device *device, int32_t num_units, struct attn_error *error);
     void (*destroy)(void *meter); /* accepts NULL */
+    /* Passes are timed by what their threads take of the processor; NULL: cannot be. */
+    void (*count_cpu_time)(void *meter);
     /* One pass: bytes or operations per second; 0 if it failed. */
     double (*run)(void *meter, const struct meter_kernel *kernel);
 };

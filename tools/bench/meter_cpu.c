@@ -16,13 +16,14 @@
 struct cpu_meter {
     uint8_t *memory;
     int32_t num_threads;
+    bool cpu_time;
     struct cpu_kernel kernels[METER_MAX_KERNELS];
 };
 
-static double seconds(void)
+static double seconds(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
@@ -76,6 +77,7 @@ static const struct cpu_kernel plain_kernels[] = {
 struct crew {
     const struct cpu_kernel *kernel;
     atomic_int waiting;
+    clockid_t clock;
     struct member {
         struct crew *crew;
         struct share share;
@@ -91,9 +93,9 @@ static void *work(void *argument)
     atomic_fetch_sub(&member->crew->waiting, 1);
     while (atomic_load_explicit(&member->crew->waiting, memory_order_acquire) > 0) {
     }
-    member->begin = seconds();
+    member->begin = seconds(member->crew->clock);
     member->result = member->crew->kernel->work(&member->share);
-    member->end = seconds();
+    member->end = seconds(member->crew->clock);
     return NULL;
 }
 
@@ -110,7 +112,8 @@ static void set_shares(const struct cpu_meter *meter, struct crew *crew, size_t 
     }
 }
 
-/* Seconds from the first start to the last end; 0 if a thread could not be started. */
+/* Seconds from the first start to the last end, or a thread's own in the mean; 0 if a thread could
+ * not be started. */
 static double run_crew(const struct cpu_meter *meter, struct crew *crew)
 {
     int32_t started = 1;
@@ -121,19 +124,22 @@ static double run_crew(const struct cpu_meter *meter, struct crew *crew)
     }
     atomic_fetch_sub(&crew->waiting, meter->num_threads - started);
     work(&crew->members[0]);
-    double begin = crew->members[0].begin, end = crew->members[0].end;
+    double begin = crew->members[0].begin, end = crew->members[0].end, own = end - begin;
     for (int32_t i = 1; i < started; i++) {
         pthread_join(crew->members[i].thread, NULL);
         begin = crew->members[i].begin < begin ? crew->members[i].begin : begin;
         end = crew->members[i].end > end ? crew->members[i].end : end;
+        own += crew->members[i].end - crew->members[i].begin;
     }
-    return started == meter->num_threads ? end - begin : 0;
+    double elapsed = meter->cpu_time ? own / meter->num_threads : end - begin;
+    return started == meter->num_threads ? elapsed : 0;
 }
 
 static double cpu_run(void *state, const struct meter_kernel *kernel)
 {
     const struct cpu_meter *meter = state;
-    struct crew crew = {.kernel = &meter->kernels[kernel->code]};
+    struct crew crew = {.kernel = &meter->kernels[kernel->code],
+                        .clock = meter->cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC};
     bool copies = kernel->ceiling == CEILING_COPY;
     size_t total = copies ? METER_BYTES / 2 : METER_BYTES;
     crew.members = calloc((size_t)meter->num_threads, sizeof *crew.members);
@@ -148,6 +154,12 @@ static double cpu_run(void *state, const struct meter_kernel *kernel)
     double elapsed = run_crew(meter, &crew);
     free(crew.members);
     return elapsed > 0 ? amount / elapsed : 0;
+}
+
+static void cpu_count_cpu_time(void *state)
+{
+    struct cpu_meter *meter = state;
+    meter->cpu_time = true;
 }
 
 static void cpu_destroy(void *state)
@@ -195,5 +207,6 @@ const struct meter_type meter_cpu = {
     .device_type = ATTN_DEVICE_CPU,
     .create = cpu_create,
     .destroy = cpu_destroy,
+    .count_cpu_time = cpu_count_cpu_time,
     .run = cpu_run,
 };

@@ -13,8 +13,8 @@
 
 static const char usage[] =
     "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
-    "                  [--kv-dtype D] [--threads N] [--csv] [--plot FILE] [--tune]\n"
-    "                  [--json] [--help] [--version]\n"
+    "                  [--kv-dtype D] [--threads N] [--cpu-time] [--csv] [--plot FILE]\n"
+    "                  [--tune] [--json] [--help] [--version]\n"
     "\n"
     "Times a backend's kernels through the core and holds them to what the machine can do,\n"
     "measured in the same process before every sample.\n"
@@ -26,6 +26,8 @@ static const char usage[] =
     "  --kv-dtype D     auto (default), f16, bf16, f32, fp8_e4m3, fp8_e5m2, int8_per_token_head, "
     "...\n"
     "  --threads N      of CPU backends and of their ceilings\n"
+    "  --cpu-time       processor time over the threads, for a machine that others use; of CPU\n"
+    "                   backends\n"
     "  --csv            one line for each result on stdout\n"
     "  --plot FILE      roofline and length curve, .svg or .png (needs gnuplot)\n"
     "  --tune           measures every backend of the device and keeps the times, by which\n"
@@ -105,6 +107,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"kv-dtype", .parse = parse_kv_dtype},
         {"threads", .count = &options->threads, .least = 1, .most = MAX_THREADS},
         {"plot", .parse = parse_plot},
+        {"cpu-time", &options->cpu_time},
         {"csv", &options->csv},
         {"tune", &options->tune},
         {"json", &options->json},
@@ -123,6 +126,10 @@ int options_parse(int argc, char **argv, struct options *options)
     }
     if (code < 0 && options->tune && options->num_backends > 1) {
         fputs("attn-bench: --tune: takes one --backend, or none for all of the device\n", stderr);
+        code = EXIT_USAGE;
+    }
+    if (code < 0 && options->tune && options->cpu_time) {
+        fputs("attn-bench: --tune: keeps times of the wall's clock, not --cpu-time's\n", stderr);
         code = EXIT_USAGE;
     }
     for (int32_t i = 0; code < 0 && options->tune && i < options->shapes.count; i++) {

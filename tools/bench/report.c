@@ -56,6 +56,7 @@ static struct json *ceilings_json(const struct session *session)
     json_add(object, "device", json_string(device));
     json_add(object, "device_name", json_string(session->device_name));
     json_add(object, "threads", json_number(session->num_threads));
+    json_add(object, "cpu_time", json_bool(session->options->cpu_time));
     for (enum ceiling c = 0; c < CEILING_COUNT && session->ceilings != NULL; c++) {
         double best = ceilings_best(session->ceilings, c);
         if (best > 0) {
@@ -180,6 +181,9 @@ void report_text(const struct report *report, const struct session *session)
     printf("%s %s", text, session->device_name);
     if (session->num_threads > 0) {
         printf(", %d thread%s", session->num_threads, session->num_threads > 1 ? "s" : "");
+    }
+    if (session->options->cpu_time) {
+        printf(", CPU time");
     }
     for (enum ceiling c = 0; c < CEILING_COUNT && session->ceilings != NULL; c++) {
         double best = ceilings_best(session->ceilings, c);

@@ -76,6 +76,11 @@ attn_status session_init(struct session *session, const struct options *options,
         session_finish(session);
         return status;
     }
+    if (options->cpu_time && device.type != ATTN_DEVICE_CPU) {
+        session_finish(session);
+        snprintf(error->message, sizeof error->message, "--cpu-time: is of CPU backends");
+        return error->status = ATTN_ERROR_UNSUPPORTED;
+    }
     session->num_threads = device.type == ATTN_DEVICE_CPU ? session->num_threads : 0;
     session->stream = device_stream_create(&session->device);
     name_device(session);
@@ -101,5 +106,6 @@ attn_status session_ceilings(struct session *session, struct attn_error *error)
         return ATTN_OK;
     }
     int32_t units = session->num_threads > 0 ? session->num_threads : session->num_units;
-    return ceilings_create(&session->ceilings, &session->device, units, error);
+    return ceilings_create(&session->ceilings, &session->device, units, session->options->cpu_time,
+                           error);
 }
