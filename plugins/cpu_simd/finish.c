@@ -124,18 +124,17 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     const struct attn_tensor *lse = run->args->lse;
     int32_t head = q_head / problem->shape.group;
     float factor;
-    float log_sum;
+    float top = reference; /* the exponent that `all` is over */
+    float all = sum;
     bool empty = reference == -INFINITY && sum == 0.0f;
     if (problem->layer->has_sinks != 0) {
         float sink = problem->params->sinks[q_head] * LOG2_E;
-        float top = sink > reference ? sink : reference;
+        top = sink > reference ? sink : reference;
         float shrink = empty ? 0.0f : exp2f(reference - top);
-        float all = sum * shrink + (sink == -INFINITY ? 0.0f : exp2f(sink - top));
+        all = sum * shrink + (sink == -INFINITY ? 0.0f : exp2f(sink - top));
         factor = empty ? 0.0f : shrink / all;
-        log_sum = empty && sink == -INFINITY ? -INFINITY : (top + log2f(all)) * LN_2;
     } else {
         factor = empty ? 0.0f : 1.0f / sum;
-        log_sum = empty ? -INFINITY : (reference + log2f(sum)) * LN_2;
     }
     int64_t bytes = out->dtype.bits / 8;
     char *destination =
@@ -150,7 +149,8 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     problem->instance->variant->store[type](destination, accumulator, factor, problem->shape.width);
     if (lse != NULL) {
         int64_t at = q_head * tensor_stride(lse, 0) + row * tensor_stride(lse, 1);
-        ((float *)tensor_data(lse))[at] = log_sum;
+        bool nothing = empty && top == -INFINITY;
+        ((float *)tensor_data(lse))[at] = nothing ? -INFINITY : (top + log2f(all)) * LN_2;
     }
 }
 

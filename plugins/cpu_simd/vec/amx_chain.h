@@ -19,8 +19,9 @@ INLINE void tiles_and_memory(void)
     __asm__ volatile("" : : : "memory");
 }
 
-/* c += a b of 32 x 32 x 32; a's rows are `stride` elements apart, b's two tiles adjacent */
-INLINE void chain_go_on(const uint16_t *a, int64_t stride, const uint16_t *b)
+/* c += a b of 32 x 32 x 32 in two pairs of products; a's rows are `stride` elements apart, b's two
+ * tiles adjacent. Vector instructions may stand between the pairs. */
+INLINE void chain_upper(const uint16_t *a, int64_t stride, const uint16_t *b)
 {
     tiles_and_memory();
     _tile_loadd(4, a, stride * 2);
@@ -29,8 +30,21 @@ INLINE void chain_go_on(const uint16_t *a, int64_t stride, const uint16_t *b)
     _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
     _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, a + 16 * stride, stride * 2);
+    tiles_and_memory();
+}
+
+INLINE void chain_lower(void)
+{
+    tiles_and_memory();
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    tiles_and_memory();
+}
+
+INLINE void chain_go_on(const uint16_t *a, int64_t stride, const uint16_t *b)
+{
+    chain_upper(a, stride, b);
+    chain_lower();
 }
 
 /* Registers 0 .. 3 go where they belong, and begin anew. */
@@ -66,6 +80,16 @@ INLINE void chain_begin(struct chain *chain, const uint16_t *a, int64_t stride, 
     tiles_and_memory();
 }
 #undef CHAIN_TURN
+
+/* A chain from zero, to be stored at `to`; the one before has ended. */
+INLINE void chain_zero(struct chain *chain, float *to, int64_t stride)
+{
+    *chain = (struct chain){to, stride};
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
 
 INLINE void chain_end(struct chain *chain)
 {

@@ -4,11 +4,11 @@
  * the values follow once a tile. Rows are outside, so that their sums stay in L1 over FLASH_TILES
  * tiles: storing into L2 costs three times what loading from it does.
  *
- * 32 x 128 at head size 128: 128 tdpbf16ps (2048 cycles), 256 vectors of 10 instructions (1280
- * cycles on two ports, one of which the tiles share), 64 KiB of keys and values from L2 (1340).
+ * 32 x 128 at head size 128: 128 tdpbf16ps (2048 cycles), under which vectors have a port and a
+ * half, 256 vectors of 9 instructions (1150 on two ports), 128 tile loads and 32 stores (2600).
  *
  * References are raised after the fact, where an exponent passes the threshold. Probabilities of
- * keys 16 apart are pairs (amx_pack.h): a shift and a blend make them of two vectors. */
+ * keys 16 apart are pairs (amx_pack.h): a masked shuffle makes them of two vectors. */
 #ifndef CPU_SIMD_AMX_FLASH_H
 #define CPU_SIMD_AMX_FLASH_H
 
@@ -16,8 +16,15 @@
 
 enum {
     UNIT_STEPS = TILE_KEYS / UNIT, /* units of a tile */
-    FLASH_GROUP = 4                /* rows whose instructions stand together */
+    FLASH_GROUP = 4,               /* rows whose instructions stand together */
+    FLASH_EARLY = 20               /* rows whose instructions stand between products */
 };
+
+/* A reference is raised by exponents of more than this. Probabilities of 2^16 lose nothing, in
+ * bf16 or in a sum, and raising is dear: what a row has summed is rescaled and the unit's softmax
+ * repeated. The bits are those of 2^16 as a bf16. */
+#define FLASH_THRESHOLD 16.0f
+#define FLASH_THRESHOLD_BITS 0x4780
 
 struct flash_state {
     _Alignas(64) float scores[2][FLASH_ROWS * UNIT]; /* of this unit and the next, in turn */
@@ -43,17 +50,18 @@ INLINE uint32_t flash_visible(const struct flash_state *state, int32_t r, int32_
     return from & to;
 }
 
-/* Scores of rows r .. r+FLASH_GROUP-1 of a unit to probabilities; `most` takes in their exponents.
+/* Scores of rows r .. r+FLASH_GROUP-1 of a unit to probabilities; `most` takes in their bits.
  * Sums are of the probabilities before they are rounded. Instructions of all rows stand together:
  * while tiles multiply, vectors have one port, and few instructions that wait fill its queue. */
 INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked, int32_t r,
-                       __m512 *most)
+                       __m512i *most)
 {
     enum { VECTORS = 2 * FLASH_GROUP };
     const struct flash_args *args = state->args;
     const float *scores = state->scores[state->turn] + r * UNIT;
     uint16_t *out = state->p[step] + r * UNIT;
     const __m512i half = _mm512_set1_epi32(0x8000); /* truncation to bf16 then rounds to nearest */
+    const __m512i upper = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
     const __m512 factor = _mm512_set1_ps(args->factor);
     __m512 x[VECTORS];
     __m512 f[VECTORS];
@@ -71,7 +79,6 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
         }
     }
     EACH f[i] = _mm512_reduce_ps(x[i], 0x09);
-    EACH *most = _mm512_max_ps(x[i], *most); /* a NaN leaves it */
     EACH p[i] = _mm512_fmadd_ps(_mm512_set1_ps(0.0780245227f), f[i], _mm512_set1_ps(0.226067155f));
     EACH p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(0.695833541f));
     EACH p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(0.999925219f));
@@ -81,7 +88,8 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
     for (int i = 0; i < VECTORS; i += 2) {
         __m512i p0 = _mm512_add_epi32(_mm512_castps_si512(p[i]), half);
         __m512i p1 = _mm512_add_epi32(_mm512_castps_si512(p[i + 1]), half);
-        __m512i pairs = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(p0, 16), p1);
+        __m512i pairs = _mm512_mask_shuffle_epi8(p1, 0x3333333333333333u, p0, upper);
+        *most = _mm512_max_epu16(*most, pairs); /* a NaN is more than all */
         _mm512_store_si512(out + 16 * i, pairs);
         __m512 sum = _mm512_add_ps(p[i], p[i + 1]);
         const float *before = state->lanes[state->turn][r + i / 2];
@@ -168,7 +176,7 @@ static uint32_t flash_raise(struct flash_state *state, int32_t step)
         float *reference = args->reference + state->row + part;
         __m512 old = _mm512_loadu_ps(reference);
         __mmask16 passed = _mm512_cmp_ps_mask(
-            best, _mm512_add_ps(old, _mm512_set1_ps(RESCALE_THRESHOLD)), _CMP_GT_OQ);
+            best, _mm512_add_ps(old, _mm512_set1_ps(FLASH_THRESHOLD)), _CMP_GT_OQ);
         _mm512_mask_storeu_ps(reference, passed, best);
         _mm512_mask_storeu_ps(state->minus + part, passed,
                               _mm512_sub_ps(_mm512_setzero_ps(), best));
@@ -234,7 +242,7 @@ INLINE void flash_values(struct flash_state *state)
 static void flash_redo(struct flash_state *state, int32_t step)
 {
     uint32_t raised = flash_raise(state, step);
-    __m512 most = _mm512_setzero_ps();
+    __m512i most = _mm512_setzero_si512();
     for (int32_t r = 0; r < FLASH_ROWS; r += FLASH_GROUP) {
         if ((raised >> r & ((1u << FLASH_GROUP) - 1)) != 0) {
             flash_rows(state, step, state->block->masked, r, &most);
@@ -270,43 +278,38 @@ static int flash_next(const struct flash_args *args, struct flash_unit *at)
     }
 }
 
-/* Softmax of a unit next to the scores of the next. Those are done, and stored, when three quarters
- * of the rows are, so that nothing waits for them. */
+/* Softmax of a unit next to the scores of the next: few vector instructions stand between pairs of
+ * products, and the scores are stored when FLASH_EARLY rows are done, so that nothing waits for
+ * them. */
 INLINE void flash_beside(struct flash_state *state, int32_t step, const struct flash_unit *next,
                          const int masked)
 {
     const struct flash_args *args = state->args;
-    __m512 most = _mm512_set1_ps(-INFINITY);
-    int32_t steps = next != NULL ? args->depth / UNIT : 0;
+    __m512i most = _mm512_setzero_si512();
     int32_t row = 0;
-    const uint16_t *q = NULL;
-    const uint16_t *keys = NULL;
-    if (next != NULL) {
-        q = (const uint16_t *)args->q + (int64_t)next->block * FLASH_ROWS * args->depth;
-        keys = (const uint16_t *)args->tiles[next->tile].keys +
-               (int64_t)next->step * args->depth * UNIT;
-    } else {
-        chain_end(&state->chain); /* a new reference may change what is there */
+#define ROWS_TO(due)                                                                               \
+    for (; row + FLASH_GROUP <= (due); row += FLASH_GROUP) {                                       \
+        flash_rows(state, step, masked, row, &most);                                               \
     }
-    for (int32_t d = 0; d < steps; d++) {
-        if (d == 0) {
-            chain_begin(&state->chain, q, args->depth, keys, NULL, 0);
-            state->chain = (struct chain){state->scores[1 - state->turn], UNIT};
-        } else {
-            chain_go_on(q + d * UNIT, args->depth, keys + d * 2 * TILE_ELEMENTS);
-        }
-        int32_t due = (d + 1) * (FLASH_ROWS * 3 / 4) / steps;
-        for (; row + FLASH_GROUP <= due; row += FLASH_GROUP) {
-            flash_rows(state, step, masked, row, &most);
-        }
-    }
+    chain_end(&state->chain); /* values: a new reference may change what is there */
     if (next != NULL) {
+        const int32_t pairs = 2 * (args->depth / UNIT);
+        const uint16_t *q =
+            (const uint16_t *)args->q + (int64_t)next->block * FLASH_ROWS * args->depth;
+        const uint16_t *keys = (const uint16_t *)args->tiles[next->tile].keys +
+                               (int64_t)next->step * args->depth * UNIT;
+        chain_zero(&state->chain, state->scores[1 - state->turn], UNIT);
+        for (int32_t pair = 0; pair < pairs; pair += 2) {
+            chain_upper(q + pair / 2 * UNIT, args->depth, keys + pair * TILE_ELEMENTS);
+            ROWS_TO((pair + 1) * FLASH_EARLY / pairs)
+            chain_lower();
+            ROWS_TO((pair + 2) * FLASH_EARLY / pairs)
+        }
         chain_end(&state->chain);
     }
-    for (; row < FLASH_ROWS; row += FLASH_GROUP) {
-        flash_rows(state, step, masked, row, &most);
-    }
-    if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(RESCALE_THRESHOLD), _CMP_GT_OQ) != 0) {
+    ROWS_TO(FLASH_ROWS)
+#undef ROWS_TO
+    if (_mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(FLASH_THRESHOLD_BITS)) != 0) {
         flash_redo(state, step);
     }
 }
@@ -318,9 +321,8 @@ static void flash_first(struct flash_state *state, const struct flash_unit *unit
     const uint16_t *q = (const uint16_t *)args->q + (int64_t)unit->block * FLASH_ROWS * args->depth;
     const uint16_t *keys =
         (const uint16_t *)args->tiles[unit->tile].keys + (int64_t)unit->step * args->depth * UNIT;
-    chain_begin(&state->chain, q, args->depth, keys, NULL, 0);
-    state->chain = (struct chain){state->scores[0], UNIT};
-    for (int32_t d = 1; d < args->depth / UNIT; d++) {
+    chain_zero(&state->chain, state->scores[0], UNIT);
+    for (int32_t d = 0; d < args->depth / UNIT; d++) {
         chain_go_on(q + d * UNIT, args->depth, keys + d * 2 * TILE_ELEMENTS);
     }
     chain_end(&state->chain);
