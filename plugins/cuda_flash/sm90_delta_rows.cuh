@@ -297,13 +297,14 @@ struct wide_rows {
         }
         subtract_keys(x, v, decay);
         multiply_inverse(x, inverse);
+        multiply(past, past); /* while R is multiplied */
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
             decay[n] = *(const float2 *)&head.to_end[n * 8 + pair];
         }
         wgmma_wait<0>();
         pin(x);
-        add_keys(x, decay, past, depths);
+        add_keys(x, decay, depths);
         hand_on_change(x, team, barriers, c);
         wgmma_wait<0>();
         pin(s);
@@ -327,10 +328,9 @@ struct wide_rows {
         wgmma_commit();
     }
 
-    /* S <- past S + R K, begun. */
+    /* S += R K with the decays of R up to the chunk's end, begun. */
     __device__ __forceinline__ void add_keys(const float (&r)[CHUNK / 2],
-                                             const float2 (&decay)[TOKEN_TILES], float past,
-                                             uint64_t depths)
+                                             const float2 (&decay)[TOKEN_TILES], uint64_t depths)
     {
         uint32_t left[TOKEN_STEPS][4];
 #pragma unroll
@@ -342,7 +342,6 @@ struct wide_rows {
                 left[step][i] = pack2<KIND_F16>(r[at] * of_pair.x, r[at + 1] * of_pair.y);
             }
         }
-        multiply(past, past);
         pin(s);
         wgmma_begin();
 #pragma unroll

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The states through a request's chunks, a whole value head of 128 rows of S in a CTA: for batches
  * with more heads than multiprocessors, where a chunk's keys are read once for all rows. Two warp
- * groups have 64 rows each, see wide_rows, and make their outputs, too. The third convolves the
- * values on the matrix units: with the weights of a tap as a diagonal matrix D_i of 16 channels,
- * V = sum_i D_i X_i, X_i the inputs [channel, token] shifted by a token a tap. SiLU is left to the
- * groups that walk, which wait for the third. A number that is not finite so reaches the 15
- * channels next to it. */
+ * groups have 64 rows each, see wide_rows, and make their outputs, too; the third makes the values,
+ * by FMA: mma.sync waits for the matrix units, which wgmma of the other two keeps. */
 #ifndef CUDA_FLASH_SM90_DELTA_WHOLE_CUH
 #define CUDA_FLASH_SM90_DELTA_WHOLE_CUH
 
@@ -15,28 +12,34 @@
 #define WHOLE_THREADS (WHOLE_GROUPS * WIDE_TEAMS * GPU_LANES)
 #define WHOLE_TEAMS (2 * WIDE_TEAMS)
 #define WHOLE_STAGES 2
-#define WARP_TILES 2                             /* of 16 channels, of a warp that convolves */
+#define WARP_TILES 2                             /* of 16 channels, of a warp that makes values */
 #define RAW_PIECES (WARP_TILES * GROUP_ROWS / 8) /* of 16 bytes, of a row of inputs */
 #define RAW_ROWS (CHUNK + 8)                     /* a chunk's, and the three before it */
 #define RAW_ROW_BYTES (RAW_PIECES * 16)
-#define LARGEST_BELOW 0.279f /* |SiLU| of numbers below 0 at most; of others it is below these */
 
 struct whole_memory {
     uint64_t there[WHOLE_STAGES], free[WHOLE_STAGES];
     uint64_t values_there[WHOLE_TEAMS][2], values_free[WHOLE_TEAMS][2];
     float largest[2][WHOLE_TEAMS][GROUP_ROWS]; /* of a row's values */
-    float bias[WHOLE_TEAMS][GROUP_ROWS];       /* of its channel */
-    /* before SiLU, as sums [row, token] have them */
+    /* as sums [row, token] have them, see whole_place */
     float4 values[2][WHOLE_TEAMS][TOKEN_TILES][GPU_LANES];
     /* inputs of a warp's channels from three tokens before a chunk on, see raw_place */
     char raw[WIDE_TEAMS][2][RAW_ROWS * RAW_ROW_BYTES];
     chunk_stage stages[WHOLE_STAGES];
 };
 
-/* Where 16 bytes of a row of inputs stand: those of eight rows in different banks. */
+/* Where 16 bytes of a row of inputs stand: those of eight rows, and of two 32 apart, in different
+ * banks. */
 static __device__ __forceinline__ uint32_t raw_place(int32_t row, int32_t piece)
 {
-    return (uint32_t)(row * RAW_ROW_BYTES + (piece ^ (row >> 1 & 3)) * 16);
+    return (uint32_t)((row ^ (row >> 5 & 1)) * RAW_ROW_BYTES + (piece ^ (row >> 1 & 3)) * 16);
+}
+
+/* Where a lane's values of a tile of tokens stand: those that one instruction writes, of two teams
+ * or two halves of the chunk, in different banks. */
+static __device__ __forceinline__ int32_t whole_place(int32_t team, int32_t tile, int32_t lane)
+{
+    return lane ^ (lane >> 3 & 3) ^ ((tile >> 2 ^ team) & 1) << 2;
 }
 
 static __device__ void init_whole(whole_memory &m)
@@ -70,15 +73,15 @@ struct whole_rows : wide_rows {
     {
         int32_t lane = lane_index(), pair = (lane & 3) * 2;
         float inverses[2] = {inverse_of(unit[0]), inverse_of(unit[1])};
-        const float4 *values = m.values[c & 1][team][0] + lane;
+        const float4(*values)[GPU_LANES] = m.values[c & 1][team];
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
-            float4 four = values[n * GPU_LANES];
+            float4 four = values[n][whole_place(team, n, lane)];
             float2 decay = *(const float2 *)&stage.head.from_start[n * 8 + pair];
-            x[4 * n] = fmaf(-decay.x, x[4 * n], fast_silu(four.x) * inverses[0]);
-            x[4 * n + 1] = fmaf(-decay.y, x[4 * n + 1], fast_silu(four.y) * inverses[0]);
-            x[4 * n + 2] = fmaf(-decay.x, x[4 * n + 2], fast_silu(four.z) * inverses[1]);
-            x[4 * n + 3] = fmaf(-decay.y, x[4 * n + 3], fast_silu(four.w) * inverses[1]);
+            x[4 * n] = fmaf(-decay.x, x[4 * n], four.x * inverses[0]);
+            x[4 * n + 1] = fmaf(-decay.y, x[4 * n + 1], four.y * inverses[0]);
+            x[4 * n + 2] = fmaf(-decay.x, x[4 * n + 2], four.z * inverses[1]);
+            x[4 * n + 3] = fmaf(-decay.y, x[4 * n + 3], four.w * inverses[1]);
         }
         barrier_give(m.values_free[team][c & 1]);
     }
@@ -96,11 +99,10 @@ struct whole_rows : wide_rows {
         }
     }
 
-    /* O += R P^T and S <- past S + R K, both begun. */
+    /* O += R P^T and S += R K, see add_keys, both begun. */
     __device__ __forceinline__ void add_changes(const chunk_stage &stage,
                                                 const float (&r)[CHUNK / 2],
-                                                const whole_rights &rights, float past,
-                                                float (&o)[CHUNK / 2])
+                                                const whole_rights &rights, float (&o)[CHUNK / 2])
     {
         int32_t pair = (lane_index() & 3) * 2;
         uint32_t change[TOKEN_STEPS][4];
@@ -120,7 +122,7 @@ struct whole_rows : wide_rows {
             wgmma_left(o, change[step], rights.scores + step * 2, 1);
         }
         wgmma_commit();
-        add_keys(r, decay, past, rights.depths);
+        add_keys(r, decay, rights.depths);
     }
 
     /* Units of the chunk, before anything is multiplied: no sums are touched behind a branch. */
@@ -156,11 +158,13 @@ struct whole_rows : wide_rows {
         pin(x);
         make_differences(stage, m, team, c, x);
         multiply_inverse(x, rights.inverse);
-        wgmma_wait<0>();
-        pin(x);
+        multiply(past, past); /* while R is multiplied */
+        wgmma_wait<1>();
         pin(o);
         decay_outputs(stage, o);
-        add_changes(stage, x, rights, past, o);
+        wgmma_wait<0>();
+        pin(x);
+        add_changes(stage, x, rights, o);
         wgmma_wait<1>();
         pin(o);
         float scales[2] = {unit[0] * a.p.scale, unit[1] * a.p.scale};
@@ -174,33 +178,77 @@ struct whole_rows : wide_rows {
     }
 };
 
-/* The weights of a warp's channels as left sides, rows in the order of row_of_sums. */
+/* Weights of two neighbouring channels, a lane's; 16 lanes have a warp's. */
 struct whole_taps {
-    uint32_t weight[WARP_TILES][CHUNK_TAPS][4];
+    float weight[CHUNK_TAPS][2], bias[2];
 
-    __device__ __forceinline__ void load(const gpu_delta_params &p, int64_t first_channel,
-                                         float (*bias)[GROUP_ROWS])
+    __device__ __forceinline__ whole_taps(const gpu_delta_params &p, int64_t first_channel)
     {
-        int32_t x = lane_index() >> 2, column = lane_index() & 3; /* pairs of channels */
+        int64_t channel = first_channel + lane_index() % 16 * 2;
 #pragma unroll
-        for (int i = 0; i < WARP_TILES * 2; i++) {
-            int32_t half = i & 1, of_tile = row_of_sums(x, half);
-            int64_t channel = first_channel + i / 2 * GROUP_ROWS + of_tile;
-            uint2 four = *(const uint2 *)(p.conv_weight.data + channel * CHUNK_TAPS * 2);
-            if (column == 0) {
-                bias[i / 2][half * 8 + x] =
-                    p.conv_bias.data != nullptr ? matrix_number(p.conv_bias, 0, channel) : 0.0f;
-            }
+        for (int i = 0; i < 2; i++) {
+            uint2 four = *(const uint2 *)(p.conv_weight.data + (channel + i) * CHUNK_TAPS * 2);
+            const uint32_t bits[2] = {four.x, four.y};
+            bias[i] =
+                p.conv_bias.data != nullptr ? matrix_number(p.conv_bias, 0, channel + i) : 0.0f;
 #pragma unroll
-            for (int tap = 0; tap < CHUNK_TAPS; tap++) {
-                uint32_t two = tap < 2 ? four.x : four.y;
-                uint32_t one = (tap & 1 ? two >> 16 : two & 0xffff) << (of_tile & 1) * 16;
-                weight[i / 2][tap][half] = of_tile >> 1 == column ? one : 0;
-                weight[i / 2][tap][half + 2] = of_tile >> 1 == column + 4 ? one : 0;
+            for (int tap = 0; tap < CHUNK_TAPS; tap += 2) {
+                float2 two = two_floats<KIND_BF16>(bits[tap / 2]);
+                weight[tap][i] = two.x, weight[tap + 1][i] = two.y;
             }
         }
     }
 };
+
+/* A chunk's values of the two teams from `team` on, half of the tokens a lane. */
+static __device__ __forceinline__ void convolve_values(const whole_taps &taps, const char *raw,
+                                                       int32_t team, int32_t of_two,
+                                                       whole_memory &m)
+{
+    int32_t lane = lane_again(), pair = lane % 8, tile = lane >> 3 & 1, half = lane >> 4;
+    int32_t x = (pair >> 1) * 2, of_four = pair & 1; /* see row_of_sums */
+    float largest[2] = {0.0f, 0.0f};
+    uint32_t bits[CHUNK_TAPS - 1 + CHUNK / 2];
+    const char *row = raw + half * (CHUNK / 2) * RAW_ROW_BYTES + (lane & 3) * 4;
+    int32_t piece = (lane & 15) >> 2, later = half * RAW_ROW_BYTES;
+#pragma unroll
+    for (int i = 0; i < CHUNK_TAPS - 1 + CHUNK / 2; i++) {
+        /* raw_place(half * CHUNK / 2 + i, piece) */
+        int32_t flipped = i < CHUNK / 2 ? later : RAW_ROW_BYTES - later;
+        bits[i] = *(const uint32_t *)(row + i * RAW_ROW_BYTES + (i & 1 ? -flipped : flipped) +
+                                      (piece ^ (i >> 1 & 3)) * 16);
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK / 2; i += 2) { /* tokens of the half */
+        float y[2][2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            y[0][k] = taps.bias[0], y[1][k] = taps.bias[1];
+#pragma unroll
+            for (int tap = 0; tap < CHUNK_TAPS; tap++) {
+                float2 two = two_floats<KIND_BF16>(bits[i + k + tap]);
+                y[0][k] = fmaf(taps.weight[tap][0], two.x, y[0][k]);
+                y[1][k] = fmaf(taps.weight[tap][1], two.y, y[1][k]);
+            }
+        }
+        int32_t n = half * (TOKEN_TILES / 2) + i / 8;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            y[j][0] = fast_silu(y[j][0]), y[j][1] = fast_silu(y[j][1]);
+            largest[j] = fmaxf(largest[j], fmaxf(fabsf(y[j][0]), fabsf(y[j][1])));
+            int32_t at = whole_place(tile, n, (x + j) * 4 + i % 8 / 2);
+            *(float2 *)((float *)&m.values[of_two][team + tile][n][at] + of_four * 2) =
+                make_float2(y[j][0], y[j][1]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        largest[j] = fmaxf(largest[j], lane_xor(largest[j], 16));
+        if (half == 0) {
+            m.largest[of_two][team + tile][of_four * 8 + x + j] = largest[j];
+        }
+    }
+}
 
 /* Inputs of a warp's channels, for chunk c, on their way; tokens behind the last are zeros. */
 static __device__ __forceinline__ void fetch_raw(const gpu_delta_params &p,
@@ -212,12 +260,14 @@ static __device__ __forceinline__ void fetch_raw(const gpu_delta_params &p,
     int32_t before = c * CHUNK - (CHUNK_TAPS - 1), t = before + row;
     const char *from =
         p.mixed.data + request.first_row * p.mixed.row + first_channel * 2 + piece * 16;
-    uint32_t to = shared_address(raw) + raw_place(row, piece);
+    uint32_t to[2] = {shared_address(raw) + raw_place(row, piece),
+                      shared_address(raw) + raw_place(row + CHUNK / 2, piece) -
+                          CHUNK / 2 * RAW_ROW_BYTES};
     if (before >= 0 && before + RAW_ROWS <= request.num_tokens) {
         from += t * p.mixed.row;
 #pragma unroll
         for (int i = 0; i < RAW_ROWS; i += rows) {
-            copy16(to + i * RAW_ROW_BYTES, from, 16);
+            copy16(to[i / (CHUNK / 2) & 1] + i * RAW_ROW_BYTES, from, 16);
             from += rows * p.mixed.row;
         }
         return;
@@ -226,7 +276,8 @@ static __device__ __forceinline__ void fetch_raw(const gpu_delta_params &p,
     for (int i = 0; i < RAW_ROWS; i += rows) {
         int32_t real = min(max(t + i, 0), request.num_tokens - 1);
         if (t + i >= 0) {
-            copy16(to + i * RAW_ROW_BYTES, from + real * p.mixed.row, t + i == real ? 16 : 0);
+            copy16((i / (CHUNK / 2) & 1 ? to[1] : to[0]) + i * RAW_ROW_BYTES,
+                   from + real * p.mixed.row, t + i == real ? 16 : 0);
         }
     }
 }
@@ -243,57 +294,6 @@ static __device__ __forceinline__ void load_window(const gpu_delta_params &p,
     for (int i = 0; i < CHUNK_TAPS - 1; i++) {
         uint16_t one = request.has_state ? window[request.from + i] : 0;
         *(uint16_t *)(raw + raw_place(i, lane >> 3) + (lane & 7) * 2) = one;
-    }
-}
-
-/* A chunk's values of the teams from `team` on. */
-static __device__ __forceinline__ void convolve_values(const whole_taps &taps, const char *raw,
-                                                       int32_t team, int32_t of_two,
-                                                       whole_memory &m)
-{
-    int32_t lane = lane_index();
-    uint32_t at[CHUNK_TAPS];
-    float largest[WARP_TILES][2] = {{LARGEST_BELOW, LARGEST_BELOW}, {LARGEST_BELOW, LARGEST_BELOW}};
-#pragma unroll
-    for (int tap = 0; tap < CHUNK_TAPS; tap++) {
-        at[tap] = shared_address(raw) + raw_place((lane & 7) + tap, lane >> 3);
-    }
-#pragma unroll 1
-    for (int n = 0; n < TOKEN_TILES; n += 2) {
-        float y[2][WARP_TILES][4];
-#pragma unroll
-        for (int k = 0; k < 2 * WARP_TILES; k++) {
-            y[k / 2][k & 1][0] = y[k / 2][k & 1][1] = m.bias[team + (k & 1)][lane >> 2];
-            y[k / 2][k & 1][2] = y[k / 2][k & 1][3] = m.bias[team + (k & 1)][(lane >> 2) + 8];
-        }
-#pragma unroll
-        for (int tap = 0; tap < CHUNK_TAPS; tap++) { /* outside: four products are abreast */
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                uint32_t right[4];
-                load4(right, at[tap] + (n + k) * 8 * RAW_ROW_BYTES);
-                multiply<KIND_BF16>(y[k][0], taps.weight[0][tap], right[0], right[1]);
-                multiply<KIND_BF16>(y[k][1], taps.weight[1][tap], right[2], right[3]);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < 2 * WARP_TILES; k++) {
-            float(&z)[4] = y[k / 2][k & 1];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                largest[k & 1][j >> 1] = fmaxf(largest[k & 1][j >> 1], z[j]);
-            }
-            m.values[of_two][team + (k & 1)][n + k / 2][lane] = make_float4(z[0], z[1], z[2], z[3]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < WARP_TILES * 2; i++) {
-        float of_row = largest[i / 2][i & 1];
-        of_row = fmaxf(of_row, lane_xor(of_row, 1));
-        of_row = fmaxf(of_row, lane_xor(of_row, 2));
-        if ((lane & 3) == 0) {
-            m.largest[of_two][team + i / 2][(i & 1) * 8 + (lane >> 2)] = of_row;
-        }
     }
 }
 
@@ -315,8 +315,7 @@ make_whole_values(const sm80_delta_params &a, const walk_item &kept, whole_memor
     }
     fetch_raw(p, kept.request, first_channel, 0, raw);
     load_window(p, kept.request, first_channel, raw);
-    whole_taps taps;
-    taps.load(p, first_channel, &m.bias[team]);
+    whole_taps taps(p, first_channel);
     for (int32_t c = 0; c < num_chunks; c++) {
         int32_t of_two = c & 1;
         wait_for_copies();
