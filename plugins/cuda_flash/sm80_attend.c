@@ -9,6 +9,7 @@
 #define LONG_QUERIES 8192 /* of a request, on average */
 #define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
 #define FEW_ROWS 8        /* of a request, for which narrow kinds have kernels of their own */
+#define FOUR_ROWS 4       /* int4 likewise */
 
 /* Decodes: a stream of rows of 16. Else items of 16 rows, that whoever is free takes, up to
  * requests of so many queries that 64 rows, which share a key's reading, are faster. On an H200,
@@ -45,6 +46,15 @@ static bool takes_few(const struct attn_attend_args *args, int32_t kind)
     const struct schedule_host *plan = args->schedule_host;
     return (kind >= KIND_E4M3 || kind == KIND_F32) && plan->tile_rows == 16 &&
            plan->request_rows <= FEW_ROWS && !args->prepared->invariant;
+}
+
+static enum sm80_few few_of(const struct attn_attend_args *args, int32_t kind)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    bool four = kind == KIND_INT4 && args->prepared->padded_size <= 128;
+    return !takes_few(args, kind)                    ? SM80_MANY
+           : four && plan->request_rows <= FOUR_ROWS ? SM80_FOUR
+                                                     : SM80_FEW;
 }
 
 /* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
@@ -416,7 +426,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     const struct gpu_device *device = &args->instance->device;
     struct sm80_params a = {.p = *p, .overlaps = device->major >= 9, .output = gpu_output_of(args)};
     int32_t kind = kind_of(p);
-    a.few = takes_few(args, kind);
+    a.few = few_of(args, kind);
     if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }

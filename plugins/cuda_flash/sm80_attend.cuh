@@ -8,9 +8,10 @@
 #ifndef CUDA_FLASH_SM80_ATTEND_CUH
 #define CUDA_FLASH_SM80_ATTEND_CUH
 
+#include "sm80_four.cuh"
 #include "sm80_wide.cuh"
 
-template <int KIND, int D, bool SPLIT, bool FEW>
+template <int KIND, int D, bool SPLIT, int FEW>
 static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND, D, SPLIT> &mine)
 {
     const gpu_params &p = a.p;
@@ -178,21 +179,8 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                                          scales);
             scale_weights<KIND, FEW>(scales, apart, s, sums, o);
         }
-        if (exactly) { /* copies: what a call takes the address of leaves the registers */
-            exact_step<num_scores, num_sums> x;
-#pragma unroll
-            for (int i = 0; i < 4 * num_scores; i++) {
-                x.s[i / 4][i % 4] = s[i / 4][i % 4];
-            }
-#pragma unroll
-            for (int i = 0; i < 4 * num_sums; i++) {
-                x.o[i / 4][i % 4] = o[i / 4][i % 4];
-            }
-            add_values_exactly<KIND, D, FEW, S::tile>(at, v_plane, first, 0, lane, x);
-#pragma unroll
-            for (int i = 0; i < 4 * num_sums; i++) {
-                o[i / 4][i % 4] = x.o[i / 4][i % 4];
-            }
+        if (exactly) {
+            add_exactly<KIND, D, FEW, S::tile>(at, v_plane, first, 0, lane, s, o);
         } else {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
@@ -233,7 +221,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
     }
 }
 
-template <int KIND, int D, bool SPLIT, bool FEW>
+template <int KIND, int D, bool SPLIT, int FEW>
 __global__ void __launch_bounds__(shape<KIND, D, SPLIT>::threads,
                                   FEW ? shape<KIND, D, SPLIT>::few_ctas
                                       : shape<KIND, D, SPLIT>::ctas)
@@ -266,13 +254,15 @@ __global__ void __launch_bounds__(shape<KIND, D, SPLIT>::threads,
         }
     } else if constexpr (S::wide) {
         compute_wide<KIND, D>(a, mine);
+    } else if constexpr (FEW == SM80_FOUR) {
+        compute_four<KIND, D>(a, mine);
     } else {
         compute<KIND, D, SPLIT, FEW>(a, mine);
     }
 }
 
 /* a NULL: only loads the kernel. */
-template <int KIND, int D, bool SPLIT, bool FEW = false>
+template <int KIND, int D, bool SPLIT, int FEW = SM80_MANY>
 static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 {
     using S = shape<KIND, D, SPLIT>;
@@ -304,16 +294,22 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 template <int KIND> struct kind_shapes {
     static constexpr bool widest = KIND >= KIND_BF16 && KIND <= KIND_E5M2;
     static constexpr bool tall = KIND >= KIND_BF16 && KIND <= KIND_INT8;
+    static constexpr bool four = KIND == KIND_INT4;
     static constexpr bool few = KIND >= KIND_E4M3 || KIND == KIND_F32, wide = KIND != KIND_F32;
 };
 
 /* Rows of 16, or up to 8. */
 template <int KIND, int D>
-static cudaError_t launch_split(const sm80_params *a, bool few, cudaStream_t stream)
+static cudaError_t launch_split(const sm80_params *a, int few, cudaStream_t stream)
 {
+    if constexpr (kind_shapes<KIND>::four && D <= 128) {
+        if (few == SM80_FOUR) {
+            return launch_shape<KIND, D, true, SM80_FOUR>(a, stream);
+        }
+    }
     if constexpr (kind_shapes<KIND>::few) {
         if (few) {
-            return launch_shape<KIND, D, true, true>(a, stream);
+            return launch_shape<KIND, D, true, SM80_FEW>(a, stream);
         }
     }
     return launch_shape<KIND, D, true>(a, stream);
@@ -322,11 +318,11 @@ static cudaError_t launch_split(const sm80_params *a, bool few, cudaStream_t str
 template <int KIND> static cudaError_t load_kind()
 {
     cudaError_t error = cudaSuccess;
-    for (int few = 0; few < 2; few++) {
-        error = error ? error : launch_split<KIND, 64>(nullptr, few != 0, nullptr);
-        error = error ? error : launch_split<KIND, 128>(nullptr, few != 0, nullptr);
+    for (int few = 0; few <= SM80_FOUR; few++) {
+        error = error ? error : launch_split<KIND, 64>(nullptr, few, nullptr);
+        error = error ? error : launch_split<KIND, 128>(nullptr, few, nullptr);
         if constexpr (kind_shapes<KIND>::wide) {
-            error = error ? error : launch_split<KIND, 256>(nullptr, few != 0, nullptr);
+            error = error ? error : launch_split<KIND, 256>(nullptr, few, nullptr);
         }
     }
     if constexpr (kind_shapes<KIND>::widest) {
@@ -361,12 +357,12 @@ template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStr
     }
     if (d > 128) {
         if constexpr (kind_shapes<KIND>::wide) {
-            return launch_split<KIND, 256>(a, a->few != 0, stream);
+            return launch_split<KIND, 256>(a, a->few, stream);
         }
         return cudaErrorInvalidValue;
     }
-    return d <= 64 ? launch_split<KIND, 64>(a, a->few != 0, stream)
-                   : launch_split<KIND, 128>(a, a->few != 0, stream);
+    return d <= 64 ? launch_split<KIND, 64>(a, a->few, stream)
+                   : launch_split<KIND, 128>(a, a->few, stream);
 }
 
 #endif

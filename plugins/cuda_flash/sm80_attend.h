@@ -25,6 +25,10 @@ extern "C" {
 #define SM80_K8V4_ROOM 16
 #define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
 
+/* Rows of an item that a warp has all of: up to 16, or where sums stand in another order up to 8,
+ * of narrow kinds and float32, and up to 4, of int4 of up to 128 dims. */
+enum sm80_few { SM80_MANY, SM80_FEW, SM80_FOUR };
+
 /* Bytes in a stage: rows of 4-bit codes from `at` on, their scales from `scale_at` on. */
 struct sm80_plane {
     int32_t at, pitch, scale_at, scale_pitch;
@@ -40,7 +44,7 @@ struct sm80_params {
      * a row begins in; 1: spans */
     int32_t unit;
     struct sm80_plane planes[2]; /* K and V, of 4-bit kinds */
-    int32_t few;                 /* 1: items have up to 8 rows; kinds of 16 bits do not ask */
+    int32_t few;                 /* enum sm80_few of the items' rows */
     int32_t stages;              /* of a CTA */
     int32_t overlaps;            /* 1: the launch may begin before the one before it has ended */
     struct gpu_params p;

@@ -100,7 +100,7 @@ static __device__ __forceinline__ uint4 query_chunk(const char *sq, int row, int
 
 /* A word of 8 codes of each key, of 16 keys those of 0 - 7 and of 8 - 15, times the queries'
  * chunk: of rows 0 - 7, and of 8 - 15. */
-template <bool FEW>
+template <int FEW>
 static __device__ __forceinline__ void multiply_words(const uint4 &low, const uint4 &high,
                                                       const uint32_t (&pairs)[2][4], float (*s)[4])
 {
@@ -112,7 +112,7 @@ static __device__ __forceinline__ void multiply_words(const uint4 &low, const ui
 }
 
 /* The queries of a lane's words of keys. Up to 8 rows of up to 128 dims stay in registers. */
-template <int D, bool FEW> struct lane_queries {
+template <int D, int FEW> struct lane_queries {
     static constexpr bool kept = FEW && D <= 128;
     uint4 chunks[kept ? D / 32 : 1];
 
@@ -186,7 +186,7 @@ static __device__ __forceinline__ void load_block_scales(const char *stage, cons
 /* Scores of the rows against 16 SUBS keys, `first` the first of them, raw; `codes`: the lane's of
  * that one. `rest`: of the queries, where has_rest. All keys' products of some words, so that none
  * waits for the one before. */
-template <int KIND, int D, bool FEW, int SUBS, int N>
+template <int KIND, int D, int FEW, int SUBS, int N>
 static __device__ __forceinline__ void
 dot_codes(const char *stage, const char *codes, const sm80_plane &plane, const char *sq,
           const char *rest, bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane,
@@ -246,7 +246,7 @@ static __device__ __forceinline__ float zero_point(float scale)
 
 /* Raw scores less the keys' zero points, times their scales; `scales`: of int4's keys from the
  * lane's first on. */
-template <int KIND, bool FEW, int N>
+template <int KIND, int FEW, int N>
 static __device__ __forceinline__ void close_scores(const row_terms &terms, const float *scales,
                                                     float (&s)[N][4])
 {
@@ -279,7 +279,7 @@ value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
 
 /* o += weights x values of 16 keys from `first` on, raw; `codes`: the lane's of those, `bits` each
  * of KIND_LEVELS; int4: z += weights x zero points. */
-template <int KIND, int D, bool FEW>
+template <int KIND, int D, int FEW>
 static __device__ __forceinline__ void
 add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bits, int first,
           int lane, const float (&s0)[4], const float (&s1)[4], float (&o)[FEW ? D / 16 : D / 8][4],

@@ -9,8 +9,13 @@
 
 /* Dim of a column (0 to 7) of column tile n; of 4-bit kinds its place, as parts of items keep it.
  */
-template <int KIND> static __device__ __forceinline__ int value_dim(int n, int column)
+template <int KIND, int D = 0, int FEW = SM80_MANY>
+static __device__ __forceinline__ int value_dim(int n, int column)
 {
+    if constexpr (FEW == SM80_FOUR && KIND == KIND_INT4) { /* add_wide_codes has the dims */
+        const int dim = (n >> 2) * 32 + column * 4 + (n & 3);
+        return dim % (D / 8) * 8 + dim / (D / 8);
+    }
     if constexpr (KIND >= KIND_E4M3 && KIND <= KIND_INT8) {
         return (n >> 1) * 16 + column * 2 + (n & 1);
     }
@@ -219,7 +224,7 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
 
 /* The 4 warps' shares of 16 rows through the stage that they have all read; ROUND rows at a time.
  * A row's dims are rotated by 8 per row, so that neighbouring rows stand in other banks. */
-template <int KIND, int D, int ROUND, bool FEW>
+template <int KIND, int D, int ROUND, int FEW>
 static __device__ __forceinline__ void
 join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, float *scratch,
            float *sm, bool whole, float *part, const float (&m)[2], const float (&l)[2],
@@ -247,6 +252,9 @@ join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, fl
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int row = A::row(lane, i);
+            if (FEW == SM80_FOUR && (lane & 2) != 0) {
+                break; /* whose sums other lanes have, too */
+            }
             if (FEW || (8 * i >= first && 8 * i < first + ROUND && 8 * i < run.row_tile.num_rows)) {
                 float *to = scratch + (warp * ROUND + row - first) * D;
 #pragma unroll
@@ -254,7 +262,7 @@ join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, fl
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         if (A::which(e) == i) {
-                            int place = value_dim<KIND>(A::tile(n, e), A::column(lane, e));
+                            int place = value_dim<KIND, D, FEW>(A::tile(n, e), A::column(lane, e));
                             to[place ^ ((row & 7) * 8)] = o[n][e];
                         }
                     }
@@ -353,7 +361,7 @@ store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int
 }
 
 /* `stage` is the run's last; it is not copied into before this is done. */
-template <int KIND, int D, bool SPLIT, bool FEW, int ND>
+template <int KIND, int D, bool SPLIT, int FEW, int ND>
 static __device__ __forceinline__ void
 finish_run(const gpu_params &p, const gpu_output &output, const gpu_run &run, char *stage,
            int32_t *last_one, float (&m)[2], float (&l)[2], const float (&o)[ND][4])

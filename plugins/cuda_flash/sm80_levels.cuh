@@ -48,7 +48,7 @@ static __device__ __forceinline__ void widen_levels(const level_table &t, uint32
 /* squares += the diagonal of 16 keys times themselves, 16 dims of each: of key g in elements 0 and
  * 1 of the first, of key g + 8 in elements 2 and 3 of the last, as column g has it. FEW: the left
  * side is the one that queries meet, in registers that stand there. */
-template <bool FEW>
+template <int FEW>
 static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1][4], uint32_t x0,
                                                    uint32_t x1, uint32_t y0, uint32_t y1)
 {
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1]
 
 /* Raw scores of the rows against 16 keys from `first` on, and what those of the lane's keys are
  * multiplied by: the key's norm over its levels' length. */
-template <int D, bool FEW>
+template <int D, int FEW>
 static __device__ __forceinline__ void
 dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
            bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
@@ -109,7 +109,7 @@ dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq,
 
 /* Raw scores of the rows against 16 SUBS keys of e4m3 from `first` on, rows of them 4 bytes apart
  * or more. */
-template <int D, bool FEW, int SUBS, int N>
+template <int D, int FEW, int SUBS, int N>
 static __device__ __forceinline__ void dot_e4m3_rows(const char *stage, const sm80_plane &plane,
                                                      const char *sq,
                                                      const lane_queries<D, FEW> &queries, int first,
@@ -154,7 +154,7 @@ static __device__ __forceinline__ sm80_plane plane_of_head(const sm80_params &a,
 }
 
 /* Steps and lowest values of the lane's keys, `first` the first of the warp's. */
-template <bool FEW, int N>
+template <int FEW, int N>
 static __device__ __forceinline__ void load_steps(const char *stage, const sm80_plane &plane,
                                                   int first, int lane, float (&step)[N][2],
                                                   float (&lowest)[N][2])

@@ -132,15 +132,18 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
 }
 
 /* Where sums of rows and keys stand. Rows of 16: a product of queries and keys, element e of tile n
- * of 8 keys. FEW, up to 8 rows: of keys and queries, tile n of 16 keys. A lane has two rows. */
-template <bool FEW> struct sums_at {
+ * of 8 keys. SM80_FEW: of keys and queries, tile n of 16 keys. SM80_FOUR: likewise, but pairs of
+ * lanes share two rows, and each has 16 keys of 32. A lane has two rows. */
+template <int FEW> struct sums_at {
     static __device__ __forceinline__ int row(int lane, int i)
     {
-        return FEW ? (lane & 3) * 2 + i : (lane >> 2) + 8 * i;
+        return FEW == SM80_FOUR ? (lane & 1) * 2 + i
+               : FEW            ? (lane & 3) * 2 + i
+                                : (lane >> 2) + 8 * i;
     }
     static __device__ __forceinline__ int first_key(int lane)
     {
-        return FEW ? lane >> 2 : (lane & 3) * 2;
+        return FEW == SM80_FOUR ? (lane >> 2) + (lane & 2) * 8 : FEW ? lane >> 2 : (lane & 3) * 2;
     }
     /* From the lane's first on. */
     static __device__ __forceinline__ constexpr int key(int n, int e)
@@ -164,7 +167,7 @@ template <bool FEW> struct sums_at {
     static __device__ __forceinline__ float largest(float x)
     {
 #pragma unroll
-        for (int span = FEW ? 4 : 1; span < (FEW ? 32 : 4); span <<= 1) {
+        for (int span = FEW == SM80_FOUR ? 2 : FEW ? 4 : 1; span < (FEW ? 32 : 4); span <<= 1) {
             x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, span));
         }
         return x;
@@ -172,7 +175,7 @@ template <bool FEW> struct sums_at {
     static __device__ __forceinline__ float sum(float x)
     {
 #pragma unroll
-        for (int span = FEW ? 4 : 1; span < (FEW ? 32 : 4); span <<= 1) {
+        for (int span = FEW == SM80_FOUR ? 2 : FEW ? 4 : 1; span < (FEW ? 32 : 4); span <<= 1) {
             x += __shfl_xor_sync(0xffffffffu, x, span);
         }
         return x;
@@ -185,7 +188,7 @@ struct row_terms {
 };
 
 /* Weights of 16 keys as f16, from sums s0 and s1 of 8 keys or, FEW, s0 of 16. */
-template <bool FEW> struct packed_weights {
+template <int FEW> struct packed_weights {
     uint32_t x[FEW ? 2 : 4];
     __device__ __forceinline__ packed_weights(const float (&s0)[4], const float (&s1)[4])
     {
@@ -232,7 +235,7 @@ template <bool FEW> struct packed_weights {
 
 /* Scores of 16 keys += keys x queries, 16 dims: b are two registers of keys 0 - 7, then of 8 - 15.
  */
-template <bool FEW, int KIND = KIND_F16>
+template <int FEW, int KIND = KIND_F16>
 static __device__ __forceinline__ void multiply_keys(float (*s)[4], const uint32_t (&query)[4],
                                                      const uint32_t (&b)[4])
 {

@@ -53,7 +53,7 @@ template <int N> struct tile_scores {
 
 /* What intervals do not say: spans, trees, ALiBi. Scores are scaled and capped, base 2; `row` is
  * the lane's first. */
-template <bool FEW, int N>
+template <int FEW, int N>
 static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_run &run, int row,
                                                  int32_t first_key, tile_scores<N> &x)
 {
@@ -86,7 +86,7 @@ static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_
 /* Scores of one tile in base 2; `first_key` is the lane's first. PRECISE: to float32's last bits.
  * SCALED: times `scale` they are. Rows from 8 on are left out where there are none. `inside`: all
  * rows see all keys. */
-template <bool PRECISE, bool SCALED, bool FEW, int N>
+template <bool PRECISE, bool SCALED, int FEW, int N>
 static __device__ __forceinline__ void
 score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int row, float scale,
            bool slow, bool high_rows, bool inside, int32_t first_key, float (&s)[N][4])
@@ -164,7 +164,7 @@ static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gp
 
 /* A row's reference m becomes its largest score where that is past the slack, by this row alone:
  * its bits are the same whatever rows share the tile. o, l and z shrink to it. */
-template <bool FEW, int ND>
+template <int FEW, int ND>
 static __device__ __forceinline__ void
 raise_reference(int i, float high, float (&m)[2], float (&l)[2], float (&z)[4], float (&o)[ND][4])
 {
@@ -184,7 +184,7 @@ raise_reference(int i, float high, float (&m)[2], float (&l)[2], float (&z)[4], 
 }
 
 /* Online softmax of one tile; s becomes weights. */
-template <bool FEW, int N, int ND>
+template <int FEW, int N, int ND>
 static __device__ __forceinline__ void soften(bool high_rows, float (&s)[N][4], float (&m)[2],
                                               float (&l)[2], float (&z)[4], float (&o)[ND][4])
 {
@@ -263,7 +263,7 @@ static __device__ __forceinline__ void convert_query(char *sq, int bytes)
 }
 
 /* The rows against 16 keys from key `first` of a stage on, 16 dims of them. */
-template <int KIND, int D, int TILE, bool FEW>
+template <int KIND, int D, int TILE, int FEW>
 static __device__ __forceinline__ void dot_step(const char *stage, int first, int kk, int lane,
                                                 const uint32_t (&a)[4], float (*s)[4])
 {
@@ -440,7 +440,7 @@ static __device__ __forceinline__ void add_values(const char *values, int first,
 }
 
 /* The same of 8-bit kinds; z: the weights' sums with the offsets of int8's codes. */
-template <int KIND, int D, int TILE, bool FEW, int ND>
+template <int KIND, int D, int TILE, int FEW, int ND>
 static __device__ __forceinline__ void
 add_bytes(const char *values, int first, int lane, const float (&s0)[4], const float (&s1)[4],
           float (&o)[ND][4], float (&z)[4], int first_chunk = 0)
@@ -488,7 +488,7 @@ struct value_sums {
 };
 
 /* Scales of the lane's values; of KIND_LEVELS their steps, and z += weights x lowest values. */
-template <int KIND, bool FEW, int N>
+template <int KIND, int FEW, int N>
 static __device__ __forceinline__ void
 load_value_scales(const char *stage, const float *scales, const sm80_plane &plane, int first,
                   int lane, bool apart, const float (&s)[N][4], float (&z)[4], float (&scale)[N][2])
@@ -514,7 +514,7 @@ load_value_scales(const char *stage, const float *scales, const sm80_plane &plan
 
 /* Weights times their values' scales over the reference. apart: a weight of 0 may meet a scale that
  * is no number. */
-template <int KIND, bool FEW, int N, int ND>
+template <int KIND, int FEW, int N, int ND>
 static __device__ __forceinline__ void scale_weights(float (&scale)[N][2], bool apart,
                                                      float (&s)[N][4], value_sums &sums,
                                                      float (&o)[ND][4])
@@ -565,7 +565,7 @@ static __device__ __forceinline__ void scale_weights(float (&scale)[N][2], bool 
 
 /* Raw sums of a run become sums of values, less their offsets; the head's scale is still missing.
  */
-template <int KIND, bool FEW, int ND>
+template <int KIND, int FEW, int ND>
 static __device__ __forceinline__ void close_values(bool scaled, value_sums &sums,
                                                     float (&o)[ND][4])
 {
@@ -650,7 +650,7 @@ static __device__ __forceinline__ float raw_value(const char *stage, const sm80_
 
 /* add_values one product at a time, without those of weight 0: a masked NaN stays out. The warp has
  * dims from first_dim on. */
-template <int KIND, int D, bool FEW, int TILE, int N, int ND>
+template <int KIND, int D, int FEW, int TILE, int N, int ND>
 static __device__ __noinline__ void add_values_exactly(const char *stage, const sm80_plane &plane,
                                                        int first, int first_dim, int lane,
                                                        exact_step<N, ND> &x)
@@ -671,6 +671,28 @@ static __device__ __noinline__ void add_values_exactly(const char *stage, const 
             float weight = sums_at<FEW>::which(e) == 0 ? w[0] : w[1];
             x.o[at][e] += weight == 0.0f ? 0.0f : weight * v;
         }
+    }
+}
+
+/* The same from and to registers: what a call takes the address of leaves them. */
+template <int KIND, int D, int FEW, int TILE, int N, int ND>
+static __device__ __forceinline__ void add_exactly(const char *stage, const sm80_plane &plane,
+                                                   int first, int first_dim, int lane,
+                                                   const float (&s)[N][4], float (&o)[ND][4])
+{
+    exact_step<N, ND> x;
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        x.s[i / 4][i % 4] = s[i / 4][i % 4];
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * ND; i++) {
+        x.o[i / 4][i % 4] = o[i / 4][i % 4];
+    }
+    add_values_exactly<KIND, D, FEW, TILE>(stage, plane, first, first_dim, lane, x);
+#pragma unroll
+    for (int i = 0; i < 4 * ND; i++) {
+        o[i / 4][i % 4] = x.o[i / 4][i % 4];
     }
 }
 

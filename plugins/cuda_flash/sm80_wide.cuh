@@ -65,8 +65,8 @@ static __device__ __forceinline__ void dot_wide(const char *stage, const char *s
         if constexpr (S::bytes) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                dot_step<KIND, D, S::tile, false>(stage, first, kk + i, lane, query[i],
-                                                  sums[(kk + i) % chains]);
+                dot_step<KIND, D, S::tile, SM80_MANY>(stage, first, kk + i, lane, query[i],
+                                                      sums[(kk + i) % chains]);
             }
         } else { /* 8 keys, 32 dims */
             uint32_t b[4];
@@ -105,11 +105,11 @@ static __device__ __forceinline__ void score_wide(const gpu_params &p, const wid
         const float *scales = (const float *)(stage + 2 * S::half) + column;
 #pragma unroll
         for (int i = 0; i < S::own_scores * 4; i++) {
-            s[i / 4][i % 4] *= scales[sums_at<false>::key(i / 4, i % 4)];
+            s[i / 4][i % 4] *= scales[sums_at<SM80_MANY>::key(i / 4, i % 4)];
         }
     }
-    score_tile<false, false, false>(p, *r.run, r.rows, lane >> 2, r.scale, slow, r.high_rows,
-                                    view == SEES_ALL, r.tile_base + column, s);
+    score_tile<false, false, SM80_MANY>(p, *r.run, r.rows, lane >> 2, r.scale, slow, r.high_rows,
+                                        view == SEES_ALL, r.tile_base + column, s);
 #pragma unroll
     for (int n = 0; n < S::own_scores; n++) {
         float *to = shown + (lane >> 2) * S::pitch + column + n * 8;
@@ -160,37 +160,24 @@ add_wide(const sm80_params &a, const wide_run &r, const char *stage, int view, i
     using S = wide_shape<KIND, D>;
     const int warp = threadIdx.x >> 5;
     const bool apart = view == SEES_APART;
-    soften<false>(r.high_rows, s, m, l, sums.z, o);
+    soften<SM80_MANY>(r.high_rows, s, m, l, sums.z, o);
     if (S::bytes && a.p.v.form == GPU_ROW_SCALED) {
         const float *v_scales = (const float *)(stage + 2 * S::half) + S::tile + (lane & 3) * 2;
         float scales[S::scores][2];
-        load_value_scales<KIND, false>(stage, v_scales, a.planes[1], 0, lane, apart, s, sums.z,
-                                       scales);
-        scale_weights<KIND, false>(scales, apart, s, sums, o);
+        load_value_scales<KIND, SM80_MANY>(stage, v_scales, a.planes[1], 0, lane, apart, s, sums.z,
+                                           scales);
+        scale_weights<KIND, SM80_MANY>(scales, apart, s, sums, o);
     }
     if (apart && values_odd<KIND, D, S::tile>(stage + S::half, 0, S::tile, lane)) {
-        exact_step<S::scores, S::sums> x; /* a copy: what a call takes leaves the registers */
-#pragma unroll
-        for (int i = 0; i < 4 * S::scores; i++) {
-            x.s[i / 4][i % 4] = s[i / 4][i % 4];
-        }
-#pragma unroll
-        for (int i = 0; i < 4 * S::sums; i++) {
-            x.o[i / 4][i % 4] = o[i / 4][i % 4];
-        }
-        add_values_exactly<KIND, D, false, S::tile>(stage, a.planes[1], 0, warp * S::sums * 8, lane,
-                                                    x);
-#pragma unroll
-        for (int i = 0; i < 4 * S::sums; i++) {
-            o[i / 4][i % 4] = x.o[i / 4][i % 4];
-        }
+        add_exactly<KIND, D, SM80_MANY, S::tile>(stage, a.planes[1], 0, warp * S::sums * 8, lane, s,
+                                                 o);
         return;
     }
 #pragma unroll
     for (int n = 0; n < S::scores; n += 2) {
         if constexpr (S::bytes) {
-            add_bytes<KIND, D, S::tile, false>(stage + S::half, n * 8, lane, s[n], s[n + 1], o,
-                                               sums.z, warp * S::own_chunks);
+            add_bytes<KIND, D, S::tile, SM80_MANY>(stage + S::half, n * 8, lane, s[n], s[n + 1], o,
+                                                   sums.z, warp * S::own_chunks);
         } else {
             add_values<KIND, D, S::tile>(stage + S::half, n * 8, lane, s[n], s[n + 1], o,
                                          warp * S::own_chunks);
@@ -235,8 +222,8 @@ static __device__ __forceinline__ void compute_wide(const sm80_params &a,
         r.tile_base += S::tile;
         r.left--;
         if (r.left == 0) {
-            close_values<KIND, false>(S::bytes && p.v.form == GPU_ROW_SCALED, sums, o);
-            finish_run<KIND, D, true, false>(p, a.output, *r.run, at, &mine.last_one, m, l, o);
+            close_values<KIND, SM80_MANY>(S::bytes && p.v.form == GPU_ROW_SCALED, sums, o);
+            finish_run<KIND, D, true, SM80_MANY>(p, a.output, *r.run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
             sums = {};
             fence_for_boxes(); /* the stage was scratch memory */

@@ -73,6 +73,16 @@ static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&
     }
 }
 
+/* c += a b, 16 x 32 bytes from 0 to 255 by 32 x 8 bytes with signs. */
+static __device__ __forceinline__ void multiply_bytes(int32_t (&c)[4], const uint32_t (&a)[4],
+                                                      uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* A float32 as two numbers of tf32, whose last 13 bits mma ignores: 2^-22 is lost. */
 struct tf32_pair {
     float high, low;
