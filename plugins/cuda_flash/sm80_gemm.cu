@@ -69,7 +69,7 @@ static cudaError_t launch_rows(const struct gpu_device *device, const sm80_gemm_
     }
     const gpu_gemm_params &p = q->p;
     const bool is_short = p.k <= SHORT_K;
-    if (!q->wide_a || !q->wide_w || !q->wide_out) {
+    if (!q->wide_a || q->weights != GEMM_WEIGHTS_WIDE || !q->wide_out) {
         return launch_tiles<KIND, ALONG_K, false, rows_64_short>(device, q, stream);
     }
     if (p.m <= rows_16::rows) {
@@ -119,23 +119,39 @@ static const char *launch(const struct gpu_device *device, const sm80_gemm_param
     return error == cudaSuccess ? NULL : cudaGetErrorString(error);
 }
 
-/* Whether lines of 16-bit numbers, `line` apart, can be copied 16 bytes at a time. */
-static bool is_wide(const gpu_batch_matrix &x, int64_t line, int64_t element)
+/* Whether lines of eights of numbers, `line` apart, can be copied `bytes` for eight at a time. */
+static bool is_wide(const gpu_batch_matrix &x, int64_t line, int64_t element, uint32_t bytes)
 {
-    return element == 1 && line % 8 == 0 && x.batch % 8 == 0 && (uintptr_t)x.data % 16 == 0;
+    return element == 1 && line % 8 == 0 && x.batch % 8 == 0 && (uintptr_t)x.data % bytes == 0;
+}
+
+static int32_t weights_of(const struct gpu_gemm_params *p, bool along_k)
+{
+    const gpu_batch_matrix &w = p->w, &s = p->block_scale;
+    const int64_t line = along_k ? w.column : w.row, element = along_k ? w.row : w.column;
+    const bool eights = (along_k ? p->k : p->n) % 8 == 0; /* the others would be read beyond */
+    if (s.data != NULL) {
+        const bool shares = (along_k ? p->scale_rows : p->scale_columns) > 1;
+        const int64_t scale_line = along_k ? s.column : s.row, own = along_k ? s.row : s.column;
+        return !eights || !is_wide(w, line, element, 4) ? GEMM_WEIGHTS_ANY
+               : shares                                 ? GEMM_WEIGHTS_MXFP4_SHARED
+               : is_wide(s, scale_line, own, 8)         ? GEMM_WEIGHTS_MXFP4_OWN
+                                                        : GEMM_WEIGHTS_ANY;
+    }
+    if (w.dtype != p->a.dtype) {
+        return eights && is_wide(w, line, element, 8) ? GEMM_WEIGHTS_FP8 : GEMM_WEIGHTS_ANY;
+    }
+    return is_wide(w, line, element, 16) ? GEMM_WEIGHTS_WIDE : GEMM_WEIGHTS_ANY;
 }
 
 static const char *run(const struct gpu_device *device, const struct gpu_gemm_params *p,
                        void *stream)
 {
     struct sm80_gemm_params q = {*p};
-    const bool along_k = p->w.row < p->w.column, same = p->w.dtype == p->a.dtype;
-    q.wide_a = is_wide(p->a, p->a.row, p->a.column);
-    q.wide_w =
-        same && p->block_scale.data == NULL &&
-        (along_k ? is_wide(p->w, p->w.column, p->w.row) : is_wide(p->w, p->w.row, p->w.column));
-    q.wide_out =
-        p->out.dtype == p->a.dtype && p->n % 8 == 0 && is_wide(p->out, p->out.row, p->out.column);
+    q.weights = weights_of(p, p->w.row < p->w.column);
+    q.wide_a = is_wide(p->a, p->a.row, p->a.column, 16);
+    q.wide_out = p->out.dtype == p->a.dtype && p->n % 8 == 0 &&
+                 is_wide(p->out, p->out.row, p->out.column, 16);
     return launch(device, &q, stream);
 }
 

@@ -75,6 +75,14 @@ static __device__ __forceinline__ void copy_lines(uint32_t to, const gemm_source
     }
 }
 
+static __device__ __forceinline__ void store_words(uint32_t to, uint32_t x, uint32_t y, uint32_t z,
+                                                   uint32_t w)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z),
+                 "r"(w)
+                 : "memory");
+}
+
 /* Eight numbers of any type and strides. */
 template <int KIND, class NUMBER>
 static __device__ __forceinline__ void store_numbers(uint32_t to, NUMBER number)
@@ -84,9 +92,7 @@ static __device__ __forceinline__ void store_numbers(uint32_t to, NUMBER number)
     for (int i = 0; i < 4; i++) {
         x[i] = pack2<KIND>(number(2 * i), number(2 * i + 1));
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
-                 : "memory");
+    store_words(to, x[0], x[1], x[2], x[3]);
 }
 
 /* Rows m0 .. of a, 64 numbers of k each. WIDE: 16 bytes at a time, as q says of every operand. */
@@ -110,6 +116,54 @@ static __device__ __forceinline__ void load_a(const sm80_gemm_params &q, const g
     }
 }
 
+/* Eight codes that lie side by side, and their block scales, as numbers of 16 bits. */
+struct gemm_codes {
+    uint2 codes, scales;
+};
+
+static __device__ __forceinline__ gemm_codes read_codes(const sm80_gemm_params &q, int64_t b,
+                                                        int32_t k, int32_t n)
+{
+    const gpu_gemm_params &p = q.p;
+    const int64_t at = b * p.w.batch + k * p.w.row + n * p.w.column;
+    const gpu_batch_matrix &s = p.block_scale;
+    gemm_codes x = {};
+    if (q.weights == GEMM_WEIGHTS_FP8) {
+        x.codes = __ldg((const uint2 *)(p.w.data + at));
+        return x;
+    }
+    const char *scale =
+        s.data + b * s.batch + k / p.scale_rows * s.row + n / p.scale_columns * s.column;
+    x.codes.x = __ldg((const uint32_t *)(p.w.data + at / 2));
+    if (q.weights == GEMM_WEIGHTS_MXFP4_SHARED) {
+        x.scales.x = x.scales.y = __ldg((const uint8_t *)scale) * 0x01010101u;
+    } else {
+        x.scales = __ldg((const uint2 *)scale);
+    }
+    return x;
+}
+
+/* Numbers 2 i and 2 i + 1 of eight. An e2m1 in the upper bits of an f16 is 2^-14 of itself. */
+template <int KIND>
+static __device__ __forceinline__ uint32_t widen_codes(const sm80_gemm_params &q,
+                                                       const gemm_codes &x, int i)
+{
+    if (q.weights == GEMM_WEIGHTS_FP8) {
+        const uint32_t two = (i < 2 ? x.codes.x : x.codes.y) >> i % 2 * 16 & 0xffff;
+        const uint32_t halves =
+            q.p.w.dtype == ATTN_DTYPE_FP8_E5M2 ? widen<KIND_E5M2>(two) : widen<KIND_E4M3>(two);
+        const float2 y = __half22float2(*(const __half2 *)&halves);
+        return KIND == KIND_F16 ? halves : pack2<KIND>(y.x, y.y);
+    }
+    const uint32_t two = x.codes.x >> i * 8,
+                   scales = (i < 2 ? x.scales.x : x.scales.y) >> i % 2 * 16;
+    const uint32_t halves =
+        (two & 7) << 9 | (two & 8) << 12 | (two & 0x70) << 21 | (two & 0x80) << 24;
+    const float2 y = __half22float2(*(const __half2 *)&halves);
+    return pack2<KIND>(y.x * 16384.0f * e8m0_number(scales & 0xff),
+                       y.y * 16384.0f * e8m0_number(scales >> 8 & 0xff));
+}
+
 /* Columns n0 .. of w, 64 numbers of k: a line is a column (ALONG_K), or a k. */
 template <int KIND, bool ALONG_K, bool WIDE, class S>
 static __device__ __forceinline__ void load_w(const sm80_gemm_params &q, const gemm_item &item,
@@ -119,11 +173,28 @@ static __device__ __forceinline__ void load_w(const sm80_gemm_params &q, const g
     constexpr int LINES = ALONG_K ? GEMM_TILE_COLUMNS : GEMM_STEP;
     const gpu_gemm_params &p = q.p;
     const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
-    if (WIDE || q.wide_w) {
+    if (WIDE || q.weights == GEMM_WEIGHTS_WIDE) {
         const int32_t k = p.k - k0, n = p.n - item.n0;
         copy_lines<CHUNKS, LINES, S::threads>(to, source, (ALONG_K ? k0 : k0 * p.w.row) * 2,
                                               (ALONG_K ? n : k) - first,
                                               (ALONG_K ? k : n) - chunk * 8);
+    } else if (q.weights != GEMM_WEIGHTS_ANY) {
+        constexpr int STEP = S::threads / CHUNKS;
+        gemm_codes x[LINES / STEP] = {};
+#pragma unroll
+        for (int i = 0; i < LINES / STEP; i++) {
+            const int32_t k = k0 + (ALONG_K ? chunk * 8 : first + i * STEP);
+            const int32_t n = item.n0 + (ALONG_K ? first + i * STEP : chunk * 8);
+            if (k < p.k && n < p.n) { /* all eight or none */
+                x[i] = read_codes(q, item.b, k, n);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < LINES / STEP; i++) {
+            store_words(to + place_of_chunk<CHUNKS>(first + i * STEP, chunk),
+                        widen_codes<KIND>(q, x[i], 0), widen_codes<KIND>(q, x[i], 1),
+                        widen_codes<KIND>(q, x[i], 2), widen_codes<KIND>(q, x[i], 3));
+        }
     } else {
 #pragma unroll 1
         for (int line = first; line < LINES; line += S::threads / CHUNKS) {

@@ -5,9 +5,20 @@
 
 #include "gpu/latent.h"
 
+/* How eight weights that lie side by side are read: one by one, as 16 bytes, or as 8 or 4 bytes of
+ * codes, whose block scale, where they have one, they share, or each has one. */
+enum sm80_gemm_weights {
+    GEMM_WEIGHTS_ANY,
+    GEMM_WEIGHTS_WIDE,
+    GEMM_WEIGHTS_FP8,
+    GEMM_WEIGHTS_MXFP4_SHARED,
+    GEMM_WEIGHTS_MXFP4_OWN
+};
+
 struct sm80_gemm_params {
     struct gpu_gemm_params p;
-    int32_t wide_a, wide_w, wide_out; /* 1: 16 bytes at a time */
+    int32_t weights;          /* enum sm80_gemm_weights */
+    int32_t wide_a, wide_out; /* 1: 16 bytes at a time */
 };
 
 #endif

@@ -14,6 +14,14 @@ GPU_INLINE float gemm_number(const gpu_batch_matrix &m, int64_t b, int64_t i, in
     return number_load(m.data + at * number_bytes_of(m.dtype), m.dtype, 0);
 }
 
+/* 2^(code - 127) or NaN. */
+GPU_INLINE float e8m0_number(uint32_t code)
+{
+    return code == E8M0_NAN ? NAN
+           : code == 0      ? bits_float(1u << 22) /* 2^-127 */
+                            : bits_float(code << 23);
+}
+
 /* An e2m1 of w times its block's power of two. */
 GPU_INLINE float mxfp4_number(const gpu_gemm_params &p, int64_t b, int64_t i, int64_t j)
 {
@@ -22,12 +30,9 @@ GPU_INLINE float mxfp4_number(const gpu_gemm_params &p, int64_t b, int64_t i, in
     float x =
         size < 2 ? 0.5f * (float)size : bits_float(((size >> 1) + 126) << 23 | (size & 1) << 22);
     const gpu_batch_matrix &s = p.block_scale;
-    uint32_t power =
-        ((const uint8_t *)
-             s.data)[b * s.batch + i / p.scale_rows * s.row + j / p.scale_columns * s.column];
-    float scale = power == E8M0_NAN ? NAN
-                  : power == 0      ? bits_float(1u << 22) /* 2^-127 */
-                                    : bits_float(power << 23);
+    const int64_t at_scale =
+        b * s.batch + (int32_t)i / p.scale_rows * s.row + (int32_t)j / p.scale_columns * s.column;
+    const float scale = e8m0_number(((const uint8_t *)s.data)[at_scale]);
     return (code & 8) != 0 ? -x * scale : x * scale;
 }
 
