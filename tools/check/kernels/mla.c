@@ -14,7 +14,7 @@
 #include "cases/pair.h"
 #include "harness/planned.h"
 
-enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS };
+enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 5 * REQS };
 enum { TREE_ROW = 2 }; /* words or floats; a request has as many rows at most */
 enum { WINDOW = 70 };  /* from one tile of keys into another */
 enum { DS_MLA_RANK = 512, DS_MLA_ROPE = 64, DS_MLA_ROW = 656 };
@@ -43,6 +43,8 @@ struct mla_variant {
     bool parts; /* q and new rows come as two tensors each */
     int32_t query_len;
     uint64_t term; /* 0 or one of mla_terms */
+    bool nan;      /* in each request's last row, which only its last query sees */
+    bool invariant;
 };
 
 struct mla_case {
@@ -116,6 +118,7 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                  .window_right = -1,
                                  .block_size = BLOCK,
                                  .num_speculative_tokens = c->v.query_len - 1,
+                                 .batch_invariant = c->v.invariant,
                                  .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
                                  .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
                                  .needs_lse = 1};
@@ -307,6 +310,10 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
     }
     fill_rows(base + c->q, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype, 2, random);
     fill_rows(base + c->rows, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
+    for (int32_t r = 0; r < REQS && c->v.nan; r++) {
+        number_store(base + c->rows, (int64_t)(c->starts[r + 1] - 1) * c->row + 100 * r, c->v.dtype,
+                     NAN);
+    }
     fill_rows(base + c->context, (int64_t)c->num_context * c->row, c->v.dtype, 1, random);
 }
 
@@ -325,7 +332,8 @@ static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
         return TRIAL_FAILED;
     }
     size_t bytes = BLOCKS * BLOCK * row_bytes(&c->v);
-    bool plain = !kv_is_fp8(c->v.kv_dtype) && c->v.kv_dtype != ATTN_KV_FP8_DS_MLA;
+    bool plain = !kv_is_fp8(c->v.kv_dtype) && c->v.kv_dtype != ATTN_KV_FP8_DS_MLA &&
+                 !c->v.nan; /* which may be another NaN */
     if (plain && memcmp(pair->expected + c->cache, pair->found + c->cache, bytes) != 0) {
         return trial_say(pair->trial, TRIAL_FAILED, "the latent rows differ from the reference's");
     }
@@ -445,12 +453,13 @@ static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
                           kv_dtype_name(v->kv_dtype), v->n.rank, v->n.rope, v->n.heads);
     length +=
         v->sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v->n.topk) : 0;
-    snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s", v->query_len,
-             v->parts ? ".parts" : "", term);
+    snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s%s%s", v->query_len,
+             v->parts ? ".parts" : "", term, v->nan ? ".nan" : "",
+             v->invariant ? ".invariant" : "");
     sink->try(sink->user, name, run_mla, v);
 }
 
-/* In bf16: heads that no tile divides, and every term. */
+/* In bf16: heads that no tile divides or that several queries have of one, and every term. */
 static void term_cases(const struct kernel_sink *sink, const struct attn_mla_caps *caps)
 {
     static const struct {
@@ -458,20 +467,39 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         int32_t heads;
         int32_t kv_dtype;
         bool sparse;
+        int32_t queries; /* 0: 2 */
+        bool nan, invariant;
     } rows[] = {
         {0, 48, ATTN_KV_BF16, false},
+        {0, 96, ATTN_KV_BF16, false},
+        {0, 16, ATTN_KV_BF16, false, 1},
+        {0, 16, ATTN_KV_BF16, false},
+        {0, 16, ATTN_KV_BF16, false, 5},
+        {0, 6, ATTN_KV_BF16, false, 4},
+        {0, 16, ATTN_KV_BF16, false, 5, true},
+        {0, 48, ATTN_KV_BF16, false, 2, true},
+        {0, 16, ATTN_KV_BF16, false, 5, true, true},
+        {0, 24, ATTN_KV_BF16, false, 2, false, true},
         {0, 80, ATTN_KV_FP8_E4M3, true},
         {ATTN_TERM_SOFT_CAP, 48, ATTN_KV_BF16, false},
         {ATTN_TERM_SOFT_CAP, 64, ATTN_KV_FP8_E4M3, false},
         {ATTN_TERM_SOFT_CAP, 64, ATTN_KV_BF16, true},
         {ATTN_TERM_TREE_BITS, 48, ATTN_KV_BF16, false},
+        {ATTN_TERM_TREE_BITS, 16, ATTN_KV_BF16, false},
         {ATTN_TERM_TREE_BIAS, 64, ATTN_KV_BF16, false},
+        {ATTN_TERM_TREE_BIAS, 16, ATTN_KV_BF16, false},
         {ATTN_TERM_TREE_BITS, 16, ATTN_KV_FP8_E4M3, false},
         {ATTN_TERM_SINKS, 64, ATTN_KV_BF16, false},
+        {ATTN_TERM_SINKS, 48, ATTN_KV_BF16, false},
+        {ATTN_TERM_SINKS, 16, ATTN_KV_BF16, false},
         {ATTN_TERM_SINKS, 16, ATTN_KV_FP8_E4M3, true},
         {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false},
+        {ATTN_TERM_SLIDING_WINDOW, 48, ATTN_KV_BF16, false},
+        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5},
+        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5, false, true},
         {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_FP8_E4M3, true},
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_FP8_E4M3, false},
+        {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_BF16, false, 3},
         {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false},
         {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_BF16, true},
     };
@@ -481,10 +509,12 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
                                 rows[i].kv_dtype,
                                 rows[i].sparse,
                                 false,
-                                at_most(2, caps->max_query_len),
-                                rows[i].term};
+                                rows[i].queries > 0 ? rows[i].queries : 2,
+                                rows[i].term,
+                                rows[i].nan,
+                                rows[i].invariant};
         v.n.heads = multiple_of(rows[i].heads, caps->num_q_heads_multiple, 0);
-        if (v.query_len == 2) {
+        if (at_most(v.query_len, caps->max_query_len) == v.query_len) {
             try_mla(sink, &v);
         }
     }
