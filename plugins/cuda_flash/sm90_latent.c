@@ -7,6 +7,10 @@
 #include "gpu/host/schedule.h"
 
 #define LEAST_ROWS 8 /* of an item, where a query's heads are more than one item has */
+/* Tiles of a multiprocessor up to which items of few rows pay: of several queries, and of a part of
+ * a query's heads. */
+#define FEW_TILES 8
+#define FEW_TILES_OF_PARTS 4
 
 /* Rows of the cache as the kernel takes them; -1: it does not. fp8_ds_mla's numbers times their
  * scales are rounded to f16, which is nothing next to bf16, but not next to f16. */
@@ -28,8 +32,8 @@ static int32_t form_of(const struct attn_layer_desc *layer)
     }
 }
 
-/* Of an item's rows, which are one query's, all see the same keys: what one does not see is no
- * number that another has. */
+/* Rows of an item are of one query, which all see the same keys, or where takes_boxes says so of
+ * several. */
 static bool serves(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -45,20 +49,74 @@ static bool serves(const struct attn_attend_args *args)
            layer->alibi == ATTN_ALIBI_NONE && !layer->fast_prefill;
 }
 
+/* Blocks that TMA copies whole: 8 rows are the period of its swizzle. */
+static bool block_is_boxes(int32_t block_size)
+{
+    return block_size % GPU_TILE == 0 || (block_size % 8 == 0 && GPU_TILE % block_size == 0);
+}
+
+/* TMA brings the keys, and which a row sees are an interval: what several queries in one item need.
+ * tree: a mask of the batch's own keys may take some away. */
+static bool takes_boxes(const struct attn_attend_args *args, bool tree)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_kv_view *k = args->k_cache;
+    return form_of(layer) == LATENT_FORM_OWN && args->prepared->topk == 0 && !layer->prefix_lm &&
+           layer->soft_cap <= 0 && (tree || layer->tree_mask == ATTN_TREE_NONE) &&
+           args->instance->device.encode_map != NULL && block_is_boxes(k->block_size) &&
+           ((uintptr_t)k->data | (uint64_t)k->stride_block | (uint64_t)k->stride_slot) % 16 == 0;
+}
+
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* All heads of several queries are an item, where rows allow it; else a query's, or an equal part
+ * of them. A request's rows are in the same items in all batches, which batch-invariant layers
+ * need; behind them an item may have rows of the next request, which move the bases of rows of
+ * their warp, 16 rows. */
+static void choose_rows(const struct attn_attend_args *args, struct schedule_host *plan)
+{
+    const struct attn_batch *batch = args->batch;
+    const int32_t group = args->prepared->group;
+    const int32_t most = batch->max_query_len > 0 ? batch->max_query_len : 1;
+    const bool tree = args->layer->tree_mask != ATTN_TREE_NONE;
+    plan->tile_rows = gpu_latent_rows(SM90_LATENT_ROWS, group);
+    if (!takes_boxes(args, true)) {
+        return;
+    }
+    if (group <= SM90_LATENT_ROWS && !tree && (!args->prepared->invariant || group % 16 == 0)) {
+        plan->tile_rows = group * least(most, SM90_LATENT_ROWS / group);
+    }
+    int32_t few = group % FEW_ROWS == 0 ? FEW_ROWS : 0;
+    if (group <= FEW_ROWS) {
+        few = group * least(most, least(FEW_ROWS / group, FEW_QUERIES));
+    }
+    const int64_t keys = (batch->max_seq_len + GPU_TILE - 1) / GPU_TILE;
+    const int64_t rows = (int64_t)batch->num_tokens * group;
+    const int64_t tiles = group <= FEW_ROWS ? FEW_TILES : FEW_TILES_OF_PARTS;
+    const bool pays =
+        most * group <= FEW_ROWS || rows * keys <= tiles * args->instance->device.num_sms * few;
+    plan->fast_few =
+        few > 0 && ((pays && !args->prepared->invariant) || (tree && group <= FEW_ROWS));
+    plan->tile_rows = plan->fast_few ? few : plan->tile_rows;
+}
+
 static uint64_t bits_of_rows(const struct gpu_tensor *r)
 {
     return (uint64_t)(uintptr_t)r->data | (uint64_t)r->row | (uint64_t)r->head;
 }
 
-/* A list of keys, a tree, spans or a soft cap: threads copy the rows, and scores have terms. */
-static bool has_terms(const struct gpu_latent_params *p)
+/* A list of keys, a tree, spans or a soft cap: threads copy the rows, and scores have terms. The
+ * way for few rows has its own for a tree, and does without the others. */
+static bool has_terms(const struct sm90_latent_params *l)
 {
-    const struct gpu_problem *problem = &p->attend.problem;
-    return p->topk != NULL || problem->tree != NULL || problem->spans != NULL ||
+    const struct gpu_problem *problem = &l->p.attend.problem;
+    return l->p.topk != NULL || (problem->tree != NULL && !l->few) || problem->spans != NULL ||
            problem->soft_cap > 0;
 }
 
-/* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
 static void map_keys(const struct attn_attend_args *args, struct sm90_latent_params *l)
 {
     const struct gpu_cache *k = &l->p.attend.k;
@@ -67,8 +125,8 @@ static void map_keys(const struct attn_attend_args *args, struct sm90_latent_par
     for (int32_t i = 0; i < 31; i++) {
         l->block_shift = block_size == 1 << i ? i : l->block_shift;
     }
-    if (!l->wide_keys || has_terms(&l->p) || l->form != LATENT_FORM_OWN ||
-        (block_size % GPU_TILE != 0 && (block_size % 8 != 0 || GPU_TILE % block_size != 0))) {
+    if (!l->wide_keys || has_terms(l) || l->form != LATENT_FORM_OWN ||
+        !block_is_boxes(block_size)) {
         return;
     }
     l->box_rows = block_size < GPU_TILE ? block_size : GPU_TILE;
@@ -84,12 +142,16 @@ static void map_keys(const struct attn_attend_args *args, struct sm90_latent_par
     l->mapped = tensor_map_encode(&args->instance->device, k->data, &shape, &l->k_map);
 }
 
-/* Queries in the kernel's type: 64 heads of a token, 64 dims at a time. Behind the last head are
- * zeros. */
+/* Queries in the kernel's type, 64 dims at a time: 64 heads of a token, or the rows of an item of
+ * few. Behind the last head are zeros. */
 static void map_queries(const struct attn_attend_args *args, struct sm90_latent_params *l)
 {
     const struct gpu_tensor *const parts[2] = {&l->p.attend.q, &l->p.q_rope};
     const int32_t dims[2] = {LATENT_MAX_RANK, LATENT_MAX_SIZE - LATENT_MAX_RANK};
+    const int32_t group = l->p.attend.problem.group, rows = l->p.attend.schedule.tile_rows;
+    const int32_t queries = rows > group ? rows / group : 1;
+    const int32_t heads = queries > 1 ? group : l->few ? least(group, FEW_ROWS) : SM90_LATENT_ROWS;
+    l->q_rows = heads * queries;
     l->q_mapped =
         l->wide_queries && (l->form == LATENT_FORM_OWN || l->p.attend.q.dtype == ATTN_DTYPE_F16);
     for (int i = 0; i < 2 && l->q_mapped; i++) {
@@ -100,7 +162,7 @@ static void map_queries(const struct attn_attend_args *args, struct sm90_latent_
             .sizes = {(uint64_t)dims[i], (uint64_t)l->p.attend.problem.group,
                       (uint64_t)args->out->shape[0], 1},
             .strides = {(uint64_t)parts[i]->head, (uint64_t)parts[i]->row, 16},
-            .box = {64, SM90_LATENT_ROWS, 1, 1},
+            .box = {64, (uint32_t)heads, (uint32_t)queries, 1},
         };
         l->q_mapped =
             tensor_map_encode(&args->instance->device, parts[i]->data, &shape, &l->q_maps[i]);
@@ -124,8 +186,12 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     l.row_bytes = l.form == LATENT_FORM_OWN  ? LATENT_MAX_SIZE * 2
                   : l.form == LATENT_FORM_DS ? DS_MLA_ROW
                                              : LATENT_MAX_SIZE;
+    l.few = ((const struct schedule_host *)args->schedule_host)->fast_few;
     map_keys(args, &l);
     map_queries(args, &l);
+    if (!l.mapped && !l.few && a->schedule.tile_rows > a->problem.group) {
+        return "the plan was made for a cache whose rows are 16 bytes apart";
+    }
     return sm90_latent_launch(&args->instance->device, &l, args->stream);
 }
 
@@ -138,5 +204,6 @@ const struct gpu_latent_kernel sm90_latent = {
     .rows = SM90_LATENT_ROWS,
     .load = load,
     .serves = serves,
+    .choose_rows = choose_rows,
     .attend = attend,
 };

@@ -14,9 +14,16 @@ extern "C" const char *sm90_latent_launch(const struct gpu_device *device,
     bool bf16 = params == nullptr ||
                 (params->form == LATENT_FORM_OWN && params->p.attend.q.dtype == ATTN_DTYPE_BF16);
     bool f16 = params == nullptr || !bf16;
+    bool few = params == nullptr || params->few;
     cudaError_t error = cudaSuccess;
     ((push_fn *)device->push)((CUcontext)device->context);
-    if (bf16) {
+    if (few) {
+        error = (cudaError_t)sm90_latent_few_launch(params, device->num_sms, stream);
+    }
+    if (params != nullptr && few) {
+        bf16 = f16 = false;
+    }
+    if (bf16 && error == cudaSuccess) {
         error = launch_latent<KIND_BF16>(params, device->num_sms, (cudaStream_t)stream);
     }
     if (f16 && error == cudaSuccess) {

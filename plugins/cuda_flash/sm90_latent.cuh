@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_mla on sm_90a. A CTA has 64 rows in shared memory, and two buffers of 64 latent rows, 72
- * KiB each. Of each pair of tiles one warp group makes the first one's weights, the other the
- * second one's; each adds both tiles' values in its half of the 512 dims, so that one multiplies
- * while the other has its softmax. Weights reach the other warp group in the tile's rope columns,
- * which values do not have. A tile: 64 x 1152 bytes, 8.9 MFLOP in 2176 clocks of the tensor cores,
- * and reads of shared memory for 2300. */
+/* attend_mla on sm_90a. A CTA has 64 rows in shared memory, heads of a query or all heads of
+ * several queries, and two buffers of 64 latent rows, 72 KiB each. Of each pair of tiles one warp
+ * group makes the first one's weights, the other the second one's; each adds both tiles' values in
+ * its half of the 512 dims, so that one multiplies while the other has its softmax. Weights reach
+ * the other warp group in the tile's rope columns, which values do not have. A tile: 64 x 1152
+ * bytes, 8.9 MFLOP in 2176 clocks of the tensor cores, and reads of shared memory for 2300. */
 #ifndef CUDA_FLASH_SM90_LATENT_CUH
 #define CUDA_FLASH_SM90_LATENT_CUH
 
@@ -12,7 +12,6 @@
 #include "sm90_latent_copy.cuh"
 #include "sm90_latent_merge.cuh"
 
-#define BASE_ROOM 8.0f /* a score may be so far above the base of its row: weights up to 2^8 */
 #define MOST_WEIGHT                                                                                \
     1e12f               /* in bf16: a base moves where a lane's weights of a tile add up to more */
 #define BARRIER_CLEAR 1 /* and 2, of each warp group: values that are not there are zero */
@@ -92,32 +91,40 @@ static __device__ __forceinline__ void multiply_other(latent_shared &mine, int b
     wgmma_commit();
 }
 
-/* Values outside of the keys that are seen become zero, where boxes brought or left something: 0 x
- * NaN is NaN. */
-static __device__ __forceinline__ void clear_values(latent_shared &mine, int b, int32_t low,
-                                                    int32_t high, int half)
+/* What a thread has of its rows, row and row + 8 of the tile. */
+struct latent_rows {
+    int32_t row, first, last; /* first, last: keys that all real rows see */
+    int32_t base, count;      /* of the run's tiles */
+    float m[2], l[2];
+};
+
+/* Values of a tile that not all rows see whole, since 0 x NaN is NaN: zero where no row sees the
+ * key, where boxes brought or left something, and where one that is not finite is seen by some rows
+ * alone, which have a NaN or no weight for it. */
+template <int KIND>
+static __device__ __forceinline__ void clear_values(latent_shared &mine, int b,
+                                                    const latent_rows &r, int32_t t, int half)
 {
-    if (low <= 0 && high >= GPU_TILE) {
+    const int32_t first = r.base + t * GPU_TILE;
+    if (first >= r.first && first + GPU_TILE - 1 <= r.last) {
         return;
     }
+    barrier_group(BARRIER_CLEAR + half); /* the limits of all rows are there */
+    const int32_t low = mine.seen[half][0].x, high = mine.seen[half][SM90_LATENT_ROWS - 1].y;
 #pragma unroll 1
     for (int i = threadIdx.x & 127; i < GPU_TILE * (LATENT_MAX_RANK / 8); i += 128) {
-        int row = i / (LATENT_MAX_RANK / 8), chunk = i % (LATENT_MAX_RANK / 8);
-        if (row < low || row >= high) {
-            store16(shared_address(mine.k[b][chunk >> 3]) + place_in_column(row, chunk),
-                    make_uint4(0, 0, 0, 0));
+        const int row = i / (LATENT_MAX_RANK / 8), chunk = i % (LATENT_MAX_RANK / 8);
+        const uint32_t at = shared_address(mine.k[b][chunk >> 3]) + place_in_column(row, chunk);
+        const int32_t key = first + row;
+        if (key < low || key > high) {
+            store16(at, make_uint4(0, 0, 0, 0));
+        } else if (key < r.first || key > r.last) {
+            store16(at, finite_halves<KIND>(load16(at)));
         }
     }
     fence_for_boxes();
     barrier_group(BARRIER_CLEAR + half); /* all of it is zero */
 }
-
-/* What a thread has of its rows, row and row + 8 of the tile. */
-struct latent_rows {
-    int32_t row, first, last; /* all real rows see the same keys */
-    int32_t base, count;      /* of the run's tiles */
-    float m[2], l[2];
-};
 
 /* What products are multiplied by to be scores, in base 2 where there is no soft cap. */
 static __device__ __forceinline__ float score_scale(const gpu_params &p)
@@ -209,9 +216,14 @@ soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, fl
     }
     if (BOXES && (first < r.first || first + GPU_TILE - 1 > r.last)) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            int32_t j = first + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
-            s[i] = j >= r.first && j <= r.last ? s[i] : -INFINITY;
+        for (int h = 0; h < 2; h++) {
+            const int2 seen = mine.seen[b][r.row + 8 * h];
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                const int at = (i >> 1) * 4 + h * 2 + (i & 1);
+                const int32_t j = first + (i >> 1) * 8 + (lane & 3) * 2 + (i & 1);
+                s[at] = j >= seen.x && j <= seen.y ? s[at] : -INFINITY;
+            }
         }
     }
     if (KIND == KIND_BF16) { /* which holds what float32 does: sums tell of weights too large */
@@ -373,18 +385,32 @@ static __device__ __forceinline__ int32_t finish_run(const sm90_latent_params &a
     return run.next;
 }
 
-static __device__ __forceinline__ latent_rows enter_rows(const gpu_params &p, int32_t segment)
+/* What rows see goes to shared memory: those that are not real see what the last one does. Later
+ * queries see no key before those of earlier ones, and no fewer behind. */
+template <bool BOXES>
+static __device__ __forceinline__ latent_rows enter_rows(const gpu_params &p, latent_shared &mine,
+                                                         int32_t segment, int half)
 {
     latent_rows r;
     latent_run run = enter_run(p.schedule, segment);
     const gpu_row_tile &item = run.item;
+    const gpu_request request = request_of_row_tile(item);
     r.base = run.base;
     r.count = run.count;
-    gpu_interval seen =
-        interval_of(p.problem, request_of_row_tile(item), item.first_row / p.problem.group);
     r.row = ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2);
-    r.first = seen.first;
-    r.last = seen.last;
+    if (BOXES) {
+        const int32_t end = item.first_row + item.num_rows - 1;
+        r.first = interval_of(p.problem, request, end / p.problem.group).first;
+        r.last = interval_of(p.problem, request, item.first_row / p.problem.group).last;
+        for (int h = 0; h < 2; h++) {
+            const int32_t row = min(item.first_row + r.row + 8 * h, end);
+            const gpu_interval seen = interval_of(p.problem, request, row / p.problem.group);
+            if ((threadIdx.x & 3) == 0) {
+                mine.seen[half][r.row + 8 * h] = make_int2(seen.first, seen.last);
+            }
+        }
+        __syncwarp(); /* each warp reads what it wrote; see clear_values */
+    }
     r.m[0] = r.m[1] = -INFINITY;
     r.l[0] = r.l[1] = 0.0f;
     return r;
@@ -402,7 +428,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
     for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
-        latent_rows r = enter_rows(p, segment);
+        latent_rows r = enter_rows<BOXES>(p, mine, segment, 0);
         bool owes = false; /* buffer 1 is still read */
 #pragma unroll
         for (int i = 0; i < 128; i++) {
@@ -427,8 +453,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
                 arrive_warp(mine.q_empty);
             }
             if (BOXES) {
-                clear_values(mine, 0, r.first - r.base - t * GPU_TILE,
-                             r.last + 1 - r.base - t * GPU_TILE, 0);
+                clear_values<KIND>(mine, 0, r, t, 0);
             }
             m[0] = r.m[0], m[1] = r.m[1];
             soften<KIND, BOXES>(p.problem, mine, 0, turn, t, scale, r, m, s, w, sum);
@@ -468,7 +493,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
     for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
-        latent_rows r = enter_rows(p, segment);
+        latent_rows r = enter_rows<BOXES>(p, mine, segment, 1);
 #pragma unroll
         for (int i = 0; i < 128; i++) {
             o[i] = 0.0f;
@@ -493,8 +518,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
                 arrive_warp(mine.q_empty);
             }
             if (BOXES) {
-                clear_values(mine, 1, r.first - r.base - (t + 1) * GPU_TILE,
-                             r.last + 1 - r.base - (t + 1) * GPU_TILE, 1);
+                clear_values<KIND>(mine, 1, r, t + 1, 1);
             }
             m[0] = r.m[0], m[1] = r.m[1];
             soften<KIND, BOXES>(p.problem, mine, 1, turn, t + 1, scale, r, m, s, w, sum);
@@ -567,13 +591,19 @@ __global__ void __launch_bounds__(latent_crew<WAY>::threads, 1)
     /* a product's sums are fewer than the registers that a thread begins with */
     constexpr int COLUMNS = WAY == LATENT_BY_CODES ? 128 : 256;
     const int group = (int)(threadIdx.x >> 7) - latent_crew<WAY>::copying;
+    if (BOXES && a.q_mapped && a.q_rows < SM90_LATENT_ROWS) { /* rows that no box brings */
+        for (int i = threadIdx.x; i < (int)sizeof mine.q / 16; i += (int)blockDim.x) {
+            store16(shared_address(mine.q) + i * 16, make_uint4(0, 0, 0, 0));
+        }
+        fence_for_boxes();
+    }
     if (threadIdx.x == 0) {
         init_barriers<WAY>(mine, a.q_mapped);
         if (BOXES) {
             fetch_map(&a.k_map);
         }
     }
-    __syncthreads(); /* the barriers are there */
+    __syncthreads(); /* the barriers are there, and zeros */
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (group < 0) {

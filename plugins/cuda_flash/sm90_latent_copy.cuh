@@ -67,7 +67,7 @@ copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_s
     const int32_t group = a.p.attend.problem.group, index = item.first_row / group;
     const int32_t head = item.first_row - index * group, token = item.query_start + index;
     const uint32_t full = shared_address(&mine.q_full);
-    barrier_arrive_expect(full, LATENT_COLUMNS * LATENT_COLUMN_BYTES);
+    barrier_arrive_expect(full, LATENT_COLUMNS * a.q_rows * 128);
 #pragma unroll 1
     for (int c = 0; c < LATENT_ROPE; c++) {
         copy_box(shared_address(mine.q[c]), &a.q_maps[0], c * 64, head, token, 0, full);

@@ -114,10 +114,9 @@ static __device__ __forceinline__ void merge_piece(const sm90_latent_params &a,
     }
 }
 
-/* The parts of items that were cut become their output. */
-template <int KIND>
-__global__ void __launch_bounds__(MERGE_THREADS, MERGE_CTAS)
-    merge_latent(const __grid_constant__ sm90_latent_params a)
+/* All pieces of all items that were cut, by 128 threads each: merge(cut, piece). */
+template <int PIECES, class MERGE>
+static __device__ __forceinline__ void merge_cuts(const sm90_latent_params &a, MERGE merge)
 {
     __shared__ latent_cut cuts[MERGE_THREADS];
     __shared__ int32_t found[MERGE_THREADS / 32];
@@ -146,12 +145,21 @@ __global__ void __launch_bounds__(MERGE_THREADS, MERGE_CTAS)
             wait_for_earlier_kernels();
             let_later_kernels_begin();
         }
-        for (int32_t n = (int32_t)blockIdx.x * 2 + (threadIdx.x >> 7); n < count * MERGE_PIECES;
+        for (int32_t n = (int32_t)blockIdx.x * 2 + (threadIdx.x >> 7); n < count * PIECES;
              n += (int32_t)gridDim.x * 2) {
-            merge_piece<KIND>(a, cuts[n / MERGE_PIECES], n % MERGE_PIECES);
+            merge(cuts[n / PIECES], n % PIECES);
         }
         __syncthreads(); /* they have been read */
     }
+}
+
+/* The parts of items that were cut become their output. */
+template <int KIND>
+__global__ void __launch_bounds__(MERGE_THREADS, MERGE_CTAS)
+    merge_latent(const __grid_constant__ sm90_latent_params a)
+{
+    merge_cuts<MERGE_PIECES>(
+        a, [&](const latent_cut &cut, int piece) { merge_piece<KIND>(a, cut, piece); });
 }
 
 #endif

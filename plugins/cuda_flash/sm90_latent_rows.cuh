@@ -17,6 +17,7 @@
 #define LATENT_COPY_WARPS 4    /* that copy rows */
 #define LATENT_CONVERT_WARPS 8 /* that make rows of 8 bits f16 */
 #define LATENT_COPY_ROWS (GPU_TILE / (LATENT_COPY_WARPS * 4)) /* of a tile, of a copying thread */
+#define BASE_ROOM 8.0f /* a score may be so far above the base of its row: weights up to 2^8 */
 
 static_assert(SM90_LATENT_ROWS == GPU_TILE, "rows and keys of a tile have one layout");
 
@@ -45,8 +46,9 @@ struct latent_shared {
     /* Its halves may be filled again: dims 0 .. 255 and 256 .. 511. The rope column, where weights
      * lie, goes with the half of the warp group that reads them: buffer 0's with the second one. */
     uint64_t empty[2][2];
-    uint64_t weights[2]; /* of a pair's first and second tile are there */
-    uint64_t sums;       /* of a run's weights are there */
+    uint64_t weights[2];            /* of a pair's first and second tile are there */
+    uint64_t sums;                  /* of a run's weights are there */
+    int2 seen[2][SM90_LATENT_ROWS]; /* first and last key of each row, by warp group */
 };
 
 /* The tiles of one item that a CTA has in one piece. */
@@ -114,11 +116,35 @@ static __device__ __noinline__ uint4 read_slowly(const char *from)
     return read_bytes(from);
 }
 
+static __device__ __forceinline__ uint4 load16(uint32_t from)
+{
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
+    return x;
+}
+
 static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
                  "r"(x.w)
                  : "memory");
+}
+
+/* Of 16-bit numbers, those that are not finite become zero. */
+template <int KIND> static __device__ __forceinline__ uint4 finite_halves(uint4 x)
+{
+    constexpr uint32_t EXPONENT = KIND == KIND_BF16 ? 0x7f80 : 0x7c00;
+    uint32_t w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t low = (w[i] & EXPONENT) == EXPONENT ? 0 : w[i] & 0xffff;
+        const uint32_t high = (w[i] >> 16 & EXPONENT) == EXPONENT ? 0 : w[i] & 0xffff0000;
+        w[i] = low | high;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 /* Spans or a tree decide which keys a query sees. */

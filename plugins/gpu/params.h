@@ -115,6 +115,7 @@ struct gpu_schedule {
     int32_t invariant;    /* 1: items are cut by their own length alone */
     int32_t ctas;         /* groups of the attend's grid */
     int32_t max_segments; /* that `segments` has room for */
+    int32_t least_share;  /* by_item 2: tiles of a share at least */
     struct gpu_header *header;
     struct gpu_row_tile *row_tiles;
     struct gpu_segment *segments;

@@ -67,6 +67,15 @@ static __device__ __forceinline__ void store4(uint32_t address, const uint32_t (
                  : "memory");
 }
 
+/* The same, and columns become rows: lane i gives the address of column i & 7. */
+static __device__ __forceinline__ void store4_transposed(uint32_t address, const uint32_t (&r)[4])
+{
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+        : "memory");
+}
+
 /* Of each thread of this warp group, from now on. */
 template <int COUNT> static __device__ __forceinline__ void give_registers()
 {
@@ -82,6 +91,18 @@ template <int COUNT> static __device__ __forceinline__ void take_registers()
 static __device__ __forceinline__ void barrier_group(int id)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+/* The same barrier, and whether any of its threads says so. */
+static __device__ __forceinline__ bool barrier_group_any(int id, bool here)
+{
+    uint32_t any;
+    asm volatile("{.reg .pred p, q; setp.ne.u32 q, %2, 0; bar.red.or.pred p, %1, 128, q; "
+                 "selp.u32 %0, 1, 0, p;}"
+                 : "=r"(any)
+                 : "r"(id), "r"((uint32_t)here)
+                 : "memory");
+    return any != 0;
 }
 
 static __device__ __forceinline__ float fast_tanh(float x)

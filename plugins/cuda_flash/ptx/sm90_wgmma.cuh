@@ -71,9 +71,12 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(flo
 
 #define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
+#define SUMS8 SUMS4(0), SUMS4(4)
 #define SUMS32 SUMS16(0), SUMS16(16)
 #define SUMS64 SUMS32, SUMS16(32), SUMS16(48)
 #define SUMS128 SUMS64, SUMS16(64), SUMS16(80), SUMS16(96), SUMS16(112)
+#define NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES16 NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES32                                                                                    \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
     "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -113,6 +116,39 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(flo
                  "}, {" A "}, " B ", p, 1, 1, " TURNED ";}"                                        \
                  : SUMS                                                                            \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
+
+#define WGMMA_FEW(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TURNED)                                  \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
+                 "}, " A ", " B ", p, 1, 1, " TURNED ", 0;}"                                       \
+                 : SUMS                                                                            \
+                 : "l"(a), "l"(b), "r"(adds))
+
+/* d = a b, or with `adds` d += a b, of few columns: b's rows are 16 numbers deep, and a's, or where
+ * it is TURNED a's 16 rows are the depth. */
+template <int KIND, int COLUMNS, bool TURNED>
+static __device__ __forceinline__ void wgmma_few(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
+                                                 int adds)
+{
+    static_assert(COLUMNS == 16 || COLUMNS == 32, "rows of an item");
+    if constexpr (KIND == KIND_BF16 && COLUMNS == 16 && TURNED) {
+        WGMMA_FEW("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
+    } else if constexpr (KIND == KIND_BF16 && COLUMNS == 16) {
+        WGMMA_FEW("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
+    } else if constexpr (KIND == KIND_BF16 && TURNED) {
+        WGMMA_FEW("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
+    } else if constexpr (KIND == KIND_BF16) {
+        WGMMA_FEW("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
+    } else if constexpr (COLUMNS == 16 && TURNED) {
+        WGMMA_FEW("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
+    } else if constexpr (COLUMNS == 16) {
+        WGMMA_FEW("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
+    } else if constexpr (TURNED) {
+        WGMMA_FEW("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
+    } else {
+        WGMMA_FEW("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
+    }
+}
 
 /* d = a b, or with `adds` d += a b: rows of a and b are 16 numbers deep. */
 template <int KIND, int COLUMNS>
@@ -208,6 +244,7 @@ static __device__ __forceinline__ void wgmma_stored(float (&d)[COLUMNS / 2], uin
 }
 
 #undef WGMMA_ROWS
+#undef WGMMA_FEW
 #undef WGMMA_WEIGHTS
 #undef WGMMA_FP8
 #undef WGMMA_STORED

@@ -6,7 +6,9 @@
 #include "gpu/host/schedule.h"
 
 #define SEGMENTS_PER_CTA 8
-#define PADDED_SIZE_MAX 512 /* of the matrix kernels' heads */
+#define LEAST_SHARE 4        /* tiles of a share, by_item 2 */
+#define LEAST_SHARE_OF_FEW 2 /* whose parts have fewer rows */
+#define PADDED_SIZE_MAX 512  /* of the matrix kernels' heads */
 
 static size_t round_up(size_t bytes)
 {
@@ -248,6 +250,7 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     s->tile_rows = plan->tile_rows;
     s->by_item = plan->by_item;
     s->abreast = prepared->group % plan->tile_rows == 0 ? prepared->group / plan->tile_rows : 1;
+    s->least_share = plan->fast_few ? LEAST_SHARE_OF_FEW : LEAST_SHARE;
     s->invariant = prepared->invariant;
     s->ctas = (args->instance->device.num_sms - plan->prefill_sms) *
               (latent ? 1 : matrix->groups_of_sm(args));
@@ -265,12 +268,16 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
 
 static void choose_rows(struct schedule_host *plan, const struct attn_attend_args *args)
 {
+    plan->fast_few = 0;
     if (args->prepared->way == GPU_WAY_LATENT) {
         const struct gpu_latent_kernel *fast = args->instance->latent;
         bool served = fast != NULL && fast->serves(args);
         plan->fast = served;
         plan->by_item = served && !args->prepared->invariant ? 2 : 1;
-        plan->tile_rows = served ? gpu_latent_rows(fast->rows, args->prepared->group) : LATENT_ROWS;
+        plan->tile_rows = LATENT_ROWS;
+        if (served) {
+            fast->choose_rows(args, plan);
+        }
     } else {
         args->instance->matrix->choose_rows(args->prepared, args->batch, plan);
     }

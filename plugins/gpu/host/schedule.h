@@ -18,7 +18,8 @@
 struct schedule_host {
     int32_t tile_rows;
     int32_t by_item;
-    int32_t fast; /* 1: the plugin's attend of latent rows */
+    int32_t fast;     /* 1: the plugin's attend of latent rows */
+    int32_t fast_few; /* 1: its way for few rows */
     int32_t num_reqs;
     int32_t num_rows;      /* of q, from its first */
     int64_t num_row_tiles; /* upper bound */
@@ -100,10 +101,12 @@ struct gpu_prefill {
 
 /* A faster attend of latent rows. Without one it is that of gpu/kernels/latent.cpp. */
 struct gpu_latent_kernel {
-    int32_t rows; /* of an item at most: all are of one query */
+    int32_t rows; /* of an item at most */
     const char *(*load)(const struct gpu_device *device);
     /* Whether a plan may give it this layer and batch. */
     bool (*serves)(const struct attn_attend_args *args);
+    /* Sets tile_rows, the rows of an item, and fast_few of such a plan. */
+    void (*choose_rows)(const struct attn_attend_args *args, struct schedule_host *plan);
     /* Launches the attend of what was planned for it. NULL or the cause of a failure. */
     const char *(*attend)(const struct attn_attend_args *args, const struct gpu_latent_params *p);
 };

@@ -20,7 +20,6 @@
 #define CHUNK_SLACK 16      /* a chunk may exceed a CTA's equal share by 1 / 16 */
 #define MOST_PARTS 32       /* of an item that chunks are made of, where there are few items */
 #define LEAST_SHARE 12      /* tiles of a CTA from which on segments are taken */
-#define LEAST_SHARE_PIECE 4 /* tiles of a share of a group, by_item 2 */
 #define MOST_SHARE_SLACK 6  /* tiles above an equal one: what another piece and its merge cost */
 #define LEAST_ITEMS 6       /* one for so many CTAs: fewer would have too many parts each */
 
@@ -180,9 +179,9 @@ GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int
 {
     int32_t *begin = memory.segment_begin, abreast = plan.abreast, kept = 0;
     int32_t shares =
-        min(max(plan.ctas / abreast, 1), (total + LEAST_SHARE_PIECE - 1) / LEAST_SHARE_PIECE);
+        min(max(plan.ctas / abreast, 1), (total + plan.least_share - 1) / plan.least_share);
     int32_t share = total / shares;
-    int32_t most = share + min(max(share / CHUNK_SLACK, LEAST_SHARE_PIECE), MOST_SHARE_SLACK);
+    int32_t most = share + min(max(share / CHUNK_SLACK, plan.least_share), MOST_SHARE_SLACK);
     auto equal = [&](int32_t i) { return (int32_t)((int64_t)total * i / shares); };
     for (int32_t i = thread_index(); i <= shares; i += PLAN_THREADS) {
         begin[i] = equal(i);
