@@ -10,7 +10,7 @@
 typedef cudaError_t prefill_launcher(const struct prefill_params *params, int32_t num_sms,
                                      cudaStream_t stream);
 
-prefill_launcher launch_prefill_bf16, launch_prefill_f16;
+prefill_launcher launch_prefill_bf16, launch_prefill_f16, launch_prefill_wide;
 prefill_launcher launch_prefill_copies_bf16, launch_prefill_copies_f16, launch_widen;
 
 #endif

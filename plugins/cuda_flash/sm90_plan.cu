@@ -52,6 +52,7 @@ static prefill_launcher *const launchers[] = {launch_order,
                                               launch_widen,
                                               launch_prefill_bf16,
                                               launch_prefill_f16,
+                                              launch_prefill_wide,
                                               launch_prefill_copies_bf16,
                                               launch_prefill_copies_f16};
 

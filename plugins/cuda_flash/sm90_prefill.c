@@ -14,6 +14,7 @@
 #define LONG_ITEM 1024          /* keys, from which on an item is worth cutting */
 #define LEAST_PART_TILES 4      /* of a part of an item */
 #define TILES_OF_CUT 5          /* that writing parts and merging them takes the time of */
+#define WIDE_WAVES 2            /* of wide items, from which on they pay */
 #define LONG_TILES 11           /* of an item from which on parts may pay */
 #define MOST_COPIED (512 << 20) /* bytes of workspace for copies of narrow keys and values */
 
@@ -135,12 +136,18 @@ static int64_t tiles_of_items(const struct attn_attend_args *args, int64_t queri
     return ((most < keys ? most + tile : keys) + tile - 1) / tile;
 }
 
+/* Whether scores of a layer are products in their unit, without terms. */
+static bool is_plain(const struct attn_layer_desc *layer)
+{
+    return layer->alibi == ATTN_ALIBI_NONE && layer->tree_mask == ATTN_TREE_NONE &&
+           !layer->prefix_lm && !(layer->soft_cap > 0) && layer->scale >= LEAST_SCALE;
+}
+
 /* Whether items of a layer may be cut: `cuts` in sm90_shape.cuh. */
 static bool has_parts(const struct attn_layer_desc *layer, const struct attn_prepared *prepared)
 {
     int32_t size = size_of(layer->head_size, layer->head_size_v);
-    bool plain = layer->alibi == ATTN_ALIBI_NONE && layer->tree_mask == ATTN_TREE_NONE &&
-                 !layer->prefix_lm && !(layer->soft_cap > 0) && layer->scale >= LEAST_SCALE;
+    bool plain = is_plain(layer);
     bool copies = prepared->copy_bytes > 0;
     return !prepared->invariant && (size <= 128 || (size == 192 && !copies)) && (plain || !copies);
 }
@@ -335,9 +342,44 @@ static int64_t heads_at_once(const struct attn_attend_args *args)
     return heads < args->prepared->num_kv_heads ? heads : args->prepared->num_kv_heads;
 }
 
+/* Rows of an item. Kernels of three warp groups are for heads of 64 dims without terms, and want
+ * some items for each multiprocessor, since theirs are longer. A batch-invariant layer has them
+ * always: which rows share an item depends on that. */
+static int32_t rows_of_items(const struct attn_attend_args *args, int32_t mode)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_batch *batch = args->batch;
+    const struct attn_prepared *prepared = args->prepared;
+    const struct schedule_host *plan = args->schedule_host;
+    const int32_t *start = batch->query_start_loc_host;
+    const int64_t queries = PREFILL_WIDE_ROWS / prepared->group;
+    if (size_of(layer->head_size, layer->head_size_v) != 64 || !is_plain(layer) ||
+        prepared->copy_bytes > 0) {
+        return PREFILL_ROWS;
+    }
+    if (prepared->invariant) {
+        return PREFILL_WIDE_ROWS;
+    }
+    if (plan->part_tiles > 0 || plan->prefill_sms > 0) {
+        return PREFILL_ROWS;
+    }
+    int64_t items = 0;
+    if (mode != ATTN_PLAN_EAGER || batch->flags & ATTN_BATCH_HOST_BOUNDS) {
+        items = batch->num_tokens / queries;
+    } else {
+        for (int32_t r = 0; r < batch->num_reqs; r++) {
+            items += (start[r + 1] - start[r] + queries - 1) / queries;
+        }
+    }
+    items *= prepared->num_kv_heads;
+    return items >= WIDE_WAVES * (int64_t)args->instance->device.num_sms ? PREFILL_WIDE_ROWS
+                                                                         : PREFILL_ROWS;
+}
+
 static bool fits(const struct attn_attend_args *args, int32_t mode)
 {
     struct schedule_host *plan = args->schedule_host;
+    plan->prefill_rows = rows_of_items(args, mode);
     if (args->prepared->copy_bytes == 0) {
         return true;
     }
@@ -357,7 +399,7 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
     const struct schedule_host *plan = args->schedule_host;
     struct prefill_layout at = layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens);
     struct gpu_params *p = &a->p;
-    a->queries = PREFILL_ROWS / p->problem.group;
+    a->queries = plan->prefill_rows / p->problem.group;
     a->group_inverse = (65536 + p->problem.group - 1) / p->problem.group;
     a->size = size_of(p->problem.head_size, p->problem.head_size_v);
     a->copies = args->prepared->copy_bytes > 0;
@@ -673,8 +715,11 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
     if (!map_queries(&a, args) || !map_tensors(&a, args)) {
         return false;
     }
-    *cause = prefill_launch(&args->instance->device, bf16 ? PREFILL_BF16 : PREFILL_F16, &a,
-                            args->stream);
+    *cause = prefill_launch(&args->instance->device,
+                            plan->prefill_rows == PREFILL_WIDE_ROWS ? PREFILL_WIDE
+                            : bf16                                  ? PREFILL_BF16
+                                                                    : PREFILL_F16,
+                            &a, args->stream);
     *cause = *cause == NULL ? merge_items(&a, args) : *cause;
     return true;
 }

@@ -19,7 +19,7 @@ static __device__ __forceinline__ void step_keys(uint64_t q, uint64_t k, float (
 {
 #pragma unroll
     for (int i = 0; i < S::q_row / 32; i++) {
-        const uint64_t a = q + (i >> 2) * (PREFILL_ROWS * 8) + (i & 3) * 2;
+        const uint64_t a = q + (i >> 2) * (S::rows * 8) + (i & 3) * 2;
         const uint64_t b = k + (i >> 2) * (S::column / 16) + (i & 3) * 2;
         if constexpr (S::fp8) {
             wgmma_rows_fp8<S::keys>(s, a, b, i > 0);
@@ -128,9 +128,9 @@ template <class S> struct prefill_lane {
     uint32_t w[S::keys / 16][4];
 };
 
-static __device__ __forceinline__ void arrive_once(uint64_t &barrier)
+template <class S> static __device__ __forceinline__ void arrive_once(uint64_t &barrier)
 {
-    if ((threadIdx.x & 31) == 0) {
+    if (S::wide ? elected() : (threadIdx.x & 31) == 0) {
         barrier_arrive(shared_address(&barrier));
     }
 }
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void leave_values(prefill_lane<S> &x, uint64_t
         wgmma_wait<0>();
     }
     pin(x.o);
-    arrive_once(empty);
+    arrive_once<S>(empty);
     pack_weights<S>(x.s, x.w);
 }
 
@@ -200,7 +200,7 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
         if constexpr (S::scales == PREFILL_BY_KEY) {
             scale_keys(mine.key_scale[stage.at] + (threadIdx.x & 3) * 2, x.s);
         }
-        arrive_once(mine.k_empty[stage.at]);
+        arrive_once<S>(mine.k_empty[stage.at]);
         float shift[2] = {0.0f, 0.0f};
         if constexpr (S::terms == PREFILL_CAPPED) {
             cap_scores(into_of<S>(a, item), x.s);
@@ -278,12 +278,12 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         if constexpr (S::scales == PREFILL_BY_KEY) {
             scale_keys(mine.key_scale[stage.at] + (lane & 3) * 2, x.s);
         }
-        arrive_once(mine.k_empty[stage.at]);
+        arrive_once<S>(mine.k_empty[stage.at]);
         left--;
         base -= S::keys;
         turns = left == 0;
         if (turns) {
-            arrive_once(mine.q_empty[query.at]);
+            arrive_once<S>(mine.q_empty[query.at]);
             query.step();
         }
         if (S::terms != 0 && (S::terms != PREFILL_ANY || a.terms != 0)) {
@@ -355,7 +355,7 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         const int ended = slot_before(1 + turns);
         finish_item<S>(a, mine.items[ended], row, item_m, item_l, x.o, part);
         __syncwarp(); /* all lanes have read the item */
-        arrive_once(mine.item_empty[ended]);
+        arrive_once<S>(mine.item_empty[ended]);
     };
     bool more = advance();
 #pragma unroll 1
@@ -373,7 +373,7 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
                 adds = 1;
                 if (left == 0) {
                     turns = true;
-                    arrive_once(mine.q_empty[query.at]);
+                    arrive_once<S>(mine.q_empty[query.at]);
                     query.step();
                     slot.step();
                     more = mine.items[slot.at].tiles >= 0;
@@ -408,9 +408,13 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
     finish_item<S>(a, mine.items[slot_before(1)], row, x.m, x.l, x.o, part);
 }
 
+/* The same of three warp groups: sm90_wide.cuh. */
 template <class S>
-__global__ void __launch_bounds__(PREFILL_THREADS, 1)
-    prefill(const __grid_constant__ prefill_params a)
+static __device__ __forceinline__ void compute_wide(const prefill_params &a,
+                                                    prefill_shared<S> &mine, int group);
+
+template <class S>
+__global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__ prefill_params a)
 {
     extern __shared__ __align__(1024) char memory[];
     prefill_shared<S> &mine = *(prefill_shared<S> *)memory;
@@ -418,17 +422,17 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::query_buffers; i++) {
             barrier_init(shared_address(&mine.q_full[i]), 1);
-            barrier_init(shared_address(&mine.q_empty[i]), CONSUMER_WARPS);
+            barrier_init(shared_address(&mine.q_empty[i]), S::warps);
         }
         for (int i = 0; i < PREFILL_STAGES; i++) {
             barrier_init(shared_address(&mine.k_full[i]), 1);
-            barrier_init(shared_address(&mine.k_empty[i]), CONSUMER_WARPS);
+            barrier_init(shared_address(&mine.k_empty[i]), S::warps);
             barrier_init(shared_address(&mine.v_full[i]), 1);
-            barrier_init(shared_address(&mine.v_empty[i]), CONSUMER_WARPS);
+            barrier_init(shared_address(&mine.v_empty[i]), S::warps);
         }
         for (int i = 0; i < PREFILL_SLOTS; i++) {
             barrier_init(shared_address(&mine.item_full[i]), 32);
-            barrier_init(shared_address(&mine.item_empty[i]), CONSUMER_WARPS);
+            barrier_init(shared_address(&mine.item_empty[i]), S::warps);
         }
         barrier_init(shared_address(&mine.item_wanted), 1);
         fence_barriers();
@@ -454,7 +458,11 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         }
     } else {
         take_registers<S::compute_registers>();
-        compute<S>(a, mine, group - 1);
+        if constexpr (S::wide) {
+            compute_wide<S>(a, mine, group - 1);
+        } else {
+            compute<S>(a, mine, group - 1);
+        }
     }
 }
 
@@ -473,7 +481,7 @@ static cudaError_t launch_prefill_shape(const prefill_params *a, int32_t num_sms
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)num_sms);
-    config.blockDim = dim3(PREFILL_THREADS);
+    config.blockDim = dim3(S::threads);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
     config.attrs = &attribute;

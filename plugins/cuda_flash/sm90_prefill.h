@@ -11,11 +11,11 @@
 extern "C" {
 #endif
 
-#define PREFILL_ROWS 128 /* of an item, at most */
-#define PREFILL_STAGES 2 /* tiles of K and of V in shared memory */
-#define PREFILL_SLOTS 4  /* items that a CTA knows: one ends, two run, one is copied */
-#define PREFILL_AHEAD 3  /* tiles that are to be copied when a CTA takes its next item */
-#define PREFILL_THREADS 384
+#define PREFILL_ROWS 128       /* of an item, at most */
+#define PREFILL_WIDE_ROWS 192  /* the same where three warp groups compute */
+#define PREFILL_STAGES 2       /* tiles of K and of V in shared memory */
+#define PREFILL_SLOTS 4        /* items that a CTA knows: one ends, two run, one is copied */
+#define PREFILL_AHEAD 3        /* tiles that are to be copied when a CTA takes its next item */
 #define PREFILL_SECTIONS 32    /* parts of the schedule whose keys stay in the L2 */
 #define PREFILL_COPY_ROWS 128  /* rows of copies are whole multiples of this for each request */
 #define PREFILL_MOST_PARTS 144 /* items of a schedule some of which are parts */
@@ -125,6 +125,7 @@ enum prefill_kernel {
     PREFILL_WIDEN,
     PREFILL_BF16,
     PREFILL_F16,
+    PREFILL_WIDE,        /* items of PREFILL_WIDE_ROWS */
     PREFILL_COPIES_BF16, /* over copies of narrow keys and values */
     PREFILL_COPIES_F16,
     PREFILL_KERNELS

@@ -149,7 +149,7 @@ static __device__ __forceinline__ void copy_queries(const prefill_params &a,
     if (lane < S::q_row / 128) {
         int32_t token = item.row_tile.query_start + item.first_query;
         box_place at = {{lane * 64, item.head * a.p.problem.group, token, 0, 0}};
-        copy_box5(to + lane * (PREFILL_ROWS * 128), &a.q_map, at, barrier);
+        copy_box5(to + lane * (S::rows * 128), &a.q_map, at, barrier);
     }
 }
 

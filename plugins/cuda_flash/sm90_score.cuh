@@ -173,7 +173,7 @@ static __device__ __forceinline__ prefill_ramp ramp_of_rows(const prefill_rows &
  * of keys lies another that meets zeros. */
 template <class S> static __device__ __forceinline__ void fill_ramp(char *ramp)
 {
-    for (int key = threadIdx.x; key < S::ramp_bytes / 16; key += PREFILL_THREADS) {
+    for (int key = threadIdx.x; key < S::ramp_bytes / 16; key += S::threads) {
         const float unit = S::kind == KIND_BF16 ? 1.0f : (float)PREFILL_RAMP_UNIT,
                     at = (float)(key % S::keys);
         *(uint4 *)(ramp + key * 16) =

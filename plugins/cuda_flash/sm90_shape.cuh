@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes and shared memory of a prefill CTA: a warp group that copies and two that compute. */
+/* Sizes and shared memory of a prefill CTA: a warp group that copies and two or three that compute.
+ */
 #ifndef CUDA_FLASH_SM90_SHAPE_CUH
 #define CUDA_FLASH_SM90_SHAPE_CUH
 
@@ -8,19 +9,21 @@
 #include "ptx/sm90_copy.cuh"
 #include "sm90_prefill.h"
 
-#define CONSUMER_WARPS 8
-
 /* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. TERMS: of
  * enum prefill_terms, those that scores have; or PREFILL_ANY. SCALES: of enum prefill_scales. */
 template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED, int TERMS,
-          int SCALES = PREFILL_UNSCALED>
+          int SCALES = PREFILL_UNSCALED, int GROUPS = 2>
 struct prefill_shape {
     static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_, terms = TERMS,
                          scales = SCALES;
     static constexpr int query_buffers = QUERIES_;
+    /* warp groups that compute, of 64 rows each */
+    static constexpr int groups = GROUPS, rows = 64 * groups, warps = 4 * groups,
+                         threads = 128 + 128 * groups;
+    static constexpr bool wide = GROUPS == 3; /* sm90_wide.cuh */
     static constexpr bool fp8 = SCALES == PREFILL_IN_FP8;
     static constexpr bool by_head = fp8 || SCALES == PREFILL_BY_HEAD;
-    static constexpr int q_row = d * (fp8 ? 1 : 2), q_bytes = PREFILL_ROWS * q_row;
+    static constexpr int q_row = d * (fp8 ? 1 : 2), q_bytes = rows * q_row;
     static constexpr int k_bytes = keys * q_row, v_bytes = keys * dv * 2;
     /* an item's end waits until the next scores have begun, where there are registers for both */
     static constexpr bool early = DV_ <= 128 && TERMS != PREFILL_ANY;
@@ -46,14 +49,17 @@ struct prefill_shape {
     /* of a tile, where keys have one each */
     static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
     /* items may be parts, likewise */
-    static constexpr bool cuts = DV_ <= 128 && (TERMS != PREFILL_ANY || SCALES != PREFILL_BY_KEY);
+    static constexpr bool cuts =
+        rows == PREFILL_ROWS && DV_ <= 128 && (TERMS != PREFILL_ANY || SCALES != PREFILL_BY_KEY);
     /* outputs that are codes, where there are registers for them */
     static constexpr bool codes = DV_ <= 128 ? TERMS != PREFILL_ANY || SCALES == PREFILL_UNSCALED
                                              : TERMS == 0 && SCALES != PREFILL_BY_KEY;
-    /* of a thread; 168 of each are there when the kernel begins */
-    static constexpr int copy_registers = 40;
-    static constexpr int compute_registers = 232;
-    static_assert(copy_registers + 2 * compute_registers <= 3 * 168, "registers of a CTA");
+    /* of a thread; as many of each as there are for all when the kernel begins */
+    static constexpr int copy_registers = groups == 2 ? 40 : 32;
+    static constexpr int compute_registers = groups == 2 ? 232 : 160;
+    static_assert(copy_registers + groups * compute_registers <=
+                      (groups + 1) * (65536 / threads / 8 * 8),
+                  "registers of a CTA");
     /* bytes between groups of 8 rows of a tile, and between its columns of 64 dims */
     static constexpr int k_group = GROUPED ? d * 16 : 1024, v_group = GROUPED ? dv * 16 : 1024;
     static constexpr int column = GROUPED ? 1024 : keys * 128;
@@ -88,8 +94,9 @@ template <class S> struct prefill_shared {
     alignas(1024) char q[S::query_buffers][S::q_bytes];
     alignas(1024) char k[PREFILL_STAGES][S::k_bytes];
     alignas(1024) char v[PREFILL_STAGES][S::v_bytes];
-    alignas(1024) char out[CONSUMER_WARPS][16 * S::out_pitch];
+    alignas(1024) char out[S::warps][16 * S::out_pitch];
     alignas(128) char ramp[S::ramp_bytes];
+    float4 ended[S::wide ? S::warps * 32 : 1]; /* of a lane: bases and sums of the item before */
     alignas(16) float key_scale[PREFILL_STAGES][S::num_scales];
     alignas(16) prefill_item items[PREFILL_SLOTS];
     uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];

@@ -321,6 +321,11 @@ def checks():
         for spread in (12.0, 100.0):  # scores that grow past what a row's base leaves room for
             for term in (dict(), dict(causal=False), dict(alibi=1), dict(sinks=True, size=(64, 64))):
                 yield dict(base, dtype=dtype, spread=spread, **term)
+    for dtype in (torch.bfloat16, torch.float16):  # items of 192 rows
+        for heads in ((32, 8), (8, 8), (8, 1), (14, 2), (40, 8)):
+            for term in (dict(), dict(causal=False), dict(window=(100, 0)), dict(sinks=True, spread=12.0)):
+                yield dict(base | term, dtype=dtype, size=random.choice([(64, 64), (40, 40)]), heads=heads, page=random.choice([0, 16, 64]),
+                           invariant=True)
     few = dict(queries=[random.randint(33, 200)], keys=[random.randint(3000, 6000)], lse=True, spread=2.0)  # items are cut into parts
     for term in (dict(), dict(causal=False), dict(sinks=True), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(2500, 0)),
                  dict(dtype=torch.float16), dict(size=(64, 64)), dict(size=(192, 128), heads=(16, 16)), dict(size=(80, 80)),
@@ -336,6 +341,7 @@ def checks():
                 yield dict(base, dtype=dtype, size=size, alibi=1, slopes=slopes, heads=random.choice([(32, 8), (14, 2), (8, 8)]))
     yield dict(queries=[4096], lse=True)
     yield dict(queries=[2048] * 3, causal=False, lse=True)
+    yield dict(queries=[2048] * 3, size=(64, 64), lse=True)
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)
 
 

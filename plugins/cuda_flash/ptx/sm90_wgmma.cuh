@@ -17,6 +17,14 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t 
     return (uint64_t)(1u << 30 | group >> 4) << 32 | low;
 }
 
+/* The same, of an address that the compiler sees to be the same in all lanes, which is made where
+ * it is used. */
+static __device__ __forceinline__ uint64_t matrix_of_all(uint32_t address, uint32_t column,
+                                                         uint32_t group)
+{
+    return (uint64_t)(1u << 30 | group >> 4) << 32 | (address & 0x3ffff) >> 4 | (column >> 4) << 16;
+}
+
 /* One whose groups of 8 rows by 16 bytes lie as they are. column: bytes between groups of the same
  * rows, group: of the same columns. */
 static __device__ __forceinline__ uint64_t plain_matrix_at(uint32_t address, uint32_t column,

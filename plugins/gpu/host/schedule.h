@@ -29,10 +29,11 @@ struct schedule_host {
      * neither is launched where it would have none. */
     int32_t few_rows;
     int32_t has_many, has_few;
-    int32_t prefill_sms; /* multiprocessors of the plugin's prefill next to the common way's */
-    int32_t part_tiles;  /* of its items, of which longer ones are cut into parts; 0: none is */
-    int64_t copied_rows; /* upper bound of the plugin's prefill, for a head */
-    int32_t has_steps;   /* of gated delta: requests of one token, which are not among the few */
+    int32_t prefill_sms;  /* multiprocessors of the plugin's prefill next to the common way's */
+    int32_t part_tiles;   /* of its items, of which longer ones are cut into parts; 0: none is */
+    int32_t prefill_rows; /* of its items, at most */
+    int64_t copied_rows;  /* upper bound of the plugin's prefill, for a head */
+    int32_t has_steps;    /* of gated delta: requests of one token, which are not among the few */
 };
 
 /* A plugin's matrix kernels, which work through segments of a schedule. Without them every attend
