@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AMX: gemm by tiles of 16 x 32 bf16; everything else as AVX512_BF16. 2 x 2 accumulators, so that
  * four tdpbf16ps (16 x 16 x 32 each) stand on four tile loads. */
+/* L1 has 16 buffers for lines under way, L2 three times as many. */
+#define PREFETCH_HINT 2
+
 #include "vec/vec_avx512.h"
 
 #include "vec/f32_direct.h"

@@ -13,6 +13,11 @@
 
 #include "../engine.h"
 
+/* Where lines go that are asked for singly: 3 the nearest cache, 2 the second. */
+#ifndef PREFETCH_HINT
+#define PREFETCH_HINT 3
+#endif
+
 #ifndef INLINE
 #define INLINE static inline __attribute__((always_inline))
 #endif
@@ -39,7 +44,7 @@ INLINE void prefetch_step(struct prefetch *prefetch)
     for (prefetch->credit += prefetch->total; prefetch->credit >= prefetch->steps;
          prefetch->credit -= prefetch->steps) {
         const char *row = args->next_rows[prefetch->row] + args->next_offset;
-        __builtin_prefetch(row + 64 * prefetch->line, 0, 3);
+        __builtin_prefetch(row + 64 * prefetch->line, 0, PREFETCH_HINT);
         if (++prefetch->line == args->next_lines) {
             prefetch->line = 0;
             prefetch->row++;
