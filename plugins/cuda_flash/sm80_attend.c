@@ -9,7 +9,7 @@
 #define LONG_QUERIES 8192 /* of a request, on average */
 #define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
 #define FEW_ROWS 8        /* of a request, for which narrow kinds have kernels of their own */
-#define FOUR_ROWS 4       /* int4 likewise */
+#define FOUR_ROWS 4       /* 4-bit kinds likewise */
 
 /* Decodes: a stream of rows of 16. Else items of 16 rows, that whoever is free takes, up to
  * requests of so many queries that 64 rows, which share a key's reading, are faster. On an H200,
@@ -51,7 +51,7 @@ static bool takes_few(const struct attn_attend_args *args, int32_t kind)
 static enum sm80_few few_of(const struct attn_attend_args *args, int32_t kind)
 {
     const struct schedule_host *plan = args->schedule_host;
-    bool four = kind == KIND_INT4 && args->prepared->padded_size <= 128;
+    bool four = kind >= KIND_INT4 && kind <= KIND_LEVELS && args->prepared->padded_size <= 128;
     return !takes_few(args, kind)                    ? SM80_MANY
            : four && plan->request_rows <= FOUR_ROWS ? SM80_FOUR
                                                      : SM80_FEW;

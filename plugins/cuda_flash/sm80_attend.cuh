@@ -85,12 +85,12 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         const sm80_plane k_plane = plane_of_head<KIND>(a, 0, run->head);
         float factors[num_scores][2]; /* of the lane's keys: KIND_LEVELS */
         if constexpr (KIND == KIND_LEVELS) {
-            constexpr int each = FEW ? 1 : 2;
+            constexpr int each = FEW ? 1 : 2; /* two would spill */
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                dot_levels<D, FEW>(at, k_plane, p.k.bits, sq, rest, has_rest, queries,
-                                   first + sub * 16, lane, high_rows, &s[sub * each],
-                                   &factors[sub * each]);
+                dot_levels<D, FEW, 1>(at, k_plane, p.k.bits, sq, rest, has_rest, queries,
+                                      first + sub * 16, lane, high_rows, &s[sub * each],
+                                      &factors[sub * each]);
             }
         } else if constexpr (KIND == KIND_K8V4) {
             dot_e4m3_rows<D, FEW, subs>(at, k_plane, sq, queries, first, lane, high_rows, s);
@@ -188,7 +188,8 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 const float(&s0)[4] = s[FEW ? sub : 2 * sub], (&s1)[4] = s[FEW ? sub : 2 * sub + 1];
                 if constexpr (S::packed) {
                     add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * v_plane.pitch,
-                                            v_plane, p.v.bits, key, lane, s0, s1, o, sums.z);
+                                            v_plane, p.v.bits, key, lane,
+                                            packed_weights<FEW>(s0, s1), o, sums.z);
                 } else if constexpr (KIND == KIND_F32 && FEW) {
                     add_few_floats<D, S::tile>(at + S::half, key, lane, s0, o);
                 } else if constexpr (KIND == KIND_F32) {
@@ -294,7 +295,7 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 template <int KIND> struct kind_shapes {
     static constexpr bool widest = KIND >= KIND_BF16 && KIND <= KIND_E5M2;
     static constexpr bool tall = KIND >= KIND_BF16 && KIND <= KIND_INT8;
-    static constexpr bool four = KIND == KIND_INT4;
+    static constexpr bool four = KIND >= KIND_INT4 && KIND <= KIND_LEVELS;
     static constexpr bool few = KIND >= KIND_E4M3 || KIND == KIND_F32, wide = KIND != KIND_F32;
 };
 

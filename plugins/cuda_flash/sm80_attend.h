@@ -26,7 +26,7 @@ extern "C" {
 #define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
 
 /* Rows of an item that a warp has all of: up to 16, or where sums stand in another order up to 8,
- * of narrow kinds and float32, and up to 4, of int4 of up to 128 dims. */
+ * of narrow kinds and float32, and up to 4, of 4-bit kinds of up to 128 dims. */
 enum sm80_few { SM80_MANY, SM80_FEW, SM80_FOUR };
 
 /* Bytes in a stage: rows of 4-bit codes from `at` on, their scales from `scale_at` on. */

@@ -2,8 +2,8 @@
 /* One tile of 4-bit codes in one warp: products of raw codes, widened on the way into the matrix
  * units. A word is 8 codes; as pairs (n, n + 4) of them, four registers of two f16:
  *   int4:  a code's bits are an f16 without exponent: code x 2^-24, or x 2^-20 for odd n.
- *   nvfp4: an element's bits lie at the seam of f16's exponent and fraction: x 2^-14; with its
- *          block's scale x 2^7 an exact f16, x 2^-7.
+ *   nvfp4: an element's bits lie at the seam of f16's exponent and fraction: x 2^-14, and times its
+ *          block's scale an exact f16, too: a multiple of 2^-24 of up to 6 bits.
  * sm80_levels.cuh has the keys of TurboQuant, whose values are as int4's. */
 #ifndef CUDA_FLASH_SM80_CODES_CUH
 #define CUDA_FLASH_SM80_CODES_CUH
@@ -21,10 +21,11 @@ static __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pai
         pairs[3] = above & 0x00f000f0u;
     } else { /* bytes of f16's upper half first */
         uint32_t odd = (word & 0x80808080u) | (word >> 3 & 0x0e0e0e0eu);
-        uint32_t even = (word << 4 & 0x80808080u) | (word << 1 & 0x0e0e0e0eu);
-        pairs[0] = even << 8 & 0xff00ff00u;
-        pairs[1] = odd << 8 & 0xff00ff00u;
-        pairs[2] = even & 0xff00ff00u;
+        /* the sum carries an even code's sign to the top of its byte, and nothing else */
+        uint32_t even = (word & 0x0f0f0f0fu) * 2 + 0x70707070u;
+        pairs[0] = even << 8 & 0x8e008e00u;
+        pairs[1] = __byte_perm(odd, 0, 0x2404);
+        pairs[2] = even & 0x8e008e00u;
         pairs[3] = odd & 0xff00ff00u;
     }
 }
@@ -51,12 +52,6 @@ static __device__ __forceinline__ void load_words(const char *from, uint32_t *wo
 /* Rows of nvfp4 may be followed by their scales: D / 2 + D / 16 bytes apart. */
 template <int KIND, int D> constexpr int row_align = KIND == KIND_NVFP4 &&D < 256 ? D / 16 : 16;
 
-/* Two e4m3 scales, in bits 0 .. 15, x 2^7. */
-static __device__ __forceinline__ uint32_t block_scales(uint32_t two)
-{
-    return multiply_halves(widen<KIND_E4M3>(two), 0x58005800u);
-}
-
 /* Codes of 3 bits, 8 of them in the low 24 of x, 4 bits apart. */
 static __device__ __forceinline__ uint32_t spread_codes(uint32_t x)
 {
@@ -65,29 +60,40 @@ static __device__ __forceinline__ uint32_t spread_codes(uint32_t x)
     return (x & 0x07070707u) | (x << 1 & 0x70707070u);
 }
 
-/* N words of 8 codes of `bits` from any byte of a stage on, 4 bits apart. APART: the upper bit of
- * those of 3 bits is moved up by 1. */
-template <int N, bool APART = false>
-static __device__ __forceinline__ void load_codes(const char *stage, int at, int bits,
+/* Codes of TurboQuant from any byte of a stage on: whole words, and the bits of the first that are
+ * not theirs. Rows 8 apart begin alike in their words. */
+struct code_place {
+    const char *from;
+    int shift;
+};
+
+static __device__ __forceinline__ code_place place_of_codes(const char *stage, int at)
+{
+    return {stage + (at & ~3), (at & 3) * 8};
+}
+
+/* N words of 8 codes of BITS, 4 bits apart, `bytes` behind a place: whole words. */
+template <int BITS, int N>
+static __device__ __forceinline__ void load_codes(const code_place &place, int bytes,
                                                   uint32_t (&x)[N])
 {
-    const uint32_t *from = (const uint32_t *)(stage + (at & ~3));
-    uint32_t raw[N + 1];
+    constexpr int words = (N * BITS + 3) / 4;
+    const uint32_t *from = (const uint32_t *)(place.from + bytes);
+    uint32_t raw[words + 1], packed[words + 1];
 #pragma unroll
-    for (int i = 0; i <= N; i++) {
+    for (int i = 0; i <= words; i++) {
         raw[i] = from[i];
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        x[i] = __funnelshift_r(raw[i], raw[i + 1], (at & 3) * 8);
+    for (int i = 0; i < words; i++) {
+        packed[i] = __funnelshift_r(raw[i], raw[i + 1], place.shift);
     }
-    if (bits == 3) {
+    packed[words] = 0;
 #pragma unroll
-        for (int i = N - 1; i >= 0; i--) { /* what is read is not yet written */
-            const int word = i * 24 / 32, shift = i * 24 % 32;
-            x[i] = spread_codes(__funnelshift_r(x[word], word + 1 < N ? x[word + 1] : 0, shift));
-            x[i] += APART ? x[i] & 0x44444444u : 0;
-        }
+    for (int i = 0; i < N; i++) {
+        const int word = i * BITS / 4, shift = i * BITS * 8 % 32;
+        x[i] = BITS == 4 ? packed[i]
+                         : spread_codes(__funnelshift_r(packed[word], packed[word + 1], shift));
     }
 }
 
@@ -175,10 +181,11 @@ static __device__ __forceinline__ void load_block_scales(const char *stage, cons
                          (first + n * 8 + (lane >> 2)) * plane.scale_pitch + (lane & 3) * blocks;
         if constexpr (blocks == 4) {
             uint32_t four = *(const uint32_t *)at;
-            scales[n][0] = block_scales(four & 0xffff);
-            scales[n][1] = block_scales(four >> 16);
+            scales[n][0] = widen<KIND_E4M3>(four & 0xffff);
+            scales[n][1] = widen<KIND_E4M3>(four >> 16);
         } else {
-            scales[n][0] = block_scales(blocks == 2 ? *(const uint16_t *)at : *(const uint8_t *)at);
+            scales[n][0] =
+                widen<KIND_E4M3>(blocks == 2 ? *(const uint16_t *)at : *(const uint8_t *)at);
         }
     }
 }
@@ -277,18 +284,16 @@ value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
            block % quarter * 4 + (key & 3);
 }
 
-/* o += weights x values of 16 keys from `first` on, raw; `codes`: the lane's of those, `bits` each
- * of KIND_LEVELS; int4: z += weights x zero points. */
-template <int KIND, int D, int FEW>
+/* o += weights x values of 16 keys from `first` on, raw; `codes`: the lane's of those, BITS each of
+ * KIND_LEVELS; int4: z += weights x zero points. */
+template <int KIND, int D, int FEW, int BITS>
 static __device__ __forceinline__ void
-add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bits, int first,
-          int lane, const float (&s0)[4], const float (&s1)[4], float (&o)[FEW ? D / 16 : D / 8][4],
-          float (&z)[4])
+add_codes_of(const char *stage, const char *codes, const sm80_plane &plane, int first, int lane,
+             packed_weights<FEW> weights, float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
 {
     constexpr int words = D / 64, align = row_align<KIND, D>;
     const int c = lane & 3, odd = KIND >= KIND_LEVELS ? 0 : c & 1, key = first + 2 * c;
     const uint32_t order = odd != 0 ? 0x1032 : 0x3210;
-    packed_weights<FEW> weights(s0, s1);
     weights.arrange(order);
     if constexpr (KIND == KIND_INT4) {
         uint32_t zeros[2];
@@ -303,10 +308,8 @@ add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bit
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if constexpr (KIND >= KIND_LEVELS) {
-            load_codes<words>(stage,
-                              plane.at + (key + (i >> 1) * 8 + (i & 1)) * plane.pitch +
-                                  (lane >> 2) * words * bits,
-                              bits, x[i]);
+            const int at = plane.at + (key + (i & 1)) * plane.pitch + (lane >> 2) * words * BITS;
+            load_codes<BITS>(place_of_codes(stage, at), (i >> 1) * 8 * plane.pitch, x[i]);
             continue;
         }
         int next = (i >> 1) * 8 * plane.pitch;
@@ -320,7 +323,7 @@ add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bit
         for (int i = 0; i < 2 * ((words + 1) / 2); i++) {
             int block = (lane >> 2) * words / 2 + i / 2;
             const char *at = value_scale_at<D>(stage, plane, key + (i & 1) * 8, block);
-            scale[i & 1][i / 2] = __byte_perm(block_scales(*(const uint16_t *)at), 0, order);
+            scale[i & 1][i / 2] = __byte_perm(widen<KIND_E4M3>(*(const uint16_t *)at), 0, order);
         }
     }
 #pragma unroll
@@ -344,11 +347,24 @@ add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bit
     }
 }
 
+template <int KIND, int D, int FEW>
+static __device__ __forceinline__ void add_codes(const char *stage, const char *codes,
+                                                 const sm80_plane &plane, int bits, int first,
+                                                 int lane, const packed_weights<FEW> &weights,
+                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
+{
+    if (KIND < KIND_LEVELS || bits == 4) {
+        add_codes_of<KIND, D, FEW, 4>(stage, codes, plane, first, lane, weights, o, z);
+    } else {
+        add_codes_of<KIND, D, FEW, 3>(stage, codes, plane, first, lane, weights, o, z);
+    }
+}
+
 /* What raw sums of column tile n are multiplied by. */
 template <int KIND> static __device__ __forceinline__ float unit_of_sum(int n)
 {
     return KIND == KIND_INT8    ? 0x1p24f
-           : KIND == KIND_NVFP4 ? 0x1p7f
+           : KIND == KIND_NVFP4 ? 0x1p14f
            : KIND >= KIND_INT4  ? ((n & 1) != 0 ? 0x1p20f : 0x1p24f)
                                 : 1.0f;
 }

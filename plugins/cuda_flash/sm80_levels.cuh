@@ -6,19 +6,14 @@
 
 #include "sm80_codes.cuh"
 
-/* Levels above 0 by the distance of their code from the middle: low and high bytes of f16. They are
- * TURBOQUANT_LEVELS_4 x 1.73358225 and TURBOQUANT_LEVELS_3 x 1.26067825, twice; of all factors
- * these leave the least to rounding, 7.4e-5 and 2.5e-5. A key is divided by its length, and the
- * factor with it. */
-struct level_table {
-    uint32_t low[2], high[2];
-};
-
-static __device__ __forceinline__ level_table levels_of(int bits)
-{
-    return bits == 4 ? level_table{{0x898e6220u, 0xbc2c9c5bu}, {0x3e3c3933u, 0x44434140u}}
-                     : level_table{{0x6cc69ff1u, 0x6cc69ff1u}, {0x413e3b34u, 0x413e3b34u}};
-}
+/* Low and high bytes of f16, of 4 bits by the distance of their code from the middle and without a
+ * sign, of 3 bits by code. They are TURBOQUANT_LEVELS_4 x 1.73358225 and TURBOQUANT_LEVELS_3 x
+ * 1.26067825; of all factors these leave the least to rounding, 7.4e-5 and 2.5e-5. A key is divided
+ * by its length, and the factor with it. */
+template <int BITS>
+constexpr uint32_t level_bytes[4] = {
+    BITS == 4 ? 0x898e6220u : 0xf19fc66cu, BITS == 4 ? 0xbc2c9c5bu : 0x6cc69ff1u,
+    BITS == 4 ? 0x3e3c3933u : 0xb4bbbec1u, BITS == 4 ? 0x44434140u : 0x413e3b34u};
 
 /* A byte for each of 4 selectors: the upper bit of one gives the byte's sign 8 times. */
 static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
@@ -28,18 +23,20 @@ static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t hig
     return y;
 }
 
-/* A word of 8 codes, those of 3 bits with the upper one moved up by 1, as 4 pairs of neighbours. */
-static __device__ __forceinline__ void widen_levels(const level_table &t, uint32_t word,
-                                                    uint32_t (&pairs)[4])
+/* A word of 8 codes as 4 pairs of neighbours. */
+template <int BITS>
+static __device__ __forceinline__ void widen_levels(uint32_t word, uint32_t (&pairs)[4])
 {
     uint32_t below = ~word & 0x88888888u; /* codes of levels below 0, which count downwards */
-    uint32_t index = (word ^ (below - (below >> 3))) & 0x77777777u;
+    uint32_t index = BITS == 4 ? (word ^ (below - (below >> 3))) & 0x77777777u : word;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t which = index >> 16 * i;
-        uint32_t low = pick_bytes(t.low[0], t.low[1], which);
-        uint32_t high = pick_bytes(t.high[0], t.high[1], which);
-        high += 2 * pick_bytes(0x40404040u, 0x40404040u, word >> 16 * i); /* the sign */
+        uint32_t low = pick_bytes(level_bytes<BITS>[0], level_bytes<BITS>[1], which);
+        uint32_t high = pick_bytes(level_bytes<BITS>[2], level_bytes<BITS>[3], which);
+        if (BITS == 4) {
+            high += 2 * pick_bytes(0x40404040u, 0x40404040u, word >> 16 * i); /* the sign */
+        }
         pairs[2 * i] = pick_bytes(low, high, 0x5140);
         pairs[2 * i + 1] = pick_bytes(low, high, 0x7362);
     }
@@ -58,40 +55,13 @@ static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1]
     multiply<KIND_F16>(squares[FEW ? 1 : 0], high, y0, y1);
 }
 
-/* Raw scores of the rows against 16 keys from `first` on, and what those of the lane's keys are
- * multiplied by: the key's norm over its levels' length. */
-template <int D, int FEW>
+/* What scores of the lane's keys of 16 are multiplied by: a key's norm over its levels' length. */
+template <int FEW>
 static __device__ __forceinline__ void
-dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
-           bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
-           float (*s)[4], float (*factors)[2])
+length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
+               const float (&squares)[FEW ? 2 : 1][4], float (*factors)[2])
 {
-    constexpr int words = D / 32, batch = words > 4 ? 4 : words; /* words loaded together */
     const int g = lane >> 2, c = lane & 3;
-    const level_table table = levels_of(bits);
-    float squares[FEW ? 2 : 1][4] = {};
-#pragma unroll
-    for (int from = 0; from < words; from += batch) {
-        uint32_t x[2][batch];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int at = plane.at + (first + i * 8 + g) * plane.pitch + (c * words + from) * bits;
-            load_codes<batch, true>(stage, at, bits, x[i]);
-        }
-#pragma unroll
-        for (int j = 0; j < batch; j++) {
-            uint32_t pairs[2][4];
-            const uint32_t(&a)[4] = pairs[0], (&b)[4] = pairs[1];
-            widen_levels(table, x[0][j], pairs[0]);
-            widen_levels(table, x[1][j], pairs[1]);
-            queries.multiply(sq, lane, from + j, high_rows, pairs, s);
-            add_squares<FEW>(squares, a[0], a[1], b[0], b[1]);
-            add_squares<FEW>(squares, a[2], a[3], b[2], b[3]);
-            if (has_rest) {
-                queries.from_memory(rest, lane, from + j, high_rows, pairs, s);
-            }
-        }
-    }
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* 8 keys each */
         const float(&of_keys)[4] = squares[FEW ? i : 0];
@@ -104,6 +74,84 @@ dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq,
                                                   (first + i * 8 + key) * plane.scale_pitch);
             factors[FEW ? 0 : i][FEW ? i : own] = __half2float(*norm) * rsqrtf(sum);
         }
+    }
+}
+
+/* Raw scores of the rows against 16 SUBS keys from `first` on, in turns, so that no product waits
+ * for the one before, and their factors. */
+template <int D, int FEW, int BITS, bool HAS_REST, int SUBS>
+static __device__ __forceinline__ void
+dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
+              const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
+              float (*s)[4], float (*factors)[2])
+{
+    constexpr int words = D / 32, each = FEW ? 1 : 2;
+    constexpr int batch = words > 4 ? 4 : words; /* words loaded together */
+    const code_place place = place_of_codes(stage, plane.at + (first + (lane >> 2)) * plane.pitch +
+                                                       (lane & 3) * words * BITS);
+    float squares[SUBS][FEW ? 2 : 1][4] = {};
+#pragma unroll
+    for (int from = 0; from < words; from += batch) {
+        uint32_t x[2 * SUBS][batch];
+#pragma unroll
+        for (int i = 0; i < 2 * SUBS; i++) {
+            load_codes<BITS>(place, i * 8 * plane.pitch + from * BITS, x[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < batch * SUBS; i++) {
+            const int j = i / SUBS, sub = i % SUBS;
+            uint32_t pairs[2][4];
+            const uint32_t(&a)[4] = pairs[0], (&b)[4] = pairs[1];
+            widen_levels<BITS>(x[2 * sub][j], pairs[0]);
+            widen_levels<BITS>(x[2 * sub + 1][j], pairs[1]);
+            queries.multiply(sq, lane, from + j, high_rows, pairs, &s[sub * each]);
+            add_squares<FEW>(squares[sub], a[0], a[1], b[0], b[1]);
+            add_squares<FEW>(squares[sub], a[2], a[3], b[2], b[3]);
+            if (HAS_REST) {
+                queries.from_memory(rest, lane, from + j, high_rows, pairs, &s[sub * each]);
+            }
+        }
+    }
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++) {
+        length_factors<FEW>(stage, plane, first + sub * 16, lane, squares[sub],
+                            &factors[sub * each]);
+    }
+}
+
+/* The same by what is known at run time: without branches in between products overlap. With the
+ * queries' rest there are no registers for keys in turns. */
+template <int D, int FEW, int BITS, int SUBS>
+static __device__ __forceinline__ void
+dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
+                   bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane,
+                   bool high_rows, float (*s)[4], float (*factors)[2])
+{
+    if (!has_rest) {
+        dot_levels_of<D, FEW, BITS, false, SUBS>(stage, plane, sq, rest, queries, first, lane,
+                                                 high_rows, s, factors);
+        return;
+    }
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++) {
+        const int at = sub * (FEW ? 1 : 2);
+        dot_levels_of<D, FEW, BITS, true, 1>(stage, plane, sq, rest, queries, first + sub * 16,
+                                             lane, high_rows, s + at, factors + at);
+    }
+}
+
+template <int D, int FEW, int SUBS>
+static __device__ __forceinline__ void
+dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
+           bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
+           float (*s)[4], float (*factors)[2])
+{
+    if (bits == 4) {
+        dot_levels_by_rest<D, FEW, 4, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
+                                            high_rows, s, factors);
+    } else {
+        dot_levels_by_rest<D, FEW, 3, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
+                                            high_rows, s, factors);
     }
 }
 

@@ -122,7 +122,7 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
             float back = KIND == KIND_INT4     ? 1.0f / (factor * (float)D)
                          : KIND == KIND_LEVELS ? 1.0f / (factor * sqrtf((float)D))
                                                : 1.0f / factor;
-            terms[row] = back * (KIND == KIND_NVFP4    ? 0x1p7f
+            terms[row] = back * (KIND == KIND_NVFP4    ? 0x1p14f
                                  : KIND >= KIND_LEVELS ? 1.0f
                                                        : 0x1p24f);
             terms[ROWS + row] = (KIND == KIND_INT8 ? 128.0f : 1.0f) * sum * back;
@@ -199,12 +199,18 @@ template <int FEW> struct packed_weights {
             x[3] = pack2<KIND_F16>(s1[2], s1[3]);
         }
     }
+    /* SM80_FOUR: their keys are the depth already. */
+    __device__ __forceinline__ packed_weights(const uint32_t (&turned)[2])
+    {
+        x[0] = turned[0];
+        x[1] = turned[1];
+    }
     /* Keys become the depth of a product. `order`: of two neighbours, by __byte_perm. */
     __device__ __forceinline__ void arrange(uint32_t order)
     {
 #pragma unroll
         for (int i = 0; i < (FEW ? 2 : 4); i++) {
-            x[i] = FEW ? transpose(x[i]) : x[i];
+            x[i] = FEW == SM80_FEW ? transpose(x[i]) : x[i];
             x[i] = __byte_perm(x[i], 0, order);
         }
     }

@@ -635,7 +635,7 @@ static __device__ __forceinline__ float raw_value(const char *stage, const sm80_
         uint32_t byte = *(const uint8_t *)(stage + plane.at + key * plane.pitch + d / 2);
         const char *scale = value_scale_at<D>(stage, plane, key, d / NVFP4_BLOCK);
         return e2m1_number((d & 1) != 0 ? byte >> 4 : byte & 15) *
-               number_load(scale, ATTN_DTYPE_FP8_E4M3, 0) * 0x1p-7f;
+               number_load(scale, ATTN_DTYPE_FP8_E4M3, 0) * 0x1p-14f;
     } else {
         constexpr int per = 16 / S::element;
         constexpr int32_t dtype = KIND == KIND_F32    ? ATTN_DTYPE_F32
@@ -655,10 +655,13 @@ static __device__ __noinline__ void add_values_exactly(const char *stage, const 
                                                        int first, int first_dim, int lane,
                                                        exact_step<N, ND> &x)
 {
+    constexpr int keys = FEW == SM80_FOUR ? 32 : FEW ? 16 : 8;
 #pragma unroll 1
-    for (int j = 0; j < N * (FEW ? 16 : 8); j++) { /* a key's weights stand in lanes of its own */
-        int n = j / (FEW ? 16 : 8), key = first + j;
-        int from = FEW ? (lane & 3) + (j & 7) * 4 : (lane & 28) + ((j & 7) >> 1);
+    for (int j = 0; j < N * keys; j++) { /* a key's weights stand in lanes of its own */
+        int n = j / keys, key = first + j;
+        int from = FEW == SM80_FOUR ? (lane & 1) + (j >> 4) * 2 + (j & 7) * 4
+                   : FEW            ? (lane & 3) + (j & 7) * 4
+                                    : (lane & 28) + ((j & 7) >> 1);
         int e0 = FEW ? (j >> 3 & 1) * 2 : j & 1;
         float w[2] = {__shfl_sync(0xffffffffu, x.s[n][e0], from),
                       __shfl_sync(0xffffffffu, x.s[n][e0 + (FEW ? 1 : 2)], from)};
