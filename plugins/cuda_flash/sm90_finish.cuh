@@ -252,21 +252,33 @@ static __device__ __forceinline__ void code_row(const prefill_params &a, const p
     }
 }
 
-/* 0 where all of two packed numbers so far were finite, else NaN. */
-template <int KIND> static __device__ __forceinline__ void note_odd(uint32_t w, uint32_t &odd)
+/* NaN or infinite where one of four packed numbers or of those so far was, or theirs are past 1e19,
+ * which costs time alone: `odd` is a sum of products. */
+template <int KIND>
+static __device__ __forceinline__ void note_odd(uint32_t v, uint32_t w, uint32_t &odd)
 {
     if constexpr (KIND == KIND_BF16) {
-        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(w), "r"(0u));
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(v), "r"(w));
     } else {
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(v), "r"(0u));
         asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(w), "r"(0u));
     }
 }
 
-/* Where 16 bytes of an output row lie in a warp's part of shared memory: those of 8 rows at the
- * same place in different banks. */
+/* Whether one of two packed numbers is not finite. */
+template <int KIND> static __device__ __forceinline__ bool is_odd(uint32_t w)
+{
+    constexpr uint32_t exponent = KIND == KIND_BF16 ? 0x7f80 : 0x7c00;
+    return (w & exponent) == exponent || (w >> 16 & exponent) == exponent;
+}
+
+/* Where 16 bytes of an output row lie in a warp's part of shared memory, so that those of 8 rows at
+ * the same place are in different banks: columns of 64 dims as TMA swizzles them, or padded rows.
+ */
 template <class S> static __device__ __forceinline__ int place_of_out(int row, int chunk)
 {
-    return row * S::out_pitch + (S::ramps ? chunk ^ (row & 7) : chunk) * 16;
+    return S::swizzles ? (chunk >> 3) * 2048 + row * 128 + ((chunk ^ row) & 7) * 16
+                       : row * S::out_pitch + chunk * 16;
 }
 
 /* The warp's 16 rows from `top` on, dims first .. first + out_dims - 1, from its part of shared
@@ -280,11 +292,7 @@ static __device__ __forceinline__ void write_rows(const prefill_params &a, const
     const int lane = threadIdx.x & 31;
     const int32_t d = first + lane % lanes * 8, left = item.row_tile.num_rows - top;
     const bool is_wide = a.wide_rows != 0, is_there = d < a.p.problem.head_size_v;
-    const char *from = part + lane / lanes * S::out_pitch + lane % lanes * 16;
-    auto at = [&](int i) {
-        return S::ramps ? part + place_of_out<S>(lane / lanes + i * rows, lane % lanes)
-                        : from + i * rows * S::out_pitch;
-    };
+    auto at = [&](int i) { return part + place_of_out<S>(lane / lanes + i * rows, lane % lanes); };
 #pragma unroll
     for (int i = 0; i < 16 / rows; i++) {
         const int r = lane / lanes + i * rows;
@@ -323,8 +331,23 @@ static __device__ __forceinline__ void write_coded_rows(const prefill_params &a,
     }
 }
 
-/* Rows `row` and row + 8 of this lane; m is in base 2. `part`: of shared memory, the warp's. Codes,
- * and rows that are computed again, leave zeros in o, whose registers they need. */
+/* The warp's 16 rows from `top` on, all there, as one box. */
+static __device__ __forceinline__ void store_rows(const prefill_params &a, const prefill_item &item,
+                                                  int32_t top, const char *part)
+{
+    fence_for_boxes();
+    __syncwarp(); /* all lanes' rows are there */
+    if ((threadIdx.x & 31) == 0) {
+        prefill_row at = split_row(a, top);
+        store_box4(&a.out_map, 0, item.head * a.p.problem.group + at.head,
+                   item.row_tile.query_start + item.first_query + at.query, 0,
+                   shared_address(part));
+    }
+}
+
+/* Rows `row` and row + 8 of this lane; m is in base 2. `part`: of shared memory, the warp's. What o
+ * holds is lost: codes, and rows that are computed again, leave zeros, whose registers they need.
+ */
 template <class S>
 static __device__ __forceinline__ void
 finish_item(const prefill_params &a, const prefill_item &item, int32_t row, const float (&m)[2],
@@ -333,6 +356,9 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
     const int lane = threadIdx.x & 31;
     const int32_t top = row - (lane >> 2);
     float by[2], sum[2] = {l[0], l[1]};
+    if (S::boxes_rows && lane == 0) {
+        wait_for_stored_boxes(); /* of the item before */
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
@@ -355,9 +381,9 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
         const bool lacks = S::steady && sum[r] < PREFILL_LEAST && m[r] != -INFINITY;
         by[r] = sum[r] > PREFILL_LARGEST || lacks ? NAN : by[r];
     }
-    char *data = out_of_row<S>(a, item, top + (lane & 15)).data;
     const uint32_t to = shared_address(part) + place_of_out<S>(lane & 15, lane >> 4);
-    uint32_t odd[4] = {0, 0, 0, 0};
+    const int32_t left = item.row_tile.num_rows - top;
+    uint32_t odd[2] = {0, 0}, bad[2];
 #pragma unroll
     for (int first = 0; first < S::dv; first += S::out_dims) {
         __syncwarp(); /* what was there is read */
@@ -368,13 +394,31 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
             for (int c = 0; c < 4; c++) {
                 int i = first / 2 + 4 * (n + (c >> 1)) + 2 * (c & 1);
                 w[c] = pack2<S::kind>(o[i] * by[c & 1], o[i + 1] * by[c & 1]);
-                note_odd<S::kind>(w[c], odd[c]);
             }
-            store4(S::ramps ? to ^ n * 16 : to + n * 16, w);
+            note_odd<S::kind>(w[0], w[2], odd[0]);
+            note_odd<S::kind>(w[1], w[3], odd[1]);
+            /* four registers next to each other, without moves */
+#pragma unroll
+            for (int c = 0; S::packs_in_place && c < 4; c++) {
+                o[first / 2 + 4 * n + c] = __uint_as_float(w[c]);
+            }
+            store4(S::swizzles ? (to ^ (n & 7) * 16) + (n >> 3) * 2048 : to + n * 16, w);
+        }
+        if (first + S::out_dims == S::dv) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                bad[r] = __ballot_sync(0xffffffffu, row + 8 * r < item.row_tile.num_rows &&
+                                                        is_odd<S::kind>(odd[r]));
+            }
+        }
+        if (S::boxes_rows && a.boxes_rows && left >= 16 && (bad[0] | bad[1]) == 0) {
+            store_rows(a, item, top, part);
+            return;
         }
         __syncwarp(); /* the rows are there */
         if (!writes_codes<S>(a)) {
-            write_rows<S>(a, item, top, first, part, data);
+            write_rows<S>(a, item, top, first, part,
+                          out_of_row<S>(a, item, top + (lane & 15)).data);
             continue;
         }
         write_coded_rows<S>(a, item, top, first, part);
@@ -383,10 +427,6 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
             o[i] = 0.0f;
         }
     }
-    const uint32_t bad[2] = {
-        __ballot_sync(0xffffffffu, row < item.row_tile.num_rows && ((odd[0] | odd[2]) << 1) != 0),
-        __ballot_sync(0xffffffffu,
-                      row + 8 < item.row_tile.num_rows && ((odd[1] | odd[3]) << 1) != 0)};
     if ((bad[0] | bad[1]) == 0) {
         return;
     }

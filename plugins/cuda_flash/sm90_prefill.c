@@ -5,6 +5,7 @@
 
 #define SECTION_BYTES (8 << 20) /* of keys and values that stay in the L2 */
 #define MOST_BOXES 32           /* of a tile: a lane has one */
+#define OUT_ROWS 16             /* of an item that a warp writes */
 #define LEAST_PARTS 8           /* of an item, whose CTAs have a multiprocessor each */
 #define LEAST_SCALE 1e-6f       /* of scores that count in raw products */
 #define CLOCKS_OF_TILE 5600     /* 128 rows and keys, D 128, next to decodes */
@@ -534,6 +535,28 @@ static bool map_queries(struct prefill_params *a, const struct attn_attend_args 
     return tensor_map_encode(device, p->q.data, &queries, &a->q_map);
 }
 
+/* Boxes of 16 rows of an item, whose first row is a multiple of 16: (query, head of the group) as
+ * they lie in the output, where a query's heads are whole boxes or a box has whole queries. */
+static void map_output(struct prefill_params *a, const struct attn_attend_args *args)
+{
+    const struct gpu_params *p = &a->p;
+    int32_t group = p->problem.group, heads = group < OUT_ROWS ? group : OUT_ROWS;
+    const struct map_shape rows = {
+        .rank = 4,
+        .element = 2,
+        .fetched = 256,
+        .sizes = {64, (uint64_t)p->problem.num_q_heads, (uint64_t)args->q->shape[0],
+                  (uint64_t)a->size_v / 64},
+        .strides = {(uint64_t)p->out.head, (uint64_t)p->out.row, 128},
+        .box = {64, (uint32_t)heads, (uint32_t)(OUT_ROWS / heads), (uint32_t)a->size_v / 64},
+    };
+    a->wide_rows = bits_of_rows(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
+    a->boxes_rows = a->wide_rows && OUT_ROWS % heads == 0 && group % heads == 0 &&
+                    p->problem.head_size_v == a->size_v && a->output.form == ATTN_OUTPUT_PLAIN &&
+                    a->part_tiles == 0 &&
+                    tensor_map_encode(&args->instance->device, p->out.data, &rows, &a->out_map);
+}
+
 static bool map_tensors(struct prefill_params *a, const struct attn_attend_args *args)
 {
     const struct gpu_device *device = &args->instance->device;
@@ -696,7 +719,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
             bits_of_rows(&p->q) % 16 != 0) {
             return false;
         }
-        a.wide_rows = bits_of_rows(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
+        map_output(&a, args);
         if (!map_queries(&a, args)) {
             return false;
         }
@@ -711,7 +734,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
     }
     set_items(&a, args, memory);
     set_terms(&a);
-    a.wide_rows = bits_of_rows(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
+    map_output(&a, args);
     if (!map_queries(&a, args) || !map_tensors(&a, args)) {
         return false;
     }

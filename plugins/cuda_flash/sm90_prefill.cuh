@@ -121,6 +121,14 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
     barrier_group(barrier); /* all of it is zero */
 }
 
+template <int N> static __device__ __forceinline__ void clear(float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = 0.0f;
+    }
+}
+
 /* What a lane of a computing warp group has. */
 template <class S> struct prefill_lane {
     float s[S::keys / 2], o[S::dv / 2], m[2], l[2], f[2];
@@ -178,10 +186,6 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
     }
     if (S::ramps) {
         ramp = ramp_of_rows<S>(rows, unit_of<S>(a, item), base);
-    }
-    if (S::steady) { /* of a row all of whose scores are -inf so far */
-        x.m[0] = x.m[0] == -INFINITY ? 0.0f : x.m[0];
-        x.m[1] = x.m[1] == -INFINITY ? 0.0f : x.m[1];
     }
 #pragma unroll 1
     for (; tiles > 0; tiles--) {
@@ -286,18 +290,39 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
             arrive_once<S>(mine.q_empty[query.at]);
             query.step();
         }
-        if (S::terms != 0 && (S::terms != PREFILL_ANY || a.terms != 0)) {
-            add_terms<S>(a, item, rows, row, key, inner, x.s, shift);
+        /* Those of s, of keys from the lane's first on; without a look at them where bases are
+         * settled as in walk_inside. */
+        auto weigh_keys = [&](int32_t first, auto &s, bool settled) {
+            if (S::terms != 0 && (S::terms != PREFILL_ANY || a.terms != 0)) {
+                add_terms<S>(a, item, rows, row, first, inner, s, shift);
+            }
+            if (!inner || (S::terms == PREFILL_ANY && a.terms != 0)) {
+                mask_tile(rows, first - (lane & 3) * 2, first, s);
+            }
+            x.shrinks = S::steady && move_bases(x.m, x.l, x.f);
+            if (!settled) {
+                raise_bases<S>(unit_of<S>(a, item), shift, s, x.m, x.l, x.f);
+                x.shrinks = true;
+            }
+            soften(unit_of<S>(a, item), shift, s, x.m, x.l);
+        };
+        /* Where no row sees one half of the keys, the other is all. Votes tell the compiler that
+         * the branches are a warp's: else it has no uniform registers for any descriptor. */
+        constexpr int n = S::keys / 4;
+        float(&low)[n] = (float(&)[n])x.s, (&high)[n] = (float(&)[n])x.s[n];
+        const int32_t middle = key - (lane & 3) * 2 + S::keys / 2;
+        if (S::steady && inner && left + 1 < item.tiles) {
+            enter_bases(x.m);
+            weigh_keys(key, x.s, true);
+        } else if (S::halves && !inner && __any_sync(0xffffffffu, item.row_tile.k1 <= middle)) {
+            weigh_keys(key, low, false);
+            clear(high);
+        } else if (S::halves && !inner && __any_sync(0xffffffffu, item.row_tile.k0 >= middle)) {
+            weigh_keys(key + S::keys / 2, high, false);
+            clear(low);
+        } else {
+            weigh_keys(key, x.s, false);
         }
-        if (!inner || (S::terms == PREFILL_ANY && a.terms != 0)) {
-            mask_tile(rows, key - (lane & 3) * 2, key, x.s);
-        }
-        if (S::steady) {
-            move_bases(x.m, x.l, x.f);
-        }
-        raise_bases<S>(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
-        x.shrinks = true;
-        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l);
     };
     barrier_wait(shared_address(&mine.k_full[0]), 0);
     if (mine.items[0].tiles < 0) {
@@ -406,6 +431,9 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
     wgmma_wait<0>();
     pin(x.o);
     finish_item<S>(a, mine.items[slot_before(1)], row, x.m, x.l, x.o, part);
+    if (S::boxes_rows && lane == 0) {
+        wait_for_stored_boxes();
+    }
 }
 
 /* The same of three warp groups: sm90_wide.cuh. */
@@ -439,6 +467,9 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
         fetch_map(&a.q_map);
         fetch_map(&a.k.map);
         fetch_map(&a.v.map);
+        if (S::boxes_rows && a.boxes_rows) {
+            fetch_map(&a.out_map);
+        }
     }
     if (S::ramps) {
         fill_ramp<S>(mine.ramp);

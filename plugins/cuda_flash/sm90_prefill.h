@@ -83,6 +83,7 @@ struct prefill_header {
 
 struct prefill_params {
     struct tensor_map q_map;
+    struct tensor_map out_map; /* boxes of 16 rows of an item, where boxes_rows */
     struct prefill_walk k, v;
     struct gpu_params p;   /* tile_rows, tile, row_tiles and their starts are of this way */
     int32_t queries;       /* of a row tile */
@@ -94,6 +95,7 @@ struct prefill_params {
     float into, unit, of_bias;
     int32_t grouped;      /* 1: K and V are walked as PREFILL_PAGE_BOX */
     int32_t wide_rows;    /* 1: rows of out can be written 16 bytes at a time */
+    int32_t boxes_rows;   /* 1: a warp's rows of an item are a box of out_map */
     int32_t size, size_v; /* padded head sizes */
     int64_t section_keys; /* keys of (request, KV head) units in one section, at least */
     struct prefill_header *header;

@@ -312,8 +312,15 @@ static __device__ __forceinline__ bool move_bases(float (&m)[2], float (&l)[2], 
     return true;
 }
 
+/* Bases of rows that saw nothing so far, before a tile whose scores are not looked at. */
+static __device__ __forceinline__ void enter_bases(float (&m)[2])
+{
+    m[0] = m[0] == -INFINITY ? 0.0f : m[0];
+    m[1] = m[1] == -INFINITY ? 0.0f : m[1];
+}
+
 /* The same with a look at the scores: the base is the largest so far. For shapes that are not
- * steady, and for tiles that go the general way, whose f has what move_bases left. */
+ * steady, and for tiles at edges, whose f has what move_bases left. */
 template <class S, int N>
 static __device__ __forceinline__ void raise_bases(float unit, const float (&shift)[2],
                                                    const float (&s)[N], float (&m)[2],

@@ -42,10 +42,18 @@ struct prefill_shape {
     /* loops of their own for inner tiles, where there are registers for them */
     static constexpr bool walks =
         TERMS != PREFILL_ANY || (DV_ <= 128 && SCALES == PREFILL_UNSCALED);
-    /* dims of an output row that wait in shared memory at a time, and bytes between rows there: 8
-     * rows lie in different banks, by 16 bytes more or by their order (place_of_out) */
-    static constexpr int out_dims = d == dv && d > 64 && SCALES != PREFILL_BY_KEY ? 128 : 64,
-                         out_pitch = out_dims * 2 + (ramps ? 0 : 16);
+    /* of tiles at edges only the half that rows see is weighed, where there are registers for it */
+    static constexpr bool halves = KEYS_ == 128 && walks && (TERMS == 0 || D_ == DV_) &&
+                                   TERMS != PREFILL_ANY && SCALES != PREFILL_BY_KEY;
+    /* dims of an output row that wait in shared memory at a time, whether they can leave it as
+     * boxes, and how 8 rows lie in different banks there: swizzled, or by 16 bytes more
+     * (place_of_out) */
+    static constexpr int out_dims = d == dv && d > 64 && SCALES != PREFILL_BY_KEY ? 128 : 64;
+    static constexpr bool boxes_rows = out_dims == DV_ && TERMS != PREFILL_ANY && !wide;
+    static constexpr bool swizzles = boxes_rows || ramps;
+    static constexpr int out_pitch = out_dims * 2 + (swizzles ? 0 : 16);
+    /* packed numbers take the place of sums; with f16 ptxas serialises all wgmma then (C7511) */
+    static constexpr bool packs_in_place = KIND_ == KIND_BF16 && TERMS != PREFILL_ANY && !wide;
     /* of a tile, where keys have one each */
     static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
     /* items may be parts, likewise */

@@ -301,13 +301,13 @@ def checks():
             for causal in (True, False):
                 for page in (0, 16, 64, 24, 256, 1, 12):
                     yield dict(base, dtype=dtype, size=size, causal=causal, page=page, nhd=page == 64)
-    for group in ((8, 8), (8, 1), (14, 2), (40, 8)):
+    for group in ((8, 8), (8, 1), (14, 2), (40, 8), (32, 2), (64, 2), (128, 1)):
         yield dict(base, heads=group, page=16)
         yield dict(base, heads=group)
     for page in (0, 16):
         for size in ((128, 128), (256, 256)):
-            for term in (dict(window=(100, 0)), dict(window=(33, 33), causal=False), dict(chunk=96), dict(cap=20.0), dict(alibi=1),
-                         dict(alibi=2), dict(alibi=1, causal=False), dict(sinks=True), dict(invariant=True),
+            for term in (dict(window=(100, 0)), dict(window=(190, 0)), dict(window=(33, 33), causal=False), dict(chunk=96), dict(cap=20.0),
+                         dict(alibi=1), dict(alibi=2), dict(alibi=1, causal=False), dict(sinks=True), dict(invariant=True),
                          dict(window=(130, 0), cap=30.0, sinks=True, alibi=1)):
                 yield dict(base, page=page, size=size, **term)
     for size in ((64, 64), (96, 96), (128, 128), (256, 256)):

@@ -58,6 +58,23 @@ static __device__ __forceinline__ void copy_box5(uint32_t to, const void *map, c
                  : "memory");
 }
 
+/* One box of shared memory to a TMA map's tensor; it is this thread's to wait for. */
+static __device__ __forceinline__ void store_box4(const void *map, int x0, int x1, int x2, int x3,
+                                                  uint32_t from)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                 "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+                 "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(from)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* All boxes that this thread stored are read from shared memory. */
+static __device__ __forceinline__ void wait_for_stored_boxes()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /* Four matrices of 8 x 8 16-bit numbers, two a lane; lane i gives the address of row i & 7 of
  * matrix i >> 3. */
 static __device__ __forceinline__ void store4(uint32_t address, const uint32_t (&r)[4])
