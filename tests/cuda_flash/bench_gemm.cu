@@ -142,26 +142,6 @@ static bool check_outputs(subject &x, build &b, __nv_bfloat16 *first, int number
     return far <= most && alone == 0;
 }
 
-static void time_graph(build &b, int launches)
-{
-    static cudaEvent_t begin, end;
-    if (begin == nullptr) {
-        MUST(cudaEventCreate(&begin));
-        MUST(cudaEventCreate(&end));
-    }
-    for (int i = 0; i < 3; i++) { /* the first one warms up */
-        float ms;
-        MUST(cudaEventRecord(begin, stream));
-        MUST(cudaGraphLaunch(b.graph, stream));
-        MUST(cudaEventRecord(end, stream));
-        MUST(cudaEventSynchronize(end));
-        MUST(cudaEventElapsedTime(&ms, begin, end));
-        if (i > 0) {
-            b.times.push_back(ms * 1e3 / launches);
-        }
-    }
-}
-
 static bool time_shape(const shape &s, std::vector<build> &builds, int rounds)
 {
     subject x(s);
@@ -173,7 +153,8 @@ static bool time_shape(const shape &s, std::vector<build> &builds, int rounds)
     }
     for (int round = 0; round < rounds; round++) {
         for (size_t turn = 0; turn < builds.size(); turn++) { /* none is always the coolest */
-            time_graph(builds[(turn + (size_t)round) % builds.size()], x.layers);
+            build &b = builds[(turn + (size_t)round) % builds.size()];
+            time_graph(b.graph, x.layers, 1, 2, b.times);
         }
     }
     printf("%d heads, %d x %d x %d%s%s:", s.heads, s.rows, s.inner, s.columns,

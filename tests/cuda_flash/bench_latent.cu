@@ -239,26 +239,6 @@ static void compare_outputs(subject &x, const __nv_bfloat16 *first, float *worst
     }
 }
 
-static void time_graph(build &b, int launches)
-{
-    static cudaEvent_t begin, end;
-    if (begin == nullptr) {
-        MUST(cudaEventCreate(&begin));
-        MUST(cudaEventCreate(&end));
-    }
-    for (int i = 0; i < 4; i++) { /* the first one warms up */
-        float ms;
-        MUST(cudaEventRecord(begin, stream));
-        MUST(cudaGraphLaunch(b.graph, stream));
-        MUST(cudaEventRecord(end, stream));
-        MUST(cudaEventSynchronize(end));
-        MUST(cudaEventElapsedTime(&ms, begin, end));
-        if (i > 0) {
-            b.times.push_back(ms * 1e3 / launches);
-        }
-    }
-}
-
 static void time_shape(const shape &s, std::vector<build> &builds, int rounds)
 {
     subject x(s);
@@ -276,7 +256,8 @@ static void time_shape(const shape &s, std::vector<build> &builds, int rounds)
     }
     for (int round = 0; round < rounds; round++) {
         for (size_t turn = 0; turn < builds.size(); turn++) { /* none is always the coolest */
-            time_graph(builds[(turn + (size_t)round) % builds.size()], launches);
+            build &b = builds[(turn + (size_t)round) % builds.size()];
+            time_graph(b.graph, launches, 1, 3, b.times);
         }
     }
     const double keys = s.topk > 0 ? s.topk : s.length;

@@ -69,32 +69,42 @@ static __global__ void random_bf16(__nv_bfloat16 *data, size_t count)
     }
 }
 
+/* Adds us a launch of `count` replays of a graph of so many launches; before them `warming` more.
+ */
+static void time_graph(cudaGraphExec_t graph, int launches, int warming, int count,
+                       std::vector<double> &times)
+{
+    static cudaEvent_t begin, end;
+    if (begin == nullptr) {
+        MUST(cudaEventCreate(&begin));
+        MUST(cudaEventCreate(&end));
+    }
+    for (int i = 0; i < warming + count; i++) {
+        float ms;
+        MUST(cudaEventRecord(begin, stream));
+        MUST(cudaGraphLaunch(graph, stream));
+        MUST(cudaEventRecord(end, stream));
+        MUST(cudaEventSynchronize(end));
+        MUST(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= warming) {
+            times.push_back(ms * 1e3 / launches);
+        }
+    }
+}
+
 /* Median us of one launch: `copies` launches, each on its own data, in one graph. */
 static double median_us(int copies, const std::function<void(int)> &launch)
 {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    cudaEvent_t begin, end;
     std::vector<double> times;
-    MUST(cudaEventCreate(&begin));
-    MUST(cudaEventCreate(&end));
     MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     for (int i = 0; i < copies; i++) {
         launch(i);
     }
     MUST(cudaStreamEndCapture(stream, &graph));
     MUST(cudaGraphInstantiate(&exec, graph, 0));
-    for (int i = 0; i < 23; i++) {
-        float ms;
-        MUST(cudaEventRecord(begin, stream));
-        MUST(cudaGraphLaunch(exec, stream));
-        MUST(cudaEventRecord(end, stream));
-        MUST(cudaEventSynchronize(end));
-        MUST(cudaEventElapsedTime(&ms, begin, end));
-        if (i >= 3) {
-            times.push_back(ms * 1e3 / copies);
-        }
-    }
+    time_graph(exec, copies, 3, 20, times);
     std::sort(times.begin(), times.end());
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
