@@ -19,7 +19,7 @@ import libattn
 import libattn.torch
 import test_vllm as recorded
 from common import attention, causal, peaked, worst
-from libattn._declarations import Status, attn_collective_args, attn_error
+from libattn._declarations import Status, attn_collective_args, attn_collectives, attn_error
 from libattn.integrations.vllm.backend import LibattnMetadataBuilder
 from libattn.integrations.vllm.cpu import compute_slot_mapping
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
@@ -57,7 +57,7 @@ def check_collectives(me: int) -> None:
         raise SystemExit("a table without ranks worked")
     except AssertionError as error:
         assert str(error).startswith(f"{int(Status.ORDER)} collectives: ") and "not connected" in str(error), error
-    assert ctypes.c_void_p.from_address(table.address).value == 64, "the struct begins with its size"
+    assert ctypes.c_size_t.from_address(table.address).value == sizeof(attn_collectives), "the struct begins with its size"
 
 
 def config(interleave: int, context: dict[str, Any], graphs: bool) -> Any:
