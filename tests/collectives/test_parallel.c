@@ -24,29 +24,36 @@ static const struct {
     {"prefill", 3, {20, 1, 7}, {20, 1, 7}},
 };
 
-/* How heads are exchanged: by `reduce`, or by the table's gather_heads and merge_heads. */
+/* How heads are exchanged: by `reduce`, or by the table's gather_heads and merge_heads, which a
+ * table that was built before they came does not have, whatever lies behind it. */
 static const struct {
     const char *name;
     int32_t reduce;
-    bool small;
+    bool small, old;
 } ways[] = {
-    {"reduce-scatter", ATTN_CP_ALL_GATHER_REDUCE_SCATTER, false},
-    {"all to all", ATTN_CP_ALL_TO_ALL, false},
-    {"heads", ATTN_CP_ALL_TO_ALL, true},
+    {"reduce-scatter", ATTN_CP_ALL_GATHER_REDUCE_SCATTER, false, false},
+    {"all to all", ATTN_CP_ALL_TO_ALL, false, false},
+    {"heads", ATTN_CP_ALL_TO_ALL, true, false},
+    {"a shorter table", ATTN_CP_ALL_TO_ALL, false, true},
 };
 
 /* The same layer with its cache spread. */
 struct spread {
     struct shard shard;
+    struct attn_collectives table; /* where it is a shorter one */
     int64_t slots[MAX_TOKENS];
     struct attn_batch batch;
 };
 
 static void spread_init(struct spread *s, struct fixture *f, int32_t interleave, int32_t way)
 {
+    s->table = *heads_over(ranks);
+    s->table.struct_size = offsetof(struct attn_collectives, gather_heads);
     const struct attn_context_parallel cp = {
         .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-        .decode = ways[way].small ? heads_over(ranks) : ranks,
+        .decode = ways[way].small ? heads_over(ranks)
+                  : ways[way].old ? &s->table
+                                  : ranks,
         .interleave = interleave,
         .reduce = ways[way].reduce};
     shard_init(&s->shard, f, &cp, ranks->rank, ranks->world_size);
@@ -112,7 +119,7 @@ TEST(test_equal_to_one_rank)
     static const int32_t interleaves[] = {1, 2, 16};
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t i = 0; i < 3; i++) {
-            for (int32_t way = 0; way < 3; way++) {
+            for (int32_t way = 0; way < (int32_t)(sizeof ways / sizeof *ways); way++) {
                 hold(which, 1 + (i + way) % 2, interleaves[i], way, i == 1);
             }
         }
