@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # On a machine with two GPUs or more: libattn_nccl's table, then layers of cuda_flash spread over the GPUs next to the
-# same layers on one, and the time of a long request's decode both ways. First the kernels of its windows, on one GPU. NCCL is taken from NCCL_HOME, else where
-# Python's nvidia-nccl package has it, else the system's.
+# same layers on one, and the time of a long request's decode both ways. First the kernels of its windows, on one GPU.
+# NCCL is taken from NCCL_HOME, else where Python's nvidia-nccl package has it, else the system's.
 # Exit 0 if all held, 77 where there are fewer GPUs.
 # usage: tools/device_nccl.sh [BUILD_DIR] [RANKS]    a build with core/ and plugins/cuda_flash; made if it is not there
 set -u

@@ -190,7 +190,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     map_keys(args, &l);
     map_queries(args, &l);
     if (!l.mapped && !l.few && a->schedule.tile_rows > a->problem.group) {
-        return "the plan was made for a cache whose rows are 16 bytes apart";
+        return "the plan was made for a cache whose rows begin at multiples of 16 bytes";
     }
     return sm90_latent_launch(&args->instance->device, &l, args->stream);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_mla on sm_90a: up to 64 rows (query, head) of one query against tiles of 64 latent rows of
- * 512 + 64 numbers, which come in 16 bits or become such. */
+/* attend_mla on sm_90a: up to 64 rows (query, head) against tiles of 64 latent rows of 512 + 64
+ * numbers, which come in 16 bits or become such. The rows are of one query, or all heads of
+ * several.
+ */
 #ifndef CUDA_FLASH_SM90_LATENT_H
 #define CUDA_FLASH_SM90_LATENT_H
 
