@@ -10,10 +10,26 @@
 # BUILD_DIR may be what tools/device_pack.sh made on another machine. Logs of all checks are kept in $OUT, where that is set.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
-backend=${1:?usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke] [SECONDS_OF_SOAK]}
-build=$(realpath -m "${2:-$here/build-$backend}")
-how=${3:---full}
-seconds=${4:-10}
+usage='usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke] [SECONDS_OF_SOAK]'
+backend=${1:?$usage}
+shift
+build=$here/build-$backend
+case ${1:---} in
+--*) ;;
+*)
+    build=$(realpath -m "$1")
+    shift
+    ;;
+esac
+how=${1:---full}
+case $how in
+--quick | --full | --newcomer | --kernels | --smoke) ;;
+*)
+    echo "$usage" >&2
+    exit 2
+    ;;
+esac
+seconds=${2:-10}
 seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
