@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Addresses of rows in tensors and cache views, scales, and the text of an error. */
+/* What plugins read out of their arguments: extensions, addresses of rows, scales; and the text of
+ * an error. */
 #ifndef PLUGINS_COMMON_TENSORS_H
 #define PLUGINS_COMMON_TENSORS_H
 
-#include <attn/attend.h>
+#include <attn/cache_kernels.h>
 #include <attn/mla.h>
 #include <attn/status.h>
 #include <stdarg.h>
@@ -39,6 +40,23 @@ static inline const struct attn_mla_desc *mla_of(const struct attn_layer_desc *l
 static inline bool layer_is_latent(const struct attn_layer_desc *layer)
 {
     return layer->kind == ATTN_LAYER_MLA;
+}
+
+/* What an attend that writes does first: the step's own rows go to their slots before any of them
+ * is attended. */
+static inline struct attn_write_kv_args write_of_attend(const struct attn_attend_args *args)
+{
+    return (struct attn_write_kv_args){.struct_size = sizeof(struct attn_write_kv_args),
+                                       .instance = args->instance,
+                                       .layer = args->layer,
+                                       .params = args->params,
+                                       .k_cache = args->k_cache,
+                                       .v_cache = args->v_cache,
+                                       .slot_mapping = args->batch->slot_mapping,
+                                       .num_slots = args->batch->num_slots,
+                                       .stream = args->stream,
+                                       .k = args->k,
+                                       .v = args->v};
 }
 
 /* Element (i, j, 0) of a tensor of whole-byte elements. */

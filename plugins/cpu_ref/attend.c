@@ -304,27 +304,11 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
     }
 }
 
-/* The step's own rows of a decode, into the cache before any of them is attended. */
-static attn_status write_rows(const struct attn_attend_args *args, struct attn_error *error)
-{
-    const struct attn_write_kv_args write = {.struct_size = sizeof write,
-                                             .instance = args->instance,
-                                             .layer = args->layer,
-                                             .params = args->params,
-                                             .k_cache = args->k_cache,
-                                             .v_cache = args->v_cache,
-                                             .slot_mapping = args->batch->slot_mapping,
-                                             .num_slots = args->batch->num_slots,
-                                             .stream = args->stream,
-                                             .k = args->k,
-                                             .v = args->v};
-    return ref_write_kv(&write, error);
-}
-
 attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     if (args->k_cache != NULL && !(args->flags & ATTN_RUN_NO_WRITE)) {
-        write_rows(args, error);
+        const struct attn_write_kv_args write = write_of_attend(args);
+        ref_write_kv(&write, error);
     }
     const struct attn_batch *batch = args->batch;
     const struct attn_host *host = args->instance->host;

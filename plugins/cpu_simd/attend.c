@@ -114,29 +114,13 @@ attn_status run_attend(const struct attn_attend_args *args, const struct latent_
     return ATTN_OK;
 }
 
-/* The step's own rows of a decode, into the cache before any of them is attended. */
-static attn_status write_new_rows(const struct attn_attend_args *args, struct attn_error *error)
-{
-    const struct attn_write_kv_args write = {.struct_size = sizeof write,
-                                             .instance = args->instance,
-                                             .layer = args->layer,
-                                             .params = args->params,
-                                             .k_cache = args->k_cache,
-                                             .v_cache = args->v_cache,
-                                             .slot_mapping = args->batch->slot_mapping,
-                                             .num_slots = args->batch->num_slots,
-                                             .stream = args->stream,
-                                             .k = args->k,
-                                             .v = args->v};
-    return simd_write_kv(&write, error);
-}
-
 attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     attn_status status = ATTN_OK;
     if (args != NULL && args->batch != NULL && args->k_cache != NULL && !no_work(args->batch) &&
         !(args->flags & ATTN_RUN_NO_WRITE)) {
-        status = write_new_rows(args, error);
+        const struct attn_write_kv_args write = write_of_attend(args);
+        status = simd_write_kv(&write, error);
     }
     return status == ATTN_OK ? run_attend(args, NULL, error) : status;
 }

@@ -2,6 +2,7 @@
 /* The table of a mutant: cpu_ref's kernels behind its mistake. */
 #include <string.h>
 
+#include "common/tensors.h"
 #include "mutants.h"
 
 #define PLAN_BYTES sizeof(struct kept)
@@ -96,17 +97,8 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
     m.args.flags |= mutant->features & ATTN_FEATURE_FUSED_WRITE ? ATTN_RUN_NO_WRITE : 0;
     bool writes = mutant->fused && !(args->flags & ATTN_RUN_NO_WRITE) && args->k != NULL;
     if (writes && args->k_cache != NULL) { /* a cross layer brings its keys once */
-        const struct attn_write_kv_args write = {.struct_size = sizeof write,
-                                                 .instance = me->real,
-                                                 .layer = args->layer,
-                                                 .params = args->params,
-                                                 .k_cache = args->k_cache,
-                                                 .v_cache = args->v_cache,
-                                                 .slot_mapping = args->batch->slot_mapping,
-                                                 .num_slots = args->batch->num_slots,
-                                                 .stream = args->stream,
-                                                 .k = args->k,
-                                                 .v = args->v};
+        struct attn_write_kv_args write = write_of_attend(args);
+        write.instance = me->real;
         attn_status status = me->kernels->write_kv(&write, error);
         if (status != ATTN_OK) {
             return status;
