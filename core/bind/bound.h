@@ -17,14 +17,14 @@ struct instance {
     const struct attn_backend_caps *caps;
     const struct attn_plugin *plugin;
     attn_instance *handle;
-    struct attn_kernels kernels; /* zero behind what the plugin knows */
+    struct attn_kernels kernels; /* a copy: slots that the plugin's version lacks are NULL */
 };
 
 /* A composed step is made of parts; each is an attend of its own with a rewritten layer. */
 enum part {
     PART_MAIN,   /* the layer itself, or what is left of it next to the others */
     PART_PREFIX, /* cascade: the common prefix, not causal, without the sinks' logits */
-    PART_REST,   /* cascade: PART_MAIN in numbers, where its own output is codes */
+    PART_REST,   /* cascade: PART_MAIN with a plain output, where the layer's is quantized */
     PART_SINK,   /* static sink: contiguous fixed keys */
     /* the step's own keys, contiguous: of a spread cache, or MLA's, projected per head */
     PART_NEW,
@@ -47,66 +47,69 @@ struct attn_layer {
     attn_model *model;
     int32_t index;
     int32_t group;           /* block-table group */
-    int32_t slot;            /* place among the layers of its group */
+    int32_t slot;            /* index among the layers of its group */
     const attn_layer *table; /* the group's first layer: one pointer that names model and group */
-    const struct layer *selected;       /* of the assignment, which the model keeps */
-    const struct attn_layer_desc *desc; /* its description */
+    const struct layer *selected;       /* the assignment's, which the model keeps alive */
+    const struct attn_layer_desc *desc; /* selected's, completed */
     attn_layer *owner; /* whose cache this one reads: itself, or its sharing target */
     struct served served[ATTN_PHASE_COUNT];
     const struct composition
-        *compositions[MAX_COMPOSITIONS + 1];          /* that serve it; ends with NULL */
-    void *data[MAX_COMPOSITIONS];                     /* by id: layer_bytes of those */
-    struct attn_layer_desc parts[PART_COUNT];         /* as kernels see them */
-    struct attn_layer_params part_params[PART_COUNT]; /* likewise */
+        *compositions[MAX_COMPOSITIONS + 1]; /* those that serve the layer; ends with NULL */
+    void *data[MAX_COMPOSITIONS]; /* by composition id: layer_bytes of memory of its own */
+    struct attn_layer_desc parts[PART_COUNT];         /* the layer as kernels see each part */
+    struct attn_layer_params part_params[PART_COUNT]; /* its parameters likewise */
     struct attn_kv_spec spec;
     struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
     bool has_v_cache;
-    int32_t num_further;             /* caches beyond those of its kind */
-    int32_t num_tables;              /* of a batch, next to its own fields, that they need */
-    struct attn_kv_view *further;    /* theirs; bound together with k_cache */
-    struct attn_layer_cache *caches; /* the same as kernels get them */
+    int32_t num_further;             /* caches of attn_layer_caches */
+    int32_t num_tables;              /* how many of attn_batch.tables these need */
+    struct attn_kv_view *further;    /* their views; bound together with k_cache */
+    struct attn_layer_cache *caches; /* the same in the form that kernels get */
     int64_t row_bytes[2];            /* of one head in k_cache and v_cache, scales not counted */
-    int64_t tokens_per_block;   /* of a block table's entry: over all ranks that share the cache */
-    struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
+    /* tokens of one entry of the block table, over all ranks that share the cache */
+    int64_t tokens_per_block;
+    struct kept_params kept[2]; /* one is in use, the other takes the next bind */
     struct kept_params *params; /* the one in use; NULL: none bound */
-    /* that hold calls prepared with its cache or parameters; guarded by attn_model.lock */
+    /* plans whose calls hold its cache or parameters; guarded by attn_model.lock */
     int32_t num_plans;
 };
 
 struct attn_model {
     attn_runtime *runtime;
-    attn_assignment *assignment; /* its layers' descriptions */
+    attn_assignment *assignment; /* kept alive: it has the layers' descriptions */
     struct attn_device device;
     struct attn_model_options options;
     struct arena arena;
     struct instance *instances;
     int32_t num_instances;
-    const struct instance *asked; /* whose memory lies at an address; NULL: cannot be asked */
+    /* its memory_device says where an address lies; NULL: no backend of the model can */
+    const struct instance *asked;
     attn_layer *layers;
     int32_t num_layers;
     int32_t num_groups;
     int32_t num_schedule_groups;
-    struct lock lock; /* of prepared[] and num_plans */
+    struct lock lock; /* guards prepared[] and num_plans of all layers */
 };
 
 /* layer.c */
 /* Rewrites the layer for each part, after binding anything that changes them. */
 void layer_rewrite_parts(attn_layer *layer);
 
-/* Prepares a part for calls with these arguments (of their phase, without what it makes), once; not
- * a step. */
+/* Calls the backend's `prepare` for a part, unless that was done. `call`: the arguments that its
+ * attends will have, `prepared` but missing. Not in a step. */
 attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_attend_args *call,
                           struct attn_error *error);
 void layer_release_states(attn_layer *layer);
-/* Likewise of all layers that read this one's cache, its own included: it is bound anew. */
+/* The same for all layers that read the cache of `owner`, itself included: it is bound anew. */
 void layer_release_readers(attn_layer *owner);
 
-/* The kernels' blocks in one of the engine's, of caches that a table of the batch addresses. */
+/* How many of the kernels' blocks make one of the engine's, in caches addressed by table `table`.
+ */
 static inline int32_t layer_parts(const attn_layer *layer, int32_t table)
 {
     return table == 0 ? layer->selected->blocks_per_entry : 1;
 }
-/* The kernels' blocks that every cache of table 0 has. */
+/* How many of the kernels' blocks every cache of table 0 has: the least of them. */
 int64_t layer_num_blocks(const attn_layer *layer);
 
 /* cache.c: refuses while a plan holds the layer: sizes, views and what kernels made of the
@@ -130,19 +133,18 @@ attn_status model_make_instance(attn_model *model, int32_t backend, struct insta
                                 struct attn_error *error);
 void instance_finish(struct instance *instance);
 
-/* Bytes of one element, or of half of one in 4-bit caches times two; see kv_row_bytes for whole
- * rows. */
+/* Bytes of a row, one slot's of one head, with the scales that stand in it (kv_scales_in_row). */
 int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value);
 /* Bytes of the scales of one slot and head: float32, a byte per 16 dims of nvfp4, TurboQuant's one
  * or two float16. */
 int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value);
-/* Rows of the layer's cache are read with arrays of attn_kv_quant_params. */
+/* Whether reading the layer's cache needs arrays of attn_kv_quant_params. */
 static inline bool layer_needs_quant_params(const struct attn_layer_desc *l)
 {
     return (l->kind == ATTN_LAYER_DECODER || l->kind == ATTN_LAYER_CROSS) &&
            (l->kv_dtype == ATTN_KV_INT8_KV || l->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD);
 }
-/* Whether kv_row_bytes counts them, since they stand behind each row unless the engine says. */
+/* Whether kv_row_bytes counts the scales, which by default stand behind each row. */
 bool kv_scales_in_row(int32_t kv_dtype);
 
 #endif

@@ -10,7 +10,6 @@
 #define MIN_VIEW 120
 #define ALIGNMENT 256
 
-/* Bytes of one key's or value's row of one head, scales not counted. */
 int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
 {
     switch (kv_dtype) {

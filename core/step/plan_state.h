@@ -13,15 +13,15 @@
 #define WORKSPACE_ALIGNMENT 256
 #define MIN_BATCH 248 /* size of attn_batch in ABI 0.2 */
 
-/* A backend's schedule: of a schedule group, for one part of a composed step. */
+/* A backend's schedule for one schedule group and one part of a composed step. */
 struct schedule {
     int32_t schedule_group;
     int32_t phase;
     int32_t part;
-    const struct attn_batch *batch; /* of the last plan; NULL: not needed by it */
-    struct attn_attend_args *args;  /* of the first layer: what plan_batch gets */
+    const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
+    struct attn_attend_args *args;  /* the first layer's: what `schedule` is called with */
     const struct instance *instance;
-    struct attn_limits limits; /* of this part: a composition may widen the plan's */
+    struct attn_limits limits; /* the plan's, which a composition may have widened */
     size_t host_bytes;
     size_t device_bytes;
     void *host;
@@ -39,10 +39,10 @@ struct launch {
 
 /* What a tensor [rows, heads, head_size] of a step must be. */
 struct tensor_form {
-    uint64_t kind; /* ndim and dtype, the eight bytes that lie side by side in attn_tensor */
+    uint64_t kind; /* ndim and dtype: eight neighbouring bytes of attn_tensor as one number */
     int64_t heads;
     int64_t head_size;
-    uint64_t device; /* likewise the eight bytes before; what the fast ways want */
+    uint64_t device; /* device_code: the eight bytes before those; checked by the fast ways alone */
 };
 
 static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
@@ -52,7 +52,6 @@ static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
     return kind;
 }
 
-/* As one number. */
 static inline uint64_t device_code(const struct attn_device *device)
 {
     uint64_t code;
@@ -78,7 +77,7 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tens
     return tensor_kind(t) == wanted->kind && tensor_has_shape(t, wanted, rows);
 }
 
-/* Likewise on the plan's own device. */
+/* tensor_is_rows, and on the plan's own device. */
 static inline bool tensor_is_rows_here(const struct attn_tensor *t,
                                        const struct tensor_form *wanted, int64_t rows)
 {
@@ -86,30 +85,29 @@ static inline bool tensor_is_rows_here(const struct attn_tensor *t,
            tensor_has_shape(t, wanted, rows);
 }
 
-/* One layer in a plan. */
+/* One layer in a plan. "Chosen": by plan_batch, for the batch at hand. */
 struct step {
-    step_program *enter;   /* what run() calls: by the last plan; it names the layer in errors */
-    step_program *program; /* the attends alone, likewise */
-    step_program *inner;   /* what a quantized output is the program around, likewise */
+    step_program *enter;   /* chosen: what run() calls; it names the layer in errors */
+    step_program *program; /* chosen: the attends, which run_general enters behind its checks */
+    step_program *inner;   /* chosen: what output_quant's program calls before it quantizes */
     attn_layer *layer;
     struct attn_error *error; /* of the run under way */
     struct tensor_form q, k, v, out;
-    bool writes; /* this layer's own cache is filled by runs */
-    /* q, k, v, out are [T, heads, D]; others bring extensions, see check_io */
-    bool plain_checks;
+    bool writes;       /* runs fill this layer's own cache */
+    bool plain_checks; /* q, k, v, out are [T, heads, D]; else see check_io */
     step_check *check_io;
-    bool fused_write;     /* attends write k and v themselves */
-    bool fused_decode;    /* likewise where one attend of decodes is the whole step */
-    bool fuses;           /* by the last plan */
-    uintptr_t no_slots;   /* by the last plan: all bits if its cache is its own and has no slots */
+    bool fused_write;     /* all attends write k and v themselves */
+    bool fused_decode;    /* an attend of decodes does so where it is the whole step */
+    bool fuses;           /* chosen: one of the two holds */
+    uintptr_t no_slots;   /* chosen: all bits set if the cache is its own and gets no slots */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
     bool checks_out;      /* out is of the activations' dtype or the attend's own form */
-    /* by the last plan: brings the k and v that are written and attended, in *io, which lives until
-     * the run ends; NULL: those of the run */
+    /* chosen: replaces *io, until the run ends, by one whose k and v are written and attended;
+     * NULL: the run's own are */
     attn_status (*bring_keys)(attn_plan *plan, struct step *step, const struct attn_step_io **io,
                               struct attn_error *error);
     struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
-    struct launch *main[2]; /* by the last plan: attends of the part itself; NULL: none */
+    struct launch *main[2]; /* chosen: attends of PART_MAIN; NULL: none */
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
     attn_status (*merge)(const struct attn_merge_states_args *args, struct attn_error *error);
@@ -134,46 +132,49 @@ struct captured {
  */
 struct made_table {
     int32_t columns;        /* 0: none is made */
-    int32_t parts;          /* kernel's blocks in an entry of the engine's */
-    int64_t rows_per_entry; /* keys, or rows of its caches, that an entry stands for */
+    int32_t parts;          /* kernels' blocks in one of the engine's */
+    int64_t rows_per_entry; /* rows of the caches in one of the engine's blocks */
     bool takes_lists;       /* a layer says needs_page_lists */
-    size_t table_at;        /* in the workspace: [max_num_reqs, columns] */
-    size_t lens_at;         /* likewise [max_num_reqs], where lists are taken */
-    int32_t *lens_host;     /* likewise on the host */
+    size_t table_at;        /* offset in the workspace: [max_num_reqs, columns] */
+    size_t lens_at;         /* offset of lengths [max_num_reqs], where lists are taken */
+    int32_t *lens_host;     /* those on the host */
 };
 
 struct attn_plan {
     attn_model *model;
     int32_t group;
     struct attn_limits limits;
-    int64_t max_reqs; /* requests of `whole`: more than the engine's, where they are cut */
+    int64_t max_reqs; /* most requests of `whole`: above the limits' where compositions cut them */
     int32_t graph;
-    struct arena arena; /* all that is the plan's own but for the schedules' memory */
+    struct arena arena; /* all of the plan's memory but the schedules' host memory */
     struct step *steps; /* by attn_layer.slot */
     struct step **step_of_slot;
     int32_t num_steps;
-    bool counted; /* in its layers' num_plans */
+    bool counted; /* its layers' num_plans count this plan */
     struct schedule *schedules;
     int32_t num_schedules;
     int32_t num_compositions;
-    const struct composition *compositions[MAX_COMPOSITIONS]; /* that serve a layer of it */
-    void *data[MAX_COMPOSITIONS];                             /* by id: plan_bytes of those */
-    struct attn_batch received;                               /* the engine's, zero-extended */
-    struct attn_batch given; /* the same, bounds and encoder lengths filled in */
-    /* the requests that kernels see, the leading ones of few queries, and the rest */
-    struct attn_batch whole, decode, prefill;
-    /* tables next to the batch's own fields: of all requests, of decodes, of prefills */
+    /* those that serve a layer of the plan; by composition id, plan_bytes of their own */
+    const struct composition *compositions[MAX_COMPOSITIONS];
+    void *data[MAX_COMPOSITIONS];
+    struct attn_batch received; /* the engine's batch, zero-extended */
+    struct attn_batch given;    /* `received` with bounds and encoder lengths filled in */
+    struct attn_batch whole;    /* `given` as compositions have cut its requests */
+    /* the leading requests of `whole` with up to decode_threshold queries, and the rest */
+    struct attn_batch decode, prefill;
+    /* attn_batch.tables of `whole`, `decode` and `prefill` */
     struct attn_batch_table *tables[3];
-    int32_t num_tables;                          /* that the layers need; 0: none */
-    struct made_table made[1 + ATTN_MAX_TABLES]; /* of the batch's own fields, of its tables */
+    int32_t num_tables; /* how many the layers need */
+    /* 0: in place of the batch's own fields, n: of tables[n - 1] */
+    struct made_table made[1 + ATTN_MAX_TABLES];
     struct attn_batch_split split;
-    int32_t num_tokens;      /* rows that tensors must have */
-    int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
+    int32_t num_tokens;      /* rows that a run's tensors must have */
+    int32_t num_key_rows;    /* rows of k and v, where keys are contiguous */
     int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan_batch */
-    const attn_layer *table; /* of its block-table group, see attn_layer.table */
+    const attn_layer *table; /* names the block-table group, see attn_layer.table */
     const attn_layer *ready; /* = table once plan_batch succeeded, else NULL */
-    uint64_t serial;         /* of the last plan_batch */
-    /* whose batch the last plan took, see plan_update_block_table; never followed */
+    uint64_t serial;         /* number of the last plan_batch */
+    /* the plan whose batch plan_update_block_table took last: compared, never dereferenced */
     const attn_plan *source;
     uint64_t source_serial;
     struct captured captured;
@@ -186,14 +187,13 @@ struct attn_plan {
     int32_t decode_threshold; /* most queries of a decode */
     int32_t num_multiprocessors;
     bool validate;
-    uint32_t vendor_ids[MAX_VENDOR_EXTENSIONS]; /* of extensions that all its layers have */
+    uint32_t vendor_ids[MAX_VENDOR_EXTENSIONS]; /* vendors' extensions that all its layers have */
     int32_t num_vendor_ids;
     bool takes_bounds; /* all its layers say host_bounds */
-    bool asked;        /* the driver, of a batch's arrays */
-    bool asked_tables; /* likewise of its tables' */
-    int32_t mode;      /* of the plan being made: enum attn_plan_mode */
-    bool capturing; /* by the last plan_batch: its runs are recorded, and nothing may wait for them
-                     */
+    bool asked;        /* the driver was asked where a batch's arrays lie */
+    bool asked_tables; /* and where those of its tables do */
+    int32_t mode;      /* enum attn_plan_mode of the plan_batch under way */
+    bool capturing;    /* runs are being recorded, and nothing may wait for them */
 };
 
 /* plan.c */
@@ -231,9 +231,9 @@ void batch_split(attn_plan *plan);
 
 /* tables.c: tables of a batch next to its own fields */
 attn_status tables_init(attn_plan *plan, struct attn_error *error);
-/* Checks those that the plan's layers need, and points the batch at copies of today's size. */
+/* Checks those that the plan's layers need, and points the batch at copies of our struct's size. */
 attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);
-/* Those of part 1 (decodes) or 2 (prefills), which begins with request `first`. */
+/* Makes plan->tables[part], 1 (decodes) or 2 (prefills), which begins with request `first`. */
 void tables_cut(const attn_plan *plan, int32_t part, int32_t first, struct attn_batch *batch);
 /* On a CPU: every block and slot that they name. */
 attn_status tables_validate(const attn_plan *plan, struct attn_error *error);
@@ -248,15 +248,15 @@ int64_t plan_tokens_per_entry(const attn_plan *plan);
 /* Rows of a block of the caches that table `number`, from 1, addresses, and tokens of a row. */
 int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row);
 attn_status block_table_init(attn_plan *plan, struct attn_error *error);
-/* Their areas of the workspace from `at`; the end of these. */
+/* Places made tables in the workspace from `at` on; returns where they end. */
 size_t block_table_lay_out(attn_plan *plan, size_t at);
-/* The batch's own fields as a table, and back. */
+/* The batch's own fields as table 0, and back. */
 struct attn_batch_table own_table(const struct attn_batch *batch);
 void own_table_put(struct attn_batch *batch, const struct attn_batch_table *table);
-/* Checks page lists and says what follows of them: lengths, and sizes of the table to be made. */
+/* Checks page lists and fills in what follows of them: lengths, sizes of the table to be made. */
 attn_status page_lists_read(attn_plan *plan, int32_t number, int32_t num_reqs,
                             struct attn_batch_table *table, struct attn_error *error);
-/* On a CPU: the engine's entries of request r. */
+/* On a CPU: the entries of request r in the engine's table or list. */
 const int32_t *table_entries(const attn_plan *plan, int32_t number,
                              const struct attn_batch_table *table, int32_t r, int64_t *count);
 /* Makes the tables on the stream and puts them in the place of the engine's in plan->given. */
