@@ -35,61 +35,68 @@ struct step;
 typedef attn_status step_program(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                  struct attn_error *error);
 
-/* Tensors that come in extensions; `writes` and `attends`: whether this run will. */
+/* Checks a run's tensors that come in extensions; `writes`, `attends`: whether the run does so. */
 typedef attn_status step_check(const attn_plan *plan, const struct step *step,
                                const struct attn_step_io *io, bool writes, bool attends,
                                struct attn_error *error);
 
-/* All but `serves` may be NULL. */
+/* All but `serves` may be NULL. `resolve` and `match` are called for every layer, what follows for
+ * layers that the composition serves. */
 struct composition {
-    /* Selecting. Any layer: checks its own extension, and says what follows from it. */
+    /* Selecting. Checks the composition's own extension and fills in struct layer what follows. */
     attn_status (*resolve)(struct layer *layer, struct attn_error *error);
-    /* any layer: what it needs of a backend, and ATTN_COMPOSE_* where the core composes it */
+    /* adds the reasons why a backend lacks parts, and ATTN_COMPOSE_* of what the core composes */
     void (*match)(struct check *check, int32_t phase);
 
     bool (*serves)(const attn_layer *layer);
 
     /* Binding a layer. */
-    size_t layer_bytes; /* zeroed memory of its own in a layer, see attn_layer.data */
-    void (*make_spec)(const attn_layer *layer, struct attn_kv_spec *spec); /* of an own layout */
+    size_t layer_bytes; /* size of attn_layer.data[id], zeroed */
+    /* fills the specification of a cache in a layout of the composition's own */
+    void (*make_spec)(const attn_layer *layer, struct attn_kv_spec *spec);
     /* may these two be in one block-table group? asked of every pair */
     bool (*same_table)(const attn_layer *a, const attn_layer *b);
-    /* the layer as kernels see it: attn_layer.parts and part_params; after each binding */
+    /* changes the layer as kernels see it, attn_layer.parts and part_params; after each binding */
     void (*rewrite_parts)(attn_layer *layer);
-    /* what the parameters must bring; nothing is kept unless it answers ATTN_OK */
+    /* checks and keeps what the parameters must bring; ATTN_OK, or nothing is kept */
     attn_status (*bind_params)(attn_layer *layer, const struct attn_layer_params *params,
                                struct attn_error *error);
-    /* what only parameters can bring, in words, or NULL if this layer needs none */
+    /* the parameters that the layer cannot run without, in words; NULL if there are none */
     const char *(*needs_params)(const attn_layer *layer);
-    /* q, k and v that scales are calculated from; returns a second part of q, or NULL. `rows` is
-     * memory for a tensor. */
+    /* sets the q, k and v that layer_calculate_scales looks at; returns a second part of q, or
+     * NULL. `rows` is memory for a tensor. */
     const struct attn_tensor *(*scale_inputs)(const struct attn_step_io *io,
                                               struct own_tensor *rows,
                                               const struct attn_tensor *tensors[3]);
 
     /* Making a plan. */
-    size_t plan_bytes; /* zeroed memory of its own in a plan, see attn_plan.data */
-    /* bits of enum part that a phase may call within the plan's limits, given those so far */
+    size_t plan_bytes; /* size of attn_plan.data[id], zeroed */
+    /* bits of enum part that a phase may call within the plan's limits; `parts`: those of the
+     * compositions before it */
     uint32_t (*parts)(const attn_plan *plan, const attn_layer *layer, int32_t phase,
                       uint32_t parts);
-    void (*describe)(struct step *step); /* what runs bring, next to a plain layer's */
+    void (*describe)(struct step *step); /* changes what runs of the layer must bring */
+    /* changes the prepared call of a part */
     void (*make_call)(const struct step *step, int32_t part, struct launch *launch);
-    /* what a vendor's plan for a part must be able to take */
+    /* widens or narrows the limits that a backend's schedule for a part is made for */
     void (*limit)(const attn_plan *plan, const attn_layer *layer, int32_t part,
                   struct attn_limits *limits);
     attn_status (*init)(attn_plan *plan, struct attn_error *error); /* memory: plan->arena */
-    int64_t (*integers)(const attn_plan *plan);    /* most that it takes by plan_take */
-    size_t (*lay_out)(attn_plan *plan, size_t at); /* its areas of the workspace; their end */
+    int64_t (*integers)(const attn_plan *plan); /* the most that it takes by plan_take */
+    /* places its areas of the workspace from `at` on; returns where they end */
+    size_t (*lay_out)(attn_plan *plan, size_t at);
 
     /* plan_batch. */
-    /* does a rank without queries of its own take part in this batch? */
+    /* whether a rank without queries of its own takes part in this batch */
     bool (*joins)(const attn_plan *plan);
-    /* the requests that kernels see: plan->given, plan->whole, before decodes are cut off */
+    /* changes plan->given and plan->whole, the requests that kernels see, before decodes are split
+     * off */
     attn_status (*cut)(attn_plan *plan, struct attn_error *error);
+    /* makes the batches of its parts */
     attn_status (*make_views)(attn_plan *plan, struct attn_error *error);
-    /* takes the step, which is then run by `run`: chooses its calls; or leaves it, false */
+    /* true: chooses the step's calls, which `run` then makes */
     bool (*choose)(attn_plan *plan, struct step *step);
-    /* puts `run` around the program that was chosen; or leaves it, false */
+    /* true: `run` stands around the program that was chosen */
     bool (*wrap)(attn_plan *plan, struct step *step);
 
     /* run(). */

@@ -21,18 +21,19 @@ struct layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc *mla;              /* or NULL */
     struct attn_recurrent_desc *gdn;        /* or NULL */
-    struct attn_layer_caches *caches;       /* or NULL; elements of today's size */
+    struct attn_layer_caches *caches;       /* or NULL; elements of our struct's size */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */
-    /* blocks of desc.block_size that an entry of the engine's block table is, 1 or more */
+    /* how many blocks of desc.block_size one entry of the engine's block table is */
     int32_t blocks_per_entry;
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
-    /* What a backend is held to next to the description, see composition.resolve. */
+    /* What compositions say of the layer (composition.resolve), for match to hold backends to. */
     uint64_t kernel;     /* ATTN_KERNEL_* of its decodes */
-    bool has_states;     /* in slots instead of keys in blocks: of no term, size or kv_dtype */
+    bool has_states;     /* states in slots, not keys: terms, sizes and kv_dtype do not count */
     bool is_latent;      /* heads and sizes are the extension's */
-    bool writes_apart;   /* keys, even by a backend whose attends write */
-    bool out_apart;      /* what attends write is not yet its output */
+    bool writes_apart;   /* keys are written by write_kv, even if attends could write them */
+    bool out_apart;      /* a later call makes the output of what attends write: output_forms do not
+                            count */
     int32_t attend_size; /* head_size of its attends */
 };
 
