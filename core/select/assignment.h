@@ -32,8 +32,7 @@ struct layer {
     bool has_states;     /* states in slots, not keys: terms, sizes and kv_dtype do not count */
     bool is_latent;      /* heads and sizes are the extension's */
     bool writes_apart;   /* keys are written by write_kv, even if attends could write them */
-    bool out_apart;      /* a later call makes the output of what attends write: output_forms do not
-                            count */
+    bool out_apart;      /* attends do not write the output itself: output_forms do not count */
     int32_t attend_size; /* head_size of its attends */
 };
 
