@@ -1,21 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of cuda_flash next to PyTorch's cuDNN and FA2 and a GEMM: checked against float32, then timed in interleaved rounds.
+"""Prefill of cuda_flash: checked against float64, timed next to other builds of it, PyTorch's cuDNN and FA2, a GEMM and a peer.
 
-usage: prefill.py CELL.so PLUGIN.so [--check] [--alone] [--time NAME+...] [--rounds N] [--seed N]
-CELL.so is prefill_cell.c. One table row a cell; times are medians over rounds of captured graphs.
+usage: prefill.py CELL.so [BUILD.so ...] PLUGIN.so [--check] [--alone] [--time NAME+...] [--peer FILE.so[:FUNCTION]]
+                  [--rounds N] [--seed N]
+CELL.so is prefill_cell.c. NAME is a cell's, or a pattern with * in it. One table row a cell; times are medians over rounds of captured
+graphs, each round in another order. PLUGIN.so is what is checked and what the others are held to: they have a column of us and times
+over its.
+
+A peer is any attention that is built elsewhere. It exports FUNCTION, peer_attend if none is named:
+    int peer_attend(const void *q, const void *k, const void *v, void *out, float *lse, int *counters, int requests, int queries,
+                    int keys, int q_heads, int kv_heads, int head_size, int causal, int window, float scale, cudaStream_t stream);
+Rows are contiguous bf16: q and out [requests, queries, q_heads, head_size], k and v [requests, keys, kv_heads, head_size]; lse is
+[requests, q_heads, queries]; counters are 4 for its own use, zero at first; window: how many keys before its own a query sees, -1 all.
+It launches on the stream, in a capture too, and returns 0, or another number for a shape that it does not take. Wrong results are
+not timed.
 """
 import argparse
 import ctypes
+import fnmatch
 import math
 import random
 import re
+import shutil
 import statistics
 import sys
+import tempfile
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 INT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+BOUND = {torch.bfloat16: 0.06, torch.float16: 0.02}  # of an element, over its row's RMS
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
 
 
@@ -37,10 +52,11 @@ def ints(values):
 class Problem:
     """queries[r] queries of requests with keys[r] keys, the queries last."""
 
-    def __init__(self, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
+    def __init__(self, library, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
                  window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
                  workspace_percent=100, form=0, behind=False, slopes=(0.0, 0.1)):
         keys = keys or queries
+        self.library = library
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
         self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
         tokens, total = sum(queries), sum(keys)
@@ -77,9 +93,9 @@ class Problem:
         c.lse = self.lse.data_ptr() if lse else None
         c.sinks = self.sinks.data_ptr() if sinks else None
         c.slopes = self.slopes.data_ptr() if alibi else None
-        assert LIBRARY.cell_size(ctypes.byref(c)) == 0
+        assert library.cell_size(ctypes.byref(c)) == 0
         self.workspace = torch.empty(max(c.bytes, 1), dtype=torch.uint8, device="cuda")
-        assert LIBRARY.cell_plan(ctypes.byref(c), POINTER(self.workspace.data_ptr()), stream()) == 0
+        assert library.cell_plan(ctypes.byref(c), POINTER(self.workspace.data_ptr()), stream()) == 0
         torch.cuda.synchronize()
 
     def fill_pages(self, page, nhd, fp8):
@@ -111,10 +127,10 @@ class Problem:
         self.cell.table, self.cell.table_stride, self.cell.blocks = self.table.data_ptr(), stride, blocks
 
     def run(self):
-        assert LIBRARY.cell_run(ctypes.byref(self.cell), stream()) == 0
+        assert self.library.cell_run(ctypes.byref(self.cell), stream()) == 0
 
     def close(self):
-        LIBRARY.cell_close(ctypes.byref(self.cell))
+        self.library.cell_close(ctypes.byref(self.cell))
 
     def numbers(self):
         """The output; of codes of e4m3 what they stand for, of nvfp4 0."""
@@ -139,9 +155,10 @@ class Problem:
             sees &= j // self.chunk == torch.div(p, self.chunk, rounding_mode="floor")
         return sees, p, j
 
-    def error(self, samples=96):
-        """Largest error of an element over its row's RMS, on some rows of each request and some heads."""
-        worst, group, out = 0.0, self.heads[0] // self.heads[1], self.numbers()
+    def error(self, samples=96, out=None):
+        """Largest error of an element over its row's RMS, on some rows of each request and some heads; of a peer's out, if given."""
+        worst, group, lse_too = 0.0, self.heads[0] // self.heads[1], out is None and self.lse is not None
+        out = self.numbers() if out is None else out
         step = 2.0 ** -25 if self.dtype == torch.float16 else 0.0  # half of what lies between f16's smallest numbers
         for r in random.sample(range(len(self.queries)), min(6, len(self.queries))):
             n = self.queries[r]
@@ -169,7 +186,7 @@ class Problem:
                 rms = want.square().mean(1, keepdim=True).sqrt() + 1e-6
                 e = (((got - want).abs() - step).clamp(min=0) / rms).max().item()
                 worst = max(worst, e if e == e else 1e9)
-                if self.lse is not None:
+                if lse_too:
                     e = (self.lse[h, self.query_starts[r] + rows].double() - lse).abs().max().item()
                     worst = max(worst, e if e == e else 1e9)
         return worst
@@ -212,23 +229,66 @@ def time_graph(made):
     return begin.elapsed_time(end) * 1e3 / copies
 
 
-def peer(problem, backend):
-    """PyTorch's launch over the same numbers, contiguous; None: it refuses."""
-    if len(set(problem.queries)) > 1 or problem.queries != problem.keys or problem.cap or problem.sinks is not None or problem.alibi or \
-            problem.chunk or max(problem.window) >= 0:
-        return None
+def open_cell(path, plugin):
+    """A cell library of its own for each plugin, since one holds one."""
+    with tempfile.NamedTemporaryFile(suffix=".so") as copy:
+        shutil.copyfile(path, copy.name)
+        library = ctypes.CDLL(copy.name)
+    assert library.cell_open(plugin.encode()) == 0
+    return library
+
+
+def open_peer(path):
+    file, _, name = path.partition(":")
+    function = getattr(ctypes.CDLL(file), name or "peer_attend")
+    function.argtypes = [POINTER] * 6 + [ctypes.c_int] * 8 + [ctypes.c_float, POINTER]
+    return function
+
+
+def torch_launch(problem, backend):
     n, heads = problem.queries[0], problem.heads
     q, k, v = (x.view(-1, n, *x.shape[1:]).transpose(1, 2) for x in (problem.q, problem.rows_k, problem.rows_v))
 
     def launch():
         with sdpa_kernel(backend):
             torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=problem.causal, enable_gqa=heads[0] != heads[1])
+    return launch
+
+
+def peer_launch(problem, function):
+    requests, n, m = len(problem.queries), problem.queries[0], problem.keys[0]
+    out, lse = torch.zeros_like(problem.out), torch.empty(requests, problem.heads[0], n, device="cuda")
+    counters = torch.zeros(4, dtype=torch.int32, device="cuda")
+
+    def launch():
+        pointers = (x.data_ptr() for x in (problem.q, problem.rows_k, problem.rows_v, out, lse, counters))
+        if function(*pointers, requests, n, m, *problem.heads, problem.size[0], problem.causal, problem.window[0], problem.cell.scale,
+                    stream()) != 0:
+            raise RuntimeError("refused")
+        return out
+    return launch
+
+
+def others(problem, peer):
+    """Launches over the same numbers, contiguous, by all who take them."""
+    made = {}
+    if problem.cap or problem.alibi or problem.chunk or problem.sinks is not None or problem.window[1] > 0 or \
+            len(set(problem.queries)) + len(set(problem.keys)) > 2:
+        return made
+    if problem.queries == problem.keys and max(problem.window) < 0:
+        made = {what: torch_launch(problem, backend) for what, backend in BACKENDS.items()}
+    if peer and problem.dtype == torch.bfloat16 and problem.size[0] == problem.size[1]:
+        made["peer"] = peer_launch(problem, peer)
+    return {what: launch for what, launch in made.items() if takes(problem, launch)}
+
+
+def takes(problem, launch):
     try:
-        launch()
+        out = launch()
         torch.cuda.synchronize()
     except RuntimeError:
-        return None
-    return launch
+        return False
+    return out is None or problem.error(32, out) < BOUND[problem.dtype]
 
 
 def tokens(n, total=16384):
@@ -247,6 +307,9 @@ CELLS |= {
     "page 16, causal 8192": dict(queries=tokens(8192), page=16),
     "page 16, causal 2048": dict(queries=tokens(2048), page=16),
     "page 64, causal 8192": dict(queries=tokens(8192), page=64),
+    "page 128, causal 8192": dict(queries=tokens(8192), page=128),
+    "page 64, full 8192": dict(queries=tokens(8192), page=64, causal=False),
+    "page 128, full 8192": dict(queries=tokens(8192), page=128, causal=False),
     "page 16 NHD, causal 8192": dict(queries=tokens(8192), page=16, nhd=True),
     "varlen 1024..3072, causal": dict(queries=[1024, 3072, 1536, 2560, 2047, 2049, 1793, 2303]),
     "D 64 full 8192": dict(queries=tokens(8192), causal=False, size=(64, 64)),
@@ -272,6 +335,8 @@ CELLS |= {
     "2048 over 8192, contiguous": dict(queries=[2048], keys=[10240]),
     "32 decodes 4096 + 4 x 512": dict(queries=[1] * 32 + [512] * 4, keys=[4096] * 32 + [512] * 4, page=64),
     "8 decodes 8192 + 8 x 128": dict(queries=[1] * 8 + [128] * 8, keys=[8192] * 8 + [128] * 8, page=64),
+    "64 x 1 over 8192": dict(queries=[1] * 64, keys=[8192] * 64, page=64),
+    "64 x 4 over 8192": dict(queries=[4] * 64, keys=[8192] * 64, page=64),
     "16 over 8192": dict(queries=[16], keys=[8192], page=64),
     "page 1, causal 8192": dict(queries=tokens(8192), page=1),
     "fp8 cache, page 64, causal 8192": dict(queries=tokens(8192), page=64, fp8=True),
@@ -345,10 +410,10 @@ def checks():
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)
 
 
-def check():
+def check(library):
     failed = done = 0
     for settings in checks():
-        problem = Problem(**settings)
+        problem = Problem(library, **settings)
         problem.run()
         torch.cuda.synchronize()
         worst = problem.error()
@@ -357,9 +422,8 @@ def check():
         problem.run()
         torch.cuda.synchronize()
         moved = not torch.equal(once.view(torch.int16), problem.out.view(torch.int16))
-        bound = 0.06 if problem.dtype == torch.bfloat16 else 0.02
         done += 1
-        if worst > bound or moved:
+        if worst > BOUND[problem.dtype] or moved:
             failed += 1
             if failed < 40:
                 print(f"FAILED {worst:.4f}{' and moves' if moved else ''}: {settings}", flush=True)
@@ -368,7 +432,7 @@ def check():
     return failed
 
 
-def check_alone():
+def check_alone(library):
     """Batch-invariant layers: requests alone give the bits that they have in a batch of more items than multiprocessors."""
     failed = done = 0
     for settings in (dict(), dict(causal=False), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(sinks=True),
@@ -378,11 +442,11 @@ def check_alone():
         queries = [random.randint(1, 1500) for _ in range(20)] + [1, 2, 9, 33]
         keys = [n + random.choice([0, random.randint(1, 2000)]) for n in queries]
         settings = dict(settings, lse=True, invariant=True)
-        whole = Problem(queries=queries, keys=keys, **settings)
+        whole = Problem(library, queries=queries, keys=keys, **settings)
         whole.run()
         torch.cuda.synchronize()
         for r in random.sample(range(20), 5) + [20, 21, 22, 23]:
-            one = Problem(queries=[queries[r]], keys=[keys[r]], **settings)
+            one = Problem(library, queries=[queries[r]], keys=[keys[r]], **settings)
             rows = slice(whole.query_starts[r], whole.query_starts[r + 1])
             own = slice(whole.key_starts[r], whole.key_starts[r + 1])
             one.q.copy_(whole.q[rows])
@@ -405,56 +469,69 @@ def check_alone():
     return failed
 
 
-def measure(names, rounds):
+def measure(libraries, names, rounds, peer, seed):
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     gemm = graph_of(lambda: torch.matmul(a, b), 1)
-    print("| cell | us | TFLOP/s | of GEMM | cuDNN / ours | FA2 / ours | error |\n| --- | --- | --- | --- | --- | --- | --- |")
+    builds = [f"build {i}" for i in range(1, len(libraries))]
+    columns = builds + list(BACKENDS) + ["peer"] * (peer is not None)
+    titles = ["cell", "us", "TFLOP/s", "of GEMM", *columns, "error"]
+    print("| " + " | ".join(titles) + " |\n|" + " --- |" * len(titles))
     for name in names:
-        problem = Problem(**CELLS[name])
-        problem.run()
-        torch.cuda.synchronize()
-        worst = problem.error(32)
-        copies = max(1, min(20, int(2e12 / problem.flops())))
-        made = {"ours": graph_of(problem.run, copies), "GEMM": gemm}
-        for backend, what in BACKENDS.items():
-            launch = peer(problem, what)
-            if launch is not None:
-                made[backend] = graph_of(launch, copies)
+        problems, errors = [], []
+        for library in libraries:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            problems.append(Problem(library, **CELLS[name]))
+            problems[-1].run()
+            torch.cuda.synchronize()
+            errors.append(problems[-1].error(32))
+        ours = problems[-1]
+        launches = {what: problem.run for what, problem in zip(builds + ["ours"], problems)} | others(ours, peer)
+        copies = max(1, min(20, int(2e12 / ours.flops())))
+        made = {what: graph_of(launch, copies) for what, launch in launches.items()} | {"GEMM": gemm}
         times = {what: [] for what in made}
         for _ in range(rounds):
-            for what, graph in made.items():
+            for what, graph in random.sample(list(made.items()), len(made)):  # what ran before it costs or spares up to 4 %
                 time_graph(graph)
                 times[what].append(min(time_graph(graph) for _ in range(2)) if what == "GEMM" else time_graph(graph))
         t = {what: statistics.median(x) for what, x in times.items()}
-        rate, top = problem.flops() / t["ours"] / 1e6, 2 * 8192**3 / t["GEMM"] / 1e6
-        ratios = " | ".join(f"{t[x] / t['ours']:.2f}" if x in t else "" for x in BACKENDS)
-        print(f"| {name} | {t['ours']:.1f} | {rate:.0f} | {rate / top:.2f} of {top:.0f} | {ratios} | {worst:.3f} |", flush=True)
-        problem.close()
-        del problem, made
+        rate, top = ours.flops() / t["ours"] / 1e6, 2 * 8192**3 / t["GEMM"] / 1e6
+        cells = [name, f"{t['ours']:.1f}", f"{rate:.0f}", f"{rate / top:.2f} of {top:.0f}"]
+        cells += [f"{t[x]:.1f}; {t[x] / t['ours']:.2f}" if x in t else "" for x in columns]
+        print("| " + " | ".join(cells + [" ".join(f"{e:.3f}" for e in errors)]) + " |", flush=True)
+        for problem in problems:
+            problem.close()
+        del problem, problems, ours, launches, made
         torch.cuda.empty_cache()
 
 
 def main():
-    global LIBRARY
     parser = argparse.ArgumentParser()
     parser.add_argument("cell")
-    parser.add_argument("plugin")
+    parser.add_argument("plugins", nargs="+")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--time", default="")
+    parser.add_argument("--peer", type=open_peer)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=None)
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
+    names = []
+    for pattern in re.split(r"(?<! )\+(?! )", args.time) if args.time else []:
+        found = [name for name in CELLS if fnmatch.fnmatchcase(name, pattern) and name not in names]
+        if not found:
+            parser.error(f"--time: no cell is named {pattern}; there are: {'; '.join(CELLS)}")
+        names += found
     print(f"seed {seed}", flush=True)
     random.seed(seed)
     torch.manual_seed(seed)
-    LIBRARY = ctypes.CDLL(args.cell)
-    assert LIBRARY.cell_open(args.plugin.encode()) == 0
-    failed = (check() if args.check else 0) + (check_alone() if args.alone else 0)
-    names = list(CELLS) if args.time == "all" else [n for n in CELLS if n in re.split(r"(?<! )\+(?! )", args.time)]
+    libraries = [open_cell(args.cell, plugin) for plugin in args.plugins]
+    failed = (check(libraries[-1]) if args.check else 0) + (check_alone(libraries[-1]) if args.alone else 0)
     if names:
-        measure(names, args.rounds)
+        for i, plugin in enumerate(args.plugins[:-1], 1):
+            print(f"build {i}: {plugin}")
+        measure(libraries, names, args.rounds, args.peer, seed)
     sys.exit(failed != 0)
 
 
