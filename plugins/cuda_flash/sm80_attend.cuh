@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attend kernel. CTAs of 4 warps that compute and 2 that copy walk segments of the plan's
- * stream of tiles. Rows of one item are (query, head of the group) of one KV head.
+ * stream of tiles. An item is a tile of rows (query, head of the group) of one KV head with all of
+ * their keys; a run is what one segment has of an item, a stage one tile of keys in shared memory.
  *   SPLIT: 16 rows; each warp takes 16 keys of a tile, and the warps join at the end of a run.
  *   else:  64 rows; each warp takes 16 rows and all keys of a tile.
  * A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. SPLIT is bound by memory, the
@@ -35,7 +36,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
     lane_queries<S::packed ? D : 32, FEW> queries;
     const lane_codes codes = find_codes<D>(a.planes, first, lane);
     lane_rows rows;
-    int stage = 0, phase = 0, q_slot = 0;
+    ring_place place;
     int32_t left = 0;      /* tiles of the run that are not done */
     int32_t tile_base = 0; /* first key of the tile */
     const gpu_run *run = nullptr;
@@ -44,16 +45,16 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
     clear_rows(m, l, o);
 #pragma unroll 1
     for (;;) {
-        barrier_wait(shared_address(&mine.full[stage]), phase);
+        barrier_wait(shared_address(&mine.full[place.stage]), place.phase);
         if (left == 0) {
-            int32_t slot = mine.run_of_stage[stage];
+            int32_t slot = mine.run_of_stage[place.stage];
             if (slot == NO_RUN) {
                 break;
             }
             run = &mine.runs[slot];
             left = run->count;
             tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + run->tile * S::tile;
-            sq = mine.q[q_slot];
+            sq = mine.q[place.q_slot];
             rows = enter_rows(p, *run, q_row + A::row(lane, 0), FEW ? 1 : 8, mine.all_see[warp]);
             high_rows = FEW || !SPLIT || run->row_tile.num_rows > 8;
             scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS || p.k.form == GPU_ROW_NVFP4
@@ -73,7 +74,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 convert_query(sq, S::q_bytes);
             }
         }
-        char *at = stage_at(mine, stage);
+        char *at = stage_at(mine, place.stage);
         /* of the lane's keys */
         const float *k_scales = (const float *)(at + 2 * S::half) + first + A::first_key(lane);
         const float *v_scales = k_scales + S::tile;
@@ -203,22 +204,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         }
         tile_base += S::tile;
         left--;
-        if (left == 0) {
-            close_values<KIND, FEW>(v_scaled, sums, o);
-            finish_run<KIND, D, SPLIT, FEW>(p, a.output, *run, at, &mine.last_one, m, l, o);
-            clear_rows(m, l, o);
-            sums = {};
-            fence_for_boxes(); /* the stage was scratch memory */
-            barrier_arrive(shared_address(&mine.q_empty[q_slot]));
-            q_slot = q_slot + 1 == S::q_buffers ? 0 : q_slot + 1;
-        }
-        /* every lane for itself: racecheck does not follow reads through __syncwarp to a barrier */
-        barrier_arrive(shared_address(&mine.empty[stage]));
-        stage++;
-        if (stage == a.stages) {
-            stage = 0;
-            phase ^= 1;
-        }
+        end_tile<KIND, D, SPLIT, FEW>(a, mine, *run, left == 0, v_scaled, place, m, l, sums, o);
     }
 }
 

@@ -146,7 +146,7 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
     float o[D / 16][4], m[2], l[2];
     value_sums sums = {};
     int2 all; /* keys that all rows see */
-    int stage = 0, phase = 0, q_slot = 0;
+    ring_place place;
     int32_t left = 0;      /* tiles of the run that are not done */
     int32_t tile_base = 0; /* the warp's first key of the tile */
     const gpu_run *run = nullptr;
@@ -154,9 +154,9 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
     clear_rows(m, l, o);
 #pragma unroll 1
     for (;;) {
-        barrier_wait(shared_address(&mine.full[stage]), phase);
+        barrier_wait(shared_address(&mine.full[place.stage]), place.phase);
         if (left == 0) {
-            int32_t slot = mine.run_of_stage[stage];
+            int32_t slot = mine.run_of_stage[place.stage];
             if (slot == NO_RUN) {
                 break;
             }
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
                 p.problem.scale * (p.k.form == GPU_ROW_NVFP4 ? cache_scale(p.k, run->head) : 1.0f);
             scale *= query_scale(p, run->head);
             scale *= p.problem.soft_cap > 0.0f ? 1.0f : LOG2E;
-            sq = mine.q[q_slot];
+            sq = mine.q[place.q_slot];
             if constexpr (KIND == KIND_INT4) {
                 prepare_digits<D>(p, *run, sq, rest, terms_of(mine));
                 q.queries.keep(rest, terms_of(mine), lane, scale);
@@ -179,7 +179,7 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
                 q.queries.keep(sq, lane);
             }
         }
-        char *at = stage_at(mine, stage);
+        char *at = stage_at(mine, place.stage);
         const float *k_scales = (const float *)(at + scale_at), *v_scales = k_scales + S::tile;
         float s[1][4];
         const sm80_plane v_plane = plane_of_head<KIND>(a, 1, run->head);
@@ -221,25 +221,12 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
         }
         tile_base += S::tile;
         left--;
-        if (left == 0) {
-            if constexpr (KIND == KIND_INT4) {
-                sums.z[0] = A::sum(sums.z[0]) * 0x1p-24f; /* as products of codes have it */
-                sums.z[1] = A::sum(sums.z[1]) * 0x1p-24f;
-            }
-            close_values<KIND, SM80_FOUR>(KIND != KIND_NVFP4, sums, o);
-            finish_run<KIND, D, true, SM80_FOUR>(p, a.output, *run, at, &mine.last_one, m, l, o);
-            clear_rows(m, l, o);
-            sums = {};
-            fence_for_boxes(); /* the stage was scratch memory */
-            barrier_arrive(shared_address(&mine.q_empty[q_slot]));
-            q_slot = q_slot + 1 == S::q_buffers ? 0 : q_slot + 1;
+        if (KIND == KIND_INT4 && left == 0) {
+            sums.z[0] = A::sum(sums.z[0]) * 0x1p-24f; /* as products of codes have it */
+            sums.z[1] = A::sum(sums.z[1]) * 0x1p-24f;
         }
-        barrier_arrive(shared_address(&mine.empty[stage]));
-        stage++;
-        if (stage == a.stages) {
-            stage = 0;
-            phase ^= 1;
-        }
+        end_tile<KIND, D, true, SM80_FOUR>(a, mine, *run, left == 0, KIND != KIND_NVFP4, place, m,
+                                           l, sums, o);
     }
 }
 

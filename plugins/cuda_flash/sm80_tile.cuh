@@ -710,6 +710,38 @@ static __device__ __forceinline__ void clear_rows(float (&m)[2], float (&l)[2], 
     }
 }
 
+/* Where a warp that computes stands in the rings of stages and of queries. */
+struct ring_place {
+    int stage = 0, phase = 0, q_slot = 0;
+};
+
+/* Ends a tile. Behind a run's last one its results leave, through the stage as scratch memory, its
+ * sums begin anew and its queries are given back. */
+template <int KIND, int D, bool SPLIT, int FEW, int ND>
+static __device__ __forceinline__ void end_tile(const sm80_params &a, shared<KIND, D, SPLIT> &mine,
+                                                const gpu_run &run, bool last, bool scaled,
+                                                ring_place &place, float (&m)[2], float (&l)[2],
+                                                value_sums &sums, float (&o)[ND][4])
+{
+    if (last) {
+        close_values<KIND, FEW>(scaled, sums, o);
+        finish_run<KIND, D, SPLIT, FEW>(a.p, a.output, run, stage_at(mine, place.stage),
+                                        &mine.last_one, m, l, o);
+        clear_rows(m, l, o);
+        sums = {};
+        fence_for_boxes(); /* the stage was scratch memory */
+        barrier_arrive(shared_address(&mine.q_empty[place.q_slot]));
+        place.q_slot = place.q_slot + 1 == shape<KIND, D, SPLIT>::q_buffers ? 0 : place.q_slot + 1;
+    }
+    /* every lane for itself: racecheck does not follow reads through __syncwarp to a barrier */
+    barrier_arrive(shared_address(&mine.empty[place.stage]));
+    place.stage++;
+    if (place.stage == a.stages) {
+        place.stage = 0;
+        place.phase ^= 1;
+    }
+}
+
 /* Values of keys outside k0 .. k1 - 1 that a box brought along become zero: 0 x NaN is NaN. Of each
  * OWN of its chunks, from first_chunk on. */
 template <int KIND, int D, int TILE, int OWN = shape<KIND, D, true>::chunks>

@@ -196,20 +196,21 @@ static __device__ __forceinline__ void compute_wide(const sm80_params &a,
     float o[S::sums][4], m[2], l[2];
     value_sums sums = {};
     wide_run r = {};
-    int stage = 0, phase = 0, turn = 0;
+    ring_place place;
+    int turn = 0;
     clear_rows(m, l, o);
 #pragma unroll 1
     for (;;) {
-        barrier_wait(shared_address(&mine.full[stage]), phase);
+        barrier_wait(shared_address(&mine.full[place.stage]), place.phase);
         if (r.left == 0) {
-            int32_t slot = mine.run_of_stage[stage];
+            int32_t slot = mine.run_of_stage[place.stage];
             if (slot == NO_RUN) {
                 break;
             }
             r = enter_wide_run<KIND, D>(p, mine.runs[slot], mine.q[0], lane,
                                         mine.all_see[threadIdx.x >> 5]);
         }
-        char *at = stage_at(mine, stage);
+        char *at = stage_at(mine, place.stage);
         int view = view_of_tile(p, *r.run, r.rows, mine.all_see[threadIdx.x >> 5], r.tile_base,
                                 r.tile_base + S::tile - 1);
         score_wide<KIND, D>(p, r, at, mine.q[0], view, lane, shown + turn * 16 * S::pitch);
@@ -221,20 +222,9 @@ static __device__ __forceinline__ void compute_wide(const sm80_params &a,
         turn ^= 1;
         r.tile_base += S::tile;
         r.left--;
-        if (r.left == 0) {
-            close_values<KIND, SM80_MANY>(S::bytes && p.v.form == GPU_ROW_SCALED, sums, o);
-            finish_run<KIND, D, true, SM80_MANY>(p, a.output, *r.run, at, &mine.last_one, m, l, o);
-            clear_rows(m, l, o);
-            sums = {};
-            fence_for_boxes(); /* the stage was scratch memory */
-            barrier_arrive(shared_address(&mine.q_empty[0]));
-        }
-        barrier_arrive(shared_address(&mine.empty[stage]));
-        stage++;
-        if (stage == a.stages) {
-            stage = 0;
-            phase ^= 1;
-        }
+        end_tile<KIND, D, true, SM80_MANY>(a, mine, *r.run, r.left == 0,
+                                           S::bytes && p.v.form == GPU_ROW_SCALED, place, m, l,
+                                           sums, o);
     }
 }
 
