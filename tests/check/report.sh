@@ -49,6 +49,14 @@ change 's/float s = 0, before = m;/float s = 0, before = m; *(volatile char *)0 
 expect 'attn-check: attend\..*: crashed with SIGSEGV$'
 expect "^  gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\..*'$"
 
+# memory that is not there: the backend's own, said without a text, and a plan's, which attn-check takes
+change 's/    if (\*prepared == NULL) {/    if (1) {/'
+"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+expect 'prepare or schedule_size: status 3 (out of memory), without a text$'
+change 's/size->device_bytes = .*/size->device_bytes = SIZE_MAX \/ 4;/'
+"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+expect 'status 3 (out of memory): schedule_size: attn-check found no 0 bytes on the host and [0-9]* on the device for it$'
+
 # what a step may not do, in the attend and in another kernel
 promise='void *volatile taken = __builtin_malloc(8); __builtin_free(taken);'
 change "s/float s = 0, before = m;/float s = 0, before = m; $promise/"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cases/side.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,9 +65,16 @@ void side_loosen(struct side *side, const struct problem *problem)
     batch->max_query_len = longest;
 }
 
-static attn_status take_plan_memory(struct side *side, const struct attn_schedule_size *size)
+static attn_status take_plan_memory(struct side *side, const struct attn_schedule_size *size,
+                                    struct attn_error *error)
 {
     attn_status status = plan_memory_init(&side->plan, side->device, size);
+    if (status == ATTN_ERROR_OUT_OF_MEMORY) {
+        snprintf(error->field, sizeof error->field, "schedule_size");
+        snprintf(error->message, sizeof error->message,
+                 "attn-check found no %zu bytes on the host and %zu on the device for it",
+                 size->host_bytes, size->device_bytes);
+    }
     side->binding.attend.schedule_host = side->plan.host;
     side->binding.attend.workspace = side->plan.device;
     side->binding.attend.limits = &side->limits;
@@ -90,7 +98,7 @@ attn_status side_prepare(struct side *side, const struct problem *problem, int32
     attn_status status = planned_prepare(&side->backend->kernels, &side->binding.attend,
                                          &side->limits, &size, error);
     side->prepared = side->binding.attend.prepared;
-    return status == ATTN_OK ? take_plan_memory(side, &size) : status;
+    return status == ATTN_OK ? take_plan_memory(side, &size, error) : status;
 }
 
 attn_status side_plan(struct side *side, int32_t mode, struct attn_error *error)

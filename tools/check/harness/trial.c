@@ -14,11 +14,27 @@ enum trial_result trial_say(struct trial *trial, enum trial_result result, const
     return result;
 }
 
+static const char *text_of(attn_status status)
+{
+    switch (status) {
+#define TEXT_CASE(name, value, text)                                                               \
+    case value:                                                                                    \
+        return text;
+        ATTN_STATUS_LIST(TEXT_CASE)
+#undef TEXT_CASE
+    default:
+        return "unknown status";
+    }
+}
+
 enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
                                     const struct attn_error *error)
 {
-    return trial_say(trial, TRIAL_FAILED, "%s: status %d: %s: %s", what, status, error->field,
-                     error->message);
+    return error->message[0] == '\0'
+               ? trial_say(trial, TRIAL_FAILED, "%s: status %d (%s), without a text", what, status,
+                           text_of(status))
+               : trial_say(trial, TRIAL_FAILED, "%s: status %d (%s): %s: %s", what, status,
+                           text_of(status), error->field, error->message);
 }
 
 enum trial_result trial_call_refused(struct trial *trial, const struct attn_error *error)
