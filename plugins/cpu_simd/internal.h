@@ -301,16 +301,10 @@ attn_status fail(struct attn_error *error, attn_status status, const char *field
                  const char *message);
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
                            struct layer_shape *shape, struct attn_error *error);
-/* what prepare found, or without its state the layer's */
-attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
-                          struct attn_error *error);
-/* enum element_type of its queries; -1: none of ours */
-int32_t query_element(const struct attn_layer_desc *layer);
 attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
                          const struct latent_parts *latent, bool tensors, struct attn_error *error);
+/* The keys that a token sees; in a sparse run entries of its list. */
 struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
-/* likewise, of the request's keys: in a sparse run not the entries of the list */
-struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token);
 /* what a KV head's raw scores are multiplied with: of the layer and its queries, and of keys, too
  */
 float query_factor(const struct problem *problem, int32_t head);

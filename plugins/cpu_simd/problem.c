@@ -35,7 +35,8 @@ static int32_t element_of_dtype(int32_t dtype)
     }
 }
 
-int32_t query_element(const struct attn_layer_desc *layer)
+/* enum element_type of the layer's queries; -1: none of ours. */
+static int32_t query_element(const struct attn_layer_desc *layer)
 {
     bool quantized = layer->q_scale_form != ATTN_SCALE_NONE;
     return element_of_dtype(quantized ? layer->q_dtype : layer->dtype);
@@ -104,8 +105,9 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     return ATTN_OK;
 }
 
-attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
-                          struct attn_error *error)
+/* What prepare found, or without its state the layer's. */
+static attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
+                                 struct attn_error *error)
 {
     if (args->prepared == NULL) {
         return shape_of_layer(args->instance->variant, args->layer, shape, error);
@@ -299,7 +301,8 @@ static void widen_by_spans(const struct problem *problem, int32_t request, int32
     }
 }
 
-struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token)
+/* The keys of its request that a token sees, whether or not they are in a sparse list. */
+static struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token)
 {
     const struct attn_layer_desc *layer = problem->layer;
     const struct attn_batch *batch = problem->batch;
