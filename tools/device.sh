@@ -91,7 +91,7 @@ prepare_cuda_flash() {
 }
 
 kernels_cuda_flash() {
-    cuda_programs "$here" "$build" || exit 1
+    cuda_programs "$here" "$build" host soak || exit 1
     check "contexts" "$build/cuda_flash_context" "$plugin"
     check "soak, $seconds s" "$build/cuda_flash_soak" "$plugin" "$build/plugins/cpu_ref/attn_cpu_ref.so" "$seconds" "$seed"
     if python3 -c 'import torch' 2>/dev/null; then
