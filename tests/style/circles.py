@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of one library or program that need each other in a circle, by the symbols of their objects: none.
 usage: circles.py FOLDER...    each has the objects of one target, as Meson lays them down (TARGET.p)
-The list of compositions is left out: it names them all, so that the rooms of the core may walk it and know none."""
+The list of compositions is left out: it names them all, so that the rooms of the core may walk it and know none. So is what a
+GPU plugin's own file says of it to the source that they share."""
 import pathlib
 import subprocess
 import sys
 
 REGISTRY = "compose_compositions.c"
+GIVEN = "gpu_vendor"
 
 
 def needs_of(folder):
@@ -18,7 +20,7 @@ def needs_of(folder):
         place, symbol = line.split(":", 1)
         kind, name = symbol.split()[-2:]
         wanted.setdefault(place[:-2], [])
-        if kind == "U":
+        if kind == "U" and name != GIVEN:
             wanted[place[:-2]].append(name)
         elif kind in "TDBRVWC":
             defined[name] = place[:-2]

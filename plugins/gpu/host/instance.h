@@ -47,7 +47,6 @@ struct attn_prepared {
 };
 
 /* output.c: outputs that are codes. */
-int32_t gpu_output_group(int32_t form); /* columns that share a scale; 0: no such form */
 /* Rows of out, in bytes; the dtype is that of numbers before they become codes. */
 struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args);
 struct gpu_output gpu_output_of(const struct attn_attend_args *args);
@@ -58,6 +57,7 @@ bool gpu_output_is_near(const struct attn_attend_args *args);
 struct gpu_tensor gpu_output_numbers(const struct attn_attend_args *args);
 const char *gpu_quantize_output(const struct attn_attend_args *args);
 /* numeric.c */
+int32_t gpu_output_group(int32_t form); /* columns that share a scale; 0: no such form */
 const char *gpu_launch_quantize(const struct gpu_device *device,
                                 const struct gpu_quantize_params *p, void *stream);
 

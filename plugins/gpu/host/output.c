@@ -3,12 +3,6 @@
  * that are quantized behind them. */
 #include "gpu/host/schedule.h"
 
-int32_t gpu_output_group(int32_t form)
-{
-    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
-    return form > ATTN_OUTPUT_PLAIN && form < ATTN_OUTPUT_FORM_COUNT ? groups[form] : 0;
-}
-
 static const struct attn_io_output_quant *given_output(const struct attn_attend_args *args)
 {
     return (const struct attn_io_output_quant *)ext_of(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
