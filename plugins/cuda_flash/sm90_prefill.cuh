@@ -247,6 +247,12 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
     ring_place<PREFILL_STAGES> stage;
+    /* Of the item; the buffer's number is read from one lane, as in matrix_at: places made of it
+     * are then in uniform registers. */
+    auto queries = [&]() {
+        const int at = S::query_buffers > 1 ? __shfl_sync(0xffffffffu, query.at, 0) : 0;
+        return matrix_again(q, at * (S::q_bytes / 16));
+    };
     int32_t left = 0, base = 0; /* of the item, the tile at `base` counted */
     float kept_m[2], kept_l[2]; /* of the item before */
     bool turns;                 /* the tile at `base` is its item's first */
@@ -260,8 +266,7 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
             x.l[0] = x.l[1] = 0.0f;
             barrier_wait(shared_address(&mine.q_full[query.at]), query.parity);
         }
-        multiply_keys<S>(matrix_again(q, query.at * (S::q_bytes / 16)),
-                         matrix_again(k, stage.at * (S::k_bytes / 16)), x.s);
+        multiply_keys<S>(queries(), matrix_again(k, stage.at * (S::k_bytes / 16)), x.s);
     };
     /* What the rows see, where that matters for the tile; there are no registers to keep it in from
      * tile to tile. */
@@ -329,10 +334,15 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         return;
     }
     turns = true;
+    /* The second group begins when the first has its scores: groups that begin together stay in
+     * step, with products of both, then weights of both. The first does not wait for this parity.
+     */
+    barrier_wait(shared_address(&mine.first_scores), 1 - group);
     begin_scores();
     prefill_rows rows;
     bool inner = look(mine.items[0], rows);
     wgmma_wait<0>();
+    arrive_once<S>(mine.first_scores);
     int adds = 0; /* the tile before, whose weights are made, is not its item's first */
     /* not as it is: an item's second tile goes the general way wherever the item stands */
     bool before_inner = false;
@@ -391,8 +401,8 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
             const prefill_item &item = mine.items[slot.at];
             int32_t tiles = left - max(item.inner_first, S::query_buffers == 1);
             if (tiles > 0) {
-                walk_inside<S>(a, mine, item, row, matrix_again(q, query.at * (S::q_bytes / 16)), k,
-                               v, places, tiles, base, stage_before(), stage, x);
+                walk_inside<S>(a, mine, item, row, queries(), k, v, places, tiles, base,
+                               stage_before(), stage, x);
                 left -= tiles;
                 base -= tiles * S::keys;
                 adds = 1;
@@ -463,6 +473,7 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
             barrier_init(shared_address(&mine.item_empty[i]), S::warps);
         }
         barrier_init(shared_address(&mine.item_wanted), 1);
+        barrier_init(shared_address(&mine.first_scores), 4);
         fence_barriers();
         fetch_map(&a.q_map);
         fetch_map(&a.k.map);

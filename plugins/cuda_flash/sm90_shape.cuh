@@ -111,6 +111,7 @@ template <class S> struct prefill_shared {
     uint64_t k_full[PREFILL_STAGES], k_empty[PREFILL_STAGES];
     uint64_t v_full[PREFILL_STAGES], v_empty[PREFILL_STAGES];
     uint64_t item_full[PREFILL_SLOTS], item_empty[PREFILL_SLOTS], item_wanted;
+    uint64_t first_scores; /* of one warp group, then of the other */
 };
 
 /* A place in a ring of COUNT and the parity of the turn. */
