@@ -89,54 +89,6 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
     }
 }
 
-/* The block of the box rows that this lane looks up, of a tile that begins at key `base`. */
-template <class S>
-static __device__ __forceinline__ int32_t block_of_lane(const prefill_params &a,
-                                                        const prefill_item &item, int32_t base,
-                                                        int lane)
-{
-    int32_t rows = a.k.box_rows, key = base + lane * rows;
-    if (!a.p.problem.paged || lane * rows >= S::keys || !is_copied(item, key, rows)) {
-        return 0;
-    }
-    return a.p.problem.block_table[item.row_tile.table + key / a.p.problem.block_size];
-}
-
-/* One tile of K or V. `block`: of block_of_lane; further: bytes that the barrier counts next to
- * it. */
-template <class S>
-static __device__ __forceinline__ void
-copy_tile(const prefill_params &a, const prefill_walk &walk, const prefill_item &item, int32_t base,
-          int32_t block, uint32_t to, uint32_t barrier, int further, int lane)
-{
-    int32_t box = walk.columns == 1 ? lane : lane / walk.columns;
-    int32_t column = lane - box * walk.columns, key = base + box * walk.box_rows;
-    bool mine = lane < walk.boxes && is_copied(item, key, walk.box_rows);
-    block = __shfl_sync(0xffffffffu, block, box);
-    int count = __popc(__ballot_sync(0xffffffffu, mine));
-    if (lane == 0) {
-        barrier_arrive_expect(barrier, count * walk.box_bytes + further);
-    }
-    __syncwarp();
-    if (!mine) {
-        return;
-    }
-    int32_t head = S::scales == PREFILL_UNSCALED ? item.head : item.head - a.first_head;
-    int32_t row = key + item.row_tile.key_start;
-    int32_t slot = a.p.problem.paged ? key % a.p.problem.block_size : 0;
-    box_place at;
-    if (walk.form == PREFILL_ROW_BOX) {
-        at = {{0, row, head * walk.head_step, 0, 0}};
-    } else if (walk.form == PREFILL_PAGE_BOX) {
-        at = {{0, 0, head * walk.head_step, slot >> 3, block}};
-    } else if (walk.form == PREFILL_ROW_COLUMNS) {
-        at = {{column * 64, row, head, 0, 0}};
-    } else {
-        at = {{column * 64, slot, head, block, 0}};
-    }
-    copy_box5(to + box * walk.row_step + column * walk.column_step, &walk.map, at, barrier);
-}
-
 template <class S>
 static __device__ __forceinline__ void copy_queries(const prefill_params &a,
                                                     const prefill_item &item, uint32_t to,
@@ -153,11 +105,23 @@ static __device__ __forceinline__ void copy_queries(const prefill_params &a,
     }
 }
 
-/* All tiles of the CTA's items, from an item's last to its first: values, or queries and keys. */
+/* All tiles of the CTA's items, from an item's last to its first: values, or queries and keys. A
+ * lane has a box of each tile. Each instruction takes the place of one of the computing warps of
+ * the same scheduler, so what can be is made once an item, and a tile's places come from those of
+ * the tile before.
+ */
 template <class S, bool VALUES>
 static __device__ __forceinline__ void copy_items(const prefill_params &a, prefill_shared<S> &mine)
 {
     const int lane = threadIdx.x & 31;
+    const prefill_walk &walk = VALUES ? a.v : a.k;
+    const int box = walk.columns == 1 ? lane : lane / walk.columns;
+    const int column = lane - box * walk.columns;
+    const bool paged = a.p.problem.paged != 0;
+    const int32_t block_size = paged ? a.p.problem.block_size : S::keys;
+    const int32_t blocks = S::keys / block_size, slots = S::keys % block_size; /* of a tile */
+    const uint32_t to = shared_address(VALUES ? mine.v[0] : mine.k[0]) + box * walk.row_step +
+                        column * walk.column_step;
     constexpr int scale_bytes = !VALUES && S::scales == PREFILL_BY_KEY ? S::keys * 4 : 0;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
@@ -170,25 +134,59 @@ static __device__ __forceinline__ void copy_items(const prefill_params &a, prefi
         if (item.tiles < 0) {
             break;
         }
-        int32_t base = tile_base(item, left - 1, S::keys);
-        int32_t block = block_of_lane<S>(a, item, base, lane);
+        /* Boxes are copied from k0 to the end of the request: behind k1 lie the step's own tokens,
+         * whose blocks are there. A lane's first key is in `before` + 1 .. end - 1 then. */
+        const int32_t end = lane < walk.boxes ? item.row_tile.length : 0;
+        const int32_t before = item.row_tile.k0 - walk.box_rows;
+        const int32_t first_head = S::scales == PREFILL_UNSCALED ? 0 : a.first_head;
+        const bool whole = walk.form == PREFILL_ROW_BOX || walk.form == PREFILL_PAGE_BOX;
+        const int32_t head = (item.head - first_head) * (whole ? walk.head_step : 1);
+        int32_t key = tile_base(item, left - 1, S::keys) + box * walk.box_rows;
+        /* of that key: its row, or slot in its block, and the block's entry */
+        int32_t row = paged ? key % block_size : key + item.row_tile.key_start;
+        const int64_t index = paged ? item.row_tile.table + key / block_size : 0;
+        const int32_t *entry = a.p.problem.block_table + index;
+        auto is_there = [&]() { return key < end && key > before; };
+        int32_t block = paged && is_there() ? *entry : 0;
         bool first = !VALUES;
-        const int32_t late = min(left, PREFILL_AHEAD);
 #pragma unroll 1
         for (; left > 0; left--) {
-            if (!VALUES && left == late && lane == 0) {
+            if (!VALUES && lane == 0 &&
+                (left == PREFILL_AHEAD || (first && left < PREFILL_AHEAD))) {
                 barrier_arrive(shared_address(&mine.item_wanted));
             }
-            int32_t next = 0;
-            if (left > 1) { /* looked up a tile ahead */
-                next = block_of_lane<S>(a, item, base - S::keys, lane);
+            const bool there = is_there();
+            box_place at = {{column * 64, row, head, block, 0}};
+            if constexpr (S::grouped) {
+                at = {{0, 0, head, row >> 3, block}};
+            }
+            const int32_t base = key; /* of the tile, in lane 0 */
+            key -= S::keys;
+            if (paged) {
+                row -= slots;
+                entry -= blocks;
+                if (row < 0) {
+                    row += block_size;
+                    entry--;
+                }
+                if (left > 1 && is_there()) { /* looked up a tile ahead */
+                    block = *entry;
+                }
+            } else {
+                row -= S::keys;
             }
             uint64_t &empty = VALUES ? mine.v_empty[stage.at] : mine.k_empty[stage.at];
             uint64_t &full = VALUES ? mine.v_full[stage.at] : mine.k_full[stage.at];
+            const int count = __popc(__ballot_sync(0xffffffffu, there));
             barrier_wait(shared_address(&empty), stage.parity ^ 1);
-            copy_tile<S>(a, VALUES ? a.v : a.k, item, base, block,
-                         shared_address(VALUES ? mine.v[stage.at] : mine.k[stage.at]),
-                         shared_address(&full), scale_bytes, lane);
+            if (lane == 0) {
+                barrier_arrive_expect(shared_address(&full), count * walk.box_bytes + scale_bytes);
+            }
+            __syncwarp();
+            if (there) {
+                copy_box5(to + stage.at * (VALUES ? S::v_bytes : S::k_bytes), &walk.map, at,
+                          shared_address(&full));
+            }
             if (scale_bytes > 0 && lane == 0) {
                 copy_span(shared_address(mine.key_scale[stage.at]), key_scales_of(a, item) + base,
                           scale_bytes, shared_address(&full));
@@ -201,8 +199,6 @@ static __device__ __forceinline__ void copy_items(const prefill_params &a, prefi
                 first = false;
             }
             stage.step();
-            base -= S::keys;
-            block = next;
         }
     }
     if (!VALUES) {

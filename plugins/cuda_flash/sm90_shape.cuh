@@ -17,6 +17,7 @@ struct prefill_shape {
     static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_, terms = TERMS,
                          scales = SCALES;
     static constexpr int query_buffers = QUERIES_;
+    static constexpr bool grouped = GROUPED;
     /* warp groups that compute, of 64 rows each */
     static constexpr int groups = GROUPS, rows = 64 * groups, warps = 4 * groups,
                          threads = 128 + 128 * groups;
@@ -135,14 +136,6 @@ static __device__ __forceinline__ const float *key_scales_of(const prefill_param
                                                              const prefill_item &item)
 {
     return a.key_scale + (item.head - a.first_head) * a.copied_rows + item.row_tile.key_start;
-}
-
-/* Keys of an item that are copied: from k0 to the end of the request, in whole boxes. Behind k1 lie
- * the step's own tokens, whose blocks are there. */
-static __device__ __forceinline__ bool is_copied(const prefill_item &item, int32_t key,
-                                                 int32_t rows)
-{
-    return key < item.row_tile.length && key + rows > item.row_tile.k0;
 }
 
 #endif
