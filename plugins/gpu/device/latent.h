@@ -24,18 +24,58 @@ GPU_INLINE float latent_number(const gpu_cache &c, const char *row, float scale,
            number_load(row + DS_MLA_SCALES_AT, ATTN_DTYPE_F32, d / DS_MLA_TILE);
 }
 
+#define LATENT_ABREAST 9 /* numbers that a lane loads together: of 576 it has 18 */
+
+GPU_INLINE float number_of(float x, int32_t dtype)
+{
+    (void)dtype;
+    return x;
+}
+
+GPU_INLINE float number_of(uint16_t x, int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_F16 ? float_of_half(x) : float_of_bf16(x);
+}
+
+/* Plain numbers of a row; raw: what the new ones are, latent and rope alike. */
+template <class raw>
+GPU_INLINE void store_latent_numbers(const gpu_latent_write_params &p, char *to, const char *latent,
+                                     const char *rope)
+{
+    const bool narrow = p.to.dtype >= ATTN_DTYPE_FP8_E4M3;
+    const number_divisor by = divisor_of(narrow ? cache_scale(p.to, 0) : 1.0f);
+    const int32_t size = p.to.head_size;
+    for (int32_t first = lane_index(); first < size; first += GPU_LANES * LATENT_ABREAST) {
+        raw numbers[LATENT_ABREAST] = {};
+#pragma unroll
+        for (int i = 0; i < LATENT_ABREAST; i++) {
+            const int32_t d = first + i * GPU_LANES;
+            if (d < size) {
+                numbers[i] =
+                    d < p.rank ? ((const raw *)latent)[d] : ((const raw *)rope)[d - p.rank];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < LATENT_ABREAST; i++) {
+            const int32_t d = first + i * GPU_LANES;
+            if (d < size) {
+                const float x = number_of(numbers[i], p.latent.dtype);
+                number_store(to, p.to.dtype, d, narrow ? divide_odd(x, by) : x);
+            }
+        }
+    }
+}
+
 /* A warp writes a row of new numbers. */
 GPU_INLINE void store_latent_row(const gpu_latent_write_params &p, char *to, const char *latent,
                                  const char *rope)
 {
     int32_t lane = lane_index();
     if (p.to.form != GPU_ROW_DS_MLA) {
-        bool narrow = p.to.dtype >= ATTN_DTYPE_FP8_E4M3;
-        number_divisor by = divisor_of(narrow ? cache_scale(p.to, 0) : 1.0f);
-        for (int32_t d = lane; d < p.to.head_size; d += GPU_LANES) {
-            float x = d < p.rank ? number_load(latent, p.latent.dtype, d)
-                                 : number_load(rope, p.rope.dtype, d - p.rank);
-            number_store(to, p.to.dtype, d, narrow ? divide_odd(x, by) : x);
+        if (p.latent.dtype == ATTN_DTYPE_F32) {
+            store_latent_numbers<float>(p, to, latent, rope);
+        } else {
+            store_latent_numbers<uint16_t>(p, to, latent, rope);
         }
         return;
     }

@@ -410,6 +410,7 @@ GPU_KERNEL(latent_sparse, gpu_latent_params)
 /* A warp per row. */
 GPU_KERNEL(latent_write, gpu_latent_write_params)
 {
+    let_later_kernels_begin();
     for (int64_t i = warp_of_grid(GPU_THREADS_latent_write); i < p.num_slots;
          i += warps_of_grid(GPU_THREADS_latent_write)) {
         int64_t slot = p.slots[i];
