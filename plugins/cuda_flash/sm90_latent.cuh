@@ -626,6 +626,59 @@ __global__ void __launch_bounds__(latent_crew<WAY>::threads, 1)
     }
 }
 
+/* Parts as the two warp groups had them: a lane has dims d and d + 1 of rows r and r + 8 from
+ * each. */
+struct latent_pieces {
+    static constexpr int ROWS = SM90_LATENT_ROWS, COUNT = ROWS * LATENT_MAX_RANK / 256, APART = 8;
+    static constexpr bool BY_ROWS = true;
+
+    static __device__ __forceinline__ int first_row(int piece)
+    {
+        return (piece & 3) * 16;
+    }
+
+    static __device__ __forceinline__ int row(int piece)
+    {
+        return first_row(piece) + ((threadIdx.x & 31) >> 2);
+    }
+
+    static __device__ __forceinline__ void
+    store(const sm90_latent_params &a, const gpu_row_tile &item, int piece, const merged_piece &x)
+    {
+        const gpu_params &p = a.p.attend;
+        const int dim = (piece >> 2) * 8 + (threadIdx.x & 3) * 2;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int32_t at_row = row(piece) + APART * h;
+            if (at_row >= item.num_rows) {
+                continue;
+            }
+            int32_t at = item.first_row + at_row, index = at / p.problem.group;
+            int64_t token = item.query_start + index, head = at - index * p.problem.group;
+            float sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
+            float *lse = dim == 0 && p.lse.data != nullptr
+                             ? &p.lse.data[head * p.lse.head + token * p.lse.row]
+                             : nullptr;
+            float factor =
+                softmax_close_base2(sink, h ? x.high.y : x.high.x, h ? x.sum.y : x.sum.x, lse) *
+                value_scale(p.k);
+            char *to = p.out.data + token * p.out.row + head * p.out.head;
+#pragma unroll
+            for (int d = 0; d < 2; d++) {
+                const float4 &o = x.o[d];
+                number_store(to, p.out.dtype, d * 256 + dim, (h ? o.z : o.x) * factor);
+                number_store(to, p.out.dtype, d * 256 + dim + 1, (h ? o.w : o.y) * factor);
+            }
+        }
+    }
+};
+
+static __global__ void __launch_bounds__(MERGE_THREADS, 1)
+    merge_latent(const __grid_constant__ sm90_latent_params a)
+{
+    merge_cuts<latent_pieces>(a);
+}
+
 template <int KIND, int WAY> static cudaError_t allow_memory()
 {
     return cudaFuncSetAttribute(attend_latent<KIND, WAY>,
@@ -636,7 +689,7 @@ template <int KIND, int WAY> static cudaError_t allow_memory()
 template <int KIND> static cudaError_t make_ready()
 {
     cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent<KIND>);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent);
     error = error ? error : allow_memory<KIND, LATENT_BY_BOXES>();
     error = error ? error : allow_memory<KIND, LATENT_BY_ROWS>();
     if constexpr (KIND == KIND_F16) {
@@ -677,10 +730,9 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
     } else if constexpr (KIND == KIND_F16) {
         error = launch_way<KIND, LATENT_BY_CODES>(*a, config);
     }
-    config.gridDim = dim3((unsigned)num_sms * MERGE_CTAS);
     config.blockDim = dim3(MERGE_THREADS);
     config.dynamicSmemBytes = 0;
-    return error ? error : cudaLaunchKernelEx(&config, merge_latent<KIND>, *a);
+    return error ? error : cudaLaunchKernelEx(&config, merge_latent, *a);
 }
 
 #endif

@@ -24,7 +24,6 @@ static cudaError_t launch(const sm90_latent_params *a, int32_t num_sms, cudaStre
     config.attrs = &attribute;
     config.numAttrs = 1;
     cudaError_t error = cudaLaunchKernelEx(&config, attend_latent_few<KIND, ROWS>, *a);
-    config.gridDim = dim3((unsigned)num_sms * FEW_MERGE_CTAS);
     config.blockDim = dim3(MERGE_THREADS);
     config.dynamicSmemBytes = 0;
     return error ? error : cudaLaunchKernelEx(&config, merge_latent_few<KIND, ROWS>, *a);

@@ -15,9 +15,7 @@
 #define FEW_SCORE_REGISTERS 184
 #define FEW_VALUE_REGISTERS 216
 #define FEW_COPY_REGISTERS 104
-#define FEW_BLOCKS 8     /* of 64 dims of a value */
-#define FEW_MERGE_STEP 8 /* parts read together */
-#define FEW_MERGE_CTAS 2 /* of a multiprocessor */
+#define FEW_BLOCKS 8 /* of 64 dims of a value */
 
 /* Numbers of a part: sums of all rows, their bases, and what their weights add up to. */
 template <int ROWS> constexpr int few_part = ROWS *(LATENT_MAX_RANK + 2);
@@ -252,80 +250,53 @@ __global__ void __launch_bounds__(FEW_THREADS, 1)
     }
 }
 
-/* Piece c * (ROWS / 8) + i of an item's parts: see finish_few. */
-template <int KIND, int ROWS>
-static __device__ __forceinline__ void merge_few_piece(const sm90_latent_params &a,
-                                                       const latent_cut &cut, int piece)
-{
-    const gpu_params &p = a.p.attend;
-    const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
-    const int c = piece / (ROWS / 8), i = piece % (ROWS / 8), column = 8 * i + (lane & 3) * 2;
-    const gpu_row_tile &item = p.schedule.segments[cut.segment].row_tile;
-    if (8 * i >= item.num_rows) { /* nor have they been written */
-        return;
+/* Pieces of an item's parts, see finish_few: 4 (c * (ROWS / 8) + i) + warp. */
+template <int KIND, int PART_ROWS> struct few_pieces {
+    static constexpr int ROWS = PART_ROWS, COUNT = ROWS * LATENT_MAX_RANK / 256, APART = 1;
+    static constexpr bool BY_ROWS = false;
+
+    static __device__ __forceinline__ int first_row(int piece)
+    {
+        return (piece >> 2) % (ROWS / 8) * 8;
     }
-    float o[4] = {}, high[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
-#pragma unroll 1
-    for (int32_t n = 0; n < cut.count; n += FEW_MERGE_STEP) {
-        float4 x[FEW_MERGE_STEP];
-        float2 m[FEW_MERGE_STEP], l[FEW_MERGE_STEP];
+
+    static __device__ __forceinline__ int row(int piece)
+    {
+        return first_row(piece) + (threadIdx.x & 3) * 2;
+    }
+
+    static __device__ __forceinline__ void
+    store(const sm90_latent_params &a, const gpu_row_tile &item, int piece, const merged_piece &x)
+    {
+        const gpu_params &p = a.p.attend;
+        const int lane = threadIdx.x & 31, c = (piece >> 2) / (ROWS / 8), warp = piece & 3;
+        const bool tells = c == 0 && warp == 0 && lane < 4;
+        const float first = close_few(p, item, row(piece), x.high.x, x.sum.x, tells);
+        const float second = close_few(p, item, row(piece) + 1, x.high.y, x.sum.y, tells);
+        const int32_t at_row = first_row(piece) + (lane >> 2);
+        const few_row out = row_of_item(p.problem, item, at_row);
+        char *to = p.out.data + out.token * p.out.row + out.head * p.out.head + c * 128 + warp * 32;
 #pragma unroll
-        for (int k = 0; k < FEW_MERGE_STEP; k++) {
-            const int64_t at = n + k == 0 ? cut.first : cut.second + (n + k - 1) * cut.step;
-            const float *part = p.schedule.parts + at * few_part<ROWS>;
-            const float *bases = part + ROWS * LATENT_MAX_RANK + column;
-            const bool real = n + k < cut.count;
-            x[k] = real ? ((const float4 *)part)[piece * 128 + thread]
-                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            m[k] = real ? *(const float2 *)bases : make_float2(-INFINITY, -INFINITY);
-            l[k] = real ? *(const float2 *)(bases + ROWS) : make_float2(0.0f, 0.0f);
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float to = high[e];
-#pragma unroll
-            for (int k = 0; k < FEW_MERGE_STEP; k++) {
-                to = fmaxf(to, e ? m[k].y : m[k].x);
-            }
-            const float base = softmax_base(to), f = exp2f(high[e] - base);
-            high[e] = to;
-            sum[e] *= f, o[e] *= f, o[2 + e] *= f;
-#pragma unroll
-            for (int k = 0; k < FEW_MERGE_STEP; k++) {
-                const float g = exp2f((e ? m[k].y : m[k].x) - base);
-                sum[e] = fmaf(g, e ? l[k].y : l[k].x, sum[e]);
-                o[e] = fmaf(g, e ? x[k].y : x[k].x, o[e]);
-                o[2 + e] = fmaf(g, e ? x[k].w : x[k].z, o[2 + e]);
+        for (int i = 0; i < 4; i++) {
+            const float4 &o = x.o[i >> 1];
+            const uint32_t y =
+                transpose(pack2<KIND>((i & 1 ? o.z : o.x) * first, (i & 1 ? o.w : o.y) * second));
+            uint16_t *at = (uint16_t *)(to + (i >> 1) * 512 + (i & 1) * 16 + (lane & 3) * 4);
+            if (at_row < item.num_rows && a.wide_out >= 2) {
+                *(uint32_t *)at = y;
+            } else if (at_row < item.num_rows) {
+                at[0] = (uint16_t)y;
+                at[1] = (uint16_t)(y >> 16);
             }
         }
     }
-    float f[2];
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        f[e] = close_few(p, item, column + e, high[e], sum[e], c == 0 && thread < 4);
-    }
-    const int32_t row = 8 * i + (lane >> 2);
-    const few_row out = row_of_item(p.problem, item, row);
-    char *to = p.out.data + out.token * p.out.row + out.head * p.out.head + c * 128 + warp * 32;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint32_t x = transpose(pack2<KIND>(o[2 * h] * f[0], o[2 * h + 1] * f[1]));
-        uint16_t *at = (uint16_t *)(to + h * 16 + (lane & 3) * 4);
-        if (row < item.num_rows && a.wide_out >= 2) {
-            *(uint32_t *)at = x;
-        } else if (row < item.num_rows) {
-            at[0] = (uint16_t)x;
-            at[1] = (uint16_t)(x >> 16);
-        }
-    }
-}
+};
 
 template <int KIND, int ROWS>
-__global__ void __launch_bounds__(MERGE_THREADS, FEW_MERGE_CTAS)
+__global__ void __launch_bounds__(MERGE_THREADS, 1)
     merge_latent_few(const __grid_constant__ sm90_latent_params a)
 {
-    merge_cuts<FEW_BLOCKS *(ROWS / 8)>(
-        a, [&](const latent_cut &cut, int piece) { merge_few_piece<KIND, ROWS>(a, cut, piece); });
+    merge_cuts<few_pieces<KIND, ROWS>>(a);
 }
 
 #endif
