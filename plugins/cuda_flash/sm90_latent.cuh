@@ -110,7 +110,10 @@ static __device__ __forceinline__ void clear_values(latent_shared &mine, int b,
         return;
     }
     barrier_group(BARRIER_CLEAR + half); /* the limits of all rows are there */
-    const int32_t low = mine.seen[half][0].x, high = mine.seen[half][SM90_LATENT_ROWS - 1].y;
+    /* by load16: a load that ptxas sees to be the same in all threads spoils its view of the loop,
+     * and wgmma's descriptors come from registers one by one */
+    const int32_t low = (int32_t)load16(shared_address(mine.seen[half])).x;
+    const int32_t high = (int32_t)load16(shared_address(&mine.seen[half][SM90_LATENT_ROWS - 2])).w;
 #pragma unroll 1
     for (int i = threadIdx.x & 127; i < GPU_TILE * (LATENT_MAX_RANK / 8); i += 128) {
         const int row = i / (LATENT_MAX_RANK / 8), chunk = i % (LATENT_MAX_RANK / 8);
@@ -206,7 +209,12 @@ soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, fl
     const int lane = threadIdx.x & 31;
     const int32_t first = r.base + t * GPU_TILE;
     const float base[2] = {softmax_base(m[0]), softmax_base(m[1])};
+    bool odd = false;
     if (!BOXES) {
+        const uint2 by_warp = load8(shared_address(mine.odd[turn][t & 7]));
+        odd = __any_sync(0xffffffffu, (by_warp.x | by_warp.y) != 0);
+    }
+    if (odd) {
         add_terms(p, mine.term[turn][t & 7], scale, base, s);
     } else {
 #pragma unroll
@@ -282,6 +290,22 @@ static __device__ __forceinline__ void take_weights(latent_shared &mine, int b, 
     fence_for_boxes();
 }
 
+/* A lane's numbers of dims 32 k .. 32 k + 31 of a row's half. */
+template <int KIND, int H>
+static __device__ __forceinline__ void pack_row(bool narrows, float factor, const float (&o)[128],
+                                                int k, uint32_t (&x)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float first = o[(4 * k + i) * 4 + 2 * H] * factor;
+        const float second = o[(4 * k + i) * 4 + 2 * H + 1] * factor;
+        x[i] = pack2<KIND>(first, second);
+        if (narrows) {
+            x[i] = pack2<KIND_BF16>(first, second);
+        }
+    }
+}
+
 /* A row of a warp group's half of the dims, 16 bytes a lane or, where out is not aligned, less. */
 template <int KIND, int H>
 static __device__ __forceinline__ void write_row(const sm90_latent_params &a, char *to, bool real,
@@ -289,25 +313,21 @@ static __device__ __forceinline__ void write_row(const sm90_latent_params &a, ch
 {
     const int part = threadIdx.x & 3;
     const bool narrows = KIND == KIND_F16 && a.p.attend.out.dtype == ATTN_DTYPE_BF16;
+    uint32_t x[4];
+    if (a.wide_out == 8) { /* one block of instructions, in which all shuffles are on their way */
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        uint32_t x[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float first = o[(4 * k + i) * 4 + 2 * H] * factor;
-            float second = o[(4 * k + i) * 4 + 2 * H + 1] * factor;
-            x[i] = pack2<KIND>(first, second);
-            if (narrows) {
-                x[i] = pack2<KIND_BF16>(first, second);
-            }
-        }
-        if (a.wide_out == 8) {
+        for (int k = 0; k < 8; k++) {
+            pack_row<KIND, H>(narrows, factor, o, k, x);
             turn_square(x);
             if (real) {
                 *(uint4 *)(to + (4 * k + part) * 16) = make_uint4(x[0], x[1], x[2], x[3]);
             }
-            continue;
         }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        pack_row<KIND, H>(narrows, factor, o, k, x);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint16_t *at = (uint16_t *)(to + (4 * k + i) * 16 + part * 4);
@@ -596,6 +616,9 @@ __global__ void __launch_bounds__(latent_crew<WAY>::threads, 1)
             store16(shared_address(mine.q) + i * 16, make_uint4(0, 0, 0, 0));
         }
         fence_for_boxes();
+    }
+    if (!BOXES && threadIdx.x < sizeof mine.odd / 8) { /* of warps that there are not, too */
+        ((uint64_t *)mine.odd)[threadIdx.x] = 0;
     }
     if (threadIdx.x == 0) {
         init_barriers<WAY>(mine, a.q_mapped);

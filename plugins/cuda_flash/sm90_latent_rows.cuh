@@ -14,6 +14,7 @@
 #define LATENT_ROPE (LATENT_COLUMNS - 1) /* the column that values do not have */
 #define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2)) /* numbers of a part */
 #define LATENT_AHEAD 2         /* tiles that boxes are fetched into the L2 before they are copied */
+#define FETCHING_QUERIES 8     /* of a request; rows that more of them list are in the L2 anyway */
 #define LATENT_COPY_WARPS 4    /* that copy rows */
 #define LATENT_CONVERT_WARPS 8 /* that make rows of 8 bits f16 */
 #define LATENT_COPY_ROWS (GPU_TILE / (LATENT_COPY_WARPS * 4)) /* of a tile, of a copying thread */
@@ -26,6 +27,7 @@ struct latent_look {
     const int32_t *list; /* positions of the query's keys; NULL: all of the request */
     const int32_t *blocks;
     int32_t first, last; /* keys that the query sees, or may see */
+    int32_t fetches;     /* rows come into the L2 first */
     int32_t base, end;   /* the run's first place in the list, or key; the list's end, or of keys */
     int32_t segment;
 };
@@ -38,6 +40,8 @@ struct latent_shared {
     const char *from[4][GPU_TILE]; /* rows of tile t & 3; NULL: nobody sees the key, it is zero */
     /* of tile t & 7, for even and odd runs: added to a key's scores; -inf: unseen */
     float term[2][8][GPU_TILE];
+    /* of such a tile, by copying warp: 1: a term is not 0, or there is a soft cap */
+    alignas(8) uint8_t odd[2][8][LATENT_CONVERT_WARPS];
     latent_look look[LATENT_CONVERT_WARPS]; /* of each copying warp's run: registers are few */
     uint64_t q_full, q_empty;
     /* A buffer's columns are there. Where threads copy rows, 0 counts the half that is copied first
@@ -46,9 +50,10 @@ struct latent_shared {
     /* Its halves may be filled again: dims 0 .. 255 and 256 .. 511. The rope column, where weights
      * lie, goes with the half of the warp group that reads them: buffer 0's with the second one. */
     uint64_t empty[2][2];
-    uint64_t weights[2];            /* of a pair's first and second tile are there */
-    uint64_t sums;                  /* of a run's weights are there */
-    int2 seen[2][SM90_LATENT_ROWS]; /* first and last key of each row, by warp group */
+    uint64_t weights[2]; /* of a pair's first and second tile are there */
+    uint64_t sums;       /* of a run's weights are there */
+    /* first and last key of each row, by warp group */
+    alignas(16) int2 seen[2][SM90_LATENT_ROWS];
 };
 
 /* The tiles of one item that a CTA has in one piece. */
@@ -126,6 +131,13 @@ static __device__ __forceinline__ uint4 load16(uint32_t from)
     return x;
 }
 
+static __device__ __forceinline__ uint2 load8(uint32_t from)
+{
+    uint2 x;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+    return x;
+}
+
 static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
@@ -169,6 +181,7 @@ static __device__ __forceinline__ latent_look look_of(const sm90_latent_params &
     look.base = run.base;
     look.end = item.k1;
     look.segment = segment;
+    look.fetches = a.wide_keys && item.query_len <= FETCHING_QUERIES;
     return look;
 }
 
@@ -220,6 +233,20 @@ static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params
     return key >= look.first && key <= look.last ? look.blocks[block_of_key(a, key)] : -1;
 }
 
+/* A row by one instruction, which the lanes of a warp do one after another; where the warps have
+ * more to do than to copy, by a line of 128 bytes each, which they do together. */
+template <int WARPS>
+static __device__ __forceinline__ void fetch_row(const char *from, int32_t bytes)
+{
+    if constexpr (WARPS == LATENT_COPY_WARPS) {
+        fetch_bytes(from, bytes);
+    } else {
+        for (int32_t i = 0; i < bytes; i += 128) {
+            fetch_line(from + i);
+        }
+    }
+}
+
 /* Address and term of the row of this lane go to those of tiles t and t + 1; the row comes into the
  * L2, by one of the CTAs that walk the same keys. */
 template <int WARPS>
@@ -227,21 +254,29 @@ static __device__ __forceinline__ void put_row(const sm90_latent_params &a, late
                                                const latent_look &look, int turn, int32_t t,
                                                int32_t key, int32_t block)
 {
+    constexpr int ROWS = GPU_TILE / WARPS;
     const gpu_params &p = a.p.attend;
     const char *from = nullptr;
     float term = block >= 0 ? 0.0f : -INFINITY;
     if (block >= 0 && sees_slowly(p.problem)) {
         term = term_slow(p.problem, p.schedule.segments[look.segment].row_tile, key);
     }
+    const int lane = threadIdx.x & 31;
+    const uint32_t odd = __ballot_sync(0xffffffffu, term != 0.0f || p.problem.soft_cap > 0.0f);
     if (tile_of_lane<WARPS>() > 1) {
         return;
     }
     t += tile_of_lane<WARPS>();
+    if (lane % ROWS == 0) {
+        mine.odd[turn][t & 7][threadIdx.x >> 5] = (odd >> lane & ((1u << ROWS) - 1)) != 0;
+    }
     mine.term[turn][t & 7][row_of_lane<WARPS>()] = term;
     if (term != -INFINITY) {
         from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
-        if (a.wide_keys && (p.schedule.abreast < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
-            fetch_bytes(from, a.row_bytes);
+        /* warps that convert have no register left for the look's */
+        if ((WARPS == LATENT_CONVERT_WARPS ? a.wide_keys : look.fetches) &&
+            (p.schedule.abreast < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
+            fetch_row<WARPS>(from, a.row_bytes);
         }
     }
     mine.from[t & 3][row_of_lane<WARPS>()] = from;

@@ -30,6 +30,11 @@ static __device__ __forceinline__ void fetch_bytes(const void *from, int bytes)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
+static __device__ __forceinline__ void fetch_line(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+
 /* Barriers that were initialised are there for TMA. */
 static __device__ __forceinline__ void fence_barriers()
 {
