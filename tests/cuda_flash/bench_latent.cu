@@ -13,6 +13,7 @@
 
 struct shape {
     int reqs, length, heads, queries, topk, form;
+    bool writes = false; /* its own row to the cache first */
     float size = 1; /* of queries: with 60 a row's largest score is far above those of most tiles */
 };
 
@@ -76,6 +77,7 @@ struct subject {
     char *cache;
     __nv_bfloat16 *q, *rope, *out;
     int *table, *top;
+    int64_t *slots;
     std::vector<int> starts, lens;
     struct attn_mla_desc desc;
     struct attn_layer_desc layer;
@@ -105,8 +107,11 @@ struct subject {
             order[i] = (int)((long long)i * 7919 % blocks);
         }
         for (int i = 0; i < tokens * s.topk; i++) {
-            keys.push_back((int)((unsigned)(i % s.topk * 1237 + i / s.topk * 31) % s.length));
+            keys.push_back((int)((unsigned)(i % s.topk * 1237 + i / s.topk * 31) %
+                                 (s.length - s.queries + 1))); /* which all queries see */
         }
+        slots = upload(std::vector<int64_t>(1, (int64_t)order[pages - 1] * BLOCK +
+                                                   (s.length - 1) % BLOCK)); /* the last row */
         table = upload(order), top = s.topk > 0 ? upload(keys) : nullptr;
         describe();
     }
@@ -145,8 +150,9 @@ struct subject {
 
     ~subject()
     {
-        for (void *p : {(void *)cache, (void *)q, (void *)rope, (void *)out, (void *)table,
-                        (void *)top, (void *)batch.query_start_loc, (void *)batch.seq_lens}) {
+        for (void *p :
+             {(void *)cache, (void *)q, (void *)rope, (void *)out, (void *)table, (void *)top,
+              (void *)slots, (void *)batch.query_start_loc, (void *)batch.seq_lens}) {
             cudaFree(p);
         }
     }
@@ -178,6 +184,20 @@ struct build {
         call(x, 0, true);
     }
 
+    void write(subject &x)
+    {
+        int64_t c_shape[] = {1, 1, RANK}, rope_shape[] = {1, 1, ROPE};
+        struct attn_tensor c = tensor(x.q, c_shape, ATTN_CODE_BFLOAT, 16);
+        struct attn_tensor rope = tensor(x.rope, rope_shape, ATTN_CODE_BFLOAT, 16);
+        struct attn_io_mla io = {{ATTN_EXT_IO_MLA, 0, sizeof io, nullptr}};
+        io.kv_c = &c, io.k_pe = &rope;
+        struct attn_write_kv_args args = {sizeof args};
+        args.next = &io.ext, args.instance = instance, args.layer = &x.layer;
+        args.params = &x.params, args.k_cache = &x.view, args.slot_mapping = x.slots;
+        args.num_slots = 1, args.stream = stream;
+        MUST(kernels->write_kv(&args, nullptr));
+    }
+
     /* One attend; plans: behind its schedule. */
     void call(subject &x, int copy, bool plans)
     {
@@ -197,6 +217,9 @@ struct build {
         args.limits = &x.limits, args.stream = stream, args.out = &out;
         if (plans) {
             MUST(kernels->schedule(&args, ATTN_PLAN_EAGER, nullptr));
+        }
+        if (x.s.writes) {
+            write(x);
         }
         struct attn_error error = ATTN_ERROR_INIT;
         auto *attend = x.s.topk > 0 ? kernels->attend_mla_sparse : kernels->attend_mla;
@@ -291,9 +314,11 @@ int main(int argc, char **argv)
           shape{32, 8192, 128, 2, 0, bf16}, shape{1, 4096, 128, 1, 0, bf16},
           shape{64, 8192, 16, 1, 0, bf16}, shape{64, 8192, 16, 2, 0, bf16},
           shape{64, 8192, 16, 4, 0, bf16}, shape{128, 4096, 128, 1, 2048, bf16},
-          shape{2, 16384, 128, 1024, 2048, bf16}, shape{5, 5000, 128, 1, 0, bf16, 60},
+          shape{2, 16384, 128, 1024, 2048, bf16}, shape{5, 5000, 128, 1, 0, bf16, false, 60},
           shape{1, 4096, 128, 1, 2048, bf16}, shape{128, 4096, 128, 1, 2048, ds},
-          shape{128, 4096, 128, 1, 0, e4m3}, shape{64, 8192, 16, 1, 0, e4m3}}) {
+          shape{128, 4096, 128, 1, 0, e4m3}, shape{64, 8192, 16, 1, 0, e4m3},
+          shape{1, 131072, 128, 1, 0, bf16, true}, shape{1, 1048576, 128, 1, 0, bf16, true},
+          shape{1, 131072, 32, 1, 0, bf16, true}, shape{1, 1048576, 32, 1, 0, bf16, true}}) {
         time_shape(s, builds, rounds);
     }
     return 0;
