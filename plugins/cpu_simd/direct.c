@@ -8,6 +8,8 @@
  * (NHD) some tokens at a time. Many rows go head by head in both. */
 #include "direct.h"
 
+enum { SOFTMAX_ROWS = 4 }; /* between which lines are asked for */
+
 static int32_t rows_of_head(const struct problem *problem, const struct work_item *item)
 {
     int32_t rows = item->num_tokens * problem->shape.group;
@@ -63,8 +65,28 @@ static const void **head_rows(const struct direct *direct, const struct direct_s
     return direct->staged_rows;
 }
 
+/* Whether arithmetic, not memory, bounds the item, of keys and of values. */
+static bool has_many_rows(const struct direct *direct)
+{
+    int32_t keys = direct->run->problem.keys.direct->many_rows;
+    int32_t values = direct->run->problem.values.direct->many_rows;
+    return keys > 0 && values > 0 && direct->rows_padded >= at_least(keys, values);
+}
+
+/* A share of the lines to come, into the second cache: softmax asks for none itself. */
+static void prefetch_some(struct direct_args *ahead, int32_t keys)
+{
+    for (int32_t i = 0; i < keys; i++) {
+        for (int32_t line = 0; line < ahead->next_lines; line++) {
+            __builtin_prefetch(ahead->next_rows[i] + ahead->next_offset + 64 * line, 0, 2);
+        }
+    }
+    ahead->next_rows += keys;
+    ahead->next_keys -= keys;
+}
+
 static void direct_softmax(const struct direct *direct, const struct direct_step *step,
-                           float *scores)
+                           float *scores, struct direct_args *ahead)
 {
     const struct problem *problem = &direct->run->problem;
     const struct layer_shape *shape = &problem->shape;
@@ -89,9 +111,21 @@ static void direct_softmax(const struct direct *direct, const struct direct_step
         .rescale = rescale,
         .value_scale = problem->values.row_scale ? direct->value_scale : NULL,
     };
-    shape->engine->softmax(&softmax);
+    const int32_t rows = softmax.rows;
+    const bool tiles = problem->values.direct->tiles && has_many_rows(direct);
+    const int32_t some = tiles ? SOFTMAX_ROWS : rows,
+                  keys = tiles ? ahead->next_keys / DIRECT_ROWS : 0;
+    for (int32_t r = 0; r < rows; r += some) {
+        prefetch_some(ahead, keys);
+        softmax.rows = at_most(some, rows - r);
+        shape->engine->softmax(&softmax);
+        softmax.scores += (int64_t)some * SCORE_STRIDE;
+        softmax.reference += some;
+        softmax.sum += some;
+        softmax.rescale += some;
+    }
     float *accumulator = (float *)(direct->scratch + at->accumulator);
-    for (int32_t r = 0; r < softmax.rows; r++) {
+    for (int32_t r = 0; r < rows; r++) {
         if (rescale[r] != 1.0f) {
             problem->instance->variant->scale_row(accumulator +
                                                       (int64_t)(index + r) * shape->width_padded,
@@ -153,19 +187,22 @@ static void step_of_values(const struct direct *direct, const struct direct_step
     args.key_rows =
         (const char *const *)head_rows(direct, step, &problem->values, &stage, &args.offset);
     float *scores = step_scores(direct, step);
-    if (step->from == 0) {
-        direct_softmax(direct, step, scores);
-    }
     ahead_of_values(direct, step, &args);
+    if (step->from == 0) {
+        direct_softmax(direct, step, scores, &args);
+    }
     problem->values.direct->values(
         accumulator, (const char *)scores + step->from * shape->engine->element_bytes, &args);
 }
 
-/* Whether arithmetic, not memory, bounds the item. */
-static bool has_many_rows(const struct direct *direct)
+static void clear_sums(float *accumulator, float *reference, float *sum, int32_t rows,
+                       int32_t width)
 {
-    int32_t many = direct->run->problem.keys.direct->many_rows;
-    return many > 0 && direct->rows_padded >= many;
+    memset(accumulator, 0, (size_t)rows * (size_t)width * sizeof(float));
+    for (int32_t r = 0; r < rows; r++) {
+        reference[r] = -INFINITY;
+        sum[r] = 0.0f;
+    }
 }
 
 static void direct_init(struct direct *direct, const struct attend_run *run,
@@ -215,18 +252,14 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
             engine->pack(q, scratch + at->keys, direct->rows_padded, shape->depth_padded);
         }
     }
-    memset(scratch + at->accumulator, 0,
-           (size_t)rows * (size_t)shape->width_padded * sizeof(float));
     memset(scratch + at->zero_row, 0,
            (size_t)at_least(shape->width_padded, shape->depth_padded) *
                (size_t)shape->engine->element_bytes);
     /* rows past the group keep zero probabilities */
     memset(scratch + at->scores, 0,
            (size_t)(direct->bunch * direct->rows_padded) * SCORE_STRIDE * sizeof(float));
-    for (int32_t m = 0; m < rows; m++) {
-        ((float *)(scratch + at->reference))[m] = -INFINITY;
-        ((float *)(scratch + at->sum))[m] = 0.0f;
-    }
+    clear_sums((float *)(scratch + at->accumulator), (float *)(scratch + at->reference),
+               (float *)(scratch + at->sum), rows, shape->width_padded);
     memset(direct->key_scale, 0, TILE_KEYS * sizeof(float));
     memset(direct->value_scale, 0, TILE_KEYS * sizeof(float));
     memset(direct->key_zero, 0, TILE_KEYS * sizeof(int32_t));
@@ -358,9 +391,11 @@ static void finish_head(const struct direct *direct, struct interval common, int
     float *sum = (float *)(direct->scratch + run->layout.sum) + row;
     float *accumulator =
         (float *)(direct->scratch + run->layout.accumulator) + (int64_t)row * shape->width_padded;
-    void (*to_plain_order)(float *, int32_t) = run->problem.values.direct->finish;
-    for (int32_t r = 0; r < item->num_tokens * shape->group && to_plain_order != NULL; r++) {
-        to_plain_order(accumulator + (int64_t)r * shape->width_padded, shape->width_padded);
+    const struct direct_engine *engine = run->problem.values.direct;
+    const int32_t rows = direct->rows_padded;
+    if (engine->finish != NULL && !engine->finish(accumulator, rows, shape->width_padded)) {
+        clear_sums(accumulator, reference, sum, rows, shape->width_padded);
+        common = (struct interval){item->key_begin, item->key_begin};
     }
     const struct interval edges[] = {{item->key_begin, common.low}, {common.high, item->key_end}};
     for (int32_t i = 0; i < 2; i++) {
@@ -372,15 +407,19 @@ static void finish_head(const struct direct *direct, struct interval common, int
     finish_item(run, item, item->head + h, accumulator, reference, sum, direct->scratch);
 }
 
-/* Listed rows stay at the plain size: lists of MLA's rows are 5 % slower by larger tiles. */
+/* Vectors read a list's rows in tiles of the plain size: larger ones are 5 % slower. */
 static int32_t tile_size(const struct direct *direct)
 {
     const struct direct_engine *engine = direct->run->problem.keys.direct;
-    if (engine->half_tile_rows > 0 && direct->rows_padded >= engine->half_tile_rows) {
-        return DIRECT_KEYS / 2;
-    }
-    bool larger = has_many_rows(direct) && direct->run->problem.shape.topk == 0;
+    bool larger = has_many_rows(direct) && (engine->tiles || direct->run->problem.shape.topk == 0);
     return larger ? DIRECT_MOST_KEYS : DIRECT_KEYS;
+}
+
+/* Nothing has asked for an item's first rows; those of a list are few, then. */
+static int32_t first_tile(const struct direct *direct, int32_t whole)
+{
+    bool listed = direct->run->problem.shape.topk > 0;
+    return listed && direct->run->problem.keys.direct->tiles ? DIRECT_KEYS / 2 : whole;
 }
 
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch)
@@ -388,12 +427,14 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
     struct direct direct;
     struct interval common = common_keys(run, item);
     direct_init(&direct, run, item, scratch);
-    const int32_t tile_keys = tile_size(&direct);
+    const int32_t whole = tile_size(&direct);
+    int32_t tile_keys = first_tile(&direct, whole);
     int32_t next_n = find_tile(&direct, common.low, at_most(tile_keys, common.high - common.low));
-    for (int32_t first = common.low; first < common.high; first += tile_keys) {
+    for (int32_t first = common.low, next = first; first < common.high; first = next) {
         struct direct_step step = {.first = first, .n = next_n};
         swap_tiles(&direct);
-        int32_t next = at_most(first + tile_keys, common.high);
+        next = at_most(first + tile_keys, common.high);
+        tile_keys = at_most(2 * tile_keys, whole);
         next_n = find_tile(&direct, next, at_most(tile_keys, common.high - next));
         step.next_n = next_n;
         for (int32_t h = 0; h < item->num_heads && step.n > 0; h = step.end_head) {

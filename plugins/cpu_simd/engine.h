@@ -4,6 +4,7 @@
 #ifndef CPU_SIMD_ENGINE_H
 #define CPU_SIMD_ENGINE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -89,13 +90,15 @@ struct direct_engine {
     void (*scores)(float *scores, const void *q, const struct direct_args *args);
     /* acc[row] += p[row] V, with columns in the engine's own order */
     void (*values)(float *acc, const void *p, const struct direct_args *args);
-    void (*finish)(float *row, int32_t width); /* into plain order, in place; NULL: it is */
-    /* with so many rows of a head or more half a tile is better: it stays in L1 next to what they
-     * sum; 0: never */
-    int32_t half_tile_rows;
+    /* a head's sums into plain order, in place; false: non-finite ones may be in wrong columns, and
+     * only the packed way has them right; NULL: it is */
+    bool (*finish)(float *sums, int32_t rows, int32_t width);
     /* with so many arithmetic is the bound, and what they sum comes from L2 for each call: twice a
      * tile is better, and heads one after the other wherever they lie; 0: never */
     int32_t many_rows;
+    /* many rows go by tiles, so fast that a softmax, too, has lines to ask for, and twice a tile is
+     * better for rows of a list, too, behind a smaller one that nothing has asked for */
+    bool tiles;
     /* brings a row of q into the order and form of scores, and returns its scale; NULL: it is */
     float (*order)(void *q, int32_t n);
     /* then all rows of a head into what scores takes, over memory of their size; NULL: they are */

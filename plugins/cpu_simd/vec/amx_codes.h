@@ -66,7 +66,7 @@ INLINE bool e4m3_nan(const struct e4m3_lookup *lookup)
 /* Up to 16 keys from `first` on, dims 64 c .. 64 c + 63, as two left operands. Returns whether the
  * short tables met a NaN. */
 INLINE bool fp8_widen_keys(uint16_t *out, const struct direct_args *args, int32_t first, int32_t c,
-                           const int short_tables)
+                           const int short_tables, struct lines *lines)
 {
     const struct code_lookup whole = code_lookup_of(args, CODES_FP8);
     struct e4m3_lookup lookup = e4m3_begin();
@@ -80,14 +80,16 @@ INLINE bool fp8_widen_keys(uint16_t *out, const struct direct_args *args, int32_
         }
         _mm512_store_si512(out + 32 * i, x);
         _mm512_store_si512(out + TILE_ELEMENTS + 32 * i, y);
+        lines_step(lines);
     }
     return short_tables && e4m3_nan(&lookup);
 }
 
-static void fp8_stage_keys(uint16_t *out, const struct direct_args *args, int32_t first, int32_t c)
+static void fp8_stage_keys(uint16_t *out, const struct direct_args *args, int32_t first, int32_t c,
+                           struct lines *lines)
 {
-    if (args->element != ELEMENT_E4M3 || fp8_widen_keys(out, args, first, c, 1)) {
-        fp8_widen_keys(out, args, first, c, 0);
+    if (args->element != ELEMENT_E4M3 || fp8_widen_keys(out, args, first, c, 1, lines)) {
+        fp8_widen_keys(out, args, first, c, 0, lines);
     }
 }
 
@@ -130,13 +132,12 @@ static void amx_fp8_scores(float *scores, const void *q, const struct direct_arg
     _Alignas(64) uint16_t keys[2][2 * TILE_ELEMENTS];
     const int32_t chunks = args->depth / 64, groups = (args->keys + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t stride = 4 * (int64_t)args->rows, unit = 16 * stride;
-    struct bursts bursts = bursts_begin(args, chunks * groups);
+    struct lines lines = lines_begin(args, chunks * groups * TILE_ROWS);
     for (int32_t g = 0; g < groups; g++) {
         const char *left = q;
         _tile_zero(0);
         for (int32_t c = 0; c < chunks; c++, left += 2 * unit) {
-            fp8_stage_keys(keys[c % 2], args, g * TILE_ROWS, c);
-            bursts_step(&bursts);
+            fp8_stage_keys(keys[c % 2], args, g * TILE_ROWS, c, &lines);
             tiles_and_memory();
             _tile_loadd(2, keys[c % 2], 64);
             _tile_loadd(6, left, stride);
@@ -153,7 +154,7 @@ static void amx_fp8_scores(float *scores, const void *q, const struct direct_arg
 
 /* Keys first .. first + 31, 64 columns from args->column on: four right operands. */
 INLINE bool fp8_widen_values(uint16_t *out, const struct direct_args *args, int32_t first,
-                             const int short_tables)
+                             const int short_tables, struct lines *lines)
 {
     const struct code_lookup whole = code_lookup_of(args, CODES_FP8);
     struct e4m3_lookup lookup = e4m3_begin();
@@ -176,14 +177,30 @@ INLINE bool fp8_widen_values(uint16_t *out, const struct direct_args *args, int3
         for (int32_t t = 0; t < 4; t++) {
             _mm512_store_si512(out + t * TILE_ELEMENTS + 32 * i, pair[t]);
         }
+        lines_step(lines);
     }
     return short_tables && e4m3_nan(&lookup);
 }
 
-static void fp8_stage_values(uint16_t *out, const struct direct_args *args, int32_t first)
+static void fp8_stage_values(uint16_t *out, const struct direct_args *args, int32_t first,
+                             struct lines *lines)
 {
-    if (args->element != ELEMENT_E4M3 || fp8_widen_values(out, args, first, 1)) {
-        fp8_widen_values(out, args, first, 0);
+    if (args->element != ELEMENT_E4M3 || fp8_widen_values(out, args, first, 1, lines)) {
+        fp8_widen_values(out, args, first, 0, lines);
+    }
+}
+
+/* Up to 32 keys' probabilities of 16 rows; what is behind them is never looked at. */
+INLINE void amx_load_probabilities(uint16_t *left, const uint16_t *p, int32_t rows, int32_t keys)
+{
+    __mmask32 some = keys >= 32 ? 0xffffffffu : (1u << keys) - 1u;
+#pragma GCC unroll 16
+    for (int32_t r = 0; r < TILE_ROWS; r++) {
+        __m512i row = _mm512_setzero_si512();
+        if (r < rows) {
+            row = _mm512_maskz_loadu_epi16(some, p + (int64_t)r * 2 * SCORE_STRIDE);
+        }
+        _mm512_store_si512(left + 32 * r, row);
     }
 }
 
@@ -193,7 +210,7 @@ static void amx_fp8_values(float *acc, const void *p, const struct direct_args *
     _Alignas(64) float sums[4][TILE_ROWS][16];
     const int32_t steps = (args->keys + 31) / 32;
     struct direct_args block = *args;
-    struct bursts bursts = bursts_begin(args, args->depth / 64 * steps);
+    struct lines lines = lines_begin(args, args->depth / 64 * steps * TILE_ROWS);
     for (int32_t s = 0; s < steps; s++) {
         amx_load_probabilities(left[s], (const uint16_t *)p + 32 * s, args->rows,
                                args->keys - 32 * s);
@@ -205,8 +222,7 @@ static void amx_fp8_values(float *acc, const void *p, const struct direct_args *
         _tile_zero(2);
         _tile_zero(3);
         for (int32_t s = 0; s < steps; s++) {
-            fp8_stage_values(pairs[s], &block, 32 * s);
-            bursts_step(&bursts);
+            fp8_stage_values(pairs[s], &block, 32 * s, &lines);
             tiles_and_memory();
             _tile_loadd(4, left[s], 64);
             _tile_loadd(6, pairs[s], 64);

@@ -2,39 +2,59 @@
 /* Decode of 5 to 16 rows on AMX, keys and values read where they lie: MLA's heads, and the heads of
  * several queries over one key head.
  *
- * Scores: keys are the left operand, 16 of a tile where they lie, and queries the right one. 64
- * keys of 576 dims: 72 tdpbf16ps (1152 cycles), of queries that are transposed once an item.
- * Values: two rows are interleaved into pairs (2 loads, 2 shuffles and 2 stores for 32 columns); 64
- * keys of 512 columns: 64 tdpbf16ps (1024 cycles), 2048 stores. Vectors would take 544 cycles a
- * key. */
+ * Scores: keys are the left operand, 16 of a tile where they lie, and queries the right one. 128
+ * keys of 576 dims: 144 tdpbf16ps (2304 cycles), of queries that are transposed once an item.
+ * Values are the right operand where they lie, too: a tile of 16 keys pairs each even column with
+ * the odd one behind it, so it meets probabilities with zeros between them, once for the even
+ * columns and once for the odd. That is twice the products, 256 for 128 keys of 512 columns (4096
+ * cycles), and no instruction for a value. A line comes from L2 once for scores and once for values
+ * (some 1.5 cycles), what is summed once for 128 keys. Zero times a value that is infinite or NaN
+ * is NaN in its neighbour's column: amx_direct_finish looks for it. */
 #ifndef CPU_SIMD_AMX_DIRECT_H
 #define CPU_SIMD_AMX_DIRECT_H
 
 #include "amx_chain.h"
 #include "bf16_direct.h"
 
-enum { AMX_LEAST_ROWS = 5, TILE_ROWS = 16 };
+enum { AMX_LEAST_ROWS = 5, TILE_ROWS = 16, MOST_GROUPS = DIRECT_MOST_KEYS / TILE_ROWS };
 
-/* A burst of prefetches that is asked for `share` times in each of few steps, too many lines for L1
- * and the buffers of its misses. */
-struct bursts {
-    struct burst burst;
-    int32_t share;
+/* Lines to come, into L2, evenly over the steps of a call: L1 and the buffers of its misses are for
+ * what tiles load. */
+struct lines {
+    const char *at;
+    const char *row_end;
+    const char *const *row;
+    int64_t offset;
+    int64_t row_bytes;
+    int32_t left;
+    int32_t share; /* of a step */
 };
 
-INLINE struct bursts bursts_begin(const struct direct_args *args, int32_t steps)
+INLINE struct lines lines_begin(const struct direct_args *args, int32_t steps)
 {
-    int32_t share = (args->next_keys + steps - 1) / steps;
-    share = share > 1 ? share : 1;
-    struct bursts bursts = {burst_begin(args, steps * share), share};
-    bursts.burst.far = true;
-    return bursts;
+    struct lines lines = {.row = args->next_rows,
+                          .offset = args->next_offset,
+                          .row_bytes = 64 * (int64_t)args->next_lines,
+                          .left = args->next_keys * args->next_lines};
+    lines.share = (lines.left + steps - 1) / steps;
+    if (lines.left > 0) {
+        lines.at = *lines.row + lines.offset;
+        lines.row_end = lines.at + lines.row_bytes;
+    }
+    return lines;
 }
 
-INLINE void bursts_step(struct bursts *bursts)
+INLINE void lines_step(struct lines *lines)
 {
-    for (int32_t i = 0; i < bursts->share; i++) {
-        prefetch_burst(&bursts->burst);
+    int32_t n = lines->share < lines->left ? lines->share : lines->left;
+    lines->left -= n;
+    for (; n > 0; n--) {
+        __builtin_prefetch(lines->at, 0, 2);
+        lines->at += 64;
+        if (lines->at == lines->row_end && lines->left + n > 1) {
+            lines->at = *++lines->row + lines->offset;
+            lines->row_end = lines->at + lines->row_bytes;
+        }
     }
 }
 
@@ -66,41 +86,133 @@ static void amx_direct_pack(void *q, void *memory, int32_t rows, int32_t depth)
     }
 }
 
-/* 16 keys from `first` on: where they lie, or NULL if they are not equally far from each other. */
-INLINE const uint16_t *amx_keys(const struct direct_args *args, int32_t first, int64_t *stride)
+/* Keys by groups of 16, a tile's: where they lie, if they are equally far from each other. */
+struct groups {
+    const struct direct_args *args;
+    int32_t count;
+    const char *at[MOST_GROUPS]; /* NULL: apart, or fewer than 16 */
+    int64_t stride[MOST_GROUPS];
+    const char *rows[DIRECT_MOST_KEYS]; /* of such; behind the last key the last one again */
+};
+
+INLINE void find_group(struct groups *groups, int32_t g)
 {
-    if (first + TILE_ROWS > args->keys) {
-        return NULL;
-    }
-    const char *const *rows = args->key_rows + first;
-    *stride = rows[1] - rows[0];
-    for (int32_t i = 2; i < TILE_ROWS; i++) {
-        if (rows[i] - rows[i - 1] != *stride) {
-            return NULL;
+    const struct direct_args *args = groups->args;
+    const char *const *rows = args->key_rows + (int64_t)TILE_ROWS * g;
+    groups->at[g] = NULL;
+    if (TILE_ROWS * (g + 1) <= args->keys) {
+        const __m512i stride = _mm512_set1_epi64(rows[1] - rows[0]);
+        __m512i low = _mm512_sub_epi64(_mm512_loadu_si512(rows + 1), _mm512_loadu_si512(rows));
+        __m512i high = _mm512_sub_epi64(_mm512_loadu_si512(rows + 8), _mm512_loadu_si512(rows + 7));
+        if ((_mm512_cmpneq_epi64_mask(low, stride) | _mm512_cmpneq_epi64_mask(high, stride)) == 0) {
+            groups->at[g] = rows[0] + args->offset;
+            groups->stride[g] = rows[1] - rows[0];
+            return;
         }
     }
-    return (const uint16_t *)(rows[0] + args->offset);
+    for (int32_t j = TILE_ROWS * g; j < TILE_ROWS * (g + 1); j++) {
+        groups->rows[j] = (const char *)key_row(args, j);
+    }
 }
 
-/* A tile of 16 keys by 32 dims, through `copy` where they do not lie as a tile does. */
-#define AMX_LOAD_KEYS(tile, group)                                                                 \
-    if (place[group] != NULL) {                                                                    \
-        _tile_loadd(tile, place[group] + 32 * c, stride[group]);                                   \
+INLINE struct groups find_groups(const struct direct_args *args)
+{
+    struct groups groups;
+    groups.args = args;
+    groups.count = (args->keys + TILE_ROWS - 1) / TILE_ROWS;
+    for (int32_t g = 0; g < groups.count; g++) {
+        find_group(&groups, g);
+    }
+    return groups;
+}
+
+/* `count` groups from `first` on are where tiles are read. */
+INLINE bool in_place(const struct groups *groups, int32_t first, int32_t count)
+{
+    bool all = true;
+    for (int32_t g = first; g < first + count; g++) {
+        all = all && groups->at[g] != NULL;
+    }
+    return all;
+}
+
+/* 64 bytes from `byte` on of a group's rows as a tile. */
+INLINE const void *gather(uint16_t *copy, const struct groups *groups, int32_t g, int64_t byte)
+{
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < TILE_ROWS; i++) {
+        const char *row = groups->rows[TILE_ROWS * g + i];
+        _mm512_store_si512(copy + 32 * i, _mm512_loadu_si512(row + byte));
+    }
+    tiles_and_memory();
+    return copy;
+}
+
+/* Likewise into a register; `whole`: they are in place, where they are not read again soon. */
+#define LOAD_GROUP(tile, g, byte, whole)                                                           \
+    if ((whole) || groups->at[g] != NULL) {                                                        \
+        _tile_stream_loadd(tile, groups->at[g] + (byte), groups->stride[g]);                       \
     } else {                                                                                       \
-        for (int32_t i = 0; i < TILE_ROWS; i++) {                                                  \
-            const uint16_t *key = key_row(args, TILE_ROWS * (group) + i) + 32 * c;                 \
-            _mm512_store_si512(copy[(group) % 2] + 32 * i, _mm512_loadu_si512(key));               \
-        }                                                                                          \
-        tiles_and_memory();                                                                        \
-        _tile_loadd(tile, copy[(group) % 2], 64);                                                  \
+        _tile_loadd(tile, gather(copy[(tile) % 4], groups, g, byte), 64);                          \
     }
 
-#define AMX_SCORES(group, tile)                                                                    \
-    if ((group) < groups) {                                                                        \
-        AMX_LOAD_KEYS(tile, group)                                                                 \
-        _tile_dpbf16ps(group, tile, 6);                                                            \
-        bursts_step(&bursts);                                                                      \
+/* Sums of a group, [16 keys][16 rows], by row. */
+INLINE void amx_store_scores(float *scores, const float *sums, int32_t rows)
+{
+    __m512 block[TILE_ROWS];
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < TILE_ROWS; i++) {
+        block[i] = _mm512_load_ps(sums + TILE_ROWS * i);
     }
+    vf_transpose(block);
+#pragma GCC unroll 16
+    for (int32_t r = 0; r < TILE_ROWS; r++) {
+        if (r < rows) {
+            _mm512_storeu_ps(scores + (int64_t)r * SCORE_STRIDE, block[r]);
+        }
+    }
+}
+
+#define SCORE_GROUP(i, tile)                                                                       \
+    if ((i) < count) {                                                                             \
+        LOAD_GROUP(tile, first + (i), c, whole)                                                    \
+        lines_step(lines);                                                                         \
+        _tile_dpbf16ps(i, tile, 4);                                                                \
+        lines_step(lines);                                                                         \
+    }
+
+/* Up to four groups; `whole`, a constant: four that are in place. */
+INLINE void amx_score_groups(float *scores, const char *q, const struct groups *groups,
+                             int32_t first, const int whole, struct lines *lines)
+{
+    _Alignas(64) float sums[4][TILE_ROWS * TILE_ROWS];
+    _Alignas(64) uint16_t copy[4][TILE_ELEMENTS];
+    const int32_t count = whole ? 4 : groups->count - first < 4 ? groups->count - first : 4;
+    const int64_t q_stride = 4 * (int64_t)groups->args->rows;
+    const int64_t bytes = 2 * (int64_t)groups->args->depth;
+    tiles_and_memory();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t c = 0; c < bytes; c += 64, q += TILE_ROWS * q_stride) {
+        _tile_loadd(4, q, q_stride);
+        SCORE_GROUP(0, 5)
+        SCORE_GROUP(1, 6)
+        SCORE_GROUP(2, 7)
+        SCORE_GROUP(3, 5)
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    tiles_and_memory();
+    for (int32_t g = 0; g < count; g++) {
+        amx_store_scores(scores + (int64_t)(first + g) * TILE_ROWS, sums[g], groups->args->rows);
+    }
+}
+
+#undef SCORE_GROUP
 
 static void amx_direct_scores(float *scores, const void *q, const struct direct_args *args)
 {
@@ -108,80 +220,74 @@ static void amx_direct_scores(float *scores, const void *q, const struct direct_
         bf16_direct_scores(scores, q, args);
         return;
     }
-    _Alignas(64) uint16_t copy[2][TILE_ELEMENTS];
-    _Alignas(64) float sums[DIRECT_KEYS / TILE_ROWS][TILE_ROWS * TILE_ROWS];
-    const int32_t chunks = args->depth / 32, groups = (args->keys + TILE_ROWS - 1) / TILE_ROWS;
-    const uint16_t *place[DIRECT_KEYS / TILE_ROWS];
-    int64_t stride[DIRECT_KEYS / TILE_ROWS] = {0};
-    struct bursts bursts = bursts_begin(args, chunks * groups);
-    for (int32_t g = 0; g < groups; g++) {
-        place[g] = amx_keys(args, g * TILE_ROWS, &stride[g]);
-    }
-    tiles_and_memory();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int32_t c = 0; c < chunks; c++) {
-        _tile_loadd(6, (const uint16_t *)q + (int64_t)32 * c * args->rows, 4 * (int64_t)args->rows);
-        AMX_SCORES(0, 4)
-        AMX_SCORES(1, 5)
-        AMX_SCORES(2, 4)
-        AMX_SCORES(3, 5)
-    }
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
-    tiles_and_memory();
-    for (int32_t g = 0; g < groups; g++) {
-        __m512 block[TILE_ROWS];
-#pragma GCC unroll 16
-        for (int32_t i = 0; i < TILE_ROWS; i++) {
-            block[i] = _mm512_load_ps(sums[g] + TILE_ROWS * i);
-        }
-        vf_transpose(block);
-#pragma GCC unroll 16
-        for (int32_t r = 0; r < TILE_ROWS; r++) {
-            if (r < args->rows) {
-                _mm512_storeu_ps(scores + (int64_t)r * SCORE_STRIDE + g * TILE_ROWS, block[r]);
-            }
+    const struct groups groups = find_groups(args);
+    struct lines lines = lines_begin(args, args->depth / 16 * groups.count);
+    for (int32_t g = 0; g < groups.count; g += 4) {
+        if (g + 4 <= groups.count && in_place(&groups, g, 4)) {
+            amx_score_groups(scores, q, &groups, g, 1, &lines);
+        } else {
+            amx_score_groups(scores, q, &groups, g, 0, &lines);
         }
     }
 }
-#undef AMX_SCORES
-#undef AMX_LOAD_KEYS
 
-/* Up to 32 keys' probabilities of 16 rows; what is behind them is never looked at. */
-INLINE void amx_load_probabilities(uint16_t *left, const uint16_t *p, int32_t rows, int32_t keys)
+/* Probabilities of 16 keys by row, each with a zero behind it, and so, read from an element before,
+ * with a zero before it. */
+struct spread {
+    _Alignas(64) uint32_t p[TILE_ROWS * TILE_ROWS];
+};
+
+INLINE void amx_spread_probabilities(struct spread *spread, const uint16_t *p, int32_t rows,
+                                     int32_t keys)
 {
-    __mmask32 some = keys >= 32 ? 0xffffffffu : (1u << keys) - 1u;
-#pragma GCC unroll 16
+    __mmask16 some = (__mmask16)(keys >= TILE_ROWS ? 0xffffu : (1u << keys) - 1u);
     for (int32_t r = 0; r < TILE_ROWS; r++) {
         __m512i row = _mm512_setzero_si512();
         if (r < rows) {
-            row = _mm512_maskz_loadu_epi16(some, p + (int64_t)r * 2 * SCORE_STRIDE);
+            row = _mm512_maskz_cvtepu16_epi32(
+                some, _mm256_loadu_si256((const void *)(p + (int64_t)r * 2 * SCORE_STRIDE)));
         }
-        _mm512_store_si512(left + 32 * r, row);
+        _mm512_store_si512(spread->p + TILE_ROWS * r, row);
     }
 }
 
-/* Keys first .. first + 31, columns column .. column + 31: two tiles in bf16_direct's order. */
-INLINE void amx_pack_pairs(uint16_t *packed, const struct direct_args *args, int32_t first,
-                           int32_t column, struct bursts *bursts)
+/* What a block of 32 columns, or of twice as many, adds to its sums. */
+INLINE void amx_values_block(float *out, const struct groups *groups, const struct spread *spread,
+                             int32_t column, const int twice, const int whole, struct lines *lines)
 {
-    const uint16_t *zero = args->zero_row;
-#pragma GCC unroll 4
-    for (int32_t i = 0; i < TILE_ROWS; i++) {
-        int32_t j = first + 2 * i;
-        const uint16_t *even = j < args->keys ? key_row(args, j) : zero;
-        const uint16_t *odd = j + 1 < args->keys ? key_row(args, j + 1) : zero;
-        __m512i x = _mm512_loadu_si512(even + column);
-        __m512i y = _mm512_loadu_si512(odd + column);
-        _mm512_store_si512(packed + 32 * i, _mm512_unpacklo_epi16(x, y));
-        _mm512_store_si512(packed + TILE_ELEMENTS + 32 * i, _mm512_unpackhi_epi16(x, y));
-        bursts_step(bursts);
+    _Alignas(64) uint16_t copy[4][TILE_ELEMENTS];
+    const int64_t stride = 4 * (int64_t)groups->args->depth;
+    const int64_t byte = 2 * (int64_t)column;
+    tiles_and_memory();
+    _tile_loadd(0, out + column, stride);
+    _tile_loadd(1, out + column + 16, stride);
+    if (twice) {
+        _tile_loadd(2, out + column + 32, stride);
+        _tile_loadd(3, out + column + 48, stride);
     }
+    for (int32_t g = 0; g < groups->count; g++) {
+        LOAD_GROUP(6, g, byte, whole)
+        lines_step(lines);
+        _tile_loadd(4, spread[g].p, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, (const uint16_t *)spread[g].p - 1, 64);
+        _tile_dpbf16ps(1, 5, 6);
+        lines_step(lines);
+        if (twice) {
+            LOAD_GROUP(7, g, byte + 64, whole)
+            lines_step(lines);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+            lines_step(lines);
+        }
+    }
+    _tile_stored(0, out + column, stride);
+    _tile_stored(1, out + column + 16, stride);
+    if (twice) {
+        _tile_stored(2, out + column + 32, stride);
+        _tile_stored(3, out + column + 48, stride);
+    }
+    tiles_and_memory();
 }
 
 static void amx_direct_values(float *acc, const void *p, const struct direct_args *args)
@@ -190,60 +296,53 @@ static void amx_direct_values(float *acc, const void *p, const struct direct_arg
         bf16_direct_values(acc, p, args);
         return;
     }
-    _Alignas(64) uint16_t left[2][TILE_ELEMENTS], pairs[2][2][2 * TILE_ELEMENTS];
-    _Alignas(64) float sums[TILE_ROWS][32];
-    const int32_t steps = (args->keys + 31) / 32;
-    struct bursts bursts = bursts_begin(args, args->depth / 32 * steps * TILE_ROWS);
-    for (int32_t s = 0; s < steps; s++) {
-        amx_load_probabilities(left[s], (const uint16_t *)p + 32 * s, args->rows,
-                               args->keys - 32 * s);
+    struct spread memory[1 + MOST_GROUPS], *spread = memory + 1;
+    memory[0].p[TILE_ROWS * TILE_ROWS - 1] = 0;
+    const struct groups groups = find_groups(args);
+    const bool whole = in_place(&groups, 0, groups.count);
+    struct lines lines = lines_begin(args, args->depth / 16 * groups.count);
+    for (int32_t g = 0; g < groups.count; g++) {
+        amx_spread_probabilities(&spread[g], (const uint16_t *)p + TILE_ROWS * g, args->rows,
+                                 args->keys - TILE_ROWS * g);
     }
-    memset(sums, 0, sizeof sums);
-    tiles_and_memory();
-    _tile_loadd(4, left[0], 64);
-    if (steps > 1) {
-        _tile_loadd(5, left[1], 64);
-    }
-    for (int32_t column = 0; column < args->depth; column += 32) {
-        uint16_t(*packed)[2 * TILE_ELEMENTS] = pairs[column / 32 % 2];
-        float *out = acc + column;
-        int64_t stride = args->depth;
-        if (args->rows < TILE_ROWS) { /* a tile has 16, the accumulator fewer */
-            out = sums[0];
-            stride = 32;
-            for (int32_t r = 0; r < args->rows; r++) {
-                memcpy(sums[r], acc + (int64_t)r * args->depth + column, sizeof sums[r]);
-            }
-        }
-        for (int32_t s = 0; s < steps; s++) {
-            amx_pack_pairs(packed[s], args, 32 * s, column, &bursts);
-        }
-        tiles_and_memory();
-        _tile_loadd(0, out, stride * 4);
-        _tile_loadd(1, out + 16, stride * 4);
-        _tile_loadd(6, packed[0], 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, packed[0] + TILE_ELEMENTS, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if (steps > 1) {
-            _tile_loadd(6, packed[1], 64);
-            _tile_dpbf16ps(0, 5, 6);
-            _tile_loadd(7, packed[1] + TILE_ELEMENTS, 64);
-            _tile_dpbf16ps(1, 5, 7);
-        }
-        _tile_stored(0, out, stride * 4);
-        _tile_stored(1, out + 16, stride * 4);
-        tiles_and_memory();
-        for (int32_t r = 0; r < args->rows && args->rows < TILE_ROWS; r++) {
-            memcpy(acc + (int64_t)r * args->depth + column, sums[r], sizeof sums[r]);
+    int32_t column = 0;
+    for (; column + 64 <= args->depth; column += 64) {
+        if (whole) {
+            amx_values_block(acc, &groups, spread, column, 1, 1, &lines);
+        } else {
+            amx_values_block(acc, &groups, spread, column, 1, 0, &lines);
         }
     }
+    if (column < args->depth) {
+        amx_values_block(acc, &groups, spread, column, 0, 0, &lines);
+    }
+}
+#undef LOAD_GROUP
+
+/* Even columns of 32 stand before odd ones. A NaN may be of its neighbour. */
+static bool amx_direct_finish(float *sums, int32_t rows, int32_t depth)
+{
+    if (rows < AMX_LEAST_ROWS) {
+        return bf16_direct_finish(sums, rows, depth);
+    }
+    const __m512i front = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
+    __mmask16 nan = 0;
+    for (int32_t d = 0; d < rows * depth; d += 32) {
+        __m512 even = _mm512_loadu_ps(sums + d);
+        __m512 odd = _mm512_loadu_ps(sums + d + 16);
+        nan |= _mm512_cmp_ps_mask(even, odd, _CMP_UNORD_Q);
+        _mm512_storeu_ps(sums + d, _mm512_permutex2var_ps(even, front, odd));
+        _mm512_storeu_ps(sums + d + 16, _mm512_permutex2var_ps(even, back, odd));
+    }
+    return nan == 0;
 }
 
 static const struct direct_engine amx_direct = {.scores = amx_direct_scores,
                                                 .values = amx_direct_values,
-                                                .finish = bf16_direct_finish,
+                                                .finish = amx_direct_finish,
                                                 .pack = amx_direct_pack,
-                                                .half_tile_rows = AMX_LEAST_ROWS};
+                                                .many_rows = AMX_LEAST_ROWS,
+                                                .tiles = true};
 
 #endif

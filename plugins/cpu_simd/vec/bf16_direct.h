@@ -251,16 +251,17 @@ static void bf16_direct_values(float *acc, const void *p, const struct direct_ar
 }
 
 /* Interleaving two rows of 32 gave columns 0-3, 8-11, 16-19, 24-27 and then the others. */
-static void bf16_direct_finish(float *row, int32_t depth)
+static bool bf16_direct_finish(float *sums, int32_t rows, int32_t depth)
 {
     const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    for (int32_t d = 0; d < depth; d += 32) {
-        __m512d low = _mm512_castps_pd(_mm512_loadu_ps(row + d));
-        __m512d high = _mm512_castps_pd(_mm512_loadu_ps(row + d + 16));
-        _mm512_storeu_ps(row + d, _mm512_castpd_ps(_mm512_permutex2var_pd(low, front, high)));
-        _mm512_storeu_ps(row + d + 16, _mm512_castpd_ps(_mm512_permutex2var_pd(low, back, high)));
+    for (int32_t d = 0; d < rows * depth; d += 32) {
+        __m512d low = _mm512_castps_pd(_mm512_loadu_ps(sums + d));
+        __m512d high = _mm512_castps_pd(_mm512_loadu_ps(sums + d + 16));
+        _mm512_storeu_ps(sums + d, _mm512_castpd_ps(_mm512_permutex2var_pd(low, front, high)));
+        _mm512_storeu_ps(sums + d + 16, _mm512_castpd_ps(_mm512_permutex2var_pd(low, back, high)));
     }
+    return true;
 }
 
 static const struct direct_engine bf16_direct = {

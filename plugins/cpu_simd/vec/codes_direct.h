@@ -297,22 +297,23 @@ static float fp8_order(void *q, int32_t n)
 }
 
 /* Vector c of each four holds columns 4 c .. 4 c + 3 of every 16. */
-static void codes_finish(float *row, int32_t depth)
+static bool codes_finish(float *sums, int32_t rows, int32_t depth)
 {
-    for (int32_t d = 0; d < depth; d += 64) {
+    for (int32_t d = 0; d < rows * depth; d += 64) {
         __m512 z[4];
         for (int c = 0; c < 4; c++) {
-            z[c] = _mm512_loadu_ps(row + d + 16 * c);
+            z[c] = _mm512_loadu_ps(sums + d + 16 * c);
         }
         __m512 a = _mm512_shuffle_f32x4(z[0], z[1], 0x44);
         __m512 b = _mm512_shuffle_f32x4(z[2], z[3], 0x44);
         __m512 c = _mm512_shuffle_f32x4(z[0], z[1], 0xee);
         __m512 e = _mm512_shuffle_f32x4(z[2], z[3], 0xee);
-        _mm512_storeu_ps(row + d, _mm512_shuffle_f32x4(a, b, 0x88));
-        _mm512_storeu_ps(row + d + 16, _mm512_shuffle_f32x4(a, b, 0xdd));
-        _mm512_storeu_ps(row + d + 32, _mm512_shuffle_f32x4(c, e, 0x88));
-        _mm512_storeu_ps(row + d + 48, _mm512_shuffle_f32x4(c, e, 0xdd));
+        _mm512_storeu_ps(sums + d, _mm512_shuffle_f32x4(a, b, 0x88));
+        _mm512_storeu_ps(sums + d + 16, _mm512_shuffle_f32x4(a, b, 0xdd));
+        _mm512_storeu_ps(sums + d + 32, _mm512_shuffle_f32x4(c, e, 0x88));
+        _mm512_storeu_ps(sums + d + 48, _mm512_shuffle_f32x4(c, e, 0xdd));
     }
+    return true;
 }
 
 static const struct direct_engine fp8_direct = {

@@ -60,7 +60,6 @@ struct burst {
     int64_t offset;
     int64_t row_bytes;
     int32_t share; /* lines of one step, all of one row */
-    bool far;      /* into L2 only */
 };
 
 INLINE void burst_row(struct burst *burst)
@@ -84,28 +83,19 @@ INLINE struct burst burst_begin(const struct direct_args *args, int32_t steps)
     return burst;
 }
 
-INLINE void prefetch_line(const char *line, bool far)
-{
-    if (far) {
-        __builtin_prefetch(line, 0, 2);
-    } else {
-        __builtin_prefetch(line, 0, 3);
-    }
-}
-
 INLINE void prefetch_burst(struct burst *burst)
 {
     if (burst->at == NULL) {
         return;
     }
     if (burst->share == 4) { /* rows of 128 bf16, a key a step */
-        prefetch_line(burst->at, burst->far);
-        prefetch_line(burst->at + 64, burst->far);
-        prefetch_line(burst->at + 128, burst->far);
-        prefetch_line(burst->at + 192, burst->far);
+        __builtin_prefetch(burst->at, 0, 3);
+        __builtin_prefetch(burst->at + 64, 0, 3);
+        __builtin_prefetch(burst->at + 128, 0, 3);
+        __builtin_prefetch(burst->at + 192, 0, 3);
     } else {
         for (int32_t i = 0; i < burst->share; i++) {
-            prefetch_line(burst->at + 64 * i, burst->far);
+            __builtin_prefetch(burst->at + 64 * i, 0, 3);
         }
     }
     burst->at += 64 * burst->share;
