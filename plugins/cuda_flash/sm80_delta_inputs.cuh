@@ -32,6 +32,16 @@ static __device__ __forceinline__ uint32_t place16(int32_t row, int32_t column)
     return tile_at<COLUMNS>(row, column) + (uint32_t)((column ^ row) & 7) * 16;
 }
 
+/* The flag of a key head's part of a chunk, see sm80_delta_flag_bytes. */
+static __device__ __forceinline__ uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk,
+                                                    int32_t key_head)
+{
+    return (uint32_t *)(a.memory + chunk * a.chunk_bytes +
+                        a.p.num_k_heads * (int64_t)sizeof(chunk_keys) +
+                        a.p.num_v_heads * (int64_t)sizeof(chunk_head)) +
+           key_head;
+}
+
 template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t bits)
 {
     if constexpr (KIND == KIND_BF16) {

@@ -20,27 +20,25 @@ struct prepare_gates {
     float beta[CHUNK];
 };
 
-/* A, or its inverse: rows up to the end of their block, and 8 numbers more, so that what a warp
- * reads of eight rows at a time lies in different banks. */
+/* A: its blocks on the diagonal, and those below it as operands, of which those on the diagonal are
+ * taken by the transposed inverses. Rows of the first are 8 numbers further apart, so that what a
+ * warp writes of four at a time lies in different banks; for the others see block_place. */
 struct prepare_a {
-    float numbers[BLOCK * (BLOCK * BLOCKS * (BLOCKS + 1) / 2 + 8 * BLOCKS)];
-
-    static __device__ __forceinline__ int32_t stride_of(int32_t block)
-    {
-        return (block + 1) * BLOCK + 8;
-    }
-
-    /* Number 0 of row i of block row `block`. */
-    __device__ __forceinline__ float *row(int32_t block, int32_t i)
-    {
-        return numbers + BLOCK * block * (BLOCK * (block + 1) / 2 + 8) + i * stride_of(block);
-    }
-
-    __device__ __forceinline__ const float *row(int32_t block, int32_t i) const
-    {
-        return const_cast<prepare_a *>(this)->row(block, i);
-    }
+    float diagonal[BLOCKS][BLOCK][BLOCK + 8];
+    uint4 blocks[BLOCKS * (BLOCKS + 1) / 2][BLOCK * 2];
 };
+
+/* The number of a block on or below the diagonal. */
+static __device__ __forceinline__ int32_t number_of_block(int32_t row, int32_t column)
+{
+    return row * (row + 1) / 2 + column;
+}
+
+/* Where 16 bytes of a row of a block stand: the same of eight rows in different banks. */
+static __device__ __forceinline__ uint32_t block_place(int32_t row, int32_t half)
+{
+    return (uint32_t)(row * 32 + ((half ^ row >> 2) & 1) * 16);
+}
 
 /* A key head's part of a chunk. */
 struct prepare_item {
@@ -48,6 +46,8 @@ struct prepare_item {
     int32_t first; /* token */
     int32_t index, key_head;
     bool is_there;
+    char *chunk;
+    chunk_head *heads; /* the key head's */
 };
 
 /* Inputs of a chunk's tokens and of those before it, see raw_key_place. */
@@ -67,7 +67,7 @@ struct alignas(256) prepare_memory { /* as tiles must lie for xor to find their 
     uint2 weights[2][CHUNK_DIMS]; /* of k's channels and q's, four taps in bf16 */
     float bias[2][CHUNK_DIMS];
     struct prepare_gates gates[2];
-    struct prepare_item item; /* not in registers from phase to phase */
+    struct prepare_item item, next; /* not in registers from phase to phase */
 };
 
 /* The warp's number in its group, of which a CTA can have several; made anew, as the lane. */
@@ -173,14 +173,14 @@ static __device__ __forceinline__ void fetch_keys(const sm80_delta_params &a, pr
     }
 }
 
-/* Keys or queries of the warp's 16 tokens behind convolution and norm: rows lane / 4 and that + 8,
+/* Keys or queries of the warp's 16 tokens behind the convolution: rows lane / 4 and that + 8,
  * columns (lane & 3) * 2 and the next of each 8. The convolution is done on the matrix units: of 8
  * channels, inputs at two taps [token, channel of either] times the weights of these, each on the
  * diagonal of 8 x 8. A number that is not finite so reaches the 7 channels next to it, which the
  * norm would spoil in any case. */
-static __device__ __forceinline__ void convolve_keys(const prepare_memory &m, const char *raw,
-                                                     int32_t is_q, bool silu, int32_t num_tokens,
-                                                     uint32_t (&out)[CHUNK_DIMS / 8][2])
+template <bool HAS_BIAS>
+static __device__ __forceinline__ void multiply_taps(const prepare_memory &m, const char *raw,
+                                                     int32_t is_q, float (&y)[CHUNK_DIMS / 8][4])
 {
     int32_t lane = lane_again(), of_eight = lane >> 2, pair = (lane & 3) * 2;
     int32_t row = prepare_warp() * BLOCK + (lane & 15) + (lane >> 4);
@@ -191,12 +191,14 @@ static __device__ __forceinline__ void convolve_keys(const prepare_memory &m, co
     const uint2 *weights = m.weights[is_q] + of_eight;
     const float *bias = m.bias[is_q] + pair;
     uint32_t at = shared_address(raw);
-    float y[CHUNK_DIMS / 8][4], squares[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int c = 0; c < CHUNK_DIMS / 8; c++) {
         uint2 four = weights[c * 8];
-        float2 two = *(const float2 *)&bias[c * 8];
         uint32_t left[4];
+        float2 two = make_float2(0.0f, 0.0f);
+        if constexpr (HAS_BIAS) {
+            two = *(const float2 *)&bias[c * 8];
+        }
         y[c][0] = y[c][2] = two.x, y[c][1] = y[c][3] = two.y;
         load4(left, at + raw_key_place(row, c));
         multiply<KIND_BF16>(y[c], left, __byte_perm(four.x, 0, first),
@@ -204,6 +206,22 @@ static __device__ __forceinline__ void convolve_keys(const prepare_memory &m, co
         load4(left, at + raw_key_place(row + 2, c));
         multiply<KIND_BF16>(y[c], left, __byte_perm(four.y, 0, first),
                             __byte_perm(four.y, 0, second));
+    }
+}
+
+/* The same behind SiLU and norm. */
+static __device__ __forceinline__ void convolve_keys(const gpu_delta_params &p,
+                                                     const prepare_memory &m, const char *raw,
+                                                     int32_t is_q, int32_t num_tokens,
+                                                     uint32_t (&out)[CHUNK_DIMS / 8][2])
+{
+    bool silu = p.conv_width > 0 && p.conv_silu;
+    int32_t of_eight = lane_again() >> 2;
+    float y[CHUNK_DIMS / 8][4], squares[2] = {0.0f, 0.0f};
+    if (p.conv_bias.data != nullptr) {
+        multiply_taps<true>(m, raw, is_q, y);
+    } else {
+        multiply_taps<false>(m, raw, is_q, y);
     }
 #pragma unroll
     for (int c = 0; c < CHUNK_DIMS / 8; c++) {
@@ -236,13 +254,12 @@ static __device__ __forceinline__ void convolve_keys(const prepare_memory &m, co
 static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     const prepare_item &item = m.item;
-    bool silu = a.p.conv_width > 0 && a.p.conv_silu;
     int32_t num_tokens = item.request.num_tokens - item.first;
 #pragma unroll 1
     for (int32_t is_q = 0; is_q < 2; is_q++) {
         char *tile = is_q ? m.raw_q : m.raw_k;
         uint32_t out[CHUNK_DIMS / 8][2];
-        convolve_keys(m, tile, is_q, silu, num_tokens, out);
+        convolve_keys(a.p, m, tile, is_q, num_tokens, out);
         sync_preparers(); /* all have read the inputs */
         int32_t lane = lane_again(), row = prepare_warp() * BLOCK + (lane >> 2);
 #pragma unroll
@@ -255,12 +272,10 @@ static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, pre
 }
 
 /* k and q to device memory, where they lie as here. */
-static __device__ __forceinline__ void store_keys(const sm80_delta_params &a,
-                                                  const prepare_memory &m)
+static __device__ __forceinline__ void store_keys(const prepare_memory &m)
 {
     static_assert(sizeof(chunk_keys) == 2 * sizeof m.k, "k, then q");
-    char *chunk = a.memory + m.item.index * a.chunk_bytes;
-    chunk_keys &to = ((chunk_keys *)chunk)[m.item.key_head];
+    chunk_keys &to = ((chunk_keys *)m.item.chunk)[m.item.key_head];
     int32_t thread = prepare_warp() * GPU_LANES + lane_index();
 #pragma unroll 1
     for (int32_t is_q = 0; is_q < 2; is_q++) {

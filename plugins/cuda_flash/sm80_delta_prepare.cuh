@@ -35,100 +35,110 @@ static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, del
            first < request.num_tokens;
 }
 
-/* Rows i of the warp times k_j of blocks: sums 2 b and 2 b + 1 are of the block b before the
- * warp's own. */
-static __device__ __forceinline__ void multiply_rows(uint32_t rows, uint32_t keys,
-                                                     float (&sums)[CHUNK / 8][4])
+/* Blocks of q k^T in the warp's row of blocks and of k k^T in row BLOCKS - 1 - warp, on the
+ * diagonal and below it: for each warp BLOCKS + 1. Of q k^T are those up to `warp`, from the
+ * diagonal back, the others are of k k^T, up to the diagonal. */
+#define SLOTS (BLOCKS + 1)
+typedef float slot_sums[SLOTS][2][4];
+
+static __device__ __forceinline__ bool is_score(int32_t slot, int32_t warp)
+{
+    return slot <= warp;
+}
+
+static __device__ __forceinline__ int32_t column_of_slot(int32_t slot, int32_t warp)
+{
+    return is_score(slot, warp) ? warp - slot : slot - warp - 1;
+}
+
+static __device__ __forceinline__ void multiply_slots(const prepare_memory &m, slot_sums &sums)
 {
     int32_t lane = lane_again(), warp = prepare_warp();
+    uint32_t left_at[SLOTS], right_at[SLOTS], keys = shared_address(m.k);
+    uint32_t row = place16<CHUNK_DIMS / 8>(lane & 15, lane >> 4);
+    uint32_t column = place16<CHUNK_DIMS / 8>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 #pragma unroll
-    for (int n = 0; n < CHUNK / 8; n++) {
+    for (int i = 0; i < SLOTS; i++) {
+        left_at[i] = is_score(i, warp) ? shared_address(m.q) + row + warp * BLOCK * 128
+                                       : keys + row + (BLOCKS - 1 - warp) * BLOCK * 128;
+        right_at[i] = keys + column + column_of_slot(i, warp) * BLOCK * 128;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sums[n][i] = 0.0f;
+        for (int k = 0; k < 8; k++) {
+            sums[i][k / 4][k % 4] = 0.0f;
         }
     }
-    uint32_t left_at = rows + place16<CHUNK_DIMS / 8>(warp * BLOCK + (lane & 15), lane >> 4);
-    uint32_t right_at =
-        keys + place16<CHUNK_DIMS / 8>(warp * BLOCK + (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
-#pragma unroll
+#pragma unroll 4
     for (int step = 0; step < CHUNK_DIMS / 16; step++) {
-        uint32_t left[4], further = step / 4 * CHUNK * 128, turned = step % 4 * 32;
-        load4(left, (left_at ^ turned) + further);
+        uint32_t further = step / 4 * CHUNK * 128, turned = step % 4 * 32;
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-            if (block <= warp) {
-                uint32_t right[4];
-                load4(right, (right_at ^ turned) + further - block * BLOCK * 128);
-                multiply<KIND_F16>(sums[2 * block], left, right[0], right[1]);
-                multiply<KIND_F16>(sums[2 * block + 1], left, right[2], right[3]);
+        for (int i = 0; i < SLOTS; i++) {
+            uint32_t left[4], right[4];
+            load4(left, (left_at[i] ^ turned) + further);
+            load4(right, (right_at[i] ^ turned) + further);
+            multiply<KIND_F16>(sums[i][0], left, right[0], right[1]);
+            multiply<KIND_F16>(sums[i][1], left, right[2], right[3]);
+        }
+    }
+}
+
+/* Zeros where the transposed inverse and the scores have none but zeros, in 16 bytes: blocks off
+ * the diagonal of the warp's rows, that nothing else writes. */
+static __device__ __forceinline__ void clear_blocks(chunk_head &to)
+{
+    int32_t lane = lane_again(), warp = prepare_warp(), row = warp * BLOCK + (lane >> 1);
+#pragma unroll
+    for (int i = 0; i < BLOCKS - 1; i++) {
+        bool is_left = i < warp;
+        int32_t column = (is_left ? i : i + 1) * 2 + (lane & 1);
+        char *tile = (char *)(is_left ? to.inverse : to.scores);
+        *(uint4 *)(tile + place16<CHUNK / 8>(row, column)) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* What the gates of tokens t and t + 1 are made of, on its way: numbers of a and b as they are. */
+struct gate_inputs {
+    uint32_t bits[2][2];
+    float a_log, bias;
+
+    static __device__ __forceinline__ bool are_narrow(const gpu_delta_params &p)
+    {
+        return p.a.dtype == ATTN_DTYPE_BF16 && p.b.dtype == ATTN_DTYPE_BF16;
+    }
+
+    __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_request &request,
+                                         int32_t t, int32_t head)
+    {
+        a_log = p.a_log[head], bias = p.dt_bias[head];
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* of those behind the last the last's */
+            int64_t row = request.first_row + min(t + i, request.num_tokens - 1);
+            if (are_narrow(p)) {
+                bits[i][0] = ((const uint16_t *)p.a.data)[row * p.a.row + head * p.a.column];
+                bits[i][1] = ((const uint16_t *)p.b.data)[row * p.b.row + head * p.b.column];
+            } else {
+                bits[i][0] = float_bits(matrix_number(p.a, row, head));
+                bits[i][1] = float_bits(matrix_number(p.b, row, head));
             }
         }
     }
-}
-
-/* Zeros where the transposed inverse and the scores have none but zeros, in 16 bytes by the group:
- * blocks off the diagonal that nothing else writes. */
-static __device__ __forceinline__ void clear_blocks(chunk_head &to)
-{
-    constexpr int per_block = BLOCK / 8, side = BLOCKS;
-    int32_t thread = prepare_warp() * GPU_LANES + lane_index();
-    for (int32_t i = thread; i < CHUNK * per_block * (side - 1); i += PREPARE_THREADS) {
-        int32_t row = i / (per_block * (side - 1)), column = i % (per_block * (side - 1));
-        int32_t before = row / BLOCK * per_block; /* pieces of the blocks left of the diagonal */
-        bool is_left = column < before;
-        char *tile = (char *)(is_left ? to.inverse : to.scores);
-        int32_t at = is_left ? column : column + per_block;
-        *(uint4 *)(tile + place16<CHUNK / 8>(row, at)) = make_uint4(0, 0, 0, 0);
-    }
-}
-
-/* a and b of tokens t and t + 1, of those behind the last the last's; all loads before the first
- * use. */
-static __device__ __forceinline__ void load_gates(const gpu_delta_params &p,
-                                                  const delta_request &request, int32_t t,
-                                                  int32_t head, float (&inputs)[2][2])
-{
-    int64_t rows[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        rows[i] = request.first_row + min(t + i, request.num_tokens - 1);
-    }
-    if (p.a.dtype == ATTN_DTYPE_BF16 && p.b.dtype == ATTN_DTYPE_BF16) {
-        uint32_t bits[2][2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            bits[i][0] = ((const uint16_t *)p.a.data)[rows[i] * p.a.row + head * p.a.column];
-            bits[i][1] = ((const uint16_t *)p.b.data)[rows[i] * p.b.row + head * p.b.column];
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            inputs[i][0] = two_floats<KIND_BF16>(bits[i][0]).x;
-            inputs[i][1] = two_floats<KIND_BF16>(bits[i][1]).x;
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < 2; i++) {
-        int64_t row = i == 0 ? rows[0] : rows[1];
-        float a = matrix_number(p.a, row, head), b = matrix_number(p.b, row, head);
-        inputs[0][0] = i == 0 ? a : inputs[0][0], inputs[0][1] = i == 0 ? b : inputs[0][1];
-        inputs[1][0] = a, inputs[1][1] = b;
-    }
-}
+};
 
 /* Gates of a value head and their sums, by one warp; a lane has two tokens. */
-static __device__ __noinline__ void make_gates(const gpu_delta_params &p,
-                                               const delta_request &request, int32_t first,
-                                               int32_t head, prepare_gates &gates, chunk_head &to)
+static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_inputs from,
+                                               int32_t num_tokens, prepare_gates &gates,
+                                               chunk_head &to)
 {
-    int32_t lane = lane_index();
-    float beta[2], inputs[2][2], factor = -expf(p.a_log[head]), bias = p.dt_bias[head];
-    double log_decay[2];
-    load_gates(p, request, first + 2 * lane, head, inputs);
+    int32_t lane = lane_index(), shift = gate_inputs::are_narrow(p) ? 16 : 0;
+    float beta[2], inputs[2][2], factor = -expf(from.a_log), bias = from.bias;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        bool is_there = first + 2 * lane + i < request.num_tokens;
+        inputs[i][0] = bits_float(from.bits[i][0] << shift);
+        inputs[i][1] = bits_float(from.bits[i][1] << shift);
+    }
+    double log_decay[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        bool is_there = 2 * lane + i < num_tokens;
         float g = factor * softplus(inputs[i][0] + bias);
         log_decay[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0;
         beta[i] = is_there ? 1.0f / (1.0f + expf(-inputs[i][1])) : 0.0f;
@@ -163,91 +173,101 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p,
     }
 }
 
-/* Decays of two rows, 8 apart from `of_block` of the warp's block on, by two pairs of columns of
- * block `column`, 8 apart from j of it on. */
-static __device__ __forceinline__ void find_decays(const prepare_gates &gates, bool is_diagonal,
-                                                   int32_t warp, int32_t column, int32_t of_block,
-                                                   int32_t j, float2 (&decays)[2][2])
+/* Numbers of a block on the diagonal behind decays, of which those with `least` or more tokens
+ * between row and column are kept: rows of_block and of_block + 8, columns j and the next of each
+ * 8. */
+static __device__ __forceinline__ void decay_diagonal(const prepare_gates &gates, int32_t block,
+                                                      int32_t of_block, int32_t j, int32_t least,
+                                                      const float (&sums)[2][4], float (&out)[2][4])
 {
-    int32_t i = warp * BLOCK + of_block, first = column * BLOCK + j;
-    if (is_diagonal) {
-        float high[2] = {gates.high[i], gates.high[i + 8]};
-        float low[2] = {gates.low[i], gates.low[i + 8]};
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            float2 highs = *(const float2 *)&gates.high[first + n * 8];
-            float2 lows = *(const float2 *)&gates.low[first + n * 8];
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                decays[half][n].x = fast_exp2((high[half] - highs.x) + (low[half] - lows.x));
-                decays[half][n].y = fast_exp2((high[half] - highs.y) + (low[half] - lows.y));
-            }
-        }
-        return;
-    }
-    const float *of_rows = &gates.from_block[column][i];
-    float rows[2] = {of_rows[0], of_rows[8]};
+    int32_t i = block * BLOCK + of_block, first = block * BLOCK + j;
+    float high[2] = {gates.high[i], gates.high[i + 8]};
+    float low[2] = {gates.low[i], gates.low[i + 8]};
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        float2 columns = *(const float2 *)&gates.to_block_end[first + n * 8];
+        float2 highs = *(const float2 *)&gates.high[first + n * 8];
+        float2 lows = *(const float2 *)&gates.low[first + n * 8];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            decays[half][n] = make_float2(rows[half] * columns.x, rows[half] * columns.y);
+            float x = fast_exp2((high[half] - highs.x) + (low[half] - lows.x));
+            float y = fast_exp2((high[half] - highs.y) + (low[half] - lows.y));
+            int32_t between = of_block + half * 8 - (j + n * 8);
+            out[n][2 * half] = between >= least ? sums[n][2 * half] * x : 0.0f;
+            out[n][2 * half + 1] = between > least ? sums[n][2 * half + 1] * y : 0.0f;
         }
     }
 }
 
-/* The decayed scores of a value head, or its A, of the warp's rows. */
-template <bool ARE_SCORES>
-static __device__ __forceinline__ void decay_rows(const prepare_gates &gates,
-                                                  const float (&products)[CHUNK / 8][4],
-                                                  char *scores, prepare_a *a)
+/* The decayed scores of a value head, and its A, of the warp's blocks. */
+static __device__ __forceinline__ void
+decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores, prepare_a &a)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), of_block = lane >> 2, j = (lane & 3) * 2;
-    float beta[2] = {gates.beta[warp * BLOCK + of_block], gates.beta[warp * BLOCK + of_block + 8]};
-    float *rows[2];
-    if constexpr (ARE_SCORES) {
-        scores += (warp * BLOCK + of_block) * 128 + j * 2;
-    } else {
-        rows[0] = a->row(warp, of_block) + j, rows[1] = a->row(warp, of_block + 8) + j;
+    int32_t of_a = BLOCKS - 1 - warp;
+    float beta[2], decayed[2][4];
+    scores += (warp * BLOCK + of_block) * 128 + j * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        beta[half] = gates.beta[of_a * BLOCK + of_block + half * 8];
+    }
+    decay_diagonal(gates, warp, of_block, j, 0, sums[0], decayed);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int n = i >> 1, half = i & 1;
+        uint32_t turned = (uint32_t)(warp * 2 ^ of_block) * 16; /* as place16 has it */
+        *(uint32_t *)(scores + (turned ^ n * 16) + half * 8 * 128) =
+            pack2<KIND_F16>(decayed[n][2 * half], decayed[n][2 * half + 1]);
+    }
+    decay_diagonal(gates, of_a, of_block, j, 1, sums[SLOTS - 1], decayed);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int n = i >> 1, half = i & 1;
+        *(float2 *)&a.diagonal[of_a][of_block + half * 8][n * 8 + j] =
+            make_float2(beta[half] * decayed[n][2 * half], beta[half] * decayed[n][2 * half + 1]);
     }
 #pragma unroll
-    for (int block = 0; block < BLOCKS; block++) {
-        if (block > warp) {
-            break;
+    for (int slot = 1; slot < SLOTS - 1; slot++) {
+        bool scored = is_score(slot, warp);
+        int32_t column = column_of_slot(slot, warp);
+        const float *of_rows = &gates.from_block[column][(scored ? warp : of_a) * BLOCK + of_block];
+        float rows[2] = {of_rows[0], of_rows[8]};
+        if (!scored) {
+            rows[0] *= beta[0], rows[1] *= beta[1];
         }
-        int32_t column = warp - block;
-        uint32_t turned = (uint32_t)(column * 2 ^ of_block) * 16; /* as place16 has it */
-        float2 decays[2][2];
-        find_decays(gates, block == 0, warp, column, of_block, j, decays);
+        uint32_t bits[2][2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
+            float2 columns = *(const float2 *)&gates.to_block_end[column * BLOCK + j + n * 8];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float x = products[2 * block + n][2 * half] * decays[half][n].x;
-                float y = products[2 * block + n][2 * half + 1] * decays[half][n].y;
-                if (block == 0) {
-                    int32_t before = of_block + half * 8 - (j + n * 8) + ARE_SCORES;
-                    x = before > 0 ? x : 0.0f, y = before > 1 ? y : 0.0f;
-                }
-                if constexpr (ARE_SCORES) {
-                    *(uint32_t *)(scores + (turned ^ n * 16) + half * 8 * 128) =
-                        pack2<KIND_F16>(x, y);
-                } else {
-                    *(float2 *)(rows[half] + column * BLOCK + n * 8) =
-                        make_float2(beta[half] * x, beta[half] * y);
-                }
+                bits[n][half] =
+                    pack2<KIND_F16>(sums[slot][n][2 * half] * (rows[half] * columns.x),
+                                    sums[slot][n][2 * half + 1] * (rows[half] * columns.y));
+            }
+        }
+        if (scored) {
+            char *to = scores + (uint32_t)(column * 2 ^ of_block) * 16;
+            char *next = scores + ((uint32_t)(column * 2 ^ of_block) * 16 ^ 16);
+            *(uint32_t *)to = bits[0][0], *(uint32_t *)(to + 8 * 128) = bits[0][1];
+            *(uint32_t *)next = bits[1][0], *(uint32_t *)(next + 8 * 128) = bits[1][1];
+        } else {
+            char *to = (char *)a.blocks[number_of_block(of_a, column)] + j * 2;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                *(uint32_t *)(to + block_place(of_block + (i & 1) * 8, i >> 1)) =
+                    bits[i >> 1][i & 1];
             }
         }
     }
 }
 
-/* The inverse of the warp's block of I + A on the diagonal, in A's place; half a warp has a value
- * head, a lane a column; of one that is not real, the other's, and it stores nothing. */
+/* The inverse of block BLOCKS - 1 - warp of I + A on the diagonal; half a warp has a value head, a
+ * lane a column; of one that is not real, the other's, and it stores nothing. */
 static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *beta, bool real,
                                                      chunk_head &to)
 {
-    int32_t column = lane_again() & 15, block = prepare_warp(), base = block * BLOCK;
+    int32_t column = lane_again() & 15, block = BLOCKS - 1 - prepare_warp();
+    int32_t base = block * BLOCK;
     float x[BLOCK];
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
@@ -256,7 +276,7 @@ static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *
         float row[BLOCK];
 #pragma unroll
         for (int j = 0; j < i; j += 4) {
-            float4 four = *(const float4 *)&a.row(block, i)[base + j];
+            float4 four = *(const float4 *)&a.diagonal[block][i][j];
             row[j] = four.x, row[j + 1] = four.y, row[j + 2] = four.z, row[j + 3] = four.w;
         }
 #pragma unroll
@@ -266,199 +286,235 @@ static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *
         }
         x[i] += other;
     }
-    sync_lanes();
     if (real) {
-#pragma unroll
-        for (int i = 0; i < BLOCK; i++) {
-            a.row(block, i)[base + column] = x[i];
-        }
+        char *own = (char *)a.blocks[number_of_block(block, block)];
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             uint32_t out[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
+                out[i] = pack2<KIND_F16>(x[part * 8 + 2 * i], x[part * 8 + 2 * i + 1]);
+            }
+            *(uint4 *)(own + block_place(column, part)) =
+                make_uint4(out[0], out[1], out[2], out[3]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
                 out[i] = pack2<KIND_F16>(x[part * 8 + 2 * i] * beta[base + column],
                                          x[part * 8 + 2 * i + 1] * beta[base + column]);
             }
-            *(uint4 *)((char *)to.inverse +
-                       place16<CHUNK / 8>(base + column, prepare_warp() * 2 + part)) =
+            *(uint4 *)((char *)to.inverse + place16<CHUNK / 8>(base + column, block * 2 + part)) =
                 make_uint4(out[0], out[1], out[2], out[3]);
         }
     }
 }
 
-/* To tf32, to nearest. */
-static __device__ __forceinline__ uint32_t tf32_of(float x)
-{
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return bits;
-}
-
-/* c += a b^T of blocks of 16 by 16: a as sums have it, b block (row, column) of those in shared
- * memory. The depth's order is that of a's registers. */
-static __device__ __forceinline__ void multiply_block(float (&c)[2][4], const float (&a)[2][4],
-                                                      const prepare_a &b, int32_t row,
-                                                      int32_t column, int32_t lane)
+/* A block of the inverse, transposed in sums, as a left side. */
+static __device__ __forceinline__ void pack_block(uint32_t (&left)[4], const float (&block)[2][4],
+                                                  float factor)
 {
 #pragma unroll
-    for (int step = 0; step < 2; step++) {
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            float2 pair = *(const float2 *)&b.row(
-                row, n * 8 + (lane >> 2))[column * BLOCK + step * 8 + (lane & 3) * 2];
-            asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
-                         "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                         : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-                         : "r"(tf32_of(a[step][0])), "r"(tf32_of(a[step][2])),
-                           "r"(tf32_of(a[step][1])), "r"(tf32_of(a[step][3])), "r"(tf32_of(pair.x)),
-                           "r"(tf32_of(pair.y)));
-        }
+    for (int i = 0; i < 4; i++) {
+        const float *two = &block[i >> 1][(i & 1) * 2];
+        left[i] = pack2<KIND_F16>(two[0] * factor, two[1] * factor);
     }
 }
 
 /* The blocks of the inverse T below the one on the diagonal, in a column of blocks, transposed:
  * T_ij = -T_ii sum_k A_ik T_kj. */
-static __device__ __forceinline__ void invert_column(const prepare_a &a, const float *beta,
+static __device__ __forceinline__ void invert_column(const prepare_a &a, const prepare_gates &gates,
                                                      int32_t column, chunk_head &to)
 {
     int32_t lane = lane_again(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
-    float blocks[BLOCKS][2][4];
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            blocks[0][n][i] = a.row(column, n * 8 + pair + (i & 1))[row + (i >> 1) * 8];
-        }
-    }
+    uint32_t blocks = shared_address(a.blocks);
+    uint32_t turned = blocks + block_place(lane & 15, lane >> 4);
+    uint32_t plain = blocks + block_place((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+    uint32_t left[BLOCKS][4];
+    float beta[2] = {gates.beta[row], gates.beta[row + 8]};
+    load4(left[0], turned + number_of_block(column, column) * sizeof a.blocks[0]);
 #pragma unroll
     for (int m = 1; m < BLOCKS; m++) {
         int32_t at = column + m;
 #pragma unroll
-        for (int i = 0; i < 8; i++) { /* also where unused, else it is live from the start */
-            blocks[m][i / 4][i % 4] = 0.0f;
+        for (int i = 0; i < 4; i++) { /* also where unused, else it is live from the start */
+            left[m][i] = 0;
         }
         if (at >= BLOCKS) {
             continue;
         }
-        float sum[2][4] = {};
+        float sum[2][4] = {}, block[2][4] = {};
+        uint32_t right[4], minus[4];
 #pragma unroll
         for (int k = 0; k < m; k++) {
-            multiply_block(sum, blocks[k], a, at, column + k, lane);
+            load4(right, plain + number_of_block(at, column + k) * sizeof a.blocks[0]);
+            multiply<KIND_F16>(sum[0], left[k], right[0], right[1]);
+            multiply<KIND_F16>(sum[1], left[k], right[2], right[3]);
         }
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sum[n][i] = -sum[n][i];
-            }
-        }
-        multiply_block(blocks[m], sum, a, at, at, lane);
+        pack_block(minus, sum, -1.0f);
+        load4_transposed(right, turned + number_of_block(at, at) * sizeof a.blocks[0]);
+        multiply<KIND_F16>(block[0], minus, right[0], right[1]);
+        multiply<KIND_F16>(block[1], minus, right[2], right[3]);
+        pack_block(left[m], block, 1.0f);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                *(uint32_t *)((char *)to.inverse +
-                              place16<CHUNK / 8>(row + half * 8, (column + m) * 2 + n) + pair * 2) =
-                    pack2<KIND_F16>(blocks[m][n][2 * half] * beta[row + half * 8],
-                                    blocks[m][n][2 * half + 1] * beta[row + half * 8]);
+                *(uint32_t *)((char *)to.inverse + place16<CHUNK / 8>(row + half * 8, at * 2 + n) +
+                              pair * 2) = pack2<KIND_F16>(block[n][2 * half] * beta[half],
+                                                          block[n][2 * half + 1] * beta[half]);
             }
         }
     }
 }
 
-/* Of a value head, by number in the key head's group. */
-static __device__ __forceinline__ chunk_head &head_of(const sm80_delta_params &a,
-                                                      const prepare_item &item, int32_t number)
+/* The item that is number `number` of all, in the order of chunks, by a warp. */
+static __device__ __noinline__ void find_item(const sm80_delta_params &a, int32_t number,
+                                              prepare_item &to)
 {
-    char *heads =
-        a.memory + item.index * a.chunk_bytes + a.p.num_k_heads * (int64_t)sizeof(chunk_keys);
-    int32_t group = a.p.num_v_heads / a.p.num_k_heads;
-    return ((chunk_head *)heads)[item.key_head * group + number];
+    prepare_item item;
+    item.index = number / a.p.num_k_heads, item.key_head = number % a.p.num_k_heads;
+    item.is_there = find_chunk(a, item.index, item.request, item.first);
+    if (lane_index() == 0) {
+        to = item;
+    }
 }
 
-/* The item that is number `number` of all, in the order of chunks, for the whole group; false:
- * there is none. */
-static __device__ __forceinline__ bool enter_item(const sm80_delta_params &a, int32_t number,
-                                                  prepare_memory &m)
+/* m.item is m.next, for all. */
+static __device__ __forceinline__ void enter_next(const sm80_delta_params &a, prepare_memory &m)
 {
-    if (prepare_warp() == 0) {
-        prepare_item item;
-        item.index = number / a.p.num_k_heads, item.key_head = number % a.p.num_k_heads;
-        item.is_there = find_chunk(a, item.index, item.request, item.first);
-        if (lane_index() == 0) {
-            m.item = item;
-        }
+    if (prepare_warp() == 0 && lane_index() == 0) {
+        m.item = m.next;
+        m.item.chunk = a.memory + m.item.index * a.chunk_bytes;
+        m.item.heads =
+            (chunk_head *)(m.item.chunk + a.p.num_k_heads * (int64_t)sizeof(chunk_keys)) +
+            m.item.key_head * a.group;
     }
     sync_preparers();
-    return m.item.is_there;
 }
 
 /* Gates of value heads `pair` and the next of a group, by a warp each. */
-static __device__ __forceinline__ void make_pair(const sm80_delta_params &a, int32_t pair,
+struct pair_gates {
+    gate_inputs inputs;
+
+    static __device__ __forceinline__ bool are_made(const sm80_delta_params &a, int32_t pair)
+    {
+        return pair + prepare_warp() < min(pair + 2, a.group);
+    }
+
+    __device__ __forceinline__ void load(const sm80_delta_params &a, int32_t pair,
+                                         const prepare_memory &m)
+    {
+        if (are_made(a, pair)) {
+            inputs.load(a.p, m.item.request, m.item.first + 2 * lane_index(),
+                        m.item.key_head * a.group + pair + prepare_warp());
+        }
+    }
+
+    __device__ __forceinline__ void make(const sm80_delta_params &a, int32_t pair,
+                                         prepare_memory &m) const
+    {
+        int32_t of_pair = prepare_warp();
+        if (are_made(a, pair)) {
+            make_gates(a.p, inputs, m.item.request.num_tokens - m.item.first, m.gates[of_pair],
+                       m.item.heads[pair + of_pair]);
+        }
+    }
+};
+
+/* m.next is item number `next`, by a warp that makes no gates. */
+static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int32_t next,
                                                  prepare_memory &m)
 {
-    int32_t group = a.p.num_v_heads / a.p.num_k_heads, number = pair + prepare_warp();
-    if (number < min(pair + 2, group)) {
-        make_gates(a.p, m.item.request, m.item.first, m.item.key_head * group + number,
-                   m.gates[number - pair], head_of(a, m.item, number));
+    if (prepare_warp() == PREPARE_WARPS - 1 && next < a.end_part) {
+        find_item(a, next, m.next);
     }
 }
 
-/* All that the value heads of m.item need. All of the group's threads take part; the memory is free
- * once all of them are behind this. */
-static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, prepare_memory &m)
+/* All that the value heads of m.item need, and m.next, item number `next`. All of the group's
+ * threads take part; the memory is free once all of them are behind this. */
+static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, int32_t next,
+                                                     prepare_memory &m)
 {
-    const prepare_item &item = m.item;
-    int32_t group = a.p.num_v_heads / a.p.num_k_heads;
-    float products[CHUNK / 8][4];
+    int32_t group = a.group;
+    slot_sums sums;
+    pair_gates gates;
+    gates.load(a, 0, m);
     fetch_keys(a, m);
-    make_pair(a, 0, m);
+    find_next(a, next, m);
+    gates.make(a, 0, m);
     wait_for_copies();
     sync_preparers(); /* inputs are there */
     make_keys(a, m);
+    sync_preparers(); /* gates and keys are there */
+    store_keys(m);
+    multiply_slots(m, sums);
+    sync_preparers(); /* q is done with */
 #pragma unroll 1
     for (int32_t pair = 0; pair < group; pair += 2) {
+        int32_t count = min(2, group - pair);
         if (pair > 0) {
-            make_pair(a, pair, m);
-        }
-        sync_preparers(); /* gates and keys are there */
-        if (pair == 0) {
-            store_keys(a, m);
-        }
-        multiply_rows(shared_address(m.q), shared_address(m.k), products);
-#pragma unroll 1
-        for (int32_t i = 0; i < min(2, group - pair); i++) {
-            chunk_head &head = head_of(a, item, pair + i);
-            clear_blocks(head);
-            decay_rows<true>(m.gates[i], products, (char *)head.scores, nullptr);
-        }
-        sync_preparers(); /* q is done with, and the gates where there are others */
-    }
-#pragma unroll 1
-    for (int32_t pair = 0; pair < group; pair += 2) {
-        if (group > 2) {
-            make_pair(a, pair, m);
+            gates.load(a, pair, m);
+            gates.make(a, pair, m);
             sync_preparers();
         }
-        int32_t count = min(2, group - pair);
-        multiply_rows(shared_address(m.k), shared_address(m.k), products);
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
-            decay_rows<false>(m.gates[i], products, nullptr, &m.a[i]);
+            chunk_head &head = m.item.heads[pair + i];
+            clear_blocks(head);
+            decay_slots(m.gates[i], sums, (char *)head.scores, m.a[i]);
         }
         sync_lanes();
         int32_t half = lane_again() / 16, of_pair = min(half, count - 1);
         invert_blocks(m.a[of_pair], m.gates[of_pair].beta, half < count,
-                      head_of(a, item, pair + of_pair));
+                      m.item.heads[pair + of_pair]);
         sync_preparers(); /* all of A and the blocks on the diagonal are there */
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
             int32_t warp = prepare_warp();
-            invert_column(m.a[i], m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
-                          head_of(a, item, pair + i));
+            invert_column(m.a[i], m.gates[i], i == 0 ? warp : PREPARE_WARPS - 1 - warp,
+                          m.item.heads[pair + i]);
+        }
+        if (pair + 2 < group) {
+            sync_preparers(); /* gates and A are done with */
+        }
+    }
+}
+
+/* The items from a.first_part up to a.end_part - 1, every so-manieth by a group of warps of all, of
+ * which this is number `number`. FLAGS: whoever waits for one is told when it is there. */
+template <bool FLAGS>
+static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a, int32_t number,
+                                                     prepare_memory &m)
+{
+    if (a.first_part + number >= a.end_part) {
+        return;
+    }
+    if (prepare_warp() == 0) {
+        find_item(a, a.first_part + number, m.next);
+        sync_lanes();
+    }
+#pragma unroll 1
+    for (;;) {
+        enter_next(a, m);
+        int32_t next = m.item.index * a.p.num_k_heads + m.item.key_head +
+                       (int32_t)(gridDim.x * blockDim.x / PREPARE_THREADS);
+        if (m.item.is_there) {
+            prepare_chunk(a, next, m);
+        } else {
+            find_next(a, next, m);
+        }
+        if constexpr (FLAGS) {
+            asm volatile("fence.proxy.async;" ::: "memory"); /* bulk copies read it */
         }
         sync_preparers();
+        if (FLAGS && prepare_warp() == 0 && lane_index() == 0 && m.item.is_there) {
+            __threadfence();
+            asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(
+                             flag_of(a, m.item.index, m.item.key_head))
+                         : "memory");
+        }
+        if (next >= a.end_part) {
+            return;
+        }
     }
 }
 

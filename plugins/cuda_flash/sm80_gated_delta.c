@@ -78,6 +78,7 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
         .memory = memory,
         .chunk_bytes = bytes,
         .num_chunks = (int32_t)chunks,
+        .group = p->num_v_heads / p->num_k_heads,
         .tokens_apart = by_request ? CHUNK : CHUNKED_FROM,
         .requests_apart = by_request,
         .wide_keys = p->head_size_k % 8 == 0 && keys % 16 == 0,

@@ -14,9 +14,7 @@ static __global__ void __launch_bounds__(PREPARE_THREADS, 4)
     extern __shared__ __align__(16) char memory[];
     prepare_memory &m = *(prepare_memory *)memory;
     let_later_kernels_begin();
-    if (enter_item(a, (int32_t)blockIdx.x, m)) {
-        prepare_chunk(a, m);
-    }
+    prepare_items<false>(a, (int32_t)blockIdx.x, m);
 }
 
 template <int TEAMS> static int walk_bytes(int stages)
@@ -75,6 +73,7 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
     if (groups == 0 || sm80_delta_most_requests(a) == 0) {
         return cudaSuccess;
     }
+    a->first_part = 0, a->end_part = (int32_t)groups;
     delta_prepare<<<groups, PREPARE_THREADS, bytes, stream>>>(*a);
     error = cudaGetLastError();
     if (error != cudaSuccess || a->walks_apart) {

@@ -46,12 +46,14 @@ struct sm80_delta_params {
     /* The chunks of request r begin with number query_start[r] / tokens_apart + r * requests_apart
      */
     int32_t num_chunks, tokens_apart, requests_apart;
+    int32_t group;       /* value heads of a key head */
     int32_t wide_keys;   /* 1: 16 bytes of a key's row can be read at a time */
     int32_t wide_values; /* 1: two of a value's */
     int32_t wide_out;    /* numbers of out that can be written at a time: 1, 2 or WIDE_OUT_FOUR */
     int32_t stages, slices; /* set by the launch */
     int32_t walks_apart;    /* 1: sm90_delta_walk walks, sm80_delta_launch only prepares */
     int32_t preparers; /* CTAs that prepare next to those that walk; 0: all is prepared before */
+    int32_t first_part, end_part; /* chunks' key heads that a launch prepares */
 };
 
 /* Requests that can have enough tokens. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks of few walks are prepared next to them: CTAs of a whole multiprocessor each prepare, all
- * heads of a chunk before the next one's, and let the walk's kernel begin at once on the others. It
- * waits for each chunk's flag. */
+/* Chunks of few walks are prepared next to them: the first by all multiprocessors, FIRST_GROUPS
+ * parts each, which so few are done with soonest; then CTAs of a whole multiprocessor each prepare,
+ * all heads of a chunk before the next one's, and let the walk's kernel begin at once on the
+ * others. It waits for each chunk's flag. */
 #ifndef CUDA_FLASH_SM90_DELTA_ABREAST_CUH
 #define CUDA_FLASH_SM90_DELTA_ABREAST_CUH
 
@@ -9,6 +10,7 @@
 #include "sm90_delta_walk.cuh"
 
 #define PREPARE_GROUPS (WIDE_THREADS / PREPARE_THREADS)
+#define FIRST_GROUPS 1 /* two take as long, four 12 % longer at 2048 tokens */
 #define CLEAR_THREADS 256
 
 static __global__ void __launch_bounds__(CLEAR_THREADS)
@@ -21,31 +23,17 @@ static __global__ void __launch_bounds__(CLEAR_THREADS)
     }
 }
 
-/* Each group of warps has every so-manieth of the chunks' key heads. */
+/* Parts a.first_part .. a.end_part - 1, chunks' key heads: each group of warps has every
+ * so-manieth. */
 static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     delta_prepare_abreast(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(16) char prepare_bytes[];
-    prepare_memory &m = ((prepare_memory *)prepare_bytes)[warp_index() / PREPARE_WARPS];
+    int32_t group = warp_index() / PREPARE_WARPS;
     wait_for_earlier_kernels(); /* flags are cleared */
     let_later_kernels_begin();
-    int32_t number = warp_index() / PREPARE_WARPS * a.preparers + (int32_t)blockIdx.x;
-#pragma unroll 1
-    while (number < a.num_chunks * a.p.num_k_heads) {
-        if (enter_item(a, number, m)) {
-            prepare_chunk(a, m);
-            asm volatile("fence.proxy.async;" ::: "memory"); /* bulk copies read it */
-            sync_preparers();
-            if (prepare_warp() == 0 && lane_index() == 0) {
-                __threadfence();
-                asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(
-                                 flag_of(a, m.item.index, m.item.key_head))
-                             : "memory");
-            }
-        }
-        number = m.item.index * a.p.num_k_heads + m.item.key_head + a.preparers * PREPARE_GROUPS;
-        sync_preparers(); /* all have read it */
-    }
+    prepare_items<true>(a, group * (int32_t)gridDim.x + (int32_t)blockIdx.x,
+                        ((prepare_memory *)prepare_bytes)[group]);
 }
 
 #endif

@@ -7,11 +7,12 @@
 /* Long requests are prepared next to their walks: at most so many fifths of all multiprocessors
  * walk, and for each of all there are so many parts to prepare. */
 #define MOST_WALKS 3
-#define LEAST_PARTS 8
+#define LEAST_PARTS 4
 
 constexpr int wide_size = sizeof(wide_memory) + (WIDE_STAGES - 1) * sizeof(chunk_stage);
 constexpr int prepare_size = PREPARE_GROUPS * sizeof(prepare_memory);
 static_assert(wide_size <= 227 * 1024 && prepare_size <= 227 * 1024, "shared memory of a CTA");
+static_assert(FIRST_GROUPS <= LEAST_PARTS, "the first parts are there");
 constexpr int whole_size = sizeof(whole_memory);
 static_assert(whole_size <= 227 * 1024, "shared memory of a CTA");
 static_assert(prepare_size > 114 * 1024, "two CTAs that prepare would share a multiprocessor");
@@ -80,6 +81,12 @@ static cudaError_t launch_abreast(const struct gpu_device *device, sm80_delta_pa
     delta_clear<<<(unsigned)((parts + CLEAR_THREADS - 1) / CLEAR_THREADS), CLEAR_THREADS, 0,
                   stream>>>(a);
     cudaError_t error = cudaGetLastError();
+    a.end_part = FIRST_GROUPS * device->num_sms;
+    error = error ? error
+                  : launch_behind(delta_prepare_abreast, a, (unsigned)device->num_sms,
+                                  FIRST_GROUPS * PREPARE_THREADS,
+                                  FIRST_GROUPS * (int)sizeof(prepare_memory), stream);
+    a.first_part = a.end_part, a.end_part = (int32_t)parts;
     error = error ? error
                   : launch_behind(delta_prepare_abreast, a, (unsigned)a.preparers, WIDE_THREADS,
                                   prepare_size, stream);

@@ -185,22 +185,12 @@ static __device__ __forceinline__ void load_inputs(const delta_source<2> &source
     }
 }
 
-/* The flag of a key head's part of a chunk, see sm80_delta_flag_bytes. */
-static __device__ __forceinline__ uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk,
-                                                    int32_t key_head)
-{
-    return (uint32_t *)(a.memory + chunk * a.chunk_bytes +
-                        a.p.num_k_heads * (int64_t)sizeof(chunk_keys) +
-                        a.p.num_v_heads * (int64_t)sizeof(chunk_head)) +
-           key_head;
-}
-
 /* Until chunk c of an item is there, for ordinary reads and for bulk copies of this warp: a look at
  * as many flags as it has lanes. Of the chunks below the result all are there. */
 static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params &a,
                                                          const walk_item &item, int32_t c)
 {
-    int32_t key_head = item.head / (a.p.num_v_heads / a.p.num_k_heads);
+    int32_t key_head = item.head / a.group;
     int32_t own = min(c + lane_index(), item.num_chunks - 1);
     const uint32_t *flag = flag_of(a, item.first_chunk + own, key_head);
     uint32_t there = 0;
@@ -215,9 +205,8 @@ static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params
 }
 
 /* Chunk c's keys and head, to stage `place`, once that is free; a warp takes part as a whole. */
-template <class MEMORY>
 static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a, const walk_item &item,
-                                                  int32_t c, ring_place place, MEMORY &m)
+                                                  int32_t c, ring_place place, wide_memory &m)
 {
     chunk_stage &stage = m.stages[place.stage];
     const uint64_t &there = m.there[place.stage];
@@ -226,7 +215,7 @@ static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a, co
     const char *chunk = a.memory + (item.first_chunk + c) * a.chunk_bytes;
     const chunk_head *heads =
         (const chunk_head *)(chunk + p.num_k_heads * (int64_t)sizeof(chunk_keys));
-    int32_t key_head = item.head / (p.num_v_heads / p.num_k_heads);
+    int32_t key_head = item.head / a.group;
     if (lane_index() == 0) {
         barrier_arrive_expect(shared_address(&there), STAGE_BYTES);
         copy_span(shared_address(&stage.keys), &((const chunk_keys *)chunk)[key_head],
@@ -271,7 +260,7 @@ static __device__ __forceinline__ void
 roll_windows(const sm80_delta_params &a, const walk_item &item, int32_t of_team, bool of_values)
 {
     const gpu_delta_params &p = a.p;
-    int32_t group = p.num_v_heads / p.num_k_heads, lane = lane_index();
+    int32_t group = a.group, lane = lane_index();
     int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
     if (p.conv_width <= 1) {
         return;

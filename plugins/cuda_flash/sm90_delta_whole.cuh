@@ -16,6 +16,10 @@
 #define RAW_PIECES (WARP_TILES * GROUP_ROWS / 8) /* of 16 bytes, of a row of inputs */
 #define RAW_ROWS (CHUNK + 8)                     /* a chunk's, and the three before it */
 #define RAW_ROW_BYTES (RAW_PIECES * 16)
+/* What values are handed on in: x = -y log2(e) is what the convolution makes of y, with e^-y = 2^x.
+ */
+#define VALUE_SCALE -0.6931471805599453f
+#define VALUES_ABREAST 8 /* tokens */
 
 struct whole_memory {
     uint64_t there[WHOLE_STAGES], free[WHOLE_STAGES];
@@ -25,6 +29,8 @@ struct whole_memory {
     float4 values[2][WHOLE_TEAMS][TOKEN_TILES][GPU_LANES];
     /* inputs of a warp's channels from three tokens before a chunk on, see raw_place */
     char raw[WIDE_TEAMS][2][RAW_ROWS * RAW_ROW_BYTES];
+    const char *keys, *head;     /* of the first chunk */
+    uint32_t done[WHOLE_STAGES]; /* warps that are, with all chunks of a stage */
     chunk_stage stages[WHOLE_STAGES];
 };
 
@@ -48,6 +54,7 @@ static __device__ void init_whole(whole_memory &m)
         for (int32_t i = 0; i < WHOLE_STAGES; i++) {
             barrier_init(shared_address(&m.there[i]), 1);
             barrier_init(shared_address(&m.free[i]), WHOLE_TEAMS * GPU_LANES);
+            m.done[i] = 0;
         }
         for (int32_t team = 0; team < WHOLE_TEAMS; team++) {
             for (int32_t i = 0; i < 2; i++) {
@@ -58,6 +65,38 @@ static __device__ void init_whole(whole_memory &m)
         fence_barriers();
     }
     sync_group();
+}
+
+/* Chunk c's keys and head, to its stage, by one thread. */
+static __device__ __forceinline__ void copy_whole(const sm80_delta_params &a, int32_t c,
+                                                  whole_memory &m)
+{
+    chunk_stage &stage = m.stages[c & 1];
+    uint32_t there = shared_address(&m.there[c & 1]);
+    int64_t further = c * a.chunk_bytes;
+    barrier_arrive_expect(there, STAGE_BYTES);
+    copy_span(shared_address(&stage.keys), m.keys + further, sizeof stage.keys, there);
+    copy_span(shared_address(&stage.head), m.head + further, sizeof stage.head, there);
+}
+
+/* A warp is done with chunk c; the last one that is has the next of the stage copied. */
+static __device__ __forceinline__ void end_whole(const sm80_delta_params &a, int32_t c,
+                                                 int32_t num_chunks, whole_memory &m)
+{
+    barrier_give(m.free[c & 1]);
+    sync_lanes();
+    if (lane_index() == 0) {
+        uint32_t before;
+        asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "r"(shared_address(&m.done[c & 1]))
+                     : "memory");
+        if (before % WHOLE_TEAMS == WHOLE_TEAMS - 1 && c + WHOLE_STAGES < num_chunks) {
+            barrier_wait_for(m.free[c & 1], c >> 1); /* at once */
+            copy_whole(a, c + WHOLE_STAGES, m);
+        }
+    }
+    sync_lanes();
 }
 
 /* What a warp group multiplies a chunk with. */
@@ -72,7 +111,7 @@ struct whole_rows : wide_rows {
                                                      float (&x)[CHUNK / 2]) const
     {
         int32_t lane = lane_index(), pair = (lane & 3) * 2;
-        float inverses[2] = {inverse_of(unit[0]), inverse_of(unit[1])};
+        float inverses[2] = {inverse_of(unit[0]) * VALUE_SCALE, inverse_of(unit[1]) * VALUE_SCALE};
         const float4(*values)[GPU_LANES] = m.values[c & 1][team];
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
@@ -189,12 +228,14 @@ struct whole_taps {
         for (int i = 0; i < 2; i++) {
             uint2 four = *(const uint2 *)(p.conv_weight.data + (channel + i) * CHUNK_TAPS * 2);
             const uint32_t bits[2] = {four.x, four.y};
-            bias[i] =
-                p.conv_bias.data != nullptr ? matrix_number(p.conv_bias, 0, channel + i) : 0.0f;
+            bias[i] = p.conv_bias.data != nullptr
+                          ? matrix_number(p.conv_bias, 0, channel + i) * (1 / VALUE_SCALE)
+                          : 0.0f;
 #pragma unroll
             for (int tap = 0; tap < CHUNK_TAPS; tap += 2) {
                 float2 two = two_floats<KIND_BF16>(bits[tap / 2]);
-                weight[tap][i] = two.x, weight[tap + 1][i] = two.y;
+                weight[tap][i] = two.x * (1 / VALUE_SCALE);
+                weight[tap + 1][i] = two.y * (1 / VALUE_SCALE);
             }
         }
     }
@@ -208,44 +249,65 @@ static __device__ __forceinline__ void convolve_values(const whole_taps &taps, c
     int32_t lane = lane_again(), pair = lane % 8, tile = lane >> 3 & 1, half = lane >> 4;
     int32_t x = (pair >> 1) * 2, of_four = pair & 1; /* see row_of_sums */
     float largest[2] = {0.0f, 0.0f};
-    uint32_t bits[CHUNK_TAPS - 1 + CHUNK / 2];
     const char *row = raw + half * (CHUNK / 2) * RAW_ROW_BYTES + (lane & 3) * 4;
     int32_t piece = (lane & 15) >> 2, later = half * RAW_ROW_BYTES;
+    float inputs[2][CHUNK_TAPS - 1 + VALUES_ABREAST];
 #pragma unroll
-    for (int i = 0; i < CHUNK_TAPS - 1 + CHUNK / 2; i++) {
-        /* raw_place(half * CHUNK / 2 + i, piece) */
-        int32_t flipped = i < CHUNK / 2 ? later : RAW_ROW_BYTES - later;
-        bits[i] = *(const uint32_t *)(row + i * RAW_ROW_BYTES + (i & 1 ? -flipped : flipped) +
-                                      (piece ^ (i >> 1 & 3)) * 16);
-    }
+    for (int first = 0; first < CHUNK / 2; first += VALUES_ABREAST) { /* tokens of the half */
+        constexpr int before = CHUNK_TAPS - 1;
 #pragma unroll
-    for (int i = 0; i < CHUNK / 2; i += 2) { /* tokens of the half */
-        float y[2][2];
+        for (int k = 0; k < before + VALUES_ABREAST; k++) {
+            if (first > 0 && k < before) {
+                inputs[0][k] = inputs[0][k + VALUES_ABREAST];
+                inputs[1][k] = inputs[1][k + VALUES_ABREAST];
+                continue;
+            }
+            int i = first + k;
+            /* raw_place(half * CHUNK / 2 + i, piece) */
+            int32_t flipped = i < CHUNK / 2 ? later : RAW_ROW_BYTES - later;
+            float2 two = two_floats<KIND_BF16>(*(const uint32_t *)(row + i * RAW_ROW_BYTES +
+                                                                   (i & 1 ? -flipped : flipped) +
+                                                                   (piece ^ (i >> 1 & 3)) * 16));
+            inputs[0][k] = two.x, inputs[1][k] = two.y;
+        }
+        float y[2][VALUES_ABREAST], power[2][VALUES_ABREAST];
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            y[0][k] = taps.bias[0], y[1][k] = taps.bias[1];
+        for (int tap = 0; tap < CHUNK_TAPS; tap++) {
 #pragma unroll
-            for (int tap = 0; tap < CHUNK_TAPS; tap++) {
-                float2 two = two_floats<KIND_BF16>(bits[i + k + tap]);
-                y[0][k] = fmaf(taps.weight[tap][0], two.x, y[0][k]);
-                y[1][k] = fmaf(taps.weight[tap][1], two.y, y[1][k]);
+            for (int k = 0; k < VALUES_ABREAST; k++) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    y[j][k] = fmaf(taps.weight[tap][j], inputs[j][k + tap],
+                                   tap == 0 ? taps.bias[j] : y[j][k]);
+                }
             }
         }
-        int32_t n = half * (TOKEN_TILES / 2) + i / 8;
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            y[j][0] = fast_silu(y[j][0]), y[j][1] = fast_silu(y[j][1]);
-            largest[j] = fmaxf(largest[j], fmaxf(fabsf(y[j][0]), fabsf(y[j][1])));
-            int32_t at = whole_place(tile, n, (x + j) * 4 + i % 8 / 2);
-            *(float2 *)((float *)&m.values[of_two][team + tile][n][at] + of_four * 2) =
-                make_float2(y[j][0], y[j][1]);
+        for (int k = 0; k < VALUES_ABREAST; k++) {
+            power[0][k] = fast_exp2(y[0][k]), power[1][k] = fast_exp2(y[1][k]);
+        }
+#pragma unroll
+        for (int k = 0; k < VALUES_ABREAST; k++) {
+            power[0][k] = fast_reciprocal(1.0f + power[0][k]);
+            power[1][k] = fast_reciprocal(1.0f + power[1][k]);
+        }
+#pragma unroll
+        for (int k = 0; k < VALUES_ABREAST; k += 2) {
+            int32_t n = half * (TOKEN_TILES / 2) + first / 8;
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float2 two = make_float2(y[j][k] * power[j][k], y[j][k + 1] * power[j][k + 1]);
+                largest[j] = fmaxf(largest[j], fmaxf(fabsf(two.x), fabsf(two.y)));
+                int32_t at = whole_place(tile, n, (x + j) * 4 + k / 2);
+                *(float2 *)((float *)&m.values[of_two][team + tile][n][at] + of_four * 2) = two;
+            }
         }
     }
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         largest[j] = fmaxf(largest[j], lane_xor(largest[j], 16));
         if (half == 0) {
-            m.largest[of_two][team + tile][of_four * 8 + x + j] = largest[j];
+            m.largest[of_two][team + tile][of_four * 8 + x + j] = largest[j] * -VALUE_SCALE;
         }
     }
 }
@@ -297,12 +359,10 @@ static __device__ __forceinline__ void load_window(const gpu_delta_params &p,
     }
 }
 
-/* Values of 32 rows of S, chunk by chunk; the first warp copies the stages, too, each when the
- * chunk before the last is done with. */
+/* Values of 32 rows of S, chunk by chunk; the first warp has the first stages copied, too. */
 static __device__ __forceinline__ void
 make_whole_values(const sm80_delta_params &a, const walk_item &kept, whole_memory &m, int32_t warp)
 {
-    static_assert(WHOLE_STAGES == 2, "chunk c + 1 is copied once c - 1 is done with");
     const gpu_delta_params &p = a.p;
     int32_t team = warp * WARP_TILES, num_chunks = kept.num_chunks;
     int64_t first_channel = 2 * (int64_t)p.num_k_heads * p.head_size_k +
@@ -310,9 +370,12 @@ make_whole_values(const sm80_delta_params &a, const walk_item &kept, whole_memor
     char *raw = m.raw[warp][0];
     constexpr int apart = RAW_ROWS * RAW_ROW_BYTES;
     wait_for_earlier_kernels(); /* chunks are prepared */
-    for (int32_t c = 0; warp == 0 && c < min(WHOLE_STAGES, num_chunks); c++) {
-        copy_parts(a, kept, c, {c, 0}, m);
+    if (warp == 0 && lane_index() == 0) {
+        for (int32_t c = 0; c < min(WHOLE_STAGES, num_chunks); c++) {
+            copy_whole(a, c, m);
+        }
     }
+    sync_lanes();
     fetch_raw(p, kept.request, first_channel, 0, raw);
     load_window(p, kept.request, first_channel, raw);
     whole_taps taps(p, first_channel);
@@ -329,9 +392,6 @@ make_whole_values(const sm80_delta_params &a, const walk_item &kept, whole_memor
         convolve_values(taps, raw + of_two * apart, team, of_two, m);
         for (int32_t i = 0; i < WARP_TILES; i++) {
             barrier_give(m.values_there[team + i][of_two]);
-        }
-        if (warp == 0 && c > 0 && c + 1 < num_chunks) {
-            copy_parts(a, kept, c + 1, {(c + 1) & 1, (uint32_t)(c + 1) >> 1}, m);
         }
     }
     for (int32_t i = 0; i < WARP_TILES; i++) {
@@ -355,7 +415,13 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
         return;
     }
     if (thread_index() == 0) {
+        const gpu_delta_params &p = a.p;
+        int64_t keys = (int64_t)p.num_k_heads * sizeof(chunk_keys);
+        int32_t key_head = entered.head / a.group;
+        const char *chunk = a.memory + entered.first_chunk * a.chunk_bytes;
         kept = entered;
+        m.keys = chunk + key_head * (int64_t)sizeof(chunk_keys);
+        m.head = chunk + keys + entered.head * (int64_t)sizeof(chunk_head);
     }
     init_whole(m);
     if (warp < WHOLE_TEAMS) {
@@ -377,7 +443,7 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
                            {matrix_again(keys, at), matrix_again(depths, at),
                             matrix_again(queries, at), matrix_again(inverse, at),
                             matrix_again(scores, at)});
-            barrier_give(m.free[c & 1]);
+            end_whole(a, c, num_chunks, m);
             if constexpr (KEEPS) {
                 int32_t slot = slot_behind(a, kept, c);
                 if (slot >= 0) {
