@@ -92,43 +92,27 @@ static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
     }
 }
 
-/* This thread's chunks of a tile's first column, of all rows that it copies. */
-struct latent_chunks {
-    const char *from[LATENT_COPY_ROWS];
-    int bytes[LATENT_COPY_ROWS]; /* 0: nobody sees the key, and zeros are stored */
-};
-
-static __device__ __forceinline__ latent_chunks chunks_of_tile(const sm90_latent_params &a,
-                                                               const latent_shared &mine, int32_t t)
-{
-    latent_chunks of;
-#pragma unroll
-    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        const char *row = row_of_thread<LATENT_COPY_WARPS>(mine, t, i);
-        of.bytes[i] = row != nullptr ? 16 : 0;
-        of.from[i] = (row != nullptr ? row : a.p.attend.k.data) + (threadIdx.x & 7) * 16;
-    }
-    return of;
-}
-
 /* Half `half` of the columns of a tile of rows in 16 bits, by cp.async; WITH_ROPE: and the last. */
 template <bool WITH_ROPE>
-static __device__ __forceinline__ void copy_half(latent_shared &mine, int b, int half,
-                                                 const latent_chunks &of)
+static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, latent_shared &mine,
+                                                 int b, int32_t t, int half)
 {
+    const int chunk = threadIdx.x & 7;
     const uint32_t to = shared_address(mine.k[b][half * 4]) +
-                        place_in_column(copied_row<LATENT_COPY_WARPS>(0), threadIdx.x & 7);
+                        place_in_column(copied_row<LATENT_COPY_WARPS>(0), chunk);
     const uint32_t to_rope = to + (LATENT_ROPE - half * 4) * LATENT_COLUMN_BYTES;
 #pragma unroll
     for (int i = 0; i < LATENT_COPY_ROWS; i++) {
+        const char *row = row_of_thread<LATENT_COPY_WARPS>(mine, t, i);
+        const int bytes = row != nullptr ? 16 : 0;
+        const char *from = (row != nullptr ? row : a.p.attend.k.data) + half * 512 + chunk * 16;
         const int further = i * (LATENT_COPY_WARPS * 4) * 128;
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            copy16(to + further + c * LATENT_COLUMN_BYTES, of.from[i] + half * 512 + c * 128,
-                   of.bytes[i]);
+            copy16(to + further + c * LATENT_COLUMN_BYTES, from + c * 128, bytes);
         }
         if (WITH_ROPE) {
-            copy16(to_rope + further, of.from[i] + LATENT_ROPE * 128, of.bytes[i]);
+            copy16(to_rope + further, from + (LATENT_ROPE - half * 4) * 128, bytes);
         }
     }
     barrier_arrive_copies(shared_address(&mine.full[b][WITH_ROPE]));
@@ -181,12 +165,10 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
     auto bring = [&](int b, int32_t t, int32_t count) {
         const int phase = phases >> b & 1;
         if constexpr (FORM == LATENT_FORM_OWN) {
-            /* before it waits: what follows has nothing but copies */
-            const latent_chunks of = chunks_of_tile(a, mine, t);
             barrier_wait(shared_address(&mine.empty[b][b]), phase);
-            copy_half<false>(mine, b, b, of);
+            copy_half<false>(a, mine, b, t, b);
             barrier_wait(shared_address(&mine.empty[b][b ^ 1]), phase);
-            copy_half<true>(mine, b, b ^ 1, of);
+            copy_half<true>(a, mine, b, t, b ^ 1);
         } else if constexpr (NARROW) {
             convert_tile<FROM, IS_DS>(mine, b, phase, t, t + 1 < count, narrow);
         } else {
