@@ -115,6 +115,13 @@ static void to_plain_units(const struct problem *problem, const struct row_block
     }
 }
 
+static char *output_row(const struct attend_run *run, int64_t row, int32_t q_head)
+{
+    const struct attn_tensor *out = run->args->out;
+    return tensor_data(out) +
+           (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * (out->dtype.bits / 8);
+}
+
 /* Output row and LSE of query `row` of the step and query head `q_head`. */
 static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
                       const float *accumulator, float reference, float sum)
@@ -136,9 +143,6 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     } else {
         factor = empty ? 0.0f : 1.0f / sum;
     }
-    int64_t bytes = out->dtype.bits / 8;
-    char *destination =
-        tensor_data(out) + (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * bytes;
     int32_t type = out->dtype.code == ATTN_CODE_BFLOAT ? 2 : out->dtype.bits == 16 ? 1 : 0;
     float plain[MAX_HEAD_SIZE];
     const bool is_plain = problem->shape.sink_len > 0;
@@ -146,7 +150,8 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     if (!empty && !is_plain) {
         accumulator = plain_values(problem, head, accumulator, plain);
     }
-    problem->instance->variant->store[type](destination, accumulator, factor, problem->shape.width);
+    problem->instance->variant->store[type](output_row(run, row, q_head), accumulator, factor,
+                                            problem->shape.width);
     if (lse != NULL) {
         int64_t at = q_head * tensor_stride(lse, 0) + row * tensor_stride(lse, 1);
         bool nothing = empty && top == -INFINITY;
@@ -154,22 +159,25 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     }
 }
 
-/* Partial: rows of accumulators, then references, then sums; heads of the item one after another.
- */
+/* Where partial results' references begin; their sums follow. */
+static float *partial_state(const struct attend_run *run)
+{
+    return run->partials +
+           (size_t)run->schedule->needs.partial_rows * (size_t)run->problem.shape.width_padded;
+}
+
+/* Heads of the item one after another. */
 static void write_partial(const struct attend_run *run, const struct work_item *item, int32_t head,
                           const float *accumulator, const float *reference, const float *sum)
 {
     const struct layer_shape *shape = &run->problem.shape;
     size_t rows = (size_t)item->num_tokens * (size_t)shape->group;
-    size_t first = (size_t)(head - item->head) * rows;
+    size_t first = (size_t)item->partial + (size_t)(head - item->head) * rows;
     size_t width = (size_t)shape->width_padded;
-    const struct needs *needs = &run->schedule->needs;
-    size_t slot_rows = (size_t)needs->partial_rows;
-    float *slot = run->partials + (size_t)item->partial * partial_floats(shape, needs);
-    float *state = slot + slot_rows * width;
-    memcpy(slot + first * width, accumulator, rows * width * sizeof(float));
-    memcpy(state + first, reference, rows * sizeof(float));
-    memcpy(state + slot_rows + first, sum, rows * sizeof(float));
+    float *state = partial_state(run) + first;
+    memcpy(run->partials + first * width, accumulator, rows * width * sizeof(float));
+    memcpy(state, reference, rows * sizeof(float));
+    memcpy(state + run->schedule->needs.partial_rows, sum, rows * sizeof(float));
 }
 
 /* Whole sums of rows to the output. */
@@ -209,29 +217,24 @@ void finish_item(const struct attend_run *run, const struct work_item *item, int
 static void merge_row(const struct attend_run *run, const struct merge_item *item, int32_t m,
                       float *row, float *reference, float *sum)
 {
-    const struct layer_shape *shape = &run->problem.shape;
-    size_t width = (size_t)shape->width_padded;
-    size_t rows = (size_t)run->schedule->needs.partial_rows;
-    size_t slot_floats = partial_floats(shape, &run->schedule->needs);
-    const float *slots = run->partials + (size_t)item->first * slot_floats;
+    size_t width = (size_t)run->problem.shape.width_padded;
+    const float *references = partial_state(run);
+    const float *sums = references + run->schedule->needs.partial_rows;
+    int32_t end = item->first + m + item->count * item->part_rows;
     float top = -INFINITY;
-    for (int32_t i = 0; i < item->count; i++) {
-        float part = slots[(size_t)i * slot_floats + rows * width + (size_t)m];
-        top = part > top ? part : top;
+    for (int32_t i = item->first + m; i < end; i += item->part_rows) {
+        top = references[i] > top ? references[i] : top;
     }
     *reference = top;
     *sum = 0.0f;
     memset(row, 0, width * sizeof(float));
-    for (int32_t i = 0; i < item->count; i++) {
-        const float *slot = slots + (size_t)i * slot_floats;
-        float its = slot[rows * width + (size_t)m];
-        float part = slot[rows * width + rows + (size_t)m];
-        if (its == -INFINITY && part == 0.0f) {
+    for (int32_t i = item->first + m; i < end; i += item->part_rows) {
+        if (references[i] == -INFINITY && sums[i] == 0.0f) {
             continue; /* sees nothing: its accumulator is 0 */
         }
-        float weight = top == -INFINITY ? 1.0f : exp2f(its - top);
-        *sum += part * weight;
-        run->problem.instance->variant->add_scaled(row, slot + (size_t)m * width, weight,
+        float weight = top == -INFINITY ? 1.0f : exp2f(references[i] - top);
+        *sum += sums[i] * weight;
+        run->problem.instance->variant->add_scaled(row, run->partials + (size_t)i * width, weight,
                                                    (int32_t)width);
     }
 }

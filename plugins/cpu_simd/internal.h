@@ -18,7 +18,6 @@
 #define LN_2 0.69314718055994530942f
 
 #define ITEM_ROWS 768         /* query rows of one work item at head size 128 */
-#define SPLIT_ROWS 64         /* items of more rows are never split along the keys */
 #define ROW_MULTIPLE 16       /* rows of a gemm that every engine computes alike */
 #define DIRECT_SCORE_ROWS 128 /* most query rows whose scores a decode holds at once */
 #define SPLIT_KEYS 256        /* a split part has at least so many */
@@ -152,7 +151,7 @@ struct work_item {
     int32_t num_tokens;
     int32_t key_begin;
     int32_t key_end;
-    int32_t partial; /* index of its partial result, or -1: the item writes the output */
+    int32_t partial; /* first row of its partial result, or -1: the item writes the output */
     int32_t direct;  /* 1: decode path */
 };
 
@@ -168,10 +167,11 @@ struct row_block {
     float *sum;
 };
 
-/* Partial results first .. first+count-1 make up the output of an item. */
+/* Rows of an item's output, each of as many partial results as the item has parts. */
 struct merge_item {
-    int32_t first;
-    int32_t count;
+    int32_t first;     /* row of the first part's partial result */
+    int32_t part_rows; /* from a part's row to the next part's */
+    int32_t count;     /* parts */
     int32_t request;
     int32_t head;
     int32_t num_heads;
@@ -182,8 +182,7 @@ struct merge_item {
 /* What batches within a plan's limits take at most. */
 struct needs {
     int32_t rows;         /* of one item */
-    int32_t partials;     /* partial results */
-    int32_t partial_rows; /* of one */
+    int32_t partial_rows; /* of all partial results */
 };
 
 /* Lies in schedule_host: header, items, their order, merges. */
@@ -192,7 +191,8 @@ struct schedule {
     int32_t num_merges;
     int32_t max_items;
     int32_t max_merges;
-    int32_t num_partials;
+    int32_t num_parts;        /* of items that were split */
+    int32_t num_partial_rows; /* theirs */
     struct needs needs;
 };
 
@@ -327,7 +327,6 @@ size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits 
                       int32_t num_threads);
 size_t workspace_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
                        int32_t num_threads);
-size_t partial_floats(const struct layer_shape *shape, const struct needs *needs);
 attn_status schedule_make(const struct problem *problem, const struct attn_limits *limits,
                           void *memory, int32_t num_threads, struct attn_error *error);
 struct work_item *schedule_items(const struct schedule *schedule);
@@ -345,7 +344,7 @@ struct attend_run {
     const struct attn_attend_args *args;
     const struct schedule *schedule;
     char *scratch;   /* of worker 0 */
-    float *partials; /* [num_partials][partial_floats] */
+    float *partials; /* [partial_rows][width_padded], then references, then sums */
 };
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
                   int32_t rows_padded);

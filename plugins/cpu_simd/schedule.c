@@ -4,36 +4,35 @@
 #include "internal.h"
 
 #define MIN_ITEM_ROWS 24
-#define PARTS_PER_THREAD 4 /* an item larger than 1 / (4 threads) of all is split */
+#define PARTS_PER_THREAD 4 /* an item larger than 1 / (4 threads) of all is worth a cut */
+#define DRAFT_ROWS 128     /* of a direct item of several queries, of all its heads */
+#define MERGE_ROWS 64      /* of a merge, of one head */
 
 static size_t align_up(size_t bytes)
 {
     return (bytes + 63) / 64 * 64;
 }
 
-static int32_t max_partials(int32_t num_threads)
+static int32_t max_parts(int32_t num_threads)
 {
     return 2 * PARTS_PER_THREAD * num_threads;
 }
 
-/* of one partial: accumulator rows, references, sums */
-size_t partial_floats(const struct layer_shape *shape, const struct needs *needs)
+static int32_t max_merges(int32_t num_threads)
 {
-    size_t rows = (size_t)needs->partial_rows;
-    return align_up(rows * (size_t)(shape->width_padded + 2) * sizeof(float)) / sizeof(float);
+    return 2 * max_parts(num_threads);
 }
 
-/* Rows of several queries that one direct item takes, of all its heads. */
 static int32_t draft_rows(const struct layer_shape *shape)
 {
-    return at_most(2 * SPLIT_ROWS, DIRECT_ROWS * shape->num_heads);
+    return at_most(DRAFT_ROWS, DIRECT_ROWS * shape->num_heads);
 }
 
 static int64_t max_items(const struct layer_shape *shape, int64_t requests, int64_t tokens,
                          int32_t num_threads)
 {
     int64_t least_tokens = shape->topk > 0 ? 1 : at_least(1, MIN_ITEM_ROWS / shape->group);
-    return (tokens / least_tokens + requests) * shape->num_heads + max_partials(num_threads);
+    return (tokens / least_tokens + requests) * shape->num_heads + max_parts(num_threads);
 }
 
 static size_t bytes_of(int64_t items, int64_t merges)
@@ -47,43 +46,40 @@ size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits 
                       int32_t num_threads)
 {
     int64_t items = max_items(shape, limits->max_num_reqs, limits->max_num_tokens, num_threads);
-    return bytes_of(items, max_partials(num_threads));
+    return bytes_of(items, max_merges(num_threads));
 }
 
-/* Tokens of an item in a batch of `tokens`: fewer where the batch would not fill the threads. Batch
- * invariance wants a number that depends on the layer alone. */
-static int32_t tokens_of_item(const struct layer_shape *shape, int64_t tokens, int32_t num_threads)
+static int32_t tokens_of_rows(const struct layer_shape *shape, int32_t rows)
 {
-    int64_t rows = shape->item_rows;
-    if (shape->topk > 0) {
-        return 1; /* each query has its own list */
-    }
-    if (!shape->batch_invariant) {
-        int64_t share = tokens * shape->group * shape->num_heads / (8 * (int64_t)num_threads);
-        rows = share < MIN_ITEM_ROWS ? MIN_ITEM_ROWS : share < rows ? share : rows;
-    }
-    return at_least(at_least(1, MIN_ITEM_ROWS / shape->group), (int32_t)(rows / shape->group));
+    return at_least(at_least(1, MIN_ITEM_ROWS / shape->group), rows / shape->group);
+}
+
+/* Most tokens of an item. */
+static int32_t tokens_of_item(const struct layer_shape *shape)
+{
+    return shape->topk > 0 ? 1 /* each query has its own list */
+                           : tokens_of_rows(shape, shape->item_rows);
 }
 
 static struct needs needs_of(const struct layer_shape *shape, const struct attn_limits *limits,
                              int32_t num_threads)
 {
     int64_t tokens = limits->max_num_tokens;
-    int32_t item_tokens = tokens_of_item(shape, tokens, num_threads);
+    int32_t item_tokens = tokens_of_item(shape);
     int32_t packed = (item_tokens < tokens ? item_tokens : (int32_t)tokens) * shape->group;
     int32_t whole = round_up(shape->group, 4) * shape->num_heads; /* see choose_heads */
     int32_t direct = whole <= shape->item_rows ? whole : round_up(shape->group, 4);
     int32_t drafts = tokens > 1 ? draft_rows(shape) : 0;
     struct needs needs = {.rows = at_least(at_least(packed, direct), drafts)};
-    int64_t partials = max_partials(num_threads);
+    int32_t all_heads = shape->group * shape->num_heads;
+    int64_t partial_rows = (int64_t)max_parts(num_threads) * at_least(drafts, all_heads);
     if (limits->max_seq_len > 0) { /* a longer list of keys finds no place for its parts */
-        int64_t items = max_items(shape, limits->max_num_reqs, tokens, 0);
         int64_t parts = limits->max_seq_len < 2 * SPLIT_KEYS ? 0 : limits->max_seq_len / SPLIT_KEYS;
-        partials = parts == 0 || items < partials / parts ? items * parts : partials;
+        bool few = parts == 0 || tokens * all_heads < partial_rows / parts;
+        partial_rows = few ? tokens * all_heads * parts : partial_rows;
     }
-    needs.partials = num_threads == 1 || shape->batch_invariant ? 0 : (int32_t)partials;
-    needs.partial_rows = at_least(at_most(packed, at_least(SPLIT_ROWS, shape->group)),
-                                  at_least(drafts, shape->group * shape->num_heads));
+    bool whole_items = num_threads == 1 || shape->batch_invariant;
+    needs.partial_rows = whole_items ? 0 : (int32_t)partial_rows;
     return needs;
 }
 
@@ -94,7 +90,7 @@ size_t workspace_bytes(const struct layer_shape *shape, const struct attn_limits
     struct needs needs = needs_of(shape, limits, num_threads);
     scratch_init(&layout, shape, needs.rows);
     return layout.bytes * (size_t)num_threads + 256 +
-           (size_t)needs.partials * partial_floats(shape, &needs) * sizeof(float);
+           (size_t)needs.partial_rows * (size_t)(shape->width_padded + 2) * sizeof(float);
 }
 
 struct work_item *schedule_items(const struct schedule *schedule)
@@ -114,11 +110,30 @@ struct merge_item *schedule_merges(const struct schedule *schedule)
                                  align_up((size_t)schedule->max_items * sizeof(int32_t)));
 }
 
-/* What an item costs, in keys times rows; 12 rows stand for reading the keys at all. */
+/* Rows whose attention to keys costs what packing these does: reading them, for the most part. */
+static int32_t pack_rows(const struct layer_shape *shape)
+{
+    return shape->engine->flash != NULL ? 48 : 24;
+}
+
+/* Keys that cost a row what a partial result of it does. */
+static int32_t part_keys(const struct layer_shape *shape)
+{
+    return shape->engine->flash != NULL ? 256 : 64;
+}
+
+/* Of all heads. */
+static int32_t item_rows(const struct problem *problem, const struct work_item *item)
+{
+    return item->num_tokens * problem->shape.group * item->num_heads;
+}
+
+/* What an item costs, in keys times rows; 12 rows of a head stand for reading the keys in place. */
 static int64_t item_cost(const struct problem *problem, const struct work_item *item)
 {
-    int64_t rows = (int64_t)item->num_tokens * problem->shape.group + 12;
-    return ((int64_t)item->key_end - item->key_begin + 16) * rows * item->num_heads;
+    int64_t rows = item_rows(problem, item);
+    rows += item->direct ? 12 * item->num_heads : pack_rows(&problem->shape);
+    return ((int64_t)item->key_end - item->key_begin + 16) * rows;
 }
 
 /* A request's only queries, if all their rows fit, go the direct way, and every query with a list
@@ -167,12 +182,87 @@ static void item_range(const struct problem *problem, struct work_item *item)
 struct builder {
     const struct problem *problem;
     struct schedule *schedule;
-    int32_t tokens_per_item;
     int32_t direct_heads;
     int32_t num_threads;
-    int64_t total;  /* cost of all, after the first pass */
-    int64_t target; /* largest cost of an item that may be split */
+    int32_t part_keys; /* most of a packed part of the request */
+    int64_t total;     /* cost of all, after the first pass */
+    int64_t target;    /* a larger item is worth a cut; 0: none is */
 };
+
+/* A request whose keys are packed. */
+struct packed {
+    int64_t queries;
+    int64_t keys;      /* of its last item */
+    int64_t mean_keys; /* of all items */
+};
+
+/* How it is cut. */
+struct cut {
+    int32_t tokens; /* of an item */
+    int32_t keys;   /* most of a part */
+};
+
+/* What a request's cut costs the step, in keys times rows of a thread: what is done again or in
+ * addition, and as some threads end before others, a third of the largest item. */
+static int64_t cut_cost(const struct builder *builder, const struct packed *packed, int64_t tokens,
+                        int64_t parts)
+{
+    const struct layer_shape *shape = &builder->problem->shape;
+    int64_t items = (packed->queries + tokens - 1) / tokens;
+    int64_t largest = (tokens * shape->group + pack_rows(shape)) * packed->keys / parts;
+    int64_t extra = items * pack_rows(shape) * packed->mean_keys;
+    if (parts > 1) {
+        extra += packed->queries * shape->group * parts * part_keys(shape);
+    }
+    return (largest > builder->target ? largest : builder->target) / 3 +
+           extra * shape->num_heads / builder->num_threads;
+}
+
+/* Items of fewer rows pack the same keys once more, those of fewer keys leave partial results: the
+ * cut that costs least. */
+static struct cut cut_request(const struct builder *builder, int32_t request)
+{
+    const struct layer_shape *shape = &builder->problem->shape;
+    int32_t queries = request_queries(builder->problem, request);
+    int32_t most = at_most(tokens_of_item(shape), at_least(1, queries));
+    struct cut best = {.tokens = most, .keys = INT32_MAX};
+    if (builder->target == 0 || shape->topk > 0 || queries <= 0) {
+        return best;
+    }
+    struct work_item last = {.request = request, .token = queries - most, .num_tokens = most};
+    choose_path(builder->problem, builder->direct_heads, &last);
+    if (last.direct) {
+        return best; /* nothing is packed */
+    }
+    item_range(builder->problem, &last);
+    struct interval first = row_interval(builder->problem, request, 0);
+    struct packed packed = {.queries = queries, .keys = last.key_end - last.key_begin};
+    packed.mean_keys = (packed.keys + first.high - first.low) / 2;
+    int64_t least = INT64_MAX;
+    int32_t step = at_least(1, FLASH_ROWS / shape->group);
+    for (int32_t rows = shape->item_rows;;
+         rows = rows == shape->item_rows ? rows / 3 * 2 : rows / 2) {
+        int32_t most_tokens = tokens_of_rows(shape, rows);
+        int32_t items = (queries + most_tokens - 1) / most_tokens;
+        int32_t tokens = at_most(most_tokens, round_up((queries + items - 1) / items, step));
+        int64_t heads = (int64_t)shape->num_heads;
+        for (int32_t parts = 1;
+             parts == 1 || (parts * SPLIT_KEYS <= packed.keys && !shape->rounds &&
+                            items * heads * parts <= max_parts(builder->num_threads) &&
+                            packed.queries * shape->group * heads * parts <=
+                                builder->schedule->needs.partial_rows);
+             parts *= 2) {
+            int64_t cost = cut_cost(builder, &packed, tokens, parts);
+            if (cost < least) {
+                least = cost;
+                best = (struct cut){tokens, (int32_t)((packed.keys + parts - 1) / parts)};
+            }
+        }
+        if (rows <= MIN_ITEM_ROWS) {
+            return best;
+        }
+    }
+}
 
 /* Calls `visit` for every item before splitting. */
 static attn_status each_item(struct builder *builder,
@@ -181,9 +271,11 @@ static attn_status each_item(struct builder *builder,
     const struct problem *problem = builder->problem;
     for (int32_t r = 0; r < problem->batch->num_reqs; r++) {
         int32_t queries = request_queries(problem, r);
-        for (int32_t t = 0; t < queries; t += builder->tokens_per_item) {
+        struct cut cut = cut_request(builder, r);
+        builder->part_keys = cut.keys;
+        for (int32_t t = 0; t < queries; t += cut.tokens) {
             struct work_item item = {.request = r, .token = t, .partial = -1};
-            item.num_tokens = at_most(builder->tokens_per_item, queries - t);
+            item.num_tokens = at_most(cut.tokens, queries - t);
             choose_path(problem, builder->direct_heads, &item);
             item_range(problem, &item);
             for (int32_t h = 0; h < problem->shape.num_heads; h += item.num_heads) {
@@ -204,48 +296,74 @@ static attn_status add_cost(struct builder *builder, const struct work_item *ite
     return ATTN_OK;
 }
 
+/* Tokens of an item that are merged together; rows of many by several threads. */
+static int32_t merge_tokens(const struct work_item *item, int32_t group)
+{
+    return item->num_heads > 1 ? item->num_tokens : at_least(1, MERGE_ROWS / group);
+}
+
 static int32_t parts_of(const struct builder *builder, const struct work_item *item)
 {
-    int64_t rows = (int64_t)item->num_tokens * builder->problem->shape.group;
+    const struct schedule *schedule = builder->schedule;
     int64_t keys = (int64_t)item->key_end - item->key_begin;
-    if (builder->target == 0 || builder->problem->shape.rounds ||
-        (item->num_heads == 1 && rows > at_least(SPLIT_ROWS, builder->problem->shape.group)) ||
-        keys < 2 * SPLIT_KEYS) {
+    int32_t step = merge_tokens(item, builder->problem->shape.group);
+    int32_t merges = (item->num_tokens + step - 1) / step;
+    if (builder->target == 0 || builder->problem->shape.rounds || keys < 2 * SPLIT_KEYS ||
+        schedule->num_merges + merges > schedule->max_merges) {
         return 1;
     }
-    int64_t parts = (item_cost(builder->problem, item) + builder->target - 1) / builder->target;
+    int64_t parts =
+        item->direct ? (item_cost(builder->problem, item) + builder->target - 1) / builder->target
+                     : (keys + builder->part_keys - 1) / builder->part_keys;
     parts = parts < keys / SPLIT_KEYS ? parts : keys / SPLIT_KEYS;
-    int64_t left = (int64_t)builder->schedule->needs.partials - builder->schedule->num_partials;
-    return parts <= 1 || parts > left ? 1 : (int32_t)parts;
+    int32_t left = at_most(max_parts(builder->num_threads) - schedule->num_parts,
+                           (schedule->needs.partial_rows - schedule->num_partial_rows) /
+                               item_rows(builder->problem, item));
+    return left < 2 ? 1 : parts < left ? (int32_t)parts : left;
+}
+
+static void add_merges(struct schedule *schedule, const struct work_item *item, int32_t group,
+                       int32_t parts)
+{
+    int32_t part_rows = item->num_tokens * group * item->num_heads;
+    struct merge_item merge = {.first = schedule->num_partial_rows,
+                               .part_rows = part_rows,
+                               .count = parts,
+                               .request = item->request,
+                               .head = item->head,
+                               .num_heads = item->num_heads};
+    int32_t step = merge_tokens(item, group);
+    for (int32_t t = 0; t < item->num_tokens; t += step, merge.first += step * group) {
+        merge.token = item->token + t;
+        merge.num_tokens = at_most(step, item->num_tokens - t);
+        schedule_merges(schedule)[schedule->num_merges++] = merge;
+    }
 }
 
 static attn_status add_item(struct builder *builder, const struct work_item *whole)
 {
     struct schedule *schedule = builder->schedule;
     int32_t parts = parts_of(builder, whole);
+    int32_t rows = item_rows(builder->problem, whole);
     if (schedule->num_items + parts > schedule->max_items) {
         return ATTN_ERROR_LIMIT;
     }
     struct work_item item = *whole;
     int64_t keys = (int64_t)whole->key_end - whole->key_begin;
     if (parts > 1) {
-        struct merge_item merge = {.first = schedule->num_partials,
-                                   .count = parts,
-                                   .request = item.request,
-                                   .head = item.head,
-                                   .num_heads = item.num_heads,
-                                   .token = item.token,
-                                   .num_tokens = item.num_tokens};
-        schedule_merges(schedule)[schedule->num_merges++] = merge;
+        add_merges(schedule, whole, builder->problem->shape.group, parts);
+        schedule->num_parts += parts;
     }
     for (int32_t i = 0; i < parts; i++) {
-        /* cut at multiples of 64 keys, so that pages and tiles stay whole */
-        int32_t from = (int32_t)(keys * i / parts) / 64 * 64;
-        int32_t to = i + 1 == parts ? (int32_t)keys : (int32_t)(keys * (i + 1) / parts) / 64 * 64;
-        item.key_begin = whole->key_begin + from;
-        item.key_end = whole->key_begin + to;
-        item.partial = parts > 1 ? schedule->num_partials++ : -1;
+        /* cut where pages and tiles end */
+        int64_t end = (whole->key_begin + keys * (i + 1) / parts) / TILE_KEYS * TILE_KEYS;
+        item.key_end = i + 1 == parts ? whole->key_end : (int32_t)end;
+        if (parts > 1) {
+            item.partial = schedule->num_partial_rows;
+            schedule->num_partial_rows += rows;
+        }
         schedule_items(schedule)[schedule->num_items++] = item;
+        item.key_begin = item.key_end;
     }
     return ATTN_OK;
 }
@@ -287,9 +405,8 @@ attn_status schedule_make(const struct problem *problem, const struct attn_limit
     /* no more than what schedule_bytes counted for the limits that the core holds batches to */
     *schedule = (struct schedule){
         .max_items = (int32_t)max_items(&problem->shape, batch->num_reqs, tokens, num_threads),
-        .max_merges = max_partials(num_threads),
+        .max_merges = max_merges(num_threads),
         .needs = needs_of(&problem->shape, limits, num_threads)};
-    builder.tokens_per_item = tokens_of_item(&problem->shape, tokens, num_threads);
     builder.direct_heads = choose_heads(problem, num_threads);
     if (problem->layer->batch_invariant == 0 && num_threads > 1) {
         attn_status status = each_item(&builder, add_cost);

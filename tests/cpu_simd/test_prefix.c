@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* On every variant of this machine: with batch_invariant 2 the bits of a prompt's rows do not
  * depend on where steps cut it; a prompt's first keys as static sinks, more than a tile of them,
- * are what they are as its keys. */
+ * are what they are as its keys; threads that share a few rows' keys find what one does. */
 #include "support/test.h"
 
 #include <attn/api.h>
@@ -15,8 +15,9 @@
 
 enum {
     TOKENS = 300,
+    MOST_TOKENS = 1000,
     BLOCK = 16,
-    BLOCKS = (TOKENS + BLOCK - 1) / BLOCK,
+    BLOCKS = (MOST_TOKENS + BLOCK - 1) / BLOCK,
     SIZE = 64,
     SINKS = 150,
     MOST_HEADS = 16
@@ -26,7 +27,7 @@ static const char *const variants[] = {"scalar", "avx2", "avx512",  "avx512bf16"
                                        "amx",    "neon", "neonbf16"};
 
 struct setting {
-    int32_t dtype, kv_dtype, heads, kv_heads, window, sinks;
+    int32_t dtype, kv_dtype, heads, kv_heads, window, sinks, threads; /* 0 threads: 1 */
 };
 
 static const struct setting settings[] = {{ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2, 0},
@@ -47,8 +48,8 @@ struct prompt {
     void *cache, *workspace;
     struct shaped sink_k, sink_v;
     int32_t skipped; /* rows before the prompt's first token */
-    uint32_t q[TOKENS * MOST_HEADS * SIZE], k[TOKENS * MOST_HEADS * SIZE],
-        v[TOKENS * MOST_HEADS * SIZE], out[TOKENS * MOST_HEADS * SIZE];
+    uint32_t q[MOST_TOKENS * MOST_HEADS * SIZE], k[MOST_TOKENS * MOST_HEADS * SIZE],
+        v[MOST_TOKENS * MOST_HEADS * SIZE], out[MOST_TOKENS * MOST_HEADS * SIZE];
 };
 
 static size_t bytes_of(int32_t dtype)
@@ -76,7 +77,8 @@ static void fill(void *rows, int32_t dtype, int64_t count, uint64_t *random)
 
 static int open_prompt(struct prompt *p, const struct setting *s, const char *variant)
 {
-    const struct attn_runtime_options options = client_options(PLUGINS);
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.num_threads = s->threads > 0 ? s->threads : 1;
     const struct attn_layer_desc layer = {.struct_size = sizeof layer,
                                           .name = "layer",
                                           .kind = ATTN_LAYER_DECODER,
@@ -93,7 +95,7 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
                                           .k_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
                                           .v_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
                                           .sink_len = s->sinks,
-                                          .batch_invariant = 2};
+                                          .batch_invariant = s->threads > 0 ? 0 : 2};
     const struct attn_layer_desc *layers[] = {&layer};
     const int64_t sinks[] = {s->sinks, s->kv_heads, SIZE};
     struct attn_layer_params params = {.struct_size = sizeof params};
@@ -111,7 +113,7 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
     attn_layer *made = p->api->model_layer(p->model, 0);
     CHECK(p, client_cache(p->api, made, BLOCKS, NULL, &p->cache, &p->error));
     CHECK(p, p->api->layer_bind_params(made, &params, &p->error));
-    CHECK(p, client_plan(p->api, p->model, 0, CLIENT_LIMITS(1, TOKENS, TOKENS), &p->plan,
+    CHECK(p, client_plan(p->api, p->model, 0, CLIENT_LIMITS(1, MOST_TOKENS, MOST_TOKENS), &p->plan,
                          &p->workspace, &p->error));
     return 1;
 }
@@ -120,7 +122,7 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
 static void run(struct prompt *p, const struct setting *s, int32_t first, int32_t count)
 {
     int32_t starts[] = {0, count}, length = first + count, table[BLOCKS];
-    int64_t slots[TOKENS];
+    int64_t slots[MOST_TOKENS];
     for (int32_t b = 0; b < BLOCKS; b++) {
         table[b] = BLOCKS - 1 - b;
     }
@@ -164,9 +166,9 @@ static struct prompt *begin(const struct setting *s, const char *variant)
     struct prompt *p = calloc(1, sizeof *p);
     uint64_t random = 17;
     p->error = (struct attn_error)ATTN_ERROR_INIT;
-    fill(p->q, s->dtype, (int64_t)TOKENS * s->heads * SIZE, &random);
-    fill(p->k, s->dtype, (int64_t)TOKENS * s->kv_heads * SIZE, &random);
-    fill(p->v, s->dtype, (int64_t)TOKENS * s->kv_heads * SIZE, &random);
+    fill(p->q, s->dtype, (int64_t)MOST_TOKENS * s->heads * SIZE, &random);
+    fill(p->k, s->dtype, (int64_t)MOST_TOKENS * s->kv_heads * SIZE, &random);
+    fill(p->v, s->dtype, (int64_t)MOST_TOKENS * s->kv_heads * SIZE, &random);
     if (open_prompt(p, s, variant)) {
         return p;
     }
@@ -226,6 +228,20 @@ static double element(const void *rows, int32_t dtype, int64_t i)
     return (double)x;
 }
 
+/* Outputs of rows first .. last-1. */
+static void compare(const struct prompt *some, const struct prompt *other, const struct setting *s,
+                    int32_t first, int32_t last, double bound, const char *variant)
+{
+    const int64_t row = (int64_t)s->heads * SIZE;
+    for (int64_t i = first * row; i < last * row; i++) {
+        double found = element(some->out, s->dtype, i), wanted = element(other->out, s->dtype, i);
+        if (!(found - wanted <= bound && wanted - found <= bound)) {
+            fail_msg("%s, dtype %d: element %d of row %d is %g, not %g", variant, s->dtype,
+                     (int)(i % row), (int)(i / row), found, wanted);
+        }
+    }
+}
+
 /* The prompt behind its first SINKS rows, for which it has them as sinks. */
 static void hold_sinks(const struct setting *s, double bound, const char *variant)
 {
@@ -239,14 +255,7 @@ static void hold_sinks(const struct setting *s, double bound, const char *varian
     behind->skipped = SINKS;
     run(whole, s, 0, TOKENS);
     run(behind, &with_sinks, 0, TOKENS - SINKS);
-    const int64_t row = (int64_t)s->heads * SIZE;
-    for (int64_t i = SINKS * row; i < TOKENS * row; i++) {
-        double found = element(behind->out, s->dtype, i), wanted = element(whole->out, s->dtype, i);
-        if (!(found - wanted <= bound && wanted - found <= bound)) {
-            fail_msg("%s, dtype %d: element %d of row %d is %g, not %g", variant, s->dtype,
-                     (int)(i % row), (int)(i / row), found, wanted);
-        }
-    }
+    compare(behind, whole, s, SINKS, TOKENS, bound, variant);
     end(whole);
     end(behind);
 }
@@ -258,5 +267,38 @@ TEST(sinks_are_keys)
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         hold_sinks(&f32, 2e-5, variants[i]);
         hold_sinks(&bf16, 0.05, variants[i]); /* values of 2, weights and outputs of 8 bits */
+    }
+}
+
+/* The last `count` rows of a prompt. */
+static void hold_threads(const struct setting *s, int32_t count, double bound, const char *variant)
+{
+    struct setting shared = *s;
+    shared.threads = 7;
+    struct prompt *alone = begin(s, variant), *several = begin(&shared, variant);
+    if (alone == NULL || several == NULL) {
+        assert_true(alone == several);
+        return;
+    }
+    const int32_t first = MOST_TOKENS - count;
+    run(alone, s, 0, first);
+    run(alone, s, first, count);
+    run(several, &shared, 0, first);
+    run(several, &shared, first, count);
+    compare(several, alone, s, 0, MOST_TOKENS, bound, variant);
+    end(alone);
+    end(several);
+}
+
+TEST(threads_share_keys)
+{
+    static const struct setting f32 = {ATTN_DTYPE_F32, ATTN_KV_AUTO, 4, 1};
+    static const struct setting wide = {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 1};
+    static const struct setting window = {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 6, 2, 700};
+    for (size_t i = 1; i < sizeof variants / sizeof *variants; i++) { /* scalar is slow */
+        hold_threads(&f32, 90, 2e-5, variants[i]);
+        hold_threads(&wide, 21, 0.1, variants[i]);
+        hold_threads(&wide, 130, 0.1, variants[i]);
+        hold_threads(&window, 67, 0.1, variants[i]);
     }
 }
