@@ -28,7 +28,7 @@ enum element_type {
 #define DIRECT_ROWS 16 /* most query rows of one head that the direct path takes */
 #define ROW_BLOCK_MAX 32
 #define FLASH_ROWS 32          /* of a block */
-#define FLASH_TILES 4          /* most tiles of a call */
+#define FLASH_KEYS 512         /* of a tile of flash: its sums go from L1 to L2 and back for each */
 #define SCORE_STRIDE TILE_KEYS /* floats between rows of scores */
 #define COLUMN_MULTIPLE 32     /* head_size_v and keys are padded to it in packed tiles */
 #define DEPTH_MULTIPLE 32      /* head_size is padded to it */
@@ -113,30 +113,25 @@ struct flash_block {
     int32_t fresh;  /* 1: the accumulator holds nothing before this tile */
 };
 
-struct flash_tile {
+/* A tile of keys for all rows of an item: scores, softmax, values. Rows and state are padded to
+ * whole blocks; padding sees nothing or has queries of zero. */
+struct flash_args {
     const void *keys;
     const void *values;
     const struct flash_block *blocks;
-    const int32_t *low; /* [rows], as softmax_args has them */
+    const int32_t *low; /* [rows], as softmax_args has them; read for blocks that are masked */
     const int32_t *high;
-};
-
-/* Tiles of keys, in their order, for all rows of an item: scores, softmax, values. Rows and state
- * are padded to whole blocks; padding sees nothing or has queries of zero. */
-struct flash_args {
     const void *q;      /* [rows][depth] */
     float *accumulator; /* [rows][width] */
     int32_t depth;
     int32_t width;
     int32_t num_blocks;
-    int32_t num_tiles;
-    const struct flash_tile *tiles;
     float factor;
     float *reference;
     float *sum;
 };
 
-/* The packed path's tiles in one call, where scores need a factor and a mask only. */
+/* The packed path's tile of FLASH_KEYS in one call, where scores need a factor and a mask only. */
 struct flash_engine {
     /* as engine's, in an order of its own; columns are multiples of 32 */
     void (*pack_keys)(void *packed, const void *const *rows, int32_t n, int32_t columns,

@@ -122,6 +122,16 @@ static char *output_row(const struct attend_run *run, int64_t row, int32_t q_hea
            (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * (out->dtype.bits / 8);
 }
 
+/* Stores wait for lines that are in no cache: an output row's are asked for a token ahead. */
+static void prefetch_row(const struct attend_run *run, int64_t row, int32_t q_head)
+{
+    const char *next = output_row(run, row, q_head);
+    int32_t bytes = run->problem.shape.width * (run->args->out->dtype.bits / 8);
+    for (int32_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(next + i, 1);
+    }
+}
+
 /* Output row and LSE of query `row` of the step and query head `q_head`. */
 static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
                       const float *accumulator, float reference, float sum)
@@ -194,6 +204,9 @@ static void finish_rows(const struct attend_run *run, const struct row_block *ro
             continue;
         }
         for (int32_t g = 0, m = t * shape->group; g < shape->group; g++, m++) {
+            if (t + 1 < rows->num_tokens) {
+                prefetch_row(run, first + t + 1, rows->head * shape->group + g);
+            }
             write_row(run, first + t, rows->head * shape->group + g,
                       rows->accumulator + (int64_t)m * shape->width_padded, rows->reference[m],
                       rows->sum[m]);

@@ -25,7 +25,7 @@ static struct interval token_columns(const struct tile *tile, int32_t token)
 static struct flash_block find_block(const struct tile *tile, int32_t first, int32_t rows)
 {
     int32_t group = tile->run->problem.shape.group;
-    int32_t low = TILE_KEYS, high = 0, latest_low = 0, earliest_high = TILE_KEYS;
+    int32_t low = FLASH_KEYS, high = 0, latest_low = 0, earliest_high = FLASH_KEYS;
     for (int32_t token = first / group; token * group < first + rows; token++) {
         struct interval seen = token_columns(tile, token);
         latest_low = at_least(latest_low, seen.low);
@@ -61,49 +61,36 @@ static void find_masks(const struct tile *tile, int32_t first, int32_t rows, int
     }
 }
 
-void flash_run(struct tile *tile, int32_t rows)
+void flash_attend(struct tile *tile, int32_t rows)
 {
     const struct problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
-    struct flash_args args = {
-        .q = tile->q,
-        .accumulator = tile->accumulator,
-        .depth = shape->depth_padded,
-        .width = shape->width_padded,
-        .num_blocks = round_up(rows, FLASH_ROWS) / FLASH_ROWS,
-        .num_tiles = tile->num_tiles,
-        .tiles = tile->tiles,
-        .factor = key_factor(problem, tile->item->head) * LOG2_E,
-        .reference = tile->reference,
-        .sum = tile->sum,
-    };
-    if (args.num_tiles > 0) {
-        shape->engine->flash->attend(&args);
-    }
-    tile->num_tiles = 0;
-}
-
-void flash_add(struct tile *tile, int32_t rows)
-{
-    int32_t slot = tile->num_tiles++;
-    int32_t padded = round_up(rows, FLASH_ROWS);
-    struct flash_block *blocks = tile->blocks + (int64_t)slot * (padded / FLASH_ROWS);
-    int32_t *low = tile->low + (int64_t)slot * padded;
-    int32_t *high = tile->high + (int64_t)slot * padded;
-    tile->tiles[slot] = (struct flash_tile){tile->keys, tile->values, blocks, low, high};
     for (int32_t first = 0; first < rows; first += FLASH_ROWS) {
         int32_t of_block = at_most(FLASH_ROWS, rows - first);
-        struct flash_block *block = &blocks[first / FLASH_ROWS];
+        struct flash_block *block = &tile->blocks[first / FLASH_ROWS];
         *block = find_block(tile, first, of_block);
         if (block->masked) {
-            find_masks(tile, first, of_block, low, high);
+            find_masks(tile, first, of_block, tile->low, tile->high);
         }
         if (block->begin < block->end) {
             block->fresh = !tile->seen[first / FLASH_ROWS];
             tile->seen[first / FLASH_ROWS] = 1;
         }
     }
-    if (tile->num_tiles == FLASH_TILES) {
-        flash_run(tile, rows);
-    }
+    const struct flash_args args = {
+        .keys = tile->keys,
+        .values = tile->values,
+        .blocks = tile->blocks,
+        .low = tile->low,
+        .high = tile->high,
+        .q = tile->q,
+        .accumulator = tile->accumulator,
+        .depth = shape->depth_padded,
+        .width = shape->width_padded,
+        .num_blocks = round_up(rows, FLASH_ROWS) / FLASH_ROWS,
+        .factor = key_factor(problem, tile->item->head) * LOG2_E,
+        .reference = tile->reference,
+        .sum = tile->sum,
+    };
+    shape->engine->flash->attend(&args);
 }

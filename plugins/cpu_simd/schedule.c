@@ -424,10 +424,16 @@ attn_status schedule_make(const struct problem *problem, const struct attn_limit
     return ATTN_OK;
 }
 
+/* keys of a tile, and what engines read behind them */
+static size_t packed_keys(const struct layer_shape *shape)
+{
+    return (shape->engine->flash != NULL ? FLASH_KEYS : TILE_KEYS) + 2;
+}
+
 size_t packed_bytes(const struct layer_shape *shape, bool keys)
 {
     size_t row = (size_t)(keys ? shape->depth_padded : shape->width_padded);
-    return align_up((TILE_KEYS + 2) * row * (size_t)shape->engine->element_bytes);
+    return align_up(packed_keys(shape) * row * (size_t)shape->engine->element_bytes);
 }
 
 void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape, int32_t item_rows)
@@ -438,15 +444,14 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     size_t depth = (size_t)shape->depth_padded;
     size_t width = (size_t)shape->width_padded;
     size_t wider = depth > width ? depth : width;
-    size_t tile = TILE_KEYS + 2;
-    size_t tiles = shape->engine->flash != NULL ? FLASH_TILES : 1; /* packed at a time */
+    size_t tile = packed_keys(shape);
 #define PLACE(field, bytes) (layout->field = at, at += align_up(bytes) + 64)
     PLACE(q, rows * depth * element);
     PLACE(accumulator, rows * width * sizeof(float));
     PLACE(scores,
           (rows < DIRECT_SCORE_ROWS ? rows : DIRECT_SCORE_ROWS) * SCORE_STRIDE * sizeof(float));
-    PLACE(keys, tiles * packed_bytes(shape, true));
-    PLACE(values, tiles * packed_bytes(shape, false));
+    PLACE(keys, packed_bytes(shape, true));
+    PLACE(values, packed_bytes(shape, false));
     PLACE(stage_keys, tile * depth * element);
     PLACE(stage_values, tile * width * element);
     PLACE(zero_row, wider * element);
@@ -455,16 +460,16 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(reference, rows * sizeof(float));
     PLACE(sum, rows * sizeof(float));
     PLACE(rescale, rows * sizeof(float));
-    PLACE(low, tiles * rows * sizeof(int32_t));
-    PLACE(high, tiles * rows * sizeof(int32_t));
+    PLACE(low, rows * sizeof(int32_t));
+    PLACE(high, rows * sizeof(int32_t));
     PLACE(token_low, rows * sizeof(int32_t));
     PLACE(token_high, rows * sizeof(int32_t));
     PLACE(seen, rows * sizeof(int32_t));
-    PLACE(blocks, tiles * (rows / FLASH_ROWS + 1) * sizeof(struct flash_block));
+    PLACE(blocks, (rows / FLASH_ROWS + 1) * sizeof(struct flash_block));
     PLACE(key_rows, 2 * tile * sizeof(void *));
     PLACE(value_rows, 2 * tile * sizeof(void *));
     PLACE(next_rows, 4 * (size_t)DIRECT_MOST_KEYS * sizeof(void *));
-    PLACE(scale_rows, 4 * tile * sizeof(void *));
+    PLACE(scale_rows, (FLASH_KEYS + tile) * sizeof(void *));
     PLACE(key_scale, tile * sizeof(float));
     PLACE(value_scale, tile * sizeof(float));
     PLACE(key_zero, tile * sizeof(int32_t));

@@ -16,6 +16,8 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
         .q = scratch + at->q,
         .accumulator = (float *)(scratch + at->accumulator),
         .scores = (float *)(scratch + at->scores),
+        .keys = scratch + at->keys,
+        .values = scratch + at->values,
         .row = (float *)(scratch + at->row),
         .reference = (float *)(scratch + at->reference),
         .sum = (float *)(scratch + at->sum),
@@ -115,7 +117,7 @@ static void find_tile(struct tile *tile)
 {
     const struct problem *problem = &tile->run->problem;
     const struct work_item *item = tile->item;
-    const void **value_scales = tile->scale_rows + TILE_KEYS;
+    const void **value_scales = tile->scale_rows + FLASH_KEYS;
     int32_t skip = tile->skip;
     int32_t count = tile->n - skip;
     if (problem->shape.topk > 0) {
@@ -157,7 +159,7 @@ static void stage_tile(const struct tile *tile, char *scratch)
         stage.memory = scratch + run->layout.stage_values;
         stage.padded = problem->shape.width_padded;
         stage.rows = tile->value_rows + skip;
-        stage.scale_rows = tile->scale_rows + TILE_KEYS + skip;
+        stage.scale_rows = tile->scale_rows + FLASH_KEYS + skip;
         stage.scales = tile->value_scale + skip;
         stage_rows(&stage);
     }
@@ -186,19 +188,16 @@ static void load_tile(struct tile *tile, char *scratch)
         move_non_finite_scales(tile);
     }
     const struct engine *engine = shape->engine;
-    if (tile->only_maxima) {
-        engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
-        return;
-    }
     if (tile->flash) {
         tile->non_finite = engine->flash->pack_values(tile->values, tile->value_rows, tile->n,
                                                       padded, shape->width_padded) != 0;
-    }
-    if (tile->flash && !tile->non_finite) {
         engine->flash->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
         return;
     }
     engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+    if (tile->only_maxima) {
+        return;
+    }
     tile->non_finite = engine->pack_values(tile->values, tile->value_rows, tile->n, padded,
                                            shape->width_padded) != 0;
     if (tile->non_finite) {
@@ -354,38 +353,60 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     }
 }
 
-/* Every tile of the item's keys, for every block of its rows. Tiles stand at multiples of TILE_KEYS
- * wherever the item begins, so that a row's bits do not depend on which rows share its item. */
+/* The tile of keys first .. first+count-1, of which the item's are packed. */
+static void begin_tile(struct tile *tile, int32_t first, int32_t count, char *scratch)
+{
+    tile->first = first;
+    tile->skip = at_least(0, tile->item->key_begin - first);
+    tile->n = at_most(count, tile->item->key_end - first);
+    load_tile(tile, scratch);
+}
+
+static void run_rows(struct tile *tile, int32_t rows)
+{
+    const struct problem *problem = &tile->run->problem;
+    int32_t step = problem->shape.engine->row_block;
+    if (problem->latent != NULL) {
+        ahead_begin(&tile->ahead, problem, tile->item, tile->first + TILE_KEYS,
+                    (rows + step - 1) / step);
+    }
+    for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
+        row_block(tile, m, at_most(step, rows - m), block);
+    }
+}
+
+/* Every tile of keys begin .. end-1 of the item, for every block of its rows. Tiles stand at
+ * multiples of TILE_KEYS wherever the item begins, so that a row's bits do not depend on which rows
+ * share its item. */
+static void run_narrow_tiles(struct tile *tile, int32_t begin, int32_t end, int32_t rows,
+                             char *scratch)
+{
+    for (int32_t first = begin / TILE_KEYS * TILE_KEYS; first < end; first += TILE_KEYS) {
+        begin_tile(tile, first, TILE_KEYS, scratch);
+        run_rows(tile, rows);
+    }
+}
+
+/* The same of all its keys, in tiles of FLASH_KEYS from its first on where flash takes them. */
 static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
 {
-    const struct attend_run *run = tile->run;
-    const struct problem *problem = &run->problem;
-    const struct layer_shape *shape = &problem->shape;
     const struct work_item *item = tile->item;
-    int32_t step = shape->engine->row_block;
+    if (!tile->flash) {
+        run_narrow_tiles(tile, item->key_begin, item->key_end, rows, scratch);
+        return;
+    }
     for (int32_t first = item->key_begin / TILE_KEYS * TILE_KEYS; first < item->key_end;
-         first += TILE_KEYS) {
-        tile->first = first;
-        tile->skip = at_least(0, item->key_begin - first);
-        tile->n = at_most(TILE_KEYS, item->key_end - first);
-        tile->keys =
-            scratch + run->layout.keys + (size_t)tile->num_tiles * packed_bytes(shape, true);
-        tile->values =
-            scratch + run->layout.values + (size_t)tile->num_tiles * packed_bytes(shape, false);
-        load_tile(tile, scratch);
-        if (tile->flash && !tile->non_finite) {
-            flash_add(tile, rows);
+         first += FLASH_KEYS) {
+        begin_tile(tile, first, FLASH_KEYS, scratch);
+        if (!tile->non_finite) {
+            flash_attend(tile, rows);
             continue;
         }
-        flash_run(tile, rows);
-        if (problem->latent != NULL) {
-            ahead_begin(&tile->ahead, problem, item, first + TILE_KEYS, (rows + step - 1) / step);
-        }
-        for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
-            row_block(tile, m, at_most(step, rows - m), block);
-        }
+        tile->flash = false;
+        run_narrow_tiles(tile, at_least(first, item->key_begin),
+                         at_most(first + FLASH_KEYS, item->key_end), rows, scratch);
+        tile->flash = true;
     }
-    flash_run(tile, rows);
 }
 
 void run_edge(const struct attend_run *run, const struct work_item *item, int32_t head,

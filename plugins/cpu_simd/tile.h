@@ -17,14 +17,12 @@ struct tile {
     float *reference;
     float *sum;
     float *rescale;
-    int32_t *low; /* of the current tile, by row of the item; in flash of all FLASH_TILES */
+    int32_t *low; /* of the current tile, by row of the item */
     int32_t *high;
     int32_t *token_low; /* absolute, by token of the item */
     int32_t *token_high;
-    int32_t *seen;                        /* [row block]: its accumulator has been written */
-    struct flash_block *blocks;           /* [FLASH_TILES][blocks of rows] */
-    struct flash_tile tiles[FLASH_TILES]; /* packed and not attended to yet */
-    int32_t num_tiles;
+    int32_t *seen;              /* [row block]: its accumulator has been written */
+    struct flash_block *blocks; /* [blocks of rows] */
     const void **key_rows;
     const void **value_rows;
     const void **scale_rows;
@@ -34,7 +32,7 @@ struct tile {
     int32_t first; /* key of column 0: a multiple of TILE_KEYS */
     int32_t skip;  /* columns before the item's first key: never read */
     int32_t n;
-    bool flash; /* the item goes by the engine's flash, except for tiles with non-finite values */
+    bool flash;       /* by the engine's flash; tiles with values that are not finite go without */
     bool only_maxima; /* of rows' scores are wanted: values are not packed */
     bool non_finite;  /* a value of the tile is NaN or infinite */
     struct ahead ahead;
@@ -42,9 +40,7 @@ struct tile {
 
 /* flash.c */
 bool flash_takes(const struct problem *problem, int32_t rows);
-/* adds the tile, packed for flash; all that were added are attended to when there are FLASH_TILES
- */
-void flash_add(struct tile *tile, int32_t rows);
-void flash_run(struct tile *tile, int32_t rows);
+/* of all rows to the tile, which is packed for flash */
+void flash_attend(struct tile *tile, int32_t rows);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tiles of keys for all rows of an item on AMX, 32 rows by 32 keys (a unit) at a time. While the
  * vectors turn the scores of a unit into probabilities, the tiles compute the scores of the next;
- * the values follow once a tile. Rows are outside, so that their sums stay in L1 over FLASH_TILES
- * tiles: storing into L2 costs three times what loading from it does.
+ * the values follow once a tile, whose rows' sums go from L1 to L2 and back: a tile store there
+ * costs three times what a load does.
  *
  * 32 x 128 at head size 128: 128 tdpbf16ps (2048 cycles), under which vectors have a port and a
  * half, 256 vectors of 9 instructions (1150 on two ports), 128 tile loads and 32 stores (2600).
@@ -15,9 +15,9 @@
 #include "amx_chain.h"
 
 enum {
-    UNIT_STEPS = TILE_KEYS / UNIT, /* units of a tile */
-    FLASH_GROUP = 4,               /* rows whose instructions stand together */
-    FLASH_EARLY = 20               /* rows whose instructions stand between products */
+    UNIT_STEPS = FLASH_KEYS / UNIT, /* units of a tile */
+    FLASH_GROUP = 4,                /* rows whose instructions stand together */
+    FLASH_EARLY = 20                /* rows whose instructions stand between products */
 };
 
 /* A reference is raised by exponents of more than this. Probabilities of 2^16 lose nothing, in
@@ -33,7 +33,6 @@ struct flash_state {
                                                   * this unit, and with it */
     _Alignas(64) float minus[FLASH_ROWS];        /* less the reference */
     const struct flash_args *args;
-    const struct flash_tile *tile;
     const struct flash_block *block;
     int32_t row;  /* first of the block */
     int32_t turn; /* 0 or 1: where this unit's scores are */
@@ -43,8 +42,8 @@ struct flash_state {
 /* Bits of the unit's columns that a row sees. */
 INLINE uint32_t flash_visible(const struct flash_state *state, int32_t r, int32_t step)
 {
-    int32_t low = state->tile->low[state->row + r] - step * UNIT;
-    int32_t high = state->tile->high[state->row + r] - step * UNIT;
+    int32_t low = state->args->low[state->row + r] - step * UNIT;
+    int32_t high = state->args->high[state->row + r] - step * UNIT;
     uint32_t from = low <= 0 ? 0xffffffffu : low >= UNIT ? 0 : 0xffffffffu << low;
     uint32_t to = high <= 0 ? 0 : high >= UNIT ? 0xffffffffu : ~(0xffffffffu << high);
     return from & to;
@@ -224,8 +223,7 @@ INLINE void flash_values(struct flash_state *state)
     const struct flash_args *args = state->args;
     const struct flash_block *block = state->block;
     for (int32_t j = 0; j < args->width / UNIT; j++) {
-        const uint16_t *values =
-            (const uint16_t *)state->tile->values + (int64_t)j * TILE_KEYS * UNIT;
+        const uint16_t *values = (const uint16_t *)args->values + (int64_t)j * FLASH_KEYS * UNIT;
         float *out = args->accumulator + (int64_t)state->row * args->width + j * UNIT;
         int32_t k = block->begin / UNIT;
         chain_begin(&state->chain, state->p[k], UNIT, values + k * 2 * TILE_ELEMENTS,
@@ -253,29 +251,23 @@ static void flash_redo(struct flash_state *state, int32_t step)
 /* A unit: 32 columns of a tile for a block. */
 struct flash_unit {
     int32_t block;
-    int32_t tile;
     int32_t step; /* column / 32 */
 };
 
 /* The unit after `at`; 0: there is none. */
 static int flash_next(const struct flash_args *args, struct flash_unit *at)
 {
-    if (at->block >= 0 && ++at->step * UNIT < args->tiles[at->tile].blocks[at->block].end) {
+    if (at->block >= 0 && ++at->step * UNIT < args->blocks[at->block].end) {
         return 1;
     }
-    for (;;) {
-        if (at->block < 0 || ++at->tile == args->num_tiles) {
-            at->tile = 0;
-            if (++at->block == args->num_blocks) {
-                return 0;
-            }
-        }
-        const struct flash_block *block = &args->tiles[at->tile].blocks[at->block];
+    while (++at->block < args->num_blocks) {
+        const struct flash_block *block = &args->blocks[at->block];
         if (block->begin < block->end) {
             at->step = block->begin / UNIT;
             return 1;
         }
     }
+    return 0;
 }
 
 /* Softmax of a unit next to the scores of the next: few vector instructions stand between pairs of
@@ -296,8 +288,8 @@ INLINE void flash_beside(struct flash_state *state, int32_t step, const struct f
         const int32_t pairs = 2 * (args->depth / UNIT);
         const uint16_t *q =
             (const uint16_t *)args->q + (int64_t)next->block * FLASH_ROWS * args->depth;
-        const uint16_t *keys = (const uint16_t *)args->tiles[next->tile].keys +
-                               (int64_t)next->step * args->depth * UNIT;
+        const uint16_t *keys =
+            (const uint16_t *)args->keys + (int64_t)next->step * args->depth * UNIT;
         chain_zero(&state->chain, state->scores[1 - state->turn], UNIT);
         for (int32_t pair = 0; pair < pairs; pair += 2) {
             chain_upper(q + pair / 2 * UNIT, args->depth, keys + pair * TILE_ELEMENTS);
@@ -319,8 +311,7 @@ static void flash_first(struct flash_state *state, const struct flash_unit *unit
 {
     const struct flash_args *args = state->args;
     const uint16_t *q = (const uint16_t *)args->q + (int64_t)unit->block * FLASH_ROWS * args->depth;
-    const uint16_t *keys =
-        (const uint16_t *)args->tiles[unit->tile].keys + (int64_t)unit->step * args->depth * UNIT;
+    const uint16_t *keys = (const uint16_t *)args->keys + (int64_t)unit->step * args->depth * UNIT;
     chain_zero(&state->chain, state->scores[0], UNIT);
     for (int32_t d = 0; d < args->depth / UNIT; d++) {
         chain_go_on(q + d * UNIT, args->depth, keys + d * 2 * TILE_ELEMENTS);
@@ -342,8 +333,7 @@ static void amx_flash_attend(const struct flash_args *args)
     for (int more = 1; more; state.turn = 1 - state.turn) {
         struct flash_unit next = unit;
         more = flash_next(args, &next);
-        state.tile = &args->tiles[unit.tile];
-        state.block = &state.tile->blocks[unit.block];
+        state.block = &args->blocks[unit.block];
         state.row = unit.block * FLASH_ROWS;
         if (unit.step == state.block->begin / UNIT) {
             flash_begin_block(&state);

@@ -58,8 +58,8 @@ static int amx_flash_pack_values(void *packed, const void *const *rows, int32_t 
                 __m512i first;
                 __m512i last;
                 interleave_pairs(even, odd, &first, &last);
-                _mm512_storeu_si512(pair + (int64_t)d * TILE_KEYS, first);
-                _mm512_storeu_si512(pair + (int64_t)d * TILE_KEYS + TILE_ELEMENTS, last);
+                _mm512_storeu_si512(pair + (int64_t)d * FLASH_KEYS, first);
+                _mm512_storeu_si512(pair + (int64_t)d * FLASH_KEYS + TILE_ELEMENTS, last);
             }
         }
     }
