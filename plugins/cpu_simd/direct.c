@@ -233,7 +233,11 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     const struct row_source *values = &run->problem.values;
     const struct direct_engine *engine = keys->direct;
     direct->bunch = at_most(item->num_heads, DIRECT_SCORE_ROWS / direct->rows_padded);
-    direct->side_by_side = direct->bunch > 1 && !has_many_rows(direct) && keys->stride_head > 0 &&
+    /* how many heads an item has depends on the batch, and the bits of tiles' products on how many
+     * keys a call has */
+    bool tiles = shape->engine->flash != NULL;
+    bool apart = has_many_rows(direct) || (shape->batch_invariant && tiles);
+    direct->side_by_side = direct->bunch > 1 && !apart && keys->stride_head > 0 &&
                            values->stride_head > 0 && keys->stride_slot > keys->stride_head &&
                            values->stride_slot > values->stride_head;
     int32_t rows = direct->rows_padded * item->num_heads;
