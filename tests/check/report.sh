@@ -27,6 +27,11 @@ change() {
     $cc -std=c11 -O2 -w -shared -fPIC -fvisibility=hidden -I "$abi" "$root/wrong.c" -lm -o "$root/attn_wrong.so"
 }
 
+# fails FILTER: the changed example does, of these cases
+fails() {
+    "$check" "$root/attn_wrong.so" --filter "$1" >"$root/out" 2>&1 && failed=1
+}
+
 change 's/j < position - l->window_left/j <= position - l->window_left/'
 "$check" "$root/attn_wrong.so" --filter 'attend.*' --junit "$root/xml" >"$root/out" 2>&1 && failed=1
 line=$(grep '^<testsuite name="example"' "$root/xml")
@@ -45,29 +50,29 @@ change 's/\.merge_states = merge_states/.merge_states = NULL/'
 expect 'merge_states is set in the declared mask and NULL in the table of kernels'
 
 change 's/float s = 0, before = m;/float s = 0, before = m; *(volatile char *)0 = 1;/'
-"$check" "$root/attn_wrong.so" --filter 'attend.*' >"$root/out" 2>&1 && failed=1
+fails 'attend.*'
 expect 'attn-check: attend\..*: crashed with SIGSEGV$'
 expect "^  gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\..*'$"
 
 # memory that is not there: the backend's own, said without a text, and a plan's, which attn-check takes
 change 's/    if (\*prepared == NULL) {/    if (1) {/'
-"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+fails 'attend.decode.*'
 expect 'prepare or schedule_size: status 3 (out of memory), without a text$'
 change 's/size->device_bytes = .*/size->device_bytes = SIZE_MAX \/ 4;/'
-"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+fails 'attend.decode.*'
 expect 'status 3 (out of memory): schedule_size: attn-check found no 0 bytes on the host and [0-9]* on the device for it$'
 
 # what a step may not do, in the attend and in another kernel
 promise='void *volatile taken = __builtin_malloc(8); __builtin_free(taken);'
 change "s/float s = 0, before = m;/float s = 0, before = m; $promise/"
-"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+fails 'attend.decode.*'
 expect 'a step allocated memory'
 promise='static pthread_mutex_t lock; pthread_mutex_lock(\&lock); pthread_mutex_unlock(\&lock);'
 change "s/    float \*out = row(a->out, token, h)/    $promise&/; s/^#include <math.h>/&\n#include <pthread.h>/"
-"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+fails 'attend.decode.*'
 expect 'a step took a lock'
 change "s/return ATTN_ERROR_UNSUPPORTED; .*/}{ $promise/; s/^#include <math.h>/&\n#include <pthread.h>/"
-"$check" "$root/attn_wrong.so" --filter 'merge_states.f32*' >"$root/out" 2>&1 && failed=1
+fails 'merge_states.f32*'
 expect 'a step took a lock'
 
 change 's/.version = "0.1.0"/.version = "0.1.1"/'

@@ -56,7 +56,7 @@ class Problem:
                  window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
                  workspace_percent=100, form=0, behind=False, slopes=(0.0, 0.1)):
         keys = keys or queries
-        self.library = library
+        self.calls = library
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
         self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
         tokens, total = sum(queries), sum(keys)
@@ -127,10 +127,10 @@ class Problem:
         self.cell.table, self.cell.table_stride, self.cell.blocks = self.table.data_ptr(), stride, blocks
 
     def run(self):
-        assert self.library.cell_run(ctypes.byref(self.cell), stream()) == 0
+        assert self.calls.cell_run(ctypes.byref(self.cell), stream()) == 0
 
     def close(self):
-        self.library.cell_close(ctypes.byref(self.cell))
+        self.calls.cell_close(ctypes.byref(self.cell))
 
     def numbers(self):
         """The output; of codes of e4m3 what they stand for, of nvfp4 0."""
