@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import types
+import weakref
 from ctypes import addressof, sizeof
 from typing import Any
 
@@ -31,32 +32,36 @@ NOPE, ROPE, RANK, WIDTH = 16, 8, 32, 24
 MODE = types.SimpleNamespace(has_full_cudagraphs=lambda: True)
 
 
-def check_collectives(me: int) -> None:
-    """Each against its definition, and a failure that says why."""
-    table = GroupTable(dist.group.WORLD, me, RANKS)
+def collective(table: GroupTable, which: str, send: torch.Tensor, received: int, count: int) -> torch.Tensor:
+    """What a slot of the table receives: ``received`` numbers, -1 where nothing came."""
+    receive = torch.full((received,), -1.0)
+    args = attn_collective_args(struct_size=sizeof(attn_collective_args), send=send.data_ptr(),
+                                receive=receive.data_ptr(), count=count)
+    error = attn_error(struct_size=sizeof(attn_error))
+    status = getattr(table._struct, which)(addressof(args), addressof(error))
+    if status:
+        raise AssertionError(f"{status} {error.field.decode()}: {error.message.decode()}")
+    return receive
 
-    def call(which: str, send: torch.Tensor, received: int, count: int, of: GroupTable = table) -> torch.Tensor:
-        receive = torch.full((received,), -1.0)
-        args = attn_collective_args(struct_size=sizeof(attn_collective_args), send=send.data_ptr(),
-                                    receive=receive.data_ptr(), count=count)
-        error = attn_error(struct_size=sizeof(attn_error))
-        status = getattr(of._struct, which)(addressof(args), addressof(error))
-        if status:
-            raise AssertionError(f"{status} {error.field.decode()}: {error.message.decode()}")
-        return receive
 
-    of_rank = [torch.arange(6.0) * (-1) ** r + 10 * r for r in range(RANKS)]
-    mine, both = of_rank[me], torch.stack(of_rank)
-    assert torch.equal(call("all_gather", mine, 12, 24), torch.cat(of_rank))
-    assert torch.equal(call("all_to_all", mine, 6, 12), both.view(RANKS, RANKS, 3)[:, me].reshape(-1))
-    assert torch.equal(call("reduce_scatter_f32", mine, 3, 3), both.sum(0).view(RANKS, 3)[me])
-    assert torch.equal(call("all_reduce_max_f32", mine, 6, 6), both.amax(0))
-    assert torch.equal(call("all_gather", mine, 1, 0), torch.tensor([-1.0])), "nothing to exchange"
+def check_not_connected(table: GroupTable) -> None:
+    """A table whose group is not there yet or has ended says so."""
     try:
-        call("all_gather", mine, 12, 24, GroupTable(None, me, RANKS))
+        collective(table, "all_gather", torch.zeros(6), 12, 24)
         raise SystemExit("a table without ranks worked")
     except AssertionError as error:
         assert str(error).startswith(f"{int(Status.ORDER)} collectives: ") and "not connected" in str(error), error
+
+
+def check_collectives(me: int, table: GroupTable) -> None:
+    """Each against its definition."""
+    of_rank = [torch.arange(6.0) * (-1) ** r + 10 * r for r in range(RANKS)]
+    mine, both = of_rank[me], torch.stack(of_rank)
+    assert torch.equal(collective(table, "all_gather", mine, 12, 24), torch.cat(of_rank))
+    assert torch.equal(collective(table, "all_to_all", mine, 6, 12), both.view(RANKS, RANKS, 3)[:, me].reshape(-1))
+    assert torch.equal(collective(table, "reduce_scatter_f32", mine, 3, 3), both.sum(0).view(RANKS, 3)[me])
+    assert torch.equal(collective(table, "all_reduce_max_f32", mine, 6, 6), both.amax(0))
+    assert torch.equal(collective(table, "all_gather", mine, 1, 0), torch.tensor([-1.0])), "nothing to exchange"
     assert ctypes.c_size_t.from_address(table.address).value == sizeof(attn_collectives), "the struct begins with its size"
 
 
@@ -163,19 +168,28 @@ class Group:
     def __init__(self, me: int) -> None:
         self.cpu_group, self.rank_in_group, self.world_size, self.device_communicator = dist.group.WORLD, me, RANKS, None
 
+    def destroy(self) -> None:
+        dist.destroy_process_group(self.cpu_group)
+        del self.cpu_group
+
 
 def main() -> None:
     me = int(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=me, world_size=RANKS)
-    recorded.dcp_group[:] = [Group(me)]
-    check_collectives(me)
+    group = Group(me)
+    recorded.dcp_group[:] = [group]
+    ended, table = weakref.ref(group.cpu_group), GroupTable(group.cpu_group, me, RANKS)
+    check_not_connected(GroupTable(None, me, RANKS))
+    check_collectives(me, table)
     assert spread(config(1, {}, False), types.SimpleNamespace(dcp_sharded=False)) is None, "a cache that every rank has"
     for backend in ("cpu_ref", "cpu_simd"):
         for interleave in (1, 8):
             for latent in (False, True):
                 check_layer(me, backend, interleave, latent)
-    dist.destroy_process_group()
+    group.destroy()
+    assert ended() is None, "something keeps the group, whose threads then end the process when it exits"
+    check_not_connected(table)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ communicator, or over a group of torch's for CPUs."""
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from ctypes import byref, c_void_p, sizeof
 from pathlib import Path
@@ -53,13 +54,15 @@ class GroupTable:
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
+        Not kept: ``destroy_process_group`` ends it, and what runs over the table afterwards fails.
         None: a table that selection can ask about, whose collectives fail.
     rank, world_size : int
         In the group.
     """
 
     def __init__(self, group: Any, rank: int, world_size: int) -> None:
-        self._group, self._world_size = group, world_size
+        self._group: Callable[[], Any] = (lambda: None) if group is None else weakref.ref(group)
+        self._world_size = world_size
         kinds = dict(attn_collectives._fields_)
         slots = {name: kinds[name](self._guarded(getattr(self, f"_{name}"))) for name in _SLOTS}
         self._struct = attn_collectives(struct_size=sizeof(attn_collectives), rank=rank, world_size=world_size, **slots)
@@ -70,14 +73,15 @@ class GroupTable:
         """``struct attn_collectives *``, as long as this object."""
         return ctypes.addressof(self._struct)
 
-    def _guarded(self, collective: Callable[[attn_collective_args], None]) -> Callable[[int, int], int]:
+    def _guarded(self, collective: Callable[[attn_collective_args, Any], None]) -> Callable[[int, int], int]:
         def call(args: int, error: int) -> int:
             try:
-                if self._group is None:
-                    raise make(Status.ORDER, "collectives", "the ranks are not connected yet")
+                group = self._group()
+                if group is None:
+                    raise make(Status.ORDER, "collectives", "the ranks are not connected")
                 given = attn_collective_args.from_address(args)
                 if given.count > 0:
-                    collective(given)
+                    collective(given, group)
                 return 0
             except BaseException as failure:  # nothing may pass through the library's frames
                 status = failure.status if isinstance(failure, AttnError) else Status.DEVICE
@@ -91,26 +95,26 @@ class GroupTable:
 
         return call
 
-    def _all_gather(self, a: attn_collective_args) -> None:
+    def _all_gather(self, a: attn_collective_args, group: Any) -> None:
         received = _bytes(a.receive, self._world_size * a.count).chunk(self._world_size)
-        dist.all_gather(list(received), _bytes(a.send, a.count), group=self._group)
+        dist.all_gather(list(received), _bytes(a.send, a.count), group=group)
 
-    def _all_to_all(self, a: attn_collective_args) -> None:
+    def _all_to_all(self, a: attn_collective_args, group: Any) -> None:
         size = self._world_size * a.count
-        dist.all_to_all_single(_bytes(a.receive, size), _bytes(a.send, size), group=self._group)
+        dist.all_to_all_single(_bytes(a.receive, size), _bytes(a.send, size), group=group)
 
-    def _reduce_scatter_f32(self, a: attn_collective_args) -> None:
+    def _reduce_scatter_f32(self, a: attn_collective_args, group: Any) -> None:
         """Summed in the order of ranks, so that a result does not depend on who came first."""
         size = 4 * self._world_size * a.count
         parts = torch.empty(size, dtype=torch.uint8)
-        dist.all_to_all_single(parts, _bytes(a.send, size), group=self._group)
+        dist.all_to_all_single(parts, _bytes(a.send, size), group=group)
         torch.sum(parts.view(torch.float32).view(self._world_size, -1), 0,
                   out=_bytes(a.receive, 4 * a.count).view(torch.float32))
 
-    def _all_reduce_max_f32(self, a: attn_collective_args) -> None:
+    def _all_reduce_max_f32(self, a: attn_collective_args, group: Any) -> None:
         received = _bytes(a.receive, 4 * a.count)
         received.copy_(_bytes(a.send, 4 * a.count))
-        dist.all_reduce(received.view(torch.float32), dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(received.view(torch.float32), dist.ReduceOp.MAX, group=group)
 
 
 __all__ = ["GroupTable", "nccl"]
