@@ -181,6 +181,7 @@ const struct variant variant_amx = {.name = "amx",
                                     .f32 = &engine_f32,
                                     .bf16 = &engine_bf16,
                                     .split_products = &amx_products,
+                                    .whole_products = &amx_whole_products,
                                     .enter = amx_enter,
                                     .leave = amx_leave,
                                     ROW_OPERATIONS};

@@ -213,9 +213,10 @@ struct decays_args {
 
 /* An operand of a product, as its engine holds it. */
 struct product_operand {
-    void *memory;     /* 4 bytes for each element, aligned to 64 */
+    void *memory;     /* 4 bytes for each element, 6 for whole_products, aligned to 64 */
     const void *data; /* the engine's: where it is, `memory` or what it was made of */
     int64_t stride;   /* of data's rows or blocks of rows, in its elements */
+    int32_t block;    /* likewise of 32 of k, where an engine has blocks */
 };
 
 /* out[i][j] = keep[i] out[i][j] + by[i] sum over p of left[i][p] right[p][j] */
@@ -236,8 +237,9 @@ struct product_args {
 struct product_engine {
     void (*left)(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
                  int32_t k);
-    void (*right)(struct product_operand *operand, const float *rows, int64_t stride, int32_t k,
-                  int32_t n);
+    /* rows first .. k - 1; those before them, of the same n, are there */
+    void (*right)(struct product_operand *operand, const float *rows, int64_t stride, int32_t first,
+                  int32_t k, int32_t n);
     void (*multiply)(const struct product_args *args);
 };
 
@@ -363,6 +365,8 @@ struct variant {
     const struct product_engine *products;
     /* faster ones, operands held to 16 bits of each number; NULL: none */
     const struct product_engine *split_products;
+    /* as exact as `products`, whose left operands split_products take, too; NULL: none */
+    const struct product_engine *whole_products;
     const struct code_engine *codes;
     const struct block_engine *blocks; /* [2]: of 4 bits, of 8 */
     int (*enter)(void); /* once per worker and call, before any engine call; NULL: nothing to do */

@@ -34,10 +34,12 @@ struct gdn_scratch {
     float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
     float *by_q;   /* [C, C]: qk likewise */
     float *d;      /* [1 + C, C]: decay from behind token j to token t, behind a row of zeros */
-    struct product_operand q_left, k_left; /* [C, depth] */
+    struct product_operand q_left, k_left; /* [C, depth], whole */
+    struct product_operand kt_right;       /* [depth, C], whole */
     struct product_operand kt_left;        /* [depth, C] */
     struct product_operand state_right;    /* [depth, width] */
     struct product_operand by_q_left;      /* [C, C] */
+    struct product_operand by_r_left;      /* [C, C], a block of rows at a time */
     struct product_operand r_right;        /* [C, width] */
     float (*group_kk)[WALK_TOKENS];        /* [C]: of a token's k with those of its group */
     float (*group_qk)[WALK_TOKENS];        /* likewise of its q */

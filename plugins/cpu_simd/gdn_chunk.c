@@ -23,26 +23,30 @@ static const struct product_engine *products_of(const struct gdn *gdn)
     return rounded ? variant->split_products : variant->products;
 }
 
+/* of the same left operands */
+static const struct product_engine *whole_products_of(const struct gdn *gdn)
+{
+    const struct variant *variant = gdn_variant(gdn);
+    return products_of(gdn) == variant->products ? variant->products : variant->whole_products;
+}
+
 /* kk and qk. The output of a request's first token is its value times one such product, and where
  * key and query are nearly orthogonal, nothing makes up for what the product has lost: so they are
- * float32's always, and a token's own, as a step has it, a sum of short sums. */
+ * as exact as float32's always, and a token's own, as a step has it, a sum of short sums. */
 static void multiply_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    const struct product_engine *exact = gdn_variant(gdn)->products;
-    struct product_operand q, k, kt;
-    exact->left(&q, s->q, s->depth, count, s->depth);
-    exact->left(&k, s->k, s->depth, count, s->depth);
-    exact->right(&kt, s->kt, TILE_KEYS, s->depth, round_up(count, COLUMN_MULTIPLE));
-    struct product_args args = {.stride = GDN_CHUNK, .right = &kt, .by = s->ones, .k = s->depth};
+    const struct product_engine *whole = whole_products_of(gdn);
+    struct product_args args = {
+        .stride = GDN_CHUNK, .right = &s->kt_right, .by = s->ones, .k = s->depth};
     for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
         args.m = at_most(TRIANGLE_ROWS, count - args.first);
         args.n = args.first + TRIANGLE_ROWS;
         args.out = s->kk;
-        args.left = &k;
-        exact->multiply(&args);
+        args.left = &s->k_left;
+        whole->multiply(&args);
         args.out = s->qk;
-        args.left = &q;
-        exact->multiply(&args);
+        args.left = &s->q_left;
+        whole->multiply(&args);
     }
     for (int32_t t = 0; t < count; t++) {
         const int64_t row = (int64_t)t * s->depth;
@@ -59,8 +63,10 @@ static void pack_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *
     }
     int32_t padded = round_up(count, COLUMN_MULTIPLE);
     plain->pack_keys(s->kt, keys, count, padded, s->depth);
-    products_of(gdn)->left(&s->q_left, s->q, s->depth, count, s->depth);
-    products_of(gdn)->left(&s->k_left, s->k, s->depth, count, s->depth);
+    const struct product_engine *whole = whole_products_of(gdn);
+    whole->left(&s->q_left, s->q, s->depth, count, s->depth);
+    whole->left(&s->k_left, s->k, s->depth, count, s->depth);
+    whole->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded);
     products_of(gdn)->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded);
     multiply_keys(gdn, count, s);
 }
@@ -81,17 +87,46 @@ static void find_decays(const struct gdn *gdn, int32_t count, struct gdn_scratch
     }
 }
 
+/* r, whose rows are those of a triangular system, as a right operand: a block of rows at a time,
+ * from which what the blocks before it add is taken by products. */
+static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
+{
+    const struct product_engine *products = products_of(gdn);
+    const int32_t width = s->width, padded = round_up(count, COLUMN_MULTIPLE);
+    memset(s->v + (int64_t)count * width, 0, (size_t)((padded - count) * width) * sizeof(float));
+    for (int32_t first = 0; first < count; first += TRIANGLE_ROWS) {
+        const int32_t rows = at_most(TRIANGLE_ROWS, count - first);
+        const float *by = s->by_r + (int64_t)first * GDN_CHUNK;
+        float *r = s->v + (int64_t)first * width;
+        if (first > 0) {
+            products->left(&s->by_r_left, by, GDN_CHUNK, rows, first);
+            const struct product_args args = {.out = r,
+                                              .stride = width,
+                                              .left = &s->by_r_left,
+                                              .right = &s->r_right,
+                                              .keep = s->ones,
+                                              .by = s->ones,
+                                              .m = rows,
+                                              .n = width,
+                                              .k = first};
+            products->multiply(&args);
+        }
+        gdn_variant(gdn)->delta->solve(r, width, by + first, GDN_CHUNK, rows);
+        products->right(&s->r_right, s->v, width, first, at_most(first + TRIANGLE_ROWS, padded),
+                        width);
+    }
+}
+
 /* v becomes r. */
 static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state,
                         struct gdn_scratch *s)
 {
-    const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width;
     float by[GDN_CHUNK];
     for (int32_t t = 0; t < count; t++) {
         by[t] = -s->beta[t] * s->e[t];
     }
-    products_of(gdn)->right(&s->state_right, state, width, s->depth, width);
+    products_of(gdn)->right(&s->state_right, state, width, 0, s->depth, width);
     const struct product_args args = {.out = s->v,
                                       .stride = width,
                                       .left = &s->k_left,
@@ -102,7 +137,7 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state
                                       .n = width,
                                       .k = s->depth};
     products_of(gdn)->multiply(&args);
-    variant->delta->solve(s->v, width, s->by_r, GDN_CHUNK, count);
+    solve_triangle(gdn, count, s);
 }
 
 /* The outputs, into o, and the state behind the chunk. */
@@ -120,9 +155,7 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, str
                                 .k = s->depth};
     products_of(gdn)->multiply(&args);
     int32_t padded = round_up(count, COLUMN_MULTIPLE);
-    memset(s->v + (int64_t)count * width, 0, (size_t)((padded - count) * width) * sizeof(float));
     products_of(gdn)->left(&s->by_q_left, s->by_q, GDN_CHUNK, count, padded);
-    products_of(gdn)->right(&s->r_right, s->v, width, padded, width);
     args.left = &s->by_q_left;
     args.right = &s->r_right;
     args.keep = args.by = s->ones;
@@ -138,7 +171,7 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, str
     for (int32_t i = 0; i < s->depth; i++) {
         keep[i] = s->e[last];
     }
-    products_of(gdn)->right(&s->r_right, s->v, width, padded, width);
+    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width);
     args = (struct product_args){.out = state,
                                  .stride = width,
                                  .left = &s->kt_left,

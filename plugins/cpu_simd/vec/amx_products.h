@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of floats by tiles: an operand is two bf16, what the first rounds off is the second, and
- * of their four products the three larger are summed. What is lost is 2^-16 of a product. Operands
- * lie in the order in which they are read, as blocks of four tiles, 4 KiB: two of upper halves, two
- * of lower ones. Left ones [m / 32][k / 32][2][2][16][32], right ones [n / 32][k /
- * 32][2][2][16][16][2] with pairs along k.
+/* Products of floats by tiles: an operand is two or three bf16, each what those before it round
+ * off. Of two parts' four products the three larger are summed, which loses 2^-16 of a product; of
+ * three parts' nine the six larger, which loses what a float32 loses. Operands lie in the order in
+ * which they are read, as blocks of two tiles of each part, the largest first. Left ones [m / 32][k
+ * / 32][part][2][16][32], right ones [k / 32][n / 32][part][2][16][16][2] with pairs along k.
  *
- * 32 x 32 of the result and 32 of k: 12 tdpbf16ps (192 cycles) on 8 tile loads (64). */
+ * 32 x 32 of the result and 32 of k: 12 tdpbf16ps (192 cycles) on 8 tile loads (64); 24 on 16. */
 #ifndef CPU_SIMD_AMX_PRODUCTS_H
 #define CPU_SIMD_AMX_PRODUCTS_H
 
@@ -19,57 +19,93 @@ INLINE __m512 amx_upper(__m512 x)
     return _mm512_castsi512_ps(_mm512_and_si512(bits, kept));
 }
 
-enum { SPLIT_BLOCK = 4 * TILE_ELEMENTS, SPLIT_LOWER = 2 * TILE_ELEMENTS };
+enum { PART = 2 * TILE_ELEMENTS }; /* of a block */
 
-static void amx_left(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
-                     int32_t k)
+/* x, y and what each part rounds off */
+INLINE void amx_left_parts(uint16_t *out, __m512 x, __m512 y, const int32_t parts)
+{
+#pragma GCC unroll 2
+    for (int32_t i = 1; i < parts; i++, out += PART) {
+        __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
+        x = _mm512_sub_ps(x, upper_x);
+        y = _mm512_sub_ps(y, upper_y);
+        _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(upper_y, upper_x));
+    }
+    _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
+
+INLINE void amx_left_of(struct product_operand *operand, const float *rows, int64_t stride,
+                        int32_t m, int32_t k, const int32_t parts)
 {
     operand->data = operand->memory;
-    operand->stride = (int64_t)k / UNIT * SPLIT_BLOCK;
+    operand->block = parts * PART;
+    operand->stride = (int64_t)k / UNIT * operand->block;
     for (int32_t i = 0; i < m; i++, rows += stride) {
         uint16_t *out =
             (uint16_t *)operand->memory + i / UNIT * operand->stride + i % UNIT * (int64_t)UNIT;
-        for (int32_t p = 0; p < k; p += UNIT, out += SPLIT_BLOCK) {
-            __m512 x = _mm512_loadu_ps(rows + p), y = _mm512_loadu_ps(rows + p + 16);
-            __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
-            x = _mm512_sub_ps(x, upper_x);
-            y = _mm512_sub_ps(y, upper_y);
-            _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(upper_y, upper_x));
-            _mm512_store_si512(out + SPLIT_LOWER, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+        for (int32_t p = 0; p < k; p += UNIT, out += parts * PART) {
+            amx_left_parts(out, _mm512_loadu_ps(rows + p), _mm512_loadu_ps(rows + p + 16), parts);
         }
     }
 }
 
+static void amx_left(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
+                     int32_t k)
+{
+    amx_left_of(operand, rows, stride, m, k, 2);
+}
+
+static void amx_whole_left(struct product_operand *operand, const float *rows, int64_t stride,
+                           int32_t m, int32_t k)
+{
+    amx_left_of(operand, rows, stride, m, k, 3);
+}
+
 /* 16 columns of two rows, as pairs */
-INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd)
+INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const int32_t parts)
 {
     const __m512i in_turn =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 x = _mm512_loadu_ps(even), y = _mm512_loadu_ps(odd);
-    __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
-    __m512i upper = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(upper_x), 16),
-                                    _mm512_castps_si512(upper_y));
-    __m512i lower =
-        (__m512i)_mm512_cvtne2ps_pbh(_mm512_sub_ps(y, upper_y), _mm512_sub_ps(x, upper_x));
-    _mm512_store_si512(out, upper);
-    _mm512_store_si512(out + SPLIT_LOWER, _mm512_permutexvar_epi16(in_turn, lower));
+#pragma GCC unroll 2
+    for (int32_t i = 1; i < parts; i++, out += PART) {
+        __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
+        x = _mm512_sub_ps(x, upper_x);
+        y = _mm512_sub_ps(y, upper_y);
+        _mm512_store_si512(out, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(upper_x), 16),
+                                                _mm512_castps_si512(upper_y)));
+    }
+    _mm512_store_si512(out, _mm512_permutexvar_epi16(in_turn, (__m512i)_mm512_cvtne2ps_pbh(y, x)));
 }
 
-static void amx_right(struct product_operand *operand, const float *rows, int64_t stride, int32_t k,
-                      int32_t n)
+INLINE void amx_right_of(struct product_operand *operand, const float *rows, int64_t stride,
+                         int32_t first, int32_t k, int32_t n, const int32_t parts)
 {
     operand->data = operand->memory;
-    operand->stride = (int64_t)k / UNIT * SPLIT_BLOCK;
-    for (int32_t p = 0; p < k; p += 2) {
-        uint16_t *out = (uint16_t *)operand->memory + (int64_t)p / UNIT * SPLIT_BLOCK +
-                        p % UNIT / 2 * (int64_t)UNIT;
+    operand->block = parts * PART;
+    operand->stride = (int64_t)n / UNIT * operand->block;
+    for (int32_t p = first; p < k; p += 2) {
+        uint16_t *out =
+            (uint16_t *)operand->memory + p / UNIT * operand->stride + p % UNIT / 2 * (int64_t)UNIT;
         const float *even = rows + p * stride, *odd = even + stride;
-        for (int32_t j = 0; j < n; j += UNIT, out += operand->stride) {
-            amx_pairs(out, even + j, odd + j);
-            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16);
+        for (int32_t j = 0; j < n; j += UNIT, out += parts * PART) {
+            amx_pairs(out, even + j, odd + j, parts);
+            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16, parts);
         }
     }
+}
+
+static void amx_right(struct product_operand *operand, const float *rows, int64_t stride,
+                      int32_t first, int32_t k, int32_t n)
+{
+    amx_right_of(operand, rows, stride, first, k, n, 2);
+}
+
+static void amx_whole_right(struct product_operand *operand, const float *rows, int64_t stride,
+                            int32_t first, int32_t k, int32_t n)
+{
+    amx_right_of(operand, rows, stride, first, k, n, 3);
 }
 
 #define AMX_FOUR                                                                                   \
@@ -78,77 +114,177 @@ static void amx_right(struct product_operand *operand, const float *rows, int64_
     _tile_dpbf16ps(2, 5, 6);                                                                       \
     _tile_dpbf16ps(3, 5, 7);
 
-/* 32 x 32 sums; the left block's lines stay in L1 for the columns to come */
-INLINE void amx_product(float *sums, const uint16_t *a, const uint16_t *b, int32_t k)
-{
-    tiles_and_memory();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int32_t p = 0; p < k; p += UNIT, a += SPLIT_BLOCK, b += SPLIT_BLOCK) {
-        _tile_loadd(4, a, 64);
-        _tile_stream_loadd(6, b + SPLIT_LOWER, 64);
-        _tile_stream_loadd(7, b + SPLIT_LOWER + TILE_ELEMENTS, 64);
-        _tile_loadd(5, a + TILE_ELEMENTS, 64);
-        AMX_FOUR
-        _tile_stream_loadd(6, b, 64);
-        _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
-        AMX_FOUR
-        _tile_loadd(4, a + SPLIT_LOWER, 64);
-        _tile_loadd(5, a + SPLIT_LOWER + TILE_ELEMENTS, 64);
-        AMX_FOUR
-    }
-    _tile_stored(0, sums, 128);
-    _tile_stored(1, sums + 16, 128);
-    _tile_stored(2, sums + 16 * UNIT, 128);
-    _tile_stored(3, sums + 16 * UNIT + 16, 128);
-    tiles_and_memory();
-}
-#undef AMX_FOUR
+/* What a block's sums become, rows at a time. */
+struct amx_rest {
+    const float *sums;
+    const struct product_args *args;
+    float *out;
+    int32_t i, end; /* rows still to do */
+};
 
-/* What becomes of sums at row i and column j. */
-INLINE void amx_finish(const float *sums, const struct product_args *args, int32_t i, int32_t j)
+/* up to `rows` more rows */
+INLINE void amx_finish(struct amx_rest *rest, int32_t rows)
 {
-    const int32_t end = args->first + args->m;
-    for (int32_t r = i; r < i + UNIT && r < end; r++, sums += UNIT) {
-        float *out = args->out + r * args->stride + j;
-        const __m512 by = _mm512_set1_ps(args->by[r]);
+    const struct product_args *args = rest->args;
+    int32_t i = rest->i, end = i + rows < rest->end ? i + rows : rest->end;
+    float *out = rest->out;
+    const float *sums = rest->sums;
+    for (; i < end; i++, sums += UNIT, out += args->stride) {
+        const __m512 by = _mm512_set1_ps(args->by[i]);
         __m512 first = _mm512_mul_ps(_mm512_load_ps(sums), by);
         __m512 last = _mm512_mul_ps(_mm512_load_ps(sums + 16), by);
         if (args->keep != NULL) {
-            __m512 keep = _mm512_set1_ps(args->keep[r]);
+            __m512 keep = _mm512_set1_ps(args->keep[i]);
             first = _mm512_fmadd_ps(_mm512_loadu_ps(out), keep, first);
             last = _mm512_fmadd_ps(_mm512_loadu_ps(out + 16), keep, last);
         }
         _mm512_storeu_ps(out, first);
         _mm512_storeu_ps(out + 16, last);
     }
+    rest->i = i;
+    rest->sums = sums;
+    rest->out = out;
 }
 
-/* Each block's sums are finished behind the next one's tiles, which they need not wait for. */
-static void amx_multiply(const struct product_args *args)
+/* Registers 0 .. 3 hold a block of sums, which go to `sums` one at a time as the next block begins:
+ * products wait for one store each, not for four. */
+#define AMX_TURN(i)                                                                                \
+    _tile_stored(i, sums + (i) / 2 * 16 * UNIT + (i) % 2 * 16, UNIT * sizeof(float));              \
+    _tile_zero(i);
+
+#define AMX_A(part)                                                                                \
+    _tile_loadd(4, a + (part)*PART, 64);                                                           \
+    _tile_loadd(5, a + (part)*PART + TILE_ELEMENTS, 64);
+
+#define AMX_B(part)                                                                                \
+    _tile_stream_loadd(6, b + (part)*PART, 64);                                                    \
+    _tile_stream_loadd(7, b + (part)*PART + TILE_ELEMENTS, 64);
+
+/* The first of a block's products, behind the loads of a part of both. */
+INLINE void amx_begin(float *sums, const uint16_t *a, const uint16_t *b)
 {
-    _Alignas(64) float sums[2][UNIT * UNIT];
-    const uint16_t *a =
-        (const uint16_t *)args->left->data + args->first / UNIT * args->left->stride;
-    int32_t done_i = -1, done_j = 0, turn = 0;
-    for (int32_t i = args->first; i < args->first + args->m; i += UNIT, a += args->left->stride) {
-        const uint16_t *b = args->right->data;
-        for (int32_t j = 0; j < args->n; j += UNIT, b += args->right->stride, turn ^= 1) {
-            amx_product(sums[turn], a, b, args->k);
-            if (done_i >= 0) {
-                amx_finish(sums[turn ^ 1], args, done_i, done_j);
+    _tile_loadd(4, a, 64);
+    _tile_stream_loadd(6, b, 64);
+    AMX_TURN(0)
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
+    AMX_TURN(1)
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + TILE_ELEMENTS, 64);
+    AMX_TURN(2)
+    _tile_dpbf16ps(2, 5, 6);
+    AMX_TURN(3)
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+/* Products, and then some rows of the last block's sums. */
+#define AMX_GO_ON                                                                                  \
+    AMX_FOUR                                                                                       \
+    tiles_and_memory();                                                                            \
+    amx_finish(rest, rows);                                                                        \
+    tiles_and_memory();
+
+/* 32 x 32 of the next sums, while the last block's are finished; the left block's lines stay in L1
+ * for the columns to come */
+INLINE void amx_product(float *sums, const uint16_t *a, int64_t a_step, const uint16_t *b,
+                        int64_t b_step, int32_t k, struct amx_rest *rest)
+{
+    const int32_t shares = 3 * (k / UNIT) - 1, rows = (UNIT + shares - 1) / shares;
+    tiles_and_memory();
+    for (int32_t p = 0; p < k; p += UNIT, a += a_step, b += b_step) {
+        if (p == 0) {
+            amx_begin(sums, a, b + PART);
+        } else {
+            AMX_A(0)
+            AMX_B(1)
+            AMX_GO_ON
+        }
+        AMX_B(0)
+        AMX_GO_ON
+        AMX_A(1)
+        AMX_GO_ON
+    }
+}
+
+/* The same of three parts, the smaller products first, so that a sum rounds like its largest terms.
+ */
+INLINE void amx_whole_product(float *sums, const uint16_t *a, int64_t a_step, const uint16_t *b,
+                              int64_t b_step, int32_t k, struct amx_rest *rest)
+{
+    const int32_t shares = 4 * (k / UNIT), rows = (UNIT + shares - 1) / shares;
+    const uint16_t *first_a = a, *first_b = b;
+    tiles_and_memory();
+    for (int32_t p = 0; p < k; p += UNIT, a += a_step, b += b_step) {
+        if (p == 0) {
+            amx_begin(sums, a + 2 * PART, b);
+        } else {
+            AMX_A(2)
+            AMX_B(0)
+            AMX_FOUR
+        }
+        AMX_A(1)
+        AMX_GO_ON
+        AMX_B(1)
+        AMX_GO_ON
+        AMX_A(0)
+        AMX_GO_ON
+        AMX_B(2)
+        AMX_GO_ON
+    }
+    a = first_a;
+    b = first_b;
+    for (int32_t p = 0; p < k; p += UNIT, a += a_step, b += b_step) {
+        AMX_A(0)
+        AMX_B(0)
+        AMX_FOUR
+    }
+}
+
+INLINE void amx_multiply_by(const struct product_args *args, const bool whole)
+{
+    _Alignas(64) float sums[UNIT * UNIT];
+    const struct product_operand *left = args->left, *right = args->right;
+    const uint16_t *a = (const uint16_t *)left->data + args->first / UNIT * left->stride;
+    const int32_t end = args->first + args->m;
+    struct amx_rest rest = {.args = args};
+    for (int32_t i = args->first; i < end; i += UNIT, a += left->stride) {
+        const uint16_t *b = right->data;
+        for (int32_t j = 0; j < args->n; j += UNIT, b += right->block) {
+            if (whole) {
+                amx_whole_product(sums, a, left->block, b, right->stride, args->k, &rest);
+            } else {
+                amx_product(sums, a, left->block, b, right->stride, args->k, &rest);
             }
-            done_i = i;
-            done_j = j;
+            rest = (struct amx_rest){sums, args, args->out + i * args->stride + j, i,
+                                     i + UNIT < end ? i + UNIT : end};
         }
     }
-    if (done_i >= 0) {
-        amx_finish(sums[turn ^ 1], args, done_i, done_j);
-    }
+    tiles_and_memory();
+    AMX_TURN(0)
+    AMX_TURN(1)
+    AMX_TURN(2)
+    AMX_TURN(3)
+    tiles_and_memory();
+    amx_finish(&rest, UNIT);
+}
+#undef AMX_FOUR
+#undef AMX_TURN
+#undef AMX_A
+#undef AMX_B
+#undef AMX_GO_ON
+
+static void amx_multiply(const struct product_args *args)
+{
+    amx_multiply_by(args, false);
+}
+
+static void amx_whole_multiply(const struct product_args *args)
+{
+    amx_multiply_by(args, true);
 }
 
 static const struct product_engine amx_products = {amx_left, amx_right, amx_multiply};
+static const struct product_engine amx_whole_products = {amx_whole_left, amx_whole_right,
+                                                         amx_whole_multiply};
 
 #endif

@@ -89,8 +89,15 @@ static void delta_decays(const struct decays_args *args, int32_t t)
     args->by_q[row + t] = args->qk[row + t];
 }
 
-static void f32_operand(struct product_operand *operand, const float *rows, int64_t stride,
-                        int32_t m, int32_t k)
+static void f32_left(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
+                     int32_t k)
+{
+    operand->data = rows;
+    operand->stride = stride;
+}
+
+static void f32_right(struct product_operand *operand, const float *rows, int64_t stride,
+                      int32_t first, int32_t k, int32_t n)
 {
     operand->data = rows;
     operand->stride = stride;
@@ -205,7 +212,7 @@ static void delta_solve(float *x, int32_t n, const float *by, int64_t stride, in
     }
 }
 
-static const struct product_engine f32_products = {f32_operand, f32_operand, f32_multiply};
+static const struct product_engine f32_products = {f32_left, f32_right, f32_multiply};
 
 static float delta_dot(const float *a, const float *b, int32_t n)
 {

@@ -475,7 +475,8 @@ static void check_products(const struct product_engine *products, double step, c
     enum { ROWS = 75, COLUMNS = 160, DEPTH = 128 };
     static float left[ROWS * DEPTH], right[DEPTH * COLUMNS], out[ROWS * COLUMNS];
     static float old[ROWS * COLUMNS], keep[ROWS], by[ROWS];
-    static _Alignas(64) float left_memory[96 * DEPTH], right_memory[DEPTH * COLUMNS];
+    static _Alignas(64) float left_memory[96 * DEPTH * 3 / 2],
+        right_memory[DEPTH * COLUMNS * 3 / 2];
     for (int32_t time = 0; time < 12; time++) {
         struct product_operand a = {.memory = left_memory}, b = {.memory = right_memory};
         int32_t m = 1 + (int32_t)draw(ROWS), n = 32 * (1 + (int32_t)draw(COLUMNS / 32));
@@ -507,7 +508,8 @@ static void check_products(const struct product_engine *products, double step, c
         fill(by, m, 2.0f);
         right[7] = time == 11 && deep == k ? NAN : right[7];
         products->left(&a, left, DEPTH, m, k);
-        products->right(&b, right, COLUMNS, k, n);
+        products->right(&b, right, COLUMNS, 0, 32, n);
+        products->right(&b, right, COLUMNS, 32, k, n);
         products->multiply(&args);
         for (int32_t i = 0; i < ROWS; i++) {
             for (int32_t j = 0; j < COLUMNS; j++) {
@@ -533,7 +535,7 @@ static void bench_products(const struct product_engine *products, const char *na
 {
     enum { ROWS = 64, SIZE = 128 };
     static float left[ROWS * SIZE], right[SIZE * SIZE], out[ROWS * SIZE], ones[ROWS];
-    static _Alignas(64) float left_memory[ROWS * SIZE], right_memory[SIZE * SIZE];
+    static _Alignas(64) float left_memory[ROWS * SIZE * 3 / 2], right_memory[SIZE * SIZE * 3 / 2];
     struct product_operand a = {.memory = left_memory}, b = {.memory = right_memory};
     const struct product_args args = {.out = out,
                                       .stride = SIZE,
@@ -547,7 +549,7 @@ static void bench_products(const struct product_engine *products, const char *na
     fill(left, ROWS * SIZE, 1.0f);
     fill(right, SIZE * SIZE, 1.0f);
     products->left(&a, left, SIZE, ROWS, SIZE);
-    BENCH(name, products->right(&b, right, SIZE, SIZE, SIZE); products->multiply(&args))
+    BENCH(name, products->right(&b, right, SIZE, 0, SIZE, SIZE); products->multiply(&args))
 }
 
 /* Rows against a solution in double, over what the triangle above the diagonal must not add. */
@@ -588,6 +590,10 @@ void test_products(void **state)
     if (variant->split_products != NULL) {
         check_products(variant->split_products, 4e-5, "split products");
         bench_products(variant->split_products, "split products 64 x 128 x 128");
+    }
+    if (variant->whole_products != NULL) {
+        check_products(variant->whole_products, 1e-6, "whole products");
+        bench_products(variant->whole_products, "whole products 64 x 128 x 128");
     }
 }
 
