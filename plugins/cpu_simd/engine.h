@@ -50,7 +50,7 @@ struct score_terms {
  * columns of begin .. end-1 become 0. Running state in units of log2: reference[r], sum[r]. */
 struct softmax_args {
     float *scores;
-    int32_t rows;
+    int32_t rows;  /* at most ROW_BLOCK_MAX */
     int32_t begin; /* a multiple of 16 */
     int32_t end;   /* a multiple of 32 above begin, or of 16 */
     const int32_t *low;

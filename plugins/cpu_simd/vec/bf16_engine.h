@@ -92,87 +92,127 @@ static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, in
     return non_finite != 0;
 }
 
-/* 2^x to 7.5e-5, less than the rounding of a bf16 */
-INLINE __m512 exp2_short(__m512 x)
+/* 2^x to 7.5e-5, less than the rounding of a bf16; 0 where the mask is */
+INLINE __m512 exp2_short(__mmask16 mask, __m512 x)
 {
-    __m512 limited = _mm512_max_ps(_mm512_set1_ps(-160.0f), x);
-    __m512 f = _mm512_reduce_ps(limited, 0x09);
+    __m512 f = _mm512_reduce_ps(x, 0x09); /* minus its floor */
     __m512 p = _mm512_set1_ps(0.0780245227f);
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.226067155f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.695833541f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999925219f));
-    return _mm512_scalef_ps(p, limited);
+    return _mm512_maskz_scalef_ps(mask, p, x);
 }
 
-/* A row that sees every key of a whole tile: its scores stay in registers. */
-INLINE void bf16_softmax_whole(const struct softmax_args *args, int32_t r)
+/* Probabilities of a row under the reference that it has are taken if all are below this, else its
+ * largest score is looked for. 2^16 loses nothing, in bf16 or in a sum. */
+#define PROBABILITY_LIMIT_BITS 0x4780
+
+/* A row that sees the first columns of a tile up to the last 32 of `pairs` pairs of vectors, and of
+ * these `last`. Returns 0, and has changed nothing, where the row has no reference yet, where one
+ * of its probabilities passes the limit, or is a NaN. */
+INLINE int bf16_softmax_front(const struct softmax_args *args, int32_t r, const int pairs,
+                              __mmask32 last, __m512 *sum)
 {
-    enum { VECTORS = TILE_KEYS / 16 };
+    enum { MOST_PAIRS = TILE_KEYS / 32 };
+    const __m512 factor = _mm512_set1_ps(args->factor);
+    const __m512 reference = _mm512_set1_ps(args->reference[r]);
+    const float *s = args->scores + (int64_t)r * SCORE_STRIDE;
+    __m512i p[MOST_PAIRS], most = _mm512_setzero_si512();
+    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+#pragma GCC unroll 4
+    for (int i = 0; i < pairs; i++) {
+        const __mmask32 seen = i + 1 < pairs ? 0xffffffffu : last;
+        __m512 x0 = _mm512_fmsub_ps(_mm512_loadu_ps(s + 32 * i), factor, reference);
+        __m512 x1 = _mm512_fmsub_ps(_mm512_loadu_ps(s + 32 * i + 16), factor, reference);
+        __m512 p0 = exp2_short((__mmask16)seen, x0);
+        __m512 p1 = exp2_short((__mmask16)(seen >> 16), x1);
+        sums[0] = _mm512_add_ps(sums[0], p0);
+        sums[1] = _mm512_add_ps(sums[1], p1);
+        p[i] = (__m512i)_mm512_cvtne2ps_pbh(p1, p0);
+        most = _mm512_max_epu16(most, p[i]);
+    }
+    if (_mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(PROBABILITY_LIMIT_BITS)) != 0) {
+        return 0;
+    }
+    uint16_t *p_row = (uint16_t *)s;
+#pragma GCC unroll 4
+    for (int i = 0; i < MOST_PAIRS; i++) {
+        if (i < pairs || 32 * i < args->end) {
+            _mm512_storeu_si512(p_row + 32 * i, i < pairs ? p[i] : _mm512_setzero_si512());
+        }
+    }
+    *sum = _mm512_add_ps(sums[0], sums[1]);
+    return 1;
+}
+
+/* Any row; its largest score first. */
+static __m512 bf16_softmax_row(const struct softmax_args *args, int32_t r)
+{
     const __m512 factor = _mm512_set1_ps(args->factor);
     float *s = args->scores + (int64_t)r * SCORE_STRIDE;
     uint16_t *p_row = (uint16_t *)s;
-    __m512 x[VECTORS];
-    __m512 most[VECTORS];
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) {
-        most[i] = x[i] = _mm512_loadu_ps(s + 16 * i);
-    }
-#pragma GCC unroll 8
-    for (int half = VECTORS / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-        for (int i = 0; i < half; i++) {
-            most[i] = _mm512_max_ps(most[i], most[i + half]);
-        }
-    }
-    float best = _mm512_reduce_max_ps(most[0]) * args->factor;
-    __m512 minus = _mm512_set1_ps(-softmax_reference(args, r, best));
+    const int32_t low = args->low[r], high = args->high[r];
+    float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
+    __m512 reference = _mm512_set1_ps(softmax_reference(args, r, best));
     __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i += 2) {
-        __m512 p0 = exp2_short(_mm512_fmadd_ps(x[i], factor, minus));
-        __m512 p1 = exp2_short(_mm512_fmadd_ps(x[i + 1], factor, minus));
+    for (int32_t j = args->begin; j < args->end; j += 32) {
+        __mmask16 seen0 = 0xffff, seen1 = 0xffff;
+        if (j < low || j + 32 > high) {
+            seen0 = vf_inside(j, low, high);
+            seen1 = vf_inside(j + 16, low, high);
+        }
+        __m512 x0 = _mm512_fmsub_ps(_mm512_loadu_ps(s + j), factor, reference);
+        __m512 x1 = _mm512_fmsub_ps(_mm512_loadu_ps(s + j + 16), factor, reference);
+        __m512 p0 = exp2_short(seen0, x0);
+        __m512 p1 = exp2_short(seen1, x1);
         sum[0] = _mm512_add_ps(sum[0], p0);
         sum[1] = _mm512_add_ps(sum[1], p1);
-        _mm512_storeu_si512(p_row + 16 * i, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
+        if (args->value_scale != NULL) {
+            p0 = _mm512_maskz_mul_ps(seen0, p0, _mm512_loadu_ps(args->value_scale + j));
+            p1 = _mm512_maskz_mul_ps(seen1, p1, _mm512_loadu_ps(args->value_scale + j + 16));
+        }
+        _mm512_storeu_si512(p_row + j, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
     }
-    args->sum[r] += _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
+    return _mm512_add_ps(sum[0], sum[1]);
+}
+
+/* A row that sees keys from the tile's first on, with its probabilities as they are. */
+INLINE int bf16_softmax_known(const struct softmax_args *args, int32_t r, __m512 *sum)
+{
+    const int32_t high = args->high[r] < args->end ? args->high[r] : args->end;
+    if (args->low[r] > 0 || high <= 0 || args->begin > 0 || args->value_scale != NULL) {
+        return 0;
+    }
+    const __mmask32 last = 0xffffffffu >> (-high & 31);
+    args->rescale[r] = 1.0f;
+    switch ((high + 31) / 32) {
+    case 1:
+        return bf16_softmax_front(args, r, 1, last, sum);
+    case 2:
+        return bf16_softmax_front(args, r, 2, last, sum);
+    case 3:
+        return bf16_softmax_front(args, r, 3, last, sum);
+    default:
+        return bf16_softmax_front(args, r, 4, last, sum);
+    }
 }
 
 /* The sum is of the probabilities before they are rounded for the values: it is the log-sum-exp. */
 static void bf16_softmax(const struct softmax_args *args)
 {
-    int whole = args->begin == 0 && args->end == TILE_KEYS && args->value_scale == NULL;
-    __m512 factor = _mm512_set1_ps(args->factor);
+    __m512 sum[ROW_BLOCK_MAX + 3];
     for (int32_t r = 0; r < args->rows; r++) {
-        float *s = args->scores + (int64_t)r * SCORE_STRIDE;
-        uint16_t *p_row = (uint16_t *)s;
-        int32_t low = args->low[r];
-        int32_t high = args->high[r];
-        if (whole && low <= 0 && high >= TILE_KEYS) {
-            bf16_softmax_whole(args, r);
-            continue;
+        if (!bf16_softmax_known(args, r, &sum[r])) {
+            sum[r] = bf16_softmax_row(args, r);
         }
-        float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
-        __m512 minus = _mm512_set1_ps(-softmax_reference(args, r, best));
-        __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-        for (int32_t j = args->begin; j < args->end; j += 32) {
-            __m512 p0 = exp2_short(_mm512_fmadd_ps(_mm512_loadu_ps(s + j), factor, minus));
-            __m512 p1 = exp2_short(_mm512_fmadd_ps(_mm512_loadu_ps(s + j + 16), factor, minus));
-            if (j < low || j + 32 > high) {
-                p0 = vf_keep(p0, j, low, high, 0.0f);
-                p1 = vf_keep(p1, j + 16, low, high, 0.0f);
-            }
-            sum[0] = _mm512_add_ps(sum[0], p0);
-            sum[1] = _mm512_add_ps(sum[1], p1);
-            if (args->value_scale != NULL) {
-                p0 = _mm512_mul_ps(p0, _mm512_loadu_ps(args->value_scale + j));
-                p1 = _mm512_mul_ps(p1, _mm512_loadu_ps(args->value_scale + j + 16));
-                p0 = vf_keep(p0, j, low, high, 0.0f);
-                p1 = vf_keep(p1, j + 16, low, high, 0.0f);
-            }
-            _mm512_storeu_si512(p_row + j, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
+    }
+    sum[args->rows] = sum[args->rows + 1] = sum[args->rows + 2] = _mm512_setzero_ps();
+    for (int32_t r = 0; r < args->rows; r += 4) {
+        float of_row[4];
+        vf_sum_four(of_row, sum[r], sum[r + 1], sum[r + 2], sum[r + 3]);
+        for (int32_t i = 0; i < 4 && r + i < args->rows; i++) {
+            args->sum[r + i] += of_row[i];
         }
-        args->sum[r] += _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
     }
 }
 
