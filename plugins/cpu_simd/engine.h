@@ -185,13 +185,16 @@ struct delta_args {
     float kq; /* k.q */
 };
 
-/* Rows of a causal convolution, all `stride` floats apart. */
+/* Rows of a causal convolution; those of floats are `stride` apart. */
 struct convolve_args {
     float *y;             /* [rows] */
-    const float *x;       /* [width - 1 + rows] */
+    const void *x;        /* [width - 1 + rows + behind] of `element`, x_bytes apart */
     const float *weights; /* [width] */
     const float *bias;
     int64_t stride;
+    int64_t x_bytes;
+    int32_t element; /* enum element_type: f32, f16 or bf16 */
+    int32_t behind;  /* rows of x that follow and will be wanted soon; 0 also where x is cached */
     int32_t width;
     int32_t rows;
     int32_t n; /* of COLUMN_MULTIPLE */
@@ -270,14 +273,16 @@ struct walk_group {
 };
 
 /* WALK_COLUMNS value dims of a state and the groups that pass over them, of which k and q have
- * whole ones; r of a token that is none is 0. */
+ * whole ones; a token that is none has r of 0 and no row of o. */
 struct walk_args {
     float *state;   /* [depth][WALK_COLUMNS] */
     const float *q; /* [tokens][depth], scaled */
     const float *k;
     const float *v; /* rows `stride` floats apart */
-    float *o;
+    void *o;        /* rows of `element`, o_bytes apart */
     int64_t stride;
+    int64_t o_bytes;
+    int32_t element; /* enum element_type: f32, f16 or bf16 */
     int32_t depth;
     int32_t count;
     const struct walk_group *groups;

@@ -71,10 +71,11 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
                     int32_t num_heads, struct gdn_scratch *s);
 
 /* gdn_walk.c: whether chunks walk over states in parts of WALK_COLUMNS; what the heads over a key
- * head share; a head's outputs, into o, and its state behind the chunk */
+ * head share; a head's outputs of the tokens from `first` on, and its state behind them */
 bool gdn_walks(const struct gdn *gdn);
 void gdn_walk_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s);
-void gdn_walk(const struct gdn *gdn, int32_t count, float *state, struct gdn_scratch *s);
+void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+              int32_t count, int32_t head, float *state, struct gdn_scratch *s);
 
 /* gdn_inputs.c: weights of the convolution of one of the 2 Hk + Hv heads of q, k and v */
 size_t gdn_taps_floats(const struct attn_recurrent_desc *desc);

@@ -283,13 +283,13 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
             gdn_load_v(gdn, request, first, count, head + h, s);
             gdn_load_gates(gdn, request, first, count, head + h, s);
             if (walks) {
-                gdn_walk(gdn, count, state, s);
+                gdn_walk(gdn, request, first, count, head + h, state, s);
             } else {
                 find_decays(gdn, count, s);
                 solve_chunk(gdn, count, state, s);
                 finish_chunk(gdn, count, state, s);
+                gdn_store_rows(gdn, request, first, count, head + h, s->o, s->width);
             }
-            gdn_store_rows(gdn, request, first, count, head + h, s->o, s->width);
         }
         first += count;
         int32_t checkpoint = gdn_checkpoint_slot(gdn, request, first);

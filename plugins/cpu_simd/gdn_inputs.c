@@ -4,8 +4,6 @@
 #include "convert.h"
 #include "gdn.h"
 
-#define ROWS_AHEAD 8 /* of the mixed row, which lie too far apart for the hardware to follow */
-
 static float load_element(const void *memory, int32_t element, int64_t i)
 {
     return element == ELEMENT_F32   ? ((const float *)memory)[i]
@@ -134,20 +132,56 @@ static void load_raw(const struct gdn *gdn, const struct gdn_request *request, i
             .element = stored};
         transpose(&window, channels->size, before, raw, stride);
     }
-    int64_t row_bytes = tensor_stride(mixed, 0) * element_bytes[element];
-    int64_t first_byte = channels->first * element_bytes[element];
-    int32_t bytes = channels->size * element_bytes[element];
     for (int32_t i = before; i < rows; i++) {
         const char *row = tensor_row(mixed, request->first_row + first + i, 0);
         float *to = raw + (int64_t)i * stride;
-        const char *ahead = row + ROWS_AHEAD * row_bytes + first_byte;
-        for (int32_t at = 0; i + ROWS_AHEAD < rows && at < bytes; at += 64) {
-            __builtin_prefetch(ahead + at);
-        }
         gdn_variant(gdn)->f32->unpack[element](to, row + channels->first * element_bytes[element],
                                                channels->size);
         memset(to + channels->size, 0, (size_t)(stride - channels->size) * sizeof(float));
     }
+}
+
+/* Convolved rows of a head. Where they look into the window or are padded, their inputs are put
+ * together as floats first. */
+static void convolve_head(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                          int32_t count, int32_t head, struct gdn_scratch *scratch, float *rows)
+{
+    const struct attn_tensor *mixed = gdn->io->mixed_qkv;
+    const struct head_channels channels = channels_of(gdn->desc, head);
+    const int32_t element = element_of_any(mixed), width = gdn->desc->conv_width;
+    const int64_t history = width - 1;
+    const float *taps = scratch->taps + channels.taps;
+    int32_t put = first < history ? at_most(count, (int32_t)(history - first)) : 0;
+    if (channels.size < channels.padded) {
+        put = count;
+    }
+    struct convolve_args args = {.y = rows,
+                                 .x = scratch->raw,
+                                 .weights = taps,
+                                 .bias = taps + (int64_t)width * channels.padded,
+                                 .stride = channels.padded,
+                                 .x_bytes = channels.padded * (int64_t)sizeof(float),
+                                 .element = ELEMENT_F32,
+                                 .width = width,
+                                 .rows = put,
+                                 .n = channels.padded,
+                                 .with_silu = gdn->desc->conv_silu};
+    if (put > 0) {
+        load_raw(gdn, request, first - history, put + width - 1, &channels, scratch->raw);
+        gdn_variant(gdn)->delta->convolve(&args);
+    }
+    if (put == count) {
+        return;
+    }
+    const int64_t behind = request->num_tokens - first - count;
+    args.y = rows + (int64_t)put * channels.padded;
+    args.x = (const char *)tensor_row(mixed, request->first_row + first + put - history, 0) +
+             channels.first * element_bytes[element];
+    args.x_bytes = tensor_stride(mixed, 0) * element_bytes[element];
+    args.element = element;
+    args.behind = behind < GDN_CHUNK ? (int32_t)behind : GDN_CHUNK;
+    args.rows = count - put;
+    gdn_variant(gdn)->delta->convolve(&args);
 }
 
 /* Rows of a head, counted as in channels_of: of `plain`, or convolved from the mixed row. */
@@ -156,20 +190,9 @@ static void load_rows(const struct gdn *gdn, const struct gdn_request *request, 
                       int32_t head, struct gdn_scratch *scratch, float *rows)
 {
     const struct head_channels channels = channels_of(gdn->desc, head);
-    int32_t padded = channels.padded, width = gdn->desc->conv_width;
-    if (width > 0) {
-        const float *taps = scratch->taps + channels.taps;
-        load_raw(gdn, request, first - (width - 1), count + width - 1, &channels, scratch->raw);
-        const struct convolve_args args = {.y = rows,
-                                           .x = scratch->raw,
-                                           .weights = taps,
-                                           .bias = taps + (int64_t)width * padded,
-                                           .stride = padded,
-                                           .width = width,
-                                           .rows = count,
-                                           .n = padded,
-                                           .with_silu = gdn->desc->conv_silu};
-        gdn_variant(gdn)->delta->convolve(&args);
+    int32_t padded = channels.padded;
+    if (gdn->desc->conv_width > 0) {
+        convolve_head(gdn, request, first, count, head, scratch, rows);
         return;
     }
     for (int32_t t = 0; t < count; t++) {

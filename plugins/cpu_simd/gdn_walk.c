@@ -61,25 +61,37 @@ static float group_of(const struct gdn_scratch *s, int32_t first, int32_t tokens
     return 1.0f;
 }
 
-void gdn_walk(const struct gdn *gdn, int32_t count, float *state, struct gdn_scratch *s)
+void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+              int32_t count, int32_t head, float *state, struct gdn_scratch *s)
 {
+    const struct attn_tensor *out = gdn->args->out;
+    const bool padded = gdn->desc->head_size_v < s->width;
+    const int32_t element = padded ? ELEMENT_F32 : element_of_any(out);
+    const int64_t bytes = element_bytes[element];
+    char *o = padded ? (char *)s->o : tensor_row(out, request->first_row + first, head);
     struct walk_group groups[GDN_CHUNK / WALK_TOKENS];
     int32_t num_groups = 0;
     float scale = 1.0f;
-    for (int32_t first = 0; first < count; first += WALK_TOKENS) {
-        int32_t tokens = at_most(WALK_TOKENS, count - first);
-        scale = group_of(s, first, tokens, first + tokens == count, scale, &groups[num_groups++]);
+    for (int32_t t = 0; t < count; t += WALK_TOKENS) {
+        int32_t tokens = at_most(WALK_TOKENS, count - t);
+        scale = group_of(s, t, tokens, t + tokens == count, scale, &groups[num_groups++]);
     }
     for (int32_t column = 0; column < s->width; column += WALK_COLUMNS) {
         const struct walk_args args = {.state = state + (int64_t)column * s->depth,
                                        .q = s->q,
                                        .k = s->k,
                                        .v = s->v + column,
-                                       .o = s->o + column,
+                                       .o = o + column * bytes,
                                        .stride = s->width,
+                                       .o_bytes =
+                                           (padded ? s->width : tensor_stride(out, 0)) * bytes,
+                                       .element = element,
                                        .depth = s->depth,
                                        .count = num_groups,
                                        .groups = groups};
         gdn_variant(gdn)->delta->walk(&args);
+    }
+    if (padded) {
+        gdn_store_rows(gdn, request, first, count, head, s->o, s->width);
     }
 }

@@ -5,6 +5,8 @@
 #ifndef CPU_SIMD_DELTA_H
 #define CPU_SIMD_DELTA_H
 
+#include <stdbool.h>
+
 #include "f32_engine.h"
 
 #define L2_EPSILON 1e-6f
@@ -18,14 +20,26 @@ INLINE vf silu(vf x)
 
 #define CONSTANT_WIDTH 4 /* of most models */
 #define CONVOLVED_ROWS 4
+#define ROWS_AHEAD 8 /* of inputs, which lie too far apart for the hardware to follow */
 
-/* Rows t .. t + rows - 1; both are constants where this is inlined, so that rows share the loads of
- * taps and inputs. Row by row: with columns outside, lines 512 bytes apart displace each other. */
-INLINE void convolve_rows(const struct convolve_args *args, const int32_t width, int32_t t,
-                          const int32_t rows)
+INLINE vf convolved_input(const void *row, int32_t c, const int32_t element)
 {
-    int64_t stride = args->stride;
-    const float *x = args->x + t * stride;
+    return element == ELEMENT_BF16  ? vf_load_bf16((const uint16_t *)row + c)
+           : element == ELEMENT_F16 ? vf_load_f16((const uint16_t *)row + c)
+                                    : vf_load((const float *)row + c);
+}
+
+/* Rows t .. t + rows - 1; width, element and rows are constants where this is inlined, so that rows
+ * share the loads of taps and inputs. Row by row: with columns outside, lines of rows that far
+ * apart displace each other. */
+INLINE void convolve_rows(const struct convolve_args *args, const int32_t width,
+                          const int32_t element, int32_t t, const int32_t rows)
+{
+    const int64_t stride = args->stride, x_bytes = args->x_bytes;
+    const int32_t bytes = element == ELEMENT_F32 ? 4 : 2;
+    const char *x = (const char *)args->x + t * x_bytes;
+    const char *ahead = x + (width - 1 + ROWS_AHEAD) * x_bytes;
+    const bool asks = t + ROWS_AHEAD + rows <= args->rows + args->behind;
     float *y = args->y + t * stride;
     for (int32_t c = 0; c < args->n; c += VF_WIDTH) {
         vf sum[CONVOLVED_ROWS];
@@ -39,7 +53,13 @@ INLINE void convolve_rows(const struct convolve_args *args, const int32_t width,
             vf tap = vf_load(args->weights + i * stride + c);
 #pragma GCC unroll 4
             for (int32_t r = 0; r < rows; r++) {
-                sum[r] = vf_fma(tap, vf_load(x + (r + i) * stride + c), sum[r]);
+                sum[r] = vf_fma(tap, convolved_input(x + (r + i) * x_bytes, c, element), sum[r]);
+            }
+        }
+        if (asks && c * bytes % 64 == 0) {
+#pragma GCC unroll 4
+            for (int32_t r = 0; r < rows; r++) {
+                __builtin_prefetch(ahead + r * x_bytes + (int64_t)c * bytes);
             }
         }
 #pragma GCC unroll 4
@@ -49,14 +69,25 @@ INLINE void convolve_rows(const struct convolve_args *args, const int32_t width,
     }
 }
 
-INLINE void convolve(const struct convolve_args *args, const int32_t width)
+INLINE void convolve(const struct convolve_args *args, const int32_t width, const int32_t element)
 {
     int32_t t = 0;
     for (; t + CONVOLVED_ROWS <= args->rows; t += CONVOLVED_ROWS) {
-        convolve_rows(args, width, t, CONVOLVED_ROWS);
+        convolve_rows(args, width, element, t, CONVOLVED_ROWS);
     }
     for (; t < args->rows; t++) {
-        convolve_rows(args, width, t, 1);
+        convolve_rows(args, width, element, t, 1);
+    }
+}
+
+INLINE void convolve_elements(const struct convolve_args *args, const int32_t width)
+{
+    if (args->element == ELEMENT_BF16) {
+        convolve(args, width, ELEMENT_BF16);
+    } else if (args->element == ELEMENT_F16) {
+        convolve(args, width, ELEMENT_F16);
+    } else {
+        convolve(args, width, ELEMENT_F32);
     }
 }
 
@@ -64,9 +95,9 @@ INLINE void convolve(const struct convolve_args *args, const int32_t width)
 static void delta_convolve(const struct convolve_args *args)
 {
     if (args->width == CONSTANT_WIDTH) {
-        convolve(args, CONSTANT_WIDTH);
+        convolve_elements(args, CONSTANT_WIDTH);
     } else {
-        convolve(args, args->width);
+        convolve_elements(args, args->width);
     }
 }
 

@@ -74,27 +74,45 @@ INLINE void walk_pass(const struct walk_args *args, struct walk_sums *sums, cons
     }
 }
 
-/* r and the outputs of a group, from its sums. */
-INLINE void walk_solve(const struct walk_group *group, struct walk_sums *sums, const float *v,
-                       float *o, int64_t stride)
+INLINE void walk_store(void *row, int32_t element, const vf *out)
+{
+#pragma GCC unroll 2
+    for (int j = 0; j < WALK_VECTORS; j++) {
+        if (element == ELEMENT_BF16) {
+            vf_store_bf16((uint16_t *)row + j * VF_WIDTH, out[j]);
+        } else if (element == ELEMENT_F16) {
+            vf_store_f16((uint16_t *)row + j * VF_WIDTH, out[j]);
+        } else {
+            vf_store((float *)row + j * VF_WIDTH, out[j]);
+        }
+    }
+}
+
+/* r and the outputs of a group, from its sums. Outputs go where they belong at once: their lines
+ * come from memory while the group after passes over the state. */
+INLINE void walk_solve(const struct walk_args *args, const struct walk_group *group,
+                       struct walk_sums *sums, const float *v, char *o)
 {
     vf r[WALK_TOKENS][WALK_VECTORS];
 #pragma GCC unroll 4
     for (int t = 0; t < WALK_TOKENS; t++) {
+        vf out[WALK_VECTORS];
 #pragma GCC unroll 2
         for (int j = 0; j < WALK_VECTORS; j++) {
-            vf x = vf_mul(vf_load(v + t * stride + j * VF_WIDTH), vf_set1(group->beta[t]));
-            vf out = vf_mul(sums->q[t][j], vf_set1(group->e[t]));
+            vf x = vf_mul(vf_load(v + t * args->stride + j * VF_WIDTH), vf_set1(group->beta[t]));
+            out[j] = vf_mul(sums->q[t][j], vf_set1(group->e[t]));
             x = vf_fma(sums->k[t][j], vf_set1(group->by_state[t]), x);
 #pragma GCC unroll 4
             for (int i = 0; i < t; i++) {
                 x = vf_fma(r[i][j], vf_set1(group->by_r[t][i]), x);
-                out = vf_fma(r[i][j], vf_set1(group->by_q[t][i]), out);
+                out[j] = vf_fma(r[i][j], vf_set1(group->by_q[t][i]), out[j]);
             }
             r[t][j] = t < group->tokens ? x : vf_set1(0.0f);
-            out = vf_fma(r[t][j], vf_set1(group->by_q[t][t]), out);
-            vf_store(o + t * stride + j * VF_WIDTH, out);
+            out[j] = vf_fma(r[t][j], vf_set1(group->by_q[t][t]), out[j]);
             sums->left[t][j] = vf_mul(r[t][j], vf_set1(group->left[t]));
+        }
+        if (t < group->tokens) {
+            walk_store(o + t * args->o_bytes, args->element, out);
         }
     }
 }
@@ -102,7 +120,7 @@ INLINE void walk_solve(const struct walk_group *group, struct walk_sums *sums, c
 static void delta_walk(const struct walk_args *args)
 {
     struct walk_sums sums;
-    const int64_t keys = (int64_t)WALK_TOKENS * args->depth, rows = WALK_TOKENS * args->stride;
+    const int64_t keys = (int64_t)WALK_TOKENS * args->depth;
     for (int32_t i = 0; i <= args->count; i++) {
         const float *k = args->k + i * keys, *q = args->q + i * keys;
         const float *before = i > 0 ? k - keys : k;
@@ -117,7 +135,8 @@ static void delta_walk(const struct walk_args *args)
         } else {
             walk_pass(args, &sums, before, k, q, keep, true, true, true);
         }
-        walk_solve(&args->groups[i], &sums, args->v + i * rows, args->o + i * rows, args->stride);
+        walk_solve(args, &args->groups[i], &sums, args->v + i * WALK_TOKENS * args->stride,
+                   (char *)args->o + i * WALK_TOKENS * args->o_bytes);
     }
 }
 

@@ -231,13 +231,25 @@ static void walk_plainly(const struct walk_args *args, double *memory, int32_t c
 }
 
 /* Tokens that are none have values that must not be read into the state: NaN. */
-static void check_walk(int32_t depth, int32_t count, bool bench)
+static void check_walk(int32_t depth, int32_t count, int32_t element, bool bench)
 {
     enum { TOKENS = 64, DEPTH = 160, STRIDE = WALK_COLUMNS + 8 };
     static float state[DEPTH * WALK_COLUMNS], before[DEPTH * WALK_COLUMNS];
     static float q[TOKENS * DEPTH], k[TOKENS * DEPTH], v[TOKENS * STRIDE], o[TOKENS * STRIDE];
+    static uint8_t stored[TOKENS * STRIDE * 4];
+    static const double rounding[] = {0, 1.0 / 2048, 1.0 / 256};
     struct walk_group groups[TOKENS / WALK_TOKENS];
-    const struct walk_args args = {state, q, k, v, o, STRIDE, depth, count, groups};
+    const struct walk_args args = {.state = state,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .o = stored,
+                                   .stride = STRIDE,
+                                   .o_bytes = STRIDE * (element == ELEMENT_F32 ? 4 : 2),
+                                   .element = element,
+                                   .depth = depth,
+                                   .count = count,
+                                   .groups = groups};
     fill(before, DEPTH * WALK_COLUMNS, 1.0f);
     fill(q, TOKENS * DEPTH, 0.1f);
     fill(k, TOKENS * DEPTH, 0.1f);
@@ -252,7 +264,13 @@ static void check_walk(int32_t depth, int32_t count, bool bench)
         }
     }
     memcpy(state, before, sizeof state);
+    memset(stored, 0xa5, sizeof stored);
     variant->delta->walk(&args);
+    variant->f32->unpack[element](o, stored, TOKENS * STRIDE);
+    int32_t tokens = (count - 1) * WALK_TOKENS + groups[count - 1].tokens;
+    for (int64_t i = tokens * args.o_bytes; i < TOKENS * args.o_bytes; i++) {
+        assert_int_equal(stored[i], 0xa5);
+    }
     for (int32_t c = 0; c < WALK_COLUMNS; c++) {
         double memory[DEPTH], out[TOKENS];
         for (int32_t i = 0; i < depth; i++) {
@@ -262,8 +280,9 @@ static void check_walk(int32_t depth, int32_t count, bool bench)
         for (int32_t i = 0; i < depth; i++) {
             check_near(state[i * WALK_COLUMNS + c], memory[i], 1e-4, "walked state", i, c);
         }
-        for (int32_t t = 0; t < (count - 1) * WALK_TOKENS + groups[count - 1].tokens; t++) {
-            check_near(o[t * STRIDE + c], out[t], 1e-4, "out of a walk", t, c);
+        for (int32_t t = 0; t < tokens; t++) {
+            check_near(o[t * STRIDE + c], out[t], 1e-4 + rounding[element] * fabs(out[t]),
+                       "out of a walk", t, c);
         }
     }
     if (bench) {
@@ -281,7 +300,7 @@ void test_walk(void **state)
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t n = COLUMN_MULTIPLE * (1 + (int32_t)draw(DEPTH / COLUMN_MULTIPLE));
         float out[WALK_TOKENS][WALK_TOKENS];
-        check_walk(n, 1 + (int32_t)draw(16), false);
+        check_walk(n, 1 + (int32_t)draw(16), (int32_t)draw(3), false);
         fill(a, WALK_TOKENS * DEPTH, 1.0f);
         fill(b, WALK_TOKENS * DEPTH, 1.0f);
         variant->delta->group_products(out, a, b, n);
@@ -295,7 +314,7 @@ void test_walk(void **state)
             }
         }
     }
-    check_walk(128, 16, true);
+    check_walk(128, 16, ELEMENT_BF16, true);
 }
 
 /* Rows that another attend weighs down to nothing, and lengths that no vector divides. */
@@ -399,17 +418,23 @@ void test_convolve(void **state)
     enum { CHANNELS = 160, ROWS = 5 };
     static float x[(ROWS + 3) * CHANNELS], y[ROWS * CHANNELS], weights[4 * CHANNELS],
         bias[CHANNELS];
+    static uint8_t given[sizeof x];
     for (int32_t time = 0; time < TIMES; time++) {
+        const int32_t element = (int32_t)draw(3);
         struct convolve_args args = {.y = y,
-                                     .x = x,
+                                     .x = given,
                                      .weights = weights,
                                      .bias = bias,
                                      .stride = CHANNELS,
+                                     .x_bytes = CHANNELS * (element == ELEMENT_F32 ? 4 : 2),
+                                     .element = element,
                                      .width = 1 + (int32_t)draw(4),
                                      .rows = 1 + (int32_t)draw(ROWS),
                                      .n = 32 * (1 + (int32_t)draw(CHANNELS / 32)),
                                      .with_silu = (int)draw(2)};
         fill(x, (ROWS + 3) * CHANNELS, 6.0f);
+        variant->store[element](given, x, 1.0f, (ROWS + 3) * CHANNELS);
+        variant->f32->unpack[element](x, given, (ROWS + 3) * CHANNELS);
         fill(weights, args.width * CHANNELS, 3.0f);
         fill(bias, args.n, 40.0f);
         variant->delta->convolve(&args);
@@ -425,12 +450,15 @@ void test_convolve(void **state)
             check_row(args.n, 1e-6, 3e-5, "convolution");
         }
     }
-    static float many[67 * 128], taps[4 * 128], out[64 * 128];
+    static uint16_t many[67 * 128];
+    static float taps[4 * 128], out[64 * 128];
     const struct convolve_args args = {.y = out,
                                        .x = many,
                                        .weights = taps,
                                        .bias = bias,
                                        .stride = 128,
+                                       .x_bytes = 256,
+                                       .element = ELEMENT_BF16,
                                        .width = 4,
                                        .rows = 64,
                                        .n = 128,
