@@ -458,6 +458,21 @@ class Steps(unittest.TestCase):
         self.assertLessEqual(calls["create"], 3 * 2)  # a sequence that grows past a power of two
         self.assertEqual([row.index for row in libattn.torch.table()], list(range(6)))
 
+    def test_weights_loaded_again(self) -> None:
+        """In place, as vLLM's loaders do, which leaves the tensor's version as it was."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            sinks = torch.nn.Parameter(torch.zeros(HQ, dtype=torch.bfloat16), requires_grad=False)
+            impl, builder = LibattnImpl(HQ, D, D**-0.5, HK, sinks=sinks), self.builder()
+            cache = torch.zeros(BLOCKS, HK, BLOCK, 2 * D)
+            q, k, v = (torch.randn(5, heads, D) for heads in (HQ, HK, HK))
+            for value in (0.0, 5.0):
+                sinks.data.fill_(value)
+                m, out = builder.build(0, metadata([5], [5], torch.arange(4).int()[None])), torch.empty(5, HQ * D)
+                impl.forward(self.layer(), q, k, v, cache, m, out)
+                expected, _ = attention(q, k, v, D**-0.5, causal(5, 5), sinks=sinks)
+                self.assertLess(worst(out.view(5, HQ, D), expected), 2e-5, (backend, value))
+
     def test_unknown_arguments(self) -> None:
         LibattnImpl(HQ, D, 0.1, HK, a_later_argument=None)
         with self.assertRaisesRegex(libattn.UnsupportedError, "a_later_argument: 3"):

@@ -139,7 +139,7 @@ def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: t
     flags : int
         `libattn.NO_WRITE`, `libattn.NO_ATTEND`.
     """
-    pages = (k_pages.data_ptr(), v_pages.data_ptr(), k_pages.shape[0])
+    pages = (k_pages.data_ptr(), v_pages.data_ptr(), k_pages.shape[0], k_pages.stride(), v_pages.stride())
     bound = store.bound(desc, lambda: desc, index, q.device, params, pages)
     if bound.cache != pages:
         bind_pages(bound, 0, k_pages, v_pages)

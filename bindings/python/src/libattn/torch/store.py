@@ -63,6 +63,7 @@ class Bound:
     blocks: int = 0
     cache: Any = None
     kept: tuple[Any, ...] = ()
+    converted: tuple[list[torch.Tensor], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
     plan: Plan | None = None
     limits: tuple[int, ...] = (0, 0, 0, 0)
     planned: Any = None
@@ -80,6 +81,13 @@ class Bound:
         if rows is None:
             rows = self.rows[key] = Rows(ELEMENTS[tensor.dtype], device_pair(self.device), len(shape))
         return rows.fill(tensor.data_ptr(), shape, strides)
+
+    def refresh(self) -> None:
+        """Copy parameters again that libattn needs as contiguous float32; all others are read where they lie. Once a step:
+        a loader's ``param.data.copy_()`` leaves the tensor's version as it was."""
+        if self.converted[0]:
+            with torch.no_grad():
+                torch._foreach_copy_(*self.converted)
 
     def reserve(self, blocks: int) -> None:
         """Let the scratch cache hold so many blocks."""
@@ -242,6 +250,7 @@ class Store:
         near_key = (key, index, device, purpose, _identity(params) if params else ())
         found = local.near.get(near_key)
         if found is not None:
+            found.refresh()
             return found
         desc = describe()
         prefill, decode, block_size = self._choose(desc, index, device)
@@ -293,23 +302,30 @@ class Store:
                                          backend=f"prefill={prefill};decode={decode}")
         model = self.runtime.bind(assignment)
         kept: list[Any] = []
+        converted: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for layer, pairs in zip(model.layers, params):
             given = {name: value if isinstance(value, float) else value.detach() if name == "kv_b_proj" else
                      value.detach().to(device, torch.float32).contiguous() for name, value in pairs}
-            kept += given.values()
+            for name, value in pairs:
+                if not isinstance(value, float):  # its own memory too: nothing else may take the address it is known by
+                    kept += [given[name], value.detach()]
+                    if given[name].data_ptr() != value.data_ptr() and given[name].device == value.device:
+                        converted[0].append(given[name])
+                        converted[1].append(kept[-1])
             weights = [mla_weights(given.pop("kv_b_proj"))] if "kv_b_proj" in given else []
             if given or weights:
                 layer.bind_params(**given, extensions=weights)
         spec = model.layers[0].kv_spec
         if workspace is None:
             workspace = self._here().workspaces.setdefault(device, Workspace())
-        return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace, kept=tuple(kept))
+        return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace, kept=tuple(kept),
+                     converted=converted)
 
 
 def _identity(params: Params) -> tuple[Any, ...]:
-    """By what parameters are known to be the same: addresses and versions of tensors, values of numbers."""
+    """By what parameters are known to be the same: addresses of tensors, whose contents may change, values of numbers."""
     return tuple((name, value if isinstance(value, float) else
-                  (value.data_ptr(), -1 if value.is_inference() else value._version)) for name, value in params)
+                  (value.data_ptr(), value.dtype, value.stride())) for name, value in params)
 
 
 #: What `libattn.torch` uses.

@@ -93,6 +93,7 @@ class Steps:
             return self._captured[id(place.bound), metadata.captured]
         step = Step(metadata)
         if not place.bound.holds(step):
+            place.bound.refresh()
             place.bound.update(batch(), step, stream_of(place.bound.device))
         return None
 
@@ -122,6 +123,7 @@ class Steps:
         if not bounds or (id(bounds[0]), shape) not in self._captured:
             return False
         for bound in bounds:
+            bound.refresh()
             self._captured[id(bound), shape].update(make_batch(), stream_of(bound.device), "replay")
         return True
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bound layers outlive the tensors of a call: what is known by an address must not meet another tensor there."""
+import unittest
+
+import torch
+
+import libattn.torch
+from common import BACKENDS, attention, causal, worst
+
+HEADS = 512  # a parameter of this size gets the address of the one that was freed before
+
+
+def attended(sinks: torch.Tensor) -> float:
+    """The error of a call with these sinks."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, HEADS, rows, 8, generator=generator) for rows in (1, 3, 3))
+    out = libattn.torch.attend(q, k, v, scale=0.5, causal=True, sinks=sinks)
+    rows = [t[0].transpose(0, 1) for t in (q, k, v)]
+    return worst(out[0], attention(*rows, 0.5, causal(1, 3), sinks=sinks)[0])
+
+
+class Parameters(unittest.TestCase):
+    def test_another_model_at_the_address_of_a_freed_one(self) -> None:
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for i in range(8):
+                sinks = torch.full((HEADS,), i - 4.0, dtype=torch.bfloat16)
+                self.assertLess(attended(sinks), 2e-5, (backend, i))
+                del sinks
+
+    def test_weights_loaded_again(self) -> None:
+        """In place, as loaders do: ``data`` has a version of its own."""
+        for backend in BACKENDS:
+            for dtype in (torch.bfloat16, torch.float32):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                sinks = torch.nn.Parameter(torch.zeros(HEADS, dtype=dtype))
+                for value in (0.0, 5.0, -3.0):
+                    sinks.data.fill_(value)
+                    self.assertLess(attended(sinks.detach()), 2e-5, (backend, dtype, value))
+
+
+class Pages(unittest.TestCase):
+    def test_two_layouts_of_one_memory(self) -> None:
+        generator = torch.Generator().manual_seed(4)
+        memory = torch.zeros(2, 4 * 2 * 8 * 16)
+        shape = (4, 8, 2, 16)
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for order in ((0, 1, 2), (0, 2, 1), (0, 1, 2)):  # slots before heads, heads before slots
+                pages = [part.view(*(shape[i] for i in order), 16).permute(*order, 3) for part in memory]
+                k, v = (torch.randn(6, 2, 16, generator=generator) for _ in range(2))
+                for part, rows in zip(pages, (k, v)):
+                    part[1, :5] = rows[:5]
+                q = torch.randn(1, 2, 16, generator=generator)
+                out = libattn.torch.attend_pages(q, k[5:], v[5:], *pages, torch.tensor([[1]]).int(),
+                                                 torch.tensor([6]).int(), scale=0.25)
+                self.assertLess(worst(out, attention(q, k, v, 0.25, causal(1, 6))[0]), 2e-5, (backend, order))
+
+
+if __name__ == "__main__":
+    unittest.main()
