@@ -179,6 +179,11 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
                      (const void *)b->seq_lens, (const void *)b->block_table);
     }
     b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
+    if (status == ATTN_OK && b->block_table_row == NULL && b->block_table_rows < b->num_reqs) {
+        status = BAD("block_table_rows",
+                     "%lld rows and %d requests; each has a row of its own without block_table_row",
+                     (long long)b->block_table_rows, b->num_reqs);
+    }
     int64_t in_block = plan_tokens_per_entry(plan);
     int64_t blocks = (b->max_seq_len + in_block - 1) / in_block;
     if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 1 &&

@@ -54,6 +54,12 @@ static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int3
             t->seq_lens_host != NULL ? longest : (plan->limits.max_seq_len + tokens - 1) / tokens;
     }
     t->block_table_rows = t->block_table_rows > 0 ? t->block_table_rows : b->num_reqs;
+    if (t->block_table_row == NULL && t->block_table_rows < b->num_reqs) {
+        return BAD("tables",
+                   "table %d: %lld rows and %d requests; each has a row of its own without "
+                   "block_table_row",
+                   number, (long long)t->block_table_rows, b->num_reqs);
+    }
     if (t->seq_lens_host != NULL && t->block_table_rows > 1 &&
         t->block_table_stride < (longest + in_block - 1) / in_block) {
         return BAD("tables",

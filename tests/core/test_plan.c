@@ -315,6 +315,9 @@ TEST(wrong_batches_are_refused)
     b->lens[1] = 4;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "seq_lens", step(b));
     set_batch(b, queries, 2);
+    b->batch.block_table_rows = 1;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_rows", step(b));
+    set_batch(b, queries, 2);
     b->batch.num_reqs = 9;
     REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "num_reqs", step(b));
     set_batch(b, queries, 2);

@@ -413,6 +413,7 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         table.unknown = *b == 'u';
         table.known.seq_lens = *b == 's' ? NULL : table.known.seq_lens;
         table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
+        table.known.block_table_rows = *b == 'r' ? 1 : 0;
         s->other_blocks[0][0] += *b == 'b' ? 1000 : 0;
         REFUSED(&t->error, *b == 'u' ? "attn_batch_table" : "tables",
                 t->api->plan_batch(t->plan, &batch, NULL, &t->error));
@@ -450,7 +451,7 @@ TEST(test_five_caches)
             bind_own_views(&t);
         }
         make_plan(&t);
-        run_many(&t, s, (const int32_t[]){21, 5, 7}, form, form == BLOCK_TABLES ? "nuswb" : "nu");
+        run_many(&t, s, (const int32_t[]){21, 5, 7}, form, form == BLOCK_TABLES ? "nuswrb" : "nu");
         run_many(&t, s, (const int32_t[]){1, 1, 4}, form, ""); /* decodes, a prefill: two calls */
         run_many(&t, s, (const int32_t[]){1, 1, 1}, form, "");
         many.needs_page_lists = 0;
