@@ -124,6 +124,31 @@ class Batches(unittest.TestCase):
         self.assertLess(worst(out[19:], expected[19:]), 2e-5)
 
 
+    def test_arrays_that_are_too_short(self) -> None:
+        """Never read past their end, whoever gives them."""
+        given = {"query_start_loc": [0, 1, 2], "seq_lens": [1, 1], "block_table": [[0], [1]], "slot_mapping": [0, 16]}
+        short = torch.zeros(1).int()
+        for name in ("seq_lens", "seq_lens_host", "key_start_loc", "key_start_loc_host", "encoder_seq_lens",
+                     "encoder_seq_lens_host", "block_table_row"):
+            pair = {"key_start_loc": [0, 1, 2], "encoder_seq_lens": [1, 1]} if name.endswith("_host") else {}
+            for value in ([1], short):
+                with self.assertRaisesRegex(libattn.InvalidArgumentError, f"{name}: 1 numbers; the batch needs [23]"):
+                    libattn.Batch(**{**given, **pair, name: value})
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "causal_per_request: 1 numbers"):
+            libattn.Batch(**given, causal_per_request=[1])
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "span_start_loc: 1 numbers; the batch needs 3"):
+            libattn.Batch(**given, spans=(torch.zeros(1, 2).int(), short))
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "spans: 3 numbers; the batch needs 6"):
+            libattn.Batch(**given, spans=(torch.zeros(3).int(), torch.zeros(3).int()))
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "query_start_loc: no number"):
+            libattn.Batch([])
+        model, _ = bound_layer(desc(), "cpu_ref", 2)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "block_table_rows: 1 rows and 2 requests"):
+            planned(model, libattn.Batch(**{**given, "block_table": [[0]]}))
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, r"sinks: Tensor\(\[1\].*of 4 or more"):
+            bound_layer(desc(has_sinks=True), "cpu_ref", 2, sinks=torch.zeros(1))
+
+
 class Caches(unittest.TestCase):
     def run_with(self, layer: libattn.Layer, model: libattn.Model) -> torch.Tensor:
         q, k, v = prompt(40)
@@ -177,6 +202,10 @@ class Caches(unittest.TestCase):
         out = torch.empty_like(q)
         planned(model, libattn.Batch([0, 40], [40], [[5, 3, 1]])).run(layer, q, None, None, out, flags=libattn.NO_WRITE)
         self.assertTrue(torch.equal(out, expected))
+        for pair, kind in (((0, 6), "device_to_host"), ((6, 0), "host_to_device")):
+            for other, text in (([host], "contiguous memory of 7 blocks"), ([], "0 tensors; the group has 1 layers")):
+                with self.assertRaisesRegex(libattn.InvalidArgumentError, f"other: .*{text}"):
+                    model.copy_blocks([pair], kind=kind, other=other)
 
 
 class Fused(unittest.TestCase):
@@ -236,6 +265,8 @@ class Scheduling(unittest.TestCase):
         slots = [libattn.context_parallel_slots(range(37), [3, 1], 16, rank, 2, 4) for rank in range(2)]
         self.assertEqual([sum(s >= 0 for s in each) for each in slots], lengths)
         self.assertTrue(all((a < 0) != (b < 0) for a, b in zip(*slots)))
+        with self.assertRaisesRegex(ValueError, "position 64; 2 blocks on each of 2 ranks hold 64"):
+            libattn.context_parallel_slots([64], [3, 1], 16, 0, 2, 4)
         struct = libattn.ContextParallel(decode=64, interleave=4, all_to_all=True).to_struct()
         self.assertEqual((struct.decode, struct.prefill, struct.interleave, struct.reduce), (64, None, 4, 1))
         batch = extensions.context_parallel_batch(torch.tensor([5], dtype=torch.int32), max_local_seq_len=9)

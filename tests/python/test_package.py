@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runtime, selection, binding and steps through the package, held against attention as it is defined."""
+import contextlib
 import ctypes
 import gc
 import os
@@ -131,6 +132,19 @@ class Tensors(unittest.TestCase):
         source = np.zeros(4, np.float32)
         source.flags.writeable = False
         self.assertEqual(libattn.Tensor(source).data, source.ctypes.data)
+        model, layer = bound_layer(libattn.LayerDesc("e", HQ, HQ, D, kind="encoder_only"), "cpu_ref")
+        plan = planned(model, libattn.Batch([0, 3]))
+        rows, out = np.ones((3, HQ, D), np.float32), np.zeros((3, HQ, D), np.float32)
+        for given, error in ((rows, None), (out, "out: .*read-only")):
+            given.flags.writeable = False
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, error) if error else contextlib.nullcontext():
+                plan.run(layer, rows, rows, rows, out)
+        self.assertTrue((out == 0).sum() == 0, "written while that was allowed, and not again")
+        memory = np.zeros(1 << 16, np.uint8)
+        memory.flags.writeable = False
+        model, layer = bound_layer(libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK), "cpu_ref", 1)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "memory: .*read-only"):
+            layer.bind_kv(memory, 1)
 
     def test_wrong_dtype_names_the_tensor(self) -> None:
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "slot_mapping.*int32.*int64"):

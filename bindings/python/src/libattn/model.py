@@ -16,9 +16,10 @@ from .extensions import gdn_state
 from .handles import Handle, Owned
 from .layers import code_of
 from .step import Plan
-from .tensors import Tensor, as_tensor
+from .tensors import Tensor, as_tensor, as_writable
 
 if TYPE_CHECKING:
+    from .layers import LayerDesc
     from .runtime import Runtime
     from .selection import Assignment
 
@@ -72,7 +73,7 @@ class KvView:
 def view_of(tensor: Any) -> tuple[attn_kv_view, list[Tensor]]:
     """``struct attn_kv_view`` of a strided tensor or a `KvView`, and its owners."""
     given = tensor if isinstance(tensor, KvView) else KvView(tensor)
-    t = as_tensor(given.data)
+    t = as_writable("view", given.data)
     if len(t.shape) not in (4, 5) or (t.strides[-1] != 1 and t.shape[-1] != 1):
         raise make(Status.INVALID_ARGUMENT, "view", f"{t} with strides {t.strides}; [block, slot, head, dim] with a "
                    "contiguous last dimension is needed")
@@ -84,7 +85,7 @@ def view_of(tensor: Any) -> tuple[attn_kv_view, list[Tensor]]:
     if len(t.shape) == 5:
         view.pack, view.stride_pack = t.shape[4], t.strides[3] * size
     if given.scale is not None:
-        s = as_tensor(given.scale)
+        s = as_writable("scale", given.scale)
         if s.shape[:3] != t.shape[:3] or len(s.shape) > 4 or (len(s.shape) == 4 and s.strides[3] != 1):
             raise make(Status.INVALID_ARGUMENT, "scale", f"{s} with strides {s.strides}; {list(t.shape[:3])}, or a "
                        "contiguous fourth dimension, is needed")
@@ -97,10 +98,11 @@ def view_of(tensor: Any) -> tuple[attn_kv_view, list[Tensor]]:
 class Layer:
     """One layer of a `Model`; lives as long as it."""
 
-    def __init__(self, model: Model, index: int, name: str) -> None:
+    def __init__(self, model: Model, index: int, desc: LayerDesc) -> None:
         self.model = model
         self.index = index
-        self.name = name
+        self.name = desc.name
+        self.num_q_heads = desc.num_q_heads
         self.api = model.api
         self._pointer = self.api.model_layer(model.handle, index)
         self._memory: tuple[Any, ...] = ()
@@ -136,7 +138,7 @@ class Layer:
         num_blocks : int
             How many blocks it holds.
         """
-        t, spec = as_tensor(memory), self.kv_spec
+        t, spec = as_writable("memory", memory), self.kv_spec
         latent = spec.kind in (KvSpecKind.MLA, KvSpecKind.SLIDING_WINDOW_MLA)
         needed = num_blocks * spec.padded_page_bytes
         if not t.is_contiguous() or t.nbytes < needed:
@@ -184,7 +186,7 @@ class Layer:
         kept: list[Any] = []
         for name, value in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
             if value is not None:
-                setattr(params, name, self._floats(name, value, kept))
+                setattr(params, name, self._floats(name, value, kept, self.num_q_heads))
         for name, value in (("sink_k", sink_k), ("sink_v", sink_v)):
             if value is not None:
                 kept.append(as_tensor(value))
@@ -202,10 +204,10 @@ class Layer:
         self._params = (params, *kept)
 
     @staticmethod
-    def _floats(name: str, value: Any, kept: list[Any]) -> int:
+    def _floats(name: str, value: Any, kept: list[Any], count: int = 1) -> int:
         t = as_tensor(value)
-        if t.dtype != "f32" or not t.is_contiguous():
-            raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous float32 is needed")
+        if t.dtype != "f32" or not t.is_contiguous() or math.prod(t.shape) < count:
+            raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous float32 of {count} or more is needed")
         kept.append(t)
         return t.data
 
@@ -228,7 +230,7 @@ class Model(Owned):
         self.api.check(self.api.model_create(runtime.handle, assignment.handle, None, byref(created),
                                              self.api.error_ref()))
         self.owner = Handle("model", created.value, self.api.model_destroy, runtime.owner)
-        self.layers = [Layer(self, i, name) for i, name in enumerate(assignment.names)]
+        self.layers = [Layer(self, i, desc) for i, desc in enumerate(assignment.layers)]
 
     @property
     def groups(self) -> list[list[int]]:
@@ -256,7 +258,9 @@ class Model(Owned):
         """
         memory = None
         if other is not None:
-            memory = (attn_block_memory * len(other))(*(attn_block_memory(base=as_tensor(t).data) for t in other))
+            held = [as_tensor(t) if kind == "host_to_device" else as_writable("other", t) for t in other]
+            self._check_other(group, held, 1 + max((pair[kind != "host_to_device"] for pair in pairs), default=-1))
+            memory = (attn_block_memory * max(1, len(held)))(*(attn_block_memory(base=t.data) for t in held))
         flat = (c_int64 * max(2, 2 * len(pairs)))(*(block for pair in pairs for block in pair))
         transfer = attn_block_transfer(struct_size=sizeof(attn_block_transfer), group=group,
                                        kind=code_of("kind", kind, CopyKind),
@@ -264,6 +268,17 @@ class Model(Owned):
                                        other_bytes=0 if memory is None else sizeof(attn_block_memory),
                                        pairs=ctypes.addressof(flat), num_pairs=len(pairs), stream=stream)
         self.api.check(self.api.copy_blocks(self.handle, byref(transfer), self.api.error_ref()))
+
+    def _check_other(self, group: int, held: Sequence[Tensor], blocks: int) -> None:
+        """Refuse other memory that is not one tensor of so many blocks for each layer of the group."""
+        layers = self.groups[group] if 0 <= group < len(self.groups) else []
+        if layers and len(held) != len(layers):
+            raise make(Status.INVALID_ARGUMENT, "other", f"{len(held)} tensors; the group has {len(layers)} layers")
+        for index, t in zip(layers, held):
+            needed = blocks * self.layers[index].kv_spec.padded_page_bytes
+            if t.nbytes < needed or not t.is_contiguous():
+                raise make(Status.INVALID_ARGUMENT, "other", f"{t} for layer '{self.layers[index].name}'; contiguous "
+                           f"memory of {blocks} blocks, {needed} bytes, is needed")
 
     def plan(self, group: int = 0, **limits: Any) -> Plan:
         """A plan for one block-table group; see `Plan` for the limits. Caches must be bound before."""

@@ -199,7 +199,7 @@ class Runtime(Owned):
         handle = c_void_p()
         self.api.check(self.api.select(self.handle, byref(options), pointers, len(kept), byref(handle),
                                        self.api.error_ref()))
-        return Assignment(self, handle, [layer.name for layer in layers])
+        return Assignment(self, handle, layers)
 
     def bind(self, assignment: Assignment) -> Model:
         """Create the layers of an assignment; loads what the backends need."""

@@ -48,6 +48,10 @@ def context_parallel_slots(positions: Sequence[int], block_row: Sequence[int], b
                            world_size: int, interleave: int = 1, library: Library | None = None) -> list[int]:
     """Slots of positions of one request; -1 where the token is another rank's."""
     api = library or open_library()
+    span = block_size * world_size
+    if span > 0 and max(positions, default=-1) // span >= len(block_row):
+        raise ValueError(f"context_parallel_slots: position {max(positions)}; {len(block_row)} blocks on each of {world_size} "
+                         f"ranks hold {len(block_row) * span}")
     at, row, slots = _array(c_int64, positions), _array(c_int32, block_row), (c_int64 * max(1, len(positions)))()
     api.check(api.context_parallel_slots(addressof(at), len(positions), addressof(row), block_size, rank, world_size,
                                          interleave, addressof(slots), api.error_ref()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import byref, c_int32, c_size_t, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from .errors import make
 from .handles import Handle, Owned
 
 if TYPE_CHECKING:
+    from .layers import LayerDesc
     from .runtime import Runtime
 
 _VERDICTS = {code: code.name.lower() for code in VerdictCode}
@@ -69,9 +71,9 @@ def _phase(phase: str | int) -> int:
 class Assignment(Owned):
     """Immutable; made by `Runtime.select`."""
 
-    def __init__(self, runtime: Runtime, handle: c_void_p, names: list[str]) -> None:
+    def __init__(self, runtime: Runtime, handle: c_void_p, layers: Sequence[LayerDesc]) -> None:
         self.runtime = runtime
-        self.names = names
+        self.layers = tuple(layers)
         self.owner = Handle("assignment", handle.value, runtime.api.assignment_destroy, runtime.owner)
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import math
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_void_p, sizeof
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from ._declarations import (ATTN_RUN_NO_ATTEND, ATTN_RUN_NO_WRITE, BatchMode, Pl
 from .errors import make
 from .handles import Handle, Owned
 from .layers import code_of
-from .tensors import Rows, Tensor, as_tensor
+from .tensors import Rows, Tensor, as_tensor, as_writable
 
 if TYPE_CHECKING:
     from .model import Layer, Model
@@ -26,17 +27,21 @@ NO_WRITE, NO_ATTEND = ATTN_RUN_NO_WRITE, ATTN_RUN_NO_ATTEND
 _TYPECODES = {"int32": "i", "int64": "q", "uint8": "B"}
 
 
-def _integers(name: str, value: Any, dtype: str, kept: list[Any]) -> int:
-    """Address of contiguous integers: a tensor as it is, a sequence as a copy."""
+def _integers(name: str, value: Any, dtype: str, kept: list[Any], count: int = 0) -> int:
+    """Address of `count` contiguous integers or more: a tensor as it is, a sequence as a copy."""
     if hasattr(value, "__dlpack__") or isinstance(value, Tensor):
         t = as_tensor(value)
         if t.dtype != dtype or not t.is_contiguous():
             raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous {dtype} is needed")
         kept.append(t)
-        return t.data
-    copy = array.array(_TYPECODES[dtype], value)
-    kept.append(copy)
-    return copy.buffer_info()[0]
+        address, given = t.data, math.prod(t.shape)
+    else:
+        copy = array.array(_TYPECODES[dtype], value)
+        kept.append(copy)
+        address, given = copy.buffer_info()
+    if given < count:
+        raise make(Status.INVALID_ARGUMENT, name, f"{given} numbers; the batch needs {count}")
+    return address
 
 
 class Batch:
@@ -90,27 +95,30 @@ class Batch:
         self._kept: list[Any] = list(extensions)
         starts = query_start_loc if query_start_loc_host is None else query_start_loc_host
         host = starts.tolist() if hasattr(starts, "tolist") else list(starts)
-        rows = host[-1]
+        if not host:
+            raise make(Status.INVALID_ARGUMENT, "query_start_loc", "no number; one more than requests is needed")
+        rows, reqs = host[-1], len(host) - 1
         self.struct = attn_batch(struct_size=sizeof(attn_batch), mode=code_of("mode", mode, BatchMode), flags=flags,
-                                 num_reqs=len(host) - 1, num_tokens=rows if num_tokens is None else num_tokens,
+                                 num_reqs=reqs, num_tokens=rows if num_tokens is None else num_tokens,
                                  num_actual_tokens=rows if num_actual_tokens is None else num_actual_tokens,
                                  max_query_len=max_query_len, max_seq_len=max_seq_len,
                                  max_encoder_seq_len=max_encoder_seq_len,
                                  causal=0 if causal is None else 1 if causal else 2,
                                  common_prefix_len=common_prefix_len)
-        self._pair("query_start_loc", query_start_loc, host)
-        self._pair("seq_lens", seq_lens, seq_lens_host)
-        self._pair("key_start_loc", key_start_loc, key_start_loc_host)
-        self._pair("encoder_seq_lens", encoder_seq_lens, encoder_seq_lens_host)
+        self._pair("query_start_loc", query_start_loc, host, reqs + 1)
+        self._pair("seq_lens", seq_lens, seq_lens_host, reqs)
+        self._pair("key_start_loc", key_start_loc, key_start_loc_host, reqs + 1)
+        self._pair("encoder_seq_lens", encoder_seq_lens, encoder_seq_lens_host, reqs)
         if block_table is not None:
             self._table(block_table)
         if block_table_row is not None:
-            self.struct.block_table_row = _integers("block_table_row", block_table_row, "int32", self._kept)
+            self.struct.block_table_row = _integers("block_table_row", block_table_row, "int32", self._kept, reqs)
         if slot_mapping is not None:
             self.struct.slot_mapping = _integers("slot_mapping", slot_mapping, "int64", self._kept)
             self.struct.num_slots = len(slot_mapping)
         if causal_per_request is not None:
-            self.struct.causal_per_request = _integers("causal_per_request", causal_per_request, "uint8", self._kept)
+            self.struct.causal_per_request = _integers("causal_per_request", causal_per_request, "uint8", self._kept,
+                                                       reqs)
         if logits_indices is not None:
             self.struct.logits_indices = _integers("logits_indices", logits_indices, "int32", self._kept)
             self.struct.num_logits_indices = len(logits_indices)
@@ -123,14 +131,14 @@ class Batch:
             self.struct.next = ctypes.addressof(ext)
         self.pointer = ctypes.addressof(self.struct)
 
-    def _pair(self, name: str, value: Any | None, host: Any | None) -> None:
+    def _pair(self, name: str, value: Any | None, host: Any | None, count: int) -> None:
         """A device array and its host copy; on a CPU they are one."""
         if value is None:
             return
-        setattr(self.struct, name, _integers(name, value, "int32", self._kept))
+        setattr(self.struct, name, _integers(name, value, "int32", self._kept, count))
         last = self._kept[-1]
         if host is not None:
-            setattr(self.struct, f"{name}_host", _integers(f"{name}_host", host, "int32", self._kept))
+            setattr(self.struct, f"{name}_host", _integers(f"{name}_host", host, "int32", self._kept, count))
         elif not isinstance(last, Tensor) or last.device[0] == "cpu":
             setattr(self.struct, f"{name}_host", getattr(self.struct, name))
 
@@ -160,8 +168,8 @@ class Batch:
             for request in spans:
                 starts.append(starts[-1] + len(request))
             self.struct.num_spans = starts[-1]
-        self.struct.spans = _integers("spans", flat, "int32", self._kept)
-        self.struct.span_start_loc = _integers("span_start_loc", starts, "int32", self._kept)
+        self.struct.spans = _integers("spans", flat, "int32", self._kept, 2 * self.struct.num_spans)
+        self.struct.span_start_loc = _integers("span_start_loc", starts, "int32", self._kept, self.struct.num_reqs + 1)
 
     def _tree(self, tree: Any) -> None:
         t = as_tensor(tree)
@@ -238,7 +246,7 @@ class Plan(Owned):
 
     def bind_workspace(self, memory: Any) -> None:
         """Hand the workspace in; borrowed for the plan's life."""
-        t = as_tensor(memory)
+        t = as_writable("workspace", memory)
         workspace = attn_workspace(struct_size=sizeof(attn_workspace), memory=t.data, bytes=t.nbytes)
         self.api.check(self.api.plan_bind_workspace(self.handle, byref(workspace), self.api.error_ref()))
         self._workspace = t
@@ -285,6 +293,9 @@ class Plan(Owned):
         """
         io = self._io
         kept = [None if t is None else t if isinstance(t, (Tensor, Rows)) else Tensor(t) for t in (q, k, v, out, lse)]
+        for name, t in (("out", kept[3]), ("lse", kept[4])):
+            if isinstance(t, Tensor) and t.read_only:
+                as_writable(name, t)
         io.q, io.k, io.v, io.out, io.lse = [None if t is None else t.pointer for t in kept]
         io.stream, io.flags, io.next = stream_handle(stream), flags, None
         for ext in reversed(extensions):

@@ -24,6 +24,8 @@ class _ManagedVersioned(Structure):
                 ("flags", c_uint64), ("dl_tensor", attn_tensor)]
 
 
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
@@ -52,7 +54,7 @@ class Tensor:
         the stream that is passed to the step.
     """
 
-    __slots__ = ("_capsule", "_struct", "shape", "strides", "pointer")
+    __slots__ = ("_capsule", "_struct", "shape", "strides", "pointer", "read_only")
 
     def __init__(self, source: Any) -> None:
         device_type = source.__dlpack_device__()[0]
@@ -63,10 +65,11 @@ class Tensor:
             self._capsule = source.__dlpack__(**keywords)
         if _is_valid(self._capsule, b"dltensor_versioned"):
             address = _get_pointer(self._capsule, b"dltensor_versioned")
-            self._struct = ctypes.cast(address, POINTER(_ManagedVersioned)).contents.dl_tensor
+            managed = ctypes.cast(address, POINTER(_ManagedVersioned)).contents
+            self._struct, self.read_only = managed.dl_tensor, bool(managed.flags & _READ_ONLY)
         elif _is_valid(self._capsule, b"dltensor"):
             address = _get_pointer(self._capsule, b"dltensor")
-            self._struct = ctypes.cast(address, POINTER(_Managed)).contents.dl_tensor
+            self._struct, self.read_only = ctypes.cast(address, POINTER(_Managed)).contents.dl_tensor, False
         else:
             raise make(Status.INVALID_ARGUMENT, "tensor", f"{type(source).__name__}.__dlpack__ gave no DLPack capsule")
         self._describe()
@@ -135,6 +138,14 @@ class Tensor:
 def as_tensor(source: Any) -> Tensor:
     """A `Tensor` of anything that speaks DLPack; a `Tensor` is taken as it is."""
     return source if isinstance(source, Tensor) else Tensor(source)
+
+
+def as_writable(name: str, source: Any) -> Tensor:
+    """`as_tensor` of what the library writes; memory that may not be written, such as a file's mapping, is refused."""
+    t = as_tensor(source)
+    if t.read_only:
+        raise make(Status.INVALID_ARGUMENT, name, f"{t} is read-only; memory that may be written is needed")
+    return t
 
 
 class Rows:
