@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bound layers outlive the tensors of a call: what is known by an address must not meet another tensor there."""
 import unittest
+import unittest.mock
+from typing import Any
 
 import torch
 
@@ -37,6 +39,19 @@ class Parameters(unittest.TestCase):
                 for value in (0.0, 5.0, -3.0):
                     sinks.data.fill_(value)
                     self.assertLess(attended(sinks.detach()), 2e-5, (backend, dtype, value))
+
+
+class Configured(unittest.TestCase):
+    def test_by_another_thread_while_a_layer_is_bound(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        select = libattn.Runtime.select
+
+        def interrupted(*args: Any, **kwargs: Any) -> Any:
+            libattn.torch.configure(ignore_environment=True)
+            return select(*args, **kwargs)
+
+        with unittest.mock.patch.object(libattn.Runtime, "select", interrupted):
+            self.assertLess(attended(torch.zeros(HEADS)), 2e-5)
 
 
 class Pages(unittest.TestCase):

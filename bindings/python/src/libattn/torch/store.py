@@ -298,9 +298,10 @@ class Store:
     def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
               params: Sequence[Params], workspace: Workspace | None = None) -> Bound:
         descs = [replace(desc, name=f"layers.{i}") for i, desc in enumerate(descs)]
-        assignment = self.runtime.select(descs, device=(self._device_name(device), device.index or 0),
-                                         backend=f"prefill={prefill};decode={decode}")
-        model = self.runtime.bind(assignment)
+        runtime = self.runtime  # one, whatever other threads configure meanwhile
+        assignment = runtime.select(descs, device=(self._device_name(device), device.index or 0),
+                                    backend=f"prefill={prefill};decode={decode}")
+        model = runtime.bind(assignment)
         kept: list[Any] = []
         converted: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for layer, pairs in zip(model.layers, params):
