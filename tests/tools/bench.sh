@@ -53,6 +53,12 @@ expect 2 'is not one of auto, f16' "$bench" --kv-dtype no
 expect 2 'whole number from 1' "$bench" --threads 0
 expect 2 'neither .svg nor .png' "$bench" --plot curve.txt
 expect 1 "no backend is named 'cpu_rfe'" "$bench" --backend cpu_rfe
+# What a refused plugin says is for its own name, not for a part of it or of its path.
+: >"$folder/attn_refused.so"
+expect 1 'is not an ELF file' env ATTN_PLUGIN_PATH="$folder/attn_refused.so" "$bench" --backend refused@fast
+for name in fused refuse attn_ ''; do
+    expect 1 "no backend is named '$name'" env ATTN_PLUGIN_PATH="$folder/attn_refused.so" "$bench" --backend "$name"
+done
 
 # The promised document, on every kind of shape that the reference serves.
 "$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny --shape prefill:s=16,hq=4,hkv=2,d=64,window=8,sinks=1 \

@@ -3,35 +3,43 @@
 # attn-run verifies models on cpu_ref; long windows are shortened here, and MLA and GDN come in models.sh.
 set -eu
 models=$1 run=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
 for model in llama-3.1-8b gemma-2-9b gemma-3-27b gpt-oss-20b mixtral-8x7b bloom-7b1 llama-4-scout whisper-large-v3 \
     qwen2.5-vl-7b all-minilm-l6-v2; do
     echo "== $model"
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$models/$model.json" --layers 2 --steps 3 --scale 0.1 --verify
 done
 "$run" --model "$models/llama-3.1-8b.json" --layers 1 --json --verify | grep -q '"verified":[[:space:]]*true'
-printf '[{"prompt": 5, "output": 3}, {"arrival": 1, "prompt": 40, "output": 2, "preempt_at": 2}]' >requests.json
-ATTN_BACKEND=cpu_ref "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 6 --requests requests.json --verify
+printf '[{"prompt": 5, "output": 3}, {"arrival": 1, "prompt": 40, "output": 2, "preempt_at": 2}]' >"$folder/requests.json"
+ATTN_BACKEND=cpu_ref "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 6 --requests "$folder/requests.json" --verify
 # MLA and GDN with a shared prefix, a late request and one that is swapped out and in.
-printf '[{"prompt": 70, "output": 6}, {"arrival": 1, "prompt": 1, "output": 5, "preempt_at": 2}' >requests.json
-printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "preempt_at": 4}]' >>requests.json
+printf '[{"prompt": 70, "output": 6}, {"arrival": 1, "prompt": 1, "output": 5, "preempt_at": 2}' >"$folder/requests.json"
+printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "preempt_at": 4}]' >>"$folder/requests.json"
 for model in deepseek-v3 qwen3-next-80b-a3b; do
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$models/$model.json" --layers 1 --steps 7 \
-        --requests requests.json --verify
+        --requests "$folder/requests.json" --verify
 done
 # A prefix that nine requests share, so that a cascade pays; one leaves its blocks and comes back to others.
-printf '[{"prompt": 300, "output": 6}' >requests.json
+printf '[{"prompt": 300, "output": 6}' >"$folder/requests.json"
 for prompt in 289 290 300 310 330 352 353; do
-    printf ', {"arrival": 2, "prompt": %s, "output": 4, "shares": 0, "shared": 288}' $prompt >>requests.json
+    printf ', {"arrival": 2, "prompt": %s, "output": 4, "shares": 0, "shared": 288}' $prompt >>"$folder/requests.json"
 done
-printf ', {"arrival": 2, "prompt": 320, "output": 9, "shares": 0, "shared": 272, "preempt_at": 4}]' >>requests.json
+printf ', {"arrival": 2, "prompt": 320, "output": 9, "shares": 0, "shared": 272, "preempt_at": 4}]' >>"$folder/requests.json"
 for model in llama-3.1-8b gpt-oss-20b; do
-    "$run" --model "$models/$model.json" --layers 2 --steps 8 --requests requests.json --verify
+    "$run" --model "$models/$model.json" --layers 2 --steps 8 --requests "$folder/requests.json" --verify
 done
-printf '[{"prompt": 5}, {"prompt": 9, "shares": 0, "shared": 6}]' >requests.json
+printf '[{"prompt": 5}, {"prompt": 9, "shares": 0, "shared": 6}]' >"$folder/requests.json"
 status=0
-"$run" --model "$models/llama-3.1-8b.json" --layers 1 --requests requests.json 2>/dev/null || status=$?
+"$run" --model "$models/llama-3.1-8b.json" --layers 1 --requests "$folder/requests.json" 2>/dev/null || status=$?
 [ $status -eq 1 ]
-rm requests.json
+for wrong in '[{"prompt": 5}, 7]' '[{"promt": 5}]'; do # not a default in its place
+    printf '%s' "$wrong" >"$folder/requests.json"
+    status=0
+    "$run" --model "$models/llama-3.1-8b.json" --layers 1 --requests "$folder/requests.json" 2>"$folder/found" || status=$?
+    [ $status -eq 1 ]
+    grep -q 'is no JSON object\|promt: is no field' "$folder/found"
+done
 status=0
 "$run" --model "$models/llama-3.1-8b.json" --steps none 2>/dev/null || status=$?
 [ $status -eq 2 ]
@@ -41,15 +49,15 @@ data=$models/../tests/data
 for recording in minilm smollm2; do
     ATTN_BACKEND=cpu_ref "$run" --qkv "$data/$recording/attention.safetensors" --verify
     # One wrong float among the recorded ones has to be seen.
-    cp "$data/$recording/attention.safetensors" cut.safetensors
-    printf '\000\000\200\077' | dd of=cut.safetensors bs=1 seek=1000000 conv=notrunc status=none
+    cp "$data/$recording/attention.safetensors" "$folder/cut.safetensors"
+    printf '\000\000\200\077' | dd of="$folder/cut.safetensors" bs=1 seek=1000000 conv=notrunc status=none
     status=0
-    ATTN_BACKEND=cpu_ref "$run" --qkv cut.safetensors --verify || status=$?
+    ATTN_BACKEND=cpu_ref "$run" --qkv "$folder/cut.safetensors" --verify || status=$?
     [ $status -eq 1 ]
 done
-head -c 1000 "$data/minilm/attention.safetensors" >cut.safetensors
+head -c 1000 "$data/minilm/attention.safetensors" >"$folder/cut.safetensors"
 status=0
-"$run" --qkv cut.safetensors --verify 2>/dev/null || status=$?
+"$run" --qkv "$folder/cut.safetensors" --verify 2>/dev/null || status=$?
 [ $status -eq 1 ]
 
 # A recording of one encoder layer in which k has the shape that is named: q is [4, 2, 8].
@@ -70,15 +78,14 @@ record() {
         printf %s "$header"
         printf '\000\000\000\000\004\000\000\000'
         head -c $((at - 8)) /dev/zero
-    } >cut.safetensors
+    } >"$folder/cut.safetensors"
 }
 record 4 1 8
-ATTN_BACKEND=cpu_ref "$run" --qkv cut.safetensors --verify
+ATTN_BACKEND=cpu_ref "$run" --qkv "$folder/cut.safetensors" --verify
 for shape in "3 2 8" "1 1 8" "4 2 4" "4 1 64"; do
     record $shape
     status=0
-    ATTN_BACKEND=cpu_ref "$run" --qkv cut.safetensors --verify 2>found || status=$?
+    ATTN_BACKEND=cpu_ref "$run" --qkv "$folder/cut.safetensors" --verify 2>"$folder/found" || status=$?
     [ $status -eq 1 ]
-    grep -q 'layer.0.k: layer.0.k is \[' found
+    grep -q 'layer.0.k: layer.0.k is \[' "$folder/found"
 done
-rm cut.safetensors found

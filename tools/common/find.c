@@ -12,6 +12,15 @@ bool backend_is_named(const struct attn_backend_caps *caps, const char *name)
             (name[length] == '@' && strcmp(name + length + 1, caps->variant) == 0));
 }
 
+/* Whether `file` is attn_NAME.so, where `name` is NAME or NAME@VARIANT. */
+static bool file_is_named(const char *file, const char *name)
+{
+    const char *slash = strrchr(file, '/'), *base = slash != NULL ? slash + 1 : file;
+    size_t length = strcspn(name, "@");
+    return length > 0 && strncmp(base, "attn_", 5) == 0 && strncmp(base + 5, name, length) == 0 &&
+           strcmp(base + 5 + length, ".so") == 0;
+}
+
 int32_t backend_find(const struct attn_api *api, const attn_runtime *runtime, const char *name,
                      struct attn_error *error)
 {
@@ -28,7 +37,7 @@ int32_t backend_find(const struct attn_api *api, const attn_runtime *runtime, co
     for (int32_t i = 0; i < api->plugin_count(runtime); i++) {
         struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
         if (api->plugin_info(runtime, i, &plugin) == ATTN_OK && plugin.status != ATTN_OK &&
-            (strcmp(plugin.name, name) == 0 || strstr(plugin.file, name) != NULL)) {
+            file_is_named(plugin.file, name)) {
             error->status = plugin.status;
             snprintf(error->field, sizeof error->field, "%s", plugin.file);
             snprintf(error->message, sizeof error->message, "%s", plugin.reason);

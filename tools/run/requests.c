@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine.h"
 
@@ -76,6 +77,29 @@ static void check_sharing(struct run_engine *engine, int32_t index)
     }
 }
 
+/* A misspelt field would be a default that nobody asked for. */
+static void check_names(struct run_engine *engine, const cJSON *item)
+{
+    static const char *const known[] = {"arrival", "prompt", "output", "preempt_at",
+                                        "encoder", "shares", "shared"};
+    const cJSON *field;
+    if (!cJSON_IsObject(item)) {
+        engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, engine->settings->requests,
+                    "has an element that is no JSON object");
+    }
+    cJSON_ArrayForEach(field, item)
+    {
+        size_t i = 0;
+        while (i < sizeof known / sizeof *known && strcmp(known[i], field->string) != 0) {
+            i++;
+        }
+        if (i == sizeof known / sizeof *known) {
+            engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, field->string,
+                        "is no field of a request; --help lists them");
+        }
+    }
+}
+
 static void read_list(struct run_engine *engine, const cJSON *root)
 {
     const cJSON *item;
@@ -85,6 +109,7 @@ static void read_list(struct run_engine *engine, const cJSON *root)
             engine_fail(engine, ATTN_ERROR_LIMIT, "requests", "more than 64 requests");
             return;
         }
+        check_names(engine, item);
         struct request *request = &engine->requests[engine->num_requests++];
         request->arrival = field(engine, item, "arrival", 0, 0);
         request->prompt = field(engine, item, "prompt", 1, 1);
