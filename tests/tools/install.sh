@@ -5,6 +5,7 @@
 set -eu
 models=$1 build=$2
 root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
 
 DESTDIR=$root meson install -C "$build" --no-rebuild >/dev/null
 prefix=$root$(meson introspect "$build" --buildoptions | sed -n 's/.*"name": "prefix", "value": "\([^"]*\)".*/\1/p')
@@ -24,17 +25,17 @@ for page in engine writing-a-backend semantics features abi; do
 done
 
 # Moved as a whole: nothing may point back at the build tree.
-"$prefix/bin/attn-info" --json >info.json
-grep -q "\"file\":[[:space:]]*\"$plugins/attn_cpu_ref.so\"" info.json
-if grep -q "$build" info.json; then
+"$prefix/bin/attn-info" --json >"$root/info.json"
+grep -q "\"file\":[[:space:]]*\"$plugins/attn_cpu_ref.so\"" "$root/info.json"
+if grep -q "$build" "$root/info.json"; then
     echo "an installed tool looks into the build tree"
     exit 1
 fi
 "$prefix/bin/attn-run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --verify
 
 export PKG_CONFIG_PATH="$(dirname "$pc")" PKG_CONFIG_SYSROOT_DIR="$root"
-${CC:-cc} -o engine "$models/../examples/engine.c" $(pkg-config --cflags attn) -ldl -lm
-LD_LIBRARY_PATH=$(dirname "$library") ./engine | grep -q 'was served by'
+${CC:-cc} -o "$root/engine" "$models/../examples/engine.c" $(pkg-config --cflags attn) -ldl -lm
+LD_LIBRARY_PATH=$(dirname "$library") "$root/engine" | grep -q 'was served by'
 # A vendor's flags bring headers and no library; the plugin that they build is found.
 [ -z "$(pkg-config --libs attn-plugin | tr -d ' ')" ]
 ${CC:-cc} -shared -fPIC -fvisibility=hidden $(pkg-config --cflags attn-plugin) "$models/../examples/plugin.c" -lm -o "$root/attn_example.so"
@@ -57,4 +58,3 @@ END
         exit 1
     fi
 fi
-rm -rf "$root" engine info.json
