@@ -60,7 +60,8 @@ def layer(**values: Any) -> Any:
     return types.SimpleNamespace(**{
         "tp_q_head_num": HQ, "tp_k_head_num": HK, "tp_v_head_num": HK, "qk_head_dim": D, "v_head_dim": D,
         "scaling": D**-0.5, "layer_id": 5, "logit_cap": 0.0, "sliding_window_size": -1, "is_cross_attention": False,
-        "attn_type": "decoder", "xai_temperature_len": -1, "k_scale_float": None, "v_scale_float": None, **values})
+        "attn_type": "decoder", "xai_temperature_len": -1, "use_irope": False, "pos_encoding_mode": "NONE",
+        "logit_capping_method": "tanh", "k_scale_float": None, "v_scale_float": None, **values})
 
 
 class Interface(unittest.TestCase):
@@ -83,7 +84,7 @@ class Steps(unittest.TestCase):
         adapter.register()
 
     def run_steps(self, backend: str, page: int, pool: Pool | None = None, bound: float = 2e-5, window: int = 0,
-                  stored: Any = lambda x, scale: x, sinks: torch.Tensor | None = None, **values: Any) -> None:
+                  chunk: int = 0, stored: Any = lambda x, scale: x, sinks: torch.Tensor | None = None, **values: Any) -> None:
         """Extend, mixed extend with prefixes, decode with a padding row; each element."""
         libattn.torch.configure(ignore_environment=True, backend=backend)
         generator = torch.Generator().manual_seed(5)
@@ -95,7 +96,8 @@ class Steps(unittest.TestCase):
             mine = blocks[n * (64 // page):(n + 1) * (64 // page)]
             table[row] = (mine[:, None] * page + torch.arange(page)).flatten().int()
         runner = types.SimpleNamespace(req_to_token_pool=types.SimpleNamespace(req_to_token=table),
-                                       token_to_kv_pool=pool, page_size=page, use_mla_backend=False)
+                                       token_to_kv_pool=pool, page_size=page, use_mla_backend=False,
+                                       attention_chunk_size=chunk or None)
         engine = registered["libattn"](runner)
         k_all, v_all = (peaked(3, 64, HK, D, generator=generator) for _ in range(2))
         this = layer(sliding_window_size=window - 1 if window else -1, **values)
@@ -117,8 +119,11 @@ class Steps(unittest.TestCase):
             self.assertEqual(tuple(out.shape), (sum(queries), HQ * D))
             at = 0
             for r, (n, length) in enumerate(zip(queries, lengths)):
+                visible = causal(n, length, window)
+                if chunk:
+                    visible &= torch.arange(length - n, length)[:, None] // chunk == torch.arange(length) // chunk
                 expected, _ = attention(q.view(-1, HQ, D)[at:at + n], stored(k_all[r, :length], 0.5),
-                                        stored(v_all[r, :length], 0.25), D**-0.5, causal(n, length, window),
+                                        stored(v_all[r, :length], 0.25), D**-0.5, visible,
                                         values.get("logit_cap", 0.0), sinks)
                 self.assertLess(worst(out.view(-1, HQ, D)[at:at + n], expected), bound, (backend, page, mode, r))
                 at += n
@@ -134,6 +139,8 @@ class Steps(unittest.TestCase):
         for backend in ("cpu_ref", "cpu_simd"):
             self.run_steps(backend, 1, window=9)
             self.run_steps(backend, 16, logit_cap=4.0)
+            for page in (1, 16):
+                self.run_steps(backend, page, chunk=16, use_irope=True)
             self.run_steps(backend, 16, sinks=torch.linspace(-1, 4, HQ))
 
     def test_fp8_pool(self) -> None:
@@ -156,6 +163,16 @@ class Steps(unittest.TestCase):
             engine.init_cuda_graph_state(max_bs=4, max_num_tokens=4)
         with self.assertRaisesRegex(libattn.UnsupportedError, "spec_info"):
             engine.init_forward_metadata(types.SimpleNamespace(forward_mode=Mode("extend"), spec_info=object()))
+        engine.forward_metadata = object()  # type: ignore[assignment]
+        for field, values in (("attn_type", {"attn_type": "decoder_bidirectional"}),
+                              ("attn_type", {"is_cross_attention": True}),
+                              ("sliding_window_size", {"attn_type": "encoder_only", "sliding_window_size": 4}),
+                              ("pos_encoding_mode", {"pos_encoding_mode": "ALIBI"}),
+                              ("xai_temperature_len", {"xai_temperature_len": 8}),
+                              ("logit_capping_method", {"logit_cap": 3.0, "logit_capping_method": "clip"})):
+            with self.assertRaisesRegex(libattn.UnsupportedError, f"{field}: "):
+                engine.forward_decode(torch.zeros(1, HQ * D), None, None, layer(**values), None)
+        engine.forward_metadata = None
         with self.assertRaises(libattn.OrderError):
             engine.forward_decode(torch.zeros(1, HQ * D), None, None, layer(), None)
 

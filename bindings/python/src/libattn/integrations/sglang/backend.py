@@ -58,6 +58,7 @@ class LibattnBackend(AttentionBackend):
             _refuse("token_to_kv_pool", "a hybrid pool with sliding layers of their own", "one pool for all layers "
                     "(--disable-hybrid-swa-memory)")
         self.page_size = int(getattr(runner, "page_size", 1) or 1)
+        self.chunk_size = int(getattr(runner, "attention_chunk_size", None) or 0)  # Llama 4's layers with `use_irope`
         self.forward_metadata: Step | None = None
 
     # Metadata: both the eager entry and the newer pair.
@@ -120,21 +121,28 @@ class LibattnBackend(AttentionBackend):
 
     def _describe(self, layer: Any, dtype: torch.dtype, kv_dtype: torch.dtype, has_sinks: bool) -> LayerDesc:
         kind = str(getattr(layer.attn_type, "value", layer.attn_type))
-        if layer.is_cross_attention or kind not in ("decoder", "decoder_bidirectional", "encoder_only"):
-            _refuse("attn_type", "cross" if layer.is_cross_attention else kind, "decoder, decoder_bidirectional, "
-                    "encoder_only")
+        # decoder_bidirectional is causal but for an image's tokens, whose places do not come here.
+        if layer.is_cross_attention or kind not in ("decoder", "encoder_only"):
+            _refuse("attn_type", "cross" if layer.is_cross_attention else kind, "decoder, encoder_only")
         if dtype not in DTYPES or kv_dtype not in KV_DTYPES:
             _refuse("dtype", f"{dtype} with a cache of {kv_dtype}", f"{', '.join(map(str, KV_DTYPES))}")
         if getattr(layer, "xai_temperature_len", -1) > 0:
             _refuse("xai_temperature_len", layer.xai_temperature_len, "-1")
+        if layer.pos_encoding_mode != "NONE":
+            _refuse("pos_encoding_mode", layer.pos_encoding_mode, "NONE")
+        if layer.logit_cap and layer.logit_capping_method != "tanh":
+            _refuse("logit_capping_method", layer.logit_capping_method, "tanh")
         # SGLang's window counts the keys before the query's own.
         window = layer.sliding_window_size if layer.sliding_window_size is not None else -1
+        if window > -1 and kind != "decoder":
+            _refuse("sliding_window_size", f"{window} of {kind}", "-1, and windows of decoders")
         scales: dict[str, Any] = {}
         if KV_DTYPES[kv_dtype].startswith("fp8"):
             scales = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"}
         return LayerDesc("layers.0", layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.scaling,
                          "decoder", DTYPES[dtype], KV_DTYPES[kv_dtype], head_size_v=layer.v_head_dim,
-                         causal=kind == "decoder", window=(window, 0) if window > -1 and kind == "decoder" else None,
+                         causal=kind == "decoder", window=(window, 0) if window > -1 else None,
+                         chunk_size=self.chunk_size if layer.use_irope else 0,
                          soft_cap=float(layer.logit_cap or 0.0), has_sinks=has_sinks, block_size=self.page_size,
                          **scales)
 
