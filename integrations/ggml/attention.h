@@ -23,10 +23,10 @@ struct requests {
 };
 
 /* Reads the mask (F16, 0 or minus infinity; NULL: every row sees every key) of `op`, whose stream s
- * has its first key in cell first_cell + s cells_per_stream. False, with the cause in `why`, where
- * the mask is no such set of runs or memory is short. */
-bool requests_read(struct requests *requests, const struct ggml_tensor *op, int64_t first_cell,
-                   int64_t cells_per_stream, const char **why);
+ * has its first key in cell first_cell + s cells_per_stream of num_cells. False, with the cause in
+ * `why`, where the mask is no such set of runs or memory is short. */
+bool requests_read(struct requests *requests, const struct ggml_tensor *op, int64_t num_cells,
+                   int64_t first_cell, int64_t cells_per_stream, const char **why);
 void requests_finish(struct requests *requests);
 
 /* What libattn has for one ggml backend. */

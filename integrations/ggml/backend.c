@@ -25,6 +25,7 @@ struct context {
 
 /* Answers supports_op, from whatever thread asks first; ggml builds its graphs in one. */
 static struct attention *judge;
+static bool judge_wanted; /* once: a library that is not there is reported once */
 
 static const char *get_name(ggml_backend_t backend)
 {
@@ -166,7 +167,10 @@ static bool device_supports_op(ggml_backend_dev_t device, const struct ggml_tens
     case GGML_OP_TRANSPOSE:
         return true;
     case GGML_OP_FLASH_ATTN_EXT:
-        judge = judge != NULL ? judge : attention_create(1);
+        if (!judge_wanted) {
+            judge_wanted = true;
+            judge = attention_create(1);
+        }
         return judge != NULL && attention_serves(judge, op);
     default:
         return false;

@@ -374,17 +374,12 @@ bool attention_run(struct attention *a, const struct ggml_tensor *op)
         key.k = k->data, key.v = v->data, first = 0;
         key.cells = k->ne[1] + (k->ne[3] - 1) * (int64_t)(k->nb[3] / k->nb[1]);
     }
-    if (!requests_read(&a->requests, op, first, (int64_t)(k->nb[3] / k->nb[1]), &why)) {
+    if (!requests_read(&a->requests, op, key.cells, first, (int64_t)(k->nb[3] / k->nb[1]), &why)) {
         fprintf(stderr, "libattn: %s: %s\n", op->name, why);
         return false;
     }
-    key.block_size = key.cells % a->requests.block_size == 0 ? a->requests.block_size : 1;
+    key.block_size = a->requests.block_size;
     key.causal = a->requests.causal;
-    if (key.block_size != a->requests.block_size) {
-        fprintf(stderr, "libattn: %s: %lld cells are no whole blocks\n", op->name,
-                (long long)key.cells);
-        return false;
-    }
     struct layer *layer = find_layer(a, &key);
     if (layer == NULL || run(a, layer, op) != ATTN_OK) {
         fprintf(stderr, "libattn: %s: %s: %s\n", op->name, a->error.field, a->error.message);

@@ -104,7 +104,8 @@ static void widen(struct requests *r)
 }
 
 /* The longest run from row `at` of one stream on that is one request: rows that see one key more
- * each (`growing`), or the same. Returns the row behind it. */
+ * each (`growing`), or the same, of which no request has more than keys. Returns the row behind it.
+ */
 static int64_t add_run(struct requests *r, const struct ggml_tensor *op, int64_t stream, int64_t at,
                        int64_t first_cell, bool growing)
 {
@@ -114,7 +115,7 @@ static int64_t add_run(struct requests *r, const struct ggml_tensor *op, int64_t
     int32_t *cells = begin(r, before, num_keys, first_cell, (int32_t)(stream * num_rows + at));
     int32_t *length = &r->seq_lens[r->count - 1];
     int64_t next = at + 1;
-    for (; next<num_rows && * length> 0; next++) {
+    for (; next<num_rows && * length>(growing ? 0 : next - at); next++) {
         const uint16_t *row = mask_row(mask, stream, next);
         enum step step = compare_rows(before, row, num_keys, &added);
         if (step != (growing ? ONE_MORE : SAME)) {
@@ -129,8 +130,8 @@ static int64_t add_run(struct requests *r, const struct ggml_tensor *op, int64_t
     return next;
 }
 
-bool requests_read(struct requests *r, const struct ggml_tensor *op, int64_t first_cell,
-                   int64_t cells_per_stream, const char **why)
+bool requests_read(struct requests *r, const struct ggml_tensor *op, int64_t num_cells,
+                   int64_t first_cell, int64_t cells_per_stream, const char **why)
 {
     const struct ggml_tensor *q = op->src[0], *k = op->src[1], *mask = op->src[3];
     int64_t rows = q->ne[1], streams = q->ne[3], keys = k->ne[1], added = 0;
@@ -167,6 +168,8 @@ bool requests_read(struct requests *r, const struct ggml_tensor *op, int64_t fir
         }
     }
     r->query_start_loc[r->count] = r->num_rows;
-    widen(r);
+    if (num_cells % WIDE_BLOCK == 0) {
+        widen(r);
+    }
     return true;
 }

@@ -28,6 +28,8 @@ libraries=$work/llama/build/bin
 sh integrations/ggml/build.sh "$llama" "$libraries" "$work/libggml-attn.so"
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -I "$llama/include" -I "$llama/ggml/include" integrations/ggml/generate.c -L"$libraries" -lllama \
     -lggml -lggml-base "-Wl,-rpath,$libraries" -o "$work/generate"
+${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -I "$llama/ggml/include" -I "$llama/ggml/src" integrations/ggml/operators.c -L"$libraries" \
+    -lggml -lggml-base -lggml-cpu -ldl -lm "-Wl,-rpath,$libraries" -o "$work/operators"
 [ -f "$work/f32.gguf" ] || "$work/generate" --float32 "$work/llama/model.gguf" "$work/f32.gguf" >"$work/convert.log" 2>&1
 
 passed=0
@@ -52,6 +54,10 @@ same() { # name, then the arguments of generate: equal tokens, and nothing staye
     passed=$((passed + 1))
     echo "$name: equal"
 }
+for backend in '' cpu_ref; do
+    ATTN_VALIDATE=1 ATTN_BACKEND=$backend ATTN_LIBRARY=$core ATTN_CACHE_DIR='' "$work/operators" "$work/libggml-attn.so" 500 || exit 1
+    passed=$((passed + 1))
+done
 same 'float32 weights, f32 cache, one batch' "$work/f32.gguf" f32 1 32 1
 same 'float32 weights, f16 cache, three batches' "$work/f32.gguf" f16 2 64 14
 ATTN_BACKEND=cpu_ref same 'the same on cpu_ref' "$work/f32.gguf" f16 2 16 2
