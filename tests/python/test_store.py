@@ -54,6 +54,15 @@ class Configured(unittest.TestCase):
             self.assertLess(attended(torch.zeros(HEADS)), 2e-5)
 
 
+class Shapes(unittest.TestCase):
+    def test_of_keys_that_are_not_the_queries(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.zeros(2, 4, 3, 64), torch.zeros(2, 2, 5, 64)
+        for given in ((q, k, k[:, :, :3]), (q, k, k[:, :1]), (q, k[..., :32], k), (q, k[:1], k[:1])):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, r"k: q \[2, 4, 3, 64\], k .*are needed"):
+                libattn.torch.attend(*given, scale=0.125, causal=True)
+
+
 class Pages(unittest.TestCase):
     def test_two_layouts_of_one_memory(self) -> None:
         generator = torch.Generator().manual_seed(4)
