@@ -115,7 +115,10 @@ static int64_t add_run(struct requests *r, const struct ggml_tensor *op, int64_t
     int32_t *cells = begin(r, before, num_keys, first_cell, (int32_t)(stream * num_rows + at));
     int32_t *length = &r->seq_lens[r->count - 1];
     int64_t next = at + 1;
-    for (; next<num_rows && * length>(growing ? 0 : next - at); next++) {
+    for (; next < num_rows; next++) {
+        if (*length <= (growing ? 0 : next - at)) {
+            break;
+        }
         const uint16_t *row = mask_row(mask, stream, next);
         enum step step = compare_rows(before, row, num_keys, &added);
         if (step != (growing ? ONE_MORE : SAME)) {
