@@ -2,6 +2,7 @@
 """Runtime, selection, binding and steps through the package, held against attention as it is defined."""
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import os
 import threading
@@ -73,6 +74,23 @@ class Describing(unittest.TestCase):
             self.runtime.select([libattn.LayerDesc("a", HQ, HK, 60)])
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "kv_dtype.*'fp9'.*fp8_e4m3"):
             self.runtime.select([libattn.LayerDesc("a", HQ, HK, D, kv_dtype="fp9")])
+
+    def test_values_that_a_field_cannot_hold(self) -> None:
+        """ctypes cuts them without a word."""
+        layer = libattn.LayerDesc("a", HQ, HK, D)
+        for change, text in ({"num_q_heads": 2**32 + HQ}, f"num_q_heads: {2**32 + HQ}"), ({"name": "a\0b"}, "name: b'a"):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, text):
+                self.runtime.select([dataclasses.replace(layer, **change)])
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "backend: b'cpu_ref"):
+            self.runtime.select([layer], backend="cpu_ref\0;")
+        found = self.runtime.select([layer])
+        for number in (2**32, -1, 1):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, f"layer: layer {number}; the assignment has 1"):
+                found.choice(number)
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, f"layer: layer {number}; the assignment has 1"):
+                found.verdicts(number)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "phase: 2; allowed are prefill, decode"):
+            found.choice(0, 2)
 
     def test_export_and_import(self) -> None:
         layers = [libattn.LayerDesc(f"layers.{i}", HQ, HK, D) for i in range(3)]

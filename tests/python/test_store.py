@@ -61,6 +61,8 @@ class Shapes(unittest.TestCase):
         for given in ((q, k, k[:, :, :3]), (q, k, k[:, :1]), (q, k[..., :32], k), (q, k[:1], k[:1])):
             with self.assertRaisesRegex(libattn.InvalidArgumentError, r"k: q \[2, 4, 3, 64\], k .*are needed"):
                 libattn.torch.attend(*given, scale=0.125, causal=True)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "attention_mask: torch.int64"):
+            libattn.torch.attend(q, k, k, torch.ones(2, 1, 3, 5).long(), scale=0.125, causal=True)
 
 
 class Pages(unittest.TestCase):

@@ -111,6 +111,7 @@ fi
 if command -v gnuplot >/dev/null; then
     expect 0 '.' "$bench" --backend cpu_ref --threads 1 --plot "$folder/it's.svg" --shape "write:s=16+64,hkv=2,d=64"
     grep -q '</svg>' "$folder/it's.svg" || { echo "no plot was drawn"; failed=1; }
+    expect 1 'nowhere/a.svg: No such file' "$bench" --backend cpu_ref --plot "$folder/nowhere/a.svg"
 fi
 mkdir "$folder/empty"
 ln -s "$(command -v sh)" "$folder/empty/sh"

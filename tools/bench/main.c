@@ -243,7 +243,7 @@ static int run_tool(int argc, char **argv)
     if (code < 0 && options.child != NULL) {
         code = dispatch_child(&options);
     }
-    if (code < 0 && options.plot != NULL && !plot_possible(&error)) {
+    if (code < 0 && options.plot != NULL && !plot_possible(options.plot, &error)) {
         code = fail_with("--plot", &error);
     }
     if (code < 0) {

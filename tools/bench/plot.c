@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plot.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,20 +11,26 @@
 
 #define MAX_SERIES (SHAPE_KIND_COUNT * MAX_BACKENDS)
 
-static attn_status fail(struct attn_error *error, const char *what)
+static attn_status fail(struct attn_error *error, const char *field, const char *what)
 {
-    snprintf(error->field, sizeof error->field, "gnuplot");
+    snprintf(error->field, sizeof error->field, "%s", field);
     snprintf(error->message, sizeof error->message, "%s", what);
     return error->status = ATTN_ERROR_NOT_FOUND;
 }
 
-bool plot_possible(struct attn_error *error)
+bool plot_possible(const char *path, struct attn_error *error)
 {
-    int status = system("command -v gnuplot >/dev/null 2>&1");
-    if (status != 0) {
-        fail(error, "is not installed; --plot needs it (Debian: gnuplot-nox)");
+    if (system("command -v gnuplot >/dev/null 2>&1") != 0) {
+        fail(error, "gnuplot", "is not installed; --plot needs it (Debian: gnuplot-nox)");
+        return false;
     }
-    return status == 0;
+    FILE *file = fopen(path, "ab"); /* gnuplot would draw to its standard output */
+    if (file == NULL) {
+        fail(error, path, strerror(errno));
+        return false;
+    }
+    fclose(file);
+    return true;
 }
 
 /* A string of gnuplot's in single quotes, in which only those are special. */
@@ -114,7 +121,7 @@ attn_status plot_write(const struct report *report, const struct session *sessio
     void (*before)(int) = signal(SIGPIPE, SIG_IGN); /* it may end early; its status tells */
     FILE *pipe = popen("gnuplot", "w");
     if (pipe == NULL) {
-        return fail(error, "cannot be started");
+        return fail(error, "gnuplot", "cannot be started");
     }
     bool svg = strcmp(path + strlen(path) - 4, ".svg") == 0;
     int32_t count = put_data(pipe, report);
@@ -132,7 +139,7 @@ attn_status plot_write(const struct report *report, const struct session *sessio
     int status = pclose(pipe);
     signal(SIGPIPE, before);
     if (count == 0) {
-        return fail(error, "nothing was measured that could be drawn");
+        return fail(error, "gnuplot", "nothing was measured that could be drawn");
     }
-    return status == 0 ? ATTN_OK : fail(error, "failed; what it said stands above");
+    return status == 0 ? ATTN_OK : fail(error, "gnuplot", "failed; what it said stands above");
 }

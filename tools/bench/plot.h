@@ -6,8 +6,8 @@
 
 #include "report.h"
 
-/* Asked before anything is measured. */
-bool plot_possible(struct attn_error *error);
+/* Whether gnuplot is there and the file can be written; asked before anything is measured. */
+bool plot_possible(const char *path, struct attn_error *error);
 attn_status plot_write(const struct report *report, const struct session *session, const char *path,
                        struct attn_error *error);
 

@@ -13,6 +13,7 @@ from ._declarations import (ATTN_VIEW_HND, ATTN_VIEW_LATENT, ATTN_VIEW_NHD, ATTN
                             OutputForm, Rope, ScaleForm, Status, TreeMask, attn_context_parallel, attn_ext,
                             attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
 from .errors import make
+from .structs import filled
 
 #: Fields that are given by name, and their enumerations.
 _CODES: dict[str, type[IntEnum]] = {
@@ -57,7 +58,7 @@ class MlaDesc:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["weight_dtype"] = code_of("weight_dtype", self.weight_dtype, DtypeId)
         values["absorb_in_core"] = int(self.absorb_in_core)
-        return attn_mla_desc(ext=attn_ext(id=ExtId.MLA_DESC, struct_size=sizeof(attn_mla_desc)), **values)
+        return filled(attn_mla_desc, ext=attn_ext(id=ExtId.MLA_DESC, struct_size=sizeof(attn_mla_desc)), **values)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class GdnDesc:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["state_dtype"] = code_of("state_dtype", self.state_dtype, DtypeId)
         values["conv_silu"], values["qk_l2norm"] = int(self.conv_silu), int(self.qk_l2norm)
-        return attn_recurrent_desc(ext=attn_ext(id=ExtId.RECURRENT_DESC, struct_size=sizeof(attn_recurrent_desc)), **values)
+        return filled(attn_recurrent_desc, ext=attn_ext(id=ExtId.RECURRENT_DESC, struct_size=sizeof(attn_recurrent_desc)),
+                      **values)
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ class ContextParallel:
 
     def to_struct(self) -> Structure:
         """``struct attn_context_parallel``."""
-        return attn_context_parallel(
-            ext=attn_ext(id=ExtId.CONTEXT_PARALLEL, struct_size=sizeof(attn_context_parallel)), decode=self.decode,
+        return filled(
+            attn_context_parallel, ext=attn_ext(id=ExtId.CONTEXT_PARALLEL, struct_size=sizeof(attn_context_parallel)), decode=self.decode,
             prefill=self.prefill, interleave=self.interleave, reduce=int(self.all_to_all),
             order=int(self.zigzag))
 
@@ -212,7 +214,7 @@ class LayerDesc:
         values["scale"] = self.scale or size**-0.5
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
-        struct = attn_layer_desc(struct_size=sizeof(attn_layer_desc), **values)
+        struct = filled(attn_layer_desc, struct_size=sizeof(attn_layer_desc), **values)
         kept: list[Any] = []
         for extension in (self.mla, self.gdn, self.context_parallel):
             if extension is not None:

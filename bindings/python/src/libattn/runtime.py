@@ -16,6 +16,7 @@ from .errors import make
 from .handles import Handle, Owned
 from .model import Model
 from .selection import Assignment
+from .structs import filled
 
 if TYPE_CHECKING:
     from .layers import LayerDesc
@@ -114,8 +115,8 @@ class Runtime(Owned):
         if log_level is not None and log_level.upper() not in LogLevel.__members__:
             raise make(Status.INVALID_ARGUMENT, "log_level",
                        f"'{log_level}'; allowed are {', '.join(LogLevel.__members__).lower()}")
-        options = attn_runtime_options(
-            struct_size=sizeof(attn_runtime_options), backend=_encoded(backend), plugin_path=_encoded(plugin_path),
+        options = filled(
+            attn_runtime_options, struct_size=sizeof(attn_runtime_options), backend=_encoded(backend), plugin_path=_encoded(plugin_path),
             cache_dir=_encoded(cache_dir), num_threads=num_threads,
             log_level=0 if log_level is None else 1 + LogLevel[log_level.upper()],
             validate=0 if validate is None else 1 if validate else -1,
@@ -190,8 +191,8 @@ class Runtime(Owned):
         sizes = (c_int32 * max(1, len(block_sizes)))(*block_sizes)
         if device is not None and device[0] not in DEVICE_TYPES:
             raise make(Status.INVALID_ARGUMENT, "device", f"'{device[0]}'; allowed are {', '.join(DEVICE_TYPES)}")
-        options = attn_select_options(
-            struct_size=sizeof(attn_select_options),
+        options = filled(
+            attn_select_options, struct_size=sizeof(attn_select_options),
             device=attn_device(0, 0) if device is None else attn_device(DEVICE_TYPES[device[0]], device[1]),
             backend=_encoded(backend), import_text=_encoded(import_text),
             block_sizes=ctypes.addressof(sizes) if block_sizes else None, num_block_sizes=len(block_sizes),

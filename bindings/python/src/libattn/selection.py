@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ._declarations import Phase, Status, VerdictCode, attn_choice, attn_reason
 from .errors import make
 from .handles import Handle, Owned
+from .layers import LayerDesc, code_of
 
 if TYPE_CHECKING:
-    from .layers import LayerDesc
     from .runtime import Runtime
 
 _VERDICTS = {code: code.name.lower() for code in VerdictCode}
@@ -63,9 +63,10 @@ def _text(value: bytes | None) -> str:
 
 
 def _phase(phase: str | int) -> int:
-    if isinstance(phase, str) and phase.upper() not in Phase.__members__:
-        raise make(Status.INVALID_ARGUMENT, "phase", f"'{phase}'; allowed are prefill, decode")
-    return int(Phase[phase.upper()] if isinstance(phase, str) else phase)
+    number = code_of("phase", phase, Phase)
+    if number not in iter(Phase):
+        raise make(Status.INVALID_ARGUMENT, "phase", f"{phase}; allowed are prefill, decode")
+    return number
 
 
 class Assignment(Owned):
@@ -79,13 +80,16 @@ class Assignment(Owned):
     def __len__(self) -> int:
         return self.runtime.api.assignment_num_layers(self.handle)
 
+    def _place(self, layer: int) -> int:
+        if not 0 <= layer < len(self):  # ctypes would cut it
+            raise make(Status.INVALID_ARGUMENT, "layer", f"layer {layer}; the assignment has {len(self)}")
+        return layer
+
     def choice(self, layer: int, phase: str | int = "prefill") -> Choice:
         """What serves a layer in a phase (``"prefill"`` or ``"decode"``)."""
         c = attn_choice(struct_size=sizeof(attn_choice))
         api = self.runtime.api
-        status = api.assignment_choice(self.handle, layer, _phase(phase), byref(c))
-        if status:
-            raise make(status, "layer", f"layer {layer}; the assignment has {len(self)}")
+        api.check(api.assignment_choice(self.handle, self._place(layer), _phase(phase), byref(c)))
         return Choice(_text(c.name), c.backend, bool(c.forced), _text(c.rule), c.rank, bool(c.measured), c.kv_dtype,
                       c.block_size, c.layout, c.composed, c.graph_level, c.status)
 
@@ -95,9 +99,7 @@ class Assignment(Owned):
         result = []
         for index, backend in enumerate(self.runtime.backends):
             verdict, count = c_int32(), c_int32()
-            status = api.assignment_verdict(self.handle, layer, number, index, byref(verdict), byref(count))
-            if status:
-                raise make(status, "layer", f"layer {layer}; the assignment has {len(self)}")
+            api.check(api.assignment_verdict(self.handle, self._place(layer), number, index, byref(verdict), byref(count)))
             reasons = []
             for i in range(count.value):
                 r = attn_reason(struct_size=sizeof(attn_reason))

@@ -39,6 +39,8 @@ def visible_of(mask: torch.Tensor, batch: int, queries: int, keys: int) -> np.nd
     mask = mask[:, 0, :, :keys]
     if mask.dtype == torch.bool:
         seen = mask
+    elif not mask.dtype.is_floating_point:
+        raise make(Status.INVALID_ARGUMENT, "attention_mask", f"{mask.dtype}; a boolean or additive mask is needed")
     else:
         seen = mask == 0
         hidden = mask <= torch.finfo(mask.dtype).min / 2
