@@ -172,6 +172,10 @@ static void softmax_once(int32_t rows, bool first, bool scaled, float growth)
         scores,    rows, whole ? 0 : begin, whole ? TILE_KEYS : end, low, high, 1.44f,
         reference, sum,  rescale,           scaled ? scale : NULL};
     double before_sum[MOST_ROWS], before[MOST_ROWS];
+    /* those of AVX512_BF16 let a probability grow to 2^16, all others to 2^8 */
+    const bool grows = engine == variant->bf16 && (strcmp(variant->name, "avx512bf16") == 0 ||
+                                                   strcmp(variant->name, "amx") == 0);
+    const double most = grows ? 0x1.1p16 : 300;
     for (int32_t r = 0; r < rows; r++) {
         low[r] = draw(2) ? -5 : (int32_t)draw(TILE_KEYS);
         high[r] = draw(2) ? TILE_KEYS + 5 : low[r] + (int32_t)draw(TILE_KEYS);
@@ -203,7 +207,7 @@ static void softmax_once(int32_t rows, bool first, bool scaled, float growth)
             double bound = (2 * element_step() + 4e-6) * wanted;
             check_near(element_at(out, j), wanted, bound, "probability", r, j);
             total += p;
-            assert_true(p < 0x1.1p16); /* the reference follows the maximum */
+            assert_true(p < most); /* the reference follows the maximum */
         }
         total += before_sum[r] * kept;
         /* of probabilities as they were before they are rounded */

@@ -109,8 +109,9 @@ class ContextParallel:
     def to_struct(self) -> Structure:
         """``struct attn_context_parallel``."""
         return filled(
-            attn_context_parallel, ext=attn_ext(id=ExtId.CONTEXT_PARALLEL, struct_size=sizeof(attn_context_parallel)), decode=self.decode,
-            prefill=self.prefill, interleave=self.interleave, reduce=int(self.all_to_all),
+            attn_context_parallel,
+            ext=attn_ext(id=ExtId.CONTEXT_PARALLEL, struct_size=sizeof(attn_context_parallel)),
+            decode=self.decode, prefill=self.prefill, interleave=self.interleave, reduce=int(self.all_to_all),
             order=int(self.zigzag))
 
 

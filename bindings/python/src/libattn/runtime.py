@@ -116,7 +116,8 @@ class Runtime(Owned):
             raise make(Status.INVALID_ARGUMENT, "log_level",
                        f"'{log_level}'; allowed are {', '.join(LogLevel.__members__).lower()}")
         options = filled(
-            attn_runtime_options, struct_size=sizeof(attn_runtime_options), backend=_encoded(backend), plugin_path=_encoded(plugin_path),
+            attn_runtime_options, struct_size=sizeof(attn_runtime_options), backend=_encoded(backend),
+            plugin_path=_encoded(plugin_path),
             cache_dir=_encoded(cache_dir), num_threads=num_threads,
             log_level=0 if log_level is None else 1 + LogLevel[log_level.upper()],
             validate=0 if validate is None else 1 if validate else -1,
