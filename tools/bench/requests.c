@@ -31,6 +31,9 @@ static void set_lengths(struct requests *requests, const struct shape *shape, in
         query = (int32_t)ceil(s * part);
         keys = query;
     }
+    if (shape->kind == SHAPE_GDN) { /* a token before them, which has left a state */
+        keys = s + 1;
+    }
     if (shape_int(shape, PARAMETER_SKEW)) {
         int32_t count = shape_int(shape, PARAMETER_R);
         int32_t other = (int32_t)((int64_t)keys * count / (count + SKEW - 1));
