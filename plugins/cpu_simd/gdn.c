@@ -75,6 +75,16 @@ size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_t
     return taps_bytes(desc) + scratch_place(desc, NULL, &scratch) * (size_t)num_threads;
 }
 
+/* Behind the step that follows: its floats were stored one by one, and to read them as vectors
+ * waits for all stores before them. */
+static void store_pending(const struct gdn *gdn, struct gdn_scratch *s)
+{
+    if (s->pending.o != NULL) {
+        gdn_store_rows(gdn, s->pending.row, 1, s->pending.head, s->pending.o, s->width);
+        s->pending.o = NULL;
+    }
+}
+
 /* The recurrence, token by token. A state that is not kept lives in the scratch. */
 static void run_steps(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                       bool new_keys, struct gdn_scratch *s)
@@ -104,12 +114,13 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
         step.q = s->q + (int64_t)i * s->depth;
         step.k = s->k + (int64_t)i * s->depth;
         step.v = s->v + (int64_t)i * s->width;
-        step.out = s->o;
+        step.out = s->pending.o == s->o ? s->o + s->width : s->o;
         step.decay = s->decay[i];
         step.beta = s->beta[i];
         step.kq = gdn_variant(gdn)->delta->dot(step.k, step.q, s->depth);
         gdn_variant(gdn)->delta->step(&step);
-        gdn_store_rows(gdn, request, t, 1, head, s->o, s->width);
+        store_pending(gdn, s);
+        s->pending = (struct gdn_pending){step.out, request->first_row + t, head};
         step.from = step.to;
         int32_t checkpoint = gdn_checkpoint_slot(gdn, request, t + 1);
         if (checkpoint >= 0) {
@@ -138,6 +149,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     struct gdn_scratch scratch;
     scratch_place(gdn->desc, loop->scratch + (size_t)worker * loop->scratch_bytes, &scratch);
     scratch.taps = loop->taps;
+    scratch.pending.o = NULL;
     if (variant->enter != NULL) {
         variant->enter();
     }
@@ -149,6 +161,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
         /* where a prompt is cut must not show, and chunks begin where a step does */
         bool token_by_token = gdn->args->layer->batch_invariant >= 2;
         if (!request.keeps_all && request.num_tokens > 1 && !token_by_token) {
+            store_pending(gdn, &scratch);
             gdn_run_chunks(gdn, &request, head, loop->together, &scratch);
             continue;
         }
@@ -156,6 +169,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
             run_steps(gdn, &request, head + h, h == 0, &scratch);
         }
     }
+    store_pending(gdn, &scratch);
     if (variant->leave != NULL) {
         variant->leave();
     }

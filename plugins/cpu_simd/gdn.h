@@ -20,6 +20,13 @@ static inline int32_t gdn_activation(const struct gdn *gdn)
                                      : ELEMENT_BF16;
 }
 
+/* A row of the output that is still in floats. */
+struct gdn_pending {
+    const float *o; /* NULL: none */
+    int64_t row;
+    int32_t head;
+};
+
 /* A worker's memory: rows are padded to COLUMN_MULTIPLE floats, with zeros. */
 struct gdn_scratch {
     int32_t depth; /* padded Dk */
@@ -47,6 +54,7 @@ struct gdn_scratch {
      * step S itself */
     float *states;
     int32_t columns;
+    struct gdn_pending pending;
     float *raw;        /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
     const float *taps; /* of all heads of the mixed row [conv_width + 1, depth or width]: weights,
                         * then the bias */
@@ -91,8 +99,8 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
 void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
                       int64_t end);
 
-/* `count` rows of the output from floats, rows of which are `stride` apart */
-void gdn_store_rows(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                    int32_t count, int32_t head, const float *o, int64_t stride);
+/* `count` rows of the output, from `row` on, from floats, rows of which are `stride` apart */
+void gdn_store_rows(const struct gdn *gdn, int64_t row, int32_t count, int32_t head, const float *o,
+                    int64_t stride);
 
 #endif

@@ -288,7 +288,7 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
                 find_decays(gdn, count, s);
                 solve_chunk(gdn, count, state, s);
                 finish_chunk(gdn, count, state, s);
-                gdn_store_rows(gdn, request, first, count, head + h, s->o, s->width);
+                gdn_store_rows(gdn, request->first_row + first, count, head + h, s->o, s->width);
             }
         }
         first += count;

@@ -25,10 +25,9 @@ static void transpose(const struct columns *columns, int32_t num_columns, int32_
     const char *from = columns->first;
     int64_t bytes = columns->bytes, step = columns->step;
 #define EACH(type, number)                                                                         \
-    for (int32_t c = 0; c < num_columns; c++) {                                                    \
-        const type *x = (const type *)(from + c * bytes);                                          \
-        for (int32_t i = 0; i < places; i++) {                                                     \
-            rows[i * stride + c] = number(x[i * step]);                                            \
+    for (int32_t i = 0; i < places; i++) {                                                         \
+        for (int32_t c = 0; c < num_columns; c++) {                                                \
+            rows[i * stride + c] = number(((const type *)(from + c * bytes))[i * step]);           \
         }                                                                                          \
     }
     if (columns->element == ELEMENT_F32) {
@@ -255,15 +254,56 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
     gdn_variant(gdn)->delta->gates(scratch->decay, scratch->beta, &args);
 }
 
-void gdn_store_rows(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                    int32_t count, int32_t head, const float *o, int64_t stride)
+void gdn_store_rows(const struct gdn *gdn, int64_t row, int32_t count, int32_t head, const float *o,
+                    int64_t stride)
 {
     const struct attn_tensor *out = gdn->args->out;
     const int32_t element = element_of_any(out), n = gdn->desc->head_size_v;
     const int64_t row_bytes = tensor_stride(out, 0) * element_bytes[element];
-    char *row = tensor_row(out, request->first_row + first, head);
-    for (int32_t t = 0; t < count; t++, row += row_bytes, o += stride) {
-        gdn_variant(gdn)->store[element](row, o, 1.0f, n);
+    char *to = tensor_row(out, row, head);
+    for (int32_t t = 0; t < count; t++, to += row_bytes, o += stride) {
+        gdn_variant(gdn)->store[element](to, o, 1.0f, n);
+    }
+}
+
+/* Entries of channels in a window, which lie `stride` bytes apart. */
+struct entries {
+    char *first;
+    int64_t stride;
+    int64_t channels;
+    int32_t element;
+};
+
+/* The first `kept` entries of each channel become those at `before`; NULL: zeros. */
+static void keep_entries(const struct entries *to, const char *before, int64_t kept)
+{
+#define KEEP(type)                                                                                 \
+    for (int64_t c = 0; c < to->channels; c++) {                                                   \
+        type *entry = (type *)(void *)(to->first + c * to->stride);                                \
+        for (int64_t i = 0; i < kept; i++) {                                                       \
+            entry[i] = before != NULL ? ((const type *)(before + c * to->stride))[i] : 0;          \
+        }                                                                                          \
+    }
+    if (to->element == ELEMENT_F32) {
+        KEEP(float)
+    } else {
+        KEEP(uint16_t)
+    }
+#undef KEEP
+}
+
+/* An entry of each channel, of a row of inputs. */
+static void fill_entries(const struct entries *to, const char *row, int32_t given)
+{
+    if (to->element == given && given != ELEMENT_F32) {
+        const uint16_t *x = (const uint16_t *)(const void *)row;
+        for (int64_t c = 0; c < to->channels; c++) {
+            *(uint16_t *)(void *)(to->first + c * to->stride) = x[c];
+        }
+        return;
+    }
+    for (int64_t c = 0; c < to->channels; c++) {
+        store_element(to->first + c * to->stride, to->element, 0, load_element(row, given, c));
     }
 }
 
@@ -273,33 +313,26 @@ static void roll_window(const struct gdn *gdn, const struct gdn_request *request
                         int64_t tokens, int64_t skipped, int64_t channel, int64_t end)
 {
     const struct attn_tensor *mixed = gdn->io->mixed_qkv;
-    int32_t stored = gdn_activation(gdn), given = element_of_any(mixed);
-    int64_t history = gdn->desc->conv_width - 1;
-    int64_t kept = history > skipped ? history - skipped : 0, from = request->from + skipped;
-    int64_t fresh = tokens + history - skipped - kept;
-    const char *row = tensor_row(mixed, request->first_row + tokens - fresh, 0);
-    int64_t row_bytes = tensor_stride(mixed, 0) * element_bytes[given];
-    for (; channel < end; channel++) {
-        void *window = window_of(gdn, slot, channel);
-        const void *before = window_of(gdn, request->window_from, channel);
-#define MOVE(type)                                                                                 \
-    for (int64_t i = 0; i < kept; i++) {                                                           \
-        ((type *)window)[i] = request->has_state ? ((const type *)before)[from + i] : 0;           \
+    const int32_t given = element_of_any(mixed);
+    const int64_t history = gdn->desc->conv_width - 1, from = request->from + skipped;
+    const int64_t kept = history > skipped ? history - skipped : 0;
+    const int64_t fresh = tokens + history - skipped - kept;
+    struct entries to = {.first = window_of(gdn, slot, channel),
+                         .stride = gdn->args->v_cache->stride_head,
+                         .channels = end - channel,
+                         .element = gdn_activation(gdn)};
+    const int64_t bytes = element_bytes[to.element];
+    const char *before = window_of(gdn, request->window_from, channel);
+    if (request->has_state && from == fresh && to.stride == (kept + fresh) * bytes) {
+        /* one run of memory, of which all moves by as many places */
+        memmove(to.first, before + from * bytes, (size_t)(to.channels * to.stride - from * bytes));
+    } else {
+        keep_entries(&to, request->has_state ? before + from * bytes : NULL, kept);
     }
-        if (stored == ELEMENT_F32) {
-            MOVE(float)
-        } else {
-            MOVE(uint16_t)
-        }
-#undef MOVE
-        for (int64_t i = 0; i < fresh; i++) {
-            const char *x = row + i * row_bytes + channel * element_bytes[given];
-            if (stored == given && stored != ELEMENT_F32) {
-                ((uint16_t *)window)[kept + i] = *(const uint16_t *)x;
-            } else {
-                store_element(window, stored, kept + i, load_element(x, given, 0));
-            }
-        }
+    to.first += kept * bytes;
+    for (int64_t i = 0; i < fresh; i++, to.first += bytes) {
+        const char *row = tensor_row(mixed, request->first_row + tokens - fresh + i, 0);
+        fill_entries(&to, row + channel * element_bytes[given], given);
     }
 }
 

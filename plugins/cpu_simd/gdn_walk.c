@@ -92,6 +92,6 @@ void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t 
         gdn_variant(gdn)->delta->walk(&args);
     }
     if (padded) {
-        gdn_store_rows(gdn, request, first, count, head, s->o, s->width);
+        gdn_store_rows(gdn, request->first_row + first, count, head, s->o, s->width);
     }
 }

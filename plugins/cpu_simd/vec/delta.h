@@ -305,45 +305,70 @@ static void delta_gates(float *decay, float *beta, const struct gates_args *args
     }
 }
 
-/* s.k and s.q of one row of the state */
-INLINE void delta_dots(const float *s, const struct delta_args *args, int32_t whole, float *by_k,
-                       float *by_q)
+#define STEP_ROWS 4            /* of a state at a time, whose sums share their shuffles */
+#define STATE_AHEAD (4096 / 4) /* floats of it that are asked for ahead */
+
+/* Rows d .. d + rows - 1 of the state. With S' = e^g S: r = beta (v - S' k), S = S' + r k^T, and
+ * o = S q = S' q + r (k q). */
+INLINE void delta_rows(const struct delta_args *args, int32_t d, const int32_t rows)
 {
-    vf sum_k = vf_set1(0.0f);
-    vf sum_q = vf_set1(0.0f);
-    for (int32_t i = 0; i < whole; i += VF_WIDTH) {
-        vf x = vf_load(s + i);
-        sum_k = vf_fma(x, vf_load(args->k + i), sum_k);
-        sum_q = vf_fma(x, vf_load(args->q + i), sum_q);
+    const int64_t depth = args->depth, whole = depth / VF_WIDTH * VF_WIDTH;
+    const float *from = args->from + d * depth;
+    float *to = args->to + d * depth;
+    const vf decay = vf_set1(args->decay);
+    vf by_k[STEP_ROWS], by_q[STEP_ROWS], wide_r[STEP_ROWS];
+    float sk[STEP_ROWS], sq[STEP_ROWS], r[STEP_ROWS];
+#pragma GCC unroll 4
+    for (int32_t n = 0; n < STEP_ROWS; n++) {
+        by_k[n] = by_q[n] = vf_set1(0.0f);
     }
-    *by_k = vf_sum(sum_k);
-    *by_q = vf_sum(sum_q);
-    for (int32_t i = whole; i < args->depth; i++) {
-        *by_k += s[i] * args->k[i];
-        *by_q += s[i] * args->q[i];
+    for (int64_t i = 0; i < whole; i += VF_WIDTH) {
+        const vf k = vf_load(args->k + i), q = vf_load(args->q + i);
+#pragma GCC unroll 4
+        for (int32_t n = 0; n < rows; n++) {
+            const float *s = from + n * depth + i;
+            if (i % 16 == 0) {
+                __builtin_prefetch(s + STATE_AHEAD);
+            }
+            by_k[n] = vf_fma(vf_load(s), k, by_k[n]);
+            by_q[n] = vf_fma(vf_load(s), q, by_q[n]);
+        }
+    }
+    vf_sum_four(sk, by_k[0], by_k[1], by_k[2], by_k[3]);
+    vf_sum_four(sq, by_q[0], by_q[1], by_q[2], by_q[3]);
+#pragma GCC unroll 4
+    for (int32_t n = 0; n < rows; n++) {
+        for (int64_t i = whole; i < depth; i++) {
+            sk[n] += from[n * depth + i] * args->k[i];
+            sq[n] += from[n * depth + i] * args->q[i];
+        }
+        r[n] = args->beta * (args->v[d + n] - args->decay * sk[n]);
+        args->out[d + n] = args->decay * sq[n] + r[n] * args->kq;
+        wide_r[n] = vf_set1(r[n]);
+    }
+    for (int64_t i = 0; i < whole; i += VF_WIDTH) {
+        const vf k = vf_load(args->k + i);
+#pragma GCC unroll 4
+        for (int32_t n = 0; n < rows; n++) {
+            const int64_t at = n * depth + i;
+            vf_store(to + at, vf_fma(vf_load(from + at), decay, vf_mul(wide_r[n], k)));
+        }
+    }
+    for (int32_t n = 0; n < rows; n++) {
+        for (int64_t i = whole; i < depth; i++) {
+            to[n * depth + i] = from[n * depth + i] * args->decay + r[n] * args->k[i];
+        }
     }
 }
 
-/* With S' = e^g S: r = beta (v - S' k), S = S' + r k^T, and o = S q = S' q + r (k q). */
 static void delta_step(const struct delta_args *args)
 {
-    int32_t whole = args->depth / VF_WIDTH * VF_WIDTH;
-    vf decay = vf_set1(args->decay);
-    for (int32_t d = 0; d < args->rows; d++) {
-        const float *from = args->from + (int64_t)d * args->depth;
-        float *to = args->to + (int64_t)d * args->depth;
-        float by_k, by_q;
-        delta_dots(from, args, whole, &by_k, &by_q);
-        float r = args->beta * (args->v[d] - args->decay * by_k);
-        vf left = vf_set1(r);
-        for (int32_t i = 0; i < whole; i += VF_WIDTH) {
-            vf moved = vf_mul(left, vf_load(args->k + i));
-            vf_store(to + i, vf_fma(vf_load(from + i), decay, moved));
-        }
-        for (int32_t i = whole; i < args->depth; i++) {
-            to[i] = from[i] * args->decay + r * args->k[i];
-        }
-        args->out[d] = args->decay * by_q + r * args->kq;
+    int32_t d = 0;
+    for (; d + STEP_ROWS <= args->rows; d += STEP_ROWS) {
+        delta_rows(args, d, STEP_ROWS);
+    }
+    for (; d < args->rows; d++) {
+        delta_rows(args, d, 1);
     }
 }
 
