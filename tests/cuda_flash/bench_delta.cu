@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times gated delta of cuda_flash through the plugin ABI, and holds long sequences to a recurrence
  * in float64: random ones, gates that forget nothing, gates that forget all now and then, and keys
- * that are all alike. usage: bench_delta PLUGIN.so [check|time|once] */
+ * that are all alike. usage: bench_delta PLUGIN.so [check|time|once [REQUESTS TOKENS]] */
 #include "bench_plugin.cuh"
 
 #include <attn/recurrent.h>
@@ -364,8 +364,9 @@ int main(int argc, char **argv)
         }
     }
     if (!all && strcmp(argv[2], "once") == 0) { /* for a profiler */
-        subject one({1, 8192, 16, 32, 128, 128}, 2), steps({64, 1, 16, 32, 128, 128}, 2);
-        one.run(0), one.run(1), steps.run(0), steps.run(1);
+        int reqs = argc > 4 ? atoi(argv[3]) : 1, tokens = argc > 4 ? atoi(argv[4]) : 8192;
+        subject one({reqs, tokens, 16, 32, 128, 128}, 2);
+        one.run(0), one.run(1);
         MUST(cudaStreamSynchronize(stream));
     }
     plugin->destroy(instance);
