@@ -10,6 +10,14 @@
 
 #include "sm80_query.cuh"
 
+/* A number that is made once, and where it stands: the compiler would make it anew in each tile, or
+ * ahead of a branch. */
+static __device__ __forceinline__ int32_t kept(int32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 template <int KIND>
 static __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pairs)[4])
 {

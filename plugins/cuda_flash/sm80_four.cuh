@@ -110,13 +110,6 @@ add_four(const sm80_params &a, const char *stage, const char *codes, const sm80_
                                   lane, weights.far, o, z);
 }
 
-/* A number that is made once: the compiler would make it anew in each tile. */
-static __device__ __forceinline__ int32_t kept(int32_t x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 template <int KIND, int D>
 static __device__ __forceinline__ void compute_four(const sm80_params &a,
                                                     shared<KIND, D, true> &mine)
@@ -147,8 +140,9 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
     value_sums sums = {};
     int2 all; /* keys that all rows see */
     ring_place place;
-    int32_t left = 0;      /* tiles of the run that are not done */
-    int32_t tile_base = 0; /* the warp's first key of the tile */
+    int32_t before[2] = {}; /* of a run's rows of K and V: plane_behind */
+    int32_t left = 0;       /* tiles of the run that are not done */
+    int32_t tile_base = 0;  /* the warp's first key of the tile */
     const gpu_run *run = nullptr;
     char *sq = mine.q[0];
     clear_rows(m, l, o);
@@ -169,6 +163,10 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
                 p.problem.scale * (p.k.form == GPU_ROW_NVFP4 ? cache_scale(p.k, run->head) : 1.0f);
             scale *= query_scale(p, run->head);
             scale *= p.problem.soft_cap > 0.0f ? 1.0f : LOG2E;
+            if constexpr (KIND == KIND_LEVELS) {
+                before[0] = kept(bytes_of_head<KIND>(a, 0, run->head));
+                before[1] = kept(bytes_of_head<KIND>(a, 1, run->head));
+            }
             sq = mine.q[place.q_slot];
             if constexpr (KIND == KIND_INT4) {
                 prepare_digits<D>(p, *run, sq, rest, terms_of(mine));
@@ -182,12 +180,14 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
         char *at = stage_at(mine, place.stage);
         const float *k_scales = (const float *)(at + scale_at), *v_scales = k_scales + S::tile;
         float s[1][4];
-        const sm80_plane v_plane = plane_of_head<KIND>(a, 1, run->head);
+        const sm80_plane v_plane =
+            KIND == KIND_LEVELS ? plane_behind(a, 1, before[1]) : a.planes[1];
         if constexpr (KIND == KIND_INT4) {
             score_digits<D>(at + key_at, k_scales, q.queries, lane, s);
         } else {
-            score_four<KIND, D>(a, at, at + codes.key, plane_of_head<KIND>(a, 0, run->head), sq,
-                                rest, has_rest, q, first, lane, s);
+            score_four<KIND, D>(a, at, at + codes.key,
+                                KIND == KIND_LEVELS ? plane_behind(a, 0, before[0]) : a.planes[0],
+                                sq, rest, has_rest, q, first, lane, s);
         }
         bool apart = false;
         if (unusual != 0 || tile_base < all.x || tile_base + 31 > all.y) {

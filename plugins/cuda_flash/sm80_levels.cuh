@@ -44,15 +44,31 @@ static __device__ __forceinline__ void widen_levels(uint32_t word, uint32_t (&pa
 
 /* squares += the diagonal of 16 keys times themselves, 16 dims of each: of key g in elements 0 and
  * 1 of the first, of key g + 8 in elements 2 and 3 of the last, as column g has it. FEW: the left
- * side is the one that queries meet, in registers that stand there. */
-template <int FEW>
+ * side is the one that queries meet, in registers that stand there. SHALLOW: 8 dims at a time,
+ * whose right sides stand there, too. */
+template <int FEW, bool SHALLOW>
 static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1][4], uint32_t x0,
                                                    uint32_t x1, uint32_t y0, uint32_t y1)
 {
+    if constexpr (SHALLOW) {
+        multiply_shallow(squares[0], x0, y0, x0);
+        multiply_shallow(squares[1], x0, y0, y0);
+        multiply_shallow(squares[0], x1, y1, x1);
+        multiply_shallow(squares[1], x1, y1, y1);
+        return;
+    }
     const uint32_t low[4] = {x0, FEW ? y0 : 0, x1, FEW ? y1 : 0};
     const uint32_t high[4] = {FEW ? x0 : 0, y0, FEW ? x1 : 0, y1};
     multiply<KIND_F16>(squares[0], low, x0, x1);
     multiply<KIND_F16>(squares[FEW ? 1 : 0], high, y0, y1);
+}
+
+/* Of sums of squares of levels, none of which is 0. */
+static __device__ __forceinline__ float inverse_root(float x)
+{
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* What scores of the lane's keys of 16 are multiplied by: a key's norm over its levels' length. */
@@ -72,7 +88,7 @@ length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
             float sum = __shfl_sync(0xffffffffu, mine, key * 4 + (key >> 1));
             const __half *norm = (const __half *)(stage + plane.scale_at +
                                                   (first + i * 8 + key) * plane.scale_pitch);
-            factors[FEW ? 0 : i][FEW ? i : own] = __half2float(*norm) * rsqrtf(sum);
+            factors[FEW ? 0 : i][FEW ? i : own] = __half2float(*norm) * inverse_root(sum);
         }
     }
 }
@@ -85,6 +101,7 @@ dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const 
               const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
               float (*s)[4], float (*factors)[2])
 {
+    constexpr bool shallow = SUBS == 2 && FEW != 0;
     constexpr int words = D / 32, each = FEW ? 1 : 2;
     constexpr int batch = words > 4 ? 4 : words; /* words loaded together */
     const code_place place = place_of_codes(stage, plane.at + (first + (lane >> 2)) * plane.pitch +
@@ -105,8 +122,8 @@ dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const 
             widen_levels<BITS>(x[2 * sub][j], pairs[0]);
             widen_levels<BITS>(x[2 * sub + 1][j], pairs[1]);
             queries.multiply(sq, lane, from + j, high_rows, pairs, &s[sub * each]);
-            add_squares<FEW>(squares[sub], a[0], a[1], b[0], b[1]);
-            add_squares<FEW>(squares[sub], a[2], a[3], b[2], b[3]);
+            add_squares<FEW, shallow>(squares[sub], a[0], a[1], b[0], b[1]);
+            add_squares<FEW, shallow>(squares[sub], a[2], a[3], b[2], b[3]);
             if (HAS_REST) {
                 queries.from_memory(rest, lane, from + j, high_rows, pairs, &s[sub * each]);
             }
@@ -135,8 +152,10 @@ dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq, c
 #pragma unroll
     for (int sub = 0; sub < SUBS; sub++) {
         const int at = sub * (FEW ? 1 : 2);
+        /* Where the rest lies is not found where there is none. */
         dot_levels_of<D, FEW, BITS, true, 1>(stage, plane, sq, rest, queries, first + sub * 16,
-                                             lane, high_rows, s + at, factors + at);
+                                             SUBS > 1 ? kept(lane) : lane, high_rows, s + at,
+                                             factors + at);
     }
 }
 
@@ -186,19 +205,30 @@ static __device__ __forceinline__ void dot_e4m3_rows(const char *stage, const sm
     }
 }
 
-/* Where rows of K (index 0) or V of a head lie in a stage: TurboQuant's may begin inside a piece.
- */
+/* Where rows of K (index 0) or V of a head lie in a stage: TurboQuant's may begin inside a piece,
+ * as bytes_of_head has it. */
+static __device__ __forceinline__ sm80_plane plane_behind(const sm80_params &a, int index,
+                                                          int32_t before)
+{
+    sm80_plane plane = a.planes[index];
+    plane.at += before;
+    plane.scale_at += before;
+    return plane;
+}
+
+template <int KIND>
+static __device__ __forceinline__ int32_t bytes_of_head(const sm80_params &a, int index,
+                                                        int32_t head)
+{
+    return KIND >= KIND_LEVELS ? bytes_before(a, index == 0 || a.together ? a.p.k : a.p.v, head)
+                               : 0;
+}
+
 template <int KIND>
 static __device__ __forceinline__ sm80_plane plane_of_head(const sm80_params &a, int index,
                                                            int32_t head)
 {
-    sm80_plane plane = a.planes[index];
-    if constexpr (KIND >= KIND_LEVELS) {
-        int before = bytes_before(a, index == 0 || a.together ? a.p.k : a.p.v, head);
-        plane.at += before;
-        plane.scale_at += before;
-    }
-    return plane;
+    return plane_behind(a, index, bytes_of_head<KIND>(a, index, head));
 }
 
 /* Steps and lowest values of the lane's keys, `first` the first of the warp's. */

@@ -73,6 +73,16 @@ static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&
     }
 }
 
+/* c += a b, 16 x 8 by 8 x 8 of f16. */
+static __device__ __forceinline__ void multiply_shallow(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                        uint32_t b)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(b));
+}
+
 /* c += a b, 16 x 32 bytes from 0 to 255 by 32 x 8 bytes with signs. */
 static __device__ __forceinline__ void multiply_bytes(int32_t (&c)[4], const uint32_t (&a)[4],
                                                       uint32_t b0, uint32_t b1)
