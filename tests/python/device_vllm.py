@@ -13,54 +13,19 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-import libattn
 import libattn.torch
 import test_vllm as recorded
+from captured import BOUNDS, DEVICE, Graph, finish, report
 from common import attention, causal, peaked, worst
 from libattn.integrations.vllm.backend import LibattnMetadataBuilder
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
 
-DEVICE = torch.device("cpu" if "cpu" in sys.argv[1:] else "cuda")
 HQ, HK, D, BLOCK, BLOCKS = 8, 2, 64, 16, 40
 HEADS, NOPE, ROPE, RANK, WIDTH = 16, 128, 64, 512, 128
-BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-failed = 0
-
-
-def report(what: str, check: Callable[[], float], bound: float) -> None:
-    """One line; a failure counts."""
-    global failed
-    try:
-        error = check()
-        good, detail = error < bound, f"worst {error:.1e} of a row, bound {bound:.0e}"
-    except (libattn.AttnError, RuntimeError, AssertionError) as failure:
-        good, detail = False, f"{type(failure).__name__}: {failure}"
-    failed += not good
-    print(f"{'ok  ' if good else 'FAIL'} {what}: {detail}", flush=True)
-
-
-class Graph:
-    """A captured call."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call, self._graph = call, None
-        if DEVICE.type == "cuda":
-            self._graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(self._graph):
-                call()
-
-    def replay(self) -> None:
-        if self._graph is None:
-            self._call()
-        else:
-            self._graph.replay()
-            torch.cuda.synchronize()
 
 
 class Engine:
@@ -213,9 +178,7 @@ def main() -> int:
                        bound)
         report(f"{name} MLA, eager steps", lambda: eager(dtype, True), 2 * bound)
         report(f"{name} MLA, replays of 1 query a request", lambda: captured(dtype, True, 1), 2 * bound)
-    for row in libattn.torch.table():
-        print(f"last served: layer {row.index} {row.kind}: {row.prefill}, {row.decode}")
-    return failed > 0
+    return finish()
 
 
 if __name__ == "__main__":
