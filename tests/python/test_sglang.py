@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SGLang adapter against SGLang's recorded interface. It did not run inside the engine."""
+import collections
 import types
 import unittest
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import published
 import libattn
 import libattn.torch
+from captured import Graph
 from common import attention, causal, peaked, worst
 
 registered: dict[str, Any] = {}
@@ -21,6 +23,7 @@ RECORDED = published.install("sglang-0.5.23", {
 
 from libattn.integrations import sglang as adapter  # noqa: E402
 from libattn.integrations.sglang.backend import LibattnBackend  # noqa: E402
+from libattn.torch.store import Bound  # noqa: E402
 
 MODES = RECORDED["modules"]["sglang.srt.model_executor.forward_batch_info"]
 HQ, HK, D = 8, 2, 64
@@ -39,18 +42,19 @@ class Mode:
 
 
 class Pool:
-    """A token pool: one row per slot, those of padding last."""
+    """A token pool: a row per slot of each layer; those of the first page are of padding."""
 
-    def __init__(self, slots: int, page: int, dtype: torch.dtype = torch.float32) -> None:
-        shape = (slots + page, HK, D)
-        self.k, self.v = (torch.zeros(shape).to(dtype) if dtype.itemsize == 1 else
-                          torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
+    def __init__(self, slots: int, page: int, dtype: torch.dtype = torch.float32, layers: int = 1,
+                 device: torch.device | str = "cpu") -> None:
+        shape = (layers, slots + page, HK, D)
+        self.k, self.v = (torch.zeros(shape, device=device).to(dtype) if dtype.itemsize == 1 else
+                          torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
-        return self.k
+        return self.k[layer_id - 5]
 
     def get_value_buffer(self, layer_id: int) -> torch.Tensor:
-        return self.v
+        return self.v[layer_id - 5]
 
 
 def layer(**values: Any) -> Any:
@@ -62,6 +66,138 @@ def layer(**values: Any) -> Any:
         "scaling": D**-0.5, "layer_id": 5, "logit_cap": 0.0, "sliding_window_size": -1, "is_cross_attention": False,
         "attn_type": "decoder", "xai_temperature_len": -1, "use_irope": False, "pos_encoding_mode": "NONE",
         "logit_capping_method": "tanh", "k_scale_float": None, "v_scale_float": None, **values})
+
+
+class Engine:
+    """Layers 5 and up of a runner, its pool, and what three requests have in it."""
+
+    def __init__(self, page: int, dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None, layers: int = 1,
+                 device: torch.device | str = "cpu", window: int = 0, chunk: int = 0, sinks: torch.Tensor | None = None,
+                 **values: Any) -> None:
+        self.dtype, self.kv_dtype, self.device = dtype, kv_dtype or dtype, device
+        self.window, self.chunk, self.sinks = window, chunk, sinks
+        self.cap = values.get("logit_cap", 0.0)
+        self.generator = g = torch.Generator().manual_seed(5)
+        room = 160
+        self.table = torch.zeros(9, room, dtype=torch.int32)
+        self.indices = torch.tensor([7, 2, 4])
+        blocks = 1 + torch.randperm(3 * room // page, generator=g).reshape(3, -1)
+        self.table[self.indices] = (blocks[..., None] * page + torch.arange(page)).flatten(1).int()
+        self.backend = registered["libattn"](types.SimpleNamespace(
+            req_to_token_pool=types.SimpleNamespace(req_to_token=self.table.to(device)), page_size=page,
+            token_to_kv_pool=Pool(3 * room, page, self.kv_dtype, layers, device), use_mla_backend=False,
+            attention_chunk_size=chunk or None))
+        if self.kv_dtype.itemsize == 1:
+            values |= {"k_scale_float": 0.5, "v_scale_float": 0.25}
+        self.layers = [layer(layer_id=5 + i, sliding_window_size=window - 1 if window else -1, **values)
+                       for i in range(layers)]
+        self.keys = [[t.to(dtype) for t in (peaked(3, room, HK, D, generator=g), torch.randn(3, room, HK, D, generator=g))]
+                     for _ in range(layers)]
+        self.lengths = [0, 0, 0]
+
+    def batch(self, mode: str, queries: list[int]) -> Any:
+        """The next tokens of the first requests, as SGLang's `ForwardBatch`."""
+        self.lengths = [a + b for a, b in zip(self.lengths, queries)] + self.lengths[len(queries):]
+        lengths = torch.tensor(self.lengths[:len(queries)])
+        loc = torch.cat([self.table[i, n - c:n] for i, c, n in zip(self.indices.tolist(), queries, self.lengths)])
+        return types.SimpleNamespace(
+            forward_mode=Mode(mode), batch_size=len(queries), req_pool_indices=self.indices[:len(queries)].to(self.device),
+            seq_lens=lengths.to(self.device), seq_lens_cpu=lengths, out_cache_loc=loc.long().to(self.device),
+            spec_info=None, encoder_lens=None, extend_seq_lens=torch.tensor(queries), extend_seq_lens_cpu=list(queries))
+
+    def padded(self, batch: Any, size: int) -> Any:
+        """A decode as SGLang hands it over for a replay of a graph of `size` requests: all but the slots padded."""
+        def longer(values: torch.Tensor, fill: int) -> torch.Tensor:
+            return torch.cat([values, values.new_full((size - len(values),), fill)])
+
+        fill = self.backend.get_cuda_graph_seq_len_fill_value()
+        return types.SimpleNamespace(
+            forward_mode=Mode("decode"), batch_size=size, req_pool_indices=longer(batch.req_pool_indices, 0),
+            seq_lens=longer(batch.seq_lens, fill), seq_lens_cpu=longer(batch.seq_lens_cpu, fill),
+            out_cache_loc=batch.out_cache_loc, num_padding=size - batch.batch_size, spec_info=None, encoder_lens=None)
+
+    def inputs(self, queries: list[int], padding: int = 0) -> list[list[torch.Tensor]]:
+        """q, k and v of each layer, on the CPU."""
+        rows = sum(queries) + padding
+        return [[peaked(rows, HQ * D, generator=self.generator).to(self.dtype)] +
+                [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, self.lengths))] + [t[0, :padding]])
+                 .flatten(1) for t in keys] for keys in self.keys]
+
+    def forward(self, inputs: list[list[torch.Tensor]], batch: Any) -> list[torch.Tensor]:
+        """All layers."""
+        run = self.backend.forward_decode if batch.forward_mode.is_decode() else self.backend.forward_extend
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        return [run(*qkv, this, batch, save_kv_cache=True, **sinks) for qkv, this in zip(inputs, self.layers)]
+
+    def error(self, inputs: list[list[torch.Tensor]], outputs: list[torch.Tensor], queries: list[int]) -> float:
+        """The worst of all layers, requests and elements, from float64."""
+        def stored(x: torch.Tensor, scale: float) -> torch.Tensor:
+            return (x.float() / scale).to(self.kv_dtype).float() * scale if self.kv_dtype.itemsize == 1 else x
+
+        found = 0.0
+        for (q, *_), keys, out in zip(inputs, self.keys, outputs):
+            assert out.shape == q.shape, (out.shape, q.shape)
+            q, out, at = q.view(-1, HQ, D), out.cpu().view(-1, HQ, D), 0
+            for r, (c, n) in enumerate(zip(queries, self.lengths)):
+                visible = causal(c, n, self.window)
+                if self.chunk:
+                    visible &= torch.arange(n - c, n)[:, None] // self.chunk == torch.arange(n) // self.chunk
+                expected, _ = attention(q[at:at + c], stored(keys[0][r, :n], 0.5), stored(keys[1][r, :n], 0.25), D**-0.5,
+                                        visible, self.cap, None if self.sinks is None else self.sinks.cpu())
+                got = out[at:at + c].double()
+                if not bool(got.isfinite().all()):
+                    return float("inf")
+                if self.dtype == torch.float16:  # a sink far above the scores leaves rows under its least normal number
+                    got = torch.where((got - expected).abs() <= 2**-24, expected, got)
+                found, at = max(found, worst(got, expected)), at + c
+        return found
+
+    def there(self, inputs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        return [[t.to(self.device) for t in qkv] for qkv in inputs]
+
+    def step(self, mode: str, queries: list[int]) -> float:
+        """An eager step; its error."""
+        batch = self.batch(mode, queries)
+        inputs = self.inputs(queries)
+        self.backend.init_forward_metadata(batch)
+        return self.error(inputs, self.forward(self.there(inputs), batch), queries)
+
+
+class Decodes:
+    """A graph of `size` decodes, captured as SGLang captures it: metadata, two warm-ups, and the forward."""
+
+    def __init__(self, engine: Engine, size: int) -> None:
+        self.engine, self.size = engine, size
+        none = types.SimpleNamespace(req_pool_indices=torch.zeros(0, dtype=torch.int64, device=engine.device),
+                                     seq_lens=torch.zeros(0, dtype=torch.int64, device=engine.device), batch_size=0,
+                                     seq_lens_cpu=torch.zeros(0, dtype=torch.int64),
+                                     out_cache_loc=torch.zeros(size, dtype=torch.int64, device=engine.device))
+        self.batch, self.static = engine.padded(none, size), engine.there(engine.inputs([], size))
+        self.outputs: list[torch.Tensor] = []
+        engine.backend.init_forward_metadata_out_graph(self.batch, in_capture=True)
+        for _ in range(2):
+            self.capture()
+        device = torch.device(engine.device)
+        self.graph = Graph(self.forward if device.type == "cpu" else self.capture, device)
+
+    def capture(self) -> None:
+        self.engine.backend.init_forward_metadata_in_graph(self.batch)
+        self.forward()
+
+    def forward(self) -> None:
+        self.outputs[:] = self.engine.forward(self.static, self.batch)
+
+    def replay(self, requests: int) -> float:
+        """A token of each of the first requests, with nothing but metadata in between; the error."""
+        engine = self.engine
+        batch = engine.batch("decode", [1] * requests)
+        inputs = engine.inputs([1] * requests, self.size - requests)
+        for kept, new in zip(self.static, inputs):
+            for a, b in zip(kept, new):
+                a.copy_(b)
+        engine.backend.init_forward_metadata_out_graph(engine.padded(batch, self.size))
+        self.graph.replay()
+        return engine.error(inputs, self.outputs, [1] * requests)
 
 
 class Interface(unittest.TestCase):
@@ -83,50 +219,12 @@ class Steps(unittest.TestCase):
     def setUp(self) -> None:
         adapter.register()
 
-    def run_steps(self, backend: str, page: int, pool: Pool | None = None, bound: float = 2e-5, window: int = 0,
-                  chunk: int = 0, stored: Any = lambda x, scale: x, sinks: torch.Tensor | None = None, **values: Any) -> None:
-        """Extend, mixed extend with prefixes, decode with a padding row; each element."""
+    def run_steps(self, backend: str, page: int, bound: float = 2e-5, **values: Any) -> None:
+        """Extend, mixed extend with prefixes, decode; each element."""
         libattn.torch.configure(ignore_environment=True, backend=backend)
-        generator = torch.Generator().manual_seed(5)
-        pool = pool or Pool(16 * 16, page)
-        table = torch.zeros(9, 64, dtype=torch.int32)
-        indices = torch.tensor([7, 2, 4])
-        blocks = torch.randperm(256 // page, generator=generator)
-        for n, row in enumerate(indices.tolist()):
-            mine = blocks[n * (64 // page):(n + 1) * (64 // page)]
-            table[row] = (mine[:, None] * page + torch.arange(page)).flatten().int()
-        runner = types.SimpleNamespace(req_to_token_pool=types.SimpleNamespace(req_to_token=table),
-                                       token_to_kv_pool=pool, page_size=page, use_mla_backend=False,
-                                       attention_chunk_size=chunk or None)
-        engine = registered["libattn"](runner)
-        k_all, v_all = (peaked(3, 64, HK, D, generator=generator) for _ in range(2))
-        this = layer(sliding_window_size=window - 1 if window else -1, **values)
-        lengths = [0, 0, 0]
+        engine = Engine(page, **values)
         for mode, queries in (("extend", [6, 19, 1]), ("extend", [1, 8, 20]), ("decode", [1, 1, 1])):
-            lengths = [a + b for a, b in zip(lengths, queries)]
-            places = [range(length - n, length) for n, length in zip(queries, lengths)]
-            loc = torch.cat([table[i, list(p)] for i, p in zip(indices.tolist(), places)]).long()
-            batch = types.SimpleNamespace(
-                forward_mode=Mode(mode), batch_size=3, req_pool_indices=indices, seq_lens=torch.tensor(lengths),
-                seq_lens_cpu=torch.tensor(lengths), out_cache_loc=loc, spec_info=None, encoder_lens=None,
-                extend_seq_lens=torch.tensor(queries), extend_seq_lens_cpu=list(queries))
-            q = peaked(sum(queries), HQ * D, generator=generator)
-            k, v = (torch.cat([t[r, list(p)] for r, p in enumerate(places)]) for t in (k_all, v_all))
-            engine.init_forward_metadata(batch)
-            forward = engine.forward_decode if mode == "decode" else engine.forward_extend
-            out = forward(q, k.flatten(1), v.flatten(1), this, batch, save_kv_cache=True,
-                          **({} if sinks is None else {"sinks": sinks}))
-            self.assertEqual(tuple(out.shape), (sum(queries), HQ * D))
-            at = 0
-            for r, (n, length) in enumerate(zip(queries, lengths)):
-                visible = causal(n, length, window)
-                if chunk:
-                    visible &= torch.arange(length - n, length)[:, None] // chunk == torch.arange(length) // chunk
-                expected, _ = attention(q.view(-1, HQ, D)[at:at + n], stored(k_all[r, :length], 0.5),
-                                        stored(v_all[r, :length], 0.25), D**-0.5, visible,
-                                        values.get("logit_cap", 0.0), sinks)
-                self.assertLess(worst(out.view(-1, HQ, D)[at:at + n], expected), bound, (backend, page, mode, r))
-                at += n
+            self.assertLess(engine.step(mode, queries), bound, (backend, page, mode))
         found = libattn.torch.table()[0]
         self.assertEqual((found.index, found.decode.split("@")[0]), (5, backend))
 
@@ -145,8 +243,65 @@ class Steps(unittest.TestCase):
 
     def test_fp8_pool(self) -> None:
         for backend in ("cpu_ref", "cpu_simd"):
-            self.run_steps(backend, 16, Pool(256, 16, torch.float8_e4m3fn), 1e-4, k_scale_float=0.5, v_scale_float=0.25,
-                           stored=lambda x, scale: (x / scale).to(torch.float8_e4m3fn).float() * scale)
+            self.run_steps(backend, 16, 1e-4, kv_dtype=torch.float8_e4m3fn)
+
+    def test_one_plan_a_step(self) -> None:
+        """For all layers of a kind, once they ran; parameters are copied again once a step, too."""
+        calls: collections.Counter[str] = collections.Counter()
+        update, refresh = libattn.Plan.update, Bound.refresh
+        libattn.Plan.update = lambda *a, **k: (calls.update(["update"]), update(*a, **k))[1]  # type: ignore[method-assign]
+        Bound.refresh = lambda *a: (calls.update(["refresh"]), refresh(*a))[1]  # type: ignore[method-assign]
+        try:
+            for kinds in (1, 2):  # full; sliding and full
+                libattn.torch.configure(ignore_environment=True)
+                sinks = torch.zeros(HQ, dtype=torch.bfloat16)
+                engine = Engine(16, layers=4, sinks=sinks)
+                for this in engine.layers[:4:2] if kinds == 2 else []:
+                    this.sliding_window_size = 100  # more than there is
+                engine.step("extend", [3, 1, 2])
+                calls.clear()
+                for value in (1.0, -1.0, 4.0):
+                    sinks.data.fill_(value)
+                    self.assertLess(engine.step("decode", [1, 1, 1]), 2e-5)
+                self.assertEqual(calls, {"update": 3 * kinds, "refresh": 3 * kinds})
+        finally:
+            libattn.Plan.update, Bound.refresh = update, refresh  # type: ignore[method-assign]
+
+    def test_captured_decodes(self) -> None:
+        """Graphs of two sizes, whose plans metadata alone brings to the next batch, with eager steps in between. The replay
+        of a graph is played: Python runs its calls again."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            for page in (1, 16):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                sinks = torch.zeros(HQ, dtype=torch.bfloat16)
+                engine = Engine(page, layers=2, sinks=sinks)
+                engine.backend.init_cuda_graph_state(max_bs=3, max_num_tokens=3)
+                graphs = {size: Decodes(engine, size) for size in (3, 1)}
+                self.assertLess(engine.step("extend", [20, 7, 100]), 2e-5)
+                for size, requests in ((3, 3), (1, 1), (3, 2), (3, 3)):
+                    sinks.data.add_(1.0)
+                    self.assertLess(graphs[size].replay(requests), 2e-5, (backend, page, size, requests))
+                self.assertLess(engine.step("extend", [2, 1, 9]), 2e-5)
+                self.assertLess(graphs[3].replay(3), 2e-5)
+                with self.assertRaisesRegex(libattn.OrderError, "replay of 2 requests; they were not captured"):
+                    engine.backend.init_forward_metadata_out_graph(engine.padded(engine.batch("decode", [1]), 2))
+                engine.backend.token_to_kv_pool = Pool(480, page, layers=2)  # another pool: other addresses
+                engine.step("decode", [1, 1, 1])
+                with self.assertRaisesRegex(libattn.OrderError, "bound anew since"):
+                    graphs[3].replay(3)
+
+    def test_a_layer_after_captures(self) -> None:
+        """One that no decode has: it is bound alone, and graphs stay."""
+        libattn.torch.configure(ignore_environment=True)
+        engine = Engine(16, layers=2)
+        engine.backend.init_cuda_graph_state(3, 3)
+        last, engine.layers = engine.layers[1:], engine.layers[:1]
+        graph = Decodes(engine, 3)
+        engine.layers += last
+        for queries in ([20, 7, 30], [1, 3, 2]):
+            self.assertLess(engine.step("extend", queries), 2e-5)
+        del engine.layers[1]
+        self.assertLess(graph.replay(2), 2e-5)
 
     def engine(self, **values: Any) -> LibattnBackend:
         return registered["libattn"](types.SimpleNamespace(**{
@@ -159,8 +314,14 @@ class Steps(unittest.TestCase):
         with self.assertRaisesRegex(libattn.UnsupportedError, "hybrid pool"):
             self.engine(token_to_kv_pool=types.SimpleNamespace(swa_layer_nums=3))
         engine = self.engine()
-        with self.assertRaisesRegex(libattn.UnsupportedError, "cuda_graph.*disable-cuda-graph"):
-            engine.init_cuda_graph_state(max_bs=4, max_num_tokens=4)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "max_num_tokens: 12 of 4.*disable-cuda-graph"):
+            engine.init_cuda_graph_state(max_bs=4, max_num_tokens=12)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "forward_mode: a captured extend.*disable-prefill-cuda-graph"):
+            engine.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("extend")), in_capture=True)
+        with self.assertRaisesRegex(libattn.OrderError, "init_cuda_graph_state"):
+            engine.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("decode")), in_capture=True)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "cuda_graph: capture by the interface of older"):
+            engine.init_forward_metadata_capture_cuda_graph(4, 4)
         with self.assertRaisesRegex(libattn.UnsupportedError, "spec_info"):
             engine.init_forward_metadata(types.SimpleNamespace(forward_mode=Mode("extend"), spec_info=object()))
         engine.forward_metadata = object()  # type: ignore[assignment]

@@ -68,6 +68,7 @@ class Bound:
     limits: tuple[int, ...] = (0, 0, 0, 0)
     planned: Any = None
     rows: dict[Any, Rows] = field(default_factory=dict)
+    captured: dict[Any, Plan] = field(default_factory=dict)  # by shape, see `libattn.torch.steps`
 
     @property
     def layer(self) -> Layer:
@@ -247,7 +248,7 @@ class Store:
             A name of `Layer.bind_params` and its value.
         """
         local = self._here()
-        near_key = (key, index, device, purpose, _identity(params) if params else ())
+        near_key = (key, index, device, purpose, identity(params) if params else ())
         found = local.near.get(near_key)
         if found is not None:
             found.refresh()
@@ -261,31 +262,36 @@ class Store:
         local.near[near_key] = bound
         return bound
 
-    def group(self, members: Sequence[tuple[LayerDesc, int, Params]], device: torch.device) -> list[tuple[Bound, int]]:
+    def group(self, members: Sequence[tuple[LayerDesc, int, Params]], device: torch.device,
+              workspace: Workspace | None = None) -> list[tuple[Bound, int]]:
         """Bind layers of one block table, so that one plan serves them all.
 
         Parameters
         ----------
         members : sequence of (description, index in the engine's model, parameters)
+        workspace : Workspace, optional
+            Of all, which then plan in it by turns.
 
         Returns
         -------
         list of (Bound, place in it), one for each member
-            One Bound, unless members went to different backends or are of different caches; each with a workspace of its
-            own, so that what is planned there stays while other groups run.
+            One Bound for the members of each backend and kind of cache (sliding, full); by default each with a
+            workspace of its own, so that what is planned there stays while other groups run.
         """
         together: dict[Any, list[int]] = {}
         for at, (desc, index, _) in enumerate(members):
             together.setdefault(self._choose(desc, index, device)[:2], []).append(at)
         found: dict[int, tuple[Bound, int]] = {}
         for (prefill, decode), places in together.items():
-            bound = self._bind([members[at][0] for at in places], prefill, decode, device,
-                               [members[at][2] for at in places], Workspace())
-            if len(bound.model.groups) > 1:
-                for at in places:
-                    found[at] = (self._bind([members[at][0]], prefill, decode, device, [members[at][2]], Workspace()), 0)
-            else:
-                found.update({at: (bound, place) for place, at in enumerate(places)})
+            def bind(places: list[int], prefill: str = prefill, decode: str = decode) -> Bound:
+                return self._bind([members[at][0] for at in places], prefill, decode, device,
+                                  [members[at][2] for at in places], workspace or Workspace())
+
+            bound = bind(places)
+            groups = [[places[i] for i in group] for group in bound.model.groups]
+            for group in groups:
+                part = bound if len(groups) == 1 else bind(group)
+                found.update({at: (part, place) for place, at in enumerate(group)})
         return [found[at] for at in range(len(members))]
 
     def _here(self) -> Any:
@@ -323,7 +329,7 @@ class Store:
                      converted=converted)
 
 
-def _identity(params: Params) -> tuple[Any, ...]:
+def identity(params: Params) -> tuple[Any, ...]:
     """By what parameters are known to be the same: addresses of tensors, whose contents may change, values of numbers."""
     return tuple((name, value if isinstance(value, float) else
                   (value.data_ptr(), value.dtype, value.stride())) for name, value in params)

@@ -15,12 +15,12 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 
 from ..._declarations import KvLayout
 from ...errors import AttnError
+from ...torch.steps import Steps
 from ...torch.store import store
 from . import describe
 from .layers import LatentImpl, LibattnImpl
 from .metadata import LibattnMetadata, batch_of, host_copy, spans_of
 from .ranks import likely, spread
-from .steps import Steps
 
 #: What vLLM may ask that this adapter does not carry; the answer is a reason, never silence.
 NOT_CARRIED = {

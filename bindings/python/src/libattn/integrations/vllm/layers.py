@@ -13,10 +13,10 @@ from ...errors import make
 from ...extensions import output_quant
 from ...layers import MlaDesc
 from ...step import NO_WRITE, Batch
+from ...torch.steps import Member
 from ...torch.store import Params, store, stream_of
 from . import describe
 from .metadata import LibattnMetadata, batch_of
-from .steps import Member
 
 
 def pages_of(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from ..._declarations import Status
 from ...errors import make
 from ...extensions import context_parallel_batch
 from ...step import Batch
-from .steps import Shape, Steps
+from ...torch.steps import Shape, Steps
 
 
 @dataclass

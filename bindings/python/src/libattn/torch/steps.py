@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of one metadata builder: bound together when the first of them runs, and planned together, once a step."""
+"""An engine's layers of one block table: bound together, planned together once a step, and plans of captured shapes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ...layers import ContextParallel, LayerDesc
-from ...step import Batch, Plan
-from ... import memory
-from ..._declarations import Status
-from ...errors import make
-from ...torch.paged import Step, bind_pages
-from ...torch.store import Bound, Params, store, stream_of
+from .. import memory
+from .._declarations import Status
+from ..errors import make
+from ..layers import ContextParallel, LayerDesc
+from ..step import Batch, Plan
+from .paged import Step, bind_pages
+from .store import Bound, Params, Workspace, store, stream_of
 
 #: By what a captured batch is known: requests, rows and the longest query.
 Shape = tuple[int, int, int]
@@ -41,12 +41,15 @@ class Place:
 
 
 class Steps:
-    """Of one builder: a block table and the layers that it addresses.
+    """Of one block table and the layers that it addresses.
+
+    A layer has an ``impl``, which describes it (``member``) and says what it is bound anew for (``version``), and a
+    ``kv_cache``. A step's metadata has ``captured``: the `Shape` of a batch that is captured or replays a graph, or None.
 
     Parameters
     ----------
     layers : callable
-        Gives the engine's layers of this builder by name, as far as they are there.
+        Gives the layers that are to be bound together, as far as they are there.
     graph_level : str
         What captured batches need; ``never``: none are captured.
     max_seq_len : int
@@ -60,28 +63,28 @@ class Steps:
         self._layers, self._ranks = layers, ranks
         self.graph_level, self.max_seq_len = graph_level, max_seq_len
         self._places: dict[int, Place] = {}
-        self._captured: dict[tuple[int, Shape], Plan] = {}
+        self._alone = Workspace()  # of layers that are bound alone
+        self._captured: dict[Shape, int] = {}  # how many `Bound`s were captured
 
-    def place(self, layer: Any, impl: Any, kv_cache: torch.Tensor, metadata: Any, dtype: torch.dtype) -> Place:
-        """Where the layer is bound; with it are bound those of its builder that have their caches."""
+    def place(self, layer: Any, impl: Any, kv_cache: torch.Tensor, metadata: Any, dtype: Any) -> Place:
+        """Where the layer is bound; with it are bound those of `layers` that have their caches, if it is one of them."""
         key = (kv_cache.data_ptr(), kv_cache.shape, dtype, impl.version(layer))
         found = self._places.get(id(impl))
         if found is None or found.key != key:
             others = [(other, other.impl, other.kv_cache) for other in self._layers()
                       if type(getattr(other, "impl", None)) is type(impl) and other.kv_cache.numel() > 0]
-            if not any(other[1] is impl for other in others):
-                others = [(layer, impl, kv_cache)]
-            self._bind(others, metadata, dtype, kv_cache.device)
+            together = any(other[1] is impl for other in others)
+            self._bind(others if together else [(layer, impl, kv_cache)], metadata, dtype, kv_cache.device,
+                       None if together else self._alone)
             found = self._places[id(impl)]
         return found
 
-    def _bind(self, layers: Sequence[tuple[Any, Any, torch.Tensor]], metadata: Any, dtype: torch.dtype,
-              device: torch.device) -> None:
+    def _bind(self, layers: Sequence[tuple[Any, Any, torch.Tensor]], metadata: Any, dtype: Any,
+              device: torch.device, workspace: Workspace | None = None) -> None:
         members = [impl.member(layer, cache, metadata, dtype) for layer, impl, cache in layers]
         members = [replace(m, desc=replace(m.desc, graph_level=self.graph_level, context_parallel=self._ranks))
                    for m in members]
-        self._captured.clear()  # of layers that are bound anew
-        found = store.group([(m.desc, m.index, m.params) for m in members], device)
+        found = store.group([(m.desc, m.index, m.params) for m in members], device, workspace)
         for member, (layer, impl, cache), (bound, at) in zip(members, layers, found):
             bind_pages(bound, at, member.k_pages, member.v_pages)
             key = (cache.data_ptr(), cache.shape, dtype, impl.version(layer))
@@ -89,22 +92,36 @@ class Steps:
 
     def plan(self, place: Place, metadata: Any, batch: Any) -> Plan | None:
         """Plan the step, unless that is done; the plan where it is one of a captured shape."""
-        if metadata.captured is not None:
-            return self._captured[id(place.bound), metadata.captured]
-        step = Step(metadata)
-        if not place.bound.holds(step):
-            place.bound.refresh()
-            place.bound.update(batch(), step, stream_of(place.bound.device))
+        bound, step = place.bound, Step(metadata)
+        if metadata.captured in bound.captured:
+            return bound.captured[metadata.captured]
+        if not bound.holds(step):
+            if bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise make(Status.ORDER, "capture", f"a layer that has no plan of {metadata.captured} (requests, tokens, "
+                           "longest query); every layer has to run before a graph is captured")
+            bound.refresh()
+            bound.update(batch(), step, stream_of(bound.device))
         return None
 
-    # Captured graphs. vLLM builds a batch's metadata and only then captures or replays its forward; nothing of Python
-    # runs in a replay. So plans are made and updated here, in build.
+    # Captured graphs. Engines hand over a batch's metadata and only then capture or replay its forward; nothing of Python
+    # runs in a replay. So plans are made and updated here, with the metadata.
 
-    def capture(self, shape: Shape, metadata: Any, make_batch: Any, dtype: torch.dtype) -> None:
+    @property
+    def captures(self) -> bool:
+        """Whether a shape was captured."""
+        return bool(self._captured)
+
+    def clear(self) -> None:
+        """Bind all layers anew when the next of them runs."""
+        self._places.clear()
+        self._captured.clear()
+        self._alone = Workspace()
+
+    def capture(self, shape: Shape, metadata: Any, make_batch: Any, dtype: Any) -> None:
         """Plans of their own for a batch's shape, one for each `Bound`."""
         present = [other for other in self._layers() if hasattr(other, "impl") and other.kv_cache.numel() > 0]
         if not present:
-            raise make(Status.ORDER, "build_for_cudagraph_capture", "called while no layer has its cache")
+            raise make(Status.ORDER, "capture", "of a batch while no layer has its cache")
         for other in present:
             self.place(other, other.impl, other.kv_cache, metadata, dtype)
         for bound in self._bounds():
@@ -115,16 +132,17 @@ class Steps:
             if plan.workspace_bytes:
                 plan.bind_workspace(memory.allocate(plan.workspace_bytes, bound.device))
             plan.update(batch, stream_of(bound.device), "capture")
-            self._captured[id(bound), shape] = plan
+            bound.captured[shape] = plan
+        self._captured[shape] = len(self._bounds())
 
     def replay(self, shape: Shape, make_batch: Any) -> bool:
-        """Bring the plans of a captured shape to a new batch; False: none was captured."""
-        bounds = self._bounds() if self._captured else []
-        if not bounds or (id(bounds[0]), shape) not in self._captured:
+        """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound anew since."""
+        bounds = [bound for bound in self._bounds() if shape in bound.captured] if shape in self._captured else []
+        if not bounds or len(bounds) != self._captured[shape]:
             return False
         for bound in bounds:
             bound.refresh()
-            self._captured[id(bound), shape].update(make_batch(), stream_of(bound.device), "replay")
+            bound.captured[shape].update(make_batch(), stream_of(bound.device), "replay")
         return True
 
     def _bounds(self) -> list[Bound]:
