@@ -26,7 +26,8 @@ static void transpose(const struct columns *columns, int32_t num_columns, int32_
     int64_t bytes = columns->bytes, step = columns->step;
 #define EACH(type, number)                                                                         \
     for (int32_t i = 0; i < places; i++) {                                                         \
-        for (int32_t c = 0; c < num_columns; c++) {                                                \
+        _Pragma("GCC unroll 8") for (int32_t c = 0; c < num_columns; c++)                          \
+        {                                                                                          \
             rows[i * stride + c] = number(((const type *)(from + c * bytes))[i * step]);           \
         }                                                                                          \
     }
@@ -140,6 +141,29 @@ static void load_raw(const struct gdn *gdn, const struct gdn_request *request, i
     }
 }
 
+static void prefetch_lines(const char *first, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(first + i);
+    }
+}
+
+/* What a step's convolution takes of a head to come: too little in one place for the hardware to
+ * have asked for it. */
+static void prefetch_head(const struct gdn *gdn, const struct gdn_request *request, int32_t head)
+{
+    const struct attn_tensor *mixed = gdn->io->mixed_qkv;
+    const struct head_channels channels = channels_of(gdn->desc, head);
+    const int64_t bytes = element_bytes[element_of_any(mixed)];
+    if (channels.first == gdn->num_channels) {
+        return;
+    }
+    prefetch_lines(window_of(gdn, request->window_from, channels.first),
+                   channels.size * gdn->args->v_cache->stride_head);
+    prefetch_lines((const char *)tensor_row(mixed, request->first_row, 0) + channels.first * bytes,
+                   channels.size * bytes);
+}
+
 /* Convolved rows of a head. Where they look into the window or are padded, their inputs are put
  * together as floats first. */
 static void convolve_head(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
@@ -165,6 +189,9 @@ static void convolve_head(const struct gdn *gdn, const struct gdn_request *reque
                                  .rows = put,
                                  .n = channels.padded,
                                  .with_silu = gdn->desc->conv_silu};
+    if (request->num_tokens == 1 && request->has_state && history > 0) {
+        prefetch_head(gdn, request, head + 1);
+    }
     if (put > 0) {
         load_raw(gdn, request, first - history, put + width - 1, &channels, scratch->raw);
         gdn_variant(gdn)->delta->convolve(&args);
