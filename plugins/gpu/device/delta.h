@@ -20,24 +20,28 @@ struct delta_request {
     bool has_state, keeps_all;
 };
 
+/* All of memory that it looks at is on its way before the first decision: one time of latency. */
 GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request)
 {
-    int32_t first = p.query_start[r], end = min(p.query_start[r + 1], p.num_tokens);
-    request.first_row = first;
-    request.num_tokens = end - first;
+    int32_t first = p.query_start[r], end = p.query_start[r + 1];
     request.slots = p.state_slots + r * p.state_slots_stride;
-    request.from = p.num_accepted != nullptr ? p.num_accepted[r] - 1 : 0;
+    int32_t slot = request.slots[0];
+    int32_t accepted = p.num_accepted != nullptr ? p.num_accepted[r] : 1;
+    int32_t length = p.seq_lens != nullptr ? p.seq_lens[r] : 1;
+    bool has_state = p.has_state != nullptr && p.has_state[r] != 0;
+    int32_t initial = p.initial_slots != nullptr ? p.initial_slots[r] : slot;
+    request.first_row = first;
+    request.num_tokens = min(end, p.num_tokens) - first;
+    request.from = accepted - 1;
     request.keeps_all = p.num_accepted != nullptr && request.num_tokens <= 1 + p.num_drafted;
-    if (request.num_tokens <= 0 || request.slots[0] < 0 || request.slots[0] >= p.num_slots ||
-        (p.seq_lens != nullptr && p.seq_lens[r] == 0) || request.from < 0 ||
-        request.from > p.num_drafted) {
+    if (request.num_tokens <= 0 || slot < 0 || slot >= p.num_slots || length == 0 ||
+        request.from < 0 || request.from > p.num_drafted) {
         return false;
     }
-    request.has_state =
-        p.has_state != nullptr ? p.has_state[r] != 0 : p.seq_lens[r] > request.num_tokens;
-    request.state_from = request.slots[request.from], request.window_from = request.slots[0];
-    if (p.initial_slots != nullptr) {
-        request.state_from = request.window_from = p.initial_slots[r];
+    request.has_state = p.has_state != nullptr ? has_state : length > request.num_tokens;
+    request.state_from = request.window_from = initial;
+    if (p.initial_slots == nullptr && request.from > 0) {
+        request.state_from = request.slots[request.from];
     }
     request.checkpoints = p.checkpoint_slots + r * p.checkpoint_slots_stride;
     return request.state_from >= 0 && request.state_from < p.num_slots;
