@@ -262,10 +262,13 @@ static const struct gdn_variant variants[] = {
     {GDN_CHUNKS, 0, 2, 4, 24, 32, 4, 64, 0, true, false, true, false, false, false, false, 0, true},
     {GDN_MIXED, 0, 1, 2, 32, 40, 0, 0, 0, false, false, true, false, false, false, false, 0, true},
 };
-/* Batches that fill a GPU: heads walked whole, with checkpoints and without. */
+/* Batches that fill a GPU: heads walked whole, with checkpoints and without; heads that are too many
+ * to be walked in quarters and too few to be walked whole. */
 static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 12, 128, 128, 4, 64, 0, true, true, true, false, false, false, false, 0},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 4, 64, 0, true, false, true, false, false, true, true, 64},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 8, 128, 128, 4, 64, 0, true, true, true, false, false, false, false, 0},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 8, 96, 104, 4, 64, 0, true, false, true, false, false, true, true, 64},
 };
 /* clang-format on */
 
