@@ -2,12 +2,15 @@
 #include <cuda.h>
 
 #include "sm90_delta_abreast.cuh"
+#include "sm90_delta_narrow.cuh"
 #include "sm90_delta_whole.cuh"
 
 /* Long requests are prepared next to their walks: at most so many fifths of all multiprocessors
  * walk, and for each of all there are so many parts to prepare. */
 #define MOST_WALKS 3
 #define LEAST_PARTS 4
+#define WIDE_ROWS (WIDE_TEAMS * GROUP_ROWS)
+#define NARROW_LENGTH 8192 /* tokens of a request: longer ones walk by 64 rows, see is_narrow */
 
 constexpr int wide_size = sizeof(wide_memory) + (WIDE_STAGES - 1) * sizeof(chunk_stage);
 constexpr int prepare_size = PREPARE_GROUPS * sizeof(prepare_memory);
@@ -15,22 +18,28 @@ static_assert(wide_size <= 227 * 1024 && prepare_size <= 227 * 1024, "shared mem
 static_assert(FIRST_GROUPS <= LEAST_PARTS, "the first parts are there");
 constexpr int whole_size = sizeof(whole_memory);
 static_assert(whole_size <= 227 * 1024, "shared memory of a CTA");
+constexpr int narrow_size = sizeof(narrow_memory);
+static_assert(narrow_size <= 227 * 1024 - sizeof(walk_item), "shared memory of a CTA");
 static_assert(prepare_size > 114 * 1024, "two CTAs that prepare would share a multiprocessor");
 
-/* A launch that begins once the one before lets it. */
+/* A launch that begins once the one before lets it, in clusters of so many CTAs. */
 static cudaError_t launch_behind(void (*kernel)(sm80_delta_params), const sm80_delta_params &a,
-                                 unsigned groups, int threads, int bytes, cudaStream_t stream)
+                                 unsigned groups, int threads, int bytes, cudaStream_t stream,
+                                 unsigned cluster = 1)
 {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(groups);
     config.blockDim = dim3((unsigned)threads);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, a);
 }
 
@@ -43,6 +52,8 @@ static cudaError_t make_ready()
 {
     cudaError_t error = allow(delta_walk_wide<false>, wide_size);
     error = error ? error : allow(delta_walk_wide<true>, wide_size);
+    error = error ? error : allow(delta_walk_narrow<false>, narrow_size);
+    error = error ? error : allow(delta_walk_narrow<true>, narrow_size);
     error = error ? error : allow(delta_walk_whole<false>, whole_size);
     error = error ? error : allow(delta_walk_whole<true>, whole_size);
     return error ? error : allow(delta_prepare_abreast, prepare_size);
@@ -73,8 +84,28 @@ static cudaError_t launch_wide(const sm80_delta_params &a, unsigned walks, cudaS
     return launch_behind(kernel, a, walks, WIDE_THREADS, wide_size, stream);
 }
 
+/* Next to CTAs that prepare, multiprocessors are not free in pairs. */
+static cudaError_t launch_narrow(const sm80_delta_params &a, unsigned walks, cudaStream_t stream)
+{
+    auto kernel = a.p.checkpoint_interval > 0 ? delta_walk_narrow<true> : delta_walk_narrow<false>;
+    bool apart = a.preparers > 0 || a.slices % NARROW_CLUSTER != 0;
+    return launch_behind(kernel, a, walks, NARROW_THREADS, narrow_size, stream,
+                         apart ? 1 : NARROW_CLUSTER);
+}
+
+static int32_t slices_of(const sm80_delta_params &a, int32_t rows)
+{
+    return (a.p.head_size_v + rows - 1) / rows;
+}
+
+static cudaError_t launch_few(const sm80_delta_params &a, unsigned walks, bool narrow,
+                              cudaStream_t stream)
+{
+    return narrow ? launch_narrow(a, walks, stream) : launch_wide(a, walks, stream);
+}
+
 static cudaError_t launch_abreast(const struct gpu_device *device, sm80_delta_params &a,
-                                  unsigned walks, cudaStream_t stream)
+                                  unsigned walks, bool narrow, cudaStream_t stream)
 {
     int64_t parts = (int64_t)a.num_chunks * a.p.num_k_heads;
     a.preparers = device->num_sms - (int32_t)walks;
@@ -90,7 +121,26 @@ static cudaError_t launch_abreast(const struct gpu_device *device, sm80_delta_pa
     error = error ? error
                   : launch_behind(delta_prepare_abreast, a, (unsigned)a.preparers, WIDE_THREADS,
                                   prepare_size, stream);
-    return error ? error : launch_wide(a, walks, stream);
+    return error ? error : launch_few(a, walks, narrow, stream);
+}
+
+static bool is_abreast(const struct gpu_device *device, const sm80_delta_params &a, int64_t walks)
+{
+    return walks * 5 <= (int64_t)device->num_sms * MOST_WALKS &&
+           (int64_t)a.num_chunks * a.p.num_k_heads >= (int64_t)device->num_sms * LEAST_PARTS;
+}
+
+/* By 32 rows of S a CTA: all at once, and not so long that it is better to walk on half as many
+ * multiprocessors and to prepare on the others meanwhile. */
+static bool is_narrow(const struct gpu_device *device, const sm80_delta_params &a)
+{
+    int64_t reqs = sm80_delta_most_requests(&a), heads = reqs * a.p.num_v_heads;
+    int64_t walks = heads * slices_of(a, NARROW_ROWS);
+    if (walks > device->num_sms) {
+        return false;
+    }
+    return a.p.num_tokens <= reqs * NARROW_LENGTH || is_abreast(device, a, walks) ||
+           !is_abreast(device, a, heads * slices_of(a, WIDE_ROWS));
 }
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
@@ -101,19 +151,17 @@ extern "C" const char *sm90_delta_walk(const struct gpu_device *device,
 {
     CUcontext popped;
     unsigned walks = 0;
-    bool abreast = false, whole = false;
+    bool abreast = false, whole = false, narrow = false;
     if (params != nullptr) {
-        int32_t rows = WIDE_TEAMS * GROUP_ROWS;
+        narrow = is_narrow(device, *params);
         params->stages = WIDE_STAGES;
-        params->slices = (params->p.head_size_v + rows - 1) / rows;
+        params->slices = slices_of(*params, narrow ? NARROW_ROWS : WIDE_ROWS);
         walks =
             (unsigned)(sm80_delta_most_requests(params) * params->p.num_v_heads * params->slices);
         if (walks == 0) {
             return NULL;
         }
-        abreast = walks * 5 <= (unsigned)device->num_sms * MOST_WALKS &&
-                  (int64_t)params->num_chunks * params->p.num_k_heads >=
-                      (int64_t)device->num_sms * LEAST_PARTS;
+        abreast = is_abreast(device, *params, walks);
         whole = walks > (unsigned)device->num_sms && takes_whole(params->p);
         const char *cause = abreast ? NULL : sm80_delta_launch(device, params, stream);
         if (cause != NULL) {
@@ -122,9 +170,10 @@ extern "C" const char *sm90_delta_walk(const struct gpu_device *device,
     }
     ((push_fn *)device->push)((CUcontext)device->context);
     cudaError_t error = params == nullptr ? make_ready()
-                        : abreast ? launch_abreast(device, *params, walks, (cudaStream_t)stream)
-                        : whole   ? launch_whole(*params, (cudaStream_t)stream)
-                                  : launch_wide(*params, walks, (cudaStream_t)stream);
+                        : abreast
+                            ? launch_abreast(device, *params, walks, narrow, (cudaStream_t)stream)
+                        : whole ? launch_whole(*params, (cudaStream_t)stream)
+                                : launch_few(*params, walks, narrow, (cudaStream_t)stream);
     if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
         (void)cudaGetLastError();
     }

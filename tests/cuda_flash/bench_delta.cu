@@ -347,6 +347,9 @@ int main(int argc, char **argv)
         good &= check({1, 8192, 16, 32, 128, 128}, RANDOM);
         good &= check({1, 8192, 16, 32, 128, 128}, KEEPING);
         good &= check({2, 9000, 16, 16, 128, 64}, RANDOM);
+        /* too many for 32 rows of S a CTA, too few to be walked whole */
+        good &= check({2, 1100, 16, 32, 128, 128}, RANDOM);
+        good &= check({2, 1100, 16, 32, 128, 128}, KEEPING);
         /* with more heads than multiprocessors, which are walked whole */
         for (int what = 0; what < CONTENT_COUNT; what++) {
             good &= check({9, 1100, 16, 32, 128, 128}, what);

@@ -98,6 +98,67 @@ static __device__ __forceinline__ void store4_transposed(uint32_t address, const
         : "memory");
 }
 
+/* This CTA's number in its cluster, and how many there are. */
+static __device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+static __device__ __forceinline__ uint32_t cluster_size()
+{
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
+/* All threads of all CTAs of the cluster have come. */
+static __device__ __forceinline__ void sync_cluster()
+{
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
+            : "memory");
+}
+
+/* Where another CTA of the cluster has what this one has at `address`. */
+static __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank)
+{
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+
+/* For what this thread has read and used: nothing that it wrote is behind this. */
+static __device__ __forceinline__ void barrier_arrive_remote(uint32_t remote)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
+
+/* barrier_wait for arrivals of other CTAs, too. */
+static __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase)
+{
+    uint32_t done = 0;
+    while (done == 0) {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+                     "[%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(phase)
+                     : "memory");
+    }
+}
+
+/* copy_span to the same place of all CTAs of the cluster whose bit is set; the barrier of each
+ * counts. */
+static __device__ __forceinline__ void copy_span_to_all(uint32_t to, const void *from, int bytes,
+                                                        uint32_t barrier, uint32_t ranks)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "h"((uint16_t)ranks)
+                 : "memory");
+}
+
 /* Of each thread of this warp group, from now on. */
 template <int COUNT> static __device__ __forceinline__ void give_registers()
 {
