@@ -131,7 +131,6 @@ static void step(const struct attn_kernels *kernels, attn_instance *instance, vo
                                         .instance = instance,
                                         .x = &x,
                                         .out = (float *)(device + sizeof(float) * COUNT)};
-    const struct attn_amax_args refused = {.struct_size = sizeof refused, .instance = instance};
     const struct attn_fill_args fill = {.struct_size = sizeof fill,
                                         .instance = instance,
                                         .destination = device,
@@ -144,13 +143,19 @@ static void step(const struct attn_kernels *kernels, attn_instance *instance, vo
                                         .source = numbers,
                                         .bytes = sizeof numbers,
                                         .kind = ATTN_COPY_HOST_TO_DEVICE};
+    const struct attn_memory_args more_than_there_is = {.struct_size = sizeof more_than_there_is,
+                                                        .instance = instance,
+                                                        .bytes = (size_t)1 << 50,
+                                                        .kind = ATTN_MEMORY_DEVICE};
     hold(kernels->fill(&fill, &error) == ATTN_OK, "fill");
     hold(current() == mine, "fill leaves the context");
     hold(kernels->copy(&copy, &error) == ATTN_OK, "copy");
     hold(current() == mine, "copy leaves the context");
     hold(kernels->amax(&amax, &error) == ATTN_OK, "amax");
     hold(current() == mine, "a kernel leaves the context");
-    hold(kernels->amax(&refused, &error) != ATTN_OK, "amax of nothing is refused");
+    void *none = NULL;
+    hold(kernels->allocate_memory(&more_than_there_is, &none, &error) == ATTN_ERROR_OUT_OF_MEMORY,
+         "more memory than there is");
     hold(current() == mine, "a refused call leaves the context");
 }
 
