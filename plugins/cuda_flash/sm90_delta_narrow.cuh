@@ -129,7 +129,7 @@ static __device__ __forceinline__ void choose_narrow_units(const walk_item &kept
                 norm = seen;
                 unit = scale_of(norm, CHOSEN_BITS - 1).scale;
             } else { /* before the chunk before the last, in its units */
-                seen = fmaf(past_before, seen * m.unit[c - 2 & 3][row], added_before);
+                seen = fmaf(past_before, seen * m.unit[(c - 2) & 3][row], added_before);
                 norm = fminf(norm, fmaf(past, seen, added));
             }
         }
@@ -265,7 +265,8 @@ static __device__ __forceinline__ void copy_narrow_parts(const sm80_delta_params
         const chunk_head &head =
             ((const chunk_head *)&((const chunk_keys *)chunk)[p.num_k_heads])[kept.head];
         for (int32_t of_outputs = 0; of_outputs < 2; of_outputs++, place.advance(1)) {
-            barrier_wait_cluster(shared_address(&m.free[place.part]), (int32_t)place.round + 1 & 1);
+            barrier_wait_cluster(shared_address(&m.free[place.part]),
+                                 ((int32_t)place.round + 1) & 1);
             if (lane_index() == 0) {
                 narrow_part &to = m.parts[place.part];
                 uint32_t there = shared_address(&m.there[place.part]);
@@ -356,7 +357,7 @@ static __global__ void __launch_bounds__(NARROW_THREADS, 1)
         }
         wgmma_wait<0>();
         pin(rows.x);
-        rows.store(a, kept, kept.request.slots[0], m.unit[num_chunks - 1 & 3]);
+        rows.store(a, kept, kept.request.slots[0], m.unit[(num_chunks - 1) & 3]);
     } else if (role == 1) {
         give_registers<120>();
         make_narrow_outputs(a, kept, m, part_giver(m, 1));

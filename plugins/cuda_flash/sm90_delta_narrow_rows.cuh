@@ -336,19 +336,19 @@ struct narrow_rows {
         store_operand(shared_address(m.change), x);
         bool is_new = false; /* S is to be in units of the next chunk */
         if (!is_last) {
-            barrier_wait_for(m.units_there[c + 1 & 1], c + 1 >> 1);
-            is_new = any_lane(m.is_new[c + 1 & 1] != 0);
+            barrier_wait_for(m.units_there[(c + 1) & 1], (c + 1) >> 1);
+            is_new = any_lane(m.is_new[(c + 1) & 1] != 0);
         }
         wgmma_wait<1>();
         pin(s[0]);
         if (is_new) {
-            multiply_columns(s[0], m.ratio[c + 1 & 1]);
+            multiply_columns(s[0], m.ratio[(c + 1) & 1]);
         }
         store_half(m, c + 1, 0);
         wgmma_wait<0>();
         pin(s[1]);
         if (is_new) {
-            multiply_columns(s[1], m.ratio[c + 1 & 1]);
+            multiply_columns(s[1], m.ratio[(c + 1) & 1]);
         }
         store_half(m, c + 1, 1);
         fence_for_boxes();
