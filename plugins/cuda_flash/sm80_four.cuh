@@ -180,14 +180,12 @@ static __device__ __forceinline__ void compute_four(const sm80_params &a,
         char *at = stage_at(mine, place.stage);
         const float *k_scales = (const float *)(at + scale_at), *v_scales = k_scales + S::tile;
         float s[1][4];
-        const sm80_plane v_plane =
-            KIND == KIND_LEVELS ? plane_behind(a, 1, before[1]) : a.planes[1];
+        const sm80_plane v_plane = plane_behind(a, 1, before[1]);
         if constexpr (KIND == KIND_INT4) {
             score_digits<D>(at + key_at, k_scales, q.queries, lane, s);
         } else {
-            score_four<KIND, D>(a, at, at + codes.key,
-                                KIND == KIND_LEVELS ? plane_behind(a, 0, before[0]) : a.planes[0],
-                                sq, rest, has_rest, q, first, lane, s);
+            score_four<KIND, D>(a, at, at + codes.key, plane_behind(a, 0, before[0]), sq, rest,
+                                has_rest, q, first, lane, s);
         }
         bool apart = false;
         if (unusual != 0 || tile_base < all.x || tile_base + 31 > all.y) {

@@ -5,11 +5,12 @@
  * shared memory, where they are the right side of the next product, for all groups.
  *     X = K S^T;  Y = V - decay X;  R = T Y;  S^T <- decay S^T + K^T R    by a warp group
  *     O = decay Q S^T + P R                                               by another
- * A third makes the values and chooses their units; a warp copies, of two CTAs of a head each half
- * of all for both. A chunk of a CTA has 2.1 MFLOP, 512 clocks of the matrix units. 50 KB are
- * copied, 64 KB of left and 32 KB of right sides read, 36 KB of sums and values stored and 16 KB of
- * them read again: 1,450 clocks of shared memory. Units of S, Y and R are those of wide_rows. A
- * chunk's are chosen while the one before it is walked, so that S is in them before it is packed.
+ * A third makes the values. Of the rest a warp copies, of two CTAs of a head each half of all for
+ * both, a warp chooses units, and a warp asks the L2 for inputs. A chunk of a CTA has 2.1 MFLOP,
+ * 512 clocks of the matrix units. 50 KB are copied, 64 KB of left and 32 KB of right sides read,
+ * 36 KB of sums and values stored and 16 KB of them read again: 1,450 clocks of shared memory.
+ * Units of S, Y and R are those of wide_rows. A chunk's are chosen while the one before it is
+ * walked, so that S is in them before it is packed.
  */
 #ifndef CUDA_FLASH_SM90_DELTA_NARROW_CUH
 #define CUDA_FLASH_SM90_DELTA_NARROW_CUH

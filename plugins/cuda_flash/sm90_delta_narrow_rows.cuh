@@ -9,8 +9,8 @@
 #define NARROW_ROWS 32   /* of S */
 #define NARROW_PARTS 7   /* of the ring: in turn what the walk and what the outputs need */
 #define NARROW_CLUSTER 2 /* CTAs that copy for each other, at most */
-#define NARROW_THREADS WIDE_THREADS   /* groups: walk, outputs, values; a warp of the last copies */
-#define NARROW_SUMS (NARROW_ROWS / 2) /* of a lane: of 64 rows */
+#define NARROW_THREADS WIDE_THREADS      /* groups: walk, outputs, values, single warps */
+#define NARROW_SUMS (NARROW_ROWS / 2)    /* of a lane: of 64 rows */
 #define NARROW_COLUMNS (NARROW_ROWS / 4) /* of a lane: rows of S, which lie together */
 #define NARROW_TOKENS 8                  /* of a lane that convolves */
 #define NARROW_LARGEST (NARROW_ROWS + 8) /* stored without conflicts of banks */

@@ -2,6 +2,7 @@
 #include <cuda.h>
 
 #include "sm90_delta_step.cuh"
+#include "sm90_launch.cuh"
 
 #define MOST_CLUSTER 8
 
@@ -14,20 +15,9 @@ static cudaError_t launch_rows(struct sm80_delta_params *a, int slices, cudaStre
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     }
     a->slices = slices;
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned)(a->p.num_v_heads / a->p.num_k_heads * slices);
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(a->p.num_reqs * a->p.num_v_heads * slices));
-    config.blockDim = dim3(STEP_THREADS);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, delta_one<KIND, ROWS>, *a);
+    return launch_behind(delta_one<KIND, ROWS>, *a,
+                         (unsigned)(a->p.num_reqs * a->p.num_v_heads * slices), STEP_THREADS, bytes,
+                         stream, (unsigned)(a->p.num_v_heads / a->p.num_k_heads * slices));
 }
 
 /* Fewer rows of a CTA as long as that gives multiprocessors work, within a cluster of a key head.

@@ -4,6 +4,7 @@
 #include "sm90_delta_abreast.cuh"
 #include "sm90_delta_narrow.cuh"
 #include "sm90_delta_whole.cuh"
+#include "sm90_launch.cuh"
 
 /* Long requests are prepared next to their walks: at most so many fifths of all multiprocessors
  * walk, and for each of all there are so many parts to prepare. */
@@ -21,27 +22,6 @@ static_assert(whole_size <= 227 * 1024, "shared memory of a CTA");
 constexpr int narrow_size = sizeof(narrow_memory);
 static_assert(narrow_size <= 227 * 1024 - sizeof(walk_item), "shared memory of a CTA");
 static_assert(prepare_size > 114 * 1024, "two CTAs that prepare would share a multiprocessor");
-
-/* A launch that begins once the one before lets it, in clusters of so many CTAs. */
-static cudaError_t launch_behind(void (*kernel)(sm80_delta_params), const sm80_delta_params &a,
-                                 unsigned groups, int threads, int bytes, cudaStream_t stream,
-                                 unsigned cluster = 1)
-{
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = cluster;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(groups);
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, kernel, a);
-}
 
 static cudaError_t allow(void (*kernel)(sm80_delta_params), int bytes)
 {
