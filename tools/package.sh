@@ -4,6 +4,7 @@
 # (library, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
 # The version is meson.build's. Everything lies under build/package ($PACKAGE_WORK); what was made is printed last. The tests
 # package_deb and python_wheel run it with few options; dist is for releases.
+# A wheel is tried with build/venv's Python and with those that $PACKAGE_PYTHONS names. It needs auditwheel next to that Python.
 # usage: tools/package.sh wheel|deb|dist [meson options, such as -Dcuda-flash=disabled]
 set -eu
 cd "$(dirname "$0")/.."
@@ -20,15 +21,16 @@ fail() {
     exit 1
 }
 
-# staged NAME [meson options]: a release build with the prefix /usr, installed under $stage
+# staged [meson options]: a release build with the prefix /usr, installed under $stage. Other options begin it again, since
+# Meson's reconfiguration lets --buildtype reset what stands after it.
 staged() {
-    [ -f "$work/built/$what/build.ninja" ] || rm -rf "$work/built/$what"
-    reconfigure=$([ ! -d "$work/built/$what" ] || echo --reconfigure)
-    # shellcheck disable=SC2086 # it may be empty
-    meson setup $reconfigure "$work/built/$what" --prefix=/usr --buildtype=release -Dtests=disabled "$@" >"$folder/setup.log" ||
+    built=$work/built/$what
+    [ "$(cat "$built/.options" 2>/dev/null)" = "$*" ] || rm -rf "$built"
+    [ -f "$built/build.ninja" ] || meson setup "$built" --prefix=/usr --buildtype=release -Dtests=disabled "$@" >"$folder/setup.log" ||
         { tail -5 "$folder/setup.log"; fail 'meson setup failed'; }
-    meson compile -C "$work/built/$what" >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the build failed'; }
-    DESTDIR=$stage meson install -C "$work/built/$what" --no-rebuild >/dev/null
+    echo "$*" >"$built/.options"
+    meson compile -C "$built" >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the build failed'; }
+    DESTDIR=$stage meson install -C "$built" --no-rebuild >/dev/null
 }
 
 # The package is tried without what this shell has set, and from a folder of its own.
@@ -36,52 +38,86 @@ clean() {
     (cd "$folder" && env -i PATH=/usr/bin:/bin HOME="$folder" ATTN_CACHE_DIR= "$@")
 }
 
+# licence FILE NAME: a licence of what the wheel carries
+licence() {
+    mkdir -p "$tree/licenses"
+    [ -s "$1" ] || fail "no licence of $2: $1 is not there"
+    cp "$1" "$tree/licenses/$2.txt"
+}
+
+# The licence of the CUDA runtime that is linked into cuda_flash: in the toolkit's folder or in a package's metadata.
+cuda_licence() {
+    toolkit=$(nvcc --dryrun -x cu -c /dev/null -o /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
+    find -L "$toolkit" -maxdepth 5 \( -name EULA.txt -o -path '*cuda_runtime*' -name License.txt \) 2>/dev/null | head -n 1
+}
+
 wheel() {
     python=${PACKAGE_PYTHON:-$source/build/venv/bin/python}
     if [ ! -x "$python" ]; then
         python3 -m venv "$work/venv"
         python=$work/venv/bin/python
-        "$python" -c 'import setuptools' 2>/dev/null || "$python" -m pip install --quiet 'setuptools>=70.1'
+        "$python" -m pip install --quiet 'setuptools>=70.1' auditwheel
     fi
-    staged --libdir=lib -Dmpi=disabled -Dnccl=disabled "-Dc_link_args=-Wl,-rpath,\$ORIGIN/../lib" "$@"
+    # The same commit makes the same bytes, wherever it is built: dates are the commit's, paths are left out.
+    SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y NEWS)}
+    export SOURCE_DATE_EPOCH
+    staged --libdir=lib -Dmpi=disabled -Dnccl=disabled "-Dc_link_args=-Wl,-rpath,\$ORIGIN/../lib" \
+        "-Dc_args=-ffile-prefix-map=$source=. -ffile-prefix-map=$work/built/$what=." "$@"
     cp -r bindings/python "$folder/source"
+    rm -rf "$folder/source/src/libattn.egg-info"
     tree=$folder/source/src/libattn
     mkdir "$tree/lib"
     cp "$stage/usr/lib/libattn.so.1" "$tree/lib/"
     cp -r "$stage/usr/lib/attn" "$tree/lib/attn"
     cp -r "$stage/usr/bin" "$tree/bin"
+    licence LICENSE libattn
+    [ ! -e "$tree/lib/attn/attn_cuda_flash.so" ] || licence "$(cuda_licence)" cuda-runtime
     # Next to the C library only cJSON is taken along, for the tools that read JSON.
     cjson=$(ldd "$tree/bin/attn-info" | sed -n 's/.*libcjson\.so\.1 => \([^ ]*\) .*/\1/p')
     if [ -n "$cjson" ]; then
         cp -L "$cjson" "$tree/lib/libcjson.so.1"
-        sed -n '/^Copyright\|^ *Permission/,/SOFTWARE/p' /usr/share/doc/libcjson1/copyright >"$tree/lib/libcjson.license"
-        grep -q Permission "$tree/lib/libcjson.license" || fail 'no licence of cJSON in /usr/share/doc/libcjson1'
+        licence /usr/share/doc/libcjson1/copyright cjson
     fi
     objects=$(find "$tree" -type f | while read -r file; do [ "$(head -c 4 "$file" | tail -c 3)" != ELF ] || echo "$file"; done)
-    for object in $objects; do
+    echo "$objects" | while read -r object; do
+        strip --strip-unneeded "$object"
         objdump -p "$object" | sed -n 's/^ *NEEDED *//p' | grep -v -x -e 'lib\(c\|m\|dl\|rt\|pthread\|gcc_s\|stdc++\|cjson\)\.so\.[0-9]*' -e 'ld-linux.*' &&
             fail "$object needs a library that is not on every machine"
+        ! strings "$object" | grep -F "$source" || fail "$object names the folder it was built in"
     done
-    glibc=$(for object in $objects; do objdump -T "$object"; done | sed -n 's/.*(*GLIBC_2\.\([0-9]*\).*/\1/p' | sort -n | tail -1)
+    glibc=$(echo "$objects" | while read -r object; do objdump -T "$object"; done | sed -n 's/.*(*GLIBC_2\.\([0-9]*\).*/\1/p' | sort -n | tail -1)
     tag=manylinux_2_${glibc}_$(uname -m)
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation --no-index -w "$folder" \
         --config-settings="--build-option=--plat-name=$tag" "$folder/source" >"$folder/wheel.log" 2>&1 || { cat "$folder/wheel.log"; fail 'pip wheel failed'; }
     made=$folder/libattn-$version-py3-none-$tag.whl
     [ -f "$made" ] || fail "not $made: $(ls "$folder"/*.whl)"
+    size=$(stat -c %s "$made")
+    [ "$size" -lt 100000000 ] || fail "$made has $size bytes; an index takes 100 MB"
+    "$python" -m auditwheel show "$made" >"$folder/audit.log" 2>&1 || { cat "$folder/audit.log"; fail 'auditwheel show failed'; }
+    grep -q "\"$tag\"" "$folder/audit.log" || { cat "$folder/audit.log"; fail "auditwheel finds another tag than $tag"; }
 
-    "$python" -m venv --without-pip "$folder/try"
+    for interpreter in "$python" ${PACKAGE_PYTHONS:-}; do
+        try_wheel "$interpreter"
+    done
+}
+
+# try_wheel PYTHON: installs the wheel into a bare environment of that Python, and uses library and tools there
+try_wheel() {
+    rm -rf "$folder/try"
+    "$1" -m venv --without-pip "$folder/try"
+    "$python" -m pip --python "$folder/try/bin/python" install --quiet --no-deps --no-index "$made"
     site=$(echo "$folder"/try/lib/python3*/site-packages)
-    "$python" -m pip install --quiet --no-deps --no-index --target "$site" "$made"
-    clean "$folder/try/bin/python" -m libattn.info --json >"$folder/info.json"
+    clean "$folder/try/bin/attn-info" --json >"$folder/info.json"
     grep -q "\"file\":[[:space:]]*\"$site/libattn/lib/attn/attn_cpu_ref.so\"" "$folder/info.json" || fail 'the wheel finds other plugins than its own'
     clean "$folder/try/bin/python" -c "
-import libattn
+import sys, libattn
 runtime = libattn.Runtime()
 assert libattn.__version__ == '$version', libattn.__version__
 assert runtime.api.path.startswith('$site'), runtime.api.path
-print(runtime.select([libattn.LayerDesc('a', 8, 2, 64, dtype='bf16')]).choice(0).backend, 'serves a layer')"
-    clean "$site/libattn/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -1
-    clean "$site/libattn/bin/attn-run" --model "$source/models/llama-3.1-8b.json" --layers 1 --steps 1 --verify | tail -1
+served = runtime.select([libattn.LayerDesc('a', 8, 2, 64, dtype='bf16')]).choice(0).backend
+print(f'Python {sys.version_info[0]}.{sys.version_info[1]}: {served} serves a layer')"
+    clean "$folder/try/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -1
+    clean "$folder/try/bin/attn-run" --model "$source/models/llama-3.1-8b.json" --layers 1 --steps 1 --verify | tail -1
 }
 
 # package NAME DESCRIPTION DEPENDS PATTERN...: moves the files out of $stage and makes the package
@@ -156,6 +192,11 @@ deb() {
     clean "$try/usr/bin/attn-info" --json >"$folder/info.json"
     grep -q "\"file\":[[:space:]]*\"$try/$lib/attn/attn_cpu_ref.so\"" "$folder/info.json" || fail 'the installed tools find no installed plugin'
     clean "$try/usr/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -1
+    installed=$(dpkg-query --admindir="$try/var/lib/dpkg" -W -f '${Package} ')
+    # shellcheck disable=SC2086 # a list of names
+    dpkg --root="$try" --force-not-root --force-depends --log=/dev/null --purge $installed >>"$folder/dpkg.log" 2>&1 ||
+        { cat "$folder/dpkg.log"; fail 'dpkg does not remove the packages'; }
+    ! find "$try/usr" -type f -o -type l | grep . || fail 'files that stay after the packages are removed'
 }
 
 dist() {
