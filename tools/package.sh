@@ -196,7 +196,7 @@ deb() {
     # shellcheck disable=SC2086 # a list of names
     dpkg --root="$try" --force-not-root --force-depends --log=/dev/null --purge $installed >>"$folder/dpkg.log" 2>&1 ||
         { cat "$folder/dpkg.log"; fail 'dpkg does not remove the packages'; }
-    ! find "$try/usr" -type f -o -type l | grep . || fail 'files that stay after the packages are removed'
+    ! find "$try" -path '*/usr/*' \( -type f -o -type l \) | grep . || fail 'files that stay after the packages are removed'
 }
 
 dist() {
