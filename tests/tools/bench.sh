@@ -111,6 +111,11 @@ fi
 if command -v gnuplot >/dev/null; then
     expect 0 '.' "$bench" --backend cpu_ref --threads 1 --plot "$folder/it's.svg" --shape "write:s=16+64,hkv=2,d=64"
     grep -q '</svg>' "$folder/it's.svg" || { echo "no plot was drawn"; failed=1; }
+    # The name is a file's, whatever it looks like.
+    (cd "$folder" && for name in '|touch ran;.svg' "$(printf "a'\nsystem 'touch ran'\n.svg")"; do
+        "$bench" --backend cpu_ref --threads 1 --plot "$name" --shape "write:s=16,hkv=2,d=64" >"$folder/out" 2>&1
+        grep -q '</svg>' "$name" || { echo "no plot was drawn into '$name'"; exit 1; }
+     done && [ ! -e ran ]) || { echo "a plot's name was run"; failed=1; }
     expect 1 'nowhere/a.svg: No such file' "$bench" --backend cpu_ref --plot "$folder/nowhere/a.svg"
 fi
 mkdir "$folder/empty"

@@ -2,7 +2,9 @@
 #include "plot.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +26,7 @@ bool plot_possible(const char *path, struct attn_error *error)
         fail(error, "gnuplot", "is not installed; --plot needs it (Debian: gnuplot-nox)");
         return false;
     }
-    FILE *file = fopen(path, "ab"); /* gnuplot would draw to its standard output */
+    FILE *file = fopen(path, "ab"); /* before anything is measured */
     if (file == NULL) {
         fail(error, path, strerror(errno));
         return false;
@@ -115,29 +117,65 @@ static int32_t put_data(FILE *pipe, const struct report *report)
     return count;
 }
 
+/* gnuplot, which reads what to draw on its standard input and draws on its standard output, `file`:
+ * it is given no name, of which it would run some as commands. */
+static FILE *start_gnuplot(int file, pid_t *process)
+{
+    extern char **environ;
+    char *arguments[] = {"gnuplot", NULL};
+    int ends[2] = {-1, -1};
+    FILE *pipe = NULL;
+    posix_spawn_file_actions_t actions;
+    if (file < 0 || pipe2(ends, O_CLOEXEC) != 0 || posix_spawn_file_actions_init(&actions) != 0) {
+        goto done;
+    }
+    if (posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO) == 0 &&
+        posix_spawn_file_actions_adddup2(&actions, file, STDOUT_FILENO) == 0 &&
+        posix_spawnp(process, "gnuplot", &actions, NULL, arguments, environ) == 0) {
+        pipe = fdopen(ends[1], "w");
+    }
+    posix_spawn_file_actions_destroy(&actions);
+done:
+    if (ends[0] >= 0) {
+        close(ends[0]);
+    }
+    if (pipe == NULL && ends[1] >= 0) {
+        close(ends[1]);
+    }
+    return pipe;
+}
+
 attn_status plot_write(const struct report *report, const struct session *session, const char *path,
                        struct attn_error *error)
 {
     void (*before)(int) = signal(SIGPIPE, SIG_IGN); /* it may end early; its status tells */
-    FILE *pipe = popen("gnuplot", "w");
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    pid_t process = -1;
+    FILE *pipe = start_gnuplot(file, &process);
+    int32_t count = 0;
+    int status = -1;
+    if (pipe != NULL) {
+        bool svg = strcmp(path + strlen(path) - 4, ".svg") == 0;
+        count = put_data(pipe, report);
+        if (count > 0) {
+            double f32 = ceilings_best(session->ceilings, CEILING_F32);
+            double bf16 = ceilings_best(session->ceilings, CEILING_BF16);
+            fprintf(pipe, "read = %.9g\npeak = %.9g\nset terminal %s size 1280,560\n%s",
+                    1e-12 * ceilings_best(session->ceilings, CEILING_READ),
+                    1e-12 * (bf16 > f32 ? bf16 : f32), svg ? "svg background 'white'" : "pngcairo",
+                    script);
+        }
+        fclose(pipe);
+    }
+    while (process > 0 && waitpid(process, &status, 0) < 0 && errno == EINTR) {
+    }
+    signal(SIGPIPE, before);
+    if (file < 0 || close(file) != 0) {
+        return fail(error, path, strerror(errno));
+    }
     if (pipe == NULL) {
         return fail(error, "gnuplot", "cannot be started");
     }
-    bool svg = strcmp(path + strlen(path) - 4, ".svg") == 0;
-    int32_t count = put_data(pipe, report);
-    if (count > 0) {
-        double f32 = ceilings_best(session->ceilings, CEILING_F32);
-        double bf16 = ceilings_best(session->ceilings, CEILING_BF16);
-        fprintf(pipe, "read = %.9g\npeak = %.9g\n",
-                1e-12 * ceilings_best(session->ceilings, CEILING_READ),
-                1e-12 * (bf16 > f32 ? bf16 : f32));
-        fprintf(pipe, "set terminal %s size 1280,560\nset output ",
-                svg ? "svg background 'white'" : "pngcairo");
-        put_quoted(pipe, path);
-        fprintf(pipe, "\n%s", script);
-    }
-    int status = pclose(pipe);
-    signal(SIGPIPE, before);
     if (count == 0) {
         return fail(error, "gnuplot", "nothing was measured that could be drawn");
     }
