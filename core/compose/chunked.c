@@ -117,7 +117,7 @@ static attn_status cut(attn_plan *plan, struct attn_error *error)
     view->block_table_row = plan_on_device(plan, chunks.rows);
     view->block_table_rows = whole->block_table_rows * whole->block_table_stride;
     view->block_table_stride = 1;
-    int64_t longest = (int64_t)layer->chunk_size * (layer->chunk_lookback + 1);
+    int64_t longest = layer->chunk_size * ((int64_t)layer->chunk_lookback + 1);
     view->max_seq_len = view->max_seq_len < longest ? view->max_seq_len : (int32_t)longest;
     return ATTN_OK;
 }

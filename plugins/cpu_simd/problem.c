@@ -297,7 +297,7 @@ static void widen_by_spans(const struct problem *problem, int32_t request, int32
             first = at_least(first, position - window + 1);
         }
         seen->low = at_most(seen->low, at_least(first, 0));
-        seen->high = at_least(seen->high, at_most(last + 1, num_keys));
+        seen->high = at_least(seen->high, at_most(last, num_keys - 1) + 1);
     }
 }
 

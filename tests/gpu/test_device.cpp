@@ -439,13 +439,13 @@ static mask random_mask()
     m.q.causal = below(2);
     p.group = 1 + below(8);
     p.window_left = below(3) == 0 ? below(60) : -1;
-    p.window_right = below(3) == 0 ? below(60) : -1;
+    p.window_right = below(3) == 0 ? below(5) ? below(60) : INT32_MAX : -1;
     p.chunk_size = below(3) == 0 ? 1 + below(50) : 0;
-    p.chunk_lookback = below(2);
+    p.chunk_lookback = below(3) ? below(2) : INT32_MAX - below(2);
     for (int i = below(3); i > 0; i--) {
         int first = below(200);
         m.spans.push_back(first);
-        m.spans.push_back(first + below(30));
+        m.spans.push_back(below(4) ? first + below(30) : INT32_MAX);
     }
     m.span_start = {0, (int32_t)m.spans.size() / 2};
     p.spans = m.spans.empty() ? nullptr : m.spans.data();

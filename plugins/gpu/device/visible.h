@@ -45,11 +45,12 @@ GPU_INLINE gpu_interval interval_of(const gpu_problem &p, const gpu_request &q, 
     if (p.window_left >= 0) {
         v.first = max(v.first, v.position - p.window_left);
     }
-    if (p.window_right >= 0) {
-        v.last = min(v.last, v.position + p.window_right);
+    if (p.window_right >= 0 && p.window_right < v.last - v.position) { /* whose sum may not fit */
+        v.last = v.position + p.window_right;
     }
     if (p.chunk_size > 0) {
-        v.first = max(v.first, (v.position / p.chunk_size - p.chunk_lookback) * p.chunk_size);
+        int32_t chunk = v.position / p.chunk_size - p.chunk_lookback;
+        v.first = max(v.first, max(chunk, 0) * p.chunk_size);
     }
     return v;
 }

@@ -120,6 +120,7 @@ static bool add_terms(struct factor *f, const struct attn_backend_caps *caps)
     ok = ok && add_switch(&f[FACTOR_WINDOW], caps, ATTN_TERM_SYMMETRIC_WINDOW, 12, 1);
     ok = ok && add_switch(&f[FACTOR_CHUNK], caps, ATTN_TERM_CHUNKED_LOCAL, 16, 0);
     ok = ok && add_switch(&f[FACTOR_CHUNK], caps, ATTN_TERM_CHUNKED_LOCAL, 24, 1);
+    ok = ok && add_switch(&f[FACTOR_CHUNK], caps, ATTN_TERM_CHUNKED_LOCAL, 40, INT32_MAX);
     ok = ok && add_switch(&f[FACTOR_SOFT_CAP], caps, ATTN_TERM_SOFT_CAP, 8, 0);
     ok = ok && add_switch(&f[FACTOR_ALIBI], caps, ATTN_TERM_ALIBI, ATTN_ALIBI_LINEAR, 0);
     ok = ok && add_switch(&f[FACTOR_ALIBI], caps, ATTN_TERM_ALIBI_SQRT, ATTN_ALIBI_SQRT, 0);

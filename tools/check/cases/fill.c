@@ -145,7 +145,8 @@ static void fill_spans(struct problem *p, uint64_t *random)
             span[0] = random_below(random, length / 4);
             span[1] = span[0] + random_below(random, length / 4);
             span[2] = length / 2 + random_below(random, length / 4);
-            span[3] = span[2] + random_below(random, length - span[2]);
+            span[3] = random_below(random, 3) ? span[2] + random_below(random, length - span[2])
+                                              : INT32_MAX; /* to the request's end */
             p->num_spans += 2;
         }
         span_start_loc[r + 1] = p->num_spans;
