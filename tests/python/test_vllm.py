@@ -40,16 +40,22 @@ class _CpuPlatform:
 _Layout = enum.Enum("KVCacheLayout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
 on_a_cpu = True
 dcp_group: list[Any] = []
+current: list[Any] = [None]  # vLLM's configuration
 RECORDED = published.install("vllm-0.33.0", {
     "vllm.v1.attention.backends.registry": {
         "AttentionBackendEnum": _Registry,
         "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
     "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
+    "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_KV_CACHE_LAYOUT": None},
+    "vllm.version": {"__version__": "0.33.0"},
+    "vllm.config": {"get_current_vllm_config_or_none": lambda: current[0]},
+    "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND"},
     "vllm.distributed.parallel_state": {"get_dcp_group": lambda: dcp_group[0]},
     "vllm.platforms": {"cpu_platform_plugin": lambda: "vllm's own" if on_a_cpu else None},
     "vllm.platforms.cpu": {"CpuPlatform": _CpuPlatform}})
 
 from libattn.integrations import vllm as adapter  # noqa: E402
+from libattn.integrations.vllm import describe, versions  # noqa: E402
 from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder  # noqa: E402
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl, pages_of  # noqa: E402
 
@@ -90,7 +96,7 @@ class Interface(unittest.TestCase):
         plain = {"dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16, "attn_type": "decoder"}
         for values, text in (({"head_size": 60}, "head_size.*60.*multiples of 8"),
                              ({"head_size": 64, "dtype": torch.float64}, "dtype.*float64.*bfloat16"),
-                             ({"head_size": 64, "kv_cache_dtype": "nvfp4"}, "kv_cache_dtype.*nvfp4"),
+                             ({"head_size": 64, "kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype.*fp8_ds_mla"),
                              *(({"head_size": 128, name: True}, f"{name}: True, supported: no .*{what}") for name, what in (
                                  ("use_sparse", "sparse"), ("use_pcp", "prefill context parallelism"),
                                  ("use_rswa", "sliding windows"), ("use_adaptive_verification", "query lengths"))),
@@ -132,8 +138,7 @@ class Platform(unittest.TestCase):
         for backend in ("cpu_ref", "cpu_simd"):
             libattn.torch.configure(ignore_environment=True, backend=backend)
             found = LibattnBackend.supported_kv_cache_layouts()
-            heads_first = LibattnBackend.get_kv_cache_stride_order() == (0, 1, 3, 2, 4)
-            self.assertEqual(found[0].name, "LBHNC" if heads_first else "LBNHC")
+            self.assertEqual(found[0].name, "LBHNC" if versions.heads_first() else "LBNHC")
             self.assertEqual(set(found), set(_Layout))
 
 
@@ -189,12 +194,13 @@ class Steps(unittest.TestCase):
         row = libattn.torch.table()[0]
         self.assertEqual((row.index, row.decode.split("@")[0]), (3, backend))
 
-    def test_both_forms_of_the_cache(self) -> None:
+    def test_orders_of_the_cache(self) -> None:
+        """Heads first, slots first, and pages of two layers next to each other."""
         for backend in ("cpu_ref", "cpu_simd"):
             nan = float("nan")
             self.run_steps(backend, torch.full((BLOCKS, HK, BLOCK, 2 * D), nan), 2e-5)
             self.run_steps(backend, torch.full((BLOCKS, BLOCK, HK, 2 * D), nan).transpose(1, 2), 2e-5)
-            self.run_steps(backend, torch.full((2, BLOCKS, BLOCK, HK, D), nan), 2e-5)
+            self.run_steps(backend, torch.full((BLOCKS, 2, HK, BLOCK, 2 * D), nan)[:, 1], 2e-5)
 
     def test_terms(self) -> None:
         for backend in ("cpu_ref", "cpu_simd"):
@@ -479,8 +485,9 @@ class Steps(unittest.TestCase):
             LibattnImpl(HQ, D, 0.1, HK, a_later_argument=3)
 
     def test_pages_of_an_unknown_form(self) -> None:
-        with self.assertRaisesRegex(libattn.UnsupportedError, r"\[2, 3\]"):
-            pages_of(torch.empty(2, 3), D)
+        for shape in ((2, 3), (4, 2, 16, 2 * D + 1)):
+            with self.assertRaisesRegex(libattn.UnsupportedError, rf"{list(shape)}".replace("[", r"\[")):
+                pages_of(torch.empty(shape), D, D)
 
 
 if __name__ == "__main__":

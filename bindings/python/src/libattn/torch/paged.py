@@ -10,6 +10,7 @@ import torch
 
 from .._declarations import attn_kv_view
 from ..layers import LayerDesc
+from ..model import KvView, view_of
 from ..step import Batch
 from . import dense
 from .dense import _host, _on
@@ -60,9 +61,10 @@ def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start
                                  kind=kind, index=index)
 
 
-def bind_pages(bound: Bound, at: int, k_pages: torch.Tensor, v_pages: torch.Tensor | None) -> None:
+def bind_pages(bound: Bound, at: int, k_pages: torch.Tensor | KvView, v_pages: torch.Tensor | KvView | None) -> None:
     """Hand an engine's pages to a bound layer, while no plan holds it; `v_pages` None: latent rows."""
-    views = tuple(None if pages is None else _view(pages) for pages in (k_pages, v_pages))
+    views = tuple(None if pages is None else view_of(pages)[0] if isinstance(pages, KvView) else _view(pages)
+                  for pages in (k_pages, v_pages))
     api = bound.model.api
     api.check(api.layer_bind_kv(bound.model.layers[at].handle, *(None if view is None else byref(view) for view in views),
                                 api.error_ref()))

@@ -12,6 +12,7 @@ from .. import memory
 from .._declarations import Status
 from ..errors import make
 from ..layers import ContextParallel, LayerDesc
+from ..model import KvView
 from ..step import Batch, Plan
 from .paged import Step, bind_pages
 from .store import Bound, Params, Workspace, store, stream_of
@@ -27,8 +28,8 @@ class Member:
     desc: LayerDesc
     index: int
     params: Params
-    k_pages: torch.Tensor
-    v_pages: torch.Tensor | None
+    k_pages: torch.Tensor | KvView
+    v_pages: torch.Tensor | KvView | None
 
 
 @dataclass

@@ -18,7 +18,7 @@ import torch
 from .. import memory
 from .._declarations import Phase, Status
 from ..errors import make
-from ..extensions import mla_weights
+from ..extensions import kv_quant_params, mla_weights
 from ..layers import LayerDesc
 from ..model import Layer, Model
 from ..runtime import Runtime
@@ -32,7 +32,9 @@ PHASES = ("prefill", "decode")
 #: A name, a tensor, and the shape and strides to read it with.
 Rowed = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]
 
-#: Names of `Layer.bind_params` and their values, and `kv_b_proj`, MLA's projection.
+_KV_QUANT_PARAMS = ("hadamard_signs_k", "hadamard_signs_v", "v_channel_scale")
+
+#: Names of `Layer.bind_params` and of `kv_quant_params` and their values, and `kv_b_proj`, MLA's projection.
 Params = tuple[tuple[str, torch.Tensor | float], ...]
 
 
@@ -319,9 +321,11 @@ class Store:
                     if given[name].data_ptr() != value.data_ptr() and given[name].device == value.device:
                         converted[0].append(given[name])
                         converted[1].append(kept[-1])
-            weights = [mla_weights(given.pop("kv_b_proj"))] if "kv_b_proj" in given else []
-            if given or weights:
-                layer.bind_params(**given, extensions=weights)
+            extensions = [mla_weights(given.pop("kv_b_proj"))] if "kv_b_proj" in given else []
+            quantized = {name: given.pop(name) for name in _KV_QUANT_PARAMS if name in given}
+            extensions += [kv_quant_params(**quantized)] if quantized else []
+            if given or extensions:
+                layer.bind_params(**given, extensions=extensions)
         spec = model.layers[0].kv_spec
         if workspace is None:
             workspace = self._here().workspaces.setdefault(device, Workspace())

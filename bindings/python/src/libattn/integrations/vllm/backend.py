@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two of vLLM's classes: the backend that answers, and the builder that plans (`layers`: the implementations that step).
 
-Written against the published interface of vLLM 0.33 and tolerant of what other releases add or lack: methods take
-and ignore arguments that they do not know, and both forms of the cache are read, ``[N, Hk, B, 2 D]`` and the older
-``[2, N, B, Hk, D]``.
+Releases and what differs between them: `versions`. Methods take and ignore arguments that they do not know.
 """
 from __future__ import annotations
 
@@ -11,16 +9,16 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionMetadataBuilder, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionMetadataBuilder
 
-from ..._declarations import KvLayout
 from ...errors import AttnError
 from ...torch.steps import Steps
 from ...torch.store import store
 from . import describe
 from .layers import LatentImpl, LibattnImpl
-from .metadata import LibattnMetadata, batch_of, host_copy, spans_of
+from .metadata import CASCADE_KEYS, CASCADE_REQUESTS, LibattnMetadata, batch_of, host_copy, prefix_of, spans_of
 from .ranks import likely, spread
+from .versions import CacheForm, refusals
 
 #: What vLLM may ask that this adapter does not carry; the answer is a reason, never silence.
 NOT_CARRIED = {
@@ -46,14 +44,7 @@ def _serves(head_size: int = 128, **terms: Any) -> bool:
     return not reasons(describe.layer("layers.0", 8, 8, head_size, torch.bfloat16, **terms))
 
 
-def _heads_first() -> bool:
-    """Whether the backend that serves a usual layer prefers a page's heads before its slots."""
-    desc = describe.layer("layers.0", 8, 8, 128, torch.bfloat16)
-    found = store.runtime.select([desc], device=describe.device(), keep_unserved=True).choice(0, "decode")
-    return found.layout in (KvLayout.HND, KvLayout.HND_INNER, KvLayout.HND_ROWS)
-
-
-class LibattnBackend(AttentionBackend):
+class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
     """Answers vLLM's questions from libattn's selection."""
 
     accept_output_buffer: bool = True
@@ -82,31 +73,6 @@ class LibattnBackend(AttentionBackend):
     def get_builder_cls() -> type[LibattnMetadataBuilder]:
         return LibattnMetadataBuilder
 
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None, **_: Any) -> list[Any]:
-        return [MultipleOf(1)]
-
-    @staticmethod
-    def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int,
-                           cache_dtype_str: str = "auto", **_: Any) -> tuple[int, ...]:
-        """For releases before specs had a layout: K and V as two planes."""
-        return (2, num_blocks, block_size, num_kv_heads, head_size)
-
-    @classmethod
-    def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
-        """Since 0.32: any layout is read where it lies; first the one that the chosen backend likes."""
-        from vllm.v1.kv_cache_interface import KVCacheLayout
-
-        first, second = ("LBHNC", "LBNHC") if _heads_first() else ("LBNHC", "LBHNC")
-        rest = [layout for layout in KVCacheLayout if layout.name not in (first, second)]
-        return (KVCacheLayout[first], KVCacheLayout[second], *rest)
-
-    @staticmethod
-    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """Physical order of those planes: heads before slots where the chosen backend likes that."""
-        order = (0, 1, 3, 2, 4) if _heads_first() else (0, 1, 2, 3, 4)
-        return (1, 2, 0, *(n + 1 for n in order[2:])) if include_num_layers_dimension else order
-
     # What libattn's terms cover: the layer itself is asked in validate_configuration, with all its values.
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -134,7 +100,7 @@ class LibattnBackend(AttentionBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        return _serves(batch_invariant=True)
+        return _serves(batch_invariant=describe.invariance(True))
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
@@ -183,6 +149,12 @@ class LibattnBackend(AttentionBackend):
         What vLLM has not said yet (head counts, the window's length) is asked with likely values, and checked with
         the true ones when the layer first runs.
         """
+        try:
+            released = refusals()
+        except AttnError as error:
+            return [str(error)]
+        if released:
+            return released
         asked = {**later, "use_sparse": use_sparse, "use_pcp": use_pcp, "use_rswa": use_rswa,
                  "use_adaptive_verification": use_adaptive_verification}
         lines = [f"{name}: True, supported: no ({NOT_CARRIED.get(name, 'it')} is not carried by libattn's vLLM adapter)"
@@ -194,7 +166,8 @@ class LibattnBackend(AttentionBackend):
                                   sliding_window=4096 if has_sliding_window else None, kv_cache_dtype=kv_cache_dtype,
                                   has_sinks=has_sink, block_size=block_size, causal=False if use_non_causal else None,
                                   scales_per_head=use_per_head_quant_scales, prefix_lm=use_mm_prefix,
-                                  device_seq_lens_only=describe.device()[0] != "cpu", batch_invariant=use_batch_invariant,
+                                  device_seq_lens_only=describe.device()[0] != "cpu",
+                                  batch_invariant=describe.invariance(use_batch_invariant),
                                   context_parallel=likely(describe.config()) if use_dcp else None)
             return lines + reasons(desc)
         except AttnError as error:
@@ -220,6 +193,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         model_config = getattr(vllm_config, "model_config", None)
         self.dtype = getattr(model_config, "dtype", torch.float32)
         self.spread = spread(vllm_config, kv_cache_spec)
+        # Without drafts vLLM's upper bounds of lengths are the lengths; a spread cache's are another matter.
+        self.exact = getattr(vllm_config, "speculative_config", None) is None and self.spread is None
         self.steps = Steps(lambda: [context[name] for name in layer_names if name in context],
                            _graph_level(vllm_config), getattr(model_config, "max_model_len", 0),
                            self.spread.described if self.spread is not None else None)
@@ -228,24 +203,30 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """What the backend that serves the group's layers can capture; batches that mix decodes and prefills are none of
         it, since a replay has to have as many decodes as were captured."""
-        dtype = getattr(getattr(vllm_config, "model_config", None), "dtype", torch.bfloat16)
-        mla = describe.mla_of(getattr(vllm_config, "model_config", None))
+        model_config = getattr(vllm_config, "model_config", None)
+        dtype = getattr(model_config, "dtype", torch.bfloat16)
+        mla = describe.mla_of(model_config)
         spreads = getattr(getattr(vllm_config, "parallel_config", None), "decode_context_parallel_size", 1) > 1
-        desc = describe.layer("layers.0", 8 * kv_cache_spec.num_kv_heads, kv_cache_spec.num_kv_heads,
-                              kv_cache_spec.head_size, dtype, block_size=kv_cache_spec.block_size,
-                              head_size_v=mla.v_head_dim if mla else 0, mla=mla,
-                              context_parallel=likely(vllm_config) if spreads else None)
-        found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
-        levels = [0 if found.choice(0, phase).status else found.choice(0, phase).graph_level
-                  for phase in ("prefill", "decode")]
-        return AttentionCGSupport(min(*levels, AttentionCGSupport.UNIFORM_BATCH.value))
+        levels = [AttentionCGSupport.UNIFORM_BATCH.value]
+        for spec in getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values():  # layers of other heads
+            desc = describe.layer("layers.0", 8 * spec.num_kv_heads, spec.num_kv_heads, spec.head_size, dtype,
+                                  block_size=spec.block_size, mla=mla,
+                                  head_size_v=mla.v_head_dim if mla else getattr(spec, "head_size_v", 0),
+                                  context_parallel=likely(vllm_config) if spreads else None)
+            found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
+            levels += [0 if choice.status else choice.graph_level
+                       for choice in (found.choice(0, phase) for phase in ("prefill", "decode"))]
+        return AttentionCGSupport(min(levels))
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False,
               **_: Any) -> LibattnMetadata:
+        """`fast_build` is vLLM's word of drafts: a plan is made in microseconds either way."""
         m = self._metadata(common_attn_metadata)
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
-        if self.steps.replay(shape, lambda: batch_of(m, m.num_actual_tokens)):
-            m.captured = shape
+        m.captured = shape  # replayed plans take lengths from the device alone, as they were captured
+        if not self.steps.replay(shape, lambda: batch_of(m, m.num_actual_tokens)):
+            m.captured = None
+            m.common_prefix_len = common_prefix_len or prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0))
         return m
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> LibattnMetadata:
@@ -264,7 +245,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         return LibattnMetadata(
             steps=self.steps, num_reqs=m.num_reqs, num_prefills=m.num_reqs, num_actual_tokens=m.num_actual_tokens,
             query_start_loc=m.query_start_loc, query_start_loc_cpu=host_copy(m.query_start_loc_cpu), seq_lens=m.seq_lens,
-            seq_lens_cpu=host_copy(m.seq_lens) if m.seq_lens.device.type == "cpu" else None,
+            seq_lens_cpu=host_copy(m.seq_lens if m.seq_lens.device.type == "cpu" else
+                                   getattr(m, "seq_lens_cpu_upper_bound", None) if self.exact else None),
             block_table=m.block_table_tensor, slot_mapping=m.slot_mapping, max_query_len=m.max_query_len,
             max_seq_len=m.max_seq_len, causal=m.causal if isinstance(m.causal, torch.Tensor) else bool(m.causal),
             encoder_seq_lens=getattr(m, "encoder_seq_lens", None),
@@ -275,13 +257,18 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
     def update_block_table(self, metadata: LibattnMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor,
                            **_: Any) -> LibattnMetadata:
         m = replace(metadata, steps=self.steps, block_table=blk_table, slot_mapping=slot_mapping, captured=None)
+        m.common_prefix_len = prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0))
         if metadata.captured and self.steps.replay(metadata.captured, lambda: batch_of(m, m.num_actual_tokens)):
             m.captured = metadata.captured
         return m
 
-    def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
-        """libattn's core decides about cascades itself."""
-        return False
+    def use_cascade_attention(self, common_prefix_len: int, query_lens: Any, num_query_heads: int, num_kv_heads: int,
+                              use_alibi: bool, use_sliding_window: bool, use_local_attention: bool, num_sms: int,
+                              dcp_world_size: int) -> bool:
+        """Asked before 0.32, where vLLM then replays no graph: whether libattn's core would look at the batch, which
+        decides when it plans."""
+        return (common_prefix_len >= CASCADE_KEYS and len(query_lens) >= CASCADE_REQUESTS and dcp_world_size == 1
+                and not (use_alibi or use_sliding_window or use_local_attention))
 
 
 __all__ = ["LibattnBackend", "LibattnMetadataBuilder", "reasons"]

@@ -2,6 +2,7 @@
 """vLLM's words for a layer in libattn's."""
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,49 @@ from ...torch.store import DTYPES
 #: AttentionType to layer kinds.
 KINDS = {"decoder": "decoder", "encoder": "encoder", "encoder_only": "encoder_only", "encoder_decoder": "cross"}
 
-#: CacheDType to KV dtypes.
+#: CacheDType to KV dtypes; the last ones have the same names here.
 KV_DTYPES = {
     "auto": "auto", "float16": "f16", "bfloat16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3",
-    "fp8_e5m2": "fp8_e5m2",
+    "fp8_e5m2": "fp8_e5m2", **{name: name for name in (
+        "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4", "turboquant_k8v4",
+        "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")},
 }
+#: KV dtypes with a scale of the checkpoint.
+SCALED = ("fp8_e4m3", "fp8_e5m2", "nvfp4")
+_TURBOQUANT_BITS = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}
+
+#: What ``--additional-config '{"libattn": {...}}'`` may say.
+OPTIONS = ("any_version", "fp8_query")
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """One slot and head of a quantized cache, in bytes: a key, its scales, a value, its scales, padding."""
+
+    key: int
+    key_scales: int
+    value: int
+    value_scales: int
+
+    @property
+    def length(self) -> int:
+        """An even number, as vLLM has it."""
+        used = self.key + self.key_scales + self.value + self.value_scales
+        return used + used % 2
+
+
+def rows_of(kv_cache_dtype: str, head_size: int, head_size_v: int) -> PackedRows | None:
+    """How vLLM's pages of a cache dtype are packed; None: keys and values are arrays of numbers."""
+    name = kv_cache_dtype
+    if name.endswith("_per_token_head"):
+        share = 2 if name.startswith("int4") else 1
+        return PackedRows(head_size // share, 4, head_size_v // share, 4)
+    if name == "nvfp4":
+        return PackedRows(head_size // 2, head_size // 16, head_size_v // 2, head_size_v // 16)
+    if name.startswith("turboquant_"):
+        bits, bits_v = _TURBOQUANT_BITS[name.removeprefix("turboquant_")]
+        return PackedRows((head_size * bits + 7) // 8, 0 if bits == 8 else 2, (head_size_v * bits_v + 7) // 8, 4)
+    return None
 
 
 def device() -> tuple[str, int]:
@@ -42,9 +81,46 @@ def _model_config() -> Any:
     return getattr(config(), "model_config", None)
 
 
+_latent = False  # of the last model that was made: caches are shaped when no configuration is current
+
+
 def is_latent() -> bool:
-    """Whether the model that is being made has MLA layers."""
-    return bool(getattr(_model_config(), "use_mla", False))
+    """Whether the model that is being made, or was made last, has MLA layers."""
+    global _latent
+    if _model_config() is not None:
+        _latent = bool(getattr(_model_config(), "use_mla", False))
+    return _latent
+
+
+def dtype() -> torch.dtype:
+    """Of the activations of the model that is being made."""
+    found = getattr(_model_config(), "dtype", None)
+    return found if found in DTYPES else torch.bfloat16
+
+
+def options() -> dict[str, Any]:
+    """The operator's, of this adapter: ``--additional-config '{"libattn": {...}}'``."""
+    given = getattr(config(), "additional_config", None)
+    found = given.get("libattn", {}) if isinstance(given, dict) else {}
+    for name in found:
+        if name not in OPTIONS:
+            raise make(Status.UNSUPPORTED, f"additional_config.libattn.{name}", f"not known; known: {', '.join(OPTIONS)}")
+    return found
+
+
+def invariance(asked: bool | None = None) -> int:
+    """`LayerDesc.batch_invariant` of what the operator asks (``VLLM_BATCH_INVARIANT``).
+
+    2 where a request's keys may come from a prefix cache, or its prompt in chunks, whose bounds depend on the other
+    requests of a step.
+    """
+    if asked is None:
+        from vllm import envs
+
+        asked = bool(envs.VLLM_BATCH_INVARIANT)
+    cache, scheduler = (getattr(config(), name, None) for name in ("cache_config", "scheduler_config"))
+    parted = getattr(cache, "enable_prefix_caching", False) or getattr(scheduler, "enable_chunked_prefill", False)
+    return (2 if parted else 1) if asked else 0
 
 
 def mla_of(model_config: Any) -> MlaDesc | None:
@@ -72,7 +148,7 @@ def layer(name: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: t
           head_size_v: int = 0, attn_type: str = "decoder", sliding_window: int | None = None,
           kv_cache_dtype: str | None = "auto", soft_cap: float | None = None, alibi: str = "none",
           has_sinks: bool = False, block_size: int | None = None, causal: bool | None = None,
-          device_seq_lens_only: bool = False, batch_invariant: bool = False, chunk_lookback: int = -1,
+          device_seq_lens_only: bool = False, batch_invariant: int = 0, chunk_lookback: int = -1,
           scales_per_head: bool = False, mla: MlaDesc | None = None, **terms: Any) -> LayerDesc:
     """Describe a layer; raises `libattn.UnsupportedError` where vLLM's word has no counterpart here.
 
@@ -89,7 +165,7 @@ def layer(name: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: t
     cached = kind in ("decoder", "cross")
     scales: dict[str, Any] = {}
     attn_type = str(getattr(attn_type, "value", attn_type))
-    if kv_dtype.startswith("fp8") and cached:
+    if kv_dtype in SCALED and cached:
         form = "per_head" if scales_per_head else "per_tensor"
         scales = {"k_scale_form": form} if mla else {"k_scale_form": form, "v_scale_form": form}
     window = window_of(sliding_window, attn_type)
@@ -102,4 +178,4 @@ def layer(name: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: t
                      window=window, mla=mla,
                      soft_cap=soft_cap or 0.0, alibi=alibi, has_sinks=has_sinks,
                      block_size=(block_size or 0) if cached else 0, device_seq_lens_only=device_seq_lens_only,
-                     batch_invariant=int(batch_invariant), **scales, **terms)
+                     batch_invariant=batch_invariant, **scales, **terms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import sizeof
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..._declarations import ExtId, Status, attn_ext, attn_io_mla
 from ...errors import make
 from ...extensions import output_quant
 from ...layers import MlaDesc
+from ...model import KvView
 from ...step import NO_WRITE, Batch
 from ...torch.steps import Member
 from ...torch.store import Params, store, stream_of
@@ -19,20 +21,33 @@ from . import describe
 from .metadata import LibattnMetadata, batch_of
 
 
-def pages_of(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V as ``[N, B, Hk, D]``: of ``[N, Hk, B, 2 D]``, or of two planes."""
-    if kv_cache.dim() == 4:
-        rows = kv_cache.transpose(1, 2)
-        return rows[..., :head_size], rows[..., head_size:]
-    if kv_cache.dim() == 5 and kv_cache.shape[0] == 2:
-        return kv_cache[0], kv_cache[1]
-    raise make(Status.UNSUPPORTED, "kv_cache", f"{list(kv_cache.shape)}; supported: [N, Hk, B, 2 D], [2, N, B, Hk, D]")
+def pages_of(kv_cache: torch.Tensor, head_size: int, head_size_v: int, kv_cache_dtype: str = "auto") -> tuple[Any, Any]:
+    """K and V as ``[N, B, Hk, D]`` of ``[N, Hk, B, row]``: keys and values behind each other, or as `describe.rows_of` says."""
+    rows = describe.rows_of(kv_cache_dtype, head_size, head_size_v)
+    length = rows.length if rows else head_size + head_size_v
+    if kv_cache.dim() != 4 or kv_cache.shape[-1] != length:
+        raise make(Status.UNSUPPORTED, "kv_cache", f"{list(kv_cache.shape)} of {kv_cache_dtype}; supported: [N, Hk, B, "
+                   f"{length}] of keys of {head_size} and values of {head_size_v}")
+    slots = kv_cache.transpose(1, 2)
+    if rows is None:
+        return slots.split([head_size, head_size_v], -1)
+    key, key_scales, value, value_scales, _ = slots.view(torch.uint8).split(
+        [rows.key, rows.key_scales, rows.value, rows.value_scales, length - rows.key - rows.key_scales - rows.value
+         - rows.value_scales], -1)
+    return (KvView(key, key_scales if rows.key_scales else None, head_size), KvView(value, value_scales, head_size_v))
 
 
 def index_of(name: str) -> int:
     """A layer's number in the model; the last number in its name."""
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
     return numbers[-1] if numbers else 0
+
+
+@cache
+def signs_of(size: int) -> torch.Tensor:
+    """Of the randomised Hadamard transform of an int4 cache: fixed, since caches may outlive this process."""
+    generator = torch.Generator().manual_seed(size)
+    return torch.randint(0, 2, (size,), generator=generator).float() * 2 - 1
 
 
 def _known(arguments: dict[str, Any]) -> None:
@@ -44,7 +59,6 @@ def _known(arguments: dict[str, Any]) -> None:
 class LibattnImpl(AttentionImpl):
     """One layer."""
 
-    supports_quant_query_input: bool = False
     # vLLM wants a log-sum-exp where it would merge the ranks' parts; libattn's core merges them.
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
@@ -66,8 +80,12 @@ class LibattnImpl(AttentionImpl):
         self.sinks = sinks
         self.alibi = "none" if alibi_slopes is None else "sqrt" if use_alibi_sqrt else "linear"
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.batch_invariant = describe.invariance()
         self.output_form = "plain"
         self.causal_per_request = False
+        self.supports_quant_query_input = bool(
+            describe.options().get("fp8_query") and describe.KV_DTYPES.get(kv_cache_dtype) == "fp8_e4m3")
+        self.quantized_query = False
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Static fp8 per tensor, where a backend writes it. Nvfp4's block scales lie in tiles to vLLM, here in rows."""
@@ -86,8 +104,11 @@ class LibattnImpl(AttentionImpl):
             "layers.0", self.num_heads, self.num_kv_heads, self.head_size, dtype, scale=self.scale,
             attn_type=self.attn_type, sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype,
             soft_cap=self.logits_soft_cap, alibi=self.alibi, has_sinks=self.sinks is not None, block_size=block_size,
-            chunk_lookback=self.chunk_lookback, prefix_lm=images,
-            prefix_lm_window=(self.sliding_window or 0) if clamp else 0, **terms)
+            head_size_v=self._head_size_v(layer), batch_invariant=self.batch_invariant, chunk_lookback=self.chunk_lookback,
+            prefix_lm=images, prefix_lm_window=(self.sliding_window or 0) if clamp else 0, **terms)
+
+    def _head_size_v(self, layer: Any) -> int:
+        return getattr(layer, "head_size_v", None) or self.head_size
 
     def _params(self, layer: Any) -> Params:
         params: list[tuple[str, Any]] = []
@@ -95,7 +116,13 @@ class LibattnImpl(AttentionImpl):
             params.append(("sinks", self.sinks))
         if self.alibi_slopes is not None:
             params.append(("alibi_slopes", self.alibi_slopes))
-        if describe.KV_DTYPES[self.kv_cache_dtype].startswith("fp8") and self.attn_type in ("decoder", "encoder_decoder"):
+        cached = self.attn_type in ("decoder", "encoder_decoder")
+        if self.quantized_query:
+            params.append(("q_scale", float(layer._q_scale_float)))
+        if self.kv_cache_dtype == "int4_per_token_head" and cached:
+            params += [(f"hadamard_signs_{name}", signs_of(size))
+                       for name, size in (("k", self.head_size), ("v", self._head_size_v(layer)))]
+        if describe.KV_DTYPES[self.kv_cache_dtype] in describe.SCALED and cached:
             per_head = self._scales_per_head(layer)
             params += [("k_scale", layer._k_scale if per_head else float(layer._k_scale_float)),
                        ("v_scale", layer._v_scale if per_head else float(layer._v_scale_float))]
@@ -108,15 +135,16 @@ class LibattnImpl(AttentionImpl):
 
     def version(self, layer: Any) -> Any:
         """What a bound layer is bound anew for."""
-        return self.output_form, self.causal_per_request, getattr(layer, "_k_scale_float", 1.0), \
-            getattr(layer, "_v_scale_float", 1.0)
+        return self.output_form, self.causal_per_request, self.quantized_query, *(
+            getattr(layer, f"_{name}_scale_float", 1.0) for name in "qkv")
 
     def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:
         """The layer for `Steps`."""
-        k_pages, v_pages = pages_of(kv_cache, self.head_size)
-        desc = self._describe(layer, dtype, k_pages.shape[1], device_seq_lens_only=m.seq_lens_cpu is None,
+        k_pages, v_pages = pages_of(kv_cache, self.head_size, self._head_size_v(layer), self.kv_cache_dtype)
+        query = {"q_scale_form": "per_tensor", "q_dtype": "fp8_e4m3"} if self.quantized_query else {}
+        desc = self._describe(layer, dtype, kv_cache.shape[2], device_seq_lens_only=m.seq_lens.device.type != "cpu",
                               causal_per_request=self.causal_per_request, output_form=self.output_form,
-                              scales_per_head=self._scales_per_head(layer))
+                              scales_per_head=self._scales_per_head(layer), **query)
         return Member(desc, index_of(str(getattr(layer, "layer_name", ""))), self._params(layer), k_pages, v_pages)
 
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None,
@@ -130,15 +158,17 @@ class LibattnImpl(AttentionImpl):
         if attn_metadata is None:
             return output.fill_(0)
         m: LibattnMetadata = attn_metadata
-        heads = (-1, self.num_heads, self.head_size)
-        q, out = query.view(heads), output.view(heads)
-        k, v = (None if t is None else t.view(-1, self.num_kv_heads, self.head_size) for t in (key, value))
+        q, k, v, out = (None if t is None else t.view(-1, heads, size) for t, heads, size in (
+            (query, self.num_heads, self.head_size), (key, self.num_kv_heads, self.head_size),
+            (value, self.num_kv_heads, self._head_size_v(layer)), (output, self.num_heads, self._head_size_v(layer))))
+        self.quantized_query = query.dtype == torch.float8_e4m3fn
         quant = None if output_scale is None else output_quant(output_scale.reshape(1))
         if self.attn_type in ("encoder", "encoder_only"):
             self._encode(layer, q, k, v, out, m, quant)
             return output
         self.causal_per_request |= m.causal_per_request
-        place = m.steps.place(layer, self, kv_cache, m, query.dtype)
+        dtype = query.dtype if not self.quantized_query else key.dtype if key is not None else torch.get_default_dtype()
+        place = m.steps.place(layer, self, kv_cache, m, dtype)
         cross = self.attn_type == "encoder_decoder"
         plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0], cross))
         writes = k is not None and self.kv_sharing_target_layer_name is None
@@ -192,7 +222,7 @@ class LatentImpl(MLAAttentionImpl):
         self.attn_type = str(getattr(attn_type, "value", attn_type))
         self.q_lora_rank, self.kv_lora_rank, self.v_head_dim = q_lora_rank, kv_lora_rank, v_head_dim
         self.qk_nope_head_dim, self.qk_rope_head_dim = qk_nope_head_dim, qk_rope_head_dim
-        self.kv_b_proj = kv_b_proj
+        self.kv_b_proj, self.batch_invariant = kv_b_proj, describe.invariance()
         self.projection: torch.Tensor | None = None
         self.k_scale: torch.Tensor | None = None
 
@@ -215,9 +245,10 @@ class LatentImpl(MLAAttentionImpl):
         desc = describe.layer(
             "layers.0", self.num_heads, 1, self.head_size, dtype, scale=self.scale, head_size_v=self.v_head_dim,
             sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype, soft_cap=self.logits_soft_cap,
-            block_size=kv_cache.shape[-2], device_seq_lens_only=m.seq_lens_cpu is None, mla=sizes)
+            block_size=kv_cache.shape[-2], device_seq_lens_only=m.seq_lens.device.type != "cpu", mla=sizes,
+            batch_invariant=self.batch_invariant)
         params: list[tuple[str, Any]] = [("kv_b_proj", self.projection)]
-        if describe.KV_DTYPES[self.kv_cache_dtype].startswith("fp8"):
+        if describe.KV_DTYPES[self.kv_cache_dtype] in describe.SCALED:
             params.append(("k_scale", self.k_scale if layer is None else layer._k_scale))
         return Member(desc, index_of(str(getattr(self.kv_b_proj, "prefix", ""))), tuple(params),
                       kv_cache.unsqueeze(-2), None)

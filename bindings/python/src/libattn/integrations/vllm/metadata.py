@@ -39,6 +39,7 @@ class LibattnMetadata(AttentionMetadata):
     spans: tuple[torch.Tensor, torch.Tensor] | None = None
     local_seq_lens: torch.Tensor | None = None
     captured: Shape | None = None
+    common_prefix_len: int = 0
     num_decodes: int = 0
     num_decode_tokens: int = 0
     num_prefills: int = 1
@@ -71,9 +72,25 @@ def spans_of(ranges: dict[int, list[tuple[int, int]]] | None, num_reqs: int, dev
             torch.tensor(starts, dtype=torch.int32).to(device))
 
 
+#: Fewer keys in common, or requests, are never attended apart.
+CASCADE_KEYS, CASCADE_REQUESTS = 256, 8
+
+
+def prefix_of(m: LibattnMetadata, block_size: int) -> int:
+    """Keys that all requests of a batch have in common, where its tables lie on the host: since 0.32 vLLM does not say."""
+    table = m.block_table[:m.num_reqs]
+    blocks = m.max_seq_len // block_size if block_size else 0
+    if table.device.type != "cpu" or m.num_reqs < CASCADE_REQUESTS or blocks * block_size < CASCADE_KEYS or bool(
+            (table[:, 0] != table[0, 0]).any()):
+        return 0
+    differ = (table[:, :blocks] != table[0, :blocks]).any(0).nonzero()
+    return (int(differ[0]) if len(differ) else blocks) * block_size
+
+
 def batch_of(m: LibattnMetadata, rows: int, cross: bool = False) -> Batch:
     """libattn's batch of a step; a cross layer's keys are the encoder's."""
-    lengths: dict[str, Any] = {"seq_lens": m.seq_lens.to(torch.int32), "seq_lens_host": m.seq_lens_cpu}
+    lengths: dict[str, Any] = {"seq_lens": m.seq_lens.to(torch.int32),
+                               "seq_lens_host": None if m.captured else m.seq_lens_cpu}
     if cross:
         if m.encoder_seq_lens is None:
             raise make(Status.INVALID_ARGUMENT, "encoder_seq_lens", "None; a cross layer needs them")
@@ -88,7 +105,8 @@ def batch_of(m: LibattnMetadata, rows: int, cross: bool = False) -> Batch:
                  slot_mapping=m.slot_mapping.to(torch.int64), query_start_loc_host=m.query_start_loc_cpu,
                  num_tokens=max(rows, m.num_actual_tokens), max_query_len=m.max_query_len,
                  max_seq_len=0 if cross else m.max_seq_len, spans=m.spans, extensions=spread,
+                 common_prefix_len=0 if cross else m.common_prefix_len,
                  **causal, **lengths)
 
 
-__all__ = ["LibattnMetadata", "batch_of", "host_copy", "spans_of"]
+__all__ = ["CASCADE_KEYS", "CASCADE_REQUESTS", "LibattnMetadata", "batch_of", "host_copy", "prefix_of", "spans_of"]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between the releases of vLLM that are served: 0.26, 0.32 and 0.33.
+
+Before 0.32 a backend shapes the cache itself (`CacheShape`) and is asked about cascades; since then specs have a layout,
+which a backend orders and packs (`CacheLayout`), and batches bring no common prefix.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+
+from ..._declarations import KvLayout
+from ...torch.store import store
+from . import describe
+
+SERVED = ("0.26", "0.32", "0.33")
+
+#: Whether specs have a layout.
+LAYOUTS = hasattr(AttentionBackend, "supported_kv_cache_layouts")
+
+
+def refusals() -> list[str]:
+    """A line where vLLM's release is none of those served, unless ``--additional-config`` says to try."""
+    from vllm.version import __version__ as found
+
+    anyway = describe.options().get("any_version")
+    if anyway or found.startswith(tuple(f"{version}." for version in SERVED)):
+        return []
+    return [f"vllm: {found}, served: {', '.join(SERVED)}; to try another release: "
+            """--additional-config '{"libattn": {"any_version": true}}'"""]
+
+
+def heads_first() -> bool:
+    """Whether the backend that serves a usual layer prefers a page's heads before its slots."""
+    desc = describe.layer("layers.0", 8, 8, 128, describe.dtype())
+    found = store.runtime.select([desc], device=describe.device(), keep_unserved=True).choice(0, "decode")
+    return found.layout in (KvLayout.HND, KvLayout.HND_INNER, KvLayout.HND_ROWS)
+
+
+class CacheShape:
+    """Before 0.32: K and V in one row, blocks first, as vLLM needs where it pads pages or packs layers into one."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[Any]:
+        """Not `MultipleOf(1)`: a model whose layers all have windows would get pages of one token."""
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int,
+                           cache_dtype_str: str = "auto", **_: Any) -> tuple[int, ...]:
+        """``[N, Hk, B, row]``, or MLA's ``[N, B, D]``."""
+        if describe.is_latent():
+            return (num_blocks, block_size, head_size)
+        row = describe.rows_of(cache_dtype_str, head_size, head_size)
+        return (num_blocks, num_kv_heads, block_size, row.length if row else 2 * head_size)
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """Physical order of those dimensions, by the layout that vLLM has settled on."""
+        from vllm.v1.attention.backends.utils import get_kv_cache_layout
+
+        if describe.is_latent():
+            return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
+        order = (0, 1, 2, 3) if get_kv_cache_layout() == "HND" else (0, 2, 1, 3)
+        return (1, 0, *(n + 1 for n in order[1:])) if include_num_layers_dimension else order
+
+    @classmethod
+    def get_required_kv_cache_layout(cls) -> str | None:
+        """The one that the chosen backend likes; None where the operator has said one, which is read as well."""
+        from vllm import envs
+
+        return None if envs.VLLM_KV_CACHE_LAYOUT else "HND" if heads_first() else "NHD"
+
+
+class CacheLayout:
+    """Since 0.32."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
+        """Any layout is read where it lies; first the one that the chosen backend likes."""
+        from vllm.v1.kv_cache_interface import KVCacheLayout
+
+        first, second = ("LBHNC", "LBNHC") if heads_first() else ("LBNHC", "LBHNC")
+        rest = [layout for layout in KVCacheLayout if layout.name not in (first, second)]
+        return (KVCacheLayout[first], KVCacheLayout[second], *rest)
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Bytes of a slot and head of packed rows."""
+        rows = describe.rows_of(spec.kv_quant_mode.name.lower(), spec.head_size, spec.head_size_v)
+        return spec if rows is None or spec.state_content_bytes is not None else replace(
+            spec, state_content_bytes=rows.length)
+
+
+CacheForm: type = CacheLayout if LAYOUTS else CacheShape
+
+__all__ = ["LAYOUTS", "SERVED", "CacheForm", "CacheLayout", "CacheShape", "heads_first", "refusals"]

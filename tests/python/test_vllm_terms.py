@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's operators switch on, through the adapter: batch invariance, cascades, quantized caches and queries, value
+sizes, and the releases that are served."""
+import dataclasses
+import os
+import types
+import unittest
+from typing import Any
+from unittest import mock
+
+import torch
+
+import published
+import libattn
+import libattn.torch
+import test_vllm as recorded
+from common import attention, causal, peaked, worst
+from libattn.integrations.vllm import describe, versions
+from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder
+from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
+from test_vllm import BLOCK, D, HK, HQ, metadata
+
+import vllm.envs  # a stand-in, as all of vLLM here
+import vllm.version
+
+
+class Settings(unittest.TestCase):
+    def setUp(self) -> None:
+        self.addCleanup(recorded.current.__setitem__, 0, None)
+        libattn.torch.configure(ignore_environment=True)
+
+    def config(self, **values: Any) -> Any:
+        """vLLM's configuration, current from here on."""
+        recorded.current[0] = types.SimpleNamespace(**values)
+        return recorded.current[0]
+
+    def layer(self, **values: Any) -> Any:
+        return types.SimpleNamespace(layer_name="model.layers.0.attn", _k_scale_float=0.5, _v_scale_float=0.25,
+                                     _q_scale_float=0.125, **values)
+
+    def builder(self, config: Any = None) -> LibattnMetadataBuilder:
+        return LibattnMetadataBuilder(types.SimpleNamespace(block_size=BLOCK), ["model.layers.0.attn"], config,
+                                      torch.device("cpu"))
+
+
+class BatchInvariance(Settings):
+    """As vLLM tests it: the bits of one request, alone and among others."""
+
+    def outputs(self, latent: bool, others: int, chunks: list[int]) -> torch.Tensor:
+        """Rows of a request of 600 tokens that is read in chunks and then decodes three, with so many decodes before it."""
+        generator = torch.Generator().manual_seed(3)
+        heads, length = HQ, 603
+        need = [torch.randn(length, *shape, generator=generator) for shape in (
+            [(heads, 24), (32,), (1, 8)] if latent else [(heads, D), (HK, D), (HK, D)])]
+        weight = torch.randn(heads * (16 + 24), 32, generator=generator) * 0.2
+        if latent:
+            impl: Any = LatentImpl(heads, 40, 24**-0.5, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8,
+                                   v_head_dim=24, kv_b_proj=types.SimpleNamespace(prefix="model.layers.0"))
+            impl.projection = weight
+            cache = torch.zeros(1000, BLOCK, 40)
+        else:
+            impl, cache = LibattnImpl(HQ, D, D**-0.5, HK), torch.zeros(1000, HK, BLOCK, 2 * D)
+        tables = torch.randperm(1000, generator=generator).reshape(5, 200).int()
+        builder, layer, rows, done = self.builder(), self.layer(), [], 0
+        for count in (*chunks, 1, 1, 1):
+            queries, lengths = [1] * others + [count], [3000 + i for i in range(others)] + [done + count]
+            m = builder.build(0, metadata(queries, lengths, torch.cat([tables[1:others + 1], tables[:1]])))
+            new = [torch.cat([torch.randn(others, *t.shape[1:], generator=generator), t[done:done + count]]) for t in need]
+            out = torch.empty(others + count, heads * (24 if latent else D))
+            if latent:
+                impl.forward_mha(*new, cache, m, torch.ones(1), out)
+            else:
+                impl.forward(layer, *new, cache, m, out)
+            rows.append(out[others:])
+            done += count
+        return torch.cat(rows)
+
+    def test_the_bits_of_a_request(self) -> None:
+        for latent in (False, True):
+            for prefix_caching in (False, True):
+                with mock.patch.object(vllm.envs, "VLLM_BATCH_INVARIANT", True):
+                    libattn.torch.configure(ignore_environment=True, num_threads=4)
+                    self.config(cache_config=types.SimpleNamespace(enable_prefix_caching=prefix_caching))
+                    self.assertEqual(describe.invariance(), 2 if prefix_caching else 1)
+                    alone = self.outputs(latent, 0, [600])
+                    for others, chunks in ((4, [600]), (1, [600]), *(((4, [256, 344]), (0, [17, 583])) if prefix_caching
+                                                                     else ())):
+                        self.assertTrue(torch.equal(self.outputs(latent, others, chunks), alone),
+                                        (latent, prefix_caching, others, chunks))
+
+    def test_it_is_asked(self) -> None:
+        """Without it the same steps give other bits, so the test above can fail; and it reaches the layer's description."""
+        libattn.torch.configure(ignore_environment=True, num_threads=4)
+        self.assertFalse(torch.equal(self.outputs(False, 4, [600]), self.outputs(False, 0, [600])))
+        self.config(scheduler_config=types.SimpleNamespace(enable_chunked_prefill=True))
+        with mock.patch.object(vllm.envs, "VLLM_BATCH_INVARIANT", True):
+            self.assertEqual(LibattnImpl(HQ, D, 0.1, HK)._describe(self.layer(), torch.float32, 16).batch_invariant, 2)
+            self.assertTrue(LibattnBackend.supports_batch_invariance())
+
+    def test_refused_by_name(self) -> None:
+        """Where a backend has one level and not the other."""
+        self.config(cache_config=types.SimpleNamespace(enable_prefix_caching=True))
+        with mock.patch.object(describe, "layer", wraps=describe.layer) as asked:
+            LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, use_batch_invariant=True)
+        self.assertEqual(asked.call_args.kwargs["batch_invariant"], 2)
+
+
+
+class Cascade(Settings):
+    """Keys that all requests have in common."""
+
+    REQUESTS, PREFIX = 16, 512
+
+    def run_batch(self, tables: torch.Tensor, lengths: list[int], given: int, cache: torch.Tensor, q: torch.Tensor) -> Any:
+        m = self.builder().build(given, metadata([1] * len(lengths), lengths, tables))
+        out = torch.empty(len(lengths), HQ * D)
+        LibattnImpl(HQ, D, D**-0.5, HK, kv_sharing_target_layer_name="another").forward(
+            self.layer(), q, None, None, cache, m, out)
+        return m.common_prefix_len, out.view(-1, HQ, D)
+
+    def test_the_prefix_is_attended_once(self) -> None:
+        """Of a given prefix the tables of later requests are not read: attended once for all; so they may be wrong."""
+        generator = torch.Generator().manual_seed(5)
+        prefix = self.PREFIX // BLOCK
+        tables = torch.arange(prefix).int().expand(self.REQUESTS, -1)
+        tables = torch.cat([tables, prefix + torch.arange(2 * self.REQUESTS).int().reshape(-1, 2)], 1)
+        cache = peaked(prefix + 2 * self.REQUESTS, HK, BLOCK, 2 * D, generator=generator)
+        lengths = [self.PREFIX + 1 + r for r in range(self.REQUESTS)]
+        q = peaked(self.REQUESTS, HQ, D, generator=generator)
+        wrong = tables.clone()
+        wrong[1:, :prefix] = prefix + 2 * self.REQUESTS - 1
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend, num_threads=1)
+            for table, given in ((tables, 0), (wrong, self.PREFIX)):  # found in the tables; said by vLLM 0.26
+                known, out = self.run_batch(table, lengths, given, cache, q)
+                self.assertEqual(known, self.PREFIX)
+                for r, n in enumerate(lengths):
+                    k, v = cache[tables[r]].transpose(1, 2).reshape(-1, HK, 2 * D)[:n].split(D, -1)
+                    expected, _ = attention(q[r:r + 1], k, v, D**-0.5, causal(1, n))
+                    self.assertLess(worst(out[r:r + 1], expected), 2e-5, (backend, given, r))
+
+    def test_what_is_no_prefix(self) -> None:
+        builder = self.builder()
+        tables = torch.zeros(8, 40).int()
+        tables[3, 20] = 1
+        for requests, length, expected in ((8, 640, 320), (7, 640, 0), (8, 200, 0)):
+            m = builder.build(0, metadata([1] * requests, [length] * requests, tables[:requests]))
+            self.assertEqual(m.common_prefix_len, expected)
+        tables[5, 0] = 1
+        self.assertEqual(builder.build(0, metadata([1] * 8, [640] * 8, tables)).common_prefix_len, 0)
+        asked = {"num_query_heads": 8, "num_kv_heads": 2, "use_alibi": False, "use_sliding_window": False,
+                 "use_local_attention": False, "num_sms": 1, "dcp_world_size": 1, "query_lens": [1] * 8}
+        self.assertTrue(builder.use_cascade_attention(common_prefix_len=256, **asked))
+        self.assertFalse(builder.use_cascade_attention(common_prefix_len=240, **asked))
+        self.assertFalse(builder.use_cascade_attention(common_prefix_len=256, **asked | {"use_alibi": True}))
+
+
+class Caches(Settings):
+    def run_steps(self, backend: str, dtype: str, cache: torch.Tensor, size: int, size_v: int, bound: float,
+                  query_dtype: torch.dtype | None = None, **values: Any) -> None:
+        """A prefill and a mixed step against attention over the given keys; a row's error, since codes are coarse."""
+        libattn.torch.configure(ignore_environment=True, backend=backend)
+        generator = torch.Generator().manual_seed(9)
+        impl, layer = LibattnImpl(HQ, size, size**-0.5, HK, kv_cache_dtype=dtype), self.layer(head_size_v=size_v)
+        layer.__dict__.update(values)
+        tables = torch.randperm(len(cache), generator=generator)[:8].reshape(2, 4).int()
+        keys = torch.randn(2, 64, HK, size, generator=generator)
+        rows = torch.randn(2, 64, HK, size_v, generator=generator)
+        for queries, lengths in (([20, 33], [20, 33]), ([1, 7], [21, 40])):
+            q = torch.randn(sum(queries), HQ, size, generator=generator)
+            k, v = (torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, lengths))]) for t in (keys, rows))
+            out = torch.empty(len(q), HQ * size_v)
+            given = q if query_dtype is None else (q / layer._q_scale_float).to(query_dtype)
+            impl.forward(layer, given, k, v, cache, self.builder().build(0, metadata(queries, lengths, tables)), out)
+            at = 0
+            for r, (c, n) in enumerate(zip(queries, lengths)):
+                exact = q[at:at + c] if query_dtype is None else given[at:at + c].float() * layer._q_scale_float
+                expected, _ = attention(exact, keys[r, :n], rows[r, :n], size**-0.5, causal(c, n))
+                error = (out.view(-1, HQ, size_v)[at:at + c] - expected).norm() / expected.norm()
+                self.assertLess(float(error), bound, (backend, dtype, r))
+                at += c
+
+    def cache(self, dtype: str, size: int, size_v: int, heads_first: bool) -> torch.Tensor:
+        """As vLLM allocates it, of a spec that the adapter has customised."""
+        length = versions.CacheLayout.customize_spec(Spec(
+            size, size_v, types.SimpleNamespace(name=dtype.upper()))).state_content_bytes
+        shape = (12, HK, BLOCK, length) if heads_first else (12, BLOCK, HK, length)
+        made = torch.full(shape, -1, dtype=torch.int8 if dtype == "int8_per_token_head" else torch.uint8)
+        return made if heads_first else made.transpose(1, 2)
+
+    def test_quantized_caches(self) -> None:
+        """Each is served where vLLM's pages hold its rows, to the precision of its codes."""
+        for dtype, bound in (("fp8_per_token_head", 0.04), ("int8_per_token_head", 0.02), ("int4_per_token_head", 0.2),
+                             ("nvfp4", 0.2), ("turboquant_k8v4", 0.12), ("turboquant_4bit_nc", 0.15),
+                             ("turboquant_k3v4_nc", 0.25), ("turboquant_3bit_nc", 0.35)):
+            self.assertEqual(LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, kv_cache_dtype=dtype),
+                             [])
+            for backend in ("cpu_ref", "cpu_simd"):
+                for heads_first in (True, False):
+                    values = {"_k_scale_float": 0.01, "_v_scale_float": 0.01} if dtype == "nvfp4" else {}
+                    self.run_steps(backend, dtype, self.cache(dtype, D, D, heads_first), D, D, bound, **values)
+
+    def test_lengths_of_rows(self) -> None:
+        """Bytes of a slot and head: vLLM's own numbers, heads of 128."""
+        for dtype, length in (("int8_per_token_head", 264), ("int4_per_token_head", 136), ("nvfp4", 144),
+                              ("turboquant_k8v4", 196), ("turboquant_4bit_nc", 134), ("turboquant_k3v4_nc", 118),
+                              ("turboquant_3bit_nc", 102)):
+            self.assertEqual(describe.rows_of(dtype, 128, 128).length, length)
+            with mock.patch.object(describe, "is_latent", lambda: False):
+                self.assertEqual(versions.CacheShape.get_kv_cache_shape(3, 16, 2, 128, dtype), (3, 2, 16, length))
+
+    def test_refused_caches(self) -> None:
+        for dtype in ("fp8_ds_mla", "nvfp4_ds_mla", "nvfp4_4over6", "ultraquant_4bit", "octave_k3v4", "fp8_inc"):
+            found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, kv_cache_dtype=dtype)
+            self.assertRegex("\n".join(found), f"kv_cache_dtype: '{dtype}'; supported: auto, .*turboquant_3bit_nc")
+
+    def test_value_sizes(self) -> None:
+        """Values of other sizes than keys, smaller and larger, packed behind them."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            for size, size_v in ((64, 32), (32, 128)):
+                self.run_steps(backend, "auto", torch.zeros(12, HK, BLOCK, size + size_v), size, size_v, 1e-5)
+        self.run_steps("cpu_ref", "int8_per_token_head", self.cache("int8_per_token_head", 64, 32, True), 64, 32, 0.02)
+
+    def test_fp8_queries(self) -> None:
+        """vLLM quantizes queries where the implementation says so, which the operator switches on."""
+        self.config(additional_config={"libattn": {"fp8_query": True}})
+        self.assertTrue(LibattnImpl(HQ, D, 0.1, HK, kv_cache_dtype="fp8").supports_quant_query_input)
+        self.assertFalse(LibattnImpl(HQ, D, 0.1, HK).supports_quant_query_input)
+        recorded.current[0] = None
+        self.assertFalse(LibattnImpl(HQ, D, 0.1, HK, kv_cache_dtype="fp8").supports_quant_query_input)
+        for backend in ("cpu_ref", "cpu_simd"):
+            self.run_steps(backend, "fp8", torch.zeros(12, HK, BLOCK, 2 * D, dtype=torch.uint8), D, D, 0.05,
+                           torch.float8_e4m3fn, _k_scale_float=0.02, _v_scale_float=0.02, _q_scale_float=0.02)
+
+
+class Releases(Settings):
+    def test_every_call_of_every_release_fits(self) -> None:
+        for release, form in (("0.26.0", versions.CacheShape), ("0.32.0", versions.CacheLayout),
+                              ("0.33.0", versions.CacheLayout)):
+            classes = published.read(f"vllm-{release}")["modules"]["vllm.v1.attention.backend"]
+            for ours, name in ((LibattnBackend, "AttentionBackend"), (form, "AttentionBackend"),
+                               (LibattnMetadataBuilder, "AttentionMetadataBuilder"), (LibattnImpl, "AttentionImpl"),
+                               (LatentImpl, "MLAAttentionImpl")):
+                self.assertEqual(published.mismatches(ours, classes[name]), [], release)
+                abstract = {m for m, c in classes[name]["methods"].items() if "abstract" in c.words}
+                self.assertEqual(abstract - set(dir(ours)) - set(dir(LibattnBackend)) - set(dir(form)), set(), release)
+
+    def test_other_releases_are_refused(self) -> None:
+        asked = {"head_size": 64, "dtype": torch.float32}
+        for release, served in (("0.26.0", True), ("0.32.0+cpu", True), ("0.33.1", True), ("0.29.0", False),
+                                ("0.3.3", False), ("1.0.0", False)):
+            with mock.patch.object(vllm.version, "__version__", release):
+                self.config(additional_config={})
+                found = LibattnBackend.validate_configuration(**asked)
+                self.assertEqual(not found, served, release)
+                if found:
+                    self.assertRegex(found[0], f"vllm: {release}, served: 0.26, 0.32, 0.33; .*any_version")
+                self.config(additional_config={"libattn": {"any_version": True}})
+                self.assertEqual(LibattnBackend.validate_configuration(**asked), [])
+        self.config(additional_config={"libattn": {"max_num_splits": 8}})
+        self.assertRegex(LibattnBackend.validate_configuration(**asked)[0],
+                         "additional_config.libattn.max_num_splits: not known; known: any_version, fp8_query")
+
+    def test_the_cache_before_layouts(self) -> None:
+        """Blocks first, alone and with layers, for MLA too; and no pages of one token where all layers have windows."""
+        shape = versions.CacheShape
+        for latent, alone in ((False, (9, 2, 16, 128)), (True, (9, 16, 64))):
+            with mock.patch.object(describe, "is_latent", lambda: latent):
+                self.assertEqual(shape.get_kv_cache_shape(9, 16, 2, 64), alone)
+                for layers in (False, True):
+                    order = shape.get_kv_cache_stride_order(include_num_layers_dimension=layers)
+                    self.assertEqual((sorted(order), order[0]), (list(range(len(alone) + layers)), int(layers)))
+        self.assertGreaterEqual(min(size.base for size in shape.get_supported_kernel_block_sizes()), 16)
+        self.assertEqual(shape.get_required_kv_cache_layout(), "HND" if versions.heads_first() else "NHD")
+        with mock.patch.object(vllm.envs, "VLLM_KV_CACHE_LAYOUT", "NHD"):
+            self.assertIsNone(shape.get_required_kv_cache_layout())
+
+    def test_graphs_of_groups_of_several_specs(self) -> None:
+        config = types.SimpleNamespace(model_config=types.SimpleNamespace(dtype=torch.float32))
+        specs = {str(heads): types.SimpleNamespace(num_kv_heads=heads, head_size=64, block_size=16) for heads in (2, 4)}
+        support = LibattnMetadataBuilder.get_cudagraph_support
+        self.assertEqual(support(config, types.SimpleNamespace(kv_cache_specs=specs)).name, "UNIFORM_BATCH")
+        with mock.patch.object(describe, "layer", wraps=describe.layer) as asked:
+            support(config, types.SimpleNamespace(kv_cache_specs=specs))
+        self.assertEqual([call.args[2] for call in asked.call_args_list], [2, 4])
+
+    def test_bounds_of_lengths(self) -> None:
+        """On a device vLLM's upper bounds are the lengths of a step, unless it drafts."""
+        for speculative, known in ((None, [5, 9]), ("draft", None)):
+            given = metadata([5, 9], [5, 9], torch.zeros(2, 4).int())
+            given.seq_lens, given.seq_lens_cpu_upper_bound = given.seq_lens.to("meta"), given.seq_lens
+            m = self.builder(types.SimpleNamespace(speculative_config=speculative)).build(0, given)
+            self.assertEqual(None if m.seq_lens_cpu is None else m.seq_lens_cpu.tolist(), known)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Of vLLM's FullAttentionSpec what backends read."""
+
+    head_size: int
+    head_size_v: int
+    kv_quant_mode: Any = None
+    num_kv_heads: int = HK
+    block_size: int = BLOCK
+    state_content_bytes: int | None = None
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    unittest.main()
