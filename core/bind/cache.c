@@ -8,6 +8,7 @@
 #include "select/match.h"
 #include "select/names.h"
 #include "util/structs.h"
+#include "util/tensor.h"
 
 #define MIN_VIEW 120 /* sizes in ABI 0.2 */
 #define MIN_PARAMS 104
@@ -344,12 +345,13 @@ static attn_status check_sink(const attn_layer *layer, const struct attn_tensor 
 {
     const struct attn_layer_desc *l = layer->desc;
     int32_t head_size = value ? l->head_size_v : l->head_size;
-    if (tensor == NULL || tensor->ndim != 3 || tensor->shape == NULL ||
+    if (!tensor_is_numbers(tensor, 3) || dtype_id_of(tensor->dtype) != l->dtype ||
         tensor->shape[0] != l->sink_len || tensor->shape[1] != l->num_kv_heads ||
         tensor->shape[2] != head_size) {
         return BAD(value ? "sink_v" : "sink_k",
-                   "layer '%s': the static sink's %s must be [%d, %d, %d]", l->name,
-                   value ? "values" : "keys", l->sink_len, l->num_kv_heads, head_size);
+                   "layer '%s': the static sink's %s must be [%d, %d, %d] of the layer's dtype "
+                   "with a contiguous last dimension",
+                   l->name, value ? "values" : "keys", l->sink_len, l->num_kv_heads, head_size);
     }
     return ATTN_OK;
 }

@@ -6,6 +6,7 @@
 
 #include "bind/bound.h"
 #include "bind/model.h"
+#include "bind/place.h"
 #include "runtime/runtime.h"
 #include "select/names.h"
 #include "util/structs.h"
@@ -119,7 +120,11 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibrat
                              "numbers with a contiguous last dimension",
                              names[i]);
         }
-        status = call_amax(instance, &args, error);
+        status = place_check_tensor(layer->model, tensors[i], names[i], error);
+        if (status == ATTN_OK && i == 0 && second_q != NULL) {
+            status = place_check_tensor(layer->model, second_q, names[i], error);
+        }
+        status = status == ATTN_OK ? call_amax(instance, &args, error) : status;
         if (status == ATTN_OK && i == 0 && second_q != NULL) {
             args.x = second_q;
             args.accumulate = 1;
@@ -153,7 +158,7 @@ static attn_status check_values(const attn_layer *layer, const struct attn_tenso
                          "last dimension",
                          l->name, l->num_kv_heads, l->head_size_v);
     }
-    return ATTN_OK;
+    return place_check_tensor(layer->model, v, "v", error);
 }
 
 /* Largest |v| of each channel, into `amax` of the layer's memory and `found` of the host's: to the

@@ -240,10 +240,11 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
     const struct attn_mla_desc *m = layer->selected->mla;
     int64_t heads = layer->desc->num_q_heads, rank = m->kv_lora_rank;
     int64_t nope = m->qk_nope_head_dim, v = m->v_head_dim, rows = heads * (nope + v);
-    if (kv_b->ndim != 2 || kv_b->shape == NULL || kv_b->shape[0] != rows ||
+    if (kv_b->ndim != 2 || kv_b->shape == NULL || kv_b->data == NULL || kv_b->shape[0] != rows ||
         kv_b->shape[1] != rank) {
         return BAD("kv_b_proj",
-                   "layer '%s': kv_b_proj has %d dimensions or another shape than [%lld, %lld]",
+                   "layer '%s': kv_b_proj has no data, %d dimensions or another shape than [%lld, "
+                   "%lld]",
                    layer->desc->name, kv_b->ndim, (long long)rows, (long long)rank);
     }
     int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
@@ -259,10 +260,11 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
                                 int64_t columns, struct attn_error *error)
 {
     int64_t heads = layer->desc->num_q_heads;
-    if (source == NULL || source->ndim != 3 || source->shape == NULL || source->shape[0] != heads ||
-        source->shape[1] != rows || source->shape[2] != columns) {
+    if (source == NULL || source->ndim != 3 || source->shape == NULL || source->data == NULL ||
+        source->shape[0] != heads || source->shape[1] != rows || source->shape[2] != columns) {
         return BAD(name,
-                   "layer '%s': %s is NULL or not [%lld, %lld, %lld], and there is no kv_b_proj",
+                   "layer '%s': %s is NULL, without data or not [%lld, %lld, %lld], and there is "
+                   "no kv_b_proj",
                    layer->desc->name, name, (long long)heads, (long long)rows, (long long)columns);
     }
     head_weights_set(w, source, 0, (const int64_t[]){heads, rows, columns},
@@ -277,8 +279,8 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
                                     struct attn_error *error)
 {
     bool whole =
-        scale != NULL && scale->ndim == 3 && scale->shape != NULL &&
-        scale->shape[0] == w->shape[0] && scale->dtype.bits == 8 &&
+        scale != NULL && scale->ndim == 3 && scale->shape != NULL && scale->data != NULL &&
+        scale->shape[0] == w->shape[0] && scale->dtype.bits == 8 && scale->dtype.lanes == 1 &&
         (scale->dtype.code == ATTN_CODE_FLOAT8_E8M0FNU || scale->dtype.code == ATTN_CODE_UINT);
     bool rows =
         whole && scale->shape[1] * MX_BLOCK == w->shape[1] && scale->shape[2] == w->shape[2];
@@ -301,7 +303,8 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
 
 static bool is_mxfp4(const struct attn_tensor *weights)
 {
-    return weights != NULL && weights->dtype.code == ATTN_CODE_FLOAT4_E2M1FN;
+    return weights != NULL && weights->dtype.code == ATTN_CODE_FLOAT4_E2M1FN &&
+           weights->dtype.bits == 4 && weights->dtype.lanes == 1;
 }
 
 static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
@@ -315,49 +318,45 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
     if (scale == NULL) {
         return ATTN_OK;
     }
-    if (scale->ndim != 1 || scale->shape == NULL ||
-        (scale->shape[0] != 1 && scale->shape[0] != heads) ||
-        scale->dtype.code != ATTN_CODE_FLOAT || scale->dtype.bits != 32) {
-        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld]", layer->desc->name, name,
-                   (long long)heads);
+    if (!tensor_is_numbers(scale, 1) || dtype_id_of(scale->dtype) != ATTN_DTYPE_F32 ||
+        (scale->shape[0] != 1 && scale->shape[0] != heads)) {
+        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld], one behind the other",
+                   layer->desc->name, name, (long long)heads);
     }
     w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
     w->num_scales = scale->shape[0];
     return ATTN_OK;
 }
 
-static bool holds_numbers(const struct attn_tensor *weights)
+/* As the description says: mxfp4 lies in w_uk and w_uv alone. */
+static bool is_declared(const attn_layer *layer, const struct attn_tensor *weights, bool joined)
 {
-    return weights != NULL && dtype_id_of(weights->dtype) > 0;
+    const int32_t declared = layer->selected->mla->weight_dtype;
+    if (declared == ATTN_MLA_WEIGHT_MXFP4) {
+        return !joined && is_mxfp4(weights);
+    }
+    return dtype_id_of(weights->dtype) ==
+           (declared != ATTN_DTYPE_DEFAULT ? declared : layer->desc->dtype);
 }
 
-static bool is_right(const struct attn_tensor *weights, bool mxfp4)
-{
-    return mxfp4 ? is_mxfp4(weights) : holds_numbers(weights);
-}
-
-/* Selection went by weight_dtype, so mxfp4 comes where it was announced, and nowhere else. */
 static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_weights *weights,
                                 struct attn_error *error)
 {
-    bool joined = weights->kv_b_proj != NULL;
-    bool declared = layer->selected->mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4;
+    const bool joined = weights->kv_b_proj != NULL;
     const struct {
         const struct attn_tensor *tensor;
         const char *name;
-        bool right;
-    } given[] = {{weights->kv_b_proj, "kv_b_proj", !declared && holds_numbers(weights->kv_b_proj)},
-                 {weights->w_uk, "w_uk", joined || is_right(weights->w_uk, declared)},
-                 {weights->w_uv, "w_uv", joined || is_right(weights->w_uv, declared)}};
+    } given[] = {{weights->kv_b_proj, "kv_b_proj"},
+                 {joined ? NULL : weights->w_uk, "w_uk"},
+                 {joined ? NULL : weights->w_uv, "w_uv"}};
     for (int32_t i = 0; i < 3; i++) {
-        if (given[i].tensor != NULL && !given[i].right) {
+        if (given[i].tensor != NULL && !is_declared(layer, given[i].tensor, joined)) {
             return BAD(given[i].name,
-                       "layer '%s': %s has dtype code %d of %d bits and weight_dtype is %d; mxfp4 "
-                       "(%d) is of w_uk and w_uv in e2m1 (code %d), all others of enum "
-                       "attn_dtype_id's numbers",
+                       "layer '%s': %s has dtype code %d of %d bits and weight_dtype is %d (0: the "
+                       "activations', %d); mxfp4 (%d) is of w_uk and w_uv in e2m1 (code %d)",
                        layer->desc->name, given[i].name, given[i].tensor->dtype.code,
                        given[i].tensor->dtype.bits, layer->selected->mla->weight_dtype,
-                       ATTN_MLA_WEIGHT_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);
+                       layer->desc->dtype, ATTN_MLA_WEIGHT_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);
         }
     }
     return ATTN_OK;

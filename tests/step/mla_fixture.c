@@ -39,7 +39,7 @@ void describe(struct mla *m)
                                      .topk = s->topk,
                                      .absorb_in_core = !s->latent,
                                      .padded_num_q_heads = s->padded,
-                                     .weight_dtype = ATTN_DTYPE_F32,
+                                     .weight_dtype = s->int8 ? ATTN_DTYPE_INT8 : ATTN_DTYPE_F32,
                                      .context_workspace_tokens = s->chunk};
     m->cp =
         (struct attn_context_parallel){.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof m->cp, NULL},
@@ -96,6 +96,9 @@ static void bind(struct mla *m)
     if (m->s->split) {
         weights.w_uk = tensor(m, 0, m->uk, 3, heads, NOPE, RANK, NOPE * RANK, RANK);
         weights.w_uv = tensor(m, 1, m->uv, 3, heads, RANK, V, RANK * V, V);
+        for (int32_t i = 0; i < 2 && m->s->int8; i++) {
+            m->tensors[i].tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 8, 1};
+        }
     } else {
         weights.kv_b_proj = tensor(m, 0, m->weights, 2, heads * (NOPE + V), RANK, 0, RANK, 1);
     }

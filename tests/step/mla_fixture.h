@@ -23,6 +23,7 @@ struct setting {
     int32_t chunk; /* context_workspace_tokens */
     int32_t topk;  /* sparse */
     bool split;    /* w_uk and w_uv instead of kv_b_proj */
+    bool int8;     /* such w_uk and w_uv, which the test brings */
     bool apart;    /* q_nope and q_pe in tensors of their own */
     bool latent;   /* no absorption: the engine projects */
     bool fp8;      /* cache */

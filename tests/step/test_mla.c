@@ -440,6 +440,14 @@ TEST(test_bad_weights)
     weights.w_uv = &doubles;
     assert_int_not_equal(m->api->layer_bind_params(layer, &params, &m->error), ATTN_OK);
     assert_string_equal(m->error.field, "w_uv");
+    struct attn_tensor undeclared = *floats; /* weight_dtype is float32 */
+    undeclared.dtype = (struct attn_dtype){ATTN_CODE_INT, 8, 1};
+    weights.w_uv = &undeclared;
+    REFUSED(&m->error, "w_uv", m->api->layer_bind_params(layer, &params, &m->error));
+    struct attn_tensor empty = *floats;
+    empty.data = NULL;
+    weights.w_uv = &empty;
+    REFUSED(&m->error, "w_uv", m->api->layer_bind_params(layer, &params, &m->error));
     weights.w_uv = floats;
     weights.kv_b_proj = tensor(m, 3, m->weights, 2, 4 * (NOPE + V), RANK + 1, 0, RANK, 1);
     REFUSED(&m->error, "kv_b_proj", m->api->layer_bind_params(layer, &params, &m->error));
@@ -449,8 +457,8 @@ TEST(test_bad_weights)
 /* Weights in 8 bits with a scale per head: what they read as is what is multiplied. */
 TEST(test_scaled_weights)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,           .split = true,      .chunk = 8,
-                              .num_reqs = 3, .queries = {1, 5, 3}, .lens = {30, 20, 3}};
+    const struct setting s = {"cpu_ref",  .heads = 4,    .split = true,        .int8 = true,
+                              .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3}, .lens = {30, 20, 3}};
     static int8_t uk[4 * NOPE * RANK], uv[4 * RANK * V];
     static float scales[4] = {0.004f, 0.003f, 0.005f, 0.002f};
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
