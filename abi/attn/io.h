@@ -33,24 +33,27 @@ struct attn_step_io {
 
 /* Where a quantized output's scales go. FP8_STATIC reads scale [1]; group forms write scales [T, Hq
  * Dv / G] (or [Hq Dv / G, T]) float32; NVFP4 reads the global scale [1] and writes e4m3 block
- * scales [T, Hq Dv / 16]. */
+ * scales [T, Hq Dv / 16], the last stride 1. out is e4m3, of NVFP4 uint8 [T, Hq, Dv / 2] or [T, Hq
+ * Dv / 2], each row in one piece. */
 struct attn_io_output_quant {
     struct attn_ext ext; /* id ATTN_EXT_IO_OUTPUT_QUANT */
     const float *scale;
     const struct attn_tensor *block_scales;
 };
 
-/* Rotary embedding of q and k fused with the cache write. q is rotated in place. */
+/* Rotary embedding of q and k fused with the cache write. q is rotated in place. A run that writes
+ * no keys (ATTN_RUN_NO_WRITE, no slots, a shared cache) is refused with it: its q comes rotated.
+ * num_slots is then num_actual_tokens to num_tokens. */
 struct attn_io_rope {
     struct attn_ext ext;               /* id ATTN_EXT_IO_ROPE */
-    int32_t form;                      /* enum attn_rope */
+    int32_t form;                      /* enum attn_rope, the layer's */
     int32_t rotary_dim;                /* 0: head_size */
     const int64_t *positions;          /* device [T] */
     const struct attn_tensor *cos_sin; /* [max position, rotary_dim]: cos half, sin half */
-    /* [D] or NULL: RMS norm of each head's row before the rotation */
+    /* [D] or NULL: RMS norm of each head's row before the rotation; of layers that say qk_norm */
     const struct attn_tensor *q_norm_weight;
     const struct attn_tensor *k_norm_weight;
-    float norm_eps;
+    float norm_eps; /* 0 or above */
     int32_t reserved;
 };
 

@@ -440,12 +440,8 @@ static attn_status check_queries(const attn_plan *plan, const struct step *step,
                     "q_pe is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
                     "qk_rope_head_dim] of the query's dtype with a contiguous last dimension");
     }
-    if (io->lse != NULL &&
-        (io->lse->ndim != 2 || io->lse->shape == NULL ||
-         io->lse->shape[0] != mla_padded_heads(step->layer) || io->lse->shape[1] < tokens ||
-         io->lse->dtype.bits != 32 || io->lse->dtype.code != ATTN_CODE_FLOAT)) {
-        return FAIL("lse",
-                    "lse is not [padded_num_q_heads or num_q_heads, num_tokens or more] float32");
+    if (io->lse != NULL && !step_is_lse(io->lse, mla_padded_heads(step->layer), tokens)) {
+        return refuse_lse(io->lse, mla_padded_heads(step->layer), tokens, error);
     }
     if (m->topk > 0 && (mla->topk_indices == NULL || mla->topk_stride < m->topk)) {
         return FAIL("topk_indices", "topk_indices is NULL, or topk_stride under the layer's topk");

@@ -298,9 +298,11 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
     }
     const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
     if (g->conv_width > 0 &&
-        (!is_flat(conv, channels, g->conv_width) || conv->shape[0] != channels)) {
-        return BAD("conv_weight", "layer '%s': conv_weight is NULL or not [%lld, %d] of floats",
-                   name, (long long)channels, g->conv_width);
+        (!is_flat(conv, channels, g->conv_width) || conv->shape[0] != channels ||
+         dtype_id_of(conv->dtype) != layer->desc->dtype)) {
+        return BAD("conv_weight",
+                   "layer '%s': conv_weight is NULL or not [%lld, %d] of the layer's dtype", name,
+                   (long long)channels, g->conv_width);
     }
     if (g->conv_width > 0 && bias != NULL && (!is_float(bias, 1) || bias->shape[0] != channels)) {
         return BAD("conv_bias", "layer '%s': conv_bias is not [%lld] of floats", name,
@@ -330,7 +332,7 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
 {
     const struct attn_batch *b = &plan->given;
     const attn_layer *layer = plan->steps[0].layer;
-    int64_t slots = layer->k_cache.num_blocks, stride = states->state_slots_stride;
+    int64_t slots = layer_num_blocks(plan_smallest(plan)), stride = states->state_slots_stride;
     int32_t drafted = layer->selected->gdn->num_speculative_tokens;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
@@ -341,6 +343,12 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
         }
         if (accepted < 1 || accepted > 1 + drafted) {
             return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
+        }
+        const bool reads = states->has_initial_state == NULL || states->has_initial_state[r] != 0;
+        if (row[accepted - 1] < 0 && reads) {
+            return BAD("num_accepted_tokens",
+                       "request %d: it goes on from state %d, whose slot is %d", r, accepted - 1,
+                       row[accepted - 1]);
         }
         for (int32_t i = 0; i < (states->num_accepted_tokens != NULL ? 1 + drafted : 1); i++) {
             if (row[i] >= slots) {

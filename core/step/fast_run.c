@@ -35,15 +35,16 @@ static inline bool are_dense(const struct attn_tensor *a, const struct attn_tens
             (b->strides == NULL || b->strides[2] == 1));
 }
 
-/* tensor_is_rows_here of two tensors with rows of one kind, field by field: few values are alive at
- * a time. */
+/* tensor_is_rows_here of two tensors with rows of one kind, more than 0, field by field: few values
+ * are alive at a time. */
 static inline bool are_rows(const struct attn_tensor *a, const struct attn_tensor *b,
                             const struct tensor_form *wanted, int64_t rows)
 {
     const uint64_t kind = tensor_kind(a), device = device_code(&a->device);
     const int64_t *x, *y;
     if (kind != wanted->kind || kind != tensor_kind(b) || device != wanted->device ||
-        device != device_code(&b->device) || !are_dense(a, b)) {
+        device != device_code(&b->device) || !are_dense(a, b) || a->data == NULL ||
+        b->data == NULL) {
         return false;
     }
     x = a->shape, y = b->shape;

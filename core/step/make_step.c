@@ -145,9 +145,6 @@ static void describe_tensors(struct step *step)
     }
 }
 
-/* Columns of an output that share a scale, by its form. */
-static const int32_t output_groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
-
 /* What only bound parameters can bring, in words, or NULL. */
 static const char *needed_params(const attn_layer *layer)
 {
@@ -182,7 +179,7 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
                          "layer '%s' has %s and no parameters bound", l->name, needed);
     }
     describe_tensors(step);
-    const int32_t group = output_groups[l->output_form];
+    const int32_t group = output_group(l->output_form);
     if ((int64_t)step->out.heads * step->out.head_size % group != 0) {
         return error_set(
             error, ATTN_ERROR_INVALID_ARGUMENT, "output_form",

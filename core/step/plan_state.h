@@ -68,7 +68,8 @@ static inline bool tensor_has_shape(const struct attn_tensor *t, const struct te
                                     int64_t rows)
 {
     return t->shape != NULL && t->shape[0] >= rows && t->shape[1] == wanted->heads &&
-           t->shape[2] == wanted->head_size && (t->strides == NULL || t->strides[2] == 1);
+           t->shape[2] == wanted->head_size && (t->strides == NULL || t->strides[2] == 1) &&
+           (t->data != NULL || rows == 0);
 }
 
 static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tensor_form *wanted,
@@ -220,6 +221,15 @@ attn_status refuse_rows(const char *field, const struct attn_tensor *found,
 attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
                        struct attn_error *error);
 attn_status refuse_unwritten(struct attn_error *error);
+/* Of a quantized output: scales of so many tokens and groups of columns; pairs of e2m1 in bytes. */
+attn_status refuse_block_scales(const struct attn_tensor *found,
+                                const struct attn_layer_desc *layer, int64_t rows, int64_t groups,
+                                struct attn_error *error);
+attn_status refuse_nvfp4_rows(const struct attn_tensor *found, const struct tensor_form *wanted,
+                              int64_t rows, struct attn_error *error);
+/* Any other: says what it is next to `wanted`, in words. */
+attn_status refuse_tensor(const char *field, const struct attn_tensor *found, const char *wanted,
+                          struct attn_error *error);
 
 /* make_step.c */
 attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error);
@@ -305,9 +315,26 @@ void step_choose_entry(attn_plan *plan, struct step *step);
  * backends'. Copies, and formats nothing. */
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
 extern step_program run_general;
-/* out in the layer's output form */
+
+/* check_io.c: tensors of a run, each in every dimension, dtype and stride */
+/* q, lse and out */
+attn_status step_check_attend(const attn_plan *plan, const struct step *step,
+                              const struct attn_step_io *io, struct attn_error *error);
+/* out in the layer's output form, and where its scales go */
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
                            const struct attn_step_io *io, struct attn_error *error);
+/* k and v with so many rows */
+attn_status step_check_keys(const struct step *step, const struct attn_step_io *io, int64_t rows,
+                            struct attn_error *error);
+/* attn_io_rope, which the run brings */
+attn_status step_check_rope(const attn_plan *plan, const struct step *step,
+                            const struct attn_step_io *io, struct attn_error *error);
+/* Extensions of the ABI that the layer reads, and of vendors' those that the layer has, too. */
+attn_status step_check_extensions(const struct step *step, const struct attn_step_io *io,
+                                  struct attn_error *error);
+bool step_is_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows);
+/* Columns of an output that share a scale, by its form. */
+int32_t output_group(int32_t form);
 
 /* programs.c */
 extern step_program run_idle, run_nothing, run_attends;
@@ -332,11 +359,22 @@ attn_status places_check_run(const attn_plan *plan, const struct attn_step_io *i
 attn_status places_settle(const attn_plan *plan, void *stream, attn_status status,
                           struct attn_error *error);
 
+/* slots.c */
+/* Slots below `num_slots`, each of one token, or negative; no more than `most`. `batch`: whose they
+ * are; NULL: a further table's. */
+attn_status validate_slot_list(const int64_t *slots, int64_t count, int64_t most, int64_t num_slots,
+                               const struct attn_batch *batch, struct attn_error *error);
+
 /* validate.c */
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
+/* Of the plan's layers, which share tables and slots, the one whose cache has the fewest blocks. */
+const attn_layer *plan_smallest(const attn_plan *plan);
 /* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, const char *layer, struct attn_error *error);
+/* What is written: no two elements in one place. NULL is. */
+attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
+                           struct attn_error *error);
 
 #endif

@@ -112,7 +112,8 @@ static attn_status check_lengths(const attn_plan *plan, struct attn_batch *b,
 }
 
 /* Cross layers: their keys are the encoder's. */
-static attn_status take_encoder_lengths(struct attn_batch *b, struct attn_error *error)
+static attn_status take_encoder_lengths(const attn_plan *plan, struct attn_batch *b,
+                                        struct attn_error *error)
 {
     if (b->encoder_seq_lens == NULL) {
         return BAD("encoder_seq_lens", "a cross layer needs encoder_seq_lens");
@@ -128,8 +129,14 @@ static attn_status take_encoder_lengths(struct attn_batch *b, struct attn_error 
         }
         longest = b->seq_lens_host[r] > longest ? b->seq_lens_host[r] : longest;
     }
-    b->max_seq_len = b->max_seq_len > longest ? b->max_seq_len : longest;
-    return ATTN_OK;
+    if (b->max_seq_len > 0 && b->max_seq_len < longest) {
+        return BAD("max_encoder_seq_len", "max_encoder_seq_len is %d and a request has %d keys",
+                   b->max_seq_len, longest);
+    }
+    if (b->max_seq_len == 0) {
+        b->max_seq_len = b->seq_lens_host != NULL ? longest : plan->limits.max_seq_len;
+    }
+    return check_limit("max_encoder_seq_len", b->max_seq_len, plan->limits.max_seq_len, error);
 }
 
 static attn_status check_spans(const struct attn_batch *b, struct attn_error *error)
@@ -171,7 +178,7 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
     attn_status status = page_lists_read(plan, 0, b->num_reqs, &own, error);
     if (status == ATTN_OK) {
         own_table_put(b, &own);
-        status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(b, error)
+        status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(plan, b, error)
                                                  : check_lengths(plan, b, error);
     }
     if (status == ATTN_OK && b->num_reqs > 0 && (b->seq_lens == NULL || b->block_table == NULL)) {

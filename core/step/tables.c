@@ -2,6 +2,7 @@
 /* A batch's tables beyond its own fields, and the rows that a run brings for the caches that they
  * address. */
 
+#include "bind/place.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 
@@ -133,7 +134,11 @@ static attn_status validate_table(const attn_plan *plan, int32_t number, int64_t
         }
         int64_t count;
         const int32_t *entries = table_entries(plan, number, t, r, &count);
-        for (int64_t i = 0; i < last && i < count; i++) {
+        if (last > count) {
+            return BAD("page_start_loc", "table %d, request %d has %d rows and %lld pages of %lld",
+                       number, r, t->seq_lens[r], (long long)count, (long long)in_block);
+        }
+        for (int64_t i = 0; i < last; i++) {
             int32_t block = entries[i];
             if (block < 0 || block >= num_blocks) {
                 return BAD("tables",
@@ -143,24 +148,23 @@ static attn_status validate_table(const attn_plan *plan, int32_t number, int64_t
             }
         }
     }
-    for (int64_t i = 0; i < t->num_slots; i++) {
-        if (t->slot_mapping[i] >= num_blocks * in_block) {
-            return BAD("tables", "table %d, row %lld: slot %lld; its caches have slots 0 to %lld",
-                       number, (long long)i, (long long)t->slot_mapping[i],
-                       (long long)(num_blocks * in_block) - 1);
-        }
-    }
-    return ATTN_OK;
+    const int64_t slots = num_blocks * in_block;
+    return validate_slot_list(t->slot_mapping, t->num_slots, slots + plan->limits.max_num_tokens,
+                              slots, NULL, error);
 }
 
 attn_status tables_validate(const attn_plan *plan, struct attn_error *error)
 {
-    const attn_layer *owner = plan->steps[0].layer->owner;
+    const attn_layer *first = plan->steps[0].layer->owner;
     attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < owner->num_further && status == ATTN_OK; i++) {
-        if (owner->caches[i].table > 0) {
-            status =
-                validate_table(plan, owner->caches[i].table, owner->further[i].num_blocks, error);
+    for (int32_t i = 0; i < first->num_further && status == ATTN_OK; i++) {
+        int64_t fewest = first->further[i].num_blocks;
+        for (int32_t s = 1; s < plan->num_steps; s++) {
+            const int64_t blocks = plan->steps[s].layer->owner->further[i].num_blocks;
+            fewest = blocks < fewest ? blocks : fewest;
+        }
+        if (first->caches[i].table > 0) {
+            status = validate_table(plan, first->caches[i].table, fewest, error);
         }
     }
     return status;
@@ -172,7 +176,7 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
     const attn_layer *layer = step->layer;
     const struct attn_io_caches *io =
         (const struct attn_io_caches *)ext_find(next, ATTN_EXT_IO_CACHES);
-    if (io == NULL) {
+    if (io == NULL || layer->num_further == 0) { /* then it is marked optional */
         return ATTN_OK;
     }
     if (io->rows == NULL || io->num_rows != layer->num_further) {
@@ -184,12 +188,20 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
         const int32_t table = layer->caches[i].table;
         const int64_t slots =
             table == 0 ? plan->given.num_slots : plan->tables[0][table - 1].num_slots;
-        if (t != NULL && (t->data == NULL || t->shape == NULL || t->ndim != 3 ||
-                          t->shape[0] < slots || t->shape[1] != layer->further[i].num_heads ||
+        if (t != NULL && (!tensor_is_numbers(t, 3) || t->shape[0] < slots ||
+                          t->shape[1] != layer->further[i].num_heads ||
                           t->shape[2] != layer->further[i].head_size)) {
             return FAIL("attn_io_caches",
-                        "rows of a cache are not [num_slots of its table or more, "
-                        "num_heads, head_size]");
+                        "rows of a cache are not [num_slots of its table or more, num_heads, "
+                        "head_size] of a dtype of enum attn_dtype_id with a contiguous last "
+                        "dimension");
+        }
+        attn_status status = place_check_tensor(plan->model, t, "attn_io_caches", error);
+        if (status == ATTN_OK && plan->validate && t != NULL) {
+            status = place_ask(plan->model, t->data, "attn_io_caches", error);
+        }
+        if (status != ATTN_OK) {
+            return status;
         }
     }
     return ATTN_OK;

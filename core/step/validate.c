@@ -6,6 +6,7 @@
 
 #include "step/plan_state.h"
 #include "util/error.h"
+#include "util/tensor.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
@@ -26,14 +27,52 @@ static int64_t first_visible(const struct attn_layer_desc *l, int64_t first_posi
     return from > 0 ? from : 0;
 }
 
-static attn_status validate_table(const attn_plan *plan, const attn_layer *owner,
-                                  int64_t num_blocks, struct attn_error *error)
+/* The same of all layers of the plan, which share the table. */
+static int64_t first_visible_to_any(const attn_plan *plan, int64_t first_position)
+{
+    int64_t first = first_position;
+    for (int32_t i = 0; i < plan->num_steps && first > 0; i++) {
+        const int64_t from = first_visible(plan->steps[i].layer->desc, first_position);
+        first = from < first ? from : first;
+    }
+    return first;
+}
+
+const attn_layer *plan_smallest(const attn_plan *plan)
+{
+    const attn_layer *smallest = plan->steps[0].layer->owner;
+    for (int32_t i = 1; i < plan->num_steps; i++) {
+        const attn_layer *owner = plan->steps[i].layer->owner;
+        smallest = layer_num_blocks(owner) < layer_num_blocks(smallest) ? owner : smallest;
+    }
+    return smallest;
+}
+
+/* Lengths of which the host had none: within the bounds, and the step's own tokens included. */
+static attn_status validate_lengths(const struct attn_batch *b, bool cross,
+                                    struct attn_error *error)
+{
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        const int32_t length = b->seq_lens[r];
+        const int32_t query_len = b->query_start_loc[r + 1] - b->query_start_loc[r];
+        if (length < 0 || (b->max_seq_len > 0 && length > b->max_seq_len) ||
+            (!cross && length != 0 && length < query_len)) {
+            return BAD("seq_lens",
+                       "request %d has %d keys on the device and %d queries; 0, or from its "
+                       "queries to max_seq_len, %d",
+                       r, length, query_len, b->max_seq_len);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status validate_table(const attn_plan *plan, const attn_layer *smallest,
+                                  struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
-    const struct attn_layer_desc *l = plan->steps[0].layer->desc;
     const struct attn_batch_table own = own_table(b);
-    int64_t block_size = plan_tokens_per_entry(plan);
-    num_blocks /= layer_parts(owner, 0);
+    const int64_t block_size = plan_tokens_per_entry(plan);
+    const int64_t num_blocks = layer_num_blocks(smallest) / layer_parts(smallest, 0);
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
         int64_t length = b->seq_lens[r];
@@ -43,7 +82,7 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
             return BAD("block_table_row", "request %d has row %lld; the table has rows 0 to %lld",
                        r, (long long)row, (long long)b->block_table_rows - 1);
         }
-        if (length < 0 || last > b->block_table_stride) {
+        if (last > b->block_table_stride) {
             return BAD("seq_lens",
                        "request %d has %lld keys; a row of %lld blocks of %lld holds %lld", r,
                        (long long)length, (long long)b->block_table_stride, (long long)block_size,
@@ -51,35 +90,21 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
         }
         int64_t count;
         const int32_t *entries = table_entries(plan, 0, &own, r, &count);
-        last = last < count ? last : count;
-        int64_t begin = length > 0 ? first_visible(l, length - query_len) / block_size : 0;
+        if (last > count) {
+            return BAD("page_start_loc", "request %d has %lld keys and %lld pages of %lld", r,
+                       (long long)length, (long long)count, (long long)block_size);
+        }
+        int64_t begin =
+            length > 0 ? first_visible_to_any(plan, length - query_len) / block_size : 0;
         for (int64_t i = begin; i < last && query_len > 0; i++) {
             int32_t block = entries[i];
             if (block < 0 || block >= num_blocks) {
                 return BAD("block_table",
-                           "request %d, position %lld (entry %lld): block %d; the cache has "
-                           "blocks 0 to %lld",
+                           "request %d, position %lld (entry %lld): block %d; the cache of layer "
+                           "'%s' has blocks 0 to %lld",
                            r, (long long)(i * block_size), (long long)i, block,
-                           (long long)num_blocks - 1);
+                           smallest->desc->name, (long long)num_blocks - 1);
             }
-        }
-    }
-    return ATTN_OK;
-}
-
-static attn_status validate_slots(const attn_plan *plan, int64_t num_slots_in_cache,
-                                  struct attn_error *error)
-{
-    const struct attn_batch *b = &plan->given;
-    for (int64_t t = 0; t < b->num_slots; t++) {
-        if (b->slot_mapping[t] >= num_slots_in_cache) {
-            int32_t r = 0;
-            while (r + 1 < b->num_reqs && b->query_start_loc_host[r + 1] <= t) {
-                r++;
-            }
-            return BAD(
-                "slot_mapping", "request %d, token %lld: slot %lld; the cache has slots 0 to %lld",
-                r, (long long)t, (long long)b->slot_mapping[t], (long long)num_slots_in_cache - 1);
         }
     }
     return ATTN_OK;
@@ -128,6 +153,7 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     const struct attn_batch *b = &plan->given;
     attn_layer *owner = plan->steps[0].layer->owner;
     const struct attn_layer_desc *l = owner->desc;
+    const attn_layer *smallest = plan_smallest(plan);
     if (plan->model->device.type != ATTN_DEVICE_CPU) {
         return ATTN_OK;
     }
@@ -163,10 +189,16 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        b->seq_lens[r], b->seq_lens_host[r]);
         }
     }
-    const int64_t num_blocks = layer_num_blocks(owner);
-    status = validate_table(plan, owner, num_blocks, error);
+    status = validate_lengths(b, l->kind == ATTN_LAYER_CROSS, error);
+    status = status == ATTN_OK ? validate_table(plan, smallest, error) : status;
     status = status == ATTN_OK ? tables_validate(plan, error) : status;
-    return status == ATTN_OK ? validate_slots(plan, num_blocks * l->block_size, error) : status;
+    const int64_t slots = layer_num_blocks(smallest) * l->block_size;
+    /* the slots of all ranks that share the cache, and padding */
+    const int64_t most =
+        layer_num_blocks(smallest) * owner->tokens_per_block + (int64_t)plan->limits.max_num_tokens;
+    return status == ATTN_OK
+               ? validate_slot_list(b->slot_mapping, b->num_slots, most, slots, b, error)
+               : status;
 }
 
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error)
@@ -201,7 +233,9 @@ static bool is_nan(const uint8_t *element, struct attn_dtype dtype)
         memcpy(&single, element, sizeof single);
         return isnan(single);
     default:
-        return dtype.code == ATTN_CODE_FLOAT8_E4M3FN && (*element & 0x7f) == 0x7f;
+        return (dtype.code == ATTN_CODE_FLOAT8_E4M3FN && (*element & 0x7f) == 0x7f) ||
+               (dtype.code == ATTN_CODE_FLOAT8_E4M3FNUZ && *element == 0x80) ||
+               (dtype.code == ATTN_CODE_FLOAT8_E5M2 && (*element & 0x7f) > 0x7c);
     }
 }
 
@@ -209,12 +243,14 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
                             const char *name, const char *layer, struct attn_error *error)
 {
     int64_t rows = plan->given.num_actual_tokens;
-    if (tensor == NULL || plan->model->device.type != ATTN_DEVICE_CPU || tensor->ndim != 3) {
+    if (tensor == NULL || plan->model->device.type != ATTN_DEVICE_CPU || tensor->ndim < 2 ||
+        tensor->ndim > 3) {
         return ATTN_OK;
     }
-    int64_t bytes = tensor->dtype.bits / 8, heads = tensor->shape[1], dims = tensor->shape[2];
-    int64_t row = tensor->strides != NULL ? tensor->strides[0] : heads * dims;
-    int64_t head = tensor->strides != NULL ? tensor->strides[1] : dims;
+    const int32_t last = tensor->ndim - 1;
+    const int64_t bytes = tensor->dtype.bits / 8, heads = last == 2 ? tensor->shape[1] : 1;
+    const int64_t dims = tensor->shape[last], dim = tensor_stride(tensor, last);
+    const int64_t row = tensor_stride(tensor, 0), head = tensor_stride(tensor, last - 1);
     const uint8_t *data = (const uint8_t *)tensor->data + tensor->byte_offset;
     if (plan->given.flags & ATTN_BATCH_HOST_BOUNDS) { /* what follows is padding */
         rows = plan->given.query_start_loc[plan->given.num_reqs];
@@ -222,12 +258,40 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
     rows = rows < tensor->shape[0] ? rows : tensor->shape[0];
     for (int64_t t = 0; t < rows; t++) {
         for (int64_t i = 0; i < heads * dims; i++) {
-            if (is_nan(data + (t * row + i / dims * head + i % dims) * bytes, tensor->dtype)) {
+            if (is_nan(data + (t * row + i / dims * head + i % dims * dim) * bytes,
+                       tensor->dtype)) {
                 return error_set(error, ATTN_ERROR_NAN, name,
                                  "layer '%s': %s[%lld, %lld, %lld] is NaN", layer, name,
                                  (long long)t, (long long)(i / dims), (long long)(i % dims));
             }
         }
+    }
+    return ATTN_OK;
+}
+
+attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
+                           struct attn_error *error)
+{
+    int64_t reach = 0; /* of the dimensions with smaller strides */
+    uint32_t seen = 0;
+    if (tensor == NULL || tensor->strides == NULL || tensor->data == NULL) {
+        return ATTN_OK;
+    }
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        int32_t next = -1;
+        for (int32_t d = 0; d < tensor->ndim; d++) {
+            if (!(seen >> d & 1) && (next < 0 || tensor->strides[d] < tensor->strides[next])) {
+                next = d;
+            }
+        }
+        seen |= 1u << next;
+        if (tensor->shape[next] > 1 && tensor->strides[next] <= reach) {
+            return BAD(name,
+                       "%s is written, and its stride %lld of dimension %d makes elements share "
+                       "bytes; above %lld",
+                       name, (long long)tensor->strides[next], next, (long long)reach);
+        }
+        reach += tensor->shape[next] > 1 ? (tensor->shape[next] - 1) * tensor->strides[next] : 0;
     }
     return ATTN_OK;
 }

@@ -29,6 +29,12 @@ int32_t dtype_id_of(struct attn_dtype dtype)
     return -1;
 }
 
+bool tensor_is(const struct attn_tensor *tensor, int32_t ndim, struct attn_dtype dtype)
+{
+    return tensor != NULL && tensor->shape != NULL && tensor->ndim == ndim &&
+           memcmp(&tensor->dtype, &dtype, sizeof dtype) == 0;
+}
+
 bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim)
 {
     return tensor != NULL && tensor->data != NULL && tensor->shape != NULL &&

@@ -11,6 +11,8 @@ int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim);
 /* Of an enum attn_dtype_id, and back: -1 for what is none of them. */
 struct attn_dtype dtype_of_id(int32_t id);
 int32_t dtype_id_of(struct attn_dtype dtype);
+/* Is it there, with a shape of `ndim` dimensions, and of that dtype? */
+bool tensor_is(const struct attn_tensor *tensor, int32_t ndim, struct attn_dtype dtype);
 /* Is it there, of `ndim` dimensions whose last one is contiguous, and of one of those dtypes? */
 bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim);
 

@@ -251,6 +251,8 @@ TEST(test_wrong_lists)
     f.batch.seq_lens = f.batch.seq_lens_host = f.seq_lens;
     f.seq_lens[1] = 6 * BLOCK; /* in five pages */
     fixture_refuse_plan(&f, "page_start_loc");
+    f.batch.seq_lens_host = NULL; /* and where the device alone knows the lengths */
+    fixture_refuse_plan(&f, "page_start_loc");
     fixture_finish(&f);
     fixture_finish(&without);
     free(l);

@@ -366,6 +366,16 @@ TEST(test_bad_steps)
     g->ext.state_slots_stride = DRAFTS; /* a state of each draft, and one */
     assert_int_not_equal(g->api->plan_batch(g->plan, &g->batch, NULL, &g->error), ATTN_OK);
     assert_string_equal(g->error.field, "state_slots");
+    /* a state to go on from that lies nowhere */
+    set_step(g, queries, false);
+    g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 1, 1};
+    for (int32_t r = 0; r < REQS; r++) {
+        g->accepted[r] = 2;
+    }
+    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    g->slots[1][1] = -1;
+    REFUSED(&g->error, "num_accepted_tokens",
+            g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
     gdn_destroy(g);
 }
 

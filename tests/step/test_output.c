@@ -72,14 +72,27 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
     f.io.next = &quant.ext;
     quant.scale = NULL;
     quant.block_scales = NULL;
-    fixture_refuse_run(&f, "attn_io_output_quant");
+    fixture_refuse_run(&f, form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4
+                               ? "attn_io_output_quant"
+                               : "block_scales");
     quant.scale = &result->global;
     quant.block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &scales;
-    scales.ndim = 1;
-    if (form != ATTN_OUTPUT_FP8_STATIC) {
-        fixture_refuse_run(&f, "attn_io_output_quant");
+    for (int32_t i = 0; i < 6 && form != ATTN_OUTPUT_FP8_STATIC; i++) { /* each alone */
+        const struct attn_tensor good = scales;
+        int64_t strides[2] = {scale_shape[1], 2};
+        scales.ndim -= i == 0;
+        scale_shape[0] -= i == 1;
+        scale_shape[1] -= i == 2;
+        scales.dtype.bits = i == 3 ? 16 : scales.dtype.bits;
+        scales.data = i == 4 ? NULL : scales.data;
+        scales.strides = i == 5 ? strides : NULL;
+        if (i < 5 || form == ATTN_OUTPUT_NVFP4) {
+            fixture_refuse_run(&f, "block_scales");
+        }
+        scales = good;
+        scale_shape[0] += i == 1;
+        scale_shape[1] += i == 2;
     }
-    scales.ndim = 2;
     f.io.out = &f.tensors[3];
     fixture_refuse_run(&f, "out");
     f.io.out = &out;
@@ -87,6 +100,10 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
     fixture_refuse_run(&f, "out");
     shape[0] += 1;
     if (form == ATTN_OUTPUT_NVFP4) {
+        int64_t gaps[3] = {ROW, SIZE, 1};
+        out.strides = gaps; /* heads lie apart: a row is one piece */
+        fixture_refuse_run(&f, "out");
+        out.strides = NULL;
         quant.scale = NULL;
         fixture_refuse_run(&f, "attn_io_output_quant");
         quant.scale = &result->global;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What engines get wrong is refused with the value found, never served quietly: tensors, lengths,
  * caches at odd addresses, loops that an engine's threads run otherwise than the ABI says. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "fixture.h"
+#include "support/client.h"
 #include "support/test.h"
 
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
@@ -185,43 +187,262 @@ TEST(test_params)
     }
 }
 
-/* Spans without the starts of each request's; a rotation without its table, or of no even number.
- */
-TEST(test_spans_and_rotation)
+/* The keys of a static sink, in each dimension and dtype. */
+TEST(test_sink_tensors)
+{
+    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 3};
+    struct fixture f;
+    int64_t shape[] = {3, 2, 30}, strides[] = {128, 64, 2};
+    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    f.api->plan_destroy(f.plan);
+    f.plan = NULL;
+    struct attn_tensor bad[4] = {f.tensors[5], f.tensors[5], f.tensors[5], f.tensors[5]};
+    bad[0].shape = shape;
+    bad[1].strides = strides;
+    bad[2].dtype = (struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1};
+    bad[3].data = NULL;
+    for (int32_t i = 0; i < 4; i++) {
+        const struct attn_layer_params params = {
+            .struct_size = sizeof params, .sink_k = &bad[i], .sink_v = &f.tensors[6]};
+        refuse(&f, f.api->layer_bind_params(f.api->model_layer(f.model, 0), &params, &f.error),
+               "sink_k", "must be [3, 2, 32] of the layer's dtype");
+    }
+    fixture_finish(&f);
+}
+
+TEST(test_spans)
+{
+    struct fixture f;
+    init(&f, NULL, false);
+    f.batch.spans = f.seq_lens;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
+    fixture_finish(&f);
+}
+
+/* A rotation: each of its tensors in each dimension and dtype, its form, its number of tokens, and,
+ * under validation, each position. */
+TEST(test_rotation)
 {
     const struct attn_layer_desc rotated = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .rope = ATTN_ROPE_NEOX};
-    static const int64_t positions[31];
-    static float angles[64][32];
-    int64_t shape[] = {64, 32};
-    const struct attn_tensor table = {
-        angles, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .rope = ATTN_ROPE_NEOX, .qk_norm = 1};
+    static int64_t positions[31];
+    static float angles[64][32], weights[32];
+    int64_t shape[] = {64, 32}, narrow[] = {64, 30}, size[] = {32}, few[] = {31}, apart[] = {64, 2};
+    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1}, i32 = {ATTN_CODE_INT, 32, 1};
+    const struct attn_tensor table = {angles, cpu, 2, f32, shape, NULL, 0},
+                             flat = {angles, cpu, 1, f32, shape, NULL, 0},
+                             short_rows = {angles, cpu, 2, f32, narrow, NULL, 0},
+                             integers = {angles, cpu, 2, i32, shape, NULL, 0},
+                             strided = {angles, cpu, 2, f32, shape, apart, 0},
+                             empty = {NULL, cpu, 2, f32, shape, NULL, 0},
+                             norm = {weights, cpu, 1, f32, size, NULL, 0},
+                             short_norm = {weights, cpu, 1, f32, few, NULL, 0};
     const struct attn_io_rope good = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof good, NULL},
                                       .form = ATTN_ROPE_NEOX,
                                       .positions = positions,
-                                      .cos_sin = &table};
-    const struct attn_tensor flat = {
-        angles, {ATTN_DEVICE_CPU, 0}, 1, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
-    struct attn_io_rope bad[] = {good, good, good, good, good, good, good};
+                                      .cos_sin = &table,
+                                      .q_norm_weight = &norm,
+                                      .k_norm_weight = &norm};
+    struct attn_io_rope bad[13];
+    static const char *const fields[13] = {
+        "attn_io_rope", "attn_io_rope",  "cos_sin",      "cos_sin",    "cos_sin",
+        "cos_sin",      "cos_sin",       "cos_sin",      "rotary_dim", "rotary_dim",
+        "cos_sin",      "q_norm_weight", "k_norm_weight"};
+    const struct attn_tensor *const tables[] = {NULL,      &flat,    &short_rows,
+                                                &integers, &strided, &empty};
     struct fixture f;
-    bad[0].form = 9;
+    for (int32_t i = 0; i < 13; i++) {
+        bad[i] = good;
+        bad[i].cos_sin = i >= 2 && i < 8 ? tables[i - 2] : &table;
+    }
+    bad[0].form = ATTN_ROPE_GPTJ; /* the layer says NeoX */
     bad[1].positions = NULL;
-    bad[2].cos_sin = NULL;
-    bad[3].cos_sin = &flat;
-    bad[4].q_norm_weight = &table;
-    bad[5].rotary_dim = 7;
-    bad[6].rotary_dim = 34;
-    fixture_init(&f, "cpu_ref", &rotated, queries, lens, 4, 0, NULL, false);
-    f.batch.spans = f.seq_lens;
-    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
-    f.batch.spans = NULL;
+    bad[8].rotary_dim = 7;
+    bad[9].rotary_dim = 34;
+    bad[10].rotary_dim = 16; /* of which the table has rows of twice as much */
+    bad[11].q_norm_weight = &table;
+    bad[12].k_norm_weight = &short_norm;
+    fixture_init(&f, "cpu_ref", &rotated, queries, lens, 4, 0, NULL, true);
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    for (int32_t i = 0; i < 7; i++) {
+    for (int32_t i = 0; i < 13; i++) {
         f.io.next = &bad[i].ext;
-        refuse(&f, run(&f), i < 5 ? "attn_io_rope" : "rotary_dim", "");
+        refuse(&f, run(&f), fields[i], "");
     }
     f.io.next = &good.ext;
+    positions[30] = 64;
+    refuse(&f, run(&f), "positions", "positions[30] is 64; cos_sin has positions 0 to 63");
+    positions[30] = 63;
     assert_int_equal(run(&f), ATTN_OK);
+    /* q is rotated with the keys: a run without them is refused, and one with fewer keys than
+     * queries */
+    f.io.flags = ATTN_RUN_NO_WRITE;
+    refuse(&f, run(&f), "attn_io_rope", "the run writes no keys");
+    f.io.flags = 0;
+    f.batch.num_slots = 30;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    refuse(&f, run(&f), "num_slots", "30 slots");
+    f.batch.num_slots = 0;
+    f.io.k = f.io.v = NULL;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    refuse(&f, run(&f), "attn_io_rope", "the run writes no keys");
+    fixture_finish(&f);
+}
+
+/* Extensions that the layer does not read, each by its name; one marked optional is passed over. */
+TEST(test_unread_extensions)
+{
+    const struct {
+        const char *name;
+        uint32_t id;
+        size_t size;
+    } unread[] = {
+        {"attn_io_mla", ATTN_EXT_IO_MLA, sizeof(struct attn_io_mla)},
+        {"attn_io_recurrent", ATTN_EXT_IO_RECURRENT, sizeof(struct attn_io_recurrent)},
+        {"attn_io_output_quant", ATTN_EXT_IO_OUTPUT_QUANT, sizeof(struct attn_io_output_quant)},
+        {"attn_io_rope", ATTN_EXT_IO_ROPE, sizeof(struct attn_io_rope)},
+        {"attn_io_caches", ATTN_EXT_IO_CACHES, sizeof(struct attn_io_caches)}};
+    struct fixture f;
+    init(&f, NULL, false);
+    for (size_t i = 0; i < sizeof unread / sizeof *unread; i++) {
+        _Alignas(struct attn_ext) uint8_t bytes[128] = {0};
+        struct attn_ext *ext = (struct attn_ext *)bytes;
+        *ext = (struct attn_ext){.id = unread[i].id, .struct_size = unread[i].size};
+        f.io.next = ext;
+        refuse(&f, run(&f), unread[i].name, ": the layer");
+        ext->flags = ATTN_EXT_OPTIONAL;
+        assert_int_equal(run(&f), ATTN_OK);
+    }
+    fixture_finish(&f);
+}
+
+/* Each tensor of a plain run without data, in every way that a run takes. */
+TEST(test_no_data)
+{
+    static const int32_t ones[] = {1, 1}, long_lens[] = {40, 17};
+    static const char *const fields[] = {"q", "k", "v", "out", "lse"};
+    for (int32_t way = 0; way < 3; way++) { /* fast, in parts, validated */
+        struct fixture f;
+        fixture_init(&f, "cpu_ref", &decoder, way == 0 ? ones : queries,
+                     way == 0 ? long_lens : lens, way == 0 ? 2 : 4, 0, NULL, way == 2);
+        CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+        for (int32_t i = 0; i < 5; i++) {
+            const struct attn_step_io good = f.io;
+            void *data = f.tensors[i].data;
+            f.tensors[i].data = NULL;
+            f.io.lse = i == 4 ? f.io.lse : NULL;
+            refuse(&f, run(&f), fields[i], i == 4 ? "without data" : "has no data");
+            f.tensors[i].data = data;
+            f.io = good;
+        }
+        assert_int_equal(run(&f), ATTN_OK);
+        fixture_finish(&f);
+    }
+}
+
+/* What is written lies in no place twice. */
+TEST(test_shared_places)
+{
+    struct fixture f;
+    int64_t rows_on_rows[] = {64, 32, 1}, one_row[] = {0, 32, 1}, turned[] = {1, 4},
+            one_head[] = {0, 1};
+    init(&f, NULL, true);
+    f.tensors[3].strides = rows_on_rows;
+    refuse(&f, run(&f), "out", "stride 64 of dimension 0");
+    f.tensors[3].strides = one_row;
+    refuse(&f, run(&f), "out", "stride 0 of dimension 0");
+    f.tensors[3].strides = NULL;
+    f.tensors[4].strides = one_head;
+    refuse(&f, run(&f), "lse", "stride 0 of dimension 0");
+    f.tensors[4].strides = turned;
+    assert_int_equal(run(&f), ATTN_OK);
+    fixture_finish(&f);
+}
+
+/* Slots: two tokens in one, wherever the slots lie, and more of them than a cache and a step can
+ * have. */
+TEST(test_slots)
+{
+    struct fixture f;
+    init(&f, NULL, true);
+    const int64_t slot = f.slots[5];
+    f.slots[5] = f.slots[30];
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "slot_mapping",
+           "request 3, token 30: slot 147 is that of an earlier token, too");
+    f.slots[5] = -1; /* skipped, any number of times */
+    f.slots[6] = -1;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    f.slots[5] = slot;
+    f.batch.num_slots = INT64_MAX;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "slot_mapping", "at most");
+    fixture_finish(&f);
+}
+
+/* Layers of one table whose caches have other numbers of blocks: the fewest count. */
+TEST(test_smallest_cache)
+{
+    struct fixture f;
+    void *caches[2], *workspace;
+    attn_model *model;
+    attn_plan *plan;
+    init(&f, NULL, true);
+    struct attn_layer_desc second = f.layer;
+    second.name = "second";
+    const struct attn_layer_desc *layers[] = {&f.layer, &second};
+    CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("cpu_ref"), layers, 2, &model, &f.error));
+    for (int32_t i = 0; i < 2; i++) {
+        CHECK(&f, client_cache(f.api, f.api->model_layer(model, i), f.num_blocks - 3 * i, NULL,
+                               &caches[i], &f.error));
+    }
+    CHECK(&f, client_plan(f.api, model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
+                          &plan, &workspace, &f.error));
+    refuse(&f, f.api->plan_batch(plan, &f.batch, NULL, &f.error), "block_table",
+           "block 9; the cache of layer 'second' has blocks 0 to 8");
+    f.api->plan_destroy(plan);
+    f.api->model_destroy(model);
+    free(caches[0]);
+    free(caches[1]);
+    free(workspace);
+    fixture_finish(&f);
+}
+
+/* The keys of a cross layer are the encoder's: no more of them than the plan has room for. */
+TEST(test_encoder_lengths)
+{
+    const struct attn_layer_desc cross = {.kind = ATTN_LAYER_CROSS};
+    struct fixture f;
+    fixture_init(&f, "cpu_ref", &cross, queries, lens, 4, 0, NULL, true);
+    f.batch.max_encoder_seq_len = 39;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "max_encoder_seq_len",
+           "a request has 40 keys");
+    f.batch.encoder_seq_lens_host = NULL;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "seq_lens",
+           "request 0 has 40 keys on the device");
+    f.batch.encoder_seq_lens_host = f.seq_lens;
+    for (int32_t i = 0; i < 2; i++) { /* by its bound, by a length */
+        f.batch.max_encoder_seq_len = i == 0 ? MAX_BLOCKS * 16 + 1 : 0;
+        f.seq_lens[2] = i == 0 ? 33 : MAX_BLOCKS * 16 + 1;
+        REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_encoder_seq_len",
+                   f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    }
+    fixture_finish(&f);
+}
+
+/* Lengths that only the device knows are held to the bounds, too. */
+TEST(test_device_lengths)
+{
+    struct fixture f;
+    init(&f, NULL, true);
+    f.batch.seq_lens_host = NULL;
+    f.batch.max_seq_len = 40;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    f.batch.max_seq_len = 39;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "seq_lens",
+           "request 0 has 40 keys on the device and 1 queries");
+    f.batch.max_seq_len = 40;
+    f.seq_lens[3] = 19;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "seq_lens",
+           "request 3 has 19 keys on the device and 20 queries");
     fixture_finish(&f);
 }
 

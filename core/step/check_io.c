@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every run's tensors must be, in each dimension, dtype and stride that a kernel goes by. */
+#include "step/plan_state.h"
+#include "util/structs.h"
+
+#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
+
+static const struct attn_dtype float32 = {ATTN_CODE_FLOAT, 32, 1},
+                               e4m3 = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
+                               uint8 = {ATTN_CODE_UINT, 8, 1};
+
+int32_t output_group(int32_t form)
+{
+    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
+    return groups[form];
+}
+
+bool step_is_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows)
+{
+    return tensor_is(lse, 2, float32) && lse->shape[0] == heads && lse->shape[1] >= rows &&
+           (lse->data != NULL || rows == 0);
+}
+
+/* [rows or more, groups], the groups of nvfp4 bytes in one piece, or turned. */
+static bool is_block_scales(const struct attn_tensor *scales, const struct attn_layer_desc *layer,
+                            int64_t rows, int64_t groups)
+{
+    const bool nvfp4 = layer->output_form == ATTN_OUTPUT_NVFP4;
+    const int32_t row = !nvfp4 && layer->output_scale_column_major;
+    return tensor_is(scales, 2, nvfp4 ? e4m3 : float32) && scales->shape[row] >= rows &&
+           scales->shape[1 - row] == groups && (scales->data != NULL || rows == 0) &&
+           (!nvfp4 || scales->strides == NULL || scales->strides[1] == 1);
+}
+
+/* Where the scales of a quantized output are read or written. */
+static attn_status check_output_scales(const attn_plan *plan, const struct step *step,
+                                       const struct attn_step_io *io, struct attn_error *error)
+{
+    const struct attn_layer_desc *layer = step->layer->desc;
+    const int32_t form = layer->output_form;
+    const int64_t groups = step->out.heads * step->out.head_size / output_group(form);
+    const struct attn_io_output_quant *given =
+        (const struct attn_io_output_quant *)ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    if (given == NULL) {
+        return FAIL("attn_io_output_quant",
+                    "the layer's output form needs attn_io_output_quant on the run");
+    }
+    if (given->scale == NULL && (form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4)) {
+        return FAIL("attn_io_output_quant", "scale, which fp8_static and nvfp4 need, is NULL");
+    }
+    return form == ATTN_OUTPUT_FP8_STATIC ||
+                   is_block_scales(given->block_scales, layer, plan->num_tokens, groups)
+               ? ATTN_OK
+               : refuse_block_scales(given->block_scales, layer, plan->num_tokens, groups, error);
+}
+
+/* Rows of pairs, [T, heads, size / 2] or [T, heads size / 2] bytes, each row in one piece. */
+static bool is_nvfp4_rows(const struct attn_tensor *out, const struct tensor_form *wanted,
+                          int64_t rows)
+{
+    const int64_t half = wanted->head_size / 2;
+    if (!(tensor_is(out, 2, uint8) || tensor_is(out, 3, uint8)) || out->shape[0] < rows ||
+        (out->data == NULL && rows > 0)) {
+        return false;
+    }
+    const int64_t *strides = out->strides;
+    return out->ndim == 2
+               ? out->shape[1] == wanted->heads * half && (strides == NULL || strides[1] == 1)
+               : out->shape[1] == wanted->heads && out->shape[2] == half &&
+                     (strides == NULL || (strides[2] == 1 && strides[1] == half));
+}
+
+attn_status step_check_out(const attn_plan *plan, const struct step *step,
+                           const struct attn_step_io *io, struct attn_error *error)
+{
+    const struct attn_tensor *out = io->out;
+    int32_t form = step->layer->desc->output_form;
+    struct tensor_form wanted = step->out;
+    if (form != ATTN_OUTPUT_PLAIN && step->program != run_idle) {
+        attn_status status = check_output_scales(plan, step, io, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    if (form == ATTN_OUTPUT_NVFP4) {
+        return is_nvfp4_rows(out, &wanted, plan->num_tokens)
+                   ? ATTN_OK
+                   : refuse_nvfp4_rows(out, &wanted, plan->num_tokens, error);
+    }
+    if (form != ATTN_OUTPUT_PLAIN) {
+        const struct attn_tensor fp8 = {.ndim = 3, .dtype = e4m3};
+        wanted.kind = tensor_kind(&fp8);
+    }
+    if (out == NULL || !tensor_is_rows(out, &wanted, plan->num_tokens)) {
+        return refuse_rows("out", out, &wanted, plan->num_tokens, error);
+    }
+    return ATTN_OK;
+}
+
+attn_status step_check_attend(const attn_plan *plan, const struct step *step,
+                              const struct attn_step_io *io, struct attn_error *error)
+{
+    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
+        return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
+    }
+    if (io->lse != NULL && !step_is_lse(io->lse, step->q.heads, plan->num_tokens)) {
+        return refuse_lse(io->lse, step->q.heads, plan->num_tokens, error);
+    }
+    return step_check_out(plan, step, io, error);
+}
+
+attn_status step_check_keys(const struct step *step, const struct attn_step_io *io, int64_t rows,
+                            struct attn_error *error)
+{
+    if (io->k == NULL || !tensor_is_rows(io->k, &step->k, rows)) {
+        return refuse_rows("k", io->k, &step->k, rows, error);
+    }
+    if (io->v == NULL || !tensor_is_rows(io->v, &step->v, rows)) {
+        return refuse_rows("v", io->v, &step->v, rows, error);
+    }
+    return ATTN_OK;
+}
+
+/* f16, bf16 or f32. */
+static bool is_floats(const struct attn_tensor *t, int32_t ndim)
+{
+    const int32_t dtype = tensor_is_numbers(t, ndim) ? dtype_id_of(t->dtype) : -1;
+    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32;
+}
+
+/* On a CPU, under validation: each position is a row of the table. */
+static attn_status check_positions(const attn_plan *plan, const struct attn_io_rope *rope,
+                                   struct attn_error *error)
+{
+    const int64_t rows = rope->cos_sin->shape[0];
+    for (int64_t t = 0; t < plan->given.num_slots; t++) {
+        if (rope->positions[t] < 0 || rope->positions[t] >= rows) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "positions",
+                             "positions[%lld] is %lld; cos_sin has positions 0 to %lld",
+                             (long long)t, (long long)rope->positions[t], (long long)rows - 1);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status step_check_rope(const attn_plan *plan, const struct step *step,
+                            const struct attn_step_io *io, struct attn_error *error)
+{
+    const struct attn_io_rope *rope =
+        (const struct attn_io_rope *)ext_find(io->next, ATTN_EXT_IO_ROPE);
+    const struct attn_layer_desc *layer = step->layer->desc;
+    const struct {
+        const char *field;
+        const struct attn_tensor *weight;
+    } norms[] = {{"q_norm_weight", rope->q_norm_weight}, {"k_norm_weight", rope->k_norm_weight}};
+    const int64_t rotary = rope->rotary_dim != 0 ? rope->rotary_dim : layer->head_size;
+    const int64_t slots = plan->given.num_slots;
+    if (rope->form != layer->rope || rope->positions == NULL) {
+        return FAIL("attn_io_rope", "form is not the layer's rope, or positions is NULL");
+    }
+    if (rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size) {
+        return FAIL("rotary_dim", "is not an even number from 0 to the layer's head_size");
+    }
+    if (!is_floats(rope->cos_sin, 2) || rope->cos_sin->shape[1] != rotary) {
+        return refuse_tensor("cos_sin", rope->cos_sin,
+                             "[max position, rotary_dim (0: head_size)] of f16, bf16 or f32",
+                             error);
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        if (norms[i].weight != NULL && !layer->qk_norm) {
+            return FAIL(norms[i].field, "is given, and the layer does not say qk_norm");
+        }
+        if (norms[i].weight != NULL &&
+            (!is_floats(norms[i].weight, 1) || norms[i].weight->shape[0] != layer->head_size)) {
+            return refuse_tensor(norms[i].field, norms[i].weight, "[head_size] of f16, bf16 or f32",
+                                 error);
+        }
+    }
+    if (!(rope->norm_eps >= 0)) {
+        return FAIL("norm_eps", "is negative or NaN");
+    }
+    if (slots < plan->given.num_actual_tokens || slots > plan->num_tokens) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_slots",
+                         "%lld slots, and attn_io_rope rotates the queries of as many tokens; the "
+                         "batch has %d to %d",
+                         (long long)slots, plan->given.num_actual_tokens, plan->num_tokens);
+    }
+    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
+        return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
+    }
+    return plan->validate && plan->model->device.type == ATTN_DEVICE_CPU
+               ? check_positions(plan, rope, error)
+               : ATTN_OK;
+}
+
+/* Does this layer read that extension of a run? */
+static bool reads(const struct step *step, uint32_t id)
+{
+    const attn_layer *layer = step->layer;
+    switch (id) {
+    case ATTN_EXT_IO_MLA:
+        return layer->selected->mla != NULL;
+    case ATTN_EXT_IO_RECURRENT:
+        return layer->selected->gdn != NULL;
+    case ATTN_EXT_IO_OUTPUT_QUANT:
+        return layer->desc->output_form != ATTN_OUTPUT_PLAIN;
+    case ATTN_EXT_IO_ROPE:
+        return layer->desc->rope != ATTN_ROPE_NONE;
+    default:
+        return layer->num_further > 0;
+    }
+}
+
+attn_status step_check_extensions(const struct step *step, const struct attn_step_io *io,
+                                  struct attn_error *error)
+{
+    static const struct {
+        uint32_t id;
+        const char *name, *missing;
+    } ours[] = {
+        {ATTN_EXT_IO_MLA, "attn_io_mla", "the layer is no MLA layer"},
+        {ATTN_EXT_IO_RECURRENT, "attn_io_recurrent", "the layer is no recurrent layer"},
+        {ATTN_EXT_IO_OUTPUT_QUANT, "attn_io_output_quant", "the layer's output_form is plain"},
+        {ATTN_EXT_IO_ROPE, "attn_io_rope", "the layer says no rope"},
+        {ATTN_EXT_IO_CACHES, "attn_io_caches", "the layer has no attn_layer_caches"}};
+    enum { OURS = sizeof ours / sizeof *ours };
+    uint32_t known[OURS + MAX_VENDOR_EXTENSIONS];
+    for (int32_t i = 0; i < OURS; i++) {
+        known[i] = ours[i].id;
+    }
+    const int32_t count = layer_vendor_ids(step->layer->desc->next, known, OURS);
+    attn_status status = ext_check(io->next, known, count, "attn_step_io", error);
+    for (int32_t i = 0; i < OURS && status == ATTN_OK; i++) {
+        const struct attn_ext *given = ext_find(io->next, ours[i].id);
+        if (given != NULL && !(given->flags & ATTN_EXT_OPTIONAL) && !reads(step, ours[i].id)) {
+            status = FAIL(ours[i].name, ours[i].missing);
+        }
+    }
+    return status;
+}
