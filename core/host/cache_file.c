@@ -12,22 +12,24 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Does the folder, or the first above it that is there, belong to this user? */
-static bool is_own(const char *folder)
+/* NULL, or why root makes no folder there. A home is there and root's own; of XDG_CACHE_HOME the
+ * folder above may be all that is. */
+static const char *distrust_base(const char *folder, bool is_home)
 {
     char path[PATH_MAX];
     struct stat info;
-    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path) {
-        return false;
-    }
-    while (stat(path, &info) != 0) {
+    bool there = stat(folder, &info) == 0;
+    if (!there && !is_home && snprintf(path, sizeof path, "%s", folder) < (int)sizeof path) {
         char *last = strrchr(path, '/');
-        if (last == NULL || path[1] == '\0') {
-            return false;
-        }
         last[last == path] = '\0';
+        there = stat(path, &info) == 0;
     }
-    return info.st_uid == geteuid();
+    if (!there) {
+        return is_home ? "HOME is not there" : "XDG_CACHE_HOME and the folder above are not there";
+    }
+    return info.st_uid == geteuid() ? NULL
+           : is_home                ? "HOME belongs to another user"
+                                    : "XDG_CACHE_HOME belongs to another user";
 }
 
 void cache_folder_default(char *folder, size_t size, const char *xdg, const char *home,
@@ -39,8 +41,8 @@ void cache_folder_default(char *folder, size_t size, const char *xdg, const char
     if (!by_xdg && !by_home) {
         return;
     }
-    if (geteuid() == 0 && !is_own(by_xdg ? xdg : home)) {
-        *why = by_xdg ? "XDG_CACHE_HOME belongs to another user" : "HOME belongs to another user";
+    *why = geteuid() == 0 ? distrust_base(by_xdg ? xdg : home, !by_xdg) : NULL;
+    if (*why != NULL) {
         return;
     }
     const int length = by_xdg ? snprintf(folder, size, "%s/libattn", xdg)

@@ -207,6 +207,16 @@ CASE(root_takes_no_other_home)
         skip();
     }
     snprintf(below, sizeof below, "%s/not/there", place->folder);
+    cache_folder_default(folder, sizeof folder, NULL, below, &why);
+    assert_string_equal(folder, "");
+    assert_string_equal(why, "HOME is not there");
+    cache_folder_default(folder, sizeof folder, below, place->folder, &why);
+    assert_string_equal(folder, "");
+    assert_non_null(strstr(why, "not there"));
+    snprintf(below, sizeof below, "%s/there", place->folder);
+    cache_folder_default(folder, sizeof folder, below, NULL, &why);
+    assert_null(why);
+    assert_string_equal(folder + strlen(place->folder), "/there/libattn");
     assert_int_equal(chown(place->folder, NOBODY, NOBODY), 0);
     cache_folder_default(folder, sizeof folder, NULL, place->folder, &why);
     assert_string_equal(folder, "");
