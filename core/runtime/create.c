@@ -7,6 +7,7 @@
 #include "host/env.h"
 #include "host/pool.h"
 #include "runtime/discover.h"
+#include "runtime/load.h"
 #include "runtime/isolation/isolation.h"
 #include "runtime/probe.h"
 #include "runtime/runtime.h"
@@ -17,17 +18,18 @@
 #define MAX_DEVICES 256
 #define MAX_BACKENDS 1024
 
-static bool has_backend(const attn_runtime *runtime, const struct backend *backend)
+static const struct backend *find_backend(const attn_runtime *runtime,
+                                          const struct backend *backend)
 {
     for (int32_t i = 0; i < runtime->num_backends; i++) {
         const struct backend *other = &runtime->backends[i];
         if (strcmp(other->full_name, backend->full_name) == 0 &&
             other->caps.device.type == backend->caps.device.type &&
             other->caps.device.id == backend->caps.device.id) {
-            return true;
+            return other;
         }
     }
-    return false;
+    return NULL;
 }
 
 static void add_devices(attn_runtime *runtime, const struct found *found)
@@ -56,11 +58,11 @@ static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const str
                                 struct attn_error *error)
 {
     for (int32_t i = 0; i < found->num_backends; i++) {
-        if (has_backend(runtime, &found->backends[i])) {
-            return error_set(
-                error, ATTN_ERROR_PLUGIN, "name",
-                "backend '%s' is another plugin's already; the first one found is kept",
-                found->backends[i].full_name);
+        const struct backend *other = find_backend(runtime, &found->backends[i]);
+        if (other != NULL) {
+            return error_set(error, ATTN_ERROR_PLUGIN, "name",
+                             "backend '%s' is that of %s already; the first one found is kept",
+                             found->backends[i].full_name, runtime->plugins[other->plugin].file);
         }
     }
     if (runtime->num_backends + found->num_backends > MAX_BACKENDS) {
@@ -99,7 +101,8 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct foun
     if (plugin->status != ATTN_OK) {
         return ATTN_OK;
     }
-    attn_status status = plugin_examine(runtime, plugin, found, &why);
+    attn_status status = plugin_check_place(plugin->file, &why);
+    status = status == ATTN_OK ? plugin_examine(runtime, plugin, found, &why) : status;
     if (status == ATTN_OK) {
         status = add_backends(runtime, index, found, &why);
     }

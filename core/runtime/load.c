@@ -4,11 +4,14 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/discover.h"
 #include "runtime/elf_file.h"
 #include "util/hash.h"
 #include "util/error.h"
@@ -58,13 +61,52 @@ static bool is_known(const char *path, const struct probe_key *key, bool *other)
     return false;
 }
 
+/* Whoever can write a plugin's folder can put another file in its place, unless the folder is
+ * sticky. Root runs code of its own and of whom this library belongs to. */
+attn_status plugin_check_place(const char *file, struct attn_error *error)
+{
+    char folder[PATH_MAX], core[PATH_MAX];
+    struct stat of_file, of_folder, of_core;
+    bool build_tree;
+    if (snprintf(folder, sizeof folder, "%s", file) >= (int)sizeof folder ||
+        strrchr(folder, '/') == NULL) {
+        return ATTN_OK; /* it cannot be opened either */
+    }
+    char *last = strrchr(folder, '/');
+    last[last == folder] = '\0';
+    if (stat(folder, &of_folder) != 0 || stat(file, &of_file) != 0) {
+        return ATTN_OK;
+    }
+    if (of_folder.st_mode & S_IWOTH && !(of_folder.st_mode & S_ISVTX)) {
+        return REFUSE("file", "lies in %s, which every user can write (mode %o)", folder,
+                      of_folder.st_mode & 07777);
+    }
+    if (geteuid() != 0) {
+        return ATTN_OK;
+    }
+    const bool known = core_place(core, &build_tree) && stat(core, &of_core) == 0;
+    const uid_t own = known ? of_core.st_uid : 0;
+    const bool is_file = of_file.st_uid != 0 && of_file.st_uid != own;
+    if (is_file || (of_folder.st_uid != 0 && of_folder.st_uid != own)) {
+        return REFUSE("file",
+                      "%s of user %u; root loads plugins of its own and of user %u, to whom "
+                      "libattn belongs",
+                      is_file ? "is" : "lies in a folder",
+                      is_file ? of_file.st_uid : of_folder.st_uid, own);
+    }
+    return ATTN_OK;
+}
+
 /* A regular file that not every user can write, still the one that was probed, and a library for
  * this machine. */
 static attn_status check_file(const struct plugin *plugin, struct probe_key *now,
                               struct attn_error *error)
 {
     struct stat info;
-    attn_status status = ATTN_OK;
+    attn_status status = plugin_check_place(plugin->file, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     /* a pipe may lie there */
     int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) {

@@ -11,6 +11,9 @@
  * the runtime is shared. */
 attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct attn_error *error);
 
+/* Refuses a file that others could have put, or may put, where it lies. */
+attn_status plugin_check_place(const char *file, struct attn_error *error);
+
 /* Checks ABI version, name, version and vendor of a table and copies them, before the runtime is
  * shared. */
 attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin,

@@ -138,6 +138,28 @@ TEST(not_to_be_trusted)
     (void)remove(bad);
 }
 
+/* A folder that every user can write, and files and folders of others, which root loads nothing
+ * of. */
+TEST(place_not_to_be_trusted)
+{
+    write_bad(sound, sound_size, 0644);
+    assert_int_equal(chmod(folder, 0777), 0);
+    for (int32_t isolation = -1; isolation <= 1; isolation += 2) {
+        attn_runtime *runtime = create_by(api, folder, isolation, 0, NULL, ATTN_OK);
+        for (int32_t i = 0; i < 2; i++) {
+            assert_non_null(strstr(info_of(api, runtime, i).reason, "which every user can write"));
+        }
+        assert_int_equal(api->backend_count(runtime), 0);
+        api->runtime_destroy(runtime);
+    }
+    assert_int_equal(chmod(folder, 0700), 0);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(bad, 65534, 65534), 0);
+        expect(ATTN_ERROR_PLUGIN, "file: is of user 65534; root loads plugins of its own");
+    }
+    (void)remove(bad);
+}
+
 /* In a child without root's rights, which would read everything. */
 TEST(unreadable)
 {
