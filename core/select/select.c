@@ -360,6 +360,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
         assignment_destroy(assignment);
         return status;
     }
+    selection_log(assignment);
     *out = assignment;
     return ATTN_OK;
 }

@@ -15,4 +15,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
 attn_status best_device(const attn_runtime *runtime, const char *backend,
                         struct attn_device *device, struct attn_error *error);
 
+/* report.c: logs who serves what, and why. */
+void selection_log(const struct attn_assignment *assignment);
+
 #endif

@@ -34,10 +34,6 @@ static void fill_choice(struct selection *selection, const struct layer *layer,
     choice->graph_level = candidate->match.graph_level;
     choice->block_size = candidate->match.block_size;
     choice->kernel_block_size = candidate->match.kernel_block_size;
-    if (choice->forced) {
-        runtime_log(selection->runtime, ATTN_LOG_INFO, "layer '%s', %s: %s, forced by '%s'",
-                    layer->desc.name, name_of_phase(phase), choice->name, rule->text);
-    }
 }
 
 /* Layout: what decode prefers if prefill can read it; a sharing layer takes its target's. */

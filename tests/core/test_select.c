@@ -170,6 +170,11 @@ TEST(test_names)
     assert_string_equal(fixture_chosen(a, 0, D), "cpu_simd@avx2");
     assert_non_null(strstr(f.log, "forced by 'cpu_simd@avx2'"));
     assignment_destroy(a);
+    f.log[0] = '\0';
+    assert_int_equal(fixture_select(&f, "cuda_flash?", &layer, 1, &a, &error), ATTN_OK);
+    assert_non_null(strstr(f.log, "cpu_simd@avx512 of "));
+    assert_non_null(strstr(f.log, ", rank 9; nothing meets the wish 'cuda_flash?'"));
+    assignment_destroy(a);
     fixture_finish(&f);
 }
 

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/command.h"
 #include "common/declared.h"
@@ -103,6 +104,9 @@ static struct json *backends_json(const struct info *info)
         json_add(item, "variant", json_string(backend.caps->variant));
         json_add(item, "version", json_string(backend.caps->version));
         json_add(item, "vendor", json_string(backend.caps->vendor));
+        struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
+        info->api->plugin_info(info->runtime, backend.plugin, &plugin);
+        json_add(item, "file", json_string(plugin.file));
         json_add(device, "type", json_number(backend.caps->device.type));
         json_add(device, "id", json_number(backend.caps->device.id));
         json_add(item, "device", device);
@@ -227,10 +231,15 @@ static void print_explanation(const struct json *layer)
         const struct json *choice = json_get(layer, phase_names[phase]);
         if (json_get(choice, "backend")->type == JSON_STRING) {
             const char *rule = json_text(choice, "rule");
+            const bool forced = json_value(choice, "forced") != 0;
             printf("      %s for %s: rank %d%s%s%s\n", json_text(choice, "backend"),
                    phase_names[phase], (int)json_value(choice, "rank"),
                    json_value(choice, "measured") != 0 ? ", measured and on file" : "",
-                   rule[0] != '\0' ? ", by the rule " : "", rule);
+                   rule[0] == '\0'                 ? ""
+                   : forced                        ? ", by the rule "
+                   : rule[strlen(rule) - 1] == '?' ? ", nothing meets the wish "
+                                                   : ", within the rule ",
+                   rule);
         }
     }
     JSON_EACH(rejected, json_get(layer, "eligible"))
@@ -346,8 +355,8 @@ static void print_layers(const struct json *layers, const struct options *option
         layer_list(indices, count, which, sizeof which);
         printf("%6d %-12s %-22s %-22s %-16s %s%s%s\n", count, json_text(layer, "kind"),
                json_text(prefill, "backend"), json_text(decode, "backend"),
-               json_text(decode, "rule"), which, count == 1 ? ": " : "",
-               count == 1 ? json_text(layer, "name") : "");
+               json_value(decode, "forced") != 0 ? json_text(decode, "rule") : "", which,
+               count == 1 ? ": " : "", count == 1 ? json_text(layer, "name") : "");
         if (options->explain) {
             print_explanation(layer);
         }
@@ -378,10 +387,11 @@ static void print_text(const struct json *root, const struct options *options)
     JSON_EACH(item, json_get(root, "backends"))
     {
         const struct json *rank = json_get(item, "rank");
-        printf("  %s%s%s %s (%s), rank %d in prefill, %d in decode\n", json_text(item, "name"),
-               json_text(item, "variant")[0] != '\0' ? "@" : "", json_text(item, "variant"),
-               json_text(item, "version"), json_text(item, "vendor"),
-               (int)json_value(rank, "prefill"), (int)json_value(rank, "decode"));
+        printf("  %s%s%s %s (%s) of %s, rank %d in prefill, %d in decode\n",
+               json_text(item, "name"), json_text(item, "variant")[0] != '\0' ? "@" : "",
+               json_text(item, "variant"), json_text(item, "version"), json_text(item, "vendor"),
+               json_text(item, "file"), (int)json_value(rank, "prefill"),
+               (int)json_value(rank, "decode"));
         print_capabilities(json_get(item, "capabilities"));
     }
     if (options->model != NULL) {
