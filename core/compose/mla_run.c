@@ -460,6 +460,7 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
         return FAIL("attn_io_mla",
                     "a run of MLA brings its tensors in attn_io_mla, and q, k and v are NULL");
     }
+    const bool has_pe = m->qk_rope_head_dim > 0;
     bool projects = attends && mla_per_head(step->layer) && plan->split.num_prefill_tokens > 0;
     int64_t rows = writes ? plan->given.num_slots : 0;
     rows = projects && plan->num_tokens > rows ? plan->num_tokens : rows;
@@ -477,9 +478,17 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
             "last dimension and a row per slot and token");
     }
     attn_status status = attends ? check_queries(plan, step, io, mla, error) : ATTN_OK;
+    if (status == ATTN_OK && (writes || projects) && plan->validate) {
+        status = validate_tensor(plan, mla->kv_c, "kv_c", name, error);
+        status = status == ATTN_OK
+                     ? validate_tensor(plan, has_pe ? mla->k_pe : NULL, "k_pe", name, error)
+                     : status;
+    }
     if (status == ATTN_OK && attends && plan->validate) {
         status = validate_tensor(plan, mla->q_nope, "q_nope", name, error);
-        status = status == ATTN_OK ? validate_tensor(plan, mla->q_pe, "q_pe", name, error) : status;
+        status = status == ATTN_OK
+                     ? validate_tensor(plan, has_pe ? mla->q_pe : NULL, "q_pe", name, error)
+                     : status;
     }
     return status;
 }

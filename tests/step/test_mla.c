@@ -395,6 +395,10 @@ TEST(test_bad_runs)
     m->q[3][1][2] = NAN;
     refuse(m, "q_nope");
     m->q[3][1][2] = 1;
+    const float kept = m->kv_c[1][2];
+    m->kv_c[1][2] = NAN;
+    refuse(m, "kv_c");
+    m->kv_c[1][2] = kept;
     step(m);
     compare(m, true);
     m->batch.seq_lens_host = NULL;
