@@ -7,8 +7,8 @@
 
 #include "kv_cache.h"
 
-/* One attention layer. Everything that changes its meaning is here, so nothing can be dropped
- * silently. Text is copied by the callee. All fields 0 unless said otherwise. */
+/* One attention layer. Everything that changes its meaning is here; what its kind does not read, or
+ * whose switch is off, is refused by name. Text is copied. All fields 0 unless said otherwise. */
 struct attn_layer_desc {
     size_t struct_size;
     /* attn_mla_desc, attn_recurrent_desc, attn_layer_caches, attn_context_parallel,
@@ -25,7 +25,7 @@ struct attn_layer_desc {
     int32_t head_size;          /* D of q and k, a multiple of 8 */
     int32_t head_size_v;        /* Dv of v and out; 0: as head_size */
     float scale;                /* of q k^T, > 0 */
-    int32_t causal;             /* 1 or 0; encoders and cross layers have 0 */
+    int32_t causal;             /* 1 or 0; encoders, cross layers 0, recurrent 1 */
     int32_t causal_per_request; /* 1: batches carry a flag per request */
     /* 1: key j is visible if p - window_left <= j <= p + window_right */
     int32_t has_window;
@@ -53,7 +53,7 @@ struct attn_layer_desc {
     int64_t padded_page_bytes; /* 0, or a page size to pad to */
     /* enum attn_scale_form; not NONE: q arrives quantized (dtype q_dtype) */
     int32_t q_scale_form;
-    int32_t k_scale_form; /* fp8 caches: PER_TENSOR or PER_HEAD */
+    int32_t k_scale_form; /* fp8: PER_TENSOR or PER_HEAD; nvfp4: PER_TENSOR */
     int32_t v_scale_form;
     int32_t p_scale_form;      /* probabilities: NONE or PER_TENSOR */
     int32_t q_dtype;           /* enum attn_dtype_id of q where q_scale_form is not NONE */
@@ -61,7 +61,7 @@ struct attn_layer_desc {
     int32_t output_scale_pow2; /* group fp8: scales rounded up to powers of two */
     /* group fp8: 1 = scales [groups, T], aligned for TMA */
     int32_t output_scale_column_major;
-    /* 1: this layer keeps kv_dtype AUTO whatever the model's is */
+    /* 1: this layer keeps kv_dtype AUTO; its kv_dtype and scale forms are the other layers' */
     int32_t skip_kv_quantization;
     int32_t needs_lse;   /* 1: runs may ask for the log-sum-exp */
     int32_t graph_level; /* enum attn_graph_level that the engine needs */

@@ -47,6 +47,13 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         status = BAD("scale_margin", "layer '%s': scale_margin is %g; 0 or a positive factor",
                      l->name, (double)q->scale_margin);
     }
+    if (status == ATTN_OK && !q->fp8 &&
+        (q->amax_history_len != 0 || q->scale_margin != 0 || q->padded_head_size != 0)) {
+        status = BAD("amax_history_len",
+                     "layer '%s': amax_history_len is %d, scale_margin %g, padded_head_size %d, "
+                     "which need fp8",
+                     l->name, q->amax_history_len, (double)q->scale_margin, q->padded_head_size);
+    }
     if (q->fp8 && q->padded_head_size > 0) {
         layer->attend_size = q->padded_head_size;
     }

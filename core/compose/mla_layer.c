@@ -52,6 +52,10 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
                      "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
                      l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads, l->head_size);
     }
+    if (status == ATTN_OK && l->head_size_v != 0 && l->head_size_v != m->v_head_dim) {
+        status = BAD("head_size_v", "layer '%s': head_size_v is %d; 0, or v_head_dim, %d", l->name,
+                     l->head_size_v, m->v_head_dim);
+    }
     l->head_size_v = m->v_head_dim;
     return status;
 }

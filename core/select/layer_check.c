@@ -6,65 +6,15 @@
 
 #include "select/layer_caches.h"
 #include "select/layer_ext.h"
+#include "select/layer_fields.h"
 #include "select/names.h"
 #include "util/structs.h"
 
 #define MIN_LAYER_DESC 232 /* sizes in ABI 0.2 */
-#define MAX_BLOCK 65536
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
 #define MAX_PAGE ((int64_t)1 << 48)
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
-static attn_status check_codes(const struct attn_layer_desc *l, struct attn_error *error)
-{
-    const struct ranged ranges[] = {
-        {"kind", l->kind, 0, ATTN_LAYER_KIND_COUNT - 1},
-        {"dtype", l->dtype, ATTN_DTYPE_F16, ATTN_DTYPE_F32},
-        {"kv_dtype", l->kv_dtype, 0, ATTN_KV_DTYPE_COUNT - 1},
-        {"num_q_heads", l->num_q_heads, 1, MAX_HEADS},
-        {"num_kv_heads", l->num_kv_heads, 1, MAX_HEADS},
-        {"head_size", l->head_size, 1, MAX_LATENT},
-        {"head_size_v", l->head_size_v, 0, MAX_LATENT},
-        {"causal", l->causal, 0, 1},
-        {"causal_per_request", l->causal_per_request, 0, 1},
-        {"has_window", l->has_window, 0, 1},
-        {"chunk_size", l->chunk_size, 0, INT32_MAX},
-        {"chunk_lookback", l->chunk_lookback, 0, INT32_MAX},
-        {"alibi", l->alibi, 0, ATTN_ALIBI_SQRT},
-        {"has_sinks", l->has_sinks, 0, 1},
-        {"sink_len", l->sink_len, 0, 1 << 20},
-        {"prefix_lm", l->prefix_lm, 0, 1},
-        {"prefix_lm_window", l->prefix_lm_window, 0, INT32_MAX},
-        {"tree_mask", l->tree_mask, 0, ATTN_TREE_BIAS},
-        {"block_size", l->block_size, 0, MAX_BLOCK},
-        {"num_speculative_tokens", l->num_speculative_tokens, 0, 1024},
-        {"parallel_drafting", l->parallel_drafting, 0, 1},
-        {"q_scale_form", l->q_scale_form, 0, ATTN_SCALE_PER_HEAD},
-        {"k_scale_form", l->k_scale_form, 0, ATTN_SCALE_PER_HEAD},
-        {"v_scale_form", l->v_scale_form, 0, ATTN_SCALE_PER_HEAD_CHANNEL},
-        {"p_scale_form", l->p_scale_form, 0, ATTN_SCALE_PER_TENSOR},
-        {"q_dtype", l->q_dtype, 0, ATTN_DTYPE_COUNT - 1},
-        {"output_form", l->output_form, 0, ATTN_OUTPUT_FORM_COUNT - 1},
-        {"output_scale_pow2", l->output_scale_pow2, 0, 1},
-        {"output_scale_column_major", l->output_scale_column_major, 0, 1},
-        {"skip_kv_quantization", l->skip_kv_quantization, 0, 1},
-        {"needs_lse", l->needs_lse, 0, 1},
-        {"graph_level", l->graph_level, 0, ATTN_GRAPH_ALWAYS},
-        {"batch_invariant", l->batch_invariant, 0, 2},
-        {"rope", l->rope, 0, 2},
-        {"qk_norm", l->qk_norm, 0, 1},
-        {"needs_block_table_row", l->needs_block_table_row, 0, 1},
-        {"device_seq_lens_only", l->device_seq_lens_only, 0, 1},
-        {"fast_prefill", l->fast_prefill, 0, 1},
-        {"max_seq_len", l->max_seq_len, 0, INT32_MAX},
-        {"max_num_reqs", l->max_num_reqs, 0, INT32_MAX},
-        {"encoder", l->encoder, 0, l->kind == ATTN_LAYER_ENCODER ? ATTN_ENCODER_MULTIMODAL : 0},
-        {"needs_page_lists", l->needs_page_lists, 0, 1},
-        {"host_bounds", l->host_bounds, 0, 1},
-    };
-    return layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
-}
 
 static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_error *error)
 {
@@ -109,19 +59,11 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
     return ATTN_OK;
 }
 
-/* Terms that contradict each other or the layer's kind. */
+/* Terms that contradict each other. */
 static attn_status check_terms(const struct attn_layer_desc *l, struct attn_error *error)
 {
-    bool encoder = !layer_has_cache(l);
-    if ((encoder || l->kind == ATTN_LAYER_CROSS) && (l->causal || l->chunk_size || l->prefix_lm)) {
-        return BAD("causal",
-                   "layer '%s': a %s layer is not causal: causal, chunk_size and prefix_lm "
-                   "must be 0",
-                   l->name, name_of_kind(l->kind));
-    }
-    if (encoder && (l->kv_sharing_target != NULL || l->sink_len > 0)) {
-        return BAD(l->sink_len > 0 ? "sink_len" : "kv_sharing_target",
-                   "layer '%s': a %s layer has no KV cache", l->name, name_of_kind(l->kind));
+    if (l->kind == ATTN_LAYER_RECURRENT && !l->causal) {
+        return BAD("causal", "layer '%s': a recurrence is causal; causal is 0", l->name);
     }
     if (l->has_window && (l->window_left < -1 || l->window_left > MAX_WINDOW ||
                           l->window_right < -1 || l->window_right > MAX_WINDOW)) {
@@ -147,10 +89,6 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
                    "request; causal_per_request must be 0",
                    l->name, l->chunk_size);
     }
-    if (l->sink_len > 0 && l->kind != ATTN_LAYER_DECODER) {
-        return BAD("sink_len", "layer '%s': sink_len is %d; only a decoder has one", l->name,
-                   l->sink_len);
-    }
     if (l->prefix_lm && !l->causal) {
         return BAD("prefix_lm",
                    "layer '%s': prefix_lm spans are bidirectional islands of a causal "
@@ -164,7 +102,7 @@ static void complete(struct layer *layer)
 {
     struct attn_layer_desc *l = &layer->desc;
     l->head_size_v = l->head_size_v > 0 ? l->head_size_v : l->head_size;
-    if (l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization || !layer_has_cache(l)) {
+    if (l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization) {
         l->kv_dtype = l->dtype;
         l->k_scale_form = l->v_scale_form = ATTN_SCALE_NONE;
     }
@@ -177,9 +115,6 @@ static void complete(struct layer *layer)
     }
     if (!l->has_window) {
         l->window_left = l->window_right = -1;
-    }
-    if (!layer_has_cache(l) || layer->has_states) {
-        l->block_size = 0;
     }
 }
 
@@ -275,7 +210,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     if (l->name == NULL || (shares && l->kv_sharing_target == NULL)) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
     }
-    status = check_codes(l, error);
+    status = layer_check_fields(l, error);
     status = status == ATTN_OK ? check_numbers(l, error) : status;
     status = status == ATTN_OK ? layer_copy_extensions(arena, layer, l->next, error) : status;
     status = status == ATTN_OK ? layer_check_extensions(layer, error) : status;

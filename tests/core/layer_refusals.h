@@ -33,7 +33,8 @@ REFUSAL(chunk_per_request, "causal_per_request", "chunk_size 64", l->chunk_size 
         l->causal_per_request = 1)
 REFUSAL(chunk_causal, "chunk_size", "causal", l->chunk_size = 64; l->causal = 0)
 REFUSAL(sink_kind, "sink_len", "4", l->kind = ATTN_LAYER_CROSS; l->causal = 0; l->sink_len = 4)
-REFUSAL(encoder_code, "encoder", "3", l->kind = ATTN_LAYER_ENCODER; l->causal = 0; l->encoder = 3)
+REFUSAL(encoder_code, "encoder", "3", l->kind = ATTN_LAYER_ENCODER; l->causal = 0;
+        l->block_size = 0; l->encoder = 3)
 REFUSAL(encoder_of_decoder, "encoder", "1", l->encoder = ATTN_ENCODER_ONLY)
 REFUSAL(encoder_causal, "causal", "encoder", l->kind = ATTN_LAYER_ENCODER)
 REFUSAL(prefix_causal, "prefix_lm", "causal is 0", l->prefix_lm = 1; l->causal = 0)
@@ -49,16 +50,56 @@ REFUSAL(ext_unknown, "attn_layer_desc", "4933", l->next = &unknown_ext)
 REFUSAL(mla_missing, "attn_mla_desc", "needs", l->kind = ATTN_LAYER_MLA)
 REFUSAL(mla_on_decoder, "attn_mla_desc", "takes no", l->next = &mla_ext.ext)
 REFUSAL(mla_heads, "head_size", "576", l->kind = ATTN_LAYER_MLA; l->next = &mla_ext.ext)
-REFUSAL(gdn_missing, "attn_recurrent_desc", "needs", l->kind = ATTN_LAYER_RECURRENT)
+REFUSAL(gdn_missing, "attn_recurrent_desc", "needs", l->kind = ATTN_LAYER_RECURRENT;
+        l->block_size = 0)
 REFUSAL(gdn_heads, "num_v_heads", "6 is not a multiple of num_k_heads 4",
-        l->kind = ATTN_LAYER_RECURRENT;
-        l->next = &gdn_ext.ext)
+        set_recurrent(l, &gdn_ext))
 REFUSAL(cp_interleave, "interleave", "3 must divide block_size 16", l->next = &cp_ext.ext)
 REFUSAL(dtype_missing, "dtype", "0", l->dtype = ATTN_DTYPE_DEFAULT)
 REFUSAL(feature_unknown, "needed_features", "0x1000000000000000",
         l->needed_features = UINT64_C(1) << 60)
 REFUSAL(view_form_unknown, "needed_view_forms", "0x20", l->needed_view_forms = UINT64_C(1) << 5)
-REFUSAL(gdn_state, "state_dtype", "1", l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_half.ext)
+REFUSAL(gdn_state, "state_dtype", "1", set_recurrent(l, &gdn_half))
+REFUSAL(gdn_causal, "causal", "a recurrence is causal", set_recurrent(l, &gdn_whole); l->causal = 0)
+REFUSAL(gdn_sizes, "head_size", "num_kv_heads 8", set_recurrent(l, &gdn_whole); l->num_q_heads = 8;
+        l->num_kv_heads = 8)
+REFUSAL(gdn_values, "head_size", "head_size_v 32", set_recurrent(l, &gdn_whole);
+        l->head_size_v = 32)
+REFUSAL(gdn_silu, "conv_silu", "needs a conv_width", set_recurrent(l, &gdn_silu_alone))
+REFUSAL(gdn_cache, "kv_dtype", "fp8_e4m3", set_recurrent(l, &gdn_whole);
+        l->kv_dtype = ATTN_KV_FP8_E4M3)
+REFUSAL(mla_values, "head_size_v", "64; 0, or v_head_dim, 128", l->kind = ATTN_LAYER_MLA;
+        l->next = &mla_ext.ext; l->num_kv_heads = 1; l->head_size = 576; l->head_size_v = 64)
+REFUSAL(encoder_cache, "kv_dtype", "fp8_e4m3", l->kind = ATTN_LAYER_ENCODER;
+        l->causal = l->block_size = 0; l->kv_dtype = ATTN_KV_FP8_E4M3)
+REFUSAL(encoder_history, "amax_history_len", "16", l->kind = ATTN_LAYER_ENCODER;
+        l->causal = l->block_size = 0; l->next = &history_alone.ext)
+REFUSAL(window_alone, "window_left", "63, which needs has_window", l->window_left = 63)
+REFUSAL(window_right_alone, "window_right", "1, which needs has_window", l->window_right = 1)
+REFUSAL(lookback_alone, "chunk_lookback", "needs a chunk_size", l->chunk_lookback = 1)
+REFUSAL(span_window_alone, "prefix_lm_window", "needs prefix_lm", l->prefix_lm_window = 9)
+REFUSAL(drafting_alone, "parallel_drafting", "needs num_speculative_tokens",
+        l->parallel_drafting = 1)
+REFUSAL(q_dtype_alone, "q_dtype", "needs a q_scale_form", l->q_dtype = ATTN_DTYPE_INT8)
+REFUSAL(pow2_alone, "output_scale_pow2", "fp8 in groups", l->output_form = ATTN_OUTPUT_FP8_STATIC;
+        l->output_scale_pow2 = 1)
+REFUSAL(column_alone, "output_scale_column_major", "fp8 in groups",
+        l->output_scale_column_major = 1)
+REFUSAL(norm_alone, "qk_norm", "needs rope", l->qk_norm = 1)
+REFUSAL(nvfp4_heads, "k_scale_form", "per_head with kv_dtype nvfp4", l->kv_dtype = ATTN_KV_NVFP4;
+        l->k_scale_form = ATTN_SCALE_PER_HEAD)
+REFUSAL(half_scale, "k_scale_form", "per_tensor with kv_dtype f16", l->dtype = ATTN_DTYPE_F16;
+        l->kv_dtype = ATTN_KV_F16; l->k_scale_form = ATTN_SCALE_PER_TENSOR)
+REFUSAL(auto_scale, "v_scale_form", "per_tensor with kv_dtype auto",
+        l->v_scale_form = ATTN_SCALE_PER_TENSOR)
+REFUSAL(q8_scale, "v_scale_form", "per_head with kv_dtype q8_0", l->kv_dtype = ATTN_KV_Q8_0;
+        l->v_scale_form = ATTN_SCALE_PER_HEAD)
+REFUSAL(token_scale, "k_scale_form", "int8_per_token_head",
+        l->kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD;
+        l->k_scale_form = ATTN_SCALE_PER_TENSOR)
+REFUSAL(channel_scale, "v_scale_form", "per_tensor with kv_dtype int8_kv",
+        l->kv_dtype = ATTN_KV_INT8_KV;
+        l->v_scale_form = ATTN_SCALE_PER_TENSOR)
 REFUSAL(size_small, "struct_size", "100", l->struct_size = 100)
 
 #undef REFUSAL

@@ -69,7 +69,8 @@ REFUSAL(invariant, "batch_invariant", "yes", "no", l->batch_invariant = 1)
 REFUSAL(invariant_prefix, "batch_invariant", "with prefix caching", "no", l->batch_invariant = 2;
         c->features |= ATTN_FEATURE_BATCH_INVARIANT)
 REFUSAL(rope, "rope", "yes", "no", l->rope = 1)
-REFUSAL(qk_norm, "qk_norm", "yes", "no", l->qk_norm = 1)
+REFUSAL(qk_norm, "qk_norm", "yes", "no", l->rope = l->qk_norm = 1;
+        c->features |= ATTN_FEATURE_FUSED_ROPE)
 REFUSAL(table_row, "block_table_row", "yes", "no", l->needs_block_table_row = 1)
 REFUSAL(device_lens, "device_seq_lens_only", "yes", "no", l->device_seq_lens_only = 1)
 REFUSAL(fast_prefill, "fast_prefill", "yes", "no", l->fast_prefill = 1)

@@ -17,7 +17,7 @@ TEST(spec_counts_a_page)
     fake_init(&fixture);
     layers[1].padded_page_bytes = PAGE + 256;
     layers[2].kind = ATTN_LAYER_ENCODER;
-    layers[2].causal = 0;
+    layers[2].causal = layers[2].block_size = 0;
     attn_model *model = fake_model(&fixture, layers, 3, &error);
     if (model == NULL) {
         fail_msg("%s", error.message);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "select/layer_check.h"
+#include "select/layer_fields.h"
 #include "select/names.h"
 #include "select_fixture.h"
 
@@ -35,8 +36,32 @@ static const struct attn_recurrent_desc gdn_half = {
     .head_size_k = 64,
     .head_size_v = 64,
     .state_dtype = ATTN_DTYPE_F16};
+static const struct attn_recurrent_desc gdn_whole = {
+    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_whole, NULL},
+    .num_k_heads = 4,
+    .num_v_heads = 8,
+    .head_size_k = 64,
+    .head_size_v = 64};
+static const struct attn_recurrent_desc gdn_silu_alone = {
+    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_silu_alone, NULL},
+    .num_k_heads = 4,
+    .num_v_heads = 8,
+    .head_size_k = 64,
+    .head_size_v = 64,
+    .conv_silu = 1};
+static const struct attn_mm_encoder_quant history_alone = {
+    .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof history_alone, NULL}, .amax_history_len = 16};
 static const struct attn_context_parallel cp_ext = {
     .ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp_ext, NULL}, .interleave = 3};
+
+static void set_recurrent(struct attn_layer_desc *l, const struct attn_recurrent_desc *gdn)
+{
+    l->kind = ATTN_LAYER_RECURRENT;
+    l->next = &gdn->ext;
+    l->num_q_heads = l->num_kv_heads = gdn->num_k_heads;
+    l->head_size = gdn->head_size_k;
+    l->block_size = 0;
+}
 
 #define REFUSAL(name, field, says, ...)                                                            \
     static void name(struct attn_layer_desc *l)                                                    \
@@ -74,6 +99,53 @@ TEST(test_each_refusal)
         arena_finish(&arena);
     }
     fixture_finish(&f);
+}
+
+/* No field is missing from the table: what lies between two is alignment. */
+TEST(test_every_field_is_listed)
+{
+    static const size_t sizes[] = {[FIELD_INT] = 4,
+                                   [FIELD_FLOAT] = 4,
+                                   [FIELD_LONG] = 8,
+                                   [FIELD_BITS] = 8,
+                                   [FIELD_TEXT] = sizeof(char *)};
+    size_t end = offsetof(struct attn_layer_desc, name);
+    for (const struct layer_field *f = layer_fields; f->name != NULL; f++) {
+        size_t size = sizes[f->type];
+        assert_int_equal(f->at, (end + size - 1) / size * size);
+        end = f->at + size;
+    }
+    assert_int_equal(end, sizeof(struct attn_layer_desc));
+}
+
+/* A kind that does not read a field refuses it by name. */
+TEST(test_fields_of_other_kinds)
+{
+    static const uint32_t all = (1u << ATTN_LAYER_KIND_COUNT) - 1;
+    int32_t refused[ATTN_LAYER_KIND_COUNT] = {0};
+    for (const struct layer_field *f = layer_fields; f->name != NULL; f++) {
+        for (int32_t kind = 0; kind < ATTN_LAYER_KIND_COUNT && f->kinds != all; kind++) {
+            struct attn_layer_desc desc = fixture_layer("l");
+            struct attn_error error = ATTN_ERROR_INIT;
+            static const char *const target = "other";
+            const int64_t one = 1;
+            if (f->kinds >> kind & 1) {
+                continue;
+            }
+            desc.kind = kind;
+            desc.block_size = desc.causal = 0;
+            memcpy((char *)&desc + f->at, f->type == FIELD_TEXT ? (const void *)&target : &one,
+                   f->type == FIELD_INT || f->type == FIELD_FLOAT ? 4 : 8);
+            if (f->type == FIELD_FLOAT) {
+                memcpy((char *)&desc + f->at, &(const float){0.5f}, sizeof(float));
+            }
+            assert_int_equal(layer_check_fields(&desc, &error), ATTN_ERROR_INVALID_ARGUMENT);
+            assert_string_equal(error.field, f->name);
+            assert_non_null(strstr(error.message, name_of_kind(kind)));
+            refused[kind]++;
+        }
+    }
+    assert_true(refused[ATTN_LAYER_RECURRENT] >= 25 && refused[ATTN_LAYER_ENCODER] >= 15);
 }
 
 TEST(test_completion)

@@ -173,6 +173,7 @@ TEST(test_compositions)
     expect_composed(&s, ATTN_COMPOSE_CROSS);
 
     s.layer.kind = ATTN_LAYER_ENCODER;
+    s.layer.block_size = 0;
     match = expect_composed(&s, ATTN_COMPOSE_ENCODER);
     assert_int_equal(match.block_size, 0);
 
@@ -249,6 +250,7 @@ TEST(test_gdn)
     struct setting s;
     setting_init(&s);
     s.layer.kind = ATTN_LAYER_RECURRENT;
+    s.layer.block_size = 0;
     s.layer.next = &gdn.ext;
     s.layer.num_q_heads = s.layer.num_kv_heads = 8;
     match_one(&s);

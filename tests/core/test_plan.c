@@ -439,7 +439,7 @@ TEST(encoder_needs_a_row_per_key)
     static const int32_t queries[] = {3, 2};
     struct attn_layer_desc layer = fake_layer("a");
     layer.kind = ATTN_LAYER_ENCODER;
-    layer.causal = 0;
+    layer.causal = layer.block_size = 0;
     struct bench *b = bench_create(layer, false);
     set_batch(b, queries, 2);
     b->k.shape[0] = 4;

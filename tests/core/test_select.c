@@ -234,7 +234,7 @@ TEST(test_hybrid_and_sharing)
     layers[1].has_window = 1;
     layers[1].window_left = 511;
     layers[2].kind = ATTN_LAYER_ENCODER;
-    layers[2].causal = 0;
+    layers[2].causal = layers[2].block_size = 0;
     layers[3].kv_sharing_target = "0";
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9)->terms &= ~(uint64_t)ATTN_TERM_SLIDING_WINDOW;
@@ -298,7 +298,7 @@ TEST(test_export_import)
     size_t needed = 0;
     layers[1].kind = ATTN_LAYER_ENCODER;
     layers[1].encoder = ATTN_ENCODER_ONLY;
-    layers[1].causal = 0;
+    layers[1].causal = layers[1].block_size = 0;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
     fixture_add(&f, "beta", "x", 1);

@@ -135,7 +135,9 @@ static struct step *find_model(int32_t sample, int32_t text)
     s->fixture.runtime.settings.validate = true;
     s->fixture.runtime.host.allocate = allocate_some;
     sample_layer(&s->sampled, sample);
-    s->sampled.desc.block_size = BLOCK;
+    const int32_t kind = s->sampled.desc.kind;
+    s->sampled.desc.block_size =
+        kind == ATTN_LAYER_ENCODER || kind == ATTN_LAYER_RECURRENT ? 0 : BLOCK;
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .backend = texts[text]};
     attn_status status =

@@ -68,7 +68,7 @@ void describe(struct mla *m)
         .window_right = s->window > 0 ? 0 : -1,
         .has_sinks = s->has_sinks,
         .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
-        .q_dtype = ATTN_DTYPE_FP8_E4M3,
+        .q_dtype = s->fp8_query ? ATTN_DTYPE_FP8_E4M3 : ATTN_DTYPE_DEFAULT,
         .needs_lse = !s->no_lse,
         .batch_invariant = s->invariant,
         .num_speculative_tokens = s->drafted};

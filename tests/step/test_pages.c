@@ -91,7 +91,7 @@ static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *ki
         .name = "layer",
         .kind = kind->kind,
         .dtype = dtypes[t].dtype,
-        .kv_dtype = dtypes[t].kv_dtype,
+        .kv_dtype = kind->kind != ATTN_LAYER_ENCODER ? dtypes[t].kv_dtype : ATTN_KV_AUTO,
         .num_q_heads = 2 * shapes[s].num_kv_heads,
         .num_kv_heads = shapes[s].num_kv_heads,
         .head_size = shapes[s].head_size,
@@ -102,7 +102,7 @@ static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *ki
         .window_left = kind->window - 1,
         .chunk_size = kind->chunk,
         .sink_len = kind->sink_len,
-        .block_size = shapes[s].block_size,
+        .block_size = kind->kind != ATTN_LAYER_ENCODER ? shapes[s].block_size : 0,
     };
 }
 

@@ -24,6 +24,7 @@ static void describe_mla(struct subject *subject)
     desc->num_kv_heads = 1;
     desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
     desc->head_size_v = mla->v_head_dim;
+    desc->v_scale_form = ATTN_SCALE_NONE; /* a value is a part of its key */
     desc->scale = 1 / sqrtf((float)(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
     subject->layer.has_cache = true;
 }
@@ -46,6 +47,9 @@ static void describe_gdn(struct subject *subject)
         .state_dtype = ATTN_DTYPE_F32,
     };
     desc->next = &gdn->ext;
+    desc->block_size = 0; /* states are in slots, of float32 */
+    desc->kv_dtype = ATTN_KV_AUTO;
+    desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_NONE;
     desc->kind = ATTN_LAYER_RECURRENT;
     desc->num_q_heads = desc->num_kv_heads = gdn->num_k_heads;
     desc->head_size = gdn->head_size_k;

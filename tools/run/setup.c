@@ -37,8 +37,10 @@ static attn_status select_layers(struct run_engine *engine)
         return no_memory(engine);
     }
     for (int32_t i = 0; i < engine->num_layers; i++) {
-        engine->config.layers[i].desc.block_size = BLOCK_SIZE;
-        descs[i] = &engine->config.layers[i].desc;
+        struct attn_layer_desc *desc = &engine->config.layers[i].desc;
+        bool in_blocks = desc->kind != ATTN_LAYER_ENCODER && desc->kind != ATTN_LAYER_RECURRENT;
+        desc->block_size = in_blocks ? BLOCK_SIZE : 0;
+        descs[i] = desc;
     }
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .device = engine->device.device};

@@ -222,6 +222,7 @@ static void try_row(const struct core_sink *sink, const struct attn_layer_desc *
     memcpy((char *)&u.layer + row->member, &row->value, sizeof row->value);
     u.layer.window_left = u.layer.has_window ? 7 : u.layer.window_left;
     u.layer.q_dtype = u.layer.q_scale_form != 0 ? ATTN_DTYPE_FP8_E4M3 : u.layer.q_dtype;
+    u.layer.rope = u.layer.qk_norm != 0 ? ATTN_ROPE_NEOX : u.layer.rope;
     bool behind = u.layer.output_form != 0 && caps->kernels & ATTN_KERNEL_QUANTIZE;
     if (!(declared & row->bit) && !behind) {
         try_layer(sink, row->name, &u);
@@ -262,6 +263,7 @@ void undeclared_cases(const struct core_sink *sink)
     case_layer(v, &base);
     base.name = "undeclared";
     base.kv_dtype = ATTN_KV_AUTO;
+    base.k_scale_form = base.v_scale_form = ATTN_SCALE_NONE;
     try_numbers(sink, &base);
     try_dtypes(sink, &base);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -180,7 +180,7 @@ def describe(kind: str, num_q_heads: int, num_kv_heads: int, head_size: int, hea
         raise make(Status.UNSUPPORTED, "dtype", f"{dtype}; supported: {', '.join(map(str, DTYPES))}")
     return LayerDesc("layers.0", num_q_heads, num_kv_heads, head_size, scale, kind, DTYPES[dtype],
                      head_size_v=head_size_v, causal=causal and kind == "decoder", window=window, soft_cap=soft_cap,
-                     has_sinks=sinks, block_size=block_size)
+                     has_sinks=sinks, block_size=block_size if kind in ("decoder", "cross") else 0)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float,

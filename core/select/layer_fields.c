@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "select/layer_fields.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "select/layer_ext.h"
+#include "select/names.h"
+
+#define MAX_BLOCK 65536
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+#define DECODER (1u << ATTN_LAYER_DECODER)
+#define ENCODER (1u << ATTN_LAYER_ENCODER)
+#define CROSS (1u << ATTN_LAYER_CROSS)
+#define MLA (1u << ATTN_LAYER_MLA)
+#define RECURRENT (1u << ATTN_LAYER_RECURRENT)
+#define CACHED (DECODER | CROSS | MLA) /* keys in blocks */
+#define ATTENDS (CACHED | ENCODER)     /* scores, and a softmax over them */
+#define ALL (ATTENDS | RECURRENT)
+
+#define FIELD(name, type, kinds, min, max)                                                         \
+    {                                                                                              \
+#name, offsetof(struct attn_layer_desc, name), FIELD_##type, kinds, min, max               \
+    }
+
+const struct layer_field layer_fields[] = {
+    FIELD(name, TEXT, ALL, 0, 0),
+    FIELD(kv_sharing_target, TEXT, CACHED, 0, 0),
+    FIELD(kind, INT, ALL, 0, ATTN_LAYER_KIND_COUNT - 1),
+    FIELD(dtype, INT, ALL, ATTN_DTYPE_F16, ATTN_DTYPE_F32),
+    FIELD(kv_dtype, INT, ALL, 0, ATTN_KV_DTYPE_COUNT - 1),
+    FIELD(num_q_heads, INT, ALL, 1, MAX_HEADS),
+    FIELD(num_kv_heads, INT, ALL, 1, MAX_HEADS),
+    FIELD(head_size, INT, ALL, 1, MAX_LATENT),
+    FIELD(head_size_v, INT, ALL, 0, MAX_LATENT),
+    FIELD(scale, FLOAT, ALL, 0, 0),
+    FIELD(causal, INT, DECODER | MLA | RECURRENT, 0, 1),
+    FIELD(causal_per_request, INT, DECODER | MLA | ENCODER, 0, 1),
+    FIELD(has_window, INT, ATTENDS, 0, 1),
+    FIELD(window_left, INT, ALL, INT32_MIN, INT32_MAX),
+    FIELD(window_right, INT, ALL, INT32_MIN, INT32_MAX),
+    FIELD(chunk_size, INT, DECODER | MLA, 0, INT32_MAX),
+    FIELD(chunk_lookback, INT, DECODER | MLA, 0, INT32_MAX),
+    FIELD(soft_cap, FLOAT, ATTENDS, 0, 0),
+    FIELD(alibi, INT, ATTENDS, 0, ATTN_ALIBI_SQRT),
+    FIELD(has_sinks, INT, ATTENDS, 0, 1),
+    FIELD(sink_len, INT, DECODER, 0, 1 << 20),
+    FIELD(prefix_lm, INT, DECODER | MLA, 0, 1),
+    FIELD(prefix_lm_window, INT, DECODER | MLA, 0, INT32_MAX),
+    FIELD(tree_mask, INT, DECODER | MLA | ENCODER, 0, ATTN_TREE_BIAS),
+    FIELD(block_size, INT, CACHED, 0, MAX_BLOCK),
+    FIELD(num_speculative_tokens, INT, CACHED | RECURRENT, 0, 1024),
+    FIELD(parallel_drafting, INT, CACHED | RECURRENT, 0, 1),
+    FIELD(padded_page_bytes, LONG, CACHED | RECURRENT, 0, 0),
+    FIELD(q_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_HEAD),
+    FIELD(k_scale_form, INT, CACHED, 0, ATTN_SCALE_PER_HEAD),
+    FIELD(v_scale_form, INT, DECODER | CROSS, 0, ATTN_SCALE_PER_HEAD_CHANNEL),
+    FIELD(p_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_TENSOR),
+    FIELD(q_dtype, INT, ATTENDS, 0, ATTN_DTYPE_COUNT - 1),
+    FIELD(output_form, INT, ALL, 0, ATTN_OUTPUT_FORM_COUNT - 1),
+    FIELD(output_scale_pow2, INT, ALL, 0, 1),
+    FIELD(output_scale_column_major, INT, ALL, 0, 1),
+    FIELD(skip_kv_quantization, INT, CACHED, 0, 1),
+    FIELD(needs_lse, INT, ATTENDS, 0, 1),
+    FIELD(graph_level, INT, ALL, 0, ATTN_GRAPH_ALWAYS),
+    FIELD(batch_invariant, INT, ALL, 0, 2),
+    FIELD(rope, INT, DECODER, 0, 2),
+    FIELD(qk_norm, INT, DECODER, 0, 1),
+    FIELD(needs_block_table_row, INT, CACHED, 0, 1),
+    FIELD(device_seq_lens_only, INT, ALL, 0, 1),
+    FIELD(fast_prefill, INT, DECODER | CROSS | ENCODER, 0, 1),
+    FIELD(max_seq_len, INT, ALL, 0, INT32_MAX),
+    FIELD(max_num_reqs, INT, ALL, 0, INT32_MAX),
+    FIELD(encoder, INT, ENCODER, 0, ATTN_ENCODER_MULTIMODAL),
+    FIELD(needed_features, BITS, ALL, 0, 0),
+    FIELD(needed_view_forms, BITS, CACHED, 0, 0),
+    FIELD(needs_page_lists, INT, CACHED, 0, 1),
+    FIELD(host_bounds, INT, ALL, 0, 1),
+    {NULL, 0, FIELD_INT, 0, 0, 0},
+};
+
+/* A field as text; false: it says nothing. */
+static bool value_of(const struct attn_layer_desc *layer, const struct layer_field *field,
+                     char *text, size_t size)
+{
+    const char *at = (const char *)layer + field->at;
+    int32_t number;
+    float real;
+    int64_t wide;
+    const char *string;
+    switch (field->type) {
+    case FIELD_INT:
+        memcpy(&number, at, sizeof number);
+        snprintf(text, size, "%d", number);
+        return number != 0;
+    case FIELD_FLOAT:
+        memcpy(&real, at, sizeof real);
+        snprintf(text, size, "%g", (double)real);
+        return real != 0;
+    case FIELD_TEXT:
+        memcpy(&string, at, sizeof string);
+        snprintf(text, size, "'%.64s'", string != NULL ? string : "");
+        return string != NULL;
+    default:
+        memcpy(&wide, at, sizeof wide);
+        snprintf(text, size, field->type == FIELD_BITS ? "%#" PRIx64 : "%" PRId64, wide);
+        return wide != 0;
+    }
+}
+
+/* A value that nothing reads, since what it belongs to is off. */
+static attn_status check_switches(const struct attn_layer_desc *l, struct attn_error *error)
+{
+    const bool groups =
+        l->output_form == ATTN_OUTPUT_FP8_GROUP_64 || l->output_form == ATTN_OUTPUT_FP8_GROUP_128;
+    const struct {
+        const char *field;
+        bool is_on;
+        int32_t value;
+        const char *needed;
+    } switches[] = {
+        /* -1, open, is no window either */
+        {"window_left", l->has_window, l->window_left == -1 ? 0 : l->window_left, "has_window"},
+        {"window_right", l->has_window, l->window_right == -1 ? 0 : l->window_right, "has_window"},
+        {"chunk_lookback", l->chunk_size != 0, l->chunk_lookback, "a chunk_size"},
+        {"prefix_lm_window", l->prefix_lm, l->prefix_lm_window, "prefix_lm"},
+        {"parallel_drafting", l->num_speculative_tokens != 0, l->parallel_drafting,
+         "num_speculative_tokens"},
+        {"q_dtype", l->q_scale_form != ATTN_SCALE_NONE, l->q_dtype, "a q_scale_form"},
+        {"output_scale_pow2", groups, l->output_scale_pow2, "an output_form of fp8 in groups"},
+        {"output_scale_column_major", groups, l->output_scale_column_major,
+         "an output_form of fp8 in groups"},
+        {"qk_norm", l->rope != 0, l->qk_norm, "rope"},
+    };
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
+        if (switches[i].value != 0 && !switches[i].is_on) {
+            return BAD(switches[i].field, "layer '%s': %s is %d, which needs %s", l->name,
+                       switches[i].field, switches[i].value, switches[i].needed);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* Scales that rows of this dtype have, as bits of enum attn_scale_form. Other dtypes keep theirs
+ * next to the rows, or have none. */
+static uint32_t scale_forms_of(int32_t kv_dtype, bool is_v)
+{
+    const uint32_t tensor = 1u << ATTN_SCALE_NONE | 1u << ATTN_SCALE_PER_TENSOR;
+    switch (kv_dtype) {
+    case ATTN_KV_FP8_E4M3:
+    case ATTN_KV_FP8_E5M2:
+        return ~0u;
+    case ATTN_KV_NVFP4:
+        return tensor;
+    case ATTN_KV_INT8_KV:
+        return 1u << ATTN_SCALE_NONE | (is_v ? 1u << ATTN_SCALE_PER_HEAD_CHANNEL : 0);
+    default:
+        return 1u << ATTN_SCALE_NONE;
+    }
+}
+
+static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct attn_error *error)
+{
+    const bool has_rows = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_RECURRENT;
+    if (!has_rows && l->kv_dtype != ATTN_KV_AUTO && l->kv_dtype != l->dtype) {
+        return BAD("kv_dtype",
+                   "layer '%s': kv_dtype is %s; a layer of kind %s has no KV cache: auto", l->name,
+                   name_of_kv_dtype(l->kv_dtype), name_of_kind(l->kind));
+    }
+    /* skip_kv_quantization: both are of the model's other layers */
+    for (int32_t is_v = 0; is_v < 2 && !l->skip_kv_quantization; is_v++) {
+        const int32_t form = is_v ? l->v_scale_form : l->k_scale_form;
+        if (!(scale_forms_of(l->kv_dtype, is_v) >> form & 1)) {
+            const char *field = is_v ? "v_scale_form" : "k_scale_form";
+            return BAD(field,
+                       "layer '%s': %s is %s with kv_dtype %s; fp8_e4m3 and fp8_e5m2 have scales "
+                       "of any form, nvfp4 one per tensor, v of int8_kv one per head and channel, "
+                       "the others none",
+                       l->name, field, name_of_scale_form(form), name_of_kv_dtype(l->kv_dtype));
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_error *error)
+{
+    char value[80];
+    attn_status status = ATTN_OK;
+    for (const struct layer_field *f = layer_fields; f->name != NULL && status == ATTN_OK; f++) {
+        const bool says = value_of(layer, f, value, sizeof value);
+        if (f->type == FIELD_INT) {
+            int32_t number;
+            memcpy(&number, (const char *)layer + f->at, sizeof number);
+            const struct ranged range = {f->name, number, f->min, f->max};
+            status = layer_ranges(layer->name, &range, 1, error);
+        }
+        /* kind is read before any field that not all have */
+        if (status == ATTN_OK && f->kinds != ALL && says && !(f->kinds >> layer->kind & 1)) {
+            status = BAD(f->name, "layer '%s': %s is %s; a layer of kind %s takes none",
+                         layer->name, f->name, value, name_of_kind(layer->kind));
+        }
+    }
+    status = status == ATTN_OK ? check_switches(layer, error) : status;
+    return status == ATTN_OK ? check_cache_dtype(layer, error) : status;
+}
