@@ -18,15 +18,15 @@ enum attn_batch_mode {
 enum attn_batch_causal {
     ATTN_CAUSAL_AS_LAYER = 0,
     ATTN_CAUSAL_YES = 1,
-    ATTN_CAUSAL_NO = 2 /* where the layer allows it */
+    ATTN_CAUSAL_NO = 2 /* not of layers with chunks, prefix_lm or states */
 };
 
 #define ATTN_BATCH_NO_CASCADE 1u
 /* a graph is being captured: cascade and host-built tables are off */
 #define ATTN_BATCH_IN_CAPTURE 2u
 /* Of each request, query_start_loc_host and seq_lens_host say no fewer queries and keys than it
- * has, but maybe more. The device's arrays are the truth: q and out lie as they say, and rows past
- * query_start_loc[R] are padding. For layers that say host_bounds */
+ * has, but maybe more; a block table is as wide as the bounds. The device's arrays are the truth: q
+ * and out lie as they say, rows past query_start_loc[R] are padding. For host_bounds layers */
 #define ATTN_BATCH_HOST_BOUNDS 4u
 #define ATTN_BATCH_FAST_BUILD 0x10000u /* a hint to kernels: a quick plan rather than the best */
 

@@ -212,10 +212,8 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     for (int32_t i = 0; i < plan->num_steps; i++) {
         plan->step_of_slot[i] = &plan->steps[i];
     }
-    plan->takes_bounds = true;
     for (int32_t i = 0; i < plan->model->num_layers && status == ATTN_OK; i++) {
         if (is_in(plan, &plan->model->layers[i])) {
-            plan->takes_bounds &= plan->model->layers[i].desc->host_bounds != 0;
             status = step_make(plan, &plan->model->layers[i], error);
         }
     }
@@ -223,6 +221,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         return status;
     }
     find_vendor_ids(plan);
+    batch_fields_init(plan);
     status = tables_init(plan, error);
     status = status == ATTN_OK ? block_table_init(plan, error) : status;
     if (status != ATTN_OK) {

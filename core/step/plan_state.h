@@ -141,6 +141,15 @@ struct made_table {
     int32_t *lens_host;     /* those on the host */
 };
 
+/* What the plan's layers read of a batch. */
+struct batch_takes {
+    uint32_t kinds;                                /* bits of enum attn_layer_kind */
+    uint32_t trees;                                /* bits of enum attn_tree_mask */
+    bool causal_per_request, spans, logits, ranks; /* a layer does */
+    bool rows, bounds;                             /* all layers do */
+    const char *no_other[2]; /* why layers that are not causal, and those that are, stay so */
+};
+
 struct attn_plan {
     attn_model *model;
     int32_t group;
@@ -190,7 +199,7 @@ struct attn_plan {
     bool validate;
     uint32_t vendor_ids[MAX_VENDOR_EXTENSIONS]; /* vendors' extensions that all its layers have */
     int32_t num_vendor_ids;
-    bool takes_bounds; /* all its layers say host_bounds */
+    struct batch_takes takes;
     bool asked;        /* the driver was asked where a batch's arrays lie */
     bool asked_tables; /* and where those of its tables do */
     int32_t mode;      /* enum attn_plan_mode of the plan_batch under way */
@@ -238,6 +247,12 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);
+
+/* batch_fields.c */
+void batch_fields_init(attn_plan *plan);
+/* Refuses what no layer of the plan reads. */
+attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *batch,
+                               struct attn_error *error);
 
 /* tables.c: tables of a batch next to its own fields */
 attn_status tables_init(attn_plan *plan, struct attn_error *error);

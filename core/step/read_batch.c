@@ -41,10 +41,6 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
     if (status == ATTN_OK && (b->flags & ~known) != 0) {
         status = BAD("flags", "flags is %#x; %#x is not known here", b->flags, b->flags & ~known);
     }
-    if (status == ATTN_OK && b->flags & ATTN_BATCH_HOST_BOUNDS && !plan->takes_bounds) {
-        status = BAD("flags", "HOST_BOUNDS, and not every layer of group %d says host_bounds",
-                     plan->group);
-    }
     return status;
 }
 
@@ -223,6 +219,7 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     }
     if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
         status = check_counts(plan, &read, error);
+        status = status == ATTN_OK ? batch_check_fields(plan, &read, error) : status;
         if (status == ATTN_OK && read.mode != ATTN_BATCH_IDLE) {
             status = check_starts(&read, error);
             status = status == ATTN_OK ? check_spans(&read, error) : status;

@@ -110,6 +110,42 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *small
     return ATTN_OK;
 }
 
+/* The leading keys that the batch calls common: whole blocks of them, as far as requests have them,
+ * are the same in every row. */
+static attn_status validate_prefix(const attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_batch *b = &plan->given;
+    const struct attn_batch_table own = own_table(b);
+    const int64_t blocks = b->common_prefix_len / plan_tokens_per_entry(plan);
+    const int32_t *first = NULL;
+    int32_t first_request = 0;
+    if (b->common_prefix_len < 0) {
+        return BAD("common_prefix_len", "common_prefix_len is %d; 0 or above",
+                   b->common_prefix_len);
+    }
+    for (int32_t r = 0; r < b->num_reqs && b->common_prefix_len > 0; r++) {
+        int64_t count;
+        if (b->query_start_loc[r + 1] == b->query_start_loc[r] || b->seq_lens[r] == 0) {
+            continue; /* padding */
+        }
+        const int32_t *entries = table_entries(plan, 0, &own, r, &count);
+        for (int64_t i = 0; first != NULL && i < blocks && i < count; i++) {
+            if (entries[i] != first[i]) {
+                return BAD("common_prefix_len",
+                           "%d keys are called common, and entry %lld of the block table is %d for "
+                           "request %d and %d for request %d",
+                           b->common_prefix_len, (long long)i, first[i], first_request, entries[i],
+                           r);
+            }
+        }
+        if (first == NULL) {
+            first = entries;
+            first_request = r;
+        }
+    }
+    return ATTN_OK;
+}
+
 /* What a batch carries besides: a kernel follows each of them. */
 static attn_status validate_lists(const struct attn_batch *b, struct attn_error *error)
 {
@@ -191,6 +227,7 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     }
     status = validate_lengths(b, l->kind == ATTN_LAYER_CROSS, error);
     status = status == ATTN_OK ? validate_table(plan, smallest, error) : status;
+    status = status == ATTN_OK ? validate_prefix(plan, error) : status;
     status = status == ATTN_OK ? tables_validate(plan, error) : status;
     const int64_t slots = layer_num_blocks(smallest) * l->block_size;
     /* the slots of all ranks that share the cache, and padding */

@@ -48,6 +48,7 @@ static void bind(struct fixture *f, const char *backend)
         .hadamard_signs_v = f->signs + 1,
         .v_channel_scale = f->v_channel_scale};
     params.next = &quant.ext;
+    params.alibi_slopes = f->layer.alibi != ATTN_ALIBI_NONE ? f->sinks : NULL;
     params.sinks = f->layer.has_sinks ? f->sinks : NULL;
     params.sink_k = f->layer.sink_len > 0 ? &f->tensors[T_SINK_K] : NULL;
     params.sink_v = f->layer.sink_len > 0 ? &f->tensors[T_SINK_V] : NULL;
@@ -156,8 +157,8 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     f->layer.num_q_heads = HQ;
     f->layer.num_kv_heads = layer->num_kv_heads > 0 ? layer->num_kv_heads : 2;
     f->layer.head_size = layer->head_size > 0 ? layer->head_size : 32;
-    f->layer.scale = 0.3f;
-    f->layer.block_size = BLOCK;
+    f->layer.scale = layer->scale > 0 ? layer->scale : 0.3f;
+    f->layer.block_size = f->layer.kind == ATTN_LAYER_ENCODER ? 0 : BLOCK;
     f->layer.needs_lse = 1;
     CHECK(f, client_open(CORE_FILE, &options, &f->api, &f->runtime, &f->error));
     make_batch(f, query_lens, lens, num_reqs, shared);

@@ -212,8 +212,9 @@ TEST(test_sink_tensors)
 
 TEST(test_spans)
 {
+    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1};
     struct fixture f;
-    init(&f, NULL, false);
+    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
     f.batch.spans = f.seq_lens;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
     fixture_finish(&f);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What of a batch changes what is computed, against what the plan's layers read: the rest is
+ * refused by name. Lengths and places of keys (seq_lens, encoder_seq_lens, block_table,
+ * slot_mapping) are no such thing: one batch may be planned for groups of several kinds, and each
+ * reads its own. */
+#include "step/plan_state.h"
+#include "util/error.h"
+#include "util/structs.h"
+
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+/* Why a layer cannot be run the other way round than its own `causal` says; NULL: it can. */
+static const char *keeps_causal(const attn_layer *layer)
+{
+    const struct attn_layer_desc *l = layer->desc;
+    const uint64_t term = l->causal ? ATTN_TERM_BIDIRECTIONAL : ATTN_TERM_CAUSAL;
+    if (l->kind == ATTN_LAYER_RECURRENT) {
+        return "a recurrence is causal";
+    }
+    if (l->kind == ATTN_LAYER_CROSS) {
+        return "positions of a cross layer's keys are not its queries'";
+    }
+    if (l->chunk_size > 0) {
+        return "chunked local attention is causal for every request";
+    }
+    if (l->prefix_lm) {
+        return "prefix-LM spans are islands of a causal layer";
+    }
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        if (!(layer->served[phase].instance->caps->terms & term)) {
+            return "its backend does not declare the term";
+        }
+    }
+    return NULL;
+}
+
+void batch_fields_init(attn_plan *plan)
+{
+    struct batch_takes *takes = &plan->takes;
+    takes->rows = true;
+    takes->bounds = true;
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        const attn_layer *layer = plan->steps[i].layer;
+        const struct attn_layer_desc *l = layer->desc;
+        takes->kinds |= 1u << l->kind;
+        takes->ranks |= layer->selected->cp != NULL;
+        takes->causal_per_request |= l->causal_per_request != 0;
+        takes->trees |= 1u << l->tree_mask;
+        takes->spans |= l->prefix_lm != 0;
+        takes->logits |= l->fast_prefill != 0;
+        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+            takes->rows &=
+                (layer->served[phase].instance->caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW) != 0;
+        }
+        takes->bounds &= l->host_bounds != 0;
+        if (takes->no_other[l->causal != 0] == NULL) {
+            takes->no_other[l->causal != 0] = keeps_causal(layer);
+        }
+    }
+}
+
+static attn_status check_causal(const attn_plan *plan, const struct attn_batch *b,
+                                struct attn_error *error)
+{
+    /* layers that are causal themselves, asked not to be, or the other way round */
+    const char *why = b->causal == ATTN_CAUSAL_AS_LAYER
+                          ? NULL
+                          : plan->takes.no_other[b->causal == ATTN_CAUSAL_NO];
+    return why == NULL ? ATTN_OK
+                       : BAD("causal", "causal is %d, and a layer of group %d cannot follow: %s",
+                             b->causal, plan->group, why);
+}
+
+static attn_status check_extensions(const attn_plan *plan, const struct attn_batch *b,
+                                    struct attn_error *error)
+{
+    const struct {
+        uint32_t id;
+        bool taken;
+        const char *name, *needed;
+    } own[] = {{ATTN_EXT_BATCH_RECURRENT, plan->takes.kinds >> ATTN_LAYER_RECURRENT & 1,
+                "attn_batch_recurrent", "is recurrent"},
+               {ATTN_EXT_BATCH_CONTEXT, plan->takes.ranks, "attn_batch_context_parallel",
+                "says attn_context_parallel"}};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        const struct attn_ext *ext = own[i].taken ? NULL : ext_find(b->next, own[i].id);
+        if (ext != NULL && !(ext->flags & ATTN_EXT_OPTIONAL)) {
+            return BAD(own[i].name, "is on the batch, and no layer of group %d %s", plan->group,
+                       own[i].needed);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *b,
+                               struct attn_error *error)
+{
+    const struct batch_takes *takes = &plan->takes;
+    const bool encoder = takes->kinds >> ATTN_LAYER_ENCODER & 1;
+    const bool blocks = !encoder && !(takes->kinds >> ATTN_LAYER_RECURRENT & 1);
+    const bool one_tree = takes->trees >> ATTN_TREE_BITS != 3; /* not both forms */
+    const struct {
+        const char *field;
+        bool brought, taken;
+        const char *needed;
+    } fields[] = {
+        {"causal_per_request", b->causal_per_request != NULL, takes->causal_per_request,
+         "a layer says causal_per_request"},
+        {"tree", b->tree != NULL, takes->trees >> ATTN_TREE_BITS != 0 && one_tree,
+         "the layers say one tree_mask, bits or bias"},
+        {"spans", b->spans != NULL || b->num_spans != 0, takes->spans, "a layer says prefix_lm"},
+        {"logits_indices", b->logits_indices != NULL || b->num_logits_indices != 0, takes->logits,
+         "a layer says fast_prefill"},
+        {"block_table_row", b->block_table_row != NULL && blocks, takes->rows,
+         "every layer's backend declares the feature"},
+        {"key_start_loc", b->key_start_loc != NULL, encoder, "keys are contiguous: encoders"},
+        {"flags", (b->flags & ATTN_BATCH_HOST_BOUNDS) != 0, takes->bounds,
+         "every layer says host_bounds (HOST_BOUNDS)"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        if (fields[i].brought && !fields[i].taken) {
+            return BAD(fields[i].field, "the batch brings %s; for group %d it does where %s",
+                       fields[i].field, plan->group, fields[i].needed);
+        }
+    }
+    if (b->num_spans < 0 || (b->num_spans > 0 && b->spans == NULL)) {
+        return BAD("spans", "%d spans at %p", b->num_spans, (const void *)b->spans);
+    }
+    if (b->num_logits_indices < 0 || (b->num_logits_indices > 0 && b->logits_indices == NULL)) {
+        return BAD("logits_indices", "%d rows at %p", b->num_logits_indices,
+                   (const void *)b->logits_indices);
+    }
+    attn_status status = check_extensions(plan, b, error);
+    return status == ATTN_OK ? check_causal(plan, b, error) : status;
+}
