@@ -86,7 +86,13 @@ struct attn_recurrent_state {
  * too. Speculative, a request of up to 1 + n tokens leaves the state after its token i in slot i
  * of its row (a negative slot: that one is not kept), and the convolution's window, in slot 0, as
  * the conv_width - 2 inputs before the step and the step's own, so that the window after token i
- * begins at entry i. Longer requests leave one state, in slot 0, and the next step accepts 1. */
+ * begins at entry i. Longer requests leave one state, in slot 0, and the next step accepts 1.
+ *
+ * Requests of a batch run at once. Several may read one slot (initial_slots: forks of one request),
+ * and a request's state goes to where it came from or elsewhere; but a slot that a request of the
+ * batch writes, as a state or as a checkpoint, no other of its requests reads or writes, and none
+ * writes twice: a fork of a request that goes on in the same batch starts from a checkpoint of an
+ * earlier one. On a CPU ATTN_VALIDATE=1 holds batches to that. */
 struct attn_batch_recurrent {         /* on attn_batch */
     struct attn_ext ext;              /* id ATTN_EXT_BATCH_RECURRENT */
     const int32_t *state_slots;       /* device [R] or, speculative, [R, 1 + n]; negative: skip */

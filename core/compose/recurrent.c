@@ -48,6 +48,20 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
             BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
                 l->name, g->num_v_heads, g->num_k_heads);
     }
+    if (status == ATTN_OK && (l->num_q_heads != g->num_k_heads ||
+                              l->num_kv_heads != g->num_k_heads || l->head_size != g->head_size_k ||
+                              (l->head_size_v != 0 && l->head_size_v != g->head_size_v))) {
+        status = BAD("head_size",
+                     "layer '%s': num_q_heads %d, num_kv_heads %d, head_size %d, head_size_v %d; "
+                     "of a recurrent layer they are num_k_heads %d, twice, head_size_k %d and 0 or "
+                     "head_size_v %d",
+                     l->name, l->num_q_heads, l->num_kv_heads, l->head_size, l->head_size_v,
+                     g->num_k_heads, g->head_size_k, g->head_size_v);
+    }
+    if (status == ATTN_OK && g->conv_silu && g->conv_width == 0) {
+        status = BAD("conv_silu", "layer '%s': conv_silu is 1, which needs a conv_width", l->name);
+    }
+    layer->desc.head_size_v = g->head_size_v;
     if (status == ATTN_OK && g->write_gate == ATTN_WRITE_GATE_STEP &&
         g->gate != ATTN_GATE_PER_HEAD) {
         status =
@@ -377,6 +391,89 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
     return ATTN_OK;
 }
 
+/* A slot that a request reads or writes in a batch; negative: none. */
+struct slot_use {
+    const char *array;
+    int32_t slot;
+    bool writes;
+};
+
+/* The n-th of request r: what its state is read from, where its states go, its checkpoints. false:
+ * it has no more. */
+static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent *states, int32_t r,
+                        int64_t n, struct slot_use *use)
+{
+    const struct attn_batch *b = &plan->given;
+    const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
+    const int32_t *accepted = states->num_accepted_tokens, *from = states->initial_slots;
+    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
+    const int32_t *row = states->state_slots + r * stride;
+    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+    const bool all = accepted != NULL && queries <= 1 + g->num_speculative_tokens;
+    const int32_t kept = all ? queries : 1;
+    if (queries == 0 || row[0] < 0 || (b->seq_lens != NULL && b->seq_lens[r] == 0)) {
+        return false;
+    }
+    if (n == 0) {
+        const bool reads = states->has_initial_state != NULL ? states->has_initial_state[r] != 0
+                                                             : b->seq_lens[r] > queries;
+        const int32_t own = row[accepted != NULL ? accepted[r] - 1 : 0];
+        *use = (struct slot_use){from != NULL ? "initial_slots" : "state_slots",
+                                 !reads         ? -1
+                                 : from != NULL ? from[r]
+                                                : own,
+                                 false};
+        return true;
+    }
+    if (n <= kept) {
+        *use = (struct slot_use){"state_slots", row[n - 1], true};
+        return true;
+    }
+    const int64_t checkpoint = n - 1 - kept;
+    if (states->checkpoint_slots == NULL || checkpoint >= queries / g->checkpoint_interval) {
+        return false;
+    }
+    *use = (struct slot_use){
+        "checkpoint_slots",
+        states->checkpoint_slots[r * states->checkpoint_slots_stride + checkpoint], true};
+    return true;
+}
+
+/* May these two be one slot? Several may read it; a request's state goes to where it came from. */
+static bool share_slot(const struct slot_use *a, const struct slot_use *b, bool one_request)
+{
+    const bool to_its_own = one_request && a->writes != b->writes &&
+                            strcmp(a->writes ? a->array : b->array, "state_slots") == 0;
+    return a->slot < 0 || a->slot != b->slot || (!a->writes && !b->writes) || to_its_own;
+}
+
+/* Requests of a batch run at once: what one writes, no other may read or write. */
+static attn_status validate_aliases(const attn_plan *plan,
+                                    const struct attn_batch_recurrent *states,
+                                    struct attn_error *error)
+{
+    struct slot_use use, other;
+    for (int32_t r = 0; r < plan->given.num_reqs; r++) {
+        for (int64_t n = 0; slot_use_of(plan, states, r, n, &use); n++) {
+            for (int32_t s = 0; s <= r; s++) {
+                for (int64_t m = 0; (s < r || m < n) && slot_use_of(plan, states, s, m, &other);
+                     m++) {
+                    if (!share_slot(&use, &other, s == r)) {
+                        const bool state = strcmp(use.array, "state_slots") == 0;
+                        return BAD(state ? other.array : use.array,
+                                   "slot %d: request %d %s it (%s), and request %d %s it (%s) in "
+                                   "the same batch; a slot that one writes is no other's, and is "
+                                   "written once",
+                                   use.slot, s, other.writes ? "writes" : "reads", other.array, r,
+                                   use.writes ? "writes" : "reads", use.array);
+                    }
+                }
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
 /* What the views carry. */
 struct states {
     struct attn_batch_recurrent whole, decode, prefill;
@@ -436,6 +533,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     }
     if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
         attn_status status = validate_slots(plan, states, error);
+        status = status == ATTN_OK ? validate_aliases(plan, states, error) : status;
         if (status != ATTN_OK) {
             return status;
         }

@@ -77,7 +77,7 @@ static void describe(struct gdn *g)
                                      .head_size_k = DK,
                                      .head_size_v = DV,
                                      .conv_width = g->width,
-                                     .conv_silu = 1,
+                                     .conv_silu = g->width > 0,
                                      .qk_l2norm = 1,
                                      .num_speculative_tokens = g->drafted,
                                      .state_dtype = ATTN_DTYPE_F32,
@@ -312,9 +312,9 @@ TEST(test_refusals)
     describe(&g);
     refuse_selection(&g, "conv_width");
     refuse_selection(&g, "num_speculative_tokens");
-    g.desc.head_size_k = 128;
+    g.desc.head_size_k = g.layer.head_size = 128;
     refuse_selection(&g, "head_size_k");
-    g.desc.head_size_v = 72;
+    g.desc.head_size_v = g.layer.head_size_v = 72;
     refuse_selection(&g, "head_size_v");
     g.api->runtime_destroy(g.runtime);
 }
@@ -376,6 +376,89 @@ TEST(test_bad_steps)
     g->slots[1][1] = -1;
     REFUSED(&g->error, "num_accepted_tokens",
             g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    gdn_destroy(g);
+}
+
+/* Requests of a batch run at once: what one writes, no other reads or writes. */
+TEST(test_aliases)
+{
+    static const int32_t queries[] = {1, 3, 3, 2, 1};
+    static const struct gdn kept = {.width = WIDTH, .interval = 3};
+    struct gdn *g = gdn_open("cpu_ref", &kept);
+    int32_t from[REQS], checkpoints[REQS], own[REQS];
+    const struct {
+        const char *field, *says; /* NULL: allowed */
+        int32_t *at, value;       /* value: slots[value][0], below 0 as it is */
+        int32_t *also, second;
+    } cases[] = {
+        {NULL, NULL, &from[0], 0, &from[2], 2},
+        {NULL, NULL, &from[0], -20, &from[2], -20}, /* two forks of one state */
+        {"initial_slots", "request 1 writes it (state_slots), and request 2 reads", &from[2], 1,
+         &from[1], 1},
+        {"initial_slots", "request 0 reads it (initial_slots), and request 1 writes", &from[0], 1,
+         &from[1], 1},
+        {"state_slots", "request 0 writes it (state_slots), and request 4 writes", &g->slots[4][0],
+         0, &from[0], -20},
+        {"checkpoint_slots", "request 1 writes it (checkpoint_slots), and request 4 writes",
+         &checkpoints[1], 4, &from[4], -20},
+        {"checkpoint_slots", "request 1 writes it (state_slots), and request 1 writes",
+         &checkpoints[1], 1, &from[1], -20},
+        {"checkpoint_slots", "request 1 reads it (initial_slots), and request 1 writes",
+         &checkpoints[1], -20, &from[1], -20},
+        {"initial_slots", "request 1 writes it (checkpoint_slots), and request 2 reads",
+         &checkpoints[1], -20, &from[2], -20},
+        {NULL, NULL, &g->slots[4][0], -20, &checkpoints[4], 1}, /* of no token of this step */
+    };
+    for (int32_t r = 0; r < REQS; r++) {
+        g->length[r] = 1;
+        own[r] = g->slots[r][0];
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int32_t r = 0; r < REQS; r++) {
+            g->slots[r][0] = from[r] = own[r];
+            checkpoints[r] = -1;
+        }
+        set_step(g, queries, i % 2 == 0);
+        g->ext.initial_slots = from;
+        g->ext.checkpoint_slots = checkpoints;
+        g->ext.checkpoint_slots_stride = 1;
+        *cases[i].at = cases[i].value < 0 ? -cases[i].value : own[cases[i].value];
+        *cases[i].also = cases[i].second < 0 ? -cases[i].second : own[cases[i].second];
+        attn_status status = g->api->plan_batch(g->plan, &g->batch, NULL, &g->error);
+        if ((status == ATTN_OK) != (cases[i].field == NULL) ||
+            (cases[i].field != NULL && (strcmp(g->error.field, cases[i].field) != 0 ||
+                                        strstr(g->error.message, cases[i].says) == NULL))) {
+            fail_msg("case %zu: %d, %s: %s", i, status, g->error.field, g->error.message);
+        }
+    }
+    gdn_destroy(g);
+}
+
+/* What changes nothing of a recurrence is refused by name. */
+TEST(test_fields_of_batches)
+{
+    static const int32_t queries[] = {1, 3, 3, 2, 1}, starts[REQS + 1] = {0};
+    static const uint8_t flags[REQS] = {0};
+    static const uint32_t bits[4] = {0};
+    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    set_step(g, queries, false);
+    struct attn_batch bad[6];
+    const char *fields[] = {"causal", "causal_per_request", "tree", "logits_indices",
+                            "spans",  "key_start_loc"};
+    for (int32_t i = 0; i < 6; i++) {
+        bad[i] = g->batch;
+    }
+    bad[0].causal = ATTN_CAUSAL_NO;
+    bad[1].causal_per_request = flags;
+    bad[2].tree = bits;
+    bad[3].logits_indices = starts;
+    bad[4].spans = bad[4].span_start_loc = starts;
+    bad[5].key_start_loc = bad[5].key_start_loc_host = starts;
+    for (int32_t i = 0; i < 6; i++) {
+        REFUSED(&g->error, fields[i], g->api->plan_batch(g->plan, &bad[i], NULL, &g->error));
+    }
+    g->batch.causal = ATTN_CAUSAL_YES;
+    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
     gdn_destroy(g);
 }
 
