@@ -107,8 +107,8 @@ struct attn_api {
     /* Not while a plan holds the layer: change then what the parameters point at. */
     attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,
                                      struct attn_error *error);
-    /* Scales from the first batch: scale = amax / range constant (q 200, k 200, v 100) into
-     * q_scale, k_scale and v_scale. On a device it waits for io->stream, and is in no capture. */
+    /* Scales from the first batch, amax / range (0: q 200, k 200, v 100), into q_scale, k_scale and
+     * v_scale that are given. On a device it waits for io->stream, and is in no capture. */
     attn_status (*layer_calculate_scales)(attn_layer *layer,
                                           const struct attn_calibration *calibration,
                                           struct attn_error *error);

@@ -102,6 +102,11 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibrat
             second_q = (*c)->scale_inputs(io, &rows, tensors);
         }
     }
+    if (!(read.range >= 0 && read.range < INFINITY)) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "range",
+                         "%g; above 0, or 0 for the constants, %d for q, %d for k and %d for v",
+                         (double)read.range, RANGE_Q, RANGE_K, RANGE_V);
+    }
     float *scales[] = {read.q_scale, read.k_scale, read.v_scale};
     const struct instance *instance = find_amax(layer, error);
     if (instance == NULL) {
@@ -136,7 +141,7 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibrat
         float scale;
         status = move_floats(layer, instance, io->stream, &scale, scales[i], 1,
                              ATTN_COPY_DEVICE_TO_HOST, error);
-        scale = scale > 0 ? scale / ranges[i] : 1;
+        scale = scale > 0 ? scale / (read.range > 0 ? read.range : ranges[i]) : 1;
         status = status == ATTN_OK ? move_floats(layer, instance, io->stream, scales[i], &scale, 1,
                                                  ATTN_COPY_HOST_TO_DEVICE, error)
                                    : status;

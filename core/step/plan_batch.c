@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Planning a batch: which calls this batch takes, over which view of it, and the vendors' own
  * schedules. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "step/plan.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
+
+/* Numbers of successful and failed plan_batches of this process: none comes twice, so that a plan
+ * at the address of one that is gone is not taken for it. */
+static atomic_uint_fast64_t num_planned;
 
 /* One backend for both phases that takes mixed batches whole, or a layer with one phase: one call.
  */
@@ -164,7 +169,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
     attn_status status;
     plan->ready = NULL;
     plan->source = NULL;
-    plan->serial++;
+    plan->serial = atomic_fetch_add_explicit(&num_planned, 1, memory_order_relaxed) + 1;
     plan->mode = purpose->mode;
     if (plan->workspace == NULL && plan->scratch.bytes > 0) {
         return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
@@ -282,6 +287,9 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     bool same = plan == source || (plan->ready != NULL && plan->source == source &&
                                    plan->source_serial == source->serial);
     batch = source->received;
+    /* lengths that come with the tables are new as well, and schedules are made of them */
+    same =
+        same && batch.last_page_len == NULL && read.last_page_len == NULL && plan->num_tables == 0;
     batch.flags |= ATTN_BATCH_FAST_BUILD;
     batch.block_table = read.block_table;
     batch.block_table_stride = read.block_table_stride;

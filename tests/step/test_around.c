@@ -102,6 +102,17 @@ TEST(test_scales_from_the_first_batch)
     assert_true(fabsf(q - largest(f.q, TOKENS * ROW) / 200) <= 1e-6f * q);
     assert_true(k == 500.0f / 200);
     assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 100) <= 1e-6f * v);
+    asked.range = 448;
+    CHECK(&f, f.api->layer_calculate_scales(layer, &asked, &f.error));
+    assert_true(k == 500.0f / 448);
+    assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 448) <= 1e-6f * v);
+    static const float bad[] = {-1, NAN, INFINITY};
+    for (int32_t i = 0; i < 3; i++) {
+        asked.range = bad[i];
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "range",
+                   f.api->layer_calculate_scales(layer, &asked, &f.error));
+    }
+    asked.range = 0;
     memset(f.v, 0, TOKENS * ROW / 2 * sizeof *f.v);
     k = -1;
     asked.q_scale = asked.k_scale = NULL;
