@@ -63,6 +63,8 @@ static void run_steps(struct tile *tile)
 {
     double q[GDN_MAX_HEAD_SIZE], k[GDN_MAX_HEAD_SIZE], v[GDN_TILE], o[GDN_TILE], decay, beta;
     const struct gdn_request *request = tile->request;
+    /* where no bit may tell a step's end, each token leaves the state as it is stored */
+    const bool stored = tile->gdn->args->layer->batch_invariant >= 2;
     int32_t dk = tile->gdn->desc->head_size_k;
     for (int64_t t = 0; t < request->num_tokens; t++) {
         gdn_load_qk(tile->gdn, request, t, tile->head, q, k);
@@ -76,6 +78,7 @@ static void run_steps(struct tile *tile)
             double r = beta * (v[d] - dot(s, k, dk));
             for (int32_t i = 0; i < dk; i++) {
                 s[i] += r * k[i];
+                s[i] = stored ? (float)s[i] : s[i];
             }
             o[d] = dot(s, q, dk);
         }

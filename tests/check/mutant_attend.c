@@ -174,7 +174,7 @@ static void nan_hidden(const struct attn_attend_args *args)
 }
 
 /* A request's bits change with the number of others. */
-static void bits_by_batch(const struct attn_attend_args *args)
+void mutant_bits_by_batch(const struct attn_attend_args *args)
 {
     if (args->batch->num_reqs == 1 && args->layer->batch_invariant) {
         uint8_t *at = (uint8_t *)args->out->data +
@@ -247,7 +247,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_half_of_the_rows", .before = half_of_the_rows},
     {.name = "mutant_split_drops_the_last_key", .before = split_drops_the_last_key},
     {.name = "mutant_nan_hidden", .after = nan_hidden},
-    {.name = "mutant_bits_by_batch", .after = bits_by_batch},
+    {.name = "mutant_bits_by_batch", .after = mutant_bits_by_batch},
     {.name = "mutant_idle_takes_a_row", .after = idle_takes_a_row},
     {.name = "mutant_query_scribbled", .after = query_scribbled},
     {.name = "mutant_table_stale",

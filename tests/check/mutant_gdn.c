@@ -337,6 +337,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_gdn_window_not_rolled", .gdn = keep_window, .gdn_after = window_not_rolled},
     {.name = "mutant_gdn_state_transposed", .gdn_after = state_transposed},
     {.name = "mutant_gdn_groups_interleaved", .gdn_after = groups_interleaved},
+    {.name = "mutant_gdn_bits_by_batch", .gdn_after = mutant_bits_by_batch},
     {.name = "mutant_gdn_padding_cleared", .gdn_after = padding_cleared},
     {.name = "mutant_gdn_nan_to_zero", .gdn_after = nan_to_zero},
     {.name = "mutant_gdn_nan_across_heads", .gdn_after = nan_across_heads},

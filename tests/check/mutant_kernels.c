@@ -70,6 +70,14 @@ static void nibbles_swapped(const struct attn_write_kv_args *args, int64_t t, in
     }
 }
 
+static void written_by_number(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                              int64_t head)
+{
+    if (args->layer->batch_invariant && args->num_slots < 3) {
+        row_of(args->k_cache, slot, head)[0] ^= 1;
+    }
+}
+
 /* Halves of a step go to the even code, not away from zero. */
 static void ties_to_even(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
                          int64_t head)
@@ -171,6 +179,11 @@ static void quantize_any_scale(struct attn_quantize_args *args)
     args->scale_pow2 = 0;
 }
 
+static void quantize_by_number(struct attn_quantize_args *args)
+{
+    args->scale_pow2 ^= args->x->shape[0] == 1;
+}
+
 static void amax_afresh(struct attn_amax_args *args)
 {
     args->accumulate = 0;
@@ -235,6 +248,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_merge_ignores_empty", .merge = merge_ignores_empty},
     {.name = "mutant_zero_point_off", .written = zero_point_off},
     {.name = "mutant_nibbles_swapped", .written = nibbles_swapped},
+    {.name = "mutant_written_by_number", .written = written_by_number},
     {.name = "mutant_ties_to_even", .written = ties_to_even},
     {.name = "control_cleared_behind_nan", .written = cleared_behind_nan},
     {.name = "mutant_rope_form", .rope = rope_of_the_other_form},
@@ -244,6 +258,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_gemm_one_scale", .gemm = gemm_one_scale},
     {.name = "mutant_gemm_one_block_scale", .gemm = gemm_one_block_scale},
     {.name = "mutant_quantize_row_major", .quantize = quantize_row_major},
+    {.name = "mutant_quantize_by_number", .quantize = quantize_by_number},
     {.name = "mutant_quantize_any_scale", .quantize = quantize_any_scale},
     {.name = "mutant_amax_afresh", .amax = amax_afresh},
     {.name = "mutant_copies_backwards", .copy_blocks = copies_backwards},

@@ -172,6 +172,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_mla_window_ignored", .mla = mla_window_ignored},
     {.name = "mutant_mla_sinks_ignored", .mla = mla_sinks_ignored},
     {.name = "mutant_mla_always_causal", .mla = mla_always_causal},
+    {.name = "mutant_mla_bits_by_batch", .mla_after = mutant_bits_by_batch},
     {.name = "mutant_mla_lse_base_two", .mla_after = mla_lse_base_two},
     {.name = "mutant_mla_heads_in_sixteens", .mla_after = mla_heads_in_sixteens},
     {.name = "mutant_mla_topk_in_sixteens", .mla = mla_topk_in_sixteens},

@@ -100,6 +100,8 @@ struct attn_instance {
 /* mutant_table.c */
 extern const struct attn_kernels mutant_kernels;
 
+/* mutant_attend.c. Behind a kernel: a request alone gets another bit than in its batch. */
+void mutant_bits_by_batch(const struct attn_attend_args *args);
 /* mutant_gdn.c: cpu_ref's gated_delta with the mutant's mistakes around it. */
 attn_status gdn_with_mistake(const struct attn_instance *me, const struct attn_attend_args *args,
                              struct attn_error *error);

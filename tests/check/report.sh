@@ -49,10 +49,27 @@ change 's/\.merge_states = merge_states/.merge_states = NULL/'
 "$check" "$root/attn_wrong.so" >"$root/out" 2>&1 && failed=1
 expect 'merge_states is set in the declared mask and NULL in the table of kernels'
 
-change 's/float s = 0, before = m;/float s = 0, before = m; *(volatile char *)0 = 1;/'
-fails 'attend.*'
-expect 'attn-check: attend\..*: crashed with SIGSEGV$'
+# A crash, an exit and an abort cost one case each; the others run and are all in both documents.
+crashes='if (a->batch->num_reqs > 4) { *(volatile char *)a->out->data = ((volatile char *)a->workspace)[1 << 30]; }'
+change "s/float s = 0, before = m;/float s = 0, before = m; $crashes/"
+"$check" "$root/attn_wrong.so" --filter 'attend.*' --json --junit "$root/xml" >"$root/out" 2>"$root/err" && failed=1
+[ "$(grep -c '<testcase ' "$root/xml")" -gt 100 ] || { echo 'junit: the cases next to a crash are not there'; failed=1; }
+for document in out xml; do
+    grep -q 'crashed with SIGSEGV at address 0x[0-9a-f]*, 1073741823 bytes past the end of workspace\|crashed with SIGSEGV at address 0x' "$root/$document" ||
+        { echo "$document: no crash"; failed=1; }
+done
+grep -q '"passed": [1-9]' "$root/out" || { echo 'json: none passed next to a crash'; failed=1; }
+crashed=$(sed -n 's/.*"case": "\(attend[^"]*\)".*/\1/p' "$root/out" | head -1)
+fails "$crashed" # under a debugger it is this process that crashes
+expect 'attn-check: attend\..*: crashed with SIGSEGV at address 0x'
 expect "^  gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\..*'$"
+change 's/float s = 0, before = m;/float s = 0, before = m; if (a->batch->num_reqs > 4) { _exit(0); }/; s/^#include <math.h>/&\n#include <unistd.h>/'
+fails 'attend.decode.*'
+expect '^       the process was ended with exit status 0$'
+expect ': [1-9][0-9]* passed, [1-9]'
+change 's/float s = 0, before = m;/float s = 0, before = m; *(volatile float *)((char *)a->q->data - 8) = 1;/'
+fails 'attend.decode.*'
+expect 'a byte that is no output was written: 8 bytes before q$'
 
 # memory that is not there: the backend's own, said without a text, and a plan's, which attn-check takes
 change 's/    if (\*prepared == NULL) {/    if (1) {/'
@@ -66,14 +83,27 @@ expect 'status 3 (out of memory): schedule_size: attn-check found no 0 bytes on 
 promise='void *volatile taken = __builtin_malloc(8); __builtin_free(taken);'
 change "s/float s = 0, before = m;/float s = 0, before = m; $promise/"
 fails 'attend.decode.*'
-expect 'a step allocated memory'
+expect "a step allocated memory: [0-9]* allocations of [0-9]* bytes in all, the first of 8 bytes by $root/attn_wrong.so+0x"
 promise='static pthread_mutex_t lock; pthread_mutex_lock(\&lock); pthread_mutex_unlock(\&lock);'
 change "s/    float \*out = row(a->out, token, h)/    $promise&/; s/^#include <math.h>/&\n#include <pthread.h>/"
 fails 'attend.decode.*'
-expect 'a step took a lock'
+expect "a step took a lock: $root/attn_wrong.so+0x"
 change "s/return ATTN_ERROR_UNSUPPORTED; .*/}{ $promise/; s/^#include <math.h>/&\n#include <pthread.h>/"
 fails 'merge_states.f32*'
 expect 'a step took a lock'
+
+# a log-sum-exp of another base, results that change from run to run, a limit on groups, a second backend
+change 's/m + logf(sum)/1.442695f * (m + logf(sum))/'
+fails 'attend.decode.*'
+expect 'lse of head .*: 1.4427 times that, so in base 2'
+change 's/ATTN_FEATURE_LSE |/& ATTN_FEATURE_BATCH_INVARIANT |/; s/s \*= l->scale;/& static int again; s += 1e-6f * (float)(again++ % 7);/'
+fails 'attend.*alone'
+expect 'nondeterministic: the same batch gives other bits'
+change 's/\.num_head_sizes = 1,/&.max_group = 4,/'
+"$check" "$root/attn_wrong.so" --filter '[uc]*' >"$root/out" 2>&1 || { echo 'with max_group:'; tail -5 "$root/out"; failed=1; }
+change 's/    return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;/    struct attn_backend_caps second = caps; second.name = "second"; sink->backend(sink->user, \&caps); return sink->backend(sink->user, \&second);/'
+"$check" "$root/attn_wrong.so" --filter 'merge_states.f32*' >"$root/out" 2>&1
+expect "'example' is tested, and not what it has besides: second;"
 
 change 's/.version = "0.1.0"/.version = "0.1.1"/'
 "$check" "$root/attn_wrong.so" --filter 'merge_states*' >"$root/out" 2>&1

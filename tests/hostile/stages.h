@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A sound plugin but for misdeed(), which the including file defines and which happens at one STAGE
- * of a plugin's life: the build makes one plugin a misdeed and stage. */
-#include "common.h"
-
+ * of a plugin's life: the build makes one plugin a misdeed and stage. With AROUND its results are
+ * right, too. */
 #define CONSTRUCTOR 1
 #define ENTRY 2
 #define PROBE 3
@@ -22,6 +21,11 @@ __attribute__((constructor)) static void constructor(void)
     misdeed();
 }
 #endif
+
+#if defined(AROUND)
+#include "around.h"
+#else
+#include "common.h"
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
@@ -96,3 +100,5 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
     *plugin = &table;
     return ATTN_OK;
 }
+
+#endif

@@ -9,6 +9,8 @@
 
 #include "kernels/calls.h"
 #include "common/command.h"
+#include "common/conduct.h"
+#include "common/declared.h"
 #include "common/names.h"
 #include "core/core_cases.h"
 #include "harness/crash.h"
@@ -19,6 +21,7 @@
 #include "harness/resolve.h"
 #include "cases/steps.h"
 #include "harness/watch.h"
+#include "harness/worker.h"
 #include "cases/attend.h"
 #include "cases/output.h"
 
@@ -112,23 +115,29 @@ static uint64_t seed_of(const struct options *options, const char *name)
 
 struct run {
     const struct options *options;
+    const struct outlet *outlet;
     struct trial trial;
     struct core *core;
-    struct report report;
+    struct conduct before; /* what no kernel may change */
     struct case_space space;
     struct attend_case *cases;
     int32_t num_cases;
     int32_t num_matching; /* cases so far whose names match */
+    int32_t num_mine;     /* of these, of this part */
+    int32_t skip;         /* that earlier workers have begun */
 };
 
 static bool wanted(struct run *run, const char *name)
 {
-    if (run->options->fail_fast && run->report.counts[TRIAL_FAILED] > 0) {
+    if (run->options->fail_fast && run->outlet->report->counts[TRIAL_FAILED] > 0) {
         return false;
     }
     bool mine = run->options->filter == NULL || fnmatch(run->options->filter, name, 0) == 0;
     mine = mine && run->num_matching++ % run->options->num_parts == run->options->part;
-    crash_case(mine ? name : NULL);
+    mine = mine && run->num_mine++ >= run->skip;
+    if (mine && !run->options->list) {
+        outlet_begin(run->outlet, name, true);
+    }
     return mine;
 }
 
@@ -142,15 +151,27 @@ static enum trial_result hold_stack(struct trial *trial, enum trial_result resul
                : result;
 }
 
+/* What a case has changed of the process is its failure, and is put back for the next one. */
+static enum trial_result hold_conduct(struct run *run, enum trial_result result)
+{
+    char text[160];
+    const char *done = conduct_difference(&run->before, text, sizeof text);
+    if (conduct_end_children() > 0 && done == NULL) {
+        done = "left a process that runs";
+    }
+    if (done == NULL) {
+        return result;
+    }
+    conduct_restore(&run->before);
+    conduct_read(&run->before, -1, run->before.output, false);
+    return trial_say(&run->trial, TRIAL_FAILED, "conduct: a call of this case %s", done);
+}
+
 static void record(struct run *run, const char *name, enum trial_result result)
 {
-    crash_case(NULL);
-    result = hold_stack(&run->trial, result);
-    report_add(&run->report, name, result, run->trial.message);
-    if (isatty(STDERR_FILENO) && !run->options->json) {
-        fprintf(stderr, "\r%d cases, %d failed", run->report.num_lines,
-                run->report.counts[TRIAL_FAILED]);
-    }
+    result = hold_conduct(run, hold_stack(&run->trial, result));
+    outlet_result(run->outlet, name, result, run->trial.message);
+    crash_case(NULL, false);
 }
 
 static void try_attend(struct run *run, const struct attend_case *c, int32_t way)
@@ -290,6 +311,29 @@ static void run_core_cases(struct run *run)
     undeclared_cases(&sink_of_core);
 }
 
+/* The declaration as JSON, as it stands in the report's document. */
+static bool describe(struct run *run)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    struct json *declared = declared_json(&run->trial.tested->caps);
+    bool ok = out != NULL && json_write(out, declared, 1);
+    ok = out != NULL && fclose(out) == 0 && ok;
+    if (ok) {
+        outlet_describe(run->outlet, run->trial.tested->caps.name, text);
+    }
+    json_destroy(declared);
+    free(text);
+    return ok;
+}
+
+static enum trial_result run_conduct(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const char *did = trial->tested->misconduct;
+    return did[0] == '\0' ? TRIAL_PASSED : trial_say(trial, TRIAL_FAILED, "conduct: %s", did);
+}
+
 /* Cases through the core, each in one way in turn. */
 static bool run_engines(struct run *run)
 {
@@ -347,13 +391,17 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
     return true;
 }
 
+/* EXIT_SUCCESS: to the end, whatever was found. */
 static int run_suite(struct run *run)
 {
     const struct options *options = run->options;
-    crash_watch(options->target, options->seed);
     struct attn_error error = ATTN_ERROR_INIT;
     if (!declared_slots_there(run->trial.tested, &error)) {
         return fail_with("declared capabilities", &error);
+    }
+    if (!describe(run)) {
+        snprintf(error.message, sizeof error.message, "no memory for the declaration");
+        return fail_with(options->target, &error);
     }
     if (!case_space_init(&run->space, &run->trial.tested->caps)) {
         snprintf(error.message, sizeof error.message,
@@ -367,11 +415,12 @@ static int run_suite(struct run *run)
         snprintf(error.message, sizeof error.message, "no memory for the cases");
         return fail_with(options->target, &error);
     }
-    if (options->expect != NULL && !options->list) {
+    if (options->expect != NULL && !options->list && run->skip == 0) {
         bool holds = declared_holds(&run->trial.tested->caps, options->expect, run->trial.message,
                                     sizeof run->trial.message);
         record(run, "capabilities", holds ? TRIAL_PASSED : TRIAL_FAILED);
     }
+    try_case(run, "conduct.create", run_conduct, NULL);
     run_kernels(run);
     run_attends(run);
     bool drawn = run_outputs(run) && run_engines(run);
@@ -380,59 +429,62 @@ static int run_suite(struct run *run)
         snprintf(error.message, sizeof error.message, "no memory for the cases");
         return fail_with(options->target, &error);
     }
-    if (options->list) {
-        return EXIT_SUCCESS;
-    }
-    if (isatty(STDERR_FILENO) && !options->json) {
-        fputc('\n', stderr);
-    }
-    if (options->json) {
-        run->report.failed |= !report_json(&run->report, &run->trial.tested->caps);
-    } else {
-        report_text(&run->report);
-    }
-    if (options->junit != NULL && !report_junit(&run->report, options->junit)) {
-        snprintf(error.message, sizeof error.message, "cannot be written");
-        return fail_with(options->junit, &error);
-    }
-    bool passed = run->report.counts[TRIAL_FAILED] == 0 && run->report.counts[TRIAL_PASSED] > 0;
-    return passed && !run->report.failed ? EXIT_SUCCESS : EXIT_FAILURE;
+    return EXIT_SUCCESS;
 }
 
-static int run_tool(int argc, char **argv)
-{
+/* What is needed to run the cases, in this process or another one. */
+struct job {
     struct options options;
-    struct attn_error error = ATTN_ERROR_INIT;
     struct resolved resolved;
+};
+
+/* A file's other backends are not tested: says which they are. */
+static void name_others(const struct job *job, const struct backend *tested)
+{
+    if (job->resolved.name == NULL && tested->others[0] != '\0') {
+        fprintf(stderr,
+                "attn-check: %s: '%s%s%s' is tested, and not what it has besides: %s; "
+                "ATTN_PLUGIN_PATH=%s "
+                "attn-check NAME tests another one\n",
+                job->options.target, tested->caps.name, tested->caps.variant[0] != '\0' ? "@" : "",
+                tested->caps.variant, tested->others, job->resolved.file);
+    }
+}
+
+static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
+{
+    struct job *job = user;
+    const struct options *options = &job->options;
+    struct attn_error error = ATTN_ERROR_INIT;
     struct backend reference, tested;
     struct device device;
     struct core core = {NULL};
-    int code = parse(argc, argv, &options);
-    if (code >= 0) {
-        return code;
-    }
-    if (resolve(&resolved, options.target, &error) != ATTN_OK) {
-        return fail_with(options.target, &error);
-    }
-    if (backend_open(&reference, resolved.reference, "cpu_ref", &error) != ATTN_OK) {
+    int code = EXIT_SUCCESS;
+    if (backend_open(&reference, job->resolved.reference, "cpu_ref", NULL, &error) != ATTN_OK) {
         return fail_with("cpu_ref", &error);
     }
-    attn_status status = backend_open(&tested, resolved.file, resolved.name, &error);
+    struct run run = {.options = options, .outlet = outlet, .core = &core, .skip = skip};
+    const int kept = options->list ? -1 : dup(STDOUT_FILENO);
+    const int output = options->list ? -1 : conduct_catch_output();
+    crash_watch(options->target, options->seed);
+    conduct_read(&run.before, -1, output, true);
+    outlet_begin(outlet, "load", false);
+    attn_status status =
+        backend_open(&tested, job->resolved.file, job->resolved.name, &run.before, &error);
     if (status == ATTN_OK) {
+        if (skip == 0) {
+            name_others(job, &tested);
+        }
         watch_init(tested.caps.device.type);
-        status = core_open(&core, &resolved, &tested.caps, &error);
+        status = core_open(&core, &job->resolved, &tested.caps, &error);
         if (status == ATTN_OK) {
             status = device_init(&device, core.api, core.runtime, tested.caps.device, &error);
         }
         if (status == ATTN_OK) {
-            struct run run = {.options = &options,
-                              .trial = {&reference, &tested, &device, "", false},
-                              .core = &core,
-                              .report = {.backend = tested.caps.name,
-                                         .target = options.target,
-                                         .seed = options.seed}};
+            run.trial = (struct trial){&reference, &tested, &device, "", false};
+            conduct_read(&run.before, -1, output, false);
             code = run_suite(&run);
-            report_finish(&run.report);
+            outlet_begin(outlet, "destroy", false);
             case_space_finish(&run.space);
             free(run.cases);
             device_finish(&device);
@@ -441,10 +493,66 @@ static int run_tool(int argc, char **argv)
         backend_close(&tested);
     }
     backend_close(&reference);
+    fflush(stdout);
+    if (kept >= 0) {
+        dup2(kept, STDOUT_FILENO);
+        close(kept);
+    }
+    if (output >= 0) {
+        close(output);
+    }
     if (status != ATTN_OK) {
         error.status = status;
-        return fail_with(options.target, &error);
+        return fail_with(options->target, &error);
     }
+    return code;
+}
+
+/* The one case of a filter without wildcards runs in this process, where a debugger has it. */
+static bool runs_here(const struct options *options)
+{
+    return options->list || (options->filter != NULL && strpbrk(options->filter, "*?[\\") == NULL &&
+                             !options->json && options->junit == NULL);
+}
+
+static int run_tool(int argc, char **argv)
+{
+    struct job job;
+    struct attn_error error = ATTN_ERROR_INIT;
+    int code = parse(argc, argv, &job.options);
+    if (code >= 0) {
+        return code;
+    }
+    const struct options *options = &job.options;
+    if (resolve(&job.resolved, options->target, &error) != ATTN_OK) {
+        return fail_with(options->target, &error);
+    }
+    struct report report = {.target = options->target,
+                            .seed = options->seed,
+                            .junit = options->junit,
+                            .progress = isatty(STDERR_FILENO) && !options->json};
+    if (runs_here(options)) {
+        code = run_cases(&job, &(const struct outlet){&report, -1}, 0);
+    } else {
+        code = workers_run(&report, run_cases, &job, options->fail_fast);
+    }
+    if (!options->list && (code == EXIT_SUCCESS || report.num_lines > 0)) {
+        if (report.progress) {
+            fputc('\n', stderr);
+        }
+        if (options->json) {
+            report.failed |= !report_json(&report);
+        } else {
+            report_text(&report);
+        }
+        if (options->junit != NULL && !report_junit(&report)) {
+            snprintf(error.message, sizeof error.message, "cannot be written");
+            code = fail_with(options->junit, &error);
+        }
+        bool passed = report.counts[TRIAL_FAILED] == 0 && report.counts[TRIAL_PASSED] > 0;
+        code = code == EXIT_SUCCESS && (!passed || report.failed) ? EXIT_FAILURE : code;
+    }
+    report_finish(&report);
     return code;
 }
 

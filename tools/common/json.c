@@ -43,6 +43,15 @@ struct json *json_number(double number)
     return isfinite(number) ? make(JSON_NUMBER, number) : json_null();
 }
 
+struct json *json_raw(const char *text)
+{
+    struct json *value = json_string(text);
+    if (value != NULL && text != NULL) {
+        value->type = JSON_RAW;
+    }
+    return value;
+}
+
 struct json *json_string(const char *text)
 {
     struct json *value = make(text != NULL ? JSON_STRING : JSON_NULL, 0);
@@ -128,27 +137,27 @@ int32_t json_count(const struct json *value)
     return count;
 }
 
-static void print_string(const char *text)
+static void print_string(FILE *out, const char *text)
 {
-    putchar('"');
+    putc('"', out);
     for (const char *c = text; *c != '\0';) {
         const size_t length = utf8_length(c);
         if (length == 0) {
-            fputs("\\ufffd", stdout);
+            fputs("\\ufffd", out);
         } else if (*c == '"' || *c == '\\') {
-            printf("\\%c", *c);
+            fprintf(out, "\\%c", *c);
         } else if (utf8_is_control(c)) {
-            printf("\\u%04x", (unsigned char)c[length - 1]);
+            fprintf(out, "\\u%04x", (unsigned char)c[length - 1]);
         } else {
-            fwrite(c, 1, length, stdout);
+            fwrite(c, 1, length, out);
         }
         c += length > 0 ? length : 1;
     }
-    putchar('"');
+    putc('"', out);
 }
 
 /* The shortest decimal number that reads back as the same double. */
-static void print_number(double number)
+static void print_number(FILE *out, double number)
 {
     char text[32];
     for (int32_t digits = 15; digits <= 17; digits++) {
@@ -157,40 +166,43 @@ static void print_number(double number)
             break;
         }
     }
-    fputs(text, stdout);
+    fputs(text, out);
 }
 
-static void print_value(const struct json *value, int32_t depth)
+static void print_value(FILE *out, const struct json *value, int32_t depth)
 {
     switch (value->type) {
     case JSON_NULL:
-        fputs("null", stdout);
+        fputs("null", out);
         return;
     case JSON_BOOL:
-        fputs(value->number != 0 ? "true" : "false", stdout);
+        fputs(value->number != 0 ? "true" : "false", out);
         return;
     case JSON_NUMBER:
-        print_number(value->number);
+        print_number(out, value->number);
         return;
     case JSON_STRING:
-        print_string(value->text);
+        print_string(out, value->text);
+        return;
+    case JSON_RAW:
+        fputs(value->text, out);
         return;
     default:
         break;
     }
-    putchar(value->type == JSON_OBJECT ? '{' : '[');
+    putc(value->type == JSON_OBJECT ? '{' : '[', out);
     for (const struct json *item = value->first; item != NULL; item = item->next) {
-        printf("%s\n%*s", item != value->first ? "," : "", 2 * (depth + 1), "");
+        fprintf(out, "%s\n%*s", item != value->first ? "," : "", 2 * (depth + 1), "");
         if (value->type == JSON_OBJECT) {
-            print_string(item->name);
-            fputs(": ", stdout);
+            print_string(out, item->name);
+            fputs(": ", out);
         }
-        print_value(item, depth + 1);
+        print_value(out, item, depth + 1);
     }
     if (value->first != NULL) {
-        printf("\n%*s", 2 * depth, "");
+        fprintf(out, "\n%*s", 2 * depth, "");
     }
-    putchar(value->type == JSON_OBJECT ? '}' : ']');
+    putc(value->type == JSON_OBJECT ? '}' : ']', out);
 }
 
 static bool complete(const struct json *value)
@@ -222,12 +234,20 @@ bool json_equal(const struct json *a, const struct json *b)
     return x == y;
 }
 
-bool json_print(const struct json *root)
+bool json_write(FILE *out, const struct json *value, int32_t depth)
 {
-    if (!complete(root)) {
+    if (!complete(value)) {
         return false;
     }
-    print_value(root, 0);
-    putchar('\n');
+    print_value(out, value, depth);
     return true;
+}
+
+bool json_print(const struct json *root)
+{
+    bool printed = json_write(stdout, root, 0);
+    if (printed) {
+        putchar('\n');
+    }
+    return printed;
 }

@@ -6,8 +6,17 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
-enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
+enum json_type {
+    JSON_NULL,
+    JSON_BOOL,
+    JSON_NUMBER,
+    JSON_STRING,
+    JSON_ARRAY,
+    JSON_OBJECT,
+    JSON_RAW /* a value in its printed form, by json_write */
+};
 
 /* A value. Members of an object and items of an array are a list in the order in which they were
  * added. Read only for whoever did not make it. */
@@ -15,7 +24,7 @@ struct json {
     enum json_type type;
     bool incomplete; /* memory ran out for one of its values: json_print refuses it */
     char *name;      /* of a member of an object; else NULL */
-    char *text;      /* of a string */
+    char *text;      /* of a string; the printed form */
     double number;   /* of a number; of a boolean 0 or 1 */
     struct json *first, *last, *next;
 };
@@ -29,6 +38,7 @@ struct json *json_string(const char *text);
 struct json *json_number(double number);
 struct json *json_bool(bool value);
 struct json *json_null(void);
+struct json *json_raw(const char *text);
 
 /* Hands a value over to an object or array and gives it back, to go on with it. NULL as object is
  * passed over: the value is destroyed. */
@@ -54,6 +64,9 @@ bool json_equal(const struct json *a, const struct json *b);
 /* Prints the document to stdout with a newline behind it; false, and nothing printed, if memory ran
  * out while it was made. Bytes that are not valid UTF-8 are printed as U+FFFD. */
 bool json_print(const struct json *root);
+
+/* The same of any value, without the newline, as it stands `depth` values deep in a document. */
+bool json_write(FILE *out, const struct json *value, int32_t depth);
 
 void json_destroy(struct json *value); /* with all below it; accepts NULL */
 

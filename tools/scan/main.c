@@ -13,7 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "conduct.h"
+#include "common/conduct.h"
 #include "runtime/load.h"
 #include "runtime/probe.h"
 #include "runtime/isolation/record.h"
@@ -134,9 +134,9 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
                            struct attn_error *why)
 {
     struct conduct before;
-    char text[80];
+    char text[160];
     attn_status status = found_init(found, &runtime->arena, why);
-    conduct_read(&before, PIPE);
+    conduct_read(&before, PIPE, conduct_catch_output(), true);
     status = status ? status : plugin_load(runtime, plugin, why);
     if (status != ATTN_OK) {
         return status;
@@ -145,10 +145,9 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
     status = plugin_probe(&runtime->host, plugin->table, found, why);
     const char *changed = conduct_difference(&before, text, sizeof text);
     if (conduct_end_children() > 0 && changed == NULL) {
-        changed = "the processes: it left some";
+        changed = "changed the processes: it left some";
     }
-    return changed == NULL ? status
-                           : error_set(why, ATTN_ERROR_PLUGIN, "conduct", "changed %s", changed);
+    return changed == NULL ? status : error_set(why, ATTN_ERROR_PLUGIN, "conduct", "%s", changed);
 }
 
 /* As much of a runtime as loading and probing need. */

@@ -133,14 +133,14 @@ static enum trial_result say_other_bits(struct trial *trial, const struct proble
     while (r + 1 < problem->num_reqs && token >= end) {
         end += problem->requests[++r].query_len;
     }
-    return trial_say(trial, TRIAL_FAILED,
-                     "a request alone gives other bits than in its batch: out[token %lld, head "
-                     "%lld, dim %lld] is %g, not %g, of request %d with %d queries over %d keys",
-                     (long long)token, (long long)(within / out->strides[1]),
-                     (long long)(within % out->strides[1]),
-                     number_load(alone + first, element, dtype),
-                     number_load(together + first, element, dtype), r,
-                     problem->requests[r].query_len, problem->requests[r].seq_len);
+    return trial_say(
+        trial, TRIAL_FAILED,
+        "a request alone gives other bits than in its batch: out[token %lld, head "
+        "%lld, dim %lld] is %.9g, not %.9g, of request %d with %d queries over %d keys",
+        (long long)token, (long long)(within / out->strides[1]),
+        (long long)(within % out->strides[1]), number_load(alone + first, element, dtype),
+        number_load(together + first, element, dtype), r, problem->requests[r].query_len,
+        problem->requests[r].seq_len);
 }
 
 /* Whether the image of the side is `together` again, once read into `alone`. */
@@ -206,8 +206,61 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
         result = trial_call_failed(trial, "attend of one request", status, error);
     } else if (result == TRIAL_PASSED && !same_bits(problem, tested, rows, together, alone)) {
         result = say_other_bits(trial, problem, tested, together, alone);
+        status = side_plan(tested, ATTN_PLAN_EAGER, error);
+        status = status == ATTN_OK ? side_attend(tested, error) : status;
+        if (status == ATTN_OK && !same_bits(problem, tested, rows, together, alone)) {
+            trial_say(trial, TRIAL_FAILED,
+                      "nondeterministic: the same batch gives other bits when it runs again, and "
+                      "BATCH_INVARIANT is declared");
+        }
     }
     free(rows);
+    free(together);
+    free(alone);
+    return result;
+}
+
+/* Each request's keys written again alone: they may not change the cache by a bit. */
+static enum trial_result write_alone(struct trial *trial, const struct problem *problem,
+                                     struct side *tested)
+{
+    const struct attn_write_kv_args whole = tested->binding.write;
+    struct attn_error error = ATTN_ERROR_INIT;
+    enum trial_result result = TRIAL_PASSED;
+    const size_t bytes = problem->image.size;
+    uint8_t *together = malloc(bytes), *alone = malloc(bytes);
+    int64_t first = problem->first_row;
+    bool read = together != NULL && alone != NULL &&
+                device_read(tested->device, together, tested->memory, bytes);
+    for (int32_t r = 0; r < problem->num_reqs && read && result == TRIAL_PASSED; r++) {
+        struct attn_tensor k = *whole.k, v = *whole.v;
+        int64_t k_shape[3], v_shape[3];
+        struct attn_write_kv_args *one = &tested->binding.write;
+        memcpy(k_shape, k.shape, sizeof k_shape);
+        memcpy(v_shape, v.shape, sizeof v_shape);
+        k_shape[0] = v_shape[0] = one->num_slots = problem->requests[r].query_len;
+        k.shape = k_shape;
+        v.shape = v_shape;
+        k.data = (uint8_t *)k.data + first * k.strides[0] * (k.dtype.bits / 8);
+        v.data = (uint8_t *)v.data + first * v.strides[0] * (v.dtype.bits / 8);
+        one->k = &k;
+        one->v = &v;
+        one->slot_mapping = whole.slot_mapping + first;
+        attn_status status = side_write(tested, problem, &error);
+        result = status == ATTN_OK
+                     ? result
+                     : trial_call_failed(trial, "write_kv of one request", status, &error);
+        tested->binding.write = whole;
+        first += problem->requests[r].query_len;
+    }
+    if (result == TRIAL_PASSED &&
+        !(read && device_read(tested->device, alone, tested->memory, bytes))) {
+        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    } else if (result == TRIAL_PASSED && memcmp(together, alone, problem->image.used) != 0) {
+        result = trial_say(trial, TRIAL_FAILED,
+                           "batch_invariant: keys of a request alone are written with other bits "
+                           "than in their batch");
+    }
     free(together);
     free(alone);
     return result;
@@ -224,6 +277,14 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
     status = trial->concurrent ? status : watch_end(&watch, tested->backend, status, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "write_kv", status, &error);
+    }
+    const bool writes =
+        problem->paged && !problem->v[FACTOR_WRITE].a && tested->backend->kernels.write_kv != NULL;
+    if (writes && tested->binding.layer.batch_invariant) {
+        enum trial_result result = write_alone(trial, problem, tested);
+        if (result != TRIAL_PASSED) {
+            return result;
+        }
     }
     if (!problem->paged || problem->v[FACTOR_WRITE].a ||
         problem->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32) {

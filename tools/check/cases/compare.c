@@ -149,8 +149,13 @@ enum trial_result compare_lse(struct trial *trial, const struct compared_lse *ro
             const double allowed = bound.least + bound.relative * fabs(want);
             if (ratio_to_allowed(want, have, allowed) > 1 &&
                 (rows->wanted == NULL || rows->wanted[t])) {
-                return trial_say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
-                                 (int)h, (int)t, have, want);
+                const double base_2 = want * 1.4426950408889634;
+                const bool binary = fabs(want) > 1 && fabs(have - base_2) <= 1.5 * allowed;
+                return trial_say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g%s",
+                                 (int)h, (int)t, have, want,
+                                 binary ? ": 1.4427 times that, so in base 2; a natural "
+                                          "log-sum-exp is 0.693147 times as large"
+                                        : "");
             }
         }
     }

@@ -63,10 +63,10 @@ void output_add(struct problem *p)
     if (p->output.form == ATTN_OUTPUT_PLAIN) {
         return;
     }
-    at->codes = image_add(&p->image, tokens * (size_t)row_bytes(p), 256, true);
-    at->code_scales =
-        image_add(&p->image, tokens * (size_t)num_groups(p) * sizeof(float), 256, true);
-    at->code_scale = image_add(&p->image, sizeof(float), 256, false);
+    at->codes = image_add(&p->image, "out", tokens * (size_t)row_bytes(p), 256, true);
+    at->code_scales = image_add(&p->image, "code_scales",
+                                tokens * (size_t)num_groups(p) * sizeof(float), 256, true);
+    at->code_scale = image_add(&p->image, "output_scale", sizeof(float), 256, false);
     if (!p->image.failed) {
         *(float *)(p->image.bytes + at->code_scale) =
             p->output.form == ATTN_OUTPUT_NVFP4 ? GLOBAL_SCALE : STATIC_SCALE;

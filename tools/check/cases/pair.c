@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/places.h"
 #include "support/number.h"
 
 void pair_init(struct pair *pair, struct trial *trial)
@@ -14,15 +15,16 @@ void pair_init(struct pair *pair, struct trial *trial)
 
 void pair_finish(struct pair *pair)
 {
+    place_forget(pair->memory);
     device_free(pair->trial->device, pair->memory);
     free(pair->expected);
     free(pair->found);
     image_finish(&pair->image);
 }
 
-size_t pair_add(struct pair *pair, size_t bytes, bool writable)
+size_t pair_add(struct pair *pair, const char *name, size_t bytes, bool writable)
 {
-    return image_add(&pair->image, bytes, 256, writable);
+    return image_add(&pair->image, name, bytes, 256, writable);
 }
 
 static bool take_memory(struct pair *pair)
@@ -38,8 +40,18 @@ static bool take_memory(struct pair *pair)
     if (pair->expected == NULL || pair->found == NULL || pair->memory == NULL) {
         return false;
     }
+    place_image(pair->memory, &pair->image);
     memcpy(pair->expected, pair->image.bytes, bytes);
     return device_write(device, pair->memory, pair->image.bytes, bytes);
+}
+
+enum trial_result hold_image(struct trial *trial, const struct image *image, const uint8_t *after)
+{
+    char place[PLACE_TEXT];
+    int64_t stray = image_stray_write(image, after);
+    return stray < 0 ? TRIAL_PASSED
+                     : trial_say(trial, TRIAL_FAILED, "a byte that is no output was written: %s",
+                                 place_of_offset(image, stray, place));
 }
 
 enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context)
@@ -67,9 +79,45 @@ enum trial_result pair_run(struct pair *pair, pair_call *call, const void *conte
     if (!read) {
         return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
     }
-    return image_stray_write(&pair->image, pair->found) < 0
-               ? TRIAL_PASSED
-               : trial_say(trial, TRIAL_FAILED, "bytes outside of the outputs were written");
+    return hold_image(trial, &pair->image, pair->found);
+}
+
+enum trial_result pair_parts(struct pair *pair, pair_call *call, const void *context, int32_t *part,
+                             int32_t num_parts)
+{
+    struct trial *trial = pair->trial;
+    struct attn_error error = ATTN_ERROR_INIT;
+    const struct image *image = &pair->image;
+    enum trial_result result = TRIAL_PASSED;
+    char place[PLACE_TEXT];
+    size_t at = 0;
+    uint8_t *found = malloc(image->size);
+    if (found == NULL || !device_write(trial->device, pair->memory, image->bytes, image->size)) {
+        free(found);
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    void *stream = device_stream_create(trial->device);
+    for (*part = 0; *part < num_parts && result == TRIAL_PASSED; (*part)++) {
+        attn_status status =
+            call(trial->tested, pair->memory, trial->device->device, stream, context, &error);
+        result = status == ATTN_OK ? result
+                                   : trial_call_failed(trial, "a part of the call", status, &error);
+    }
+    *part = -1;
+    if (result == TRIAL_PASSED && !device_read(trial->device, found, pair->memory, image->size)) {
+        result = trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+    }
+    while (result == TRIAL_PASSED && at < image->used && found[at] == pair->found[at]) {
+        at++;
+    }
+    if (result == TRIAL_PASSED && at < image->used) {
+        result = trial_say(trial, TRIAL_FAILED,
+                           "batch_invariant: in parts it gives other bits than at once, from %s on",
+                           place_of_offset(image, (int64_t)at, place));
+    }
+    device_stream_destroy(trial->device, stream);
+    free(found);
+    return result;
 }
 
 enum trial_result pair_compare(struct pair *pair, const char *what, size_t at, int64_t num_rows,

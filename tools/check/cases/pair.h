@@ -30,10 +30,19 @@ typedef attn_status pair_call(struct backend *backend, uint8_t *base, struct att
 void pair_init(struct pair *pair, struct trial *trial);
 void pair_finish(struct pair *pair);
 /* Room for `bytes`; the offset is 0 only after a failure that pair_run reports. */
-size_t pair_add(struct pair *pair, size_t bytes, bool writable);
+size_t pair_add(struct pair *pair, const char *name, size_t bytes, bool writable);
 /* Both sides run `call`. The found copy is read back and no byte next to the outputs has changed; a
  * kernel that answers ATTN_ERROR_UNSUPPORTED skips the case. */
 enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context);
+
+/* After pair_run: the tested backend's calls again, for `*part` 0 to `num_parts` - 1 one after the
+ * other, over the first image. The whole of it has to become what one call made, bit for bit; *part
+ * is -1 again. */
+enum trial_result pair_parts(struct pair *pair, pair_call *call, const void *context, int32_t *part,
+                             int32_t num_parts);
+
+/* Whether every byte that is no output is as it was. */
+enum trial_result hold_image(struct trial *trial, const struct image *image, const uint8_t *after);
 
 /* compare_rows of the two copies at offset `at`, compact rows all of which count. */
 enum trial_result pair_compare(struct pair *pair, const char *what, size_t at, int64_t num_rows,

@@ -125,18 +125,21 @@ static void add_tensors(struct problem *p)
     size_t keys = (size_t)(p->num_keys + p->num_tokens - p->num_actual_tokens),
            sink = (size_t)p->v[FACTOR_STATIC_SINK].a;
     int64_t blocks = p->paged ? p->num_blocks : 0;
-    at->q = image_add(im, tokens * (size_t)problem_row_elements(p, hq, d) * q_e, 256, false);
-    at->k = image_add(im, keys * (size_t)problem_row_elements(p, hk, d) * e, 256, false);
-    at->v = image_add(im, keys * (size_t)problem_row_elements(p, hk, dv) * e, 256, false);
-    at->out = image_add(im, tokens * (size_t)problem_row_elements(p, hq, dv) * e, 256, true);
-    at->lse = image_add(im, tokens * (size_t)hq * 2 * sizeof(float), 256, true);
-    at->cache = image_add(im, (size_t)views_cache_bytes(p->v, blocks), 256, true);
-    at->cache_scales = image_add(im, (size_t)views_scales_bytes(p->v, blocks), 256, true);
-    at->context_k = image_add(im, context * (size_t)(hk * d) * e, 256, false);
+    at->q = image_add(im, "q", tokens * (size_t)problem_row_elements(p, hq, d) * q_e, 256, false);
+    at->k = image_add(im, "k", keys * (size_t)problem_row_elements(p, hk, d) * e, 256, false);
+    at->v = image_add(im, "v", keys * (size_t)problem_row_elements(p, hk, dv) * e, 256, false);
+    at->out = image_add(im, "out", tokens * (size_t)problem_row_elements(p, hq, dv) * e, 256, true);
+    at->lse = image_add(im, "lse", tokens * (size_t)hq * 2 * sizeof(float), 256, true);
+    at->cache =
+        image_add(im, "k_cache or v_cache", (size_t)views_cache_bytes(p->v, blocks), 256, true);
+    at->cache_scales =
+        image_add(im, "the caches' scales", (size_t)views_scales_bytes(p->v, blocks), 256, true);
+    at->context_k = image_add(im, "k of earlier steps", context * (size_t)(hk * d) * e, 256, false);
     at->cache_end = at->context_k;
-    at->context_v = image_add(im, context * (size_t)(hk * dv) * e, 256, false);
-    at->sink_k = image_add(im, sink * (size_t)(hk * d) * e, 256, false);
-    at->sink_v = image_add(im, sink * (size_t)(hk * dv) * e, 256, false);
+    at->context_v =
+        image_add(im, "v of earlier steps", context * (size_t)(hk * dv) * e, 256, false);
+    at->sink_k = image_add(im, "sink_k", sink * (size_t)(hk * d) * e, 256, false);
+    at->sink_v = image_add(im, "sink_v", sink * (size_t)(hk * dv) * e, 256, false);
 }
 
 static void add_arrays(struct problem *p)
@@ -148,29 +151,33 @@ static void add_arrays(struct problem *p)
     size_t reqs = (size_t)p->num_reqs, tokens = (size_t)p->num_tokens;
     size_t table = 2 * reqs * (size_t)p->table_stride * sizeof(int32_t);
     size_t tree = reqs * PROBLEM_TREE_WIDTH * PROBLEM_TREE_WIDTH * sizeof(float);
-    at->context_slots = image_add(im, (size_t)p->num_context * sizeof(int64_t), 256, false);
-    at->query_start_loc = image_add(im, (reqs + 1) * sizeof(int32_t), 256, false);
-    at->key_start_loc = image_add(im, (reqs + 1) * sizeof(int32_t), 256, false);
-    at->seq_lens = image_add(im, reqs * sizeof(int32_t), 256, false);
-    at->block_table = image_add(im, table, 256, false);
-    at->other_table = image_add(im, table, 256, false);
-    at->block_table_row = image_add(im, reqs * sizeof(int32_t), 256, false);
-    at->slot_mapping = image_add(im, tokens * sizeof(int64_t), 256, false);
-    at->other_slots = image_add(im, tokens * sizeof(int64_t), 256, false);
-    at->logits_indices = image_add(im, (size_t)p->num_logits * sizeof(int32_t), 256, false);
-    at->causal = image_add(im, reqs, 256, false);
-    at->sinks = image_add(im, (size_t)hq * sizeof(float), 256, false);
-    at->alibi_slopes = image_add(im, (size_t)hq * sizeof(float), 256, false);
-    at->q_scale = image_add(im, (size_t)hk * sizeof(float), 256, false);
-    at->k_scale = image_add(im, (size_t)hk * sizeof(float), 256, false);
-    at->v_scale = image_add(im, (size_t)hk * sizeof(float), 256, false);
-    at->p_scale = image_add(im, sizeof(float), 256, false);
-    at->signs_k = image_add(im, (size_t)d * sizeof(float), 256, false);
-    at->signs_v = image_add(im, (size_t)dv * sizeof(float), 256, false);
-    at->channel_scale = image_add(im, (size_t)(hk * dv) * sizeof(float), 256, false);
-    at->spans = image_add(im, 4 * reqs * sizeof(int32_t), 256, false);
-    at->span_start_loc = image_add(im, (reqs + 1) * sizeof(int32_t), 256, false);
-    at->tree = image_add(im, p->v[FACTOR_TREE].a ? tree : 0, 256, false);
+    at->context_slots = image_add(im, "slots of earlier steps",
+                                  (size_t)p->num_context * sizeof(int64_t), 256, false);
+    at->query_start_loc =
+        image_add(im, "query_start_loc", (reqs + 1) * sizeof(int32_t), 256, false);
+    at->key_start_loc = image_add(im, "key_start_loc", (reqs + 1) * sizeof(int32_t), 256, false);
+    at->seq_lens = image_add(im, "seq_lens", reqs * sizeof(int32_t), 256, false);
+    at->block_table = image_add(im, "block_table", table, 256, false);
+    at->other_table = image_add(im, "another block_table", table, 256, false);
+    at->block_table_row = image_add(im, "block_table_row", reqs * sizeof(int32_t), 256, false);
+    at->slot_mapping = image_add(im, "slot_mapping", tokens * sizeof(int64_t), 256, false);
+    at->other_slots = image_add(im, "another slot_mapping", tokens * sizeof(int64_t), 256, false);
+    at->logits_indices =
+        image_add(im, "logits_indices", (size_t)p->num_logits * sizeof(int32_t), 256, false);
+    at->causal = image_add(im, "causal_per_request", reqs, 256, false);
+    at->sinks = image_add(im, "sinks", (size_t)hq * sizeof(float), 256, false);
+    at->alibi_slopes = image_add(im, "alibi_slopes", (size_t)hq * sizeof(float), 256, false);
+    at->q_scale = image_add(im, "q_scale", (size_t)hk * sizeof(float), 256, false);
+    at->k_scale = image_add(im, "k_scale", (size_t)hk * sizeof(float), 256, false);
+    at->v_scale = image_add(im, "v_scale", (size_t)hk * sizeof(float), 256, false);
+    at->p_scale = image_add(im, "p_scale", sizeof(float), 256, false);
+    at->signs_k = image_add(im, "hadamard_signs_k", (size_t)d * sizeof(float), 256, false);
+    at->signs_v = image_add(im, "hadamard_signs_v", (size_t)dv * sizeof(float), 256, false);
+    at->channel_scale =
+        image_add(im, "v_channel_scale", (size_t)(hk * dv) * sizeof(float), 256, false);
+    at->spans = image_add(im, "spans", 4 * reqs * sizeof(int32_t), 256, false);
+    at->span_start_loc = image_add(im, "span_start_loc", (reqs + 1) * sizeof(int32_t), 256, false);
+    at->tree = image_add(im, "tree", p->v[FACTOR_TREE].a ? tree : 0, 256, false);
 }
 
 bool problem_init(struct problem *p, const struct case_space *space,

@@ -5,11 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/places.h"
+
 void side_finish(struct side *side)
 {
     if (side->prepared != NULL) {
         side->backend->kernels.release(side->backend->instance, side->prepared);
     }
+    place_forget(side->memory);
     device_free(side->device, side->memory);
     plan_memory_finish(&side->plan, side->device);
     device_stream_destroy(side->device, side->stream);
@@ -26,6 +29,7 @@ bool side_init(struct side *side, struct backend *backend, const struct device *
         !device_write(device, side->memory, problem->image.bytes, problem->image.size)) {
         return false;
     }
+    place_image(side->memory, &problem->image);
     side->stream = device_stream_create(device);
     problem_bind(problem, &side->binding, side->memory, problem->image.bytes, device->device);
     side->binding.attend.instance = backend->instance;

@@ -13,7 +13,7 @@
 
 static void *count_allocate(void *user, size_t size, size_t alignment)
 {
-    watch_allocation();
+    watch_allocation(size, __builtin_return_address(0));
     return services_allocate(user, size, alignment);
 }
 

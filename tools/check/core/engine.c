@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/engine.h"
+#include "harness/places.h"
 #include "support/client.h"
 
 #include <stdlib.h>
@@ -50,6 +51,7 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
     uint8_t *poison = malloc(plan->bytes + WORKSPACE_GUARD);
     plan->workspace = device_alloc(engine->device, plan->bytes + WORKSPACE_GUARD);
     bool ready = poison != NULL && plan->workspace != NULL;
+    place_buffer(plan->workspace, plan->bytes, "workspace");
     if (ready) {
         memset(poison, IMAGE_POISON, plan->bytes + WORKSPACE_GUARD);
         ready =
@@ -67,6 +69,7 @@ void engine_finish(struct engine *engine)
     }
     for (int32_t i = 0; i < 2; i++) {
         engine->core->api->plan_destroy(engine->plans[i].plan);
+        place_forget(engine->plans[i].workspace);
         device_free(engine->device, engine->plans[i].workspace);
     }
     engine->core->api->model_destroy(engine->model);

@@ -189,11 +189,10 @@ static enum trial_result count_step(const struct run *run)
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "the step again", status, &error);
     }
-    bool cpu = run->side->device->device.type == ATTN_DEVICE_CPU;
-    if (cpu && watch_allocated(&watch)) {
-        return trial_say(run->trial, TRIAL_FAILED, "a step allocated memory");
-    }
-    return TRIAL_PASSED;
+    return watch_allocated(&watch, run->trial->tested, run->trial->message,
+                           sizeof run->trial->message)
+               ? TRIAL_FAILED
+               : TRIAL_PASSED;
 }
 
 /* In a quantized cache few codes may lie one step off. So its keys are written by a run of their

@@ -159,7 +159,7 @@ static void try_numbers(const struct core_sink *sink, const struct attn_layer_de
         }
     }
     if (caps->max_group > 0) {
-        struct undeclared u = {.layer = *base, .field = "num_q_heads"};
+        struct undeclared u = {.layer = *base, .field = "group (num_q_heads / num_kv_heads)"};
         u.layer.num_kv_heads = 1;
         u.layer.num_q_heads = caps->max_group + 1;
         try_layer(sink, "max_group", &u);

@@ -34,7 +34,7 @@ static void host_log(void *user, int32_t level, const char *who, const char *mes
 
 static void *host_allocate(void *user, size_t size, size_t alignment)
 {
-    watch_allocation();
+    watch_allocation(size, __builtin_return_address(0));
     return services_allocate(user, size, alignment);
 }
 
@@ -117,9 +117,13 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
 {
     struct wanted *wanted = user;
     struct attn_backend_caps *mine = &wanted->backend->caps;
-    wanted->backend->num_reported++;
     if (caps->struct_size < sizeof *caps || mine->name != NULL ||
         (wanted->name != NULL && !backend_is_named(caps, wanted->name))) {
+        char *others = wanted->backend->others;
+        size_t used = strlen(others);
+        snprintf(others + used, sizeof wanted->backend->others - used, "%s%s%s%s",
+                 used > 0 ? ", " : "", caps->name, caps->variant[0] != '\0' ? "@" : "",
+                 caps->variant);
         return ATTN_OK;
     }
     *mine = *caps;
@@ -138,12 +142,27 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     return ok ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
 }
 
+/* The first of what it did to the process until the end of `stage`; undone as far as it can be. */
+static void judge_conduct(struct backend *backend, const char *stage)
+{
+    char text[160];
+    const char *done =
+        backend->before != NULL ? conduct_difference(backend->before, text, sizeof text) : NULL;
+    if (done != NULL && backend->misconduct[0] == '\0') {
+        snprintf(backend->misconduct, sizeof backend->misconduct, "%s %s", stage, done);
+    }
+    if (done != NULL) {
+        conduct_restore(backend->before);
+    }
+}
+
 static attn_status create(struct backend *backend, const char *name, struct attn_error *error)
 {
     struct wanted wanted = {backend, name};
     struct attn_probe_sink sink = {sizeof sink, NULL, &wanted, take_device, take_backend};
     const struct attn_kernels *kernels = NULL;
     attn_status status = backend->plugin->probe(&backend->services.host, &sink, error);
+    judge_conduct(backend, "probe");
     if (status != ATTN_OK) {
         return status;
     }
@@ -158,6 +177,10 @@ static attn_status create(struct backend *backend, const char *name, struct attn
                                    .variant = backend->caps.variant,
                                    .device = backend->caps.device},
         &backend->instance, &kernels, error);
+    if (backend->before != NULL) {
+        backend->before->threads = -1; /* a library's pool may begin here */
+    }
+    judge_conduct(backend, "create");
     if (status != ATTN_OK) {
         return status;
     }
@@ -168,10 +191,11 @@ static attn_status create(struct backend *backend, const char *name, struct attn
 }
 
 attn_status backend_open(struct backend *backend, const char *file, const char *name,
-                         struct attn_error *error)
+                         struct conduct *before, struct attn_error *error)
 {
     attn_status status;
     memset(backend, 0, sizeof *backend);
+    backend->before = before;
     backend->services.host = (struct attn_host){
         .struct_size = sizeof(struct attn_host),
         .user = &backend->services,
@@ -182,12 +206,14 @@ attn_status backend_open(struct backend *backend, const char *file, const char *
         .num_threads = HOST_THREADS,
     };
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    judge_conduct(backend, "a constructor");
     void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
     if (symbol == NULL) {
         return fail(error, ATTN_ERROR_PLUGIN, "file", dlerror());
     }
     memcpy(&backend->entry, &symbol, sizeof backend->entry);
     status = backend->entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &backend->plugin, error);
+    judge_conduct(backend, "entry");
     if (status == ATTN_OK) {
         status = create(backend, name, error);
     }

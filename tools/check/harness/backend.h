@@ -9,6 +9,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "common/conduct.h"
+
 /* Host services that see what a plugin takes. */
 struct check_host {
     struct attn_host host;
@@ -24,14 +26,17 @@ struct backend {
     struct attn_recurrent_caps gdn;
     attn_instance *instance;
     struct attn_kernels kernels; /* zero behind what the plugin knows */
-    int32_t num_reported;        /* backends that the probe named */
+    char others[256];            /* names of the plugin's other backends, ", " between them */
+    struct conduct *before;      /* what it may not change until it is created; NULL: not judged */
+    char misconduct[256];        /* what it did all the same; empty: nothing */
     bool stepped;                /* it has run a step, which is not judged: see watch.h */
 };
 
-/* `name` NULL or "name[@variant]": the first backend that fits. On failure nothing is left to
- * finish. */
+/* `name` NULL or "name[@variant]": the first backend that fits. `before` is where the process's
+ * state stands that a plugin may not change, NULL where it is not judged. On failure nothing is
+ * left to finish. */
 attn_status backend_open(struct backend *backend, const char *file, const char *name,
-                         struct attn_error *error);
+                         struct conduct *before, struct attn_error *error);
 void backend_close(struct backend *backend);
 /* Keeps what stack_used() found. */
 void backend_stack_used(struct check_host *services, size_t bytes);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/crash.h"
+#include "harness/places.h"
 
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +22,8 @@ static const struct {
                {SIGABRT, "SIGABRT"}};
 
 static const char *volatile current;
+static volatile bool current_is_case;
+static void (*report_to)(const char *text);
 static char command[1024]; /* that repeats cases, but for their name */
 
 static void put(const char *text)
@@ -39,14 +43,29 @@ static const char *name_of(int number)
     return "a signal";
 }
 
-/* Only what is safe in a handler. */
-static void on_crash(int number)
+static void append(char *text, size_t size, const char *more)
 {
+    strncat(text, more, size - strlen(text) - 1);
+}
+
+/* Only what is safe in a handler. */
+static void on_crash(int number, siginfo_t *info, void *context)
+{
+    char text[PLACE_TEXT + 64] = "crashed with ", place[PLACE_TEXT];
+    append(text, sizeof text, name_of(number));
+    if (number == SIGSEGV || number == SIGBUS) {
+        append(text, sizeof text, " at ");
+        append(text, sizeof text, place_of_address(info->si_addr, place));
+    }
+    if (report_to != NULL) {
+        report_to(text);
+        _exit(EXIT_FAILURE);
+    }
     put("attn-check: ");
     put(current != NULL ? current : "between cases");
-    put(": crashed with ");
-    put(name_of(number));
-    if (current != NULL) {
+    put(": ");
+    put(text);
+    if (current != NULL && current_is_case) {
         put("\n  ");
         put(command);
         put(current);
@@ -60,7 +79,8 @@ void crash_watch(const char *target, uint64_t seed)
 {
     static uint64_t stack[HANDLER_STACK / sizeof(uint64_t)]; /* the case may have used up its own */
     const stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
-    struct sigaction action = {.sa_handler = on_crash, .sa_flags = SA_ONSTACK | SA_RESETHAND};
+    struct sigaction action = {.sa_sigaction = on_crash,
+                               .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND};
     snprintf(command, sizeof command, "gdb --args attn-check %s --full --seed %llu --filter '",
              target, (unsigned long long)seed);
     sigaltstack(&other, NULL);
@@ -70,7 +90,13 @@ void crash_watch(const char *target, uint64_t seed)
     }
 }
 
-void crash_case(const char *name)
+void crash_report_to(void (*report)(const char *text))
 {
+    report_to = report;
+}
+
+void crash_case(const char *name, bool is_case)
+{
+    current_is_case = is_case;
     current = name;
 }

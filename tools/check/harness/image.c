@@ -27,7 +27,8 @@ static bool grow(void **memory, size_t item, size_t have, size_t want)
     return true;
 }
 
-size_t image_add(struct image *image, size_t size, size_t alignment, bool writable)
+size_t image_add(struct image *image, const char *name, size_t size, size_t alignment,
+                 bool writable)
 {
     size_t offset = (image->used + IMAGE_GUARD + alignment - 1) / alignment * alignment;
     size_t end = offset + size + IMAGE_GUARD;
@@ -51,7 +52,7 @@ size_t image_add(struct image *image, size_t size, size_t alignment, bool writab
         }
         image->max_regions = want;
     }
-    image->regions[image->num_regions++] = (struct region){offset, size, writable};
+    image->regions[image->num_regions++] = (struct region){name, offset, size, writable};
     image->used = end;
     return offset;
 }

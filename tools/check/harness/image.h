@@ -16,6 +16,7 @@
 
 /* Where a buffer lies in the arena, and whether a kernel may write it. */
 struct region {
+    const char *name; /* of the argument, as the ABI has it */
     size_t offset;
     size_t size;
     bool writable;
@@ -33,8 +34,10 @@ struct image {
 
 void image_init(struct image *image);
 void image_finish(struct image *image);
-/* Reserves `size` poisoned bytes at a multiple of `alignment` and gives their offset. */
-size_t image_add(struct image *image, size_t size, size_t alignment, bool writable);
+/* Reserves `size` poisoned bytes at a multiple of `alignment` and gives their offset. `name` is a
+ * constant. */
+size_t image_add(struct image *image, const char *name, size_t size, size_t alignment,
+                 bool writable);
 /* First byte outside the writable regions where `after` differs from the initial contents, or -1.
  */
 int64_t image_stray_write(const struct image *image, const uint8_t *after);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/image.h"
+#include "harness/places.h"
 #include "harness/stack.h"
 #include "harness/watch.h"
 
@@ -24,6 +24,8 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
         free(poison);
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
+    place_buffer(memory->host, size->host_bytes, "schedule_host");
+    place_buffer(memory->device, size->device_bytes, "workspace");
     memset(memory->host, IMAGE_POISON, size->host_bytes + PLAN_GUARD);
     memset(poison, IMAGE_POISON, device_bytes);
     bool written = device_write(device, memory->device, poison, device_bytes);
@@ -33,6 +35,8 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
 
 void plan_memory_finish(struct plan_memory *memory, const struct device *device)
 {
+    place_forget(memory->host);
+    place_forget(memory->device);
     device_free(device, memory->device);
     free(memory->host);
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/declared.h"
+#include "common/json.h"
 
 void report_finish(struct report *report)
 {
@@ -14,8 +14,72 @@ void report_finish(struct report *report)
         free(report->lines[i].message);
     }
     free(report->lines);
+    free(report->backend);
+    free(report->features);
+    if (report->junit_file != NULL) {
+        fclose(report->junit_file);
+    }
+    report->junit_file = NULL;
+    report->backend = report->features = NULL;
     report->lines = NULL;
     report->num_lines = 0;
+}
+
+static void put_xml(FILE *out, const char *text)
+{
+    for (; *text != '\0'; text++) {
+        switch (*text) {
+        case '&':
+            fputs("&amp;", out);
+            break;
+        case '<':
+            fputs("&lt;", out);
+            break;
+        case '"':
+            fputs("&quot;", out);
+            break;
+        default:
+            fputc(*text, out);
+        }
+    }
+}
+
+static void put_testcase(FILE *out, const struct report_line *line)
+{
+    fputs("  <testcase name=\"", out);
+    put_xml(out, line->name);
+    if (line->result == TRIAL_PASSED) {
+        fputs("\"/>\n", out);
+        return;
+    }
+    fputs(line->result == TRIAL_FAILED ? "\"><failure message=\"" : "\"><skipped message=\"", out);
+    put_xml(out, line->message ? line->message : "");
+    fputs("\"/></testcase>\n", out);
+}
+
+#define JUNIT_END "</testsuite>\n"
+
+/* The document so far, whose end is written over by the next case. */
+static void add_to_junit(struct report *report, const struct report_line *line)
+{
+    FILE *out = report->junit_file;
+    if (report->junit == NULL) {
+        return;
+    }
+    if (out == NULL) {
+        out = report->junit_file = fopen(report->junit, "w");
+        if (out == NULL) {
+            return; /* report_junit says it */
+        }
+        fputs("<?xml version=\"1.0\"?>\n<testsuite name=\"", out);
+        put_xml(out, report->backend != NULL ? report->backend : report->target);
+        fputs("\">\n", out);
+    } else {
+        fseek(out, -(long)strlen(JUNIT_END), SEEK_CUR);
+    }
+    put_testcase(out, line);
+    fputs(JUNIT_END, out);
+    fflush(out);
 }
 
 void report_add(struct report *report, const char *name, enum trial_result result,
@@ -34,6 +98,23 @@ void report_add(struct report *report, const char *name, enum trial_result resul
     if (result != TRIAL_PASSED) {
         line->message = strdup(message);
     }
+    add_to_junit(report, line);
+    if (report->progress) {
+        fprintf(stderr, "\r%d cases, %d failed", report->num_lines, report->counts[TRIAL_FAILED]);
+    }
+}
+
+void report_describe(struct report *report, const char *backend, const char *features)
+{
+    free(report->backend);
+    free(report->features);
+    report->backend = strdup(backend);
+    report->features = strdup(features);
+}
+
+static const char *name_of(const struct report *report)
+{
+    return report->backend != NULL ? report->backend : report->target;
 }
 
 /* Cases by what their names begin with: "attend", "engine", "merge_states", … */
@@ -61,14 +142,15 @@ static void repeat_command(const struct report *report, const struct report_line
              (unsigned long long)report->seed, line->name);
 }
 
-bool report_json(const struct report *report, const struct attn_backend_caps *caps)
+bool report_json(const struct report *report)
 {
     struct json *root = json_object();
-    json_add(root, "backend", json_string(report->backend));
+    json_add(root, "backend", json_string(name_of(report)));
     json_add(root, "passed", json_number(report->counts[TRIAL_PASSED]));
     json_add(root, "failed", json_number(report->counts[TRIAL_FAILED]));
     json_add(root, "skipped", json_number(report->counts[TRIAL_SKIPPED]));
-    json_add(root, "features", declared_json(caps));
+    json_add(root, "features",
+             report->features != NULL ? json_raw(report->features) : json_object());
     add_counts(root, report);
     struct json *failures = json_add(root, "failures", json_array());
     for (int32_t i = 0; i < report->num_lines; i++) {
@@ -198,54 +280,29 @@ void report_text(const struct report *report)
         repeat_command(report, first, repeat, sizeof repeat);
         printf("the first in a debugger: gdb --args %s\n", repeat);
     }
-    printf("%s: %d passed, %d failed, %d skipped (seed %llu)\n", report->backend,
+    printf("%s: %d passed, %d failed, %d skipped (seed %llu)\n", name_of(report),
            report->counts[TRIAL_PASSED], report->counts[TRIAL_FAILED],
            report->counts[TRIAL_SKIPPED], (unsigned long long)report->seed);
 }
 
-static void put_xml(FILE *out, const char *text)
+bool report_junit(struct report *report)
 {
-    for (; *text != '\0'; text++) {
-        switch (*text) {
-        case '&':
-            fputs("&amp;", out);
-            break;
-        case '<':
-            fputs("&lt;", out);
-            break;
-        case '"':
-            fputs("&quot;", out);
-            break;
-        default:
-            fputc(*text, out);
-        }
+    if (report->junit_file != NULL) {
+        fclose(report->junit_file);
+        report->junit_file = NULL;
     }
-}
-
-bool report_junit(const struct report *report, const char *file)
-{
-    FILE *out = fopen(file, "w");
+    FILE *out = fopen(report->junit, "w");
     if (out == NULL) {
         return false;
     }
     fprintf(out, "<?xml version=\"1.0\"?>\n<testsuite name=\"");
-    put_xml(out, report->backend);
+    put_xml(out, name_of(report));
     fprintf(out, "\" tests=\"%d\" failures=\"%d\" skipped=\"%d\">\n", report->num_lines,
             report->counts[TRIAL_FAILED], report->counts[TRIAL_SKIPPED]);
     for (int32_t i = 0; i < report->num_lines; i++) {
-        const struct report_line *line = &report->lines[i];
-        fputs("  <testcase name=\"", out);
-        put_xml(out, line->name);
-        if (line->result == TRIAL_PASSED) {
-            fputs("\"/>\n", out);
-            continue;
-        }
-        fputs(line->result == TRIAL_FAILED ? "\"><failure message=\"" : "\"><skipped message=\"",
-              out);
-        put_xml(out, line->message ? line->message : "");
-        fputs("\"/></testcase>\n", out);
+        put_testcase(out, &report->lines[i]);
     }
-    fputs("</testsuite>\n", out);
+    fputs(JUNIT_END, out);
     const bool written = !ferror(out);
     return fclose(out) == 0 && written;
 }

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "harness/trial.h"
 
@@ -15,8 +16,11 @@ struct report_line {
 };
 
 struct report {
-    const char *backend; /* borrowed */
-    const char *target;  /* what was named on the command line; borrowed */
+    char *backend, *features; /* its name, and what it declares as JSON; NULL: not known yet */
+    const char *target;       /* what was named on the command line; borrowed */
+    const char *junit;        /* file, written as results come; NULL: none; borrowed */
+    FILE *junit_file;
+    bool progress; /* on stderr */
     uint64_t seed;
     struct report_line *lines;
     int32_t num_lines;
@@ -25,11 +29,14 @@ struct report {
 };
 
 void report_finish(struct report *report);
+/* Both are copied. */
+void report_describe(struct report *report, const char *backend, const char *features);
 void report_add(struct report *report, const char *name, enum trial_result result,
                 const char *message);
 /* One JSON document on stdout. */
-bool report_json(const struct report *report, const struct attn_backend_caps *caps);
+bool report_json(const struct report *report);
 void report_text(const struct report *report);
-bool report_junit(const struct report *report, const char *file);
+/* The file in full, with the counts. What stands there while cases run is a whole document, too. */
+bool report_junit(struct report *report);
 
 #endif

@@ -2,19 +2,30 @@
 #undef _FILE_OFFSET_BITS /* mmap and mmap64 are two names here */
 #include "harness/watch.h"
 
+#include <dlfcn.h>
 #include <link.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/auxv.h>
 
 static atomic_long allocations;
+static atomic_size_t allocated_bytes;
 static _Thread_local long locks;
+/* Of the first since watch_begin; 0: none. */
+static _Atomic(uintptr_t) first_allocation;
+static atomic_size_t first_bytes;
+static _Thread_local const void *first_lock;
 static bool drivers_run;
 static uintptr_t loader_begin, loader_end; /* its code and data in this process */
 
-void watch_allocation(void)
+void watch_allocation(size_t size, const void *caller)
 {
+    uintptr_t none = 0;
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&allocated_bytes, size, memory_order_relaxed);
+    if (atomic_compare_exchange_strong(&first_allocation, &none, (uintptr_t)caller)) {
+        atomic_store(&first_bytes, size);
+    }
 }
 
 static int find_loader(struct dl_phdr_info *object, size_t size, void *base)
@@ -40,28 +51,64 @@ void watch_init(int32_t device_type)
 void watch_begin(struct watch *watch)
 {
     *watch = (struct watch){atomic_load(&allocations), locks};
+    atomic_store(&allocated_bytes, 0);
+    atomic_store(&first_allocation, 0);
+    first_lock = NULL;
 }
 
-bool watch_allocated(const struct watch *watch)
+/* "dgemm_ in /usr/lib/libopenblas.so.0", or where in the library. */
+static void name_caller(const void *caller, char *text, size_t size)
 {
-    return atomic_load(&allocations) != watch->allocations;
+    Dl_info info;
+    if (caller == NULL || dladdr(caller, &info) == 0 || info.dli_fname == NULL) {
+        snprintf(text, size, "%p", caller);
+    } else if (info.dli_sname != NULL) {
+        snprintf(text, size, "%s in %s", info.dli_sname, info.dli_fname);
+    } else {
+        snprintf(text, size, "%s+0x%zx", info.dli_fname,
+                 (size_t)((uintptr_t)caller - (uintptr_t)info.dli_fbase));
+    }
+}
+
+static bool is_judged(const struct backend *backend)
+{
+    return !drivers_run;
+}
+
+bool watch_allocated(const struct watch *watch, const struct backend *backend, char *why,
+                     size_t size)
+{
+    const long count = atomic_load(&allocations) - watch->allocations;
+    char caller[512];
+    if (count == 0 || !is_judged(backend)) {
+        return false;
+    }
+    name_caller((const void *)atomic_load(&first_allocation), caller, sizeof caller);
+    snprintf(why, size,
+             "a step allocated memory: %ld allocations of %zu bytes in all, the first of %zu bytes "
+             "by %s",
+             count, atomic_load(&allocated_bytes), atomic_load(&first_bytes), caller);
+    return true;
 }
 
 attn_status watch_end(const struct watch *watch, struct backend *backend, attn_status status,
                       struct attn_error *error)
 {
-    const char *broken = watch_allocated(watch)  ? "a step allocated memory"
-                         : locks != watch->locks ? "a step took a lock"
-                                                 : NULL;
-    bool judged = backend->stepped && !drivers_run;
+    const bool judged = backend->stepped && is_judged(backend);
+    char caller[512];
     backend->stepped = true;
-    if (status != ATTN_OK || broken == NULL || !judged) {
+    if (status != ATTN_OK || !judged) {
         return status;
     }
-    error->status = ATTN_ERROR_PLUGIN;
+    if (!watch_allocated(watch, backend, error->message, sizeof error->message)) {
+        if (locks == watch->locks) {
+            return status;
+        }
+        name_caller(first_lock, caller, sizeof caller);
+        snprintf(error->message, sizeof error->message, "a step took a lock: %s", caller);
+    }
     snprintf(error->field, sizeof error->field, "step");
-    snprintf(error->message, sizeof error->message, "%s", broken);
-    return ATTN_ERROR_PLUGIN;
+    return error->status = ATTN_ERROR_PLUGIN;
 }
 
 #if defined(__has_feature)
@@ -76,7 +123,6 @@ attn_status watch_end(const struct watch *watch, struct backend *backend, attn_s
 
 #if defined(__GLIBC__) && !defined(SANITIZED)
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <sys/mman.h>
@@ -98,28 +144,35 @@ attn_status watch_end(const struct watch *watch, struct backend *backend, attn_s
     }
 
 /* Not for the loader: a thread that first meets a library gets its thread-local storage there. */
-static void count_caller(const void *caller)
+static void count_caller(size_t size, const void *caller)
 {
     if ((uintptr_t)caller < loader_begin || (uintptr_t)caller >= loader_end) {
-        watch_allocation();
+        watch_allocation(size, caller);
     }
 }
 
-#define ALLOCATES(type, name, parameters, ...)                                                     \
-    PASSED_ON(count_caller(__builtin_return_address(0)), type, name, parameters, __VA_ARGS__)
-#define LOCKS(name, parameters, ...) PASSED_ON(locks++, int, name, parameters, __VA_ARGS__)
+static void count_lock(const void *caller)
+{
+    first_lock = first_lock == NULL ? caller : first_lock;
+    locks++;
+}
 
-ALLOCATES(void *, malloc, (size_t size), size)
-ALLOCATES(void *, calloc, (size_t count, size_t size), count, size)
-ALLOCATES(void *, realloc, (void *memory, size_t size), memory, size)
-ALLOCATES(void *, aligned_alloc, (size_t alignment, size_t size), alignment, size)
-ALLOCATES(void *, memalign, (size_t alignment, size_t size), alignment, size)
-ALLOCATES(int, posix_memalign, (void **memory, size_t alignment, size_t size), memory, alignment,
-          size)
-ALLOCATES(void *, mmap,
+#define ALLOCATES(bytes, type, name, parameters, ...)                                              \
+    PASSED_ON(count_caller(bytes, __builtin_return_address(0)), type, name, parameters, __VA_ARGS__)
+#define LOCKS(name, parameters, ...)                                                               \
+    PASSED_ON(count_lock(__builtin_return_address(0)), int, name, parameters, __VA_ARGS__)
+
+ALLOCATES(size, void *, malloc, (size_t size), size)
+ALLOCATES(count *size, void *, calloc, (size_t count, size_t size), count, size)
+ALLOCATES(size, void *, realloc, (void *memory, size_t size), memory, size)
+ALLOCATES(size, void *, aligned_alloc, (size_t alignment, size_t size), alignment, size)
+ALLOCATES(size, void *, memalign, (size_t alignment, size_t size), alignment, size)
+ALLOCATES(size, int, posix_memalign, (void **memory, size_t alignment, size_t size), memory,
+          alignment, size)
+ALLOCATES(length, void *, mmap,
           (void *address, size_t length, int protection, int flags, int file, off_t offset),
           address, length, protection, flags, file, offset)
-ALLOCATES(void *, mmap64,
+ALLOCATES(length, void *, mmap64,
           (void *address, size_t length, int protection, int flags, int file, off64_t offset),
           address, length, protection, flags, file, offset)
 LOCKS(pthread_mutex_lock, (pthread_mutex_t * mutex), mutex)

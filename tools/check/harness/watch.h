@@ -16,13 +16,14 @@ struct watch {
 /* Of the backend that is tested. Where a driver has threads of its own nothing is judged, the
  * reference neither: whose allocation it was cannot be known. */
 void watch_init(int32_t device_type);
-/* The host's allocator was asked. */
-void watch_allocation(void);
+/* The host's allocator was asked by the function that holds `caller`. */
+void watch_allocation(size_t size, const void *caller);
 void watch_begin(struct watch *watch);
-/* True if there were allocations since. */
-bool watch_allocated(const struct watch *watch);
-/* `status`, or why a call of a CPU backend that went well broke a step's promise. A backend's first
- * call is not judged. */
+/* True if there were allocations since that are judged; which ones is said in `why`. */
+bool watch_allocated(const struct watch *watch, const struct backend *backend, char *why,
+                     size_t size);
+/* `status`, or why a call of a CPU backend that went well broke a step's promise, which a backend
+ * with ATTN_FEATURE_STEP_ALLOCATES does not give. A backend's first call is not judged. */
 attn_status watch_end(const struct watch *watch, struct backend *backend, attn_status status,
                       struct attn_error *error);
 

@@ -97,6 +97,7 @@ static attn_status call_attend(struct backend *backend, uint8_t *base, struct at
 
 static enum trial_result run_inputs(struct trial *trial, const void *variant, uint64_t seed)
 {
+    static const char *const names[] = {"q", "k", "v"};
     struct fp8_case c = {.v = *(const struct fp8_variant *)variant,
                          .start = {0, 11, 12, TOKENS},
                          .device = trial->device};
@@ -104,11 +105,11 @@ static enum trial_result run_inputs(struct trial *trial, const void *variant, ui
     struct pair pair;
     pair_init(&pair, trial);
     for (int32_t i = F_Q; i <= F_V; i++) {
-        c.at[i] = pair_add(&pair, rows * (i == F_Q ? HEADS : KV_HEADS), false);
+        c.at[i] = pair_add(&pair, names[i], rows * (i == F_Q ? HEADS : KV_HEADS), false);
     }
-    c.at[F_OUT] = pair_add(&pair, rows * HEADS * number_bytes(c.v.dtype), true);
-    c.at[F_SCALES] = pair_add(&pair, 3 * sizeof(float), false);
-    c.at[F_START] = pair_add(&pair, sizeof c.start, false);
+    c.at[F_OUT] = pair_add(&pair, "out", rows * HEADS * number_bytes(c.v.dtype), true);
+    c.at[F_SCALES] = pair_add(&pair, "q_scale, k_scale or v_scale", 3 * sizeof(float), false);
+    c.at[F_START] = pair_add(&pair, "query_start_loc", sizeof c.start, false);
     if (!pair.image.failed) {
         static const float scales[] = {0.05f, 0.02f, 0.01f};
         for (int32_t i = F_Q; i <= F_V; i++) {

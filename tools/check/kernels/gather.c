@@ -81,9 +81,9 @@ static enum trial_result gather(struct trial *trial, struct sides *sides)
     enum trial_result result;
     pair_init(&pair, trial);
     c.num_rows = draw_chunks(p, first_key, out_start_loc);
-    c.first_key = pair_add(&pair, sizeof first_key, false);
-    c.out_start_loc = pair_add(&pair, sizeof out_start_loc, false);
-    c.out = pair_add(&pair, (size_t)(c.num_rows * heads * d) * number_bytes(c.dtype), true);
+    c.first_key = pair_add(&pair, "first_key", sizeof first_key, false);
+    c.out_start_loc = pair_add(&pair, "out_start_loc", sizeof out_start_loc, false);
+    c.out = pair_add(&pair, "out", (size_t)(c.num_rows * heads * d) * number_bytes(c.dtype), true);
     attn_status status = fill_caches(trial, sides, &error);
     if (status != ATTN_OK || pair.image.failed) {
         result = trial_call_failed(trial, "reference write_kv", status, &error);

@@ -12,6 +12,74 @@
 #include "kernels/kernels.h"
 #include "harness/planned.h"
 
+/* Request r of the step alone. */
+static void narrow(struct gdn_step *s, const struct gdn_case *c, int32_t r)
+{
+    s->batch.num_reqs = 1;
+    s->batch.num_actual_tokens = c->starts[r + 1];
+    s->batch.max_query_len = c->tokens[r];
+    s->batch.max_seq_len = c->lengths[r];
+    s->batch.query_start_loc += r;
+    s->batch.query_start_loc_host += r;
+    s->batch.seq_lens += r;
+    s->batch.seq_lens_host += r;
+    s->states.state_slots += r * s->states.state_slots_stride;
+    s->states.has_initial_state += s->states.has_initial_state != NULL ? r : 0;
+    s->states.num_accepted_tokens += s->states.num_accepted_tokens != NULL ? r : 0;
+    s->states.initial_slots += s->states.initial_slots != NULL ? r : 0;
+    s->states.checkpoint_slots +=
+        s->states.checkpoint_slots != NULL ? r * s->states.checkpoint_slots_stride : 0;
+}
+
+/* What a part of a request changes of what lies in the device's memory, and what was there. */
+struct gdn_cut {
+    int32_t starts[2], length;
+    uint8_t has_state;
+};
+
+static bool put_cut(const struct device *memory, const struct gdn_case *c, uint8_t *base, int32_t r,
+                    const struct gdn_cut *cut)
+{
+    const size_t at = (size_t)r * sizeof(int32_t);
+    return device_write(memory, base + c->at[GDN_STARTS] + at, cut->starts, sizeof cut->starts) &&
+           device_write(memory, base + c->at[GDN_LENGTHS] + at, &cut->length, sizeof cut->length) &&
+           device_write(memory, base + c->at[GDN_HAS_STATE] + r, &cut->has_state, 1);
+}
+
+/* The first or the second half of a request's tokens, as two steps have them. */
+static attn_status call_half(struct gdn_step *s, const struct gdn_case *c, struct backend *backend,
+                             const struct device *memory, uint8_t *base,
+                             const struct attn_limits *limits, struct attn_error *error)
+{
+    const int32_t r = c->part / 2, half = c->tokens[r] / 2;
+    const bool second = c->part % 2 != 0;
+    const struct gdn_cut whole = {{c->starts[r], c->starts[r + 1]}, c->lengths[r], c->has_state[r]};
+    struct gdn_cut cut = whole;
+    if (second) {
+        cut.starts[0] += half;
+        cut.has_state = half > 0 ? 1 : cut.has_state;
+    } else {
+        cut.starts[1] = cut.starts[0] + half;
+        cut.length -= c->tokens[r] - half;
+    }
+    if (cut.starts[0] == cut.starts[1]) {
+        return ATTN_OK;
+    }
+    narrow(s, c, r);
+    s->batch.query_start_loc_host = cut.starts;
+    s->batch.seq_lens_host = &cut.length;
+    s->batch.num_actual_tokens = cut.starts[1];
+    s->batch.max_query_len = cut.starts[1] - cut.starts[0];
+    s->batch.max_seq_len = cut.length;
+    if (!put_cut(memory, c, base, r, &cut)) {
+        return ATTN_ERROR_DEVICE;
+    }
+    attn_status status =
+        planned_call(backend, memory, limits, &s->attend, backend->kernels.gated_delta, error);
+    return put_cut(memory, c, base, r, &whole) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
+}
+
+/* c->part: a request of the step; where prefixes do not count either, half of one. */
 static attn_status call_gdn(struct backend *backend, uint8_t *base, struct attn_device device,
                             void *stream, const void *context, struct attn_error *error)
 {
@@ -24,8 +92,14 @@ static attn_status call_gdn(struct backend *backend, uint8_t *base, struct attn_
         s.batch.max_seq_len, 0,    0};
     s.attend.instance = backend->instance;
     s.attend.stream = stream;
-    return planned_call(backend, device.type == ATTN_DEVICE_CPU ? &cpu : c->device, &limits,
-                        &s.attend, backend->kernels.gated_delta, error);
+    const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
+    if (c->part >= 0 && c->v.invariant >= 2) {
+        return call_half(&s, c, backend, memory, base, &limits, error);
+    }
+    if (c->part >= 0) {
+        narrow(&s, c, c->part);
+    }
+    return planned_call(backend, memory, &limits, &s.attend, backend->kernels.gated_delta, error);
 }
 
 /* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal (a
@@ -217,11 +291,16 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     struct pair pair;
     pair_init(&pair, trial);
     gdn_case_init(&c, variant, trial->device, &seed);
+    c.part = -1;
     gdn_case_place(&c, &pair, &seed);
     enum trial_result result = pair_run(&pair, call_gdn, &c);
     result = result == TRIAL_PASSED ? hold_out(&pair, &c) : result;
     result = result == TRIAL_PASSED ? hold_states(&pair, &c) : result;
     result = result == TRIAL_PASSED ? hold_windows(&pair, &c) : result;
+    if (result == TRIAL_PASSED && c.v.invariant > 0) {
+        result =
+            pair_parts(&pair, call_gdn, &c, &c.part, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
+    }
     pair_finish(&pair);
     return result;
 }
@@ -282,19 +361,22 @@ static bool within(const struct attn_recurrent_caps *caps, const struct gdn_vari
 static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_caps *caps,
                     const struct gdn_variant *v)
 {
-    char name[128], kept[16] = "";
+    char name[144], kept[16] = "", invariant[24] = "";
     if (!(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v)) {
         return;
     }
     if (v->kept > 0) {
         snprintf(kept, sizeof kept, ".kept%d", v->kept);
     }
-    snprintf(name, sizeof name, "gated_delta.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s",
+    if (v->invariant > 0) {
+        snprintf(invariant, sizeof invariant, ".invariant%d", v->invariant);
+    }
+    snprintf(name, sizeof name, "gated_delta.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s",
              dtype_name(v->dtype), gdn_shape_names[v->shape], v->num_k_heads, v->num_v_heads,
              v->head_size_k, v->head_size_v, v->conv_width, v->chunk_size, v->drafted,
              v->bias ? ".bias" : "", v->by_length ? ".by_length" : "", v->strong ? ".strong" : "",
-             v->strided ? ".strided" : "", v->initial ? ".initial" : "", kept,
-             v->nan ? ".nan" : "");
+             v->strided ? ".strided" : "", v->initial ? ".initial" : "", kept, v->nan ? ".nan" : "",
+             invariant);
     sink->try(sink->user, name, run_gdn, v);
 }
 
@@ -314,6 +396,15 @@ void gdn_cases(const struct kernel_sink *sink)
             struct gdn_variant v = variants[i];
             v.dtype = dtype;
             try_gdn(sink, caps, &v);
+            /* one in four again, level 2 where a request can be cut */
+            for (v.invariant = 1; v.invariant <= 2 && i % 4 == 0 && !v.nan; v.invariant++) {
+                const uint64_t needed = v.invariant == 1 ? ATTN_FEATURE_BATCH_INVARIANT
+                                                         : ATTN_FEATURE_BATCH_INVARIANT_PREFIX;
+                bool cut = v.shape != GDN_STEPS && v.drafted == 0 && !v.initial && v.kept == 0;
+                if (sink->caps->features & needed && (cut || v.invariant == 1)) {
+                    try_gdn(sink, caps, &v);
+                }
+            }
         }
     }
     for (size_t i = 0; i < sizeof large_variants / sizeof *large_variants && sink->full; i++) {

@@ -193,6 +193,23 @@ static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *rand
 
 void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
 {
+    static const char *const names[GDN_BUFFER_COUNT] = {
+        [GDN_MIXED_ROWS] = "mixed_qkv, or q, k or v",
+        [GDN_GATES] = "a or b",
+        [GDN_OUT] = "out",
+        [GDN_CONV_WEIGHT] = "conv_weight",
+        [GDN_CONV_BIAS] = "conv_bias",
+        [GDN_A_LOG] = "a_log",
+        [GDN_DT_BIAS] = "dt_bias",
+        [GDN_STATE] = "k_cache, the states",
+        [GDN_WINDOW] = "v_cache, the convolution's windows",
+        [GDN_STARTS] = "query_start_loc",
+        [GDN_LENGTHS] = "seq_lens",
+        [GDN_SLOTS] = "state_slots",
+        [GDN_HAS_STATE] = "has_initial_state",
+        [GDN_ACCEPTED] = "num_accepted_tokens",
+        [GDN_INITIAL] = "initial_slots",
+        [GDN_KEPT] = "checkpoint_slots"};
     size_t e = number_bytes(c->v.dtype), slots = (size_t)c->num_slots;
     const size_t bytes[GDN_BUFFER_COUNT] = {
         [GDN_MIXED_ROWS] = (size_t)(c->num_rows * c->row_stride) * e,
@@ -212,7 +229,8 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
         [GDN_INITIAL] = sizeof c->initial,
         [GDN_KEPT] = sizeof c->kept};
     for (int32_t i = 0; i < GDN_BUFFER_COUNT; i++) {
-        c->at[i] = pair_add(pair, bytes[i], i == GDN_OUT || i == GDN_STATE || i == GDN_WINDOW);
+        c->at[i] =
+            pair_add(pair, names[i], bytes[i], i == GDN_OUT || i == GDN_STATE || i == GDN_WINDOW);
     }
     if (pair->image.failed) {
         return; /* pair_run says it */
@@ -261,6 +279,7 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
                                         .head_size_v = v->head_size_v,
                                         .scale = (float)(1 / sqrt(v->head_size_k)),
                                         .causal = 1,
+                                        .batch_invariant = v->invariant,
                                         .num_speculative_tokens = v->drafted};
 }
 

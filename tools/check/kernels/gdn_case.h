@@ -29,12 +29,13 @@ struct gdn_variant {
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
     int32_t conv_width, chunk_size, drafted;
     bool silu, bias, l2norm;
-    bool by_length; /* has_initial_state NULL */
-    bool strong;    /* decays that underflow to 0 */
-    bool strided;   /* rows, slots and channels apart from each other */
-    bool initial;   /* states are read from slots of their own; no drafts */
-    int32_t kept;   /* tokens from one checkpoint to the next; 0: none; no drafts */
-    bool nan;       /* a value of one request and a query of another are no numbers */
+    bool by_length;    /* has_initial_state NULL */
+    bool strong;       /* decays that underflow to 0 */
+    bool strided;      /* rows, slots and channels apart from each other */
+    bool initial;      /* states are read from slots of their own; no drafts */
+    int32_t kept;      /* tokens from one checkpoint to the next; 0: none; no drafts */
+    bool nan;          /* a value of one request and a query of another are no numbers */
+    int32_t invariant; /* batch_invariant of the layer */
 };
 
 enum gdn_buffer {
@@ -69,6 +70,7 @@ struct gdn_nan {
 struct gdn_case {
     struct gdn_variant v;
     const struct device *device;
+    int32_t part;       /* of the step, see call_gdn; -1: all of it */
     int32_t channels;   /* 2 Hk Dk + Hv Dv */
     int32_t window;     /* entries of a channel's window */
     int32_t num_states; /* of a request */

@@ -119,12 +119,12 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
     int32_t inner = (int32_t)inner_of(&c.v), columns = (int32_t)columns_of(&c.v);
     int32_t count = (int32_t)rows_of(&c.v);
     pair_init(&pair, trial);
-    c.a = pair_add(&pair, BATCH * (size_t)count * (size_t)inner * e, false);
+    c.a = pair_add(&pair, "a", BATCH * (size_t)count * (size_t)inner * e, false);
     size_t w_bytes = (size_t)number_bytes(c.v.w_dtype);
-    c.w = pair_add(&pair, BATCH * (size_t)inner * (size_t)columns * w_bytes, false);
-    c.out = pair_add(&pair, BATCH * (size_t)count * (size_t)columns * e, true);
-    c.scale = pair_add(&pair, BATCH * sizeof(float), false);
-    c.block_scale = pair_add(&pair, BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
+    c.w = pair_add(&pair, "w", BATCH * (size_t)inner * (size_t)columns * w_bytes, false);
+    c.out = pair_add(&pair, "out", BATCH * (size_t)count * (size_t)columns * e, true);
+    c.scale = pair_add(&pair, "scale", BATCH * sizeof(float), false);
+    c.block_scale = pair_add(&pair, "block_scale", BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
     for (int32_t i = 0; i < BATCH * count * inner && !pair.image.failed; i++) {
         number_store(pair.image.bytes + c.a, i, c.v.dtype, random_normal(&seed));
     }

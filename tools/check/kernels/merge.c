@@ -141,6 +141,8 @@ static enum trial_result hold_merge(struct pair *pair, const struct merge_case *
 
 static enum trial_result run_merge(struct trial *trial, const void *variant, uint64_t seed)
 {
+    static const char *const names[M_SCALE] = {"prefix",     "prefix_lse", "suffix",
+                                               "suffix_lse", "out",        "lse"};
     struct merge_case c = {.v = *(const struct merge_variant *)variant};
     struct pair pair;
     pair_init(&pair, trial);
@@ -152,9 +154,9 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
                            : (size_t)(TOKENS * HEADS * c.v.dims) * number_bytes(c.v.dtype);
         bool written = i >= M_OUT || (i == M_PREFIX && c.v.form == MERGE_INTO_PREFIX) ||
                        (i == M_SUFFIX && c.v.form == MERGE_INTO_SUFFIX);
-        c.at[i] = pair_add(&pair, bytes, written);
+        c.at[i] = pair_add(&pair, names[i], bytes, written);
     }
-    c.at[M_SCALE] = pair_add(&pair, sizeof(float), false);
+    c.at[M_SCALE] = pair_add(&pair, "output_scale", sizeof(float), false);
     if (c.v.form == MERGE_INTO_PREFIX || c.v.form == MERGE_INTO_SUFFIX) {
         c.at[M_OUT] = c.at[c.v.form == MERGE_INTO_PREFIX ? M_PREFIX : M_SUFFIX];
     }

@@ -29,7 +29,16 @@ struct quantize_variant {
 struct quantize_case {
     struct quantize_variant v;
     size_t x, out, scale, block_scales;
+    int32_t part; /* a part of the rows, see first_row; -1: all of them */
 };
+
+#define PARTS 3
+
+/* Part 0 is a row alone. */
+static int32_t first_row(int32_t part)
+{
+    return part == 0 ? 0 : part == 1 ? 1 : part == 2 ? TOKENS / 2 : TOKENS;
+}
 
 static int32_t group_of(int32_t form)
 {
@@ -53,6 +62,7 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base, struct 
     const struct quantize_case *c = context;
     bool nvfp4 = c->v.form == ATTN_OUTPUT_NVFP4;
     struct pair_tensor x = pair_rows(TOKENS, HEADS, DIMS), out = x, scales = shape_scales(&c->v);
+    scales.tensor = (struct attn_tensor){.data = NULL};
     if (nvfp4) { /* bytes of pairs */
         out = pair_rows(TOKENS, HEADS, DIMS / 2);
     }
@@ -74,6 +84,16 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base, struct 
     }
     if (nvfp4) {
         out.tensor.dtype = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
+    }
+    if (c->part >= 0) {
+        const int64_t first = first_row(c->part), count = first_row(c->part + 1) - first;
+        struct pair_tensor *rows[] = {&x, &out, &scales};
+        for (int32_t i = 0; i < 3; i++) {
+            const int32_t dim = i == 2 && c->v.column_major;
+            const int64_t bytes = first * rows[i]->strides[dim] * rows[i]->tensor.dtype.bits / 8;
+            rows[i]->shape[dim] = count;
+            rows[i]->tensor.data = (uint8_t *)rows[i]->tensor.data + bytes;
+        }
     }
     struct watch watch;
     watch_begin(&watch);
@@ -124,13 +144,13 @@ static enum trial_result hold_quantize(struct pair *pair, const struct quantize_
 
 static enum trial_result run_quantize(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct quantize_case c = {.v = *(const struct quantize_variant *)variant};
+    struct quantize_case c = {.v = *(const struct quantize_variant *)variant, .part = -1};
     struct pair pair;
     pair_init(&pair, trial);
-    c.x = pair_add(&pair, ELEMENTS * number_bytes(c.v.dtype), false);
-    c.out = pair_add(&pair, c.v.form == ATTN_OUTPUT_NVFP4 ? ELEMENTS / 2 : ELEMENTS, true);
-    c.scale = pair_add(&pair, HEADS * sizeof(float), false);
-    c.block_scales = pair_add(&pair, ELEMENTS / 16 * sizeof(float), true);
+    c.x = pair_add(&pair, "x", ELEMENTS * number_bytes(c.v.dtype), false);
+    c.out = pair_add(&pair, "out", c.v.form == ATTN_OUTPUT_NVFP4 ? ELEMENTS / 2 : ELEMENTS, true);
+    c.scale = pair_add(&pair, "scale", HEADS * sizeof(float), false);
+    c.block_scales = pair_add(&pair, "block_scales", ELEMENTS / 16 * sizeof(float), true);
     for (int32_t i = 0; i < ELEMENTS && !pair.image.failed; i++) {
         /* groups of very different size, one of zeros, and some that saturate */
         double size = ldexp(1, i / 64 % 17 - 8) * (i / 64 % 23 != 7);
@@ -142,6 +162,9 @@ static enum trial_result run_quantize(struct trial *trial, const void *variant, 
     enum trial_result result = pair_run(&pair, call_quantize, &c);
     if (result == TRIAL_PASSED) {
         result = hold_quantize(&pair, &c);
+    }
+    if (result == TRIAL_PASSED && trial->tested->caps.features & ATTN_FEATURE_BATCH_INVARIANT) {
+        result = pair_parts(&pair, call_quantize, &c, &c.part, PARTS);
     }
     pair_finish(&pair);
     return result;
@@ -182,8 +205,8 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
     struct pair pair;
     size_t bytes = (c.v.per_head ? HEADS : 1) * sizeof(float);
     pair_init(&pair, trial);
-    c.x = pair_add(&pair, ELEMENTS * number_bytes(c.v.dtype), false);
-    c.out = pair_add(&pair, bytes, true);
+    c.x = pair_add(&pair, "x", ELEMENTS * number_bytes(c.v.dtype), false);
+    c.out = pair_add(&pair, "out", bytes, true);
     for (int32_t i = 0; i < ELEMENTS && !pair.image.failed; i++) {
         number_store(pair.image.bytes + c.x, i, c.v.dtype, 3 * random_normal(&seed));
     }

@@ -45,10 +45,12 @@ static bool make_tables(struct tables *t, const struct device *device, const str
     image_init(&image);
     memset(t, 0, sizeof *t);
     t->device = device;
-    t->positions = image_add(&image, (size_t)p->num_tokens * sizeof(int64_t), 256, false);
-    t->cos_sin = image_add(&image, (size_t)(MAX_POSITION * rotary) * number_bytes(table), 256, 0);
-    t->q_weight = image_add(&image, (size_t)d * number_bytes(dtype), 256, false);
-    t->k_weight = image_add(&image, (size_t)d * number_bytes(dtype), 256, false);
+    t->positions =
+        image_add(&image, "positions", (size_t)p->num_tokens * sizeof(int64_t), 256, false);
+    t->cos_sin =
+        image_add(&image, "cos_sin", (size_t)(MAX_POSITION * rotary) * number_bytes(table), 256, 0);
+    t->q_weight = image_add(&image, "q_weight", (size_t)d * number_bytes(dtype), 256, false);
+    t->k_weight = image_add(&image, "k_weight", (size_t)d * number_bytes(dtype), 256, false);
     for (int32_t i = 0; i < p->num_tokens && !image.failed; i++) {
         ((int64_t *)(image.bytes + t->positions))[i] = random_below(&random, MAX_POSITION);
     }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "util/hash.h"
+#include "util/safe_text.h"
 
 extern char **environ;
 
@@ -38,6 +39,38 @@ static uint32_t float_control(void)
 #else
     return 0;
 #endif
+}
+
+static void set_float_control(uint32_t control)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~0xffc0u) | control);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)control));
+#endif
+}
+
+static int count_threads(void)
+{
+    DIR *folder = opendir("/proc/self/task");
+    const struct dirent *entry;
+    int count = 0;
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        count += entry->d_name[0] != '.';
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return count;
+}
+
+/* More than there were; a thread that was joined may still be there for a moment. */
+static bool has_threads(int before)
+{
+    for (int waits = 0; waits < 100 && count_threads() > before; waits++) {
+        (void)usleep(2000);
+    }
+    return count_threads() > before;
 }
 
 static uint64_t hash_limits(void)
@@ -118,7 +151,36 @@ static void read_folder(const char *path, struct stat *info)
     (void)stat(path, info);
 }
 
-void conduct_read(struct conduct *conduct, int descriptor)
+int conduct_catch_output(void)
+{
+    int ends[2];
+    fflush(stdout);
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+        return -1;
+    }
+    const bool caught = dup2(ends[1], STDOUT_FILENO) == STDOUT_FILENO;
+    close(ends[1]);
+    if (!caught) {
+        close(ends[0]);
+    }
+    return caught ? ends[0] : -1;
+}
+
+/* The first of what was written on standard output since, the rest is drained; 0: nothing. */
+static size_t read_output(int output, char *text, size_t size)
+{
+    char more[4096];
+    fflush(stdout);
+    ssize_t length = output >= 0 ? read(output, text, size - 1) : 0;
+    size_t used = length > 0 ? (size_t)length : 0;
+    while (length > 0) {
+        length = read(output, more, sizeof more);
+    }
+    text[used] = '\0';
+    return used;
+}
+
+void conduct_read(struct conduct *conduct, int descriptor, int output, bool threads)
 {
     memset(conduct, 0, sizeof *conduct);
     for (int i = 1; i < CONDUCT_SIGNALS; i++) {
@@ -133,7 +195,10 @@ void conduct_read(struct conduct *conduct, int descriptor)
     (void)umask(conduct->mask);
     conduct->rounding = fegetround();
     conduct->float_control = float_control();
+    (void)sigaltstack(NULL, &conduct->signal_stack);
+    conduct->threads = threads ? count_threads() : -1;
     conduct->descriptor = descriptor;
+    conduct->output = output;
     conduct->limits = hash_limits();
     conduct->timers = hash_timers();
     (void)sched_getaffinity(0, sizeof conduct->processors, &conduct->processors);
@@ -151,32 +216,33 @@ static int same_place(const struct stat *a, const struct stat *b)
 const char *conduct_difference(const struct conduct *before, char *text, size_t size)
 {
     struct conduct now;
-    conduct_read(&now, before->descriptor);
+    char output[48];
+    conduct_read(&now, before->descriptor, before->output, false);
     for (int i = 1; i < CONDUCT_SIGNALS; i++) {
         if (now.actions[i].sa_handler != before->actions[i].sa_handler) {
-            snprintf(text, size, "the handler of signal %d", i);
+            snprintf(text, size, "changed the handler of signal %d", i);
             return text;
         }
         /* libc copies more of a mask than the kernel has filled */
         if (now.actions[i].sa_flags != before->actions[i].sa_flags ||
             memcmp(&now.actions[i].sa_mask, &before->actions[i].sa_mask, CONDUCT_SIGNALS / 8) !=
                 0) {
-            snprintf(text, size, "the flags or mask of signal %d", i);
+            snprintf(text, size, "changed the flags or mask of signal %d", i);
             return text;
         }
     }
     for (int i = 1; i < CONDUCT_SIGNALS; i++) {
         if (sigismember(&now.blocked, i) != sigismember(&before->blocked, i)) {
-            snprintf(text, size, "whether signal %d is blocked", i);
+            snprintf(text, size, "changed whether signal %d is blocked", i);
             return text;
         }
     }
     for (int i = 0; i <= 2; i++) {
         if (fcntl(i, F_GETFD) < 0) {
-            return "descriptors that are not its own: it closed one";
+            return "changed descriptors that are not its own: it closed one";
         }
         if (!same_place(&now.streams[i], &before->streams[i])) {
-            snprintf(text, size, "where descriptor %d leads", i);
+            snprintf(text, size, "changed where descriptor %d leads", i);
             return text;
         }
     }
@@ -184,7 +250,8 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
         int differs;
         const char *what;
     } rest[] = {
-        {fcntl(before->descriptor, F_GETFD) < 0, "descriptors that are not its own: it closed one"},
+        {before->descriptor >= 0 && fcntl(before->descriptor, F_GETFD) < 0,
+         "descriptors that are not its own: it closed one"},
         {now.locale != before->locale, "the locale"},
         {now.environment != before->environment, "the environment"},
         {!same_place(&now.folder, &before->folder), "the working directory"},
@@ -192,6 +259,9 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
         {now.mask != before->mask, "the file mode mask"},
         {now.rounding != before->rounding, "the rounding mode"},
         {now.float_control != before->float_control, "the floating-point control word"},
+        {now.signal_stack.ss_sp != before->signal_stack.ss_sp ||
+             now.signal_stack.ss_flags != before->signal_stack.ss_flags,
+         "the stack of signal handlers"},
         {now.limits != before->limits, "a resource limit"},
         {now.timers != before->timers, "the timers"},
         {!CPU_EQUAL(&now.processors, &before->processors), "the processors that it may run on"},
@@ -199,8 +269,26 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
     };
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++) {
         if (rest[i].differs) {
-            return rest[i].what;
+            snprintf(text, size, "changed %s", rest[i].what);
+            return text;
         }
     }
-    return NULL;
+    if (read_output(before->output, output, sizeof output) > 0) {
+        text_make_safe(output, false);
+        snprintf(text, size, "wrote on standard output: '%s'", output);
+        return text;
+    }
+    return before->threads >= 0 && has_threads(before->threads) ? "left a thread that runs" : NULL;
+}
+
+void conduct_restore(const struct conduct *before)
+{
+    for (int i = 1; i < CONDUCT_SIGNALS; i++) {
+        (void)sigaction(i, &before->actions[i], NULL);
+    }
+    (void)sigprocmask(SIG_SETMASK, &before->blocked, NULL);
+    (void)sigaltstack(&before->signal_stack, NULL);
+    (void)umask(before->mask);
+    (void)fesetround(before->rounding);
+    set_float_control(before->float_control);
 }

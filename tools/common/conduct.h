@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a plugin may not change in the process that loads it. */
-#ifndef SCAN_CONDUCT_H
-#define SCAN_CONDUCT_H
+#ifndef TOOLS_COMMON_CONDUCT_H
+#define TOOLS_COMMON_CONDUCT_H
 
 #include <fenv.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
@@ -27,16 +28,27 @@ struct conduct {
     mode_t mask;
     int rounding;
     uint32_t float_control; /* flush to zero and trapped exceptions, where the CPU has them */
-    int descriptor;         /* one that has to stay as it is */
+    stack_t signal_stack;   /* of the calling thread */
+    int threads;            /* of the process; -1: they are not judged */
+    int descriptor;         /* one that has to stay as it is; -1: none */
+    int output; /* what conduct_catch_output gave; -1: what is written there is not judged */
 };
 
-void conduct_read(struct conduct *conduct, int descriptor);
+/* The state now. `threads`: whether their number is judged. */
+void conduct_read(struct conduct *conduct, int descriptor, int output, bool threads);
+
+/* From now on standard output leads into a small pipe, whose other end is returned; -1: it could
+ * not be made. What does not fit is lost. */
+int conduct_catch_output(void);
 
 /* Ends what the plugin left running and counts it: children, and theirs. For once they are ours,
  * see PR_SET_CHILD_SUBREAPER. */
 int conduct_end_children(void);
 
-/* NULL, or what the plugin changed: "the handler of SIGSEGV". `text` is storage for it. */
+/* NULL, or what the plugin did: "changed the handler of signal 11". `text` is storage for it. */
 const char *conduct_difference(const struct conduct *before, char *text, size_t size);
+/* Puts back what can be put back of the calling thread and the process: handlers, blocked signals,
+ * the signal stack, mask, rounding and the floating-point control word. */
+void conduct_restore(const struct conduct *before);
 
 #endif

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/worker.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "harness/crash.h"
+
+#define MAX_CRASHES 100 /* a backend that crashes more often has been told enough */
+
+enum frame_kind { FRAME_CASE, FRAME_STAGE, FRAME_RESULT, FRAME_CRASH, FRAME_DESCRIBE, FRAME_END };
+
+/* Two texts follow it. */
+struct frame {
+    int32_t kind, value;
+    uint32_t sizes[2];
+};
+
+static void put_bytes(int pipe, const void *bytes, size_t size)
+{
+    const char *at = bytes;
+    while (size > 0) {
+        ssize_t done = write(pipe, at, size);
+        if (done <= 0 && !(done < 0 && errno == EINTR)) {
+            _exit(EXIT_FAILURE); /* who would read it is gone */
+        }
+        at += done > 0 ? done : 0;
+        size -= done > 0 ? (size_t)done : 0;
+    }
+}
+
+static void put_frame(int pipe, int32_t kind, int32_t value, const char *first, const char *second)
+{
+    const struct frame frame = {kind, value, {(uint32_t)strlen(first), (uint32_t)strlen(second)}};
+    put_bytes(pipe, &frame, sizeof frame);
+    put_bytes(pipe, first, frame.sizes[0]);
+    put_bytes(pipe, second, frame.sizes[1]);
+}
+
+void outlet_begin(const struct outlet *outlet, const char *name, bool counted)
+{
+    crash_case(name, counted);
+    if (outlet->pipe >= 0) {
+        put_frame(outlet->pipe, counted ? FRAME_CASE : FRAME_STAGE, 0, name, "");
+    }
+}
+
+void outlet_result(const struct outlet *outlet, const char *name, enum trial_result result,
+                   const char *message)
+{
+    report_add(outlet->report, name, result, message);
+    if (outlet->pipe >= 0) {
+        put_frame(outlet->pipe, FRAME_RESULT, (int32_t)result, name, message);
+    }
+}
+
+void outlet_describe(const struct outlet *outlet, const char *backend, const char *features)
+{
+    report_describe(outlet->report, backend, features);
+    if (outlet->pipe >= 0) {
+        put_frame(outlet->pipe, FRAME_DESCRIBE, 0, backend, features);
+    }
+}
+
+static bool get_bytes(int pipe, void *bytes, size_t size)
+{
+    char *at = bytes;
+    while (size > 0) {
+        ssize_t done = read(pipe, at, size);
+        if (done <= 0 && !(done < 0 && errno == EINTR)) {
+            return false;
+        }
+        at += done > 0 ? done : 0;
+        size -= done > 0 ? (size_t)done : 0;
+    }
+    return true;
+}
+
+/* What is known of a worker while it runs and after. */
+struct worker {
+    struct report *report;
+    int32_t begun; /* counted cases, those of earlier workers included */
+    char *current; /* the case or stage that runs; NULL: between them */
+    bool is_case;
+    char *crash;   /* what it said of its end; NULL: nothing */
+    int32_t value; /* of its run; -1: it did not come to its end */
+};
+
+/* One frame; false at the pipe's end. */
+static bool take_frame(struct worker *worker, int pipe)
+{
+    struct frame frame;
+    char *texts[2] = {NULL, NULL};
+    bool ok = get_bytes(pipe, &frame, sizeof frame);
+    for (int32_t i = 0; i < 2 && ok; i++) {
+        texts[i] = calloc(1, (size_t)frame.sizes[i] + 1);
+        ok = texts[i] != NULL && get_bytes(pipe, texts[i], frame.sizes[i]);
+    }
+    if (ok && (frame.kind == FRAME_CASE || frame.kind == FRAME_STAGE)) {
+        worker->begun += frame.kind == FRAME_CASE;
+        worker->is_case = frame.kind == FRAME_CASE;
+        free(worker->current);
+        worker->current = texts[0];
+        texts[0] = NULL;
+    } else if (ok && frame.kind == FRAME_RESULT) {
+        report_add(worker->report, texts[0], (enum trial_result)frame.value, texts[1]);
+        free(worker->current);
+        worker->current = NULL;
+    } else if (ok && frame.kind == FRAME_DESCRIBE) {
+        report_describe(worker->report, texts[0], texts[1]);
+    } else if (ok && frame.kind == FRAME_CRASH) {
+        free(worker->crash);
+        worker->crash = texts[0];
+        texts[0] = NULL;
+    } else if (ok) {
+        worker->value = frame.value;
+    }
+    free(texts[0]);
+    free(texts[1]);
+    return ok;
+}
+
+/* How it ended, where it did not do so by itself. */
+static void say_end(const struct worker *worker, int status, char *text, size_t size)
+{
+    if (worker->crash != NULL) {
+        snprintf(text, size, "%s", worker->crash);
+    } else if (WIFSIGNALED(status)) {
+        snprintf(text, size, "the process was ended by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    } else {
+        snprintf(text, size, "the process was ended with exit status %d", WEXITSTATUS(status));
+    }
+}
+
+static int crash_pipe = -1; /* in a worker */
+
+static void report_crash(const char *text)
+{
+    put_frame(crash_pipe, FRAME_CRASH, 0, text, "");
+}
+
+/* A worker from its start to its end; false: it could not be started. */
+static bool run_worker(struct worker *worker, worker_run *run, void *user, int *status)
+{
+    int ends[2];
+    if (pipe(ends) != 0) {
+        return false;
+    }
+    fflush(NULL);
+    pid_t process = fork();
+    if (process == 0) {
+        struct report own = {.backend = NULL};
+        const struct outlet outlet = {&own, ends[1]};
+        close(ends[0]);
+        crash_pipe = ends[1];
+        crash_report_to(report_crash);
+        (void)prctl(PR_SET_CHILD_SUBREAPER, 1); /* processes that calls leave come to us */
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        int value = run(user, &outlet, worker->begun);
+        report_finish(&own);
+        fflush(NULL);
+        put_frame(ends[1], FRAME_STAGE, 0, "end", ""); /* what it has left for the end runs */
+        put_frame(ends[1], FRAME_END, value, "", "");
+        exit(value);
+    }
+    close(ends[1]);
+    /* A process that the backend left may hold the pipe open: its end is not waited for. */
+    bool ended = false;
+    for (bool more = process > 0; more;) {
+        struct pollfd waits = {ends[0], POLLIN, 0};
+        const bool there = poll(&waits, 1, ended ? 0 : 100) > 0;
+        more = there ? take_frame(worker, ends[0]) : !ended;
+        ended = ended || (!there && waitpid(process, status, WNOHANG) == process);
+    }
+    close(ends[0]);
+    while (process > 0 && !ended && waitpid(process, status, 0) < 0 && errno == EINTR) {
+    }
+    return process > 0;
+}
+
+int workers_run(struct report *report, worker_run *run, void *user, bool fail_fast)
+{
+    struct worker worker = {.report = report, .value = -1};
+    bool again = true;
+    for (int32_t crashes = 0; again; crashes++) {
+        char text[sizeof((struct trial *)0)->message];
+        int status = 0;
+        worker.value = -1;
+        if (!run_worker(&worker, run, user, &status)) {
+            report_add(report, "start", TRIAL_FAILED, strerror(errno));
+            break;
+        }
+        const bool ended = WIFEXITED(status) && WEXITSTATUS(status) == worker.value;
+        again = !ended && worker.current != NULL && worker.is_case;
+        if (!ended) {
+            const char *name = worker.current != NULL ? worker.current : "between cases";
+            say_end(&worker, status, text, sizeof text);
+            report_add(report, name, TRIAL_FAILED, text);
+        }
+        if (again && crashes + 1 == MAX_CRASHES) {
+            report_add(report, "between cases", TRIAL_FAILED,
+                       "this was the last of 100 crashes after which no case is run");
+        }
+        again = again && crashes + 1 < MAX_CRASHES && !fail_fast;
+        free(worker.current);
+        free(worker.crash);
+        worker.current = worker.crash = NULL;
+    }
+    return worker.value < 0 ? EXIT_FAILURE : worker.value;
+}
