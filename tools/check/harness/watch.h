@@ -22,8 +22,8 @@ void watch_begin(struct watch *watch);
 /* True if there were allocations since that are judged; which ones is said in `why`. */
 bool watch_allocated(const struct watch *watch, const struct backend *backend, char *why,
                      size_t size);
-/* `status`, or why a call of a CPU backend that went well broke a step's promise, which a backend
- * with ATTN_FEATURE_STEP_ALLOCATES does not give. A backend's first call is not judged. */
+/* `status`, or why a call of a CPU backend that went well broke a step's promise. A backend's
+ * first call is not judged. */
 attn_status watch_end(const struct watch *watch, struct backend *backend, attn_status status,
                       struct attn_error *error);
 
