@@ -8,6 +8,8 @@
 /* succeed even if a layer has no backend or an order was refused, so that the reasons can be read;
  * such an assignment cannot be bound */
 #define ATTN_SELECT_KEEP_UNSERVED 1u
+/* refuse backends with ATTN_FEATURE_STEP_ALLOCATES */
+#define ATTN_SELECT_NO_STEP_ALLOCATION 2u
 
 struct attn_select_options {
     size_t struct_size;

@@ -80,7 +80,10 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 /* schedule and attend go by the device's query_start_loc and seq_lens: their host copies, and all
  * counts of the batch, may be upper bounds (ATTN_BATCH_HOST_BOUNDS) */
 #define ATTN_FEATURE_HOST_BOUNDS (1ull << 20)
-#define ATTN_FEATURE_COUNT 21
+/* a hint: its steps may take memory, and the locks of what they take it from, as those of many
+ * libraries do. An engine that must not wait there refuses it (ATTN_SELECT_NO_STEP_ALLOCATION) */
+#define ATTN_FEATURE_STEP_ALLOCATES (1ull << 21)
+#define ATTN_FEATURE_COUNT 22
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 

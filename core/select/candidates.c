@@ -102,6 +102,10 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
         } else {
             match_backend(&backend->caps, layer, phase, selection->options->block_sizes,
                           selection->options->num_block_sizes, &candidate->match, &reasons);
+            if (selection->options->flags & ATTN_SELECT_NO_STEP_ALLOCATION &&
+                backend->caps.features & ATTN_FEATURE_STEP_ALLOCATES) {
+                reasons_add(&reasons, "step_allocation", "none", "its steps may allocate");
+            }
             if (reasons.count == 0 && !reasons.failed) {
                 ask_plugin(selection, backend, layer, phase, candidate->match.kernel_block_size,
                            &reasons);

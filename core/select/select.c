@@ -247,10 +247,10 @@ static attn_status read_options(struct attn_select_options *options,
     if (status == ATTN_OK) {
         status = ext_check(options->next, NULL, 0, "attn_select_options", error);
     }
-    if (status == ATTN_OK && (options->flags & ~(ATTN_SELECT_KEEP_UNSERVED | ATTN_FLAG_HINTS))) {
+    const uint32_t known = ATTN_SELECT_KEEP_UNSERVED | ATTN_SELECT_NO_STEP_ALLOCATION;
+    if (status == ATTN_OK && (options->flags & ~(known | ATTN_FLAG_HINTS))) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "flags",
-                         "%#x has unknown bits; %#x is known", options->flags,
-                         ATTN_SELECT_KEEP_UNSERVED);
+                         "%#x has unknown bits; %#x are known", options->flags, known);
     }
     if (status == ATTN_OK && (options->num_block_sizes < 0 ||
                               (options->num_block_sizes > 0 && options->block_sizes == NULL))) {

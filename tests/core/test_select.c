@@ -146,6 +146,31 @@ TEST(test_refused_order)
     fixture_finish(&f);
 }
 
+/* A step that may allocate is a hint, which an engine may refuse. */
+TEST(test_step_allocation)
+{
+    struct attn_layer_desc layer = fixture_layer("layer");
+    const struct attn_layer_desc *pointer = &layer;
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = "", .flags = ATTN_SELECT_NO_STEP_ALLOCATION};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 2)->features |= ATTN_FEATURE_STEP_ALLOCATES;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assignment_destroy(a);
+    a = NULL;
+    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error),
+                     ATTN_ERROR_NO_BACKEND);
+    assert_non_null(strstr(error.message, "step_allocation"));
+    fixture_add(&f, "beta", "", 1);
+    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "beta");
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
 TEST(test_names)
 {
     struct attn_layer_desc layer = fixture_layer("l");

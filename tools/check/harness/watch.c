@@ -72,7 +72,7 @@ static void name_caller(const void *caller, char *text, size_t size)
 
 static bool is_judged(const struct backend *backend)
 {
-    return !drivers_run;
+    return !drivers_run && !(backend->caps.features & ATTN_FEATURE_STEP_ALLOCATES);
 }
 
 bool watch_allocated(const struct watch *watch, const struct backend *backend, char *why,
@@ -86,7 +86,7 @@ bool watch_allocated(const struct watch *watch, const struct backend *backend, c
     name_caller((const void *)atomic_load(&first_allocation), caller, sizeof caller);
     snprintf(why, size,
              "a step allocated memory: %ld allocations of %zu bytes in all, the first of %zu bytes "
-             "by %s",
+             "by %s; a backend whose libraries do so declares STEP_ALLOCATES",
              count, atomic_load(&allocated_bytes), atomic_load(&first_bytes), caller);
     return true;
 }
