@@ -81,8 +81,9 @@ struct attn_batch {
     /* device [rows, blocks]; entries past ceil(L/B), or outside the window, are undefined and never
      * dereferenced */
     const int32_t *block_table;
-    int64_t block_table_stride; /* elements between rows */
-    int64_t block_table_rows;   /* 0 reads as R */
+    /* elements between rows, and of a single row: no fewer than the longest request's blocks */
+    int64_t block_table_stride;
+    int64_t block_table_rows; /* 0 reads as R */
     /* device [R]: the table's row of each request; NULL: row r */
     const int32_t *block_table_row;
     /* device [num_slots]: block * B + offset; negative: skip the row */

@@ -67,6 +67,20 @@ def parameter(text: str) -> str:
     return c_type(words[0], stars)
 
 
+def pointee(text: str) -> str | None:
+    """What a pointer field points at: ``int32`` and such, ``tensor``, a struct's name, ``void``, with a star for each further
+    pointer and ``mutable`` before what the library writes; None: a number, text, a handle or a function."""
+    match = re.fullmatch(r"(const\s+)?(?:struct\s+)?(\w+)\s*(\*[\s*const]*?)(\w+)", text.strip(), flags=re.S)
+    if match is None or "(" in text:
+        return None
+    const, name, stars, field = match.groups()
+    more = stars.count("*") - 1
+    if field in ("next", "user", "stream") or (name == "char" and more == 0) or (name.startswith("attn_") and not const):
+        return None
+    name = {"attn_tensor": "tensor", "float": "f32"}.get(name) or name.removesuffix("_t")
+    return ("" if const or name == "void" else "mutable ") + name + "*" * more
+
+
 def fields_of(body: str) -> list[tuple[str, str]]:
     """Pairs of a field's name and its ctypes expression."""
     fields = []
@@ -120,9 +134,21 @@ def constant_lines(text: str) -> list[str]:
     return lines
 
 
-def struct_lines(name: str, body: str) -> list[str]:
-    lines = ["", "", f"class {name}(Structure):", f'    """``struct {name}``."""', "", "    _fields_ = ["]
+def struct_lines(name: str, body: str, extensions: dict[str, str]) -> list[str]:
+    lines = ["", "", f"class {name}(Struct):", f'    """``struct {name}``."""', ""]
+    if name in extensions:
+        lines.append(f"    _ext_ = {extensions[name]}")
+    items = [item.strip() for item in body.split(";") if item.strip()]
+    pointers = [(re.sub(r"\W", " ", item).split()[-1], pointee(item)) for item in items]
+    pointers = [f'"{field}": "{kind}"' for field, kind in pointers if kind]
+    if pointers:
+        lines.append(f"    _pointees_ = {{{', '.join(pointers)}}}")
+    lines.append("    _fields_ = [")
     lines += [f'        ("{field}", {kind}),' for field, kind in fields_of(body)]
+    if name == "attn_api":
+        failing = re.findall(r"\(\*(\w+)\)\s*\([^;]*?attn_error \*", body)
+        lines[3:3] = ["    #: Functions whose last parameter is a ``struct attn_error *``.",
+                      f"    _failing_ = frozenset({sorted(failing)})"]
     return lines + ["    ]"]
 
 
@@ -135,6 +161,8 @@ def generate() -> str:
     enums: list[str] = []
     structs: list[str] = []
     names: list[str] = []
+    text = (HEADERS / "version.h").read_text(encoding="utf-8")
+    extensions = {name: number for number, name in re.findall(r"ATTN_EXT_\w+ = (\d+),?\s*/\* struct (\w+),", text)}
     for stem in ORDER:
         text = strip((HEADERS / f"{stem}.h").read_text(encoding="utf-8"))
         constants += constant_lines(text)
@@ -144,15 +172,17 @@ def generate() -> str:
             if name != "attn_status_code":
                 enums += enum_lines(name, body)
         for name, body in re.findall(r"^struct (\w+) \{(.*?)\n\};", text, flags=re.S | re.M):
-            structs += struct_lines(name, body)
+            structs += struct_lines(name, body, extensions)
             names.append(name)
     head = [
         "# SPDX-License-Identifier: Apache-2.0",
         '"""The public headers as ctypes declarations. Written by ``bindings/python/generate.py``: do not edit."""',
         "# fmt: off",
-        "from ctypes import (CFUNCTYPE, Structure, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8,",
-        "                    c_uint16, c_uint32, c_uint64, c_void_p)",
+        "from ctypes import (CFUNCTYPE, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32,",
+        "                    c_uint64, c_void_p)",
         "from enum import IntEnum",
+        "",
+        "from .structs import Struct",
         "",
     ]
     tail = ["", "", "#: Every struct, by its C name.", "STRUCTS = {", *[f'    "{n}": {n},' for n in names], "}", ""]

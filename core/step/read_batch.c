@@ -189,8 +189,8 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
     }
     int64_t in_block = plan_tokens_per_entry(plan);
     int64_t blocks = (b->max_seq_len + in_block - 1) / in_block;
-    if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 1 &&
-        b->block_table_stride < blocks && b->block_table_rows > 1) {
+    if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 0 &&
+        b->block_table_stride < blocks) {
         status = BAD(
             "block_table_stride", "rows of %lld entries; a request has %d keys, %lld blocks of %d",
             (long long)b->block_table_stride, b->max_seq_len, (long long)blocks, (int32_t)in_block);

@@ -41,8 +41,12 @@ attn_status refuse_rows(const char *field, const struct attn_tensor *found,
     }
     if (found->dtype.code != kind.dtype.code || found->dtype.bits != kind.dtype.bits ||
         found->dtype.lanes != kind.dtype.lanes) {
-        return BAD(field, "%s is %s (%d lanes); the layer's is %s", field,
-                   dtype_text(found->dtype, have, sizeof have), found->dtype.lanes,
+        char lanes[24] = "";
+        if (found->dtype.lanes != 1) {
+            snprintf(lanes, sizeof lanes, " in %d lanes", found->dtype.lanes);
+        }
+        return BAD(field, "%s is %s%s; the layer's is %s", field,
+                   dtype_text(found->dtype, have, sizeof have), lanes,
                    dtype_text(kind.dtype, need, sizeof need));
     }
     if (found->shape[0] < rows || found->shape[1] != wanted->heads ||

@@ -61,7 +61,7 @@ static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int3
                    "block_table_row",
                    number, (long long)t->block_table_rows, b->num_reqs);
     }
-    if (t->seq_lens_host != NULL && t->block_table_rows > 1 &&
+    if (t->seq_lens_host != NULL && b->num_reqs > 0 &&
         t->block_table_stride < (longest + in_block - 1) / in_block) {
         return BAD("tables",
                    "table %d: rows of %lld entries; a request has %d rows, in blocks of %d", number,

@@ -317,6 +317,11 @@ TEST(wrong_batches_are_refused)
     set_batch(b, queries, 2);
     b->batch.block_table_rows = 1;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_rows", step(b));
+    for (int32_t count = 1; count <= 2; count++) { /* one row, and several */
+        set_batch(b, queries, count);
+        b->batch.block_table_stride = 0;
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_stride", step(b));
+    }
     set_batch(b, queries, 2);
     b->batch.num_reqs = 9;
     REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "num_reqs", step(b));

@@ -45,7 +45,7 @@ TEST(test_values)
     refuse(&f, run(&f), "q", "the last stride of q is 2");
     bad = f.tensors[0];
     bad.dtype = (struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1};
-    refuse(&f, run(&f), "q", "q is bfloat16 (1 lanes); the layer's is float32");
+    refuse(&f, run(&f), "q", "q is bfloat16; the layer's is float32");
     f.io.q = NULL;
     refuse(&f, run(&f), "q", "q is NULL");
     f.io.q = &f.tensors[0];

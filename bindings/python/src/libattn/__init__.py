@@ -13,7 +13,7 @@
 
 Objects close themselves. Closed by hand in any order, each lives until what was made of it is gone.
 """
-from . import extensions
+from . import abi, extensions
 from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout, KvSpecKind, LayerKind, Phase,
                             PlanMode, Status, VerdictCode)
 from ._library import Library, open_library
@@ -30,7 +30,7 @@ from .tensors import Rows, Tensor, as_tensor
 __version__ = "0.1.0"  # meson.build's, by test
 
 __all__ = [
-    "NO_ATTEND", "NO_WRITE", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",
+    "NO_ATTEND", "NO_WRITE", "abi", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",
     "ContextParallel", "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "InvalidArgumentError", "KvDtype", "KvLayout", "KvSpec",
     "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
     "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",

@@ -88,6 +88,17 @@ class Library:
         if status != 0:
             raise self.error(status)
 
+    def call(self, name: str, *args: Any) -> None:
+        """A function that reports a status, which is raised unless it is ``ATTN_OK``. Numbers that its parameters would cut
+        are refused."""
+        function = getattr(self, name)
+        for place, (kind, value) in enumerate(zip(function.argtypes, args)):
+            if isinstance(value, int) and (kind(value).value or 0) != value:
+                raise errors.make(Status.INVALID_ARGUMENT, name, f"argument {place} is {value}; {kind.__name__} cannot hold it")
+        status = function(*args, _storage.ref) if name in attn_api._failing_ else function(*args)
+        if status != 0:
+            raise self.error(status)
+
     @staticmethod
     def error(status: int) -> errors.AttnError:
         """The exception of a status, with the text that the last call of this thread wrote."""

@@ -1,70 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What some layers add to parameters, batches and runs: MLA, gated delta, quantized caches and outputs, rotary
-embeddings, context parallelism (``attn/mla.h``, ``recurrent.h``, ``layer.h``, ``io.h``, ``collectives.h``).
+"""What some layers add to descriptions, parameters, batches and runs: MLA, recurrence, quantized caches, encoders and
+outputs, rotary embeddings, further caches, context parallelism (``attn/mla.h``, ``recurrent.h``, ``layer.h``, ``io.h``,
+``collectives.h``).
 
-Each function gives a ctypes structure for the ``extensions`` argument of `Layer.bind_params`, `Batch` or `Plan.run`.
-The tensors behind it are borrowed and kept alive by it.
+Each function gives a struct of `libattn.abi` for the ``extensions`` argument of `LayerDesc`, `Layer.bind_params`, `Batch` or
+`Plan.run`. The tensors behind it are borrowed and kept alive by it, and by what it is handed to.
 """
 from __future__ import annotations
 
-from ctypes import Structure, sizeof
+from collections.abc import Sequence
 from typing import Any
 
-from ._declarations import (
-    ExtId,
-    Rope,
-    Status,
-    attn_batch_context_parallel,
-    attn_io_output_quant,
-    attn_io_rope,
-    attn_kv_quant_params,
-    attn_batch_recurrent,
-    attn_ext,
-    attn_recurrent_state,
-    attn_recurrent_weights,
-    attn_io_recurrent,
-    attn_io_mla,
-    attn_mla_weights,
-)
-from .errors import make
-from .tensors import Tensor, as_tensor
+from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
+                            attn_io_caches, attn_io_mla, attn_io_output_quant, attn_io_recurrent, attn_io_rope,
+                            attn_kv_quant_params, attn_layer_caches, attn_mla_weights, attn_mm_encoder_quant,
+                            attn_mm_encoder_state, attn_recurrent_state, attn_recurrent_weights)
+from .layers import code_of
+from .structs import Struct, refused
+from .tensors import as_tensor, as_writable
 
 
-def _made(kind: type[Structure], number: ExtId, kept: list[Tensor], **values: Any) -> Structure:
-    struct = kind(ext=attn_ext(id=number, struct_size=sizeof(kind)), **values)
-    struct._kept = kept  # a Structure takes attributes; ctypes does not see them
-    return struct
+def gdn_weights(a_log: Any, dt_bias: Any, conv_weight: Any | None = None, conv_bias: Any | None = None,
+                skip: Any | None = None) -> Struct:
+    """For `Layer.bind_params`: float32 [Hv] twice ([Hv Dk] where the gate is per channel), the convolution's
+    [channels, width] and [channels], and float32 [Hv] of a layer with a skip."""
+    return attn_recurrent_weights(a_log=a_log, dt_bias=dt_bias, conv_weight=conv_weight, conv_bias=conv_bias, skip=skip)
 
 
-def _pointer(value: Any | None, kept: list[Tensor]) -> int | None:
-    """``struct attn_tensor *``; None stays NULL."""
-    if value is None:
-        return None
-    kept.append(as_tensor(value))
-    return kept[-1].pointer
-
-
-def _data(name: str, value: Any | None, dtype: str, kept: list[Tensor]) -> int | None:
-    """The address of contiguous elements; None stays NULL."""
-    if value is None:
-        return None
-    t = as_tensor(value)
-    if t.dtype != dtype or not t.is_contiguous():
-        raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous {dtype} is needed")
-    kept.append(t)
-    return t.data
-
-
-def gdn_weights(a_log: Any, dt_bias: Any, conv_weight: Any | None = None, conv_bias: Any | None = None) -> Structure:
-    """For `Layer.bind_params`: float32 [Hv] twice, and the convolution's [channels, width] and [channels]."""
-    kept: list[Tensor] = []
-    return _made(attn_recurrent_weights, ExtId.RECURRENT_WEIGHTS, kept, a_log=_data("a_log", a_log, "f32", kept),
-                 dt_bias=_data("dt_bias", dt_bias, "f32", kept), conv_weight=_pointer(conv_weight, kept),
-                 conv_bias=_pointer(conv_bias, kept))
-
-
-def gdn_batch(state_slots: Any, has_initial_state: Any | None = None,
-              num_accepted_tokens: Any | None = None) -> Structure:
+def gdn_batch(state_slots: Any, has_initial_state: Any | None = None, num_accepted_tokens: Any | None = None,
+              initial_slots: Any | None = None, checkpoint_slots: Any | None = None) -> Struct:
     """For `Batch`.
 
     Parameters
@@ -75,50 +39,51 @@ def gdn_batch(state_slots: Any, has_initial_state: Any | None = None,
         By default where a request has more keys than queries.
     num_accepted_tokens : int32 tensor [R], optional
         Speculative.
+    initial_slots : int32 tensor [R], optional
+        Where each request's state is read from.
+    checkpoint_slots : int32 tensor [R, n], optional
+        Where states behind every ``checkpoint_interval`` tokens go.
     """
-    kept: list[Tensor] = []
-    slots = as_tensor(state_slots)
-    return _made(attn_batch_recurrent, ExtId.BATCH_RECURRENT, kept, state_slots=_data("state_slots", slots, "int32", kept),
-                 state_slots_stride=slots.strides[0] if len(slots.shape) == 2 else 1,
-                 has_initial_state=_data("has_initial_state", has_initial_state, "uint8", kept),
-                 num_accepted_tokens=_data("num_accepted_tokens", num_accepted_tokens, "int32", kept))
+    slots, checkpoints = (None if given is None else as_tensor(given) for given in (state_slots, checkpoint_slots))
+    return attn_batch_recurrent(
+        state_slots=slots, state_slots_stride=slots.shape[1] if slots and len(slots.shape) == 2 else 1,
+        has_initial_state=has_initial_state, num_accepted_tokens=num_accepted_tokens, initial_slots=initial_slots,
+        checkpoint_slots=checkpoints,
+        checkpoint_slots_stride=checkpoints.shape[1] if checkpoints and len(checkpoints.shape) == 2 else 0)
 
 
-def gdn_io(a: Any, b: Any, mixed_qkv: Any | None = None) -> Structure:
-    """For `Plan.run`: [T, Hv] twice, and [T, 2 Hk Dk + Hv Dv] before the convolution; without it q, k, v count."""
-    kept: list[Tensor] = []
-    return _made(attn_io_recurrent, ExtId.IO_RECURRENT, kept, a=_pointer(a, kept), b=_pointer(b, kept),
-                 mixed_qkv=_pointer(mixed_qkv, kept))
+def gdn_io(a: Any | None, b: Any | None, mixed_qkv: Any | None = None) -> Struct:
+    """For `Plan.run`: [T, Hv] twice, or as the gates say, and [T, 2 Hk Dk + Hv Dv] before the convolution; without it
+    q, k, v count."""
+    return attn_io_recurrent(a=a, b=b, mixed_qkv=mixed_qkv)
 
 
-def gdn_state(state: Any, conv_state: Any | None = None) -> Structure:
+def gdn_state(state: Any, conv_state: Any | None = None) -> Struct:
     """For `Layer.bind_state`: float32 [slots, Hv, Dv, Dk] and [slots, channels, width - 1 (+ drafted)]."""
-    t = as_tensor(state)
+    t = as_writable("state", state)
     if t.dtype != "f32" or len(t.shape) != 4 or t.strides[1:] != (t.shape[2] * t.shape[3], t.shape[3], 1):
-        raise make(Status.INVALID_ARGUMENT, "state", f"{t}; float32 [slots, Hv, Dv, Dk] with compact slots is needed")
-    made = attn_recurrent_state(struct_size=sizeof(attn_recurrent_state), state=t.data, state_stride_slot=t.strides[0],
-                          num_slots=t.shape[0])
-    made._kept = [t]
+        raise refused("state", f"{t}; float32 [slots, Hv, Dv, Dk] with compact slots is needed")
+    made = attn_recurrent_state(state=t.data, state_stride_slot=t.strides[0], num_slots=t.shape[0],
+                                device=t.device_struct)
+    made.kept["state"] = t, 0
     if conv_state is not None:
-        c = as_tensor(conv_state)
+        c = as_writable("conv_state", conv_state)
         if len(c.shape) != 3 or c.strides[2] != 1 or c.shape[0] != t.shape[0]:
-            raise make(Status.INVALID_ARGUMENT, "conv_state", f"{c}; [{t.shape[0]}, channels, width - 1] with a "
-                       "contiguous last dimension is needed")
+            raise refused("conv_state", f"{c}; [{t.shape[0]}, channels, width - 1] with a contiguous last dimension is "
+                          "needed")
         made.conv_state, made.conv_stride_slot, made.conv_stride_channel = c.data, c.strides[0], c.strides[1]
-        made._kept.append(c)
+        made.kept["conv_state"] = c, 0
     return made
 
 
 def mla_weights(kv_b_proj: Any | None = None, w_uk: Any | None = None, w_uv: Any | None = None,
-                w_uk_scale: Any | None = None, w_uv_scale: Any | None = None) -> Structure:
+                w_uk_scale: Any | None = None, w_uv_scale: Any | None = None) -> Struct:
     """For `Layer.bind_params`: [Hq (nope + v), rank] as the checkpoint has it, or already split per head."""
-    kept: list[Tensor] = []
-    given = {"kv_b_proj": kv_b_proj, "w_uk": w_uk, "w_uv": w_uv, "w_uk_scale": w_uk_scale, "w_uv_scale": w_uv_scale}
-    return _made(attn_mla_weights, ExtId.MLA_WEIGHTS, kept, **{k: _pointer(v, kept) for k, v in given.items()})
+    return attn_mla_weights(kv_b_proj=kv_b_proj, w_uk=w_uk, w_uv=w_uv, w_uk_scale=w_uk_scale, w_uv_scale=w_uv_scale)
 
 
 def mla_io(q_nope: Any, q_pe: Any, kv_c: Any | None = None, k_pe: Any | None = None,
-           topk_indices: Any | None = None) -> Structure:
+           topk_indices: Any | None = None) -> Struct:
     """For `Plan.run`, in place of q, k, v.
 
     Parameters
@@ -130,25 +95,60 @@ def mla_io(q_nope: Any, q_pe: Any, kv_c: Any | None = None, k_pe: Any | None = N
     topk_indices : int32 [T, k], optional
         Sparse.
     """
-    kept: list[Tensor] = []
-    top = as_tensor(topk_indices) if topk_indices is not None else None
-    return _made(attn_io_mla, ExtId.IO_MLA, kept, q_nope=_pointer(q_nope, kept), q_pe=_pointer(q_pe, kept),
-                 kv_c=_pointer(kv_c, kept), k_pe=_pointer(k_pe, kept),
-                 topk_indices=_data("topk_indices", top, "int32", kept), topk_stride=top.strides[0] if top else 0)
+    top = None if topk_indices is None else as_tensor(topk_indices)
+    if top is not None and len(top.shape) != 2:
+        raise refused("topk_indices", f"{top}; [T, k] is needed")
+    return attn_io_mla(q_nope=q_nope, q_pe=q_pe, kv_c=kv_c, k_pe=k_pe, topk_indices=top,
+                       topk_stride=top.shape[1] if top else 0)
 
 
 def kv_quant_params(hadamard_signs_k: Any | None = None, hadamard_signs_v: Any | None = None,
-                    v_channel_scale: Any | None = None) -> Structure:
+                    v_channel_scale: Any | None = None) -> Struct:
     """For `Layer.bind_params` of quantized caches: float32 [D] and [Dv] of +-1 (int4), [Hk, Dv] (int8_kv)."""
-    kept: list[Tensor] = []
-    given = {"hadamard_signs_k": hadamard_signs_k, "hadamard_signs_v": hadamard_signs_v,
-             "v_channel_scale": v_channel_scale}
-    return _made(attn_kv_quant_params, ExtId.KV_QUANT_PARAMS, kept,
-                 **{name: _data(name, value, "f32", kept) for name, value in given.items()})
+    return attn_kv_quant_params(hadamard_signs_k=hadamard_signs_k, hadamard_signs_v=hadamard_signs_v,
+                                v_channel_scale=v_channel_scale)
+
+
+def mm_encoder_quant(fp8: bool = True, amax_history_len: int = 0, scale_margin: float = 0.0,
+                     padded_head_size: int = 0) -> Struct:
+    """For `LayerDesc.extensions` of a multimodal encoder: its fp8 path."""
+    return attn_mm_encoder_quant(fp8=fp8, amax_history_len=amax_history_len, scale_margin=scale_margin,
+                                 padded_head_size=padded_head_size)
+
+
+def mm_encoder_state(scales: Any | None = None, amax_history: Any | None = None) -> Struct:
+    """For `Layer.bind_params` of such an encoder: float32 [3] and [3, amax_history_len], of q, k and v."""
+    return attn_mm_encoder_state(scales=scales, amax_history=amax_history)
+
+
+def layer_caches(caches: Sequence[attn_cache_desc]) -> Struct:
+    """For `LayerDesc.extensions`: caches beyond those of its kind, ``libattn.abi.attn_cache_desc(role=…)`` each."""
+    return attn_layer_caches(caches=caches)
+
+
+def caches_io(rows: Sequence[Any]) -> Struct:
+    """For `Plan.run`: new rows of each of those caches."""
+    return attn_io_caches(rows=rows)
+
+
+def table(block_table: Any | None = None, slot_mapping: Any | None = None, **fields: Any) -> attn_batch_table:
+    """For `Batch`'s `tables`; the fields of ``struct attn_batch_table``."""
+    made = attn_batch_table(**fields)
+    if block_table is not None:
+        t = as_tensor(block_table)
+        if len(t.shape) != 2:
+            raise refused("block_table", f"{t}; [rows, blocks] is needed")
+        made.block_table, made.block_table_rows, made.block_table_stride = t, t.shape[0], t.shape[1]
+    if slot_mapping is not None:
+        made.slot_mapping = slot_mapping
+        made.num_slots = made.kept["slot_mapping"][1]
+    if "page_indices" in fields:
+        made.num_pages = made.kept["page_indices"][1]
+    return made
 
 
 def rope_io(positions: Any, cos_sin: Any, form: str = "neox", rotary_dim: int = 0, q_norm_weight: Any | None = None,
-            k_norm_weight: Any | None = None, norm_eps: float = 0.0) -> Structure:
+            k_norm_weight: Any | None = None, norm_eps: float = 0.0) -> Struct:
     """For `Plan.run` of a layer with `rope`: q and k are rotated with the cache write, q in place.
 
     Parameters
@@ -163,28 +163,20 @@ def rope_io(positions: Any, cos_sin: Any, form: str = "neox", rotary_dim: int = 
     q_norm_weight, k_norm_weight : tensor [D], optional
         RMS norm of each head's row before the rotation, with `norm_eps`.
     """
-    if form.upper() not in Rope.__members__:
-        raise make(Status.INVALID_ARGUMENT, "form", f"'{form}'; allowed are neox, gptj")
-    kept: list[Tensor] = []
-    return _made(attn_io_rope, ExtId.IO_ROPE, kept, form=Rope[form.upper()], rotary_dim=rotary_dim,
-                 positions=_data("positions", positions, "int64", kept), cos_sin=_pointer(cos_sin, kept),
-                 q_norm_weight=_pointer(q_norm_weight, kept), k_norm_weight=_pointer(k_norm_weight, kept),
-                 norm_eps=norm_eps)
+    return attn_io_rope(form=code_of("form", form, Rope), rotary_dim=rotary_dim, positions=positions, cos_sin=cos_sin,
+                        q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight, norm_eps=norm_eps)
 
 
-def output_quant(scale: Any | None = None, block_scales: Any | None = None) -> Structure:
+def output_quant(scale: Any | None = None, block_scales: Any | None = None) -> Struct:
     """For `Plan.run` of a layer with an `output_form`: float32 [1] that is read, and the scales that are written."""
-    kept: list[Tensor] = []
-    return _made(attn_io_output_quant, ExtId.IO_OUTPUT_QUANT, kept, scale=_data("scale", scale, "f32", kept),
-                 block_scales=_pointer(block_scales, kept))
+    return attn_io_output_quant(scale=scale, block_scales=None if block_scales is None else
+                                as_writable("block_scales", block_scales))
 
 
 def context_parallel_batch(local_seq_lens: Any | None = None, query_positions: Any | None = None, *,
                            local_seq_lens_host: Any | None = None, max_local_seq_len: int = 0,
-                           query_lens_host: Any | None = None) -> Structure:
+                           query_lens_host: Any | None = None) -> Struct:
     """For `Batch` of layers with a `ContextParallel`: int32 tensors as in ``struct attn_batch_context_parallel``."""
-    kept: list[Tensor] = []
-    given = {"local_seq_lens": local_seq_lens, "local_seq_lens_host": local_seq_lens_host,
-             "query_positions": query_positions, "query_lens_host": query_lens_host}
-    return _made(attn_batch_context_parallel, ExtId.BATCH_CONTEXT, kept, max_local_seq_len=max_local_seq_len,
-                 **{name: _data(name, value, "int32", kept) for name, value in given.items()})
+    return attn_batch_context_parallel(
+        local_seq_lens=local_seq_lens, local_seq_lens_host=local_seq_lens_host, max_local_seq_len=max_local_seq_len,
+        query_positions=query_positions, query_lens_host=query_lens_host)

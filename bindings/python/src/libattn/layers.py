@@ -2,31 +2,31 @@
 """What a layer is (``attn/layer.h``): everything that changes its meaning, so that nothing is dropped silently."""
 from __future__ import annotations
 
-import ctypes
-from ctypes import Structure, sizeof
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from ._declarations import (ATTN_VIEW_HND, ATTN_VIEW_LATENT, ATTN_VIEW_NHD, ATTN_VIEW_PACKED,
-                            ATTN_VIEW_SEPARATE_STRIDES, Alibi, DtypeId, Encoder, ExtId, GraphLevel, KvDtype, LayerKind,
-                            OutputForm, Rope, ScaleForm, Status, TreeMask, attn_context_parallel, attn_ext,
-                            attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
+from . import _declarations
+from ._declarations import (Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel, KvDtype, LayerKind, OutputForm,
+                            RecurrentGate, RecurrentRule, RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask,
+                            attn_context_parallel, attn_layer_desc, attn_mla_desc, attn_recurrent_desc)
 from .errors import make
-from .structs import filled
+from .structs import Struct, chained
 
 #: Fields that are given by name, and their enumerations.
 _CODES: dict[str, type[IntEnum]] = {
     "kind": LayerKind, "dtype": DtypeId, "kv_dtype": KvDtype, "alibi": Alibi, "tree_mask": TreeMask,
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
-    "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope,
+    "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope, "weight_dtype": DtypeId,
+    "state_dtype": DtypeId, "rule": RecurrentRule, "gate": RecurrentGate, "write_gate": RecurrentWriteGate,
+    "reduce": CpReduce, "order": CpOrder,
 }
-_VIEW_FORMS = {"nhd": ATTN_VIEW_NHD, "hnd": ATTN_VIEW_HND, "packed": ATTN_VIEW_PACKED, "latent": ATTN_VIEW_LATENT,
-          "separate_strides": ATTN_VIEW_SEPARATE_STRIDES}
+_MASKS = {"needed_view_forms": "ATTN_VIEW_", "needed_features": "ATTN_FEATURE_"}
 _CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.RECURRENT)
 #: Names of layers that are a kind and a parameter.
 _ENCODERS = {"encoder_only": Encoder.ONLY, "mm_encoder": Encoder.MULTIMODAL}
-_KINDS = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_sink": "decoder"}
+_KINDS = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_sink": "decoder", "gdn": "recurrent"}
 
 
 def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
@@ -39,10 +39,35 @@ def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
     return int(value)
 
 
+def mask_of(field: str, value: int | Iterable[str], prefix: str) -> int:
+    """The bits of names such as ``"cascade"``, of constants that begin with `prefix`; a number is taken as it is."""
+    if isinstance(value, int):
+        return value
+    bits = {name.removeprefix(prefix).lower(): bit for name, bit in vars(_declarations).items()
+            if name.startswith(prefix) and not name.endswith("_COUNT")}
+    for name in value:
+        if name not in bits:
+            raise make(Status.INVALID_ARGUMENT, field, f"'{name}'; allowed are {', '.join(bits)}")
+    return sum(bits[name] for name in dict.fromkeys(value))
+
+
+class _Described:
+    """A dataclass whose fields are those of a struct, codes by name."""
+
+    _struct: ClassVar[type[Struct]]
+
+    def to_struct(self) -> Any:
+        """The struct."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return self._struct(**{name: code_of(name, value, _CODES[name]) if name in _CODES else value
+                               for name, value in given.items()})
+
+
 @dataclass(frozen=True)
-class MlaDesc:
+class MlaDesc(_Described):
     """Multi-head latent attention, see ``attn/mla.h``."""
 
+    _struct = attn_mla_desc
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -53,18 +78,12 @@ class MlaDesc:
     weight_dtype: str | int = "default"
     context_workspace_tokens: int = 0
 
-    def to_struct(self) -> Structure:
-        """``struct attn_mla_desc``."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["weight_dtype"] = code_of("weight_dtype", self.weight_dtype, DtypeId)
-        values["absorb_in_core"] = int(self.absorb_in_core)
-        return filled(attn_mla_desc, ext=attn_ext(id=ExtId.MLA_DESC, struct_size=sizeof(attn_mla_desc)), **values)
-
 
 @dataclass(frozen=True)
-class GdnDesc:
-    """The gated delta rule, see ``attn/recurrent.h``."""
+class GdnDesc(_Described):
+    """A recurrent layer, the gated delta rule by default, see ``attn/recurrent.h``."""
 
+    _struct = attn_recurrent_desc
     num_k_heads: int
     num_v_heads: int
     head_size_k: int
@@ -75,14 +94,12 @@ class GdnDesc:
     chunk_size: int = 0
     num_speculative_tokens: int = 0
     state_dtype: str | int = "default"
-
-    def to_struct(self) -> Structure:
-        """``struct attn_recurrent_desc``."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["state_dtype"] = code_of("state_dtype", self.state_dtype, DtypeId)
-        values["conv_silu"], values["qk_l2norm"] = int(self.conv_silu), int(self.qk_l2norm)
-        return filled(attn_recurrent_desc, ext=attn_ext(id=ExtId.RECURRENT_DESC, struct_size=sizeof(attn_recurrent_desc)),
-                      **values)
+    rule: str | int = "gated_delta"
+    gate: str | int = "per_head"
+    write_gate: str | int = "sigmoid"
+    has_skip: bool = False
+    has_initial_slots: bool = False
+    checkpoint_interval: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,7 @@ class ContextParallel:
     ----------
     decode, prefill : int, optional
         Addresses of ``struct attn_collectives``, such as libattn_mpi, libattn_nccl and
-        `libattn.torch.ranks` make; they outlive the model.
+        `libattn.collectives` make; they outlive the model.
     all_to_all : bool
         How partial outputs are reduced; False: all-gather and reduce-scatter.
     zigzag : bool
@@ -106,13 +123,10 @@ class ContextParallel:
     all_to_all: bool = False
     zigzag: bool = False
 
-    def to_struct(self) -> Structure:
+    def to_struct(self) -> attn_context_parallel:
         """``struct attn_context_parallel``."""
-        return filled(
-            attn_context_parallel,
-            ext=attn_ext(id=ExtId.CONTEXT_PARALLEL, struct_size=sizeof(attn_context_parallel)),
-            decode=self.decode, prefill=self.prefill, interleave=self.interleave, reduce=int(self.all_to_all),
-            order=int(self.zigzag))
+        return attn_context_parallel(decode=self.decode, prefill=self.prefill, interleave=self.interleave,
+                                     reduce=self.all_to_all, order=self.zigzag)
 
 
 @dataclass(frozen=True)
@@ -138,6 +152,10 @@ class LayerDesc:
     needed_view_forms : tuple of str
         What the engine's own cache layout needs, of ``nhd``, ``hnd``, ``packed``, ``latent``, ``separate_strides``: who
         does not read it is refused at selection.
+    needed_features : tuple of str
+        What runs need beyond what the other fields say: ``cascade``, ``device_seq_lens`` and such (``ATTN_FEATURE_*``).
+    extensions : tuple of structs
+        Further ones, such as `libattn.extensions.mm_encoder_quant` and `layer_caches`.
     """
 
     name: str
@@ -185,42 +203,34 @@ class LayerDesc:
     fast_prefill: bool = False
     max_seq_len: int = 0
     max_num_reqs: int = 0
-    needed_view_forms: tuple[str, ...] = ()
+    needed_view_forms: int | tuple[str, ...] = ()
+    needed_features: int | tuple[str, ...] = ()
+    needs_page_lists: bool = False
+    host_bounds: bool = False
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
     context_parallel: ContextParallel | None = None
+    extensions: tuple[Struct, ...] = ()
 
     def to_struct(self) -> tuple[attn_layer_desc, list[Any]]:
         """``struct attn_layer_desc``, and what it points at, to be kept until the call has returned."""
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "context_parallel", "causal", "needed_view_forms"):
+            if field.name in ("window", "mla", "gdn", "context_parallel", "causal", "extensions"):
                 continue
             if field.name == "kind":
                 value = _KINDS.get(value, value)
             if field.name in _CODES:
                 value = code_of(field.name, value, _CODES[field.name])
-            elif isinstance(value, str):
-                value = value.encode()
-            elif isinstance(value, bool):
-                value = int(value)
+            elif field.name in _MASKS:
+                value = mask_of(field.name, value, _MASKS[field.name])
             values[field.name] = value
-        unknown = [form for form in self.needed_view_forms if form not in _VIEW_FORMS]
-        if unknown:
-            raise make(Status.INVALID_ARGUMENT, "needed_view_forms", f"'{unknown[0]}'; allowed are {', '.join(_VIEW_FORMS)}")
-        values["needed_view_forms"] = sum(_VIEW_FORMS[form] for form in self.needed_view_forms)
-        values["causal"] = int(values["kind"] in _CAUSAL_KINDS if self.causal is None else self.causal)
+        values["causal"] = values["kind"] in _CAUSAL_KINDS if self.causal is None else bool(self.causal)
         size = self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla is not None else self.head_size
-        values["scale"] = self.scale or size**-0.5
+        values["scale"] = self.scale or (size**-0.5 if size > 0 else 1.0)
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
-        struct = filled(attn_layer_desc, struct_size=sizeof(attn_layer_desc), **values)
-        kept: list[Any] = []
-        for extension in (self.mla, self.gdn, self.context_parallel):
-            if extension is not None:
-                ext = extension.to_struct()
-                ext.ext.next = struct.next
-                struct.next = ctypes.addressof(ext)
-                kept.append(ext)
-        return struct, kept
+        struct = attn_layer_desc(**values)
+        described = [each.to_struct() for each in (self.mla, self.gdn, self.context_parallel) if each is not None]
+        return struct, chained(struct, [*described, *self.extensions], f"layer '{self.name}'")

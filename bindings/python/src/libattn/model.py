@@ -2,20 +2,22 @@
 """Bound layers: their caches, parameters and groups."""
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_int32, c_int64, c_void_p, sizeof
+from ctypes import addressof, byref, c_int32, c_void_p
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ._declarations import (CopyKind, GroupKind, KvSpecKind, Status, attn_block_memory, attn_block_transfer, attn_kv_spec, attn_kv_view,
-                            attn_layer_params)
+from ._declarations import (CacheRole, CopyKind, GroupKind, KvSpecKind, RecurrentGate, ScaleForm, Status, attn_block_memory,
+                            attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_calibration, attn_kv_spec,
+                            attn_kv_view, attn_layer_params, attn_mm_encoder_quant, attn_model_options, attn_step_io)
 from .errors import make
 from .extensions import gdn_state
-from .handles import Handle, Owned
+from .handles import Handle, Owned, Unique
 from .layers import code_of
-from .step import Plan
+from .step import Plan, stream_handle
+from .structs import Record, Struct, chained, check_lengths
 from .tensors import Tensor, as_tensor, as_writable
 
 if TYPE_CHECKING:
@@ -24,14 +26,14 @@ if TYPE_CHECKING:
     from .selection import Assignment
 
 
-@dataclass(frozen=True)
-class KvSpec:
-    """What an engine allocates for a layer, in the layout that the backend likes best."""
+class KvSpec(Record):
+    """What an engine allocates for a layer, in the layout that the backend likes best: ``struct attn_kv_spec``."""
 
     kind: int
     kv_dtype: int
     layout: int
     block_size: int
+    kernel_block_size: int
     num_kv_heads: int
     head_size: int
     head_size_v: int
@@ -48,6 +50,10 @@ class KvSpec:
     def has_cache(self) -> bool:
         """Encoders, and layers that read another's cache, have none."""
         return self.kind != KvSpecKind.NONE
+
+
+class CacheSpec(Record):
+    """One of a layer's caches: ``struct attn_cache_spec``."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def view_of(tensor: Any) -> tuple[attn_kv_view, list[Tensor]]:
         raise make(Status.INVALID_ARGUMENT, "view", f"{t} with strides {t.strides}; [block, slot, head, dim] with a "
                    "contiguous last dimension is needed")
     size, kept = t.itemsize, [t]
-    view = attn_kv_view(struct_size=sizeof(attn_kv_view), data=t.data, num_blocks=t.shape[0], block_size=t.shape[1],
+    view = attn_kv_view(data=t.data, device=t.device_struct, num_blocks=t.shape[0], block_size=t.shape[1],
                         num_heads=t.shape[2], head_size=given.head_size or math.prod(t.shape[3:]),
                         stride_block=t.strides[0] * size, stride_slot=t.strides[1] * size,
                         stride_head=t.strides[2] * size)
@@ -95,16 +101,17 @@ def view_of(tensor: Any) -> tuple[attn_kv_view, list[Tensor]]:
     return view, kept
 
 
-class Layer:
+class Layer(Unique):
     """One layer of a `Model`; lives as long as it."""
 
     def __init__(self, model: Model, index: int, desc: LayerDesc) -> None:
         self.model = model
         self.index = index
+        self.desc = desc
         self.name = desc.name
         self.num_q_heads = desc.num_q_heads
         self.api = model.api
-        self._pointer = self.api.model_layer(model.handle, index)
+        self._pointer = model.ask("model_layer", index)
         self._memory: tuple[Any, ...] = ()
         self._params: tuple[Any, ...] = ()
 
@@ -114,19 +121,39 @@ class Layer:
         self.model.owner.value  # raises if the model is closed
         return self._pointer
 
+    def call(self, function: str, *args: Any) -> None:
+        """A function of the table on this layer; raises what it reports."""
+        with self.model.owner:
+            self.api.call(function, self._pointer, *args)
+
     @property
     def group(self) -> int:
         """Its block-table group: one block table and one plan serve the layers of a group."""
-        return self.api.layer_group(self.handle, GroupKind.BLOCK_TABLE, 0)
+        return self.schedule_group(GroupKind.BLOCK_TABLE)
+
+    def schedule_group(self, kind: int = GroupKind.SCHEDULE, phase: int = 0) -> int:
+        """Its group of layers that share one schedule in a phase."""
+        with self.model.owner:
+            return self.api.layer_group(self._pointer, kind, phase)
 
     @property
     def kv_spec(self) -> KvSpec:
         """What to allocate for it."""
-        s = attn_kv_spec(struct_size=sizeof(attn_kv_spec))
-        self.api.check(self.api.layer_kv_spec(self.handle, byref(s), self.api.error_ref()))
-        return KvSpec(s.kind, s.kv_dtype, s.layout, s.block_size, s.num_kv_heads, s.head_size, s.head_size_v,
-                      s.sliding_window, s.chunk_size, s.sink_len, s.page_bytes, s.padded_page_bytes, s.alignment,
-                      tuple(s.shape[:s.ndim]), tuple(s.stride_order[:s.ndim]))
+        s = attn_kv_spec()
+        self.call("layer_kv_spec", byref(s))
+        return KvSpec(s, shape=tuple(s.shape[:s.ndim]), stride_order=tuple(s.stride_order[:s.ndim]))
+
+    @property
+    def caches(self) -> list[CacheSpec]:
+        """All its caches: of its kind, then those that its description adds."""
+        found = []
+        with self.model.owner:
+            count = self.api.layer_num_caches(self._pointer)
+        for i in range(count):
+            s = attn_cache_spec()
+            self.call("layer_cache_spec", i, byref(s))
+            found.append(CacheSpec(s))
+        return found
 
     def bind_kv(self, memory: Any, num_blocks: int) -> None:
         """Hand cache memory in, in the spec's own layout.
@@ -138,37 +165,71 @@ class Layer:
         num_blocks : int
             How many blocks it holds.
         """
-        t, spec = as_writable("memory", memory), self.kv_spec
-        latent = spec.kind in (KvSpecKind.MLA, KvSpecKind.SLIDING_WINDOW_MLA)
-        needed = num_blocks * spec.padded_page_bytes
-        if not t.is_contiguous() or t.nbytes < needed:
-            raise make(Status.INVALID_ARGUMENT, "memory", f"{t}; contiguous memory of {needed} bytes is needed")
-        k, v = attn_kv_view(struct_size=sizeof(attn_kv_view)), attn_kv_view(struct_size=sizeof(attn_kv_view))
-        api = self.api
-        v_ref = None if latent else byref(v)
-        api.check(api.layer_kv_views(self.handle, t.data, num_blocks, byref(k), v_ref, api.error_ref()))
-        api.check(api.layer_bind_kv(self.handle, byref(k), v_ref, api.error_ref()))
+        spec = self.kv_spec
+        t = self._room("memory", memory, num_blocks * spec.padded_page_bytes)
+        k, v = attn_kv_view(), attn_kv_view()
+        v_ref = None if spec.kind in (KvSpecKind.MLA, KvSpecKind.SLIDING_WINDOW_MLA) else byref(v)
+        self.call("layer_kv_views", t.data, num_blocks, byref(k), v_ref)
+        k.device = v.device = t.device_struct
+        self.call("layer_bind_kv", byref(k), v_ref)
         self._memory = (t,)
+
+    @staticmethod
+    def _room(name: str, memory: Any, needed: int) -> Tensor:
+        t = as_writable(name, memory)
+        if not t.is_contiguous() or t.nbytes < needed:
+            raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous memory of {needed} bytes is needed")
+        return t
 
     def bind_kv_views(self, k: Any, v: Any | None) -> None:
         """Hand the engine's own layout in: strided tensors ``[block, slot, head, dim]`` or `KvView`; `v` None: MLA."""
-        k_view, k_kept = view_of(k)
-        v_view, v_kept = view_of(v) if v is not None else (None, [])
-        api = self.api
-        api.check(api.layer_bind_kv(self.handle, byref(k_view), byref(v_view) if v_view is not None else None,
-                                    api.error_ref()))
+        (k_view, k_kept), (v_view, v_kept) = view_of(k), (None, []) if v is None else view_of(v)
+        self.call("layer_bind_kv", byref(k_view), None if v_view is None else byref(v_view))
         self._memory = (*k_kept, *v_kept)
 
     def bind_state(self, state: Any, conv_state: Any | None = None) -> None:
-        """Hand a gated-delta layer's state in: float32 [slots, Hv, Dv, Dk], and the convolution's window."""
+        """Hand a recurrent layer's state in: float32 [slots, Hv, Dv, Dk], and the convolution's window."""
         struct = gdn_state(state, conv_state)
-        self.api.check(self.api.layer_bind_state(self.handle, byref(struct), self.api.error_ref()))
+        self.call("layer_bind_state", byref(struct))
         self._memory = (struct,)
+
+    def bind_caches(self, views: Sequence[Any]) -> None:
+        """Hand all its caches in, in the order of `caches`: tensors ``[block, slot, head, dim]`` or `KvView`."""
+        made = [view_of(view) for view in views]
+        pointers = (c_void_p * max(1, len(made)))(*(addressof(view) for view, _ in made))
+        self.call("layer_bind_caches", pointers, len(made))
+        self._memory = tuple(kept for _, kept in made)
+
+    def bind_memory(self, memory: Any, num_blocks: int, further: Sequence[Any] = (),
+                    further_num_blocks: Sequence[int] = ()) -> None:
+        """Hand memory for all its caches in, in the layout of their specs.
+
+        Parameters
+        ----------
+        memory : tensor
+            As in `bind_kv`; of a recurrent layer, `num_blocks` state slots.
+        further : sequence of tensors
+            Of the caches that the description adds, ``page_bytes`` a block each.
+        further_num_blocks : sequence of int
+            How many blocks they hold.
+        """
+        own = {CacheRole.K, CacheRole.V, CacheRole.LATENT, CacheRole.STATE, CacheRole.CONV}
+        specs = [spec for spec in self.caches if spec.role not in own]
+        if len(further) != len(specs) or len(further_num_blocks) != len(specs):
+            raise make(Status.INVALID_ARGUMENT, "further", f"{len(further)} tensors and {len(further_num_blocks)} numbers of "
+                       f"blocks; the layer has {len(specs)} further caches")
+        held = [self._room("memory", memory, num_blocks * self.kv_spec.padded_page_bytes),
+                *(self._room("further", t, n * spec.page_bytes) for t, n, spec in zip(further, further_num_blocks, specs))]
+        struct = attn_cache_memory(base=held[0].data, num_blocks=num_blocks, device=held[0].device_struct)
+        if specs:
+            struct.further, struct.further_num_blocks = held[1:], list(further_num_blocks)
+        self.call("layer_bind_memory", byref(struct))
+        self._memory = (struct, *held)
 
     def bind_params(self, sinks: Any | None = None, alibi_slopes: Any | None = None, sink_k: Any | None = None,
                     sink_v: Any | None = None, q_scale: Any | float | None = None, k_scale: Any | float | None = None,
                     v_scale: Any | float | None = None, p_scale: Any | float | None = None,
-                    extensions: Sequence[Structure] = ()) -> None:
+                    extensions: Sequence[Struct] = ()) -> None:
         """Hand parameters in; borrowed until the layer is bound again or its model closed.
 
         Parameters
@@ -182,34 +243,50 @@ class Layer:
         extensions : sequence of ctypes structures
             `libattn.extensions.gdn_weights`, `mla_weights`, `kv_quant_params`.
         """
-        params = attn_layer_params(struct_size=sizeof(attn_layer_params))
-        kept: list[Any] = []
-        for name, value in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
-            if value is not None:
-                setattr(params, name, self._floats(name, value, kept, self.num_q_heads))
-        for name, value in (("sink_k", sink_k), ("sink_v", sink_v)):
-            if value is not None:
-                kept.append(as_tensor(value))
-                setattr(params, name, kept[-1].pointer)
+        params = attn_layer_params()
         for name, value in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale), ("p_scale", p_scale)):
-            if isinstance(value, (int, float)):
-                setattr(params, f"{name}_host", float(value))
-            elif value is not None:
-                setattr(params, name, self._floats(name, value, kept))
-        for ext in reversed(extensions):
-            ext.ext.next = params.next
-            params.next = ctypes.addressof(ext)
-            kept.append(ext)
-        self.api.check(self.api.layer_bind_params(self.handle, byref(params), self.api.error_ref()))
-        self._params = (params, *kept)
+            if value is not None:
+                setattr(params, f"{name}_host" if isinstance(value, (int, float)) else name, value)
+        params.sinks, params.alibi_slopes, params.sink_k, params.sink_v = sinks, alibi_slopes, sink_k, sink_v
+        dims, where = self._dims, f"layer '{self.name}'"
+        check_lengths(params, where, **dims)
+        kept = chained(params, extensions, where, **dims)
+        self.call("layer_bind_params", byref(params))
+        self._params = (params, kept)
 
-    @staticmethod
-    def _floats(name: str, value: Any, kept: list[Any], count: int = 1) -> int:
-        t = as_tensor(value)
-        if t.dtype != "f32" or not t.is_contiguous() or math.prod(t.shape) < count:
-            raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous float32 of {count} or more is needed")
-        kept.append(t)
-        return t.data
+    @property
+    def _dims(self) -> dict[str, Any]:
+        """What lengths of parameters depend on."""
+        d, g = self.desc, self.desc.gdn
+        quant = [ext for ext in d.extensions if isinstance(ext, attn_mm_encoder_quant)]
+        Hk, Dv = d.num_kv_heads, d.head_size_v or d.head_size
+        return {
+            "heads": max(d.num_q_heads, d.mla.padded_num_q_heads if d.mla else 0), "Hk": Hk, "D": d.head_size, "Dv": Dv,
+            "Hv": g.num_v_heads if g else 0,
+            "gate_width": g.head_size_k if g and g.to_struct().gate == RecurrentGate.PER_CHANNEL else 1,
+            "amax_history_len": quant[0].amax_history_len if quant else 0, "scales": (1, 1, Hk, Hk * Dv),
+            **{name: code_of(name, getattr(d, name), ScaleForm) for name in ("q_scale_form", "k_scale_form", "v_scale_form")}}
+
+    def calculate_scales(self, q: Any | None = None, k: Any | None = None, v: Any | None = None, *,
+                         q_scale: Any | None = None, k_scale: Any | None = None, v_scale: Any | None = None,
+                         value_range: float = 0.0, stream: Any | None = None) -> None:
+        """Scales from a first batch: the largest of ``|q|`` and so on by a constant, into float32 tensors [1]."""
+        self._calibrate("layer_calculate_scales", q, k, v, stream, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+                        range=value_range)
+
+    def calibrate_v_scales(self, v: Any, amax: Any, v_channel_scale: Any, value_range: float = 0.0,
+                           stream: Any | None = None) -> None:
+        """V's scales per (head, channel) from first batches, one call each: float32 tensors [Hk, Dv], `amax` zeros at
+        first."""
+        self._calibrate("layer_calibrate_v_scales", None, None, v, stream, amax=amax, v_channel_scale=v_channel_scale,
+                        range=value_range)
+
+    def _calibrate(self, function: str, q: Any | None, k: Any | None, v: Any | None, stream: Any | None,
+                   **fields: Any) -> None:
+        io = attn_step_io(stream=stream_handle(stream), q=q, k=k, v=v)
+        struct = attn_calibration(io=io, **fields)
+        check_lengths(struct, f"layer '{self.name}'", **self._dims)
+        self.call(function, byref(struct))
 
 
 class Model(Owned):
@@ -221,25 +298,32 @@ class Model(Owned):
         Has to outlive the model; it is kept alive here.
     assignment : Assignment
         Complete; may be closed afterwards.
+    options
+        Of ``struct attn_model_options``: ``before_layer`` and ``after_layer`` (called as f(user, layer, stream)),
+        ``native_device``, ``native_context``, ``backend_options`` (texts "backend.key=value").
     """
 
-    def __init__(self, runtime: Runtime, assignment: Assignment) -> None:
+    def __init__(self, runtime: Runtime, assignment: Assignment, **options: Any) -> None:
         self.runtime = runtime
         self.api = runtime.api
         created = c_void_p()
-        self.api.check(self.api.model_create(runtime.handle, assignment.handle, None, byref(created),
-                                             self.api.error_ref()))
-        self.owner = Handle("model", created.value, self.api.model_destroy, runtime.owner)
+        given = attn_model_options(**options)
+        with assignment.owner as handle:
+            runtime.call("model_create", handle, byref(given), byref(created))
+        self.owner = Handle("model", created.value, self.api.model_destroy, runtime.owner, given)
         self.layers = [Layer(self, i, desc) for i, desc in enumerate(assignment.layers)]
 
     @property
     def groups(self) -> list[list[int]]:
         """Layer indices of each block-table group."""
+        return self.groups_of(GroupKind.BLOCK_TABLE)
+
+    def groups_of(self, kind: int) -> list[list[int]]:
+        """Likewise of groups of a kind, ``libattn.abi.GroupKind``."""
         result = []
         indices, count = (c_int32 * max(1, len(self.layers)))(), c_int32()
-        for group in range(self.api.model_num_groups(self.handle, GroupKind.BLOCK_TABLE)):
-            self.api.check(self.api.model_group(self.handle, GroupKind.BLOCK_TABLE, group, ctypes.addressof(indices),
-                                                len(self.layers), byref(count)))
+        for group in range(self.ask("model_num_groups", kind)):
+            self.call("model_group", kind, group, addressof(indices), len(self.layers), byref(count))
             result.append(list(indices[:count.value]))
         return result
 
@@ -256,18 +340,14 @@ class Model(Owned):
         other : sequence of tensors, one per layer of the group
             Host memory of whole blocks, ``padded_page_bytes`` apart; to be kept until the stream is done.
         """
-        memory = None
+        transfer = attn_block_transfer(group=group, kind=code_of("kind", kind, CopyKind), num_pairs=len(pairs),
+                                       pairs=[block for pair in pairs for block in pair], stream=stream_handle(stream))
+        transfer.num_pairs = len(pairs)
         if other is not None:
             held = [as_tensor(t) if kind == "host_to_device" else as_writable("other", t) for t in other]
             self._check_other(group, held, 1 + max((pair[kind != "host_to_device"] for pair in pairs), default=-1))
-            memory = (attn_block_memory * max(1, len(held)))(*(attn_block_memory(base=t.data) for t in held))
-        flat = (c_int64 * max(2, 2 * len(pairs)))(*(block for pair in pairs for block in pair))
-        transfer = attn_block_transfer(struct_size=sizeof(attn_block_transfer), group=group,
-                                       kind=code_of("kind", kind, CopyKind),
-                                       other=None if memory is None else ctypes.addressof(memory),
-                                       other_bytes=0 if memory is None else sizeof(attn_block_memory),
-                                       pairs=ctypes.addressof(flat), num_pairs=len(pairs), stream=stream)
-        self.api.check(self.api.copy_blocks(self.handle, byref(transfer), self.api.error_ref()))
+            transfer.other = [attn_block_memory(base=t.data) for t in held]
+        self.call("copy_blocks", byref(transfer))
 
     def _check_other(self, group: int, held: Sequence[Tensor], blocks: int) -> None:
         """Refuse other memory that is not one tensor of so many blocks for each layer of the group."""

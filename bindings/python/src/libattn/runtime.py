@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_int32, c_void_p, sizeof
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from ctypes import POINTER, addressof, byref, c_void_p
+from typing import TYPE_CHECKING, Any
 
 from ._declarations import (ATTN_SELECT_KEEP_UNSERVED, DeviceType, LogLevel, Status, attn_backend_caps,
-                            attn_backend_info, attn_device, attn_device_info, attn_plugin_info,
+                            attn_backend_info, attn_device, attn_device_info, attn_head_size_range, attn_mla_caps,
+                            attn_plugin_info, attn_range, attn_recurrent_caps, attn_refused_combination,
                             attn_runtime_options, attn_select_options)
 from ._library import Library, open_library
+from .device import Device
 from .errors import make
 from .handles import Handle, Owned
+from .layers import code_of
 from .model import Model
 from .selection import Assignment
-from .structs import filled
+from .structs import Record, values
 
 if TYPE_CHECKING:
     from .layers import LayerDesc
@@ -24,16 +26,26 @@ if TYPE_CHECKING:
 DEVICE_TYPES = {"cpu": DeviceType.CPU, "cuda": DeviceType.CUDA, "rocm": DeviceType.ROCM, "xpu": DeviceType.ONEAPI}
 
 
-def _text(value: bytes | None) -> str:
-    return value.decode(errors="replace") if value else ""
+def device_of(device: Any) -> attn_device:
+    """``struct attn_device`` of ``"cuda:1"``, ``("cuda", 1)``, a ``torch.device`` or None, which is the CPU."""
+    if device is None:
+        return attn_device()
+    kind, number = device, 0
+    if isinstance(device, (tuple, list)) and len(device) == 2:
+        kind, number = device
+    elif hasattr(device, "type") and hasattr(device, "index"):
+        kind, number = device.type, device.index or 0
+    elif isinstance(device, str) and ":" in device:
+        kind, _, text = device.partition(":")
+        number = int(text) if text.isascii() and text.isdigit() else -1
+    code = DEVICE_TYPES.get(kind) if isinstance(kind, str) else kind
+    if not isinstance(code, int) or not isinstance(number, int) or number < 0:
+        raise make(Status.INVALID_ARGUMENT, "device", f"{device!r}; allowed are {', '.join(DEVICE_TYPES)}, with a number as in "
+                   "'cuda:1' or ('cuda', 1)")
+    return attn_device(code, number)
 
 
-def _encoded(value: str | None) -> bytes | None:
-    return None if value is None else value.encode()
-
-
-@dataclass(frozen=True)
-class PluginInfo:
+class PluginInfo(Record):
     """One file that was considered; `reason` says why it was not taken."""
 
     file: str
@@ -45,8 +57,7 @@ class PluginInfo:
     reason: str
 
 
-@dataclass(frozen=True)
-class DeviceInfo:
+class DeviceInfo(Record):
     """A device as a backend's probe reports it."""
 
     device: tuple[int, int]
@@ -58,9 +69,12 @@ class DeviceInfo:
     memory_bytes: int
 
 
-@dataclass(frozen=True)
-class BackendInfo:
-    """One backend on one device in one variant; masks as in ``struct attn_backend_caps``."""
+class BackendInfo(Record):
+    """One backend on one device in one variant: ``struct attn_backend_caps``, masks as there.
+
+    `head_sizes`, `block_sizes`, `refused` and `extensions` are tuples of what the declaration lists; `mla` and `recurrent`
+    the fields of its extensions, or None.
+    """
 
     name: str
     variant: str
@@ -75,11 +89,39 @@ class BackendInfo:
     graph_level: int
     rank: tuple[int, int]
     plugin: int
+    head_sizes: tuple[Any, ...]
+    block_sizes: tuple[Any, ...]
 
     @property
     def full_name(self) -> str:
         """``name`` or ``name@variant``, as ``ATTN_BACKEND`` takes it."""
         return f"{self.name}@{self.variant}" if self.variant else self.name
+
+
+def _backend(info: attn_backend_info) -> BackendInfo:
+    c = ctypes.cast(info.caps, POINTER(attn_backend_caps)).contents
+
+    def listed(field: str, count: int, element: type, size: int = 0) -> tuple[Any, ...]:
+        address, size = getattr(c, field) or 0, size or ctypes.sizeof(element)
+        return tuple(element.from_address(address + i * size) for i in range(count))
+
+    found: dict[str, Any] = {"mla": None, "recurrent": None}
+    at = c.next
+    for struct, name in ((attn_mla_caps, "mla"), (attn_recurrent_caps, "recurrent")):
+        step = at
+        while step:
+            header = struct.from_address(step).ext
+            if header.id == struct._ext_:
+                copy = struct()
+                ctypes.memmove(addressof(copy), step, min(header.struct_size, ctypes.sizeof(struct)))
+                found[name] = {k: v for k, v in values(copy).items() if k != "ext"}
+            step = header.next
+    return BackendInfo(
+        c, plugin=info.plugin, **found,
+        head_sizes=tuple(values(s) for s in listed("head_sizes", c.num_head_sizes, attn_head_size_range)),
+        block_sizes=tuple(values(s) for s in listed("block_sizes", c.num_block_sizes, attn_range)),
+        refused=tuple(values(s) for s in listed("refused", c.num_refused, attn_refused_combination, c.refused_bytes)),
+        extensions=tuple(n.value for n in listed("extensions", c.num_extensions, ctypes.c_uint32)))
 
 
 class Runtime(Owned):
@@ -105,64 +147,63 @@ class Runtime(Owned):
         Only those of `plugin_path`.
     library : str, optional
         The file ``libattn.so.1``; by default the installed one, or the checkout's.
+    options
+        Further fields of ``struct attn_runtime_options``: ``isolation``, ``probe_deadline_ms``, ``host``.
     """
 
     def __init__(self, backend: str | None = None, plugin_path: str | None = None, cache_dir: str | None = None,
                  num_threads: int = 0, log_level: str | None = None, validate: bool | None = None,
                  ignore_environment: bool = False, no_default_plugins: bool = False,
-                 library: str | None = None) -> None:
+                 library: str | None = None, **options: Any) -> None:
         self.api: Library = open_library(library)
-        if log_level is not None and log_level.upper() not in LogLevel.__members__:
-            raise make(Status.INVALID_ARGUMENT, "log_level",
-                       f"'{log_level}'; allowed are {', '.join(LogLevel.__members__).lower()}")
-        options = filled(
-            attn_runtime_options, struct_size=sizeof(attn_runtime_options), backend=_encoded(backend),
-            plugin_path=_encoded(plugin_path),
-            cache_dir=_encoded(cache_dir), num_threads=num_threads,
-            log_level=0 if log_level is None else 1 + LogLevel[log_level.upper()],
-            validate=0 if validate is None else 1 if validate else -1,
-            ignore_environment=int(ignore_environment), no_default_plugins=int(no_default_plugins))
+        given = attn_runtime_options(
+            backend=backend, plugin_path=plugin_path, cache_dir=cache_dir, num_threads=num_threads,
+            log_level=0 if log_level is None else 1 + code_of("log_level", log_level, LogLevel),
+            validate=0 if validate is None else 1 if validate else -1, ignore_environment=bool(ignore_environment),
+            no_default_plugins=bool(no_default_plugins), **options)
         created = c_void_p()
-        self.api.check(self.api.runtime_create(byref(options), byref(created), self.api.error_ref()))
-        self.owner = Handle("runtime", created.value, self.api.runtime_destroy)
+        self.api.call("runtime_create", byref(given), byref(created))
+        self.owner = Handle("runtime", created.value, self.api.runtime_destroy, kept=given)
+
+    def _all(self, kind: str, struct: type) -> list[Any]:
+        found = [struct() for _ in range(self.ask(f"{kind}_count"))]
+        for i, info in enumerate(found):
+            self.call(f"{kind}_info", i, byref(info))
+        return found
 
     @property
     def plugins(self) -> list[PluginInfo]:
         """Every file that was considered, with the reason if it was not taken."""
-        result = []
-        for i in range(self.api.plugin_count(self.handle)):
-            p = attn_plugin_info(struct_size=sizeof(attn_plugin_info))
-            self.api.check(self.api.plugin_info(self.handle, i, byref(p)))
-            result.append(PluginInfo(_text(p.file), _text(p.name), _text(p.version), _text(p.vendor), p.status,
-                                     p.num_backends, _text(p.reason)))
-        return result
+        return [PluginInfo(p) for p in self._all("plugin", attn_plugin_info)]
 
     @property
     def devices(self) -> list[DeviceInfo]:
         """Every device that a backend reported."""
-        result = []
-        for i in range(self.api.device_count(self.handle)):
-            d = attn_device_info(struct_size=sizeof(attn_device_info))
-            self.api.check(self.api.device_info(self.handle, i, byref(d)))
-            result.append(DeviceInfo((d.device.type, d.device.id), _text(d.name), _text(d.arch), _text(d.isa),
-                                     (d.compute_capability_major, d.compute_capability_minor),
-                                     d.num_multiprocessors, d.memory_bytes))
-        return result
+        return [DeviceInfo(d, compute_capability=(d.compute_capability_major, d.compute_capability_minor))
+                for d in self._all("device", attn_device_info)]
 
     @property
     def backends(self) -> list[BackendInfo]:
         """Every backend, in the order of the indices that verdicts use."""
-        result = []
-        for i in range(self.api.backend_count(self.handle)):
-            info = attn_backend_info(struct_size=sizeof(attn_backend_info))
-            self.api.check(self.api.backend_info(self.handle, i, byref(info)))
-            c = ctypes.cast(info.caps, POINTER(attn_backend_caps)).contents
-            result.append(BackendInfo(_text(c.name), _text(c.variant), _text(c.version), _text(c.vendor),
-                                      (c.device.type, c.device.id), c.layer_kinds, c.terms, c.features, c.dtypes,
-                                      c.kv_dtypes, c.graph_level, (c.rank[0], c.rank[1]), info.plugin))
-        return result
+        return [_backend(info) for info in self._all("backend", attn_backend_info)]
 
-    def select(self, layers: Sequence[LayerDesc], backend: str | None = None, device: tuple[str, int] | None = None,
+    def best_device(self, backend: str | None = None) -> tuple[int, int]:
+        """The device that an engine without memory of its own may take, as (type, number): accelerators first.
+
+        Parameters
+        ----------
+        backend : str, optional
+            In place of the runtime's text (``ATTN_BACKEND``): what it orders has to be there.
+        """
+        found = attn_device()
+        self.call("best_device", None if backend is None else backend.encode(), byref(found))
+        return found.type, found.id
+
+    def open(self, device: Any = None) -> Device:
+        """Memory, streams and graphs of a device, for engines that have none of their own."""
+        return Device(self, attn_device(DeviceType.CPU, 0) if device is None else device_of(device))
+
+    def select(self, layers: Sequence[LayerDesc], backend: str | None = None, device: Any = None,
                import_text: str | None = None, block_sizes: Sequence[int] = (),
                keep_unserved: bool = False) -> Assignment:
         """Choose a backend for every layer and phase.
@@ -173,8 +214,8 @@ class Runtime(Owned):
             The whole model, in order.
         backend : str, optional
             In place of the runtime's text (``ATTN_BACKEND``); ``""`` forces nothing.
-        device : (str, int), optional
-            ``("cpu", 0)``, ``("cuda", 1)``: where the tensors are; by default the CPU.
+        device : str, (str, int) or torch.device, optional
+            ``"cuda:1"``, ``("cuda", 1)``: where the tensors are; by default the CPU.
         import_text : str, optional
             What `Assignment.export` gave on another rank: taken as it is or refused.
         block_sizes : sequence of int
@@ -188,24 +229,17 @@ class Runtime(Owned):
             No backend can serve a layer, or the ordered one cannot. The message has the reasons.
         """
         kept = [layer.to_struct() for layer in layers]
-        pointers = (c_void_p * max(1, len(kept)))(*[ctypes.addressof(struct) for struct, _ in kept])
-        sizes = (c_int32 * max(1, len(block_sizes)))(*block_sizes)
-        if device is not None and device[0] not in DEVICE_TYPES:
-            raise make(Status.INVALID_ARGUMENT, "device", f"'{device[0]}'; allowed are {', '.join(DEVICE_TYPES)}")
-        options = filled(
-            attn_select_options, struct_size=sizeof(attn_select_options),
-            device=attn_device(0, 0) if device is None else attn_device(DEVICE_TYPES[device[0]], device[1]),
-            backend=_encoded(backend), import_text=_encoded(import_text),
-            block_sizes=ctypes.addressof(sizes) if block_sizes else None, num_block_sizes=len(block_sizes),
+        pointers = (c_void_p * max(1, len(kept)))(*[addressof(struct) for struct, _ in kept])
+        options = attn_select_options(
+            device=device_of(device), backend=backend, import_text=import_text, block_sizes=block_sizes or None,
             flags=ATTN_SELECT_KEEP_UNSERVED if keep_unserved else 0)
         handle = c_void_p()
-        self.api.check(self.api.select(self.handle, byref(options), pointers, len(kept), byref(handle),
-                                       self.api.error_ref()))
+        self.call("select", byref(options), pointers, len(kept), byref(handle))
         return Assignment(self, handle, layers)
 
-    def bind(self, assignment: Assignment) -> Model:
-        """Create the layers of an assignment; loads what the backends need."""
-        return Model(self, assignment)
+    def bind(self, assignment: Assignment, **options: Any) -> Model:
+        """Create the layers of an assignment; loads what the backends need. For the options see `Model`."""
+        return Model(self, assignment, **options)
 
 
-__all__ = ["BackendInfo", "DeviceInfo", "PluginInfo", "Runtime"]
+__all__ = ["BackendInfo", "DeviceInfo", "PluginInfo", "Runtime", "device_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_int32, c_size_t, c_void_p, sizeof
+from ctypes import byref, c_int32, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from ._declarations import Phase, Status, VerdictCode, attn_choice, attn_reason
 from .errors import make
 from .handles import Handle, Owned
 from .layers import LayerDesc, code_of
+from .structs import Record, values
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 _VERDICTS = {code: code.name.lower() for code in VerdictCode}
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Record):
     """One reason against a backend."""
 
     field: str
@@ -31,9 +31,8 @@ class Reason:
         return f"{self.field} is {self.asked}, supported: {self.supported}"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What serves one layer in one phase; `backend` is empty if nothing does."""
+class Choice(Record):
+    """What serves one layer in one phase, ``struct attn_choice``; `backend` is its name, empty if nothing does."""
 
     backend: str
     backend_index: int
@@ -43,6 +42,7 @@ class Choice:
     measured: bool
     kv_dtype: int
     block_size: int
+    kernel_block_size: int
     layout: int
     composed: int
     graph_level: int
@@ -58,10 +58,6 @@ class Verdict:
     reasons: tuple[Reason, ...]
 
 
-def _text(value: bytes | None) -> str:
-    return value.decode(errors="replace") if value else ""
-
-
 def _phase(phase: str | int) -> int:
     number = code_of("phase", phase, Phase)
     if number not in iter(Phase):
@@ -73,12 +69,12 @@ class Assignment(Owned):
     """Immutable; made by `Runtime.select`."""
 
     def __init__(self, runtime: Runtime, handle: c_void_p, layers: Sequence[LayerDesc]) -> None:
-        self.runtime = runtime
+        self.runtime, self.api = runtime, runtime.api
         self.layers = tuple(layers)
         self.owner = Handle("assignment", handle.value, runtime.api.assignment_destroy, runtime.owner)
 
     def __len__(self) -> int:
-        return self.runtime.api.assignment_num_layers(self.handle)
+        return self.ask("assignment_num_layers")
 
     def _place(self, layer: int) -> int:
         if not 0 <= layer < len(self):  # ctypes would cut it
@@ -87,24 +83,22 @@ class Assignment(Owned):
 
     def choice(self, layer: int, phase: str | int = "prefill") -> Choice:
         """What serves a layer in a phase (``"prefill"`` or ``"decode"``)."""
-        c = attn_choice(struct_size=sizeof(attn_choice))
-        api = self.runtime.api
-        api.check(api.assignment_choice(self.handle, self._place(layer), _phase(phase), byref(c)))
-        return Choice(_text(c.name), c.backend, bool(c.forced), _text(c.rule), c.rank, bool(c.measured), c.kv_dtype,
-                      c.block_size, c.layout, c.composed, c.graph_level, c.status)
+        c = attn_choice()
+        self.call("assignment_choice", self._place(layer), _phase(phase), byref(c))
+        return Choice(c, backend=values(c)["name"], backend_index=c.backend, forced=bool(c.forced), measured=bool(c.measured))
 
     def verdicts(self, layer: int, phase: str | int = "prefill") -> list[Verdict]:
         """What became of every backend, with all reasons, in the order of `Runtime.backends`."""
-        api, number = self.runtime.api, _phase(phase)
+        number = _phase(phase)
         result = []
         for index, backend in enumerate(self.runtime.backends):
             verdict, count = c_int32(), c_int32()
-            api.check(api.assignment_verdict(self.handle, self._place(layer), number, index, byref(verdict), byref(count)))
+            self.call("assignment_verdict", self._place(layer), number, index, byref(verdict), byref(count))
             reasons = []
             for i in range(count.value):
-                r = attn_reason(struct_size=sizeof(attn_reason))
-                api.check(api.assignment_reason(self.handle, layer, number, index, i, byref(r)))
-                reasons.append(Reason(_text(r.field), _text(r.asked), _text(r.supported)))
+                r = attn_reason()
+                self.call("assignment_reason", layer, number, index, i, byref(r))
+                reasons.append(Reason(r))
             result.append(Verdict(backend.full_name, _VERDICTS.get(verdict.value, str(verdict.value)), tuple(reasons)))
         return result
 
@@ -115,8 +109,8 @@ class Assignment(Owned):
 
     def export(self) -> str:
         """Text that `Runtime.select` takes on another rank as ``import_text``."""
-        api, needed = self.runtime.api, c_size_t()
-        api.check(api.assignment_export(self.handle, None, 0, byref(needed), api.error_ref()))
+        needed = c_size_t()
+        self.call("assignment_export", None, 0, byref(needed))
         buffer = ctypes.create_string_buffer(needed.value)
-        api.check(api.assignment_export(self.handle, buffer, needed.value, byref(needed), api.error_ref()))
+        self.call("assignment_export", buffer, needed.value, byref(needed))
         return buffer.value.decode()

@@ -6,42 +6,25 @@
 """
 from __future__ import annotations
 
-import array
 import ctypes
-import math
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_void_p, sizeof
+from ctypes import addressof, byref, c_void_p
 from typing import TYPE_CHECKING, Any
 
-from ._declarations import (ATTN_RUN_NO_ATTEND, ATTN_RUN_NO_WRITE, BatchMode, PlanMode, Status, attn_batch,
+from ._declarations import (ATTN_RUN_NO_ATTEND, ATTN_RUN_NO_WRITE, BatchMode, KvSpecKind, PlanMode, Status, attn_batch,
                             attn_batch_split, attn_limits, attn_plan_options, attn_step_io, attn_workspace)
 from .errors import make
 from .handles import Handle, Owned
-from .layers import code_of
+from .layers import code_of, mask_of
+from .structs import Struct, chained, check_lengths
 from .tensors import Rows, Tensor, as_tensor, as_writable
 
 if TYPE_CHECKING:
     from .model import Layer, Model
 
 NO_WRITE, NO_ATTEND = ATTN_RUN_NO_WRITE, ATTN_RUN_NO_ATTEND
-_TYPECODES = {"int32": "i", "int64": "q", "uint8": "B"}
-
-
-def _integers(name: str, value: Any, dtype: str, kept: list[Any], count: int = 0) -> int:
-    """Address of `count` contiguous integers or more: a tensor as it is, a sequence as a copy."""
-    if hasattr(value, "__dlpack__") or isinstance(value, Tensor):
-        t = as_tensor(value)
-        if t.dtype != dtype or not t.is_contiguous():
-            raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous {dtype} is needed")
-        kept.append(t)
-        address, given = t.data, math.prod(t.shape)
-    else:
-        copy = array.array(_TYPECODES[dtype], value)
-        kept.append(copy)
-        address, given = copy.buffer_info()
-    if given < count:
-        raise make(Status.INVALID_ARGUMENT, name, f"{given} numbers; the batch needs {count}")
-    return address
+#: Fields that a device's array and its host copy fill.
+_PAIRS = ("query_start_loc", "seq_lens", "key_start_loc", "encoder_seq_lens", "page_start_loc", "last_page_len")
 
 
 class Batch:
@@ -78,8 +61,16 @@ class Batch:
         Bounds; 0: found from the host copies.
     mode : str
         ``auto``, ``idle``, ``draft``, ``target_verify`` or ``profile``.
-    extensions : sequence of ctypes structures
-        ``attn_batch_recurrent`` and such, chained in order.
+    flags : int or sequence of str
+        ``no_cascade``, ``in_capture``, ``host_bounds``, ``fast_build`` (``ATTN_BATCH_*``).
+    tree : [R or 1, rows, words or columns], optional
+        uint32 or float32, as the layers' `tree_mask` says.
+    page_indices, page_start_loc, last_page_len : int32 [pages], [R + 1], [R], optional
+        Page lists in place of `block_table`, of layers with `needs_page_lists`; `last_page_len` in place of `seq_lens`.
+    tables : sequence, optional
+        `libattn.extensions.table` each: those of the caches that layers have beyond their kind's.
+    extensions : sequence of structs
+        `libattn.extensions.gdn_batch` and such.
     """
 
     def __init__(self, query_start_loc: Any, seq_lens: Any | None = None, block_table: Any | None = None,
@@ -90,93 +81,102 @@ class Batch:
                  num_tokens: int | None = None, num_actual_tokens: int | None = None, causal: bool | None = None,
                  causal_per_request: Any | None = None, logits_indices: Any | None = None, spans: Any | None = None,
                  max_encoder_seq_len: int = 0, max_query_len: int = 0, max_seq_len: int = 0,
-                 common_prefix_len: int = 0, mode: str = "auto", flags: int = 0, tree: Any | None = None,
-                 extensions: Sequence[ctypes.Structure] = ()) -> None:
-        self._kept: list[Any] = list(extensions)
+                 common_prefix_len: int = 0, mode: str = "auto", flags: int | Sequence[str] = 0, tree: Any | None = None,
+                 page_indices: Any | None = None, page_start_loc: Any | None = None,
+                 page_start_loc_host: Any | None = None, last_page_len: Any | None = None,
+                 last_page_len_host: Any | None = None, tables: Sequence[Struct] = (),
+                 extensions: Sequence[Struct] = ()) -> None:
         starts = query_start_loc if query_start_loc_host is None else query_start_loc_host
         host = starts.tolist() if hasattr(starts, "tolist") else list(starts)
-        if not host:
-            raise make(Status.INVALID_ARGUMENT, "query_start_loc", "no number; one more than requests is needed")
+        if not host or not isinstance(host[0], int):
+            raise make(Status.INVALID_ARGUMENT, "query_start_loc",
+                       "no number; one more than requests is needed" if not host else f"{starts!r}; [R + 1] integers are needed")
         rows, reqs = host[-1], len(host) - 1
-        self.struct = attn_batch(struct_size=sizeof(attn_batch), mode=code_of("mode", mode, BatchMode), flags=flags,
-                                 num_reqs=reqs, num_tokens=rows if num_tokens is None else num_tokens,
-                                 num_actual_tokens=rows if num_actual_tokens is None else num_actual_tokens,
-                                 max_query_len=max_query_len, max_seq_len=max_seq_len,
-                                 max_encoder_seq_len=max_encoder_seq_len,
-                                 causal=0 if causal is None else 1 if causal else 2,
-                                 common_prefix_len=common_prefix_len)
-        self._pair("query_start_loc", query_start_loc, host, reqs + 1)
-        self._pair("seq_lens", seq_lens, seq_lens_host, reqs)
-        self._pair("key_start_loc", key_start_loc, key_start_loc_host, reqs + 1)
-        self._pair("encoder_seq_lens", encoder_seq_lens, encoder_seq_lens_host, reqs)
+        self.struct = batch = attn_batch(
+            mode=code_of("mode", mode, BatchMode), flags=mask_of("flags", flags, "ATTN_BATCH_"),
+            num_reqs=reqs, num_tokens=rows if num_tokens is None else num_tokens,
+            num_actual_tokens=rows if num_actual_tokens is None else num_actual_tokens, max_query_len=max_query_len,
+            max_seq_len=max_seq_len, max_encoder_seq_len=max_encoder_seq_len,
+            causal=0 if causal is None else 1 if causal else 2, common_prefix_len=common_prefix_len)
+        if not hasattr(query_start_loc, "__dlpack__") and not isinstance(query_start_loc, Tensor):
+            query_start_loc = host
+        #: Entries in a row of the block table, where that is less than the distance between rows.
+        self.narrow: int | None = None
+        given = (query_start_loc, seq_lens, key_start_loc, encoder_seq_lens, page_start_loc, last_page_len)
+        hosts = (query_start_loc_host, seq_lens_host, key_start_loc_host, encoder_seq_lens_host, page_start_loc_host,
+                 last_page_len_host)
+        for name, value, copy in zip(_PAIRS, given, hosts):
+            self._pair(name, value, copy)
         if block_table is not None:
             self._table(block_table)
-        if block_table_row is not None:
-            self.struct.block_table_row = _integers("block_table_row", block_table_row, "int32", self._kept, reqs)
-        if slot_mapping is not None:
-            self.struct.slot_mapping = _integers("slot_mapping", slot_mapping, "int64", self._kept)
-            self.struct.num_slots = len(slot_mapping)
-        if causal_per_request is not None:
-            self.struct.causal_per_request = _integers("causal_per_request", causal_per_request, "uint8", self._kept,
-                                                       reqs)
-        if logits_indices is not None:
-            self.struct.logits_indices = _integers("logits_indices", logits_indices, "int32", self._kept)
-            self.struct.num_logits_indices = len(logits_indices)
+        for name, value in (("block_table_row", block_table_row), ("slot_mapping", slot_mapping),
+                            ("causal_per_request", causal_per_request), ("logits_indices", logits_indices),
+                            ("page_indices", page_indices)):
+            if value is not None:
+                setattr(batch, name, value)
+        batch.num_slots, batch.num_pages = (batch.kept.get(name, (None, 0))[1] for name in ("slot_mapping", "page_indices"))
         if spans is not None:
             self._spans(spans)
         if tree is not None:
             self._tree(tree)
-        for ext in reversed(extensions):
-            ext.ext.next = self.struct.next
-            self.struct.next = ctypes.addressof(ext)
-        self.pointer = ctypes.addressof(self.struct)
+        if tables:
+            batch.tables = list(tables)
+        dims = {"R": reqs, "T": batch.num_tokens}
+        for struct in (batch, *tables):
+            check_lengths(struct, "the batch", **dims)
+        self._kept = chained(batch, extensions, "the batch", **dims)
+        self.pointer = addressof(batch)
 
-    def _pair(self, name: str, value: Any | None, host: Any | None, count: int) -> None:
+    def _pair(self, name: str, value: Any | None, host: Any | None) -> None:
         """A device array and its host copy; on a CPU they are one."""
-        if value is None:
-            return
-        setattr(self.struct, name, _integers(name, value, "int32", self._kept, count))
-        last = self._kept[-1]
         if host is not None:
-            setattr(self.struct, f"{name}_host", _integers(f"{name}_host", host, "int32", self._kept, count))
-        elif not isinstance(last, Tensor) or last.device[0] == "cpu":
-            setattr(self.struct, f"{name}_host", getattr(self.struct, name))
+            setattr(self.struct, f"{name}_host", host)
+        if value is not None:
+            setattr(self.struct, name, value)
+            owner = self.struct.kept[name][0]
+            if host is None and (not isinstance(owner, Tensor) or owner.device[0] == "cpu"):
+                setattr(self.struct, f"{name}_host", getattr(self.struct, name))
 
     def _table(self, table: Any) -> None:
+        batch = self.struct
         if hasattr(table, "__dlpack__") or isinstance(table, Tensor):
             t = as_tensor(table)
             if t.dtype != "int32" or len(t.shape) != 2 or (t.strides[1] != 1 and t.shape[1] > 1):
                 raise make(Status.INVALID_ARGUMENT, "block_table", f"{t}; int32 [rows, blocks] with contiguous rows")
-            self._kept.append(t)
-            rows, stride, data = t.shape[0], t.strides[0], t.data
+            rows, width, stride = *t.shape, t.strides[0] if t.shape[0] > 1 else t.shape[1]
+            batch.block_table, batch.kept["block_table"] = t.data, (t, 0)
+            self.narrow = width if width < stride else None
         else:
             lists = [list(row) for row in table]
             rows, stride = len(lists), max([len(row) for row in lists], default=0)
-            flat = [entry for row in lists for entry in row + [0] * (stride - len(row))]
-            data = _integers("block_table", flat, "int32", self._kept)
-        self.struct.block_table, self.struct.block_table_stride, self.struct.block_table_rows = data, stride, rows
+            batch.block_table = [entry for row in lists for entry in row + [0] * (stride - len(row))]
+        batch.block_table_stride, batch.block_table_rows = stride, rows
+
+    def longest(self, cross: bool) -> int:
+        """Keys of the longest request, as far as the host knows."""
+        address = self.struct.encoder_seq_lens_host if cross else self.struct.seq_lens_host
+        return max((ctypes.c_int32 * self.struct.num_reqs).from_address(address), default=0) if address else 0
 
     def _spans(self, spans: Any) -> None:
+        batch = self.struct
         if len(spans) == 2 and all(hasattr(part, "__dlpack__") or isinstance(part, Tensor) for part in spans):
-            flat, starts = spans
-            self.struct.num_spans = len(flat)
+            batch.spans, batch.span_start_loc = spans
+            count = as_tensor(spans[0]).shape[0] if as_tensor(spans[0]).shape else 0
         else:
-            if len(spans) != self.struct.num_reqs:
-                raise make(Status.INVALID_ARGUMENT, "spans", f"{len(spans)} lists; {self.struct.num_reqs} requests")
-            flat = [end for request in spans for span in request for end in span]
+            if len(spans) != batch.num_reqs:
+                raise make(Status.INVALID_ARGUMENT, "spans", f"{len(spans)} lists; {batch.num_reqs} requests")
             starts = [0]
             for request in spans:
                 starts.append(starts[-1] + len(request))
-            self.struct.num_spans = starts[-1]
-        self.struct.spans = _integers("spans", flat, "int32", self._kept, 2 * self.struct.num_spans)
-        self.struct.span_start_loc = _integers("span_start_loc", starts, "int32", self._kept, self.struct.num_reqs + 1)
+            batch.spans = [end for request in spans for span in request for end in span]
+            batch.span_start_loc, count = starts, starts[-1]
+        batch.num_spans = count
 
     def _tree(self, tree: Any) -> None:
         t = as_tensor(tree)
         if len(t.shape) != 3 or t.itemsize != 4 or t.strides[2] != 1:
             raise make(Status.INVALID_ARGUMENT, "tree", f"{t}; [R or 1, rows, words or columns] of 4-byte elements")
-        self._kept.append(t)
-        self.struct.tree = t.data
+        self.struct.tree, self.struct.kept["tree"] = t.data, (t, 0)
         self.struct.tree_stride_request = 0 if t.shape[0] == 1 else t.strides[0]
         self.struct.tree_stride_row = t.strides[1]
 
@@ -214,70 +214,86 @@ class Plan(Owned):
         self.model = model
         self.api = model.api
         created = c_void_p()
-        limits = attn_limits(struct_size=sizeof(attn_limits), max_num_reqs=max_num_reqs,
-                             max_num_tokens=max_num_tokens, max_query_len=max_query_len, max_seq_len=max_seq_len,
-                             max_blocks_per_req=max_blocks_per_req)
-        options = attn_plan_options(struct_size=sizeof(attn_plan_options), limits=addressof(limits),
-                                    graph=int(graph))
-        self.api.check(self.api.plan_create(model.handle, group, byref(options), byref(created),
-                                            self.api.error_ref()))
+        limits = attn_limits(max_num_reqs=max_num_reqs, max_num_tokens=max_num_tokens, max_query_len=max_query_len,
+                             max_seq_len=max_seq_len, max_blocks_per_req=max_blocks_per_req)
+        options = attn_plan_options(limits=limits, graph=bool(graph))
+        model.call("plan_create", group, byref(options), byref(created))
         self.owner = Handle("plan", created.value, self.api.plan_destroy, model.owner)
-        self._io = attn_step_io(struct_size=sizeof(attn_step_io))
+        self.group = group
+        self._io = attn_step_io()
         self._io_ref = byref(self._io)
+        self._tensors = (c_void_p * 5).from_buffer(self._io, attn_step_io.q.offset)  # q, k, v, out, lse
         self._workspace: Any = None
         self._batch: Batch | None = None
+        self._tables: Batch | None = None
 
     @property
     def workspace_bytes(self) -> int:
         """Device memory for the worst case of the limits, to be aligned to 256."""
-        workspace = attn_workspace(struct_size=sizeof(attn_workspace))
-        self.api.check(self.api.plan_workspace(self.handle, byref(workspace), self.api.error_ref()))
+        workspace = attn_workspace()
+        self.call("plan_workspace", byref(workspace))
         return workspace.bytes
 
     @property
     def graph_level(self) -> int:
         """The least level of its layers, see ``GraphLevel``."""
-        return self.api.plan_graph_level(self.handle)
+        return self.ask("plan_graph_level")
 
     @property
     def graph_fill(self) -> int:
         """For padded lengths in a replay."""
-        return self.api.plan_graph_fill(self.handle)
+        return self.ask("plan_graph_fill")
 
     def bind_workspace(self, memory: Any) -> None:
         """Hand the workspace in; borrowed for the plan's life."""
         t = as_writable("workspace", memory)
-        workspace = attn_workspace(struct_size=sizeof(attn_workspace), memory=t.data, bytes=t.nbytes)
-        self.api.check(self.api.plan_bind_workspace(self.handle, byref(workspace), self.api.error_ref()))
+        if not t.is_contiguous():
+            raise make(Status.INVALID_ARGUMENT, "workspace", f"{t} with strides {t.strides}; contiguous memory is needed")
+        workspace = attn_workspace(memory=t.data, bytes=t.nbytes, device=t.device_struct)
+        self.call("plan_bind_workspace", byref(workspace))
         self._workspace = t
+
+    def _check_width(self, batch: Batch, lengths: Batch) -> None:
+        """Of a table whose rows are further apart than they are wide, which the library cannot know."""
+        spec = next((self.model.layers[i].kv_spec for i in self.model.groups[self.group]), None)
+        if spec is not None and spec.block_size > 0 and batch.narrow is not None:
+            longest = max(lengths.longest(spec.kind == KvSpecKind.CROSS), 0)
+            if -(-longest // spec.block_size) > batch.narrow:
+                raise make(Status.INVALID_ARGUMENT, "block_table", f"rows of {batch.narrow} entries; a request has {longest} "
+                           f"keys, in blocks of {spec.block_size}")
 
     def update(self, batch: Batch, stream: Any | None = None, mode: str | None = None) -> None:
         """Plan a batch, once per step. `mode`: ``capture``, ``replay``, ``out_of_graph``, ``in_graph``."""
-        api, handle = self.api, self.owner.value
-        if mode is None:
-            status = api.plan_batch(handle, batch.pointer, stream_handle(stream), api.error_ref())
-        else:
-            status = api.plan_graph(handle, code_of("mode", mode, PlanMode), batch.pointer, stream_handle(stream),
-                                    api.error_ref())
+        if batch.narrow is not None:
+            self._check_width(batch, batch)
+        api = self.api
+        with self.owner as handle:
+            if mode is None:
+                status = api.plan_batch(handle, batch.pointer, stream_handle(stream), api.error_ref())
+            else:
+                status = api.plan_graph(handle, code_of("mode", mode, PlanMode), batch.pointer, stream_handle(stream),
+                                        api.error_ref())
         api.check(status)
-        self._batch = batch
+        self._batch, self._tables = batch, None
 
     def update_block_table(self, source: Plan, tables: Batch, stream: Any | None = None) -> None:
         """Plan another group of the same step: everything but the tables and slots is `source`'s."""
-        self.api.check(self.api.plan_update_block_table(self.handle, source.handle, tables.pointer,
-                                                        stream_handle(stream), self.api.error_ref()))
-        self._batch = tables
+        if tables.narrow is not None and source._batch is not None:
+            self._check_width(tables, source._batch)
+        with source.owner as other:
+            self.call("plan_update_block_table", other, tables.pointer, stream_handle(stream))
+        self._batch, self._tables = source._batch, tables
 
     @property
     def split(self) -> tuple[int, int, int, int]:
         """Decodes, prefills, decode tokens, prefill tokens of the planned batch."""
         split = attn_batch_split()
-        self.api.check(self.api.plan_split(self.handle, byref(split)))
+        self.call("plan_split", byref(split))
         return split.num_decodes, split.num_prefills, split.num_decode_tokens, split.num_prefill_tokens
 
     def run(self, layer: Layer, q: Any | None, k: Any | None, v: Any | None, out: Any | None,
             lse: Any | None = None, stream: Any | None = None, flags: int = 0,
-            extensions: Sequence[ctypes.Structure] = ()) -> None:
+            extensions: Sequence[Struct] = ()) -> None:
         """Write the step's keys and attend.
 
         Parameters
@@ -288,31 +304,38 @@ class Plan(Owned):
             float32 ``[Hq, T]``.
         flags : int
             `NO_WRITE`, `NO_ATTEND`.
-        extensions : sequence of ctypes structures
-            ``attn_io_recurrent``, ``attn_io_mla`` and such.
+        extensions : sequence of structs
+            `libattn.extensions.gdn_io`, `mla_io` and such.
         """
-        io = self._io
+        if layer.model is not self.model:
+            raise make(Status.INVALID_ARGUMENT, "layer", f"layer '{layer.name}' is of another model than the plan")
         kept = [None if t is None else t if isinstance(t, (Tensor, Rows)) else Tensor(t) for t in (q, k, v, out, lse)]
         for name, t in (("out", kept[3]), ("lse", kept[4])):
             if isinstance(t, Tensor) and t.read_only:
                 as_writable(name, t)
-        io.q, io.k, io.v, io.out, io.lse = [None if t is None else t.pointer for t in kept]
-        io.stream, io.flags, io.next = stream_handle(stream), flags, None
-        for ext in reversed(extensions):
-            ext.ext.next = io.next
-            io.next = ctypes.addressof(ext)
-        api = self.api
-        status = api.run(self.owner.value, layer._pointer, self._io_ref, api.error_ref())
-        if status:
-            raise api.error(status)
+        chain: list[Any] = []
+        if extensions:
+            head = attn_step_io()
+            chain = chained(head, extensions, "the batch", T=self._batch.struct.num_tokens if self._batch else 0)
+            chain.append(head)
+        self._run(layer._pointer, [None if t is None else t.pointer for t in kept], stream, flags,
+                  chain[-1].next if chain else None)
 
     def run_pointers(self, layer: int, q: int | None, k: int | None, v: int | None, out: int | None,
                      stream: int | None = None, flags: int = 0, extension: ctypes.Structure | None = None) -> None:
         """`run` for engines that keep their own descriptors: addresses of ``attn_layer`` and ``attn_tensor``."""
-        io = self._io
-        io.q, io.k, io.v, io.out, io.lse, io.stream, io.flags = q, k, v, out, None, stream, flags
-        io.next = None if extension is None else ctypes.addressof(extension)
-        api = self.api
-        status = api.run(self.owner.value, layer, self._io_ref, api.error_ref())
+        self._run(layer, [q, k, v, out, None], stream, flags, None if extension is None else addressof(extension))
+
+    def _run(self, layer: int, tensors: list[int | None], stream: Any, flags: int, chain: int | None) -> None:
+        io, api = self._io, self.api
+        self._tensors[:] = tensors
+        if stream is not io.stream:
+            io.stream = stream_handle(stream)
+        if flags != io.flags:
+            io.flags = flags
+        if chain != io.next:
+            io.next = chain
+        with self.owner as handle:
+            status = api.run(handle, layer, self._io_ref, api.error_ref())
         if status:
             raise api.error(status)

@@ -38,6 +38,7 @@ DTYPES: dict[str, tuple[int, int]] = {
     "int32": (DtypeCode.INT, 32), "int64": (DtypeCode.INT, 64), "uint8": (DtypeCode.UINT, 8),
 }
 _NAMES = {pair: name for name, pair in DTYPES.items()}
+_KINDS = {DtypeCode.INT: "int", DtypeCode.UINT: "uint", DtypeCode.FLOAT: "float", DtypeCode.BOOL: "bool"}
 #: The small codes of activations, by text.
 ACTIVATIONS = {"f16": DtypeId.F16, "bf16": DtypeId.BF16, "f32": DtypeId.F32}
 _DEVICES = {DeviceType.CPU: "cpu", DeviceType.CUDA: "cuda", DeviceType.CUDA_HOST: "cpu", DeviceType.ROCM: "rocm",
@@ -57,6 +58,10 @@ class Tensor:
     __slots__ = ("_capsule", "_struct", "shape", "strides", "pointer", "read_only")
 
     def __init__(self, source: Any) -> None:
+        if not hasattr(source, "__dlpack__"):
+            raise make(Status.INVALID_ARGUMENT, "tensor", f"{type(source).__name__}; a tensor that speaks DLPack is needed")
+        if getattr(source, "requires_grad", False):
+            raise make(Status.UNSUPPORTED, "tensor", "requires a gradient, which libattn does not compute; pass its detach()")
         device_type = source.__dlpack_device__()[0]
         keywords = {} if device_type == DeviceType.CPU else {"stream": -1}
         try:
@@ -102,7 +107,9 @@ class Tensor:
     def dtype(self) -> str:
         """``f16``, ``bf16``, ``f32``, ``int32``, …"""
         dtype = self._struct.dtype
-        return _NAMES.get((dtype.code, dtype.bits), f"code {dtype.code} of {dtype.bits} bits")
+        lanes = f" in lanes of {dtype.lanes}" if dtype.lanes != 1 else ""
+        return _NAMES.get((dtype.code, dtype.bits),
+                          f"{_KINDS.get(dtype.code, f'DLPack code {dtype.code}, ')}{dtype.bits}") + lanes
 
     @property
     def itemsize(self) -> int:
@@ -114,6 +121,11 @@ class Tensor:
         """``("cpu", 0)``, ``("cuda", 1)``, …"""
         device = self._struct.device
         return _DEVICES.get(device.type, f"device type {device.type}"), device.id
+
+    @property
+    def device_struct(self) -> attn_device:
+        """``struct attn_device``."""
+        return attn_device(self._struct.device.type, self._struct.device.id)
 
     @property
     def nbytes(self) -> int:

@@ -21,7 +21,18 @@ from .segments import Segments, Window, of_mask, whole
 from .store import DTYPES, Bound, Params, store, stream_of
 
 _MASKS_KEPT = 16
+_SHAPES = {"q": "[B, Hq, S, D]", "k": "[B, Hk, L, D]", "v": "[B, Hk, L, Dv]"}
 _wholes: dict[tuple[Any, ...], Segments] = {}
+
+
+def check_inputs(**tensors: torch.Tensor | None) -> None:
+    """Refuse what would be dropped or misread: gradients, and q, k and v of other than four dimensions."""
+    for name, t in tensors.items():
+        if t is not None and t.requires_grad and torch.is_grad_enabled():
+            raise make(Status.UNSUPPORTED, name, "requires a gradient, which libattn does not compute; run under "
+                       "torch.no_grad() or torch.inference_mode()")
+        if t is not None and name in _SHAPES and t.dim() != 4:
+            raise make(Status.INVALID_ARGUMENT, name, f"{list(t.shape)}; {_SHAPES[name]} is needed")
 
 
 def visible_of(mask: torch.Tensor, batch: int, queries: int, keys: int) -> np.ndarray:
@@ -218,6 +229,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     UnsupportedError
         With the reasons of every backend.
     """
+    check_inputs(q=q, k=k, v=v, sinks=sinks)
     batch, _, queries, _ = q.shape
     segments = segments_of(mask, batch, queries, k.shape[2], causal, window, kind != "cross")
     return attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,

@@ -56,6 +56,7 @@ def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start
     -------
     Tensor [1, T, Hq, Dv]
     """
+    dense.check_inputs(q=q, k=k, v=v, sinks=sinks)
     segments = _packed_segments(query_start_loc, key_start_loc, q.shape[2], causal, window)
     return dense.attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks,
                                  kind=kind, index=index)
@@ -112,6 +113,7 @@ def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: tor
     -------
     Tensor [R, Hq, Dv]
     """
+    dense.check_inputs(rows=q, keys=k, values=v, sinks=sinks)
     size = k_pages.shape[1]
     desc = dense.describe("decoder", q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.dtype, scale, True, window,
                           soft_cap, sinks is not None, size)
