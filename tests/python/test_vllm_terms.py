@@ -3,8 +3,10 @@
 sizes, and the releases that are served."""
 import dataclasses
 import os
+import re
 import types
 import unittest
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -231,6 +233,54 @@ class Caches(Settings):
         for backend in ("cpu_ref", "cpu_simd"):
             self.run_steps(backend, "fp8", torch.zeros(12, HK, BLOCK, 2 * D, dtype=torch.uint8), D, D, 0.05,
                            torch.float8_e4m3fn, _k_scale_float=0.02, _v_scale_float=0.02, _q_scale_float=0.02)
+
+
+class Terms(Settings):
+    def test_alibi_and_chunks(self) -> None:
+        """What `LibattnImpl` alone is told: slopes of both forms of ALiBi, and chunks with lookback in place of a window."""
+        generator, n = torch.Generator().manual_seed(4), 40
+        q, k, v = (peaked(n, heads, D, generator=generator) for heads in (HQ, HK, HK))
+        away = (torch.arange(n)[:, None] - torch.arange(n)).abs().double()
+        slopes = [2.0**-(i + 1) for i in range(HQ)]
+        tilt = torch.tensor(slopes).double()[:, None, None]
+        chunks = torch.arange(n)[:, None] // 8 - torch.arange(n) // 8
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for values, bias, visible in (
+                    ({"alibi_slopes": slopes}, -tilt * away, causal(n, n)),
+                    ({"alibi_slopes": slopes, "use_alibi_sqrt": True}, -tilt * away.sqrt(), causal(n, n)),
+                    ({"sliding_window": 16, "chunk_lookback": 1}, None, causal(n, n) & (chunks <= 1))):
+                out = torch.empty(n, HQ * D)
+                LibattnImpl(HQ, D, D**-0.5, HK, **values).forward(
+                    self.layer(), q, k, v, torch.zeros(4, HK, BLOCK, 2 * D),
+                    self.builder().build(0, metadata([n], [n], torch.arange(4).int()[None])), out)
+                expected, _ = attention(q, k, v, D**-0.5, visible, bias=bias)
+                self.assertLess(worst(out.view(n, HQ, D), expected), 2e-5, (backend, values))
+
+
+class Page(unittest.TestCase):
+    """The list of methods in docs/engines.md."""
+
+    def test_every_method_has_its_row(self) -> None:
+        """Of the recorded interfaces; and what a row calls served names tests that are there."""
+        root = Path(__file__).resolve().parents[2]
+        text = (root / "docs/engines.md").read_text(encoding="utf-8")
+        page = text[text.index("## What the interfaces ask"):text.index("## ggml")]
+        for name in ("vllm-0.26.0", "vllm-0.32.0", "vllm-0.33.0", "sglang-0.5.23"):
+            for items in published.read(name)["modules"].values():
+                for kind, content in items.items():
+                    if isinstance(content, dict) and kind not in ("ForwardMode", "AttentionSelectorConfig", "MultipleOf"):
+                        methods = {m for m in content["methods"] if m not in ("__init__", "__new__", "_eager_attention")}
+                        self.assertEqual({m for m in methods if f"`{m}`" not in page}, set(), (name, kind))
+        written = "".join(file.read_text(encoding="utf-8") for file in root.glob("tests/python/test_*.py"))
+        rows = [row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| ")]
+        for row in rows:
+            tests = re.findall(r"`(test_\w+)`", row[-1])
+            files = re.findall(r"`(tests/[\w/.]+)`", row[-1])
+            self.assertEqual([t for t in tests if f"def {t}(" not in written], [], row)
+            self.assertEqual([f for f in files if not (root / f).is_file()], [], row)
+            self.assertTrue(len(row) < 3 or row[1] != "served" or tests or files, row)
+        self.assertGreater(sum(row[1] == "served" for row in rows if len(row) > 2), 30)
 
 
 class Releases(Settings):
