@@ -8,6 +8,7 @@ import torch.nn.functional as functional
 import libattn
 from common import attention, causal, peaked, planned, worst
 from libattn import extensions
+from libattn.torch.weights import fp8_mla_weights
 
 F64 = torch.float64
 
@@ -131,6 +132,35 @@ class Latent(unittest.TestCase):
                 q = torch.cat([q_nope, q_pe], dim=-1)[rows]
                 expected, _ = attention(q, k, v, scale, causal(queries[r], length))
                 self.assertLess(worst(out[rows], expected), 1e-4, (queries, r))
+
+    def test_weights_in_fp8(self) -> None:
+        """`fp8_mla_weights` of heads of very different sizes, through a prefill and a decode, to the precision of e4m3."""
+        heads, nope, rope, rank, width, block = 4, 16, 8, 32, 24, 16
+        generator = torch.Generator().manual_seed(3)
+        desc = libattn.LayerDesc("mla", heads, 1, rank + rope, 0.0, "mla", head_size_v=width, block_size=block,
+                                 mla=libattn.MlaDesc(rank, nope, rope, width, absorb_in_core=True, weight_dtype="fp8_e4m3"))
+        sizes = torch.tensor([1.0, 8.0, 0.25, 3.0])[:, None, None]
+        split = sizes * torch.randn(heads, nope + width, rank, generator=generator) * rank**-0.5
+        latent, rotated = torch.randn(20, rank, generator=generator), peaked(20, rope, generator=generator)
+        for backend in ("cpu_ref", "cpu_simd"):
+            runtime = libattn.Runtime(ignore_environment=True)
+            model = runtime.bind(runtime.select([desc], backend=backend))
+            layer = model.layers[0]
+            layer.bind_kv(libattn.allocate(2 * layer.kv_spec.padded_page_bytes), 2)
+            layer.bind_params(extensions=[fp8_mla_weights(split.reshape(-1, rank), heads, nope)])
+            for first, length in ((0, 19), (19, 20)):
+                count = length - first
+                plan = planned(model, libattn.Batch([0, count], [length], [[0, 1]], list(range(first, length))))
+                q_nope, q_pe = (peaked(count, heads, n, generator=generator) for n in (nope, rope))
+                out = torch.empty(count, heads, width)
+                plan.run(layer, None, None, None, out, extensions=[
+                    extensions.mla_io(q_nope, q_pe, latent[first:length], rotated[first:length])])
+                k, v = (torch.einsum("hdc,tc->thd", part, latent[:length]) for part in split.split([nope, width], 1))
+                k = torch.cat([k, rotated[:length, None].expand(-1, heads, -1)], dim=-1)
+                expected, _ = attention(torch.cat([q_nope, q_pe], dim=-1), k, v, (nope + rope)**-0.5, causal(count, length))
+                error = (out - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))  # of each head
+                self.assertLess(float(error.max()), 0.12, (backend, count))
+                self.assertGreater(float(error.min()), 1e-3)  # quantized at all
 
 
 if __name__ == "__main__":

@@ -216,6 +216,20 @@ class Caches(Settings):
             found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, kv_cache_dtype=dtype)
             self.assertRegex("\n".join(found), f"kv_cache_dtype: '{dtype}'; supported: auto, .*turboquant_3bit_nc")
 
+    def test_calculated_scales(self) -> None:
+        """Scales that vLLM sets after a layer was bound (``calculate_kv_scales``): the next step goes by them."""
+        generator = torch.Generator().manual_seed(8)
+        q, k, v = (torch.randn(9, heads, D, generator=generator) for heads in (HQ, HK, HK))
+        impl, layer, builder = LibattnImpl(HQ, D, D**-0.5, HK, kv_cache_dtype="fp8"), self.layer(), self.builder()
+        cache = torch.zeros(4, HK, BLOCK, 2 * D, dtype=torch.uint8)
+        for scale in (0.5, 2.0**-20):  # the second is far too small: values saturate at 448 scales
+            layer._k_scale_float = layer._v_scale_float = scale
+            out = torch.empty(9, HQ * D)
+            impl.forward(layer, q, k, v, cache, builder.build(0, metadata([9], [9], torch.arange(4).int()[None])), out)
+            stored = [(t / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale for t in (k, v)]
+            expected, _ = attention(q, *stored, D**-0.5, causal(9, 9))
+            self.assertLess(worst(out.view(9, HQ, D), expected), 1e-4, scale)
+
     def test_value_sizes(self) -> None:
         """Values of other sizes than keys, smaller and larger, packed behind them."""
         for backend in ("cpu_ref", "cpu_simd"):
