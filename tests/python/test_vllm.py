@@ -2,6 +2,7 @@
 """The vLLM adapter against vLLM's recorded interface. Inside the engine it runs by tools/test_engines.sh."""
 import collections
 import enum
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,13 +42,14 @@ _Layout = enum.Enum("KVCacheLayout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC
 on_a_cpu = True
 dcp_group: list[Any] = []
 current: list[Any] = [None]  # vLLM's configuration
-RECORDED = published.install("vllm-0.33.0", {
+RELEASE = os.environ.get("VLLM_RELEASE", "0.33.0")
+RECORDED = published.install(f"vllm-{RELEASE}", {
     "vllm.v1.attention.backends.registry": {
         "AttentionBackendEnum": _Registry,
         "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
     "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
     "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_KV_CACHE_LAYOUT": None},
-    "vllm.version": {"__version__": "0.33.0"},
+    "vllm.version": {"__version__": RELEASE},
     "vllm.config": {"get_current_vllm_config_or_none": lambda: current[0]},
     "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND"},
     "vllm.distributed.parallel_state": {"get_dcp_group": lambda: dcp_group[0]},

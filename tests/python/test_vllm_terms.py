@@ -4,6 +4,8 @@ sizes, and the releases that are served."""
 import dataclasses
 import os
 import re
+import subprocess
+import sys
 import types
 import unittest
 from pathlib import Path
@@ -308,6 +310,16 @@ class Releases(Settings):
                 self.assertEqual(published.mismatches(ours, classes[name]), [], release)
                 abstract = {m for m, c in classes[name]["methods"].items() if "abstract" in c.words}
                 self.assertEqual(abstract - set(dir(ours)) - set(dir(LibattnBackend)) - set(dir(form)), set(), release)
+
+    def test_steps_of_older_releases(self) -> None:
+        """The same source over the classes of another release, in a process of its own."""
+        for release, form in (("0.26.0", "CacheShape"), ("0.32.0", "CacheLayout")):
+            code = f"import test_vllm, unittest; assert test_vllm.versions.CacheForm.__name__ == '{form}'; " \
+                "unittest.main(test_vllm, argv=['', 'Interface.test_selector_configuration_is_taken_whole', " \
+                "'Interface.test_entry_point', 'Steps.test_orders_of_the_cache', 'Steps.test_latent_layers'])"
+            ran = subprocess.run([sys.executable, "-c", code], env=os.environ | {"VLLM_RELEASE": release},
+                                 capture_output=True, text=True, timeout=100)
+            self.assertEqual(ran.returncode, 0, ran.stderr)
 
     def test_other_releases_are_refused(self) -> None:
         asked = {"head_size": 64, "dtype": torch.float32}
