@@ -36,6 +36,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$here" || exit 1
 . tools/lib/demo.sh
 . tools/lib/device.sh
+. tools/lib/gpus.sh
 passed=0 failed=0 skipped=0
 
 # Counts one result: pass|fail|skip NAME [LOG]
@@ -84,10 +85,8 @@ refuses() {
 prepare_cuda_flash() {
     device=cuda
     hide=CUDA_VISIBLE_DEVICES= # of the process that gets it no device is seen
-    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
-    case $arch in 90) target=90a ;; *) target=$arch ;; esac
     [ -f "$build/build.ninja" ] ||
-        meson setup "$build" "$here" -Dcuda-flash=enabled "-Dcuda-archs=sm_$target" >&2 || exit 1
+        meson setup "$build" "$here" -Dcuda-flash=enabled "-Dcuda-archs=$(nvidia_targets)" >&2 || exit 1
 }
 
 kernels_cuda_flash() {
@@ -129,14 +128,6 @@ prepare_hip() {
     hide=HIP_VISIBLE_DEVICES= # likewise
     [ -f "$build/build.ninja" ] ||
         meson setup "$build" "$here" -Dhip=enabled "-Dhip-archs=$(hip_archs)" >&2 || exit 1 # none: no GPU
-}
-
-# Of this machine's GPUs by the driver's topology: 90402 is gfx942, 90010 gfx90a, 110000 gfx1100.
-hip_archs() {
-    sed -n 's/^gfx_target_version \([1-9][0-9]*\)$/\1/p' "${ATTN_TEST_KFD:-/sys/class/kfd}"/kfd/topology/nodes/*/properties | sort -u |
-        while read -r version; do
-            printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100))
-        done | paste -sd,
 }
 
 kernels_hip() {

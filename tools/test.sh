@@ -1,146 +1,178 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds and tests everything; the last line counts. From a fresh clone on a bare Debian 12.
-# usage: tools/test.sh [--quick [--filter SUITE]]
-# --quick: layout of the sources, a release build without CUDA in build-quick/, and the core's tests, in minutes;
-# --filter: the tests of that suite instead (tools, cpu_ref, hostile ...; meson test --list names them).
-quick='' suite=core
+# Builds and tests from a fresh clone on a bare Debian 12; the last line counts.
+# usage: tools/test.sh [--all | --quick [--filter SUITE]]
+# Without an argument: all that a user's build is made of (core, CPU backends, hostile plugins, tools, examples, the vendor's
+# guide, Python), in 8 minutes of two cores. --all: GPU plugins under emulation, sanitizers, fuzzing, valgrind, mutants, AArch64,
+# collectives, adapters for engines, packages and the layout of the sources as well. --quick: that layout, a release build without CUDA in
+# build-quick/, and the core's tests, in minutes; --filter: the tests of that suite instead (meson test --list names them).
+tool=test.sh mode=user suite=core
+usage() {
+    echo "test.sh: $1; usage: test.sh [--all | --quick [--filter SUITE]]" >&2
+    exit 2
+}
 while [ $# -gt 0 ]; do
     case $1 in
-    --quick) quick=1 ;;
+    --all | --quick)
+        [ "$mode" = user ] || usage "--$mode and $1: one of the two"
+        mode=${1#--}
+        ;;
     --filter)
-        [ $# -ge 2 ] || { echo "test.sh: --filter: needs the name of a suite" >&2; exit 2; }
+        [ $# -ge 2 ] || usage "--filter: needs the name of a suite"
         suite=$2
         shift
         ;;
-    *)
-        echo "test.sh: unknown argument '$1'; usage: test.sh [--quick [--filter SUITE]]" >&2
-        exit 2
-        ;;
+    --help) sed -n '4,8s/^# //p' "$0" && exit 0 ;;
+    *) usage "unknown argument '$1'" ;;
     esac
     shift
 done
-if [ -z "$quick" ] && [ "$suite" != core ]; then
-    echo "test.sh: --filter goes with --quick" >&2
-    exit 2
-fi
+[ "$mode" = quick ] || [ "$suite" = core ] || usage "--filter goes with --quick"
+echo "libattn: tests ($mode)"
 cd "$(dirname "$0")/.."
 . tools/lib/setup.sh
+tick=20
+essential="gcc libc6-dev meson ninja-build pkg-config libcjson-dev libcmocka-dev jq"
 
 ATTN_CACHE_DIR=$PWD/build/cache
 export ATTN_CACHE_DIR
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE ATTN_NUM_THREADS
-passed=0 failed=0 skipped=0 failures=''
-started=$(date +%s)
-
-stage() {
-    echo "== $1 (at $(($(date +%s) - started)) s)"
-}
+ensure_writable
+results=$(mktemp) # a line for each result; stages that run at once add to it
+trap 'rm -f "$results"' EXIT
+trap 'trap - INT; kill 0' INT # what runs in the background, too
 
 # Counts one failure; the end names it once more.
 fail() {
-    failed=$((failed + 1))
-    failures="$failures  $1
-"
+    say "failed: $1"
+    echo "failed $1" >>"$results"
 }
 
-# Runs Meson tests and adds up the results in their log. Arguments: folder, a name for the log, then meson test's.
+# Runs Meson tests, adds up the results in their log, and says them for each suite, with the seconds that its tests took
+# together. Arguments: folder, a name for the log, then meson test's.
 count_tests() {
     folder=$1 name=$2
     shift 2
     rm -f "$folder/meson-logs/$name"*.json
-    meson test -C "$folder" --logbase "$name" --print-errorlogs "$@" 2>&1 | sed '/^ninja: /d; /^$/d; /^Full log/d' || true
-    results=$(cat "$folder/meson-logs/$name"*.json 2>/dev/null | jq -r '"\(.result) \(.name | gsub(" "; ""))"' || true)
-    if [ -z "$results" ]; then
-        fail "$name: no test ran in $folder"
-    fi
-    while read -r result test; do
-        case $result in
-        '') ;;
-        OK | EXPECTEDFAIL) passed=$((passed + 1)) ;;
-        SKIP) skipped=$((skipped + 1)) ;;
-        *) fail "$name: $test ($result)" ;;
-        esac
-    done <<RESULTS
-$results
-RESULTS
+    watched "$name: tests" meson test -C "$folder" --logbase "$name" --print-errorlogs "$@" || true
+    counted=$(cat "$folder/meson-logs/$name"*.json 2>/dev/null | jq -r --arg name "$name" '
+        (.name | sub("^[^:]*:"; "") | split(" / ")) as [$suites, $test] | ($suites | split("+")[0]) as $suite |
+        (if .result == "OK" or .result == "EXPECTEDFAIL" then "passed" elif .result == "SKIP" then "skipped" else "failed" end) as $how |
+        "\($how) \($name): \($suite)/\($test) \(.result) \(.duration)"' || true)
+    [ -n "$counted" ] || fail "$name: no test ran in $folder"
+    printf '%s\n' "$counted" | awk -v file="$results" '
+        NF { suite = $0; sub(/.*: /, "", suite); sub(/\/.*/, "", suite); count[suite, $1]++; seconds[suite] += $NF; name = $0
+             sub(/ [^ ]*$/, "", name); print name >>file }
+        END { for (suite in seconds)
+            printf "%s: %d passed, %d failed, %d skipped, %.0f s together\n", suite, count[suite, "passed"], count[suite, "failed"],
+                count[suite, "skipped"], seconds[suite] }' | sort | while read -r line; do say "$name: $line"; done
 }
 
+# Ends with what failed, and the line that counts.
 finish() {
-    stage "end"
-    [ -z "$failures" ] || printf 'failed:\n%s' "$failures"
+    failed=$(grep -c '^failed ' "$results" || true)
+    passed=$(grep -c '^passed ' "$results" || true)
+    skipped=$(grep -c '^skipped ' "$results" || true)
+    say "end"
+    [ "$failed" -eq 0 ] || { echo "failed:" && sed -n 's/^failed /  /p' "$results"; }
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     exit
 }
 
-if [ -n "$quick" ]; then
-    stage "packages"
-    ensure_packages
-    stage "release build without CUDA"
-    build_folder build-quick -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dnccl=disabled
-    stage "format"
-    count_tests build-quick format format
-    stage "$suite"
-    count_tests build-quick quick --suite "$suite"
+if [ $mode = quick ]; then
+    ensure_packages demo tests style
+    if build_folder "release build without GPUs" build-quick -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dnccl=disabled; then
+        count_tests build-quick format format
+        count_tests build-quick "$suite" --suite "$suite"
+    else
+        fail "build-quick: not built"
+    fi
     finish
 fi
 
-stage "packages"
-PACKAGES="$PACKAGES clang libclang-rt-14-dev" # fuzzing's; a demonstration does without
-ensure_packages
-stage "release build"
-build_release
-if [ "$toolchains" != none ] && [ ! -e build/plugins/cuda_flash/attn_cuda_flash.so ]; then
-    fail "nvcc is there ($toolchains), but cuda_flash was not built"
-fi
-if [ ! -e build/plugins/hip/attn_hip.so ]; then
-    fail "clang-19 and lld-19 are there, but hip was not built"
-fi
-if [ "$(uname -m)" = x86_64 ] && [ ! -e build/plugins/level_zero/attn_level_zero.so ]; then
-    fail "clang-15, llvm-spirv-15 and libze-dev are there, but level_zero was not built"
-fi
-ensure_venv >build/venv.log 2>&1 & # the C tests never wait for it
-venv=$!
-stage "tests"
-count_tests build release --no-suite python
+# build/venv, in the background: only the last tests wait for it.
+start_venv() {
+    ensure_venv >build/venv.log 2>&1 &
+    venv=$!
+}
 
-# Device code and SIMD intrinsics are left out: the sanitizers are for what walks pointers, locks and strings.
-sanitizer_options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled"
+await_venv() {
+    watched "build/venv: numpy, torch, transformers" wait "$venv" || true
+    [ ! -s build/venv.log ] || cat build/venv.log
+}
 
-stage "address and undefined-behaviour sanitizers"
-# shellcheck disable=SC2086
-build_folder build-asan -Db_sanitize=address,undefined $sanitizer_options
-ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-export ASAN_OPTIONS UBSAN_OPTIONS
-count_tests build-asan asan --suite core --suite tools --suite cpu_ref --suite hostile --timeout-multiplier 6
-
-stage "fuzzing"
-build_fuzz
-count_tests build-fuzz fuzz --suite fuzz
-
-stage "thread sanitizer"
-# shellcheck disable=SC2086
-build_folder build-tsan -Db_sanitize=thread $sanitizer_options
-TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1
-export TSAN_OPTIONS
-# It cannot map its shadow where the kernel spreads addresses over more bits than it knows.
-fixed_addresses=""
-setarch -R true 2>/dev/null && fixed_addresses="--wrap=setarch -R"
-count_tests build-tsan tsan ${fixed_addresses:+"$fixed_addresses"} --suite core --timeout-multiplier 6
-
-stage "valgrind"
-count_tests build valgrind --setup valgrind --suite core
-
-if [ "$(uname -m)" = x86_64 ]; then
-    stage "AArch64, emulated"
-    build_folder build-aarch64 --cross-file tools/lib/aarch64.ini
-    count_tests build-aarch64 emulated
+if [ $mode = user ]; then
+    ensure_packages demo tests
+    start_venv
+    if build_release tests; then
+        # Python's tests run one after the other, next to the others.
+        count_tests build release --suite core --suite cpu_ref --suite cpu_simd --suite hostile --suite tools --no-suite long &
+        others=$!
+        await_venv
+        count_tests build python --no-rebuild --suite python --no-suite long
+        wait $others || fail "the other tests ended early (status $?)"
+    else
+        fail "build: not built"
+    fi
+    finish
 fi
 
-stage "python"
-wait "$venv" || true
-[ ! -s build/venv.log ] || cat build/venv.log
-count_tests build python --suite python
+# A build of its own and tests of it, counted as one failure if it does not build: stage NAME FOLDER "MESON'S OPTIONS" meson test's...
+stage() {
+    stage_name=$1 stage_folder=$2 stage_options=$3
+    shift 3
+    # shellcheck disable=SC2086
+    if targets=product build_folder "$stage_name" "$stage_folder" $stage_options; then
+        count_tests "$stage_folder" "$stage_name" "$@"
+    else
+        fail "$stage_folder: not built"
+    fi
+}
 
+# What needs nothing of the release build. Device code and SIMD intrinsics are left out of the sanitizers' builds: they are for
+# what walks pointers, locks and strings.
+other_builds() {
+    options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dmpi=disabled -Dnccl=disabled"
+    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+    export ASAN_OPTIONS UBSAN_OPTIONS
+    stage "address sanitizer" build-asan "-Db_sanitize=address,undefined $options" \
+        --suite core --suite tools --suite cpu_ref --suite hostile --timeout-multiplier 10
+    if build_fuzz; then
+        count_tests build-fuzz "fuzzing" --suite fuzz
+    else
+        fail "build-fuzz: not built"
+    fi
+    TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1
+    export TSAN_OPTIONS
+    # It cannot map its shadow where the kernel spreads addresses over more bits than it knows.
+    fixed_addresses=""
+    ! setarch -R true 2>/dev/null || fixed_addresses="--wrap=setarch -R"
+    stage "thread sanitizer" build-tsan "-Db_sanitize=thread $options" ${fixed_addresses:+"$fixed_addresses"} --suite core \
+        --timeout-multiplier 10
+    [ "$(uname -m)" != x86_64 ] || stage "AArch64" build-aarch64 "--cross-file tools/lib/aarch64.ini" --timeout-multiplier 2
+}
+
+ensure_packages demo tests style hip level_zero all "$(uname -m)"
+start_venv
+other_builds &
+other=$!
+if build_release tests collectives cuda-flash hip level-zero; then
+    for plugin in cuda_flash hip level_zero; do
+        case $plugin in
+        cuda_flash) compiler=nvcc ;;
+        hip) compiler=clang++-19 ;;
+        *) compiler=llvm-spirv-15 ;;
+        esac
+        if command -v $compiler >/dev/null && [ ! -e build/plugins/$plugin/attn_$plugin.so ]; then
+            fail "$compiler is there, but $plugin was not built"
+        fi
+    done
+    await_venv
+    count_tests build release --timeout-multiplier 2
+    count_tests build valgrind --setup valgrind --suite core
+else
+    fail "build: not built"
+fi
+wait $other || fail "the builds next to the release build ended early (status $?)"
 finish

@@ -207,4 +207,5 @@ if __name__ == "__main__":
         print(f"generate.py: {why}: this checkout's Python package cannot be imported from here", file=sys.stderr)
     if len(sys.argv) == 3:
         Path(sys.argv[1]).touch()
-        Path(sys.argv[2]).write_text(f"{sys.argv[1]}: {' '.join(str(HEADERS / f'{stem}.h') for stem in ORDER)}\n")
+        headers = (str(HEADERS / f"{stem}.h").replace(" ", "\\ ") for stem in ORDER)
+        Path(sys.argv[2]).write_text(f"{sys.argv[1]}: {' '.join(headers)}\n")
