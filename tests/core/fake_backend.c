@@ -96,11 +96,19 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
     return ATTN_OK;
 }
 
+/* Parts are counted, not merged. */
+static attn_status merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
+{
+    return ATTN_OK;
+}
+
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    static const struct attn_kernels table = {
-        .struct_size = sizeof table, .attend = attend, .write_kv = write_kv};
+    static const struct attn_kernels table = {.struct_size = sizeof table,
+                                              .attend = attend,
+                                              .write_kv = write_kv,
+                                              .merge_states = merge_states};
     static int32_t one;
     *instance = (attn_instance *)(void *)&one;
     *kernels = &table;

@@ -37,6 +37,7 @@ REFUSAL(encoder_code, "encoder", "3", l->kind = ATTN_LAYER_ENCODER; l->causal = 
         l->block_size = 0; l->encoder = 3)
 REFUSAL(encoder_of_decoder, "encoder", "1", l->encoder = ATTN_ENCODER_ONLY)
 REFUSAL(encoder_causal, "causal", "encoder", l->kind = ATTN_LAYER_ENCODER)
+REFUSAL(cross_causal, "causal", "cross", l->kind = ATTN_LAYER_CROSS)
 REFUSAL(prefix_causal, "prefix_lm", "causal is 0", l->prefix_lm = 1; l->causal = 0)
 REFUSAL(block_negative, "block_size", "-16", l->block_size = -16)
 REFUSAL(page_negative, "padded_page_bytes", "-1", l->padded_page_bytes = -1)

@@ -88,6 +88,12 @@ REFUSAL(no_pages, "paged_kv", "yes", "no", c->features &= ~(uint64_t)ATTN_FEATUR
 REFUSAL(view_forms, "needed_view_forms", "packed", "nhd, latent",
         l->needed_view_forms = ATTN_VIEW_NHD | ATTN_VIEW_PACKED;
         c->view_forms |= ATTN_VIEW_LATENT)
+REFUSAL(auto_only, "kv_dtype", "f16", "auto", l->kv_dtype = ATTN_KV_F16;
+        c->kv_dtypes = 1u << ATTN_KV_AUTO)
+REFUSAL(features, "needed_features", "17", "bits of the backend's features",
+        l->needed_features = ATTN_FEATURE_CASCADE)
+REFUSAL(extension, "extension", "0x10000", "0x10001", l->next = &vendors; c->extensions = &declared;
+        c->num_extensions = 1)
 REFUSAL(combination, "combination", "windows have no lse", "not together", l->has_window = 1;
         l->needs_lse = 1; c->refused = &together; c->num_refused = 1;
         c->refused_bytes = sizeof together)

@@ -178,6 +178,78 @@ TEST(groups_by_spec_and_by_schedule)
     fixture_finish(&fixture);
 }
 
+/* Layers that differ in one thing: with block tables of their own, or schedules, or both. */
+TEST(groups_by_each_difference)
+{
+    static const struct attn_ext vendor = {ATTN_EXT_VENDOR, ATTN_EXT_OPTIONAL, sizeof vendor, NULL};
+    static const struct {
+        size_t offset;
+        int32_t value;
+        bool table, schedule; /* of its own */
+        int32_t of_first;     /* the value of the first layer, if it is set there, too */
+    } differences[] = {
+        {offsetof(struct attn_layer_desc, window_left), 7, true, true},
+        {offsetof(struct attn_layer_desc, window_right), 0, false, true},
+        {offsetof(struct attn_layer_desc, num_kv_heads), 4, true, true},
+        {offsetof(struct attn_layer_desc, num_q_heads), 8, false, true},
+        {offsetof(struct attn_layer_desc, head_size_v), 128, true, true},
+        {offsetof(struct attn_layer_desc, block_size), 2 * FAKE_BLOCK_SIZE, true, true},
+        {offsetof(struct attn_layer_desc, chunk_size), 32, true, true, 64},
+        {offsetof(struct attn_layer_desc, has_sinks), 1, false, true},
+        {offsetof(struct attn_layer_desc, sink_len), 4, true, true, 8},
+        {offsetof(struct attn_layer_desc, prefix_lm), 1, false, true},
+        {offsetof(struct attn_layer_desc, alibi), ATTN_ALIBI_LINEAR, false, true},
+        {offsetof(struct attn_layer_desc, tree_mask), ATTN_TREE_BITS, false, true},
+        {offsetof(struct attn_layer_desc, causal_per_request), 1, false, true},
+        {offsetof(struct attn_layer_desc, num_speculative_tokens), 2, false, true},
+        {offsetof(struct attn_layer_desc, batch_invariant), 1, false, true},
+        {offsetof(struct attn_layer_desc, needs_lse), 1, false, false}};
+    const size_t count = sizeof differences / sizeof *differences;
+    for (size_t i = 0; i < count + 2; i++) {
+        struct fixture fixture;
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
+        struct attn_backend_caps *caps = fake_init(&fixture);
+        static const struct attn_head_size_range sizes[] = {{{64, 64, 1}, {64, 128, 64}, 0}};
+        caps->terms = (UINT64_C(1) << ATTN_TERM_COUNT) - 1;
+        caps->features |= ATTN_FEATURE_BATCH_INVARIANT;
+        caps->head_sizes = sizes;
+        caps->num_head_sizes = 1;
+        for (int32_t l = 0; l < 2; l++) {
+            const bool windows = i < 2;
+            layers[l].has_window = windows;
+            layers[l].causal = i != 1; /* or a window has no right side */
+            layers[l].window_left = layers[l].window_right = 5;
+        }
+        if (i < count && differences[i].of_first > 0) {
+            memcpy((char *)&layers[0] + differences[i].offset, &differences[i].of_first,
+                   sizeof differences[i].of_first);
+        }
+        if (i < count) {
+            memcpy((char *)&layers[1] + differences[i].offset, &differences[i].value,
+                   sizeof differences[i].value);
+        } else if (i == count) {
+            layers[1].padded_page_bytes = 2 * PAGE;
+        } else {
+            layers[1].next = &vendor;
+        }
+        attn_model *model = fake_model(&fixture, layers, 2, &error);
+        if (model == NULL) {
+            fail_msg("%zu: %s", i, error.message);
+        }
+        const bool table = i < count ? differences[i].table : i == count;
+        const bool schedule = i < count ? differences[i].schedule : true;
+        const int32_t schedules = model_num_groups(model, ATTN_GROUP_SCHEDULE);
+        if (model_num_groups(model, ATTN_GROUP_BLOCK_TABLE) != 1 + table ||
+            (schedules > ATTN_PHASE_COUNT) != schedule) {
+            fail_msg("difference %zu: %d tables, %d schedules", i,
+                     model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), schedules);
+        }
+        model_destroy(model);
+        fixture_finish(&fixture);
+    }
+}
+
 /* V over K: at its first row, at another one, and half a row behind one. */
 static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k,
                                  const struct attn_kv_view *v)
@@ -239,6 +311,8 @@ TEST(wrong_views_are_refused)
     void *base = aligned_alloc(256, 4 * PAGE);
     assert_int_equal(layer_kv_views(layer, base, 4, &k, &v, &error), ATTN_OK);
     assert_int_equal((uint8_t *)v.data - (uint8_t *)k.data, 2 * PAGE);
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "base",
+               layer_kv_views(layer, (uint8_t *)base + 64, 1, &k, &v, &error));
 
     bad = k;
     bad.stride_slot /= 2;
@@ -318,9 +392,9 @@ TEST(declared_kernel_must_be_there)
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc desc = fake_layer("a");
-    fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
+    fake_init(&fixture)->kernels |= ATTN_KERNEL_GATHER_KV;
     assert_null(fake_model(&fixture, &desc, 1, &error));
     assert_int_equal(error.status, ATTN_ERROR_PLUGIN);
-    assert_string_equal(error.field, "merge_states");
+    assert_string_equal(error.field, "gather_kv");
     fixture_finish(&fixture);
 }

@@ -163,6 +163,8 @@ TEST(test_last_match_wins)
     assert_ptr_equal(rules_find(&rules, 4, &full, ATTN_PHASE_PREFILL), &rules.rules[0]);
     rules.count = 5;
     assert_ptr_equal(rules_find(&rules, 3, &full, ATTN_PHASE_DECODE), &rules.rules[4]);
+    full.sink_len = 4; /* a kind of its own */
+    assert_ptr_equal(rules_find(&rules, 3, &full, ATTN_PHASE_DECODE), &rules.rules[3]);
     arena_finish(&arena);
     fixture_finish(&fixture);
 }

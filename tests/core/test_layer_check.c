@@ -170,6 +170,7 @@ TEST(test_completion)
     assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
     assert_int_equal(layer.desc.kv_dtype, ATTN_KV_FP8_E4M3);
     assert_int_equal(layer.desc.k_scale_form, ATTN_SCALE_PER_TENSOR);
+    assert_int_equal(layer.desc.v_scale_form, ATTN_SCALE_PER_TENSOR);
     desc.skip_kv_quantization = 1;
     assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
     assert_int_equal(layer.desc.kv_dtype, ATTN_KV_BF16);
@@ -239,6 +240,10 @@ TEST(test_names_and_sharing)
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "kv_sharing_target",
                fixture_select(&f, "", layers, 3, &a, &error));
     layers[2].num_kv_heads = 8;
+    layers[2].kv_dtype = ATTN_KV_F16;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "kv_sharing_target",
+               fixture_select(&f, "", layers, 3, &a, &error));
+    layers[2].kv_dtype = ATTN_KV_AUTO;
     layers[1].kv_sharing_target = "0"; /* a chain */
     assert_int_equal(fixture_select(&f, "", layers, 3, &a, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "which itself reads"));

@@ -16,6 +16,9 @@ static const struct attn_refused_combination sized = {.why = "128 in a decode",
                                                       .phases = 1u << ATTN_PHASE_DECODE,
                                                       .head_size = {64, 128, 64}};
 
+static const struct attn_ext vendors = {ATTN_EXT_VENDOR, 0, sizeof vendors, NULL};
+static const uint32_t declared = ATTN_EXT_VENDOR + 1;
+
 #define REFUSAL(name, field, asked, supported, ...)                                                \
     static void name(struct attn_layer_desc *l, struct attn_backend_caps *c)                       \
     {                                                                                              \
@@ -135,6 +138,85 @@ TEST(test_rows_by_what_they_name)
     setting_finish(&s);
 }
 
+#define SETTER(name, change)                                                                       \
+    static void name(struct attn_layer_desc *l, struct attn_backend_caps *c)                       \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        change;                                                                                    \
+    }
+SETTER(set_per_request, l->causal_per_request = 1)
+SETTER(set_window, l->has_window = 1)
+SETTER(set_symmetric, l->has_window = 1; l->causal = 0; l->window_left = l->window_right = 9)
+SETTER(set_chunk, l->chunk_size = 64)
+SETTER(set_soft_cap, l->soft_cap = 50)
+SETTER(set_alibi, l->alibi = ATTN_ALIBI_LINEAR)
+SETTER(set_sqrt, l->alibi = ATTN_ALIBI_SQRT)
+SETTER(set_sinks, l->has_sinks = 1)
+SETTER(set_sink_len, l->sink_len = 4)
+SETTER(set_prefix_lm, l->prefix_lm = 1)
+SETTER(set_bits, l->tree_mask = ATTN_TREE_BITS)
+SETTER(set_bias, l->tree_mask = ATTN_TREE_BIAS)
+SETTER(set_lse, l->needs_lse = 1)
+SETTER(set_row, l->needs_block_table_row = 1)
+SETTER(set_bounds, l->host_bounds = 1)
+SETTER(set_device_lens, l->device_seq_lens_only = 1)
+SETTER(set_query, l->q_scale_form = ATTN_SCALE_PER_TENSOR; l->q_dtype = ATTN_DTYPE_FP8_E4M3)
+SETTER(set_invariant, l->batch_invariant = 1)
+
+/* A row of one term or feature, alone and next to causality: it refuses the layer that has it, and
+ * no other. Two of them refuse together. */
+TEST(test_rows_by_each_term_and_feature)
+{
+    static const struct {
+        uint64_t term, feature;
+        change *change;
+    } rows[] = {{ATTN_TERM_CAUSAL_PER_REQUEST, 0, set_per_request},
+                {ATTN_TERM_SLIDING_WINDOW, 0, set_window},
+                {ATTN_TERM_SYMMETRIC_WINDOW, 0, set_symmetric},
+                {ATTN_TERM_CHUNKED_LOCAL, 0, set_chunk},
+                {ATTN_TERM_SOFT_CAP, 0, set_soft_cap},
+                {ATTN_TERM_ALIBI, 0, set_alibi},
+                {ATTN_TERM_ALIBI_SQRT, 0, set_sqrt},
+                {ATTN_TERM_SINKS, 0, set_sinks},
+                {ATTN_TERM_STATIC_SINK, 0, set_sink_len},
+                {ATTN_TERM_PREFIX_LM, 0, set_prefix_lm},
+                {ATTN_TERM_TREE_BITS, 0, set_bits},
+                {ATTN_TERM_TREE_BIAS, 0, set_bias},
+                {0, ATTN_FEATURE_LSE, set_lse},
+                {0, ATTN_FEATURE_BLOCK_TABLE_ROW, set_row},
+                {0, ATTN_FEATURE_HOST_BOUNDS, set_bounds},
+                {0, ATTN_FEATURE_DEVICE_SEQ_LENS, set_device_lens},
+                {0, ATTN_FEATURE_QUANTIZED_QUERY, set_query},
+                {0, ATTN_FEATURE_BATCH_INVARIANT, set_invariant}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct attn_refused_combination row = {
+            .terms = rows[i].term, .features = rows[i].feature, .why = "no"};
+        struct setting s;
+        setting_init(&s);
+        s.caps->terms = (UINT64_C(1) << ATTN_TERM_COUNT) - 1;
+        s.caps->features = (UINT64_C(1) << ATTN_FEATURE_COUNT) - 1;
+        s.caps->q_dtypes = 1u << ATTN_DTYPE_FP8_E4M3;
+        s.caps->refused = &row;
+        s.caps->refused_bytes = sizeof row;
+        s.caps->num_refused = 1;
+        row.terms |= ATTN_TERM_CAUSAL;
+        expect_reasons(&s, 0);
+        row.terms &= rows[i].term;
+        expect_reasons(&s, 0);
+        rows[i].change(&s.layer, s.caps);
+        expect_reasons(&s, 1);
+        assert_string_equal(s.reasons.items[0].field, "combination");
+        row.terms |= s.layer.causal ? ATTN_TERM_BIDIRECTIONAL : ATTN_TERM_CAUSAL;
+        expect_reasons(&s, 0);
+        row.terms &= rows[i].term;
+        if (rows[i].term == ATTN_TERM_CHUNKED_LOCAL || rows[i].term == ATTN_TERM_STATIC_SINK) {
+            s.caps->terms &= ~rows[i].term; /* the core's own: the backend is not asked for it */
+            expect_reasons(&s, 0);
+        }
+        setting_finish(&s);
+    }
+}
+
 TEST(test_all_reasons_at_once)
 {
     struct setting s;
@@ -145,6 +227,41 @@ TEST(test_all_reasons_at_once)
     s.layer.block_size = 24;
     s.layer.alibi = ATTN_ALIBI_LINEAR;
     expect_reasons(&s, 5);
+    setting_finish(&s);
+}
+
+/* An engine's blocks of 192 are three of the kernels' 64, where nothing stands against it. */
+TEST(test_what_keeps_blocks_whole)
+{
+    static const struct attn_range blocks[] = {{16, 64, 16}};
+    struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
+                                       .interleave = 96};
+    struct setting s;
+    setting_init(&s);
+    s.caps->block_sizes = blocks;
+    s.layer.block_size = 192;
+    expect_reasons(&s, 0);
+    s.caps->device.type = ATTN_DEVICE_CUDA;
+    match_one(&s);
+    expect_reason(&s, "make_block_table");
+    s.caps->kernels |= ATTN_KERNEL_MAKE_BLOCK_TABLE;
+    expect_reasons(&s, 0);
+    s.layer.next = &cp.ext;
+    match_one(&s);
+    expect_reason(&s, "interleave");
+    s.layer.next = NULL;
+    s.layer.padded_page_bytes = 3 * 524289; /* odd parts, of 16-bit elements */
+    match_one(&s);
+    expect_reason(&s, "padded_page_bytes");
+    s.layer.padded_page_bytes = 3 * 524288;
+    expect_reasons(&s, 0);
+    s.layer.padded_page_bytes = 0;
+    s.layer.needs_page_lists = 1;
+    expect_reasons(&s, 0);
+    s.caps->kernels &= ~(uint64_t)ATTN_KERNEL_MAKE_BLOCK_TABLE;
+    s.layer.block_size = 64;
+    match_one(&s);
+    expect_reason(&s, "kernel");
     setting_finish(&s);
 }
 

@@ -182,6 +182,8 @@ TEST(decodes_and_prefills_are_two_calls)
     assert_int_equal(fake_calls.attends, 2);
     assert_int_equal(fake_calls.phase[0], ATTN_PHASE_DECODE);
     assert_int_equal(fake_calls.phase[1], ATTN_PHASE_PREFILL);
+    assert_int_equal(fake_calls.num_reqs[0], 2);
+    assert_int_equal(fake_calls.num_reqs[1], 2);
     for (int32_t r = 0; r < 4; r++) {
         const float *out = b->data[3] + b->start[r] * 4 * FAKE_HEAD_SIZE + 3 * FAKE_HEAD_SIZE;
         const float *value = b->data[2] + b->start[r] * 2 * FAKE_HEAD_SIZE + FAKE_HEAD_SIZE;
@@ -304,6 +306,112 @@ TEST(only_leading_requests_are_decodes)
     bench_destroy(b);
 }
 
+/* A plan anew over the workspace that is there. */
+static void plan_anew(struct bench *b)
+{
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 8,
+                                              .max_num_tokens = TOKENS}};
+    struct attn_workspace room = {.struct_size = sizeof room};
+    plan_destroy(b->plan);
+    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    room.memory = b->workspace;
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+}
+
+/* Requests of up to so many queries as the backend declares go the decode way. */
+TEST(declared_threshold_splits)
+{
+    static const int32_t queries[] = {4, 2, 5, 1};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    struct attn_batch_split split;
+    for (int32_t declared = 3; declared <= 5; declared++) {
+        b->fixture.backends[0].caps.reorder_threshold = declared;
+        plan_anew(b);
+        set_batch(b, queries, 4);
+        assert_int_equal(step(b), ATTN_OK);
+        assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
+        assert_int_equal(split.num_decodes, declared == 3 ? 0 : declared == 4 ? 2 : 4);
+    }
+    bench_destroy(b);
+}
+
+/* Memory that is handed in anew: a workspace needs a new plan of the batch, parameters no plan. */
+TEST(memory_is_bound_before_a_step)
+{
+    static const int32_t queries[] = {1, 5};
+    const struct attn_layer_params params = {.struct_size = sizeof params};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    attn_layer *layer = model_layer(b->model, 0);
+    struct attn_workspace room = {.struct_size = sizeof room};
+    set_batch(b, queries, 2);
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    room.memory = b->workspace;
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+    REFUSED_AS(ATTN_ERROR_ORDER, &b->error, "plan", plan_run(b->plan, layer, &b->io, &b->error));
+    REFUSED_AS(ATTN_ERROR_ORDER, &b->error, "layer_bind_params",
+               layer_bind_params(layer, &params, &b->error));
+    plan_destroy(b->plan);
+    b->plan = NULL;
+    assert_int_equal(layer_bind_params(layer, &params, &b->error), ATTN_OK);
+    bench_destroy(b);
+}
+
+/* Zeros without a fill kernel; a profile step touches all of the workspace, too. */
+TEST(idle_steps_are_zeros)
+{
+    struct bench *b = bench_create(fake_layer("a"), false);
+    struct attn_workspace room = {.struct_size = sizeof room};
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    for (int32_t mode = 0; mode < 2; mode++) {
+        set_batch(b, NULL, 0);
+        b->batch.mode = mode == 0 ? ATTN_BATCH_IDLE : ATTN_BATCH_PROFILE;
+        memset(b->data[3], 0xff, sizeof b->data[3]);
+        memset(b->workspace, 0xff, room.bytes);
+        assert_int_equal(step(b), ATTN_OK);
+        for (int32_t i = 0; i < TOKENS * 4 * FAKE_HEAD_SIZE; i++) {
+            assert_true(b->data[3][i] == 0);
+        }
+        for (size_t i = 0; i < room.bytes; i++) {
+            assert_int_equal(((uint8_t *)b->workspace)[i], mode == 0 ? 0xff : 0);
+        }
+    }
+    bench_destroy(b);
+}
+
+/* Decodes over a common prefix: taken apart where that is fewer rounds of thread blocks. */
+TEST(cascade_where_it_pays)
+{
+    static const int32_t queries[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    static int32_t table[8][20];
+    for (int32_t multiprocessors = 0; multiprocessors <= 1000; multiprocessors += 1000) {
+        struct bench *b = bench_create(fake_layer("a"), false);
+        b->fixture.devices[0].num_multiprocessors = multiprocessors;
+        plan_destroy(b->plan);
+        b->plan = NULL;
+        free(b->workspace);
+        b->workspace = aligned_alloc(256, 1 << 20);
+        plan_anew(b);
+        set_batch(b, queries, 8);
+        for (int32_t r = 0; r < 8; r++) {
+            b->lens[r] = 300;
+        }
+        b->batch.block_table = table[0];
+        b->batch.block_table_stride = 20;
+        b->batch.num_slots = 0;
+        b->batch.common_prefix_len = 272;
+        b->io.flags = ATTN_RUN_NO_WRITE;
+        fake_reset();
+        assert_int_equal(step(b), ATTN_OK);
+        assert_int_equal(fake_calls.attends, multiprocessors > 0 ? 1 : 2);
+        bench_destroy(b);
+    }
+}
+
 TEST(wrong_batches_are_refused)
 {
     static const int32_t queries[] = {1, 5};
@@ -325,6 +433,21 @@ TEST(wrong_batches_are_refused)
     set_batch(b, queries, 2);
     b->batch.num_reqs = 9;
     REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "num_reqs", step(b));
+    b->batch.num_reqs = 2;
+    b->batch.max_query_len = 4;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "max_query_len", step(b));
+    b->batch.max_query_len = 0;
+    b->batch.max_seq_len = 4;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "max_seq_len", step(b));
+    b->batch.max_seq_len = 0;
+    b->batch.block_table_stride = 0;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_stride", step(b));
+    set_batch(b, queries, 2);
+    b->batch.spans = b->lens;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "span_start_loc", step(b));
+    set_batch(b, queries, 2);
+    b->batch.flags = ATTN_BATCH_HOST_BOUNDS;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "flags", step(b));
     set_batch(b, queries, 2);
     b->batch.num_actual_tokens = 7;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "num_actual_tokens", step(b));

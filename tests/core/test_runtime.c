@@ -201,7 +201,8 @@ TEST(paths_are_absolute)
 
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(HOSTILE_DIR), 0);
-    runtime = create_with("attn_none.so:.:/no/such/place:" PLUGIN("none"), NULL, ATTN_OK);
+    runtime = create_with("attn_none.so:.:/no/such/place:" PLUGIN("none") ":" PLUGIN("none"), NULL,
+                          ATTN_OK); /* one that stands twice is one */
     assert_int_equal(chdir(here), 0);
     assert_int_equal(api->plugin_count(runtime), 4);
     assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_INVALID_ARGUMENT);
@@ -216,7 +217,7 @@ TEST(paths_are_absolute)
 TEST(directory_is_read)
 {
     char folder[] = "/tmp/attn_test_XXXXXX";
-    char path[3][64];
+    char path[4][64];
     attn_runtime *runtime = NULL;
     FILE *file = NULL;
 
@@ -224,7 +225,8 @@ TEST(directory_is_read)
     snprintf(path[0], sizeof path[0], "%s/attn_b.so", folder);
     snprintf(path[1], sizeof path[1], "%s/attn_a.so", folder);
     snprintf(path[2], sizeof path[2], "%s/other.so", folder);
-    for (int i = 1; i < 3; i++) {
+    snprintf(path[3], sizeof path[3], "%s/attn_c.txt", folder);
+    for (int i = 1; i < 4; i++) {
         file = fopen(path[i], "w");
         assert_non_null(file);
         fputs("this is text, and longer than the head of an ELF file", file);
@@ -238,7 +240,7 @@ TEST(directory_is_read)
     assert_non_null(strstr(info_of(runtime, 0).reason, "ELF"));
     assert_int_equal(info_of(runtime, 1).status, ATTN_OK);
     api->runtime_destroy(runtime);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         unlink(path[i]);
     }
     rmdir(folder);
@@ -300,8 +302,20 @@ TEST(every_allocation_fails_in_turn)
 
 TEST(bad_options_are_refused)
 {
+    static struct meter meter;
+    static const struct attn_host half[] = {
+        {.struct_size = sizeof *half, .user = &meter, .allocate = meter_allocate},
+        {.struct_size = sizeof *half, .user = &meter, .release = meter_release},
+        {.struct_size = sizeof *half, .num_threads = -1}};
     static const struct attn_runtime_options bad[] = {
         {.struct_size = 8},
+        {.struct_size = sizeof(struct attn_runtime_options), .host = &half[0]},
+        {.struct_size = sizeof(struct attn_runtime_options), .host = &half[1]},
+        {.struct_size = sizeof(struct attn_runtime_options), .host = &half[2]},
+        {.struct_size = sizeof(struct attn_runtime_options), .reserved = 1},
+        {.struct_size = sizeof(struct attn_runtime_options), .isolation = 2},
+        {.struct_size = sizeof(struct attn_runtime_options), .probe_deadline_ms = -1},
+        {.struct_size = sizeof(struct attn_runtime_options), .cache_dir = "here"},
         {.struct_size = sizeof(struct attn_runtime_options), .num_threads = -1},
         {.struct_size = sizeof(struct attn_runtime_options), .log_level = 99},
     };
@@ -315,6 +329,45 @@ TEST(bad_options_are_refused)
         assert_true(error.message[0] != '\0');
     }
     assert_int_equal(api->runtime_create(NULL, NULL, NULL), ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+static attn_status create_in(const char *variable, const char *value, bool ignored,
+                             const char *plugin_path, int32_t *num_plugins)
+{
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .plugin_path = plugin_path,
+                                                 .cache_dir = "",
+                                                 .log_level = 1 + ATTN_LOG_ERROR,
+                                                 .ignore_environment = ignored,
+                                                 .no_default_plugins = 1};
+    attn_runtime *runtime = NULL;
+    setenv(variable, value, 1);
+    attn_status status = api->runtime_create(&options, &runtime, NULL);
+    unsetenv(variable);
+    *num_plugins = api->plugin_count(runtime);
+    api->runtime_destroy(runtime);
+    return status;
+}
+
+/* Options stand over the environment, which counts unless it is to be ignored. */
+TEST(environment_is_read)
+{
+    int32_t plugins;
+    assert_int_equal(create_in("ATTN_PLUGIN_PATH", PLUGIN("none"), false, NULL, &plugins), ATTN_OK);
+    assert_int_equal(plugins, 1);
+    assert_int_equal(create_in("ATTN_PLUGIN_PATH", PLUGIN("none"), true, NULL, &plugins), ATTN_OK);
+    assert_int_equal(plugins, 0);
+    assert_int_equal(
+        create_in("ATTN_PLUGIN_PATH", PLUGIN("none") ":" PLUGIN("rich"), false, "", &plugins),
+        ATTN_OK);
+    assert_int_equal(plugins, 0);
+    const char *const wrong[] = {"2x", "0", "-1", "4097", "two"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(create_in("ATTN_NUM_THREADS", wrong[i], false, "", &plugins),
+                         ATTN_ERROR_INVALID_ARGUMENT);
+        assert_int_equal(create_in("ATTN_NUM_THREADS", wrong[i], true, "", &plugins), ATTN_OK);
+    }
+    assert_int_equal(create_in("ATTN_NUM_THREADS", "2", false, "", &plugins), ATTN_OK);
 }
 
 TEST(fork_after_creation)

@@ -277,6 +277,142 @@ TEST(test_hybrid_and_sharing)
     fixture_finish(&f);
 }
 
+/* A layer that reads another's cache needs no write_kv of its own. */
+TEST(test_reader_writes_nothing)
+{
+    struct attn_layer_desc layers[] = {fixture_layer("owner"), fixture_layer("reader")};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    layers[0].has_sinks = 1; /* which beta has not */
+    layers[1].kv_sharing_target = "owner";
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1)->terms |= ATTN_TERM_SINKS;
+    fixture_add(&f, "beta", "", 9)->kernels &= ~(uint64_t)ATTN_KERNEL_WRITE_KV;
+    assert_int_equal(fixture_select(&f, "", layers, 2, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "alpha");
+    assert_string_equal(fixture_chosen(a, 1, D), "beta");
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+/* Where the best of each phase have no layout in common: decode's order comes first. */
+TEST(test_best_pair)
+{
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    fixture_init(&f);
+    /* prefill best of all, but of hnd alone; two of nhd, and one of hnd that decodes worst */
+    struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 9);
+    caps->layouts = 1u << ATTN_KV_LAYOUT_HND;
+    caps->rank[D] = 1;
+    caps = fixture_add(&f, "beta", "", 5);
+    caps->layouts = 1u << ATTN_KV_LAYOUT_NHD;
+    caps->rank[D] = 9;
+    caps = fixture_add(&f, "gamma", "", 7);
+    caps->layouts = 1u << ATTN_KV_LAYOUT_NHD;
+    caps->rank[D] = 3;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "beta");
+    assert_string_equal(fixture_chosen(a, 0, P), "gamma");
+    assert_int_equal(a->layers[0].phases[D].choice.layout, ATTN_KV_LAYOUT_NHD);
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+/* Of the parts that the kernels take of an engine's blocks: the preferred one, else the largest. */
+TEST(test_parts_of_blocks)
+{
+    static const struct attn_range blocks[] = {{16, 64, 16}};
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    fixture_init(&f);
+    struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 9);
+    caps->block_sizes = blocks;
+    caps->kernels |= ATTN_KERNEL_MAKE_BLOCK_TABLE;
+    layer.block_size = 192;
+    for (int32_t preferred = 16; preferred <= 112; preferred += 32) {
+        caps->preferred_block_size = preferred;
+        assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+        assert_int_equal(a->layers[0].phases[D].choice.kernel_block_size,
+                         preferred <= 48 ? preferred : 64);
+        assert_int_equal(a->layers[0].phases[P].choice.block_size, 192);
+        assert_int_equal(a->layers[0].layer.blocks_per_entry,
+                         192 / a->layers[0].phases[D].choice.kernel_block_size);
+        assignment_destroy(a);
+    }
+    /* of what an engine offers rather one that needs no cut */
+    static const int32_t offered[] = {192, 32};
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .block_sizes = offered, .num_block_sizes = 2};
+    const struct attn_layer_desc *pointer = &layer;
+    layer.block_size = 0;
+    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_int_equal(a->layers[0].phases[D].choice.block_size, 32);
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+/* Layers that look alike, but for a rule or an extension of their own. */
+TEST(test_alike_is_not_the_same)
+{
+    static const struct attn_ext vendors = {ATTN_EXT_VENDOR, 0, sizeof vendors, NULL};
+    static const uint32_t declared[] = {ATTN_EXT_VENDOR};
+    struct attn_layer_desc layers[] = {fixture_layer("0"), fixture_layer("1"), fixture_layer("2")};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    layers[2].next = &vendors;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 9);
+    fixture_add(&f, "beta", "", 1);
+    struct attn_backend_caps *caps = fixture_add(&f, "gamma", "", 2);
+    caps->extensions = declared;
+    caps->num_extensions = 1;
+    assert_int_equal(fixture_select(&f, "layers.1=beta", layers, 3, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "alpha");
+    assert_string_equal(fixture_chosen(a, 1, D), "beta");
+    assert_string_equal(fixture_chosen(a, 2, D), "gamma");
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+/* Decode's layout stands first; a reader takes what its target's cache has. */
+TEST(test_layouts)
+{
+    static const struct attn_range large[] = {{64, 64, 1}};
+    struct attn_layer_desc layers[] = {fixture_layer("owner"), fixture_layer("reader")};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    layers[0].has_sinks = 1; /* which gamma has not */
+    layers[1].kv_sharing_target = "owner";
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 9)->terms |= ATTN_TERM_SINKS;
+    struct attn_backend_caps *caps = fixture_add(&f, "beta", "", 1);
+    caps->terms |= ATTN_TERM_SINKS;
+    caps->preferred_layout = ATTN_KV_LAYOUT_HND;
+    caps = fixture_add(&f, "gamma", "", 50);
+    assert_int_equal(fixture_select(&f, "prefill=alpha?;decode=beta?", layers, 1, &a, &error),
+                     ATTN_OK);
+    assert_int_equal(a->layers[0].phases[P].choice.layout, ATTN_KV_LAYOUT_HND);
+    assignment_destroy(a);
+    for (int32_t i = 0; i < 3; i++) {
+        caps->layouts = i == 1 ? 1u << ATTN_KV_LAYOUT_HND : 3;
+        caps->block_sizes = i == 2 ? large : f.backends[0].caps.block_sizes;
+        caps->preferred_layout = ATTN_KV_LAYOUT_HND;
+        assert_int_equal(fixture_select(&f, "", layers, 2, &a, &error), ATTN_OK);
+        assert_string_equal(fixture_chosen(a, 1, D), i == 0 ? "gamma" : "alpha");
+        assert_int_equal(a->layers[1].phases[D].choice.layout, ATTN_KV_LAYOUT_NHD);
+        assignment_destroy(a);
+    }
+    fixture_finish(&f);
+}
+
 TEST(test_two_runtimes)
 {
     struct attn_layer_desc layer = fixture_layer("l");
@@ -330,7 +466,9 @@ TEST(test_export_import)
     assert_int_equal(
         fixture_select(&f, "beta;decode=alpha;encoder_only=beta", layers, 2, &a, &error), ATTN_OK);
     assert_int_equal(assignment_export(a, NULL, 0, &needed, &error), ATTN_OK);
+    memset(small, 'x', sizeof small);
     assert_int_equal(assignment_export(a, small, sizeof small, &needed, &error), ATTN_OK);
+    assert_int_equal(small[sizeof small - 1], '\0');
     assert_int_equal(strlen(small), sizeof small - 1);
     assert_int_equal(assignment_export(a, text, sizeof text, &needed, &error), ATTN_OK);
     assert_int_equal(strlen(text) + 1, needed);
@@ -416,8 +554,11 @@ TEST(test_measured)
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     fputs("broken line\n"
-          "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n"
+          "x86-64 32/8x128x128.bf16.bf16 decode alpha 45\n"
+          "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n" /* the later one counts */
           "x86-64 32/8x128x128.bf16.bf16 decode beta 9\n"
+          "x86-64 32/8x64x64.bf16.bf16 decode beta 4\n"
+          "x86-64 32/8x64x64.bf16.bf16 decode beta 0\n" /* no measurement */
           "sm_90 32/8x128x128.bf16.bf16 prefill alpha 1\n"
           "x86-64 32/8x64x64.bf16.bf16 prefill alpha 1\n"
           "x86-64 32/8x128x128.bf16.bf16 prefill alpha nan\n",
@@ -435,6 +576,12 @@ TEST(test_measured)
     assert_int_equal(assignment_choice(a, 0, P, &choice), ATTN_OK);
     assert_int_equal(choice.measured, 0);
     assignment_destroy(a);
+    layer.head_size = 64;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+    assert_int_equal(choice.measured, 1);
+    assignment_destroy(a);
+    layer.head_size = 128;
     /* An order stands over a measurement. */
     assert_int_equal(fixture_select(&f, "beta", &layer, 1, &a, &error), ATTN_OK);
     assert_string_equal(fixture_chosen(a, 0, D), "beta");

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <attn/collectives.h>
+#include <attn/recurrent.h>
+
 #include "support/client.h"
 #include "support/test.h"
 
@@ -240,6 +243,53 @@ TEST_AROUND(test_first_batch, plain, tear_down)
     f.batch = whole;
     OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
+}
+
+/* Whatever else a batch may bring: each array where its reader is. */
+TEST_AROUND(test_every_array, plain, tear_down)
+{
+    static struct attn_batch_recurrent gdn = {
+        .ext = {.id = ATTN_EXT_BATCH_RECURRENT, .struct_size = sizeof gdn}};
+    static struct attn_batch_context_parallel context = {
+        .ext = {.id = ATTN_EXT_BATCH_CONTEXT, .struct_size = sizeof context, .next = &gdn.ext}};
+    const struct {
+        const char *name;
+        void *field;
+        bool of_host;
+    } arrays[] = {
+        {"key_start_loc", &f.batch.key_start_loc, false},
+        {"block_table_row", &f.batch.block_table_row, false},
+        {"page_indices", &f.batch.page_indices, false},
+        {"page_start_loc", &f.batch.page_start_loc, false},
+        {"last_page_len", &f.batch.last_page_len, false},
+        {"causal_per_request", &f.batch.causal_per_request, false},
+        {"encoder_seq_lens", &f.batch.encoder_seq_lens, false},
+        {"logits_indices", &f.batch.logits_indices, false},
+        {"spans", &f.batch.spans, false},
+        {"span_start_loc", &f.batch.span_start_loc, false},
+        {"tree", &f.batch.tree, false},
+        {"state_slots", &gdn.state_slots, false},
+        {"has_initial_state", &gdn.has_initial_state, false},
+        {"num_accepted_tokens", &gdn.num_accepted_tokens, false},
+        {"initial_slots", &gdn.initial_slots, false},
+        {"checkpoint_slots", &gdn.checkpoint_slots, false},
+        {"local_seq_lens", &context.local_seq_lens, false},
+        {"seq_lens_host", &f.batch.seq_lens_host, true},
+        {"key_start_loc_host", &f.batch.key_start_loc_host, true},
+        {"encoder_seq_lens_host", &f.batch.encoder_seq_lens_host, true},
+        {"page_start_loc_host", &f.batch.page_start_loc_host, true},
+        {"last_page_len_host", &f.batch.last_page_len_host, true},
+    };
+    bind_all();
+    f.batch.next = &context.ext;
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        void *before, *wrong = arrays[i].of_host ? (void *)f.device : (void *)&f.host;
+        memcpy(&before, arrays[i].field, sizeof before);
+        memcpy(arrays[i].field, &wrong, sizeof wrong);
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, arrays[i].name,
+                   f.api->plan_batch(f.plan, &f.batch, NULL, &error));
+        memcpy(arrays[i].field, &before, sizeof before);
+    }
 }
 
 /* The same step by page lists, with and without what the host may know of them. */

@@ -79,11 +79,30 @@ static attn_status schedule_size(const struct attn_schedule_size_args *args,
     return ATTN_OK;
 }
 
+/* The host's copies of a batch are copies, its bounds are bounds, and its rows end where its last
+ * request does. */
+static bool is_whole(const struct attn_batch *b)
+{
+    const bool exact = !(b->flags & ATTN_BATCH_HOST_BOUNDS);
+    bool whole = b->num_actual_tokens == b->query_start_loc_host[b->num_reqs];
+    for (int32_t r = 0; r < b->num_reqs && exact; r++) {
+        const int32_t *start = b->query_start_loc;
+        whole &= start[r + 1] == b->query_start_loc_host[r + 1] &&
+                 start[r + 1] - start[r] <= b->max_query_len;
+        whole &= b->seq_lens == NULL || b->seq_lens[r] <= b->max_seq_len;
+        whole &= b->seq_lens_host == NULL || b->seq_lens[r] == b->seq_lens_host[r];
+        whole &= b->encoder_seq_lens_host == NULL ||
+                 b->encoder_seq_lens[r] == b->encoder_seq_lens_host[r];
+    }
+    return whole;
+}
+
 /* plan and attend get the limits that schedule_size was asked with, and what it answered. */
 static attn_status hold_limits(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct attn_schedule_size size = {.struct_size = sizeof size};
-    if (args->limits == NULL || args->batch->num_reqs > args->limits->max_num_reqs) {
+    if (args->limits == NULL || args->batch->num_reqs > args->limits->max_num_reqs ||
+        !is_whole(args->batch)) {
         return ATTN_ERROR_PLUGIN;
     }
     const struct attn_schedule_size_args asked = {.struct_size = sizeof asked,
@@ -95,8 +114,18 @@ static attn_status hold_limits(const struct attn_attend_args *args, struct attn_
                : ATTN_ERROR_PLUGIN;
 }
 
+/* The two ends of a schedule's memory on the device, which no other schedule may touch. */
+static uint8_t *end_of_schedule(const struct attn_attend_args *args, int32_t end)
+{
+    const size_t last = (args->workspace_bytes - sizeof args->limits) / 8 * 8;
+    return (uint8_t *)args->workspace + (end == 0 ? 0 : last);
+}
+
 static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
 {
+    for (int32_t end = 0; end < 2; end++) {
+        memcpy(end_of_schedule(args, end), &args->limits, sizeof args->limits);
+    }
     spy_counts.other_streams += args->stream != spy_counts.stream;
     spy_counts.planned = value_of(args->layer->next);
     spy_counts.planned_batch = value_of(args->batch->next);
@@ -140,6 +169,11 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
     attn_status status = hold_limits(args, error);
     if (status != ATTN_OK) {
         return status;
+    }
+    for (int32_t end = 0; end < 2; end++) {
+        if (memcmp(end_of_schedule(args, end), &args->limits, sizeof args->limits) != 0) {
+            return ATTN_ERROR_PLUGIN;
+        }
     }
     spy_counts.attends++;
     if (args->k_cache != NULL) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What engines get wrong is refused with the value found, never served quietly: tensors, lengths,
  * caches at odd addresses, loops that an engine's threads run otherwise than the ABI says. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,6 +111,67 @@ TEST(test_flags)
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "causal",
            "causal is -1; 0 (as");
     fixture_finish(&f);
+}
+
+/* Under validation every way of a run looks for NaN, in each row and head that it reads. */
+TEST(test_nan)
+{
+    static const char *const names[] = {"q", "k", "v"};
+    struct fixture f;
+    init(&f, NULL, true);
+    float *const data[] = {f.q, f.k, f.v};
+    for (int32_t i = 0; i < 12; i++) {
+        const int32_t which = i % 3, heads = which == 0 ? 4 : 2;
+        float *number = &data[which][(30 * heads + heads - 1) * 32 + 31], before = *number;
+        f.io.lse = i < 6 ? NULL : &f.tensors[4];
+        f.io.flags = i % 6 < 3 ? 0 : ATTN_RUN_NO_WRITE;
+        *number = NAN;
+        attn_status status = run(&f);
+        assert_int_equal(status, f.io.flags == 0 || which == 0 ? ATTN_ERROR_NAN : ATTN_OK);
+        if (status != ATTN_OK) {
+            assert_string_equal(f.error.field, names[which]);
+        }
+        *number = before;
+        assert_int_equal(run(&f), ATTN_OK);
+    }
+    fixture_finish(&f);
+}
+
+/* Blocks that no query of a request sees may hold anything: before a window, or its chunks; those
+ * that one sees are checked. */
+TEST(test_unseen_blocks)
+{
+    static const int32_t one[] = {1}, long_lens[] = {120}; /* position 119, blocks 0 to 7 */
+    static const struct {
+        struct attn_layer_desc layer;
+        int32_t first; /* block that is seen */
+    } cases[] = {
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1}, 0},
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 39}, 5},
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 40}, 4},
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, 6},
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32, .chunk_lookback = 1}, 4},
+        {{.kind = ATTN_LAYER_DECODER,
+          .causal = 1,
+          .has_window = 1,
+          .window_left = 40,
+          .prefix_lm = 1},
+         0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fixture f;
+        fixture_init(&f, "cpu_ref", &cases[i].layer, one, long_lens, 1, 0, NULL, true);
+        for (int32_t b = 0; b < 8; b++) {
+            const int32_t before = f.block_table[b];
+            f.block_table[b] = (int32_t)f.num_blocks; /* one behind the cache */
+            attn_status status = f.api->plan_batch(f.plan, &f.batch, NULL, &f.error);
+            if ((status != ATTN_OK) != (b >= cases[i].first)) {
+                fail_msg("case %zu, block %d: status %d", i, b, status);
+            }
+            f.block_table[b] = before;
+        }
+        fixture_finish(&f);
+    }
 }
 
 /* A vendor's own options: refused by the backend whose they are, passed over by the others. */

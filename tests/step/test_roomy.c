@@ -414,14 +414,32 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         table.known.seq_lens = *b == 's' ? NULL : table.known.seq_lens;
         table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
         table.known.block_table_rows = *b == 'r' ? 1 : 0;
-        s->other_blocks[0][0] += *b == 'b' ? 1000 : 0;
+        table.known.max_seq_len = *b == 'm' ? 1 : 0;
+        const int32_t block = s->other_blocks[0][0];
+        const int64_t slot = s->other_slots[0];
+        s->other_blocks[0][0] = *b == 'b' ? OTHER_BLOCKS : block; /* one behind the last */
+        s->other_slots[0] = *b == 'o' ? OTHER_BLOCKS * OTHER_BLOCK : slot;
         REFUSED(&t->error, *b == 'u' ? "attn_batch_table" : "tables",
                 t->api->plan_batch(t->plan, &batch, NULL, &t->error));
-        s->other_blocks[0][0] -= *b == 'b' ? 1000 : 0;
+        s->other_blocks[0][0] = block;
+        s->other_slots[0] = slot;
         batch = good;
         table = good_table;
     }
-    CHECK(t, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
+    if (form == BLOCK_TABLES) { /* planned over other blocks and slots, which are then replaced */
+        static const int32_t blocks[REQS][ROWS];
+        int64_t slots[TOKENS];
+        memset(slots, 0xff, sizeof slots);
+        struct attn_batch old = batch;
+        struct later_table old_table = table;
+        old.block_table = old_table.known.block_table = blocks[0];
+        old.slot_mapping = old_table.known.slot_mapping = slots;
+        old.tables = &old_table.known;
+        CHECK(t, t->api->plan_batch(t->plan, &old, NULL, &t->error));
+        CHECK(t, t->api->plan_update_block_table(t->plan, t->plan, &batch, NULL, &t->error));
+    } else {
+        CHECK(t, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
+    }
     if (*broken != '\0') {
         io_caches.num_rows = 1;
         REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
@@ -451,7 +469,8 @@ TEST(test_five_caches)
             bind_own_views(&t);
         }
         make_plan(&t);
-        run_many(&t, s, (const int32_t[]){21, 5, 7}, form, form == BLOCK_TABLES ? "nuswrb" : "nu");
+        run_many(&t, s, (const int32_t[]){21, 5, 7}, form,
+                 form == BLOCK_TABLES ? "nuswrbmo" : "nu");
         run_many(&t, s, (const int32_t[]){1, 1, 4}, form, ""); /* decodes, a prefill: two calls */
         run_many(&t, s, (const int32_t[]){1, 1, 1}, form, "");
         many.needs_page_lists = 0;

@@ -115,6 +115,13 @@ TEST(test_bad_tensors)
     struct attn_step_io io = f.io;
     io.lse = io.q;
     refuse(&f, &io, "lse");
+    for (int32_t i = 0; i < 2; i++) { /* one head or token less */
+        int64_t few[] = {f.io.lse->shape[0] - (i == 0), f.io.lse->shape[1] - (i == 1)};
+        struct attn_tensor bad = *f.io.lse;
+        bad.shape = few;
+        io.lse = &bad;
+        refuse(&f, &io, "lse");
+    }
     fixture_finish(&f);
 }
 
