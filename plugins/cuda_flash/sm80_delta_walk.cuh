@@ -291,6 +291,7 @@ template <int TEAMS, bool KEEPS>
 static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
     delta_walk(const __grid_constant__ sm80_delta_params a)
 {
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL /* where sm90_delta_walk walks */
     extern __shared__ __align__(1024) char walk_bytes[];
     walk_memory<TEAMS> &m = *(walk_memory<TEAMS> *)walk_bytes;
     int32_t team = warp_index() % TEAMS, role = warp_index() / TEAMS;
@@ -334,6 +335,7 @@ static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
             barrier_give(m.free[stage]);
         }
     }
+#endif
 }
 
 #endif

@@ -44,7 +44,7 @@ static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a
 template <int KIND> static __device__ __forceinline__ float number_at(const char *row, int32_t d)
 {
     if constexpr (KIND == KIND_BF16) {
-        return __bfloat162float(((const __nv_bfloat16 *)row)[d]);
+        return float_of_bf16(((const uint16_t *)row)[d]);
     }
     return __half2float(((const __half *)row)[d]);
 }
@@ -61,7 +61,7 @@ template <class S> static __device__ __forceinline__ float key_number(const char
 template <int KIND> static __device__ __forceinline__ void put_number(char *row, int32_t d, float x)
 {
     if constexpr (KIND == KIND_BF16) {
-        ((__nv_bfloat16 *)row)[d] = __float2bfloat16_rn(x);
+        ((uint16_t *)row)[d] = bf16_of(x);
     } else {
         ((__half *)row)[d] = __float2half_rn(x);
     }

@@ -566,12 +566,21 @@ static bool map_tensors(struct prefill_params *a, const struct attn_attend_args 
         return walk_rows(&a->k, device, &p->k, args->k->shape[0], heads, a->size, keys) &&
                walk_rows(&a->v, device, &p->v, args->v->shape[0], heads, a->size_v, keys);
     }
-    a->grouped = p->problem.head_size == a->size && p->problem.head_size_v == a->size_v &&
-                 (p->k.head | p->v.head) % 128 == 0;
+    a->grouped = a->kernel != PREFILL_ANY && p->problem.head_size == a->size &&
+                 p->problem.head_size_v == a->size_v && (p->k.head | p->v.head) % 128 == 0;
     return walk_pages(&a->k, device, &p->k, args->k_cache->num_blocks, p->problem.block_size, heads,
                       a->size, keys, a->grouped) &&
            walk_pages(&a->v, device, &p->v, args->k_cache->num_blocks, p->problem.block_size, heads,
                       a->size_v, keys, a->grouped);
+}
+
+/* Whether a kernel has just these terms (`has_capped` and the like in sm90_prefill.cuh): no model
+ * has ALiBi and heads over 128, nor a soft cap in f16 or with the head sizes of MLA's prefill. */
+static bool has_kernel(const struct gpu_params *p, int32_t terms)
+{
+    int32_t size = size_of(p->problem.head_size, p->problem.head_size_v);
+    return terms == 0 || (terms == PREFILL_LINEAR && size <= 128) ||
+           (terms == PREFILL_CAPPED && size != 192 && p->out.dtype == ATTN_DTYPE_BF16);
 }
 
 /* Scores count in raw products, or in a soft cap's tanh, wherever that unit is sound. */
@@ -590,8 +599,7 @@ static void set_terms(struct prefill_params *a)
                (p->alibi == ATTN_ALIBI_LINEAR ? PREFILL_LINEAR : 0) |
                (p->alibi == ATTN_ALIBI_SQRT ? PREFILL_ROOT : 0) | (p->tree ? PREFILL_TREE : 0) |
                (p->spans ? PREFILL_SPANS : 0);
-    bool own = a->terms == 0 || a->terms == PREFILL_CAPPED || a->terms == PREFILL_LINEAR;
-    a->kernel = own ? a->terms : PREFILL_ANY;
+    a->kernel = has_kernel(&a->p, a->terms) ? a->terms : PREFILL_ANY;
     a->terms |= (a->terms & ~(PREFILL_TREE | PREFILL_SPANS)) == 0 ? 0 : PREFILL_MIXED;
 }
 

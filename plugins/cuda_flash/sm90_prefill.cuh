@@ -539,6 +539,13 @@ struct prefill_mixed<KIND, GROUPED, TERMS, PREFILL_UNSCALED> {
     using shape = prefill_shape<KIND, 192, 128, 128, 1, GROUPED, TERMS>;
 };
 
+/* Whether there are kernels of their own for terms, and which; other calls take PREFILL_ANY, whose
+ * pages come column by column: `has_kernel` and `map_tensors` in sm90_prefill.c. */
+template <int KIND> static constexpr bool has_capped = KIND == KIND_BF16;
+template <int TERMS> static constexpr bool has_groups = TERMS != PREFILL_ANY;
+template <int TERMS> static constexpr bool has_mixed = TERMS == 0 || TERMS == PREFILL_ANY;
+template <int TERMS> static constexpr bool has_large = TERMS != PREFILL_LINEAR;
+
 /* Head sizes of a kernel; a NULL: only loads them. Copies have no size of their own for 192. */
 template <int KIND, bool GROUPED, int TERMS, int SCALES = PREFILL_UNSCALED>
 static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
@@ -552,13 +559,27 @@ static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
     if (a == nullptr) {
         cudaError_t error = launch_prefill_shape<small>(a, 0, stream);
         error = error ? error : launch_prefill_shape<middle>(a, 0, stream);
-        error = error ? error : launch_prefill_shape<mixed>(a, 0, stream);
-        return error ? error : launch_prefill_shape<large>(a, 0, stream);
+        if constexpr (has_mixed<TERMS>) {
+            error = error ? error : launch_prefill_shape<mixed>(a, 0, stream);
+        }
+        if constexpr (has_large<TERMS>) {
+            error = error ? error : launch_prefill_shape<large>(a, 0, stream);
+        }
+        return error;
+    }
+    if constexpr (has_mixed<TERMS>) {
+        if (a->size == 192) {
+            return launch_prefill_shape<mixed>(a, num_sms, stream);
+        }
+    }
+    if constexpr (has_large<TERMS>) {
+        if (a->size == 256) {
+            return launch_prefill_shape<large>(a, num_sms, stream);
+        }
     }
     return a->size == 64    ? launch_prefill_shape<small>(a, num_sms, stream)
            : a->size == 128 ? launch_prefill_shape<middle>(a, num_sms, stream)
-           : a->size == 192 ? launch_prefill_shape<mixed>(a, num_sms, stream)
-                            : launch_prefill_shape<large>(a, num_sms, stream);
+                            : cudaErrorInvalidValue;
 }
 
 /* Over copies of narrow values and keys of e4m3, by queries in it. */
@@ -580,61 +601,70 @@ template <int KIND>
 static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
     prefill_launcher *const by_head = launch_prefill_size<KIND, false, 0, PREFILL_BY_HEAD>;
-    prefill_launcher *const capped =
-        launch_prefill_size<KIND, false, PREFILL_CAPPED, PREFILL_BY_HEAD>;
     prefill_launcher *const by_key = launch_prefill_size<KIND, false, 0, PREFILL_BY_KEY>;
     prefill_launcher *const any = launch_prefill_size<KIND, false, PREFILL_ANY, PREFILL_BY_KEY>;
-    if (a == nullptr) {
-        cudaError_t error = by_head(a, 0, stream);
-        error = error ? error : capped(a, 0, stream);
-        error = error ? error : by_key(a, 0, stream);
-        if constexpr (KIND == KIND_BF16) {
-            error = error ? error : launch_fp8<KIND>(a, 0, stream);
+    if constexpr (has_capped<KIND>) {
+        if (a == nullptr || (a->scales == PREFILL_BY_HEAD && a->kernel == PREFILL_CAPPED)) {
+            cudaError_t error = launch_prefill_size<KIND, false, PREFILL_CAPPED, PREFILL_BY_HEAD>(
+                a, num_sms, stream);
+            if (a != nullptr || error != cudaSuccess) {
+                return error;
+            }
         }
-        return error ? error : any(a, 0, stream);
     }
     if constexpr (KIND == KIND_BF16) {
-        if (a->scales == PREFILL_IN_FP8) {
-            return launch_fp8<KIND>(a, num_sms, stream);
+        if (a == nullptr || a->scales == PREFILL_IN_FP8) {
+            cudaError_t error = launch_fp8<KIND>(a, num_sms, stream);
+            if (a != nullptr || error != cudaSuccess) {
+                return error;
+            }
         }
     }
-    prefill_launcher *const of_keys = a->kernel == 0 ? by_key : any;
-    prefill_launcher *const of_heads = a->kernel == 0 ? by_head : capped;
-    return (a->scales == PREFILL_BY_HEAD ? of_heads : of_keys)(a, num_sms, stream);
+    if (a == nullptr) {
+        cudaError_t error = by_head(a, 0, stream);
+        error = error ? error : by_key(a, 0, stream);
+        return error ? error : any(a, 0, stream);
+    }
+    return (a->scales == PREFILL_BY_HEAD ? by_head
+            : a->kernel == 0             ? by_key
+                                         : any)(a, num_sms, stream);
 }
 
+/* a NULL: only loads the kernels. */
 template <int KIND, int TERMS>
 static cudaError_t launch_prefill_layout(const prefill_params *a, int32_t num_sms,
                                          cudaStream_t stream)
 {
-    if (a == nullptr) {
-        cudaError_t error = launch_prefill_size<KIND, false, TERMS>(a, 0, stream);
-        return error ? error : launch_prefill_size<KIND, true, TERMS>(a, 0, stream);
+    if constexpr (has_groups<TERMS>) {
+        if (a == nullptr || a->grouped) {
+            cudaError_t error = launch_prefill_size<KIND, true, TERMS>(a, num_sms, stream);
+            if (a != nullptr || error != cudaSuccess) {
+                return error;
+            }
+        }
     }
-    return a->grouped ? launch_prefill_size<KIND, true, TERMS>(a, num_sms, stream)
-                      : launch_prefill_size<KIND, false, TERMS>(a, num_sms, stream);
+    return launch_prefill_size<KIND, false, TERMS>(a, num_sms, stream);
 }
 
-/* a NULL: only loads the kernels. */
 template <int KIND>
 static cudaError_t launch_prefill(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
-    if (a == nullptr) {
-        cudaError_t error = launch_prefill_layout<KIND, 0>(a, 0, stream);
-        error = error ? error : launch_prefill_layout<KIND, PREFILL_CAPPED>(a, 0, stream);
-        error = error ? error : launch_prefill_layout<KIND, PREFILL_LINEAR>(a, 0, stream);
-        return error ? error : launch_prefill_layout<KIND, PREFILL_ANY>(a, 0, stream);
+    cudaError_t error = cudaSuccess;
+    if (a == nullptr || a->kernel == 0) {
+        error = launch_prefill_layout<KIND, 0>(a, num_sms, stream);
     }
-    switch (a->kernel) {
-    case 0:
-        return launch_prefill_layout<KIND, 0>(a, num_sms, stream);
-    case PREFILL_CAPPED:
-        return launch_prefill_layout<KIND, PREFILL_CAPPED>(a, num_sms, stream);
-    case PREFILL_LINEAR:
-        return launch_prefill_layout<KIND, PREFILL_LINEAR>(a, num_sms, stream);
-    default:
-        return launch_prefill_layout<KIND, PREFILL_ANY>(a, num_sms, stream);
+    if constexpr (has_capped<KIND>) {
+        if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_CAPPED)) {
+            error = launch_prefill_layout<KIND, PREFILL_CAPPED>(a, num_sms, stream);
+        }
     }
+    if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_LINEAR)) {
+        error = launch_prefill_layout<KIND, PREFILL_LINEAR>(a, num_sms, stream);
+    }
+    if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_ANY)) {
+        error = launch_prefill_layout<KIND, PREFILL_ANY>(a, num_sms, stream);
+    }
+    return error;
 }
 
 #endif

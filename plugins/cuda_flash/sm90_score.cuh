@@ -139,7 +139,7 @@ template <int KIND> static __device__ __forceinline__ void split_slope(float x, 
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         if constexpr (KIND == KIND_BF16) {
-            parts[i] = __bfloat162float(__float2bfloat16_rn(x));
+            parts[i] = float_of_bf16(bf16_of(x));
             x -= parts[i];
         } else {
             const float unit = i == 0 ? (float)PREFILL_RAMP_UNIT : 1.0f;

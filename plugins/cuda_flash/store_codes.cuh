@@ -8,6 +8,17 @@
 #include "gpu/device/output.h"
 #include "gpu/output.h"
 
+/* Two e4m3. NaN stays NaN, of which the conversion by integers knows nothing. */
+static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
+{
+#if __CUDA_ARCH__ >= 890
+    return fp8_pair_of(false, low, high);
+#else
+    return number_to_fp8(ATTN_DTYPE_FP8_E4M3, low) |
+           (uint32_t)number_to_fp8(ATTN_DTYPE_FP8_E4M3, high) << 8;
+#endif
+}
+
 /* The N numbers that a lane has of a row, from dim `d` of `head` on, to `to`, which is aligned to 4
  * bytes (nvfp4 of 4 numbers: 2). Neighbouring lanes have neighbouring dims, all lanes of the warp
  * call, and those of a group are there or not alike. Quotients are products with the rounded
@@ -69,8 +80,7 @@ static __device__ __forceinline__ void store_codes(const gpu_output &out, int64_
             q[i] = x[e + i] * inverse;
         }
         if (is_there) {
-            *(uint32_t *)(to + e) = fp8_pair_of(false, q[0], q[1]) | fp8_pair_of(false, q[2], q[3])
-                                                                         << 16;
+            *(uint32_t *)(to + e) = e4m3_pair(q[0], q[1]) | e4m3_pair(q[2], q[3]) << 16;
         }
     }
 }

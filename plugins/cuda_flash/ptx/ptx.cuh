@@ -3,12 +3,11 @@
 #ifndef CUDA_FLASH_PTX_CUH
 #define CUDA_FLASH_PTX_CUH
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <stdint.h>
 
 #include "cuda_flash/kinds.h"
+#include "gpu/device/target.h"
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
@@ -136,8 +135,7 @@ template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, fl
 {
     uint32_t r;
     if constexpr (KIND == KIND_BF16) {
-        __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-        r = *(uint32_t *)&v;
+        asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(r) : "f"(a), "f"(b));
     } else {
         __half2 v = __floats2half2_rn(a, b);
         r = *(uint32_t *)&v;
@@ -145,21 +143,28 @@ template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, fl
     return r;
 }
 
-/* Two fp8 numbers, in bits 0 .. 15, to two f16: exact. */
+static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b)
+{
+    __half2 v = __hmul2(*(__half2 *)&a, *(__half2 *)&b);
+    return *(uint32_t *)&v;
+}
+
+/* Two fp8 numbers, in bits 0 .. 15, to two f16: exact. Before sm_89 an e4m3 of 7 bits in the middle
+ * of an f16 is 2^-8 of itself, and NaN becomes 0x7fff as the instruction has it. */
 template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t two)
 {
     if constexpr (KIND == KIND_E5M2) {
         return __byte_perm(two, 0, 0x1404);
     } else {
-        __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3);
-        return (uint32_t)h.x | (uint32_t)h.y << 16;
+#if __CUDA_ARCH__ >= 890
+        return halves_of_fp8(false, (uint16_t)two);
+#else
+        const uint32_t codes = __byte_perm(two, 0, 0x1404), sizes = codes & 0x7f007f00u;
+        const uint32_t nan = (sizes + 0x01000100u) & 0x80008000u; /* of 0x7f */
+        const uint32_t halves = sizes >> 1 | (codes & 0x80008000u & ~nan);
+        return multiply_halves(halves, 0x5c005c00u) | (nan - (nan >> 15));
+#endif
     }
-}
-
-static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b)
-{
-    __half2 v = __hmul2(*(__half2 *)&a, *(__half2 *)&b);
-    return *(uint32_t *)&v;
 }
 
 /* 2^x in one operation; results under 2^-126 are 0. */

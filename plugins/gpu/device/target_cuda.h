@@ -3,9 +3,7 @@
 #ifndef GPU_DEVICE_TARGET_CUDA_H
 #define GPU_DEVICE_TARGET_CUDA_H
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <stdint.h>
 
 #define GPU_LANES 32
@@ -171,32 +169,68 @@ GPU_INLINE float float_of_half_bits(uint16_t bits)
     return __half2float(__ushort_as_half(bits));
 }
 
+/* bf16 and fp8 by their instructions: CUDA's headers for them take a compiler longer than most
+ * kernels. */
 GPU_INLINE uint16_t bf16_of(float x)
 {
-    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
 }
 
 GPU_INLINE float float_of_bf16(uint16_t bits)
 {
-    return __bfloat162float(__ushort_as_bfloat16(bits));
+    float x;
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.f32.bf16 %0, %1;" : "=f"(x) : "h"(bits));
+#else
+    asm("mov.b32 %0, {0, %1};" : "=f"(x) : "h"(bits));
+#endif
+    return x;
+}
+
+#if __CUDA_ARCH__ >= 890
+GPU_INLINE uint16_t fp8_two(bool e5m2, float low, float high)
+{
+    uint16_t two;
+    if (e5m2) {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(two) : "f"(low), "f"(high));
+    } else {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(two) : "f"(low), "f"(high));
+    }
+    return two;
+}
+
+GPU_INLINE uint32_t fp8_pair_of(bool e5m2, float low, float high)
+{
+    return fp8_two(e5m2, low, high);
 }
 
 /* Saturating; x is no NaN. */
 GPU_INLINE uint8_t fp8_of(bool e5m2, float x)
 {
-    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, e5m2 ? __NV_E5M2 : __NV_E4M3);
+    return (uint8_t)fp8_two(e5m2, x, 0.0f);
+}
+
+/* Two f16 of two fp8. */
+GPU_INLINE uint32_t halves_of_fp8(bool e5m2, uint16_t two)
+{
+    uint32_t halves;
+    if (e5m2) {
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(two));
+    } else {
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(two));
+    }
+    return halves;
 }
 
 GPU_INLINE float float_of_fp8(bool e5m2, uint8_t bits)
 {
-    return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, e5m2 ? __NV_E5M2 : __NV_E4M3)));
+    return float_of_half_bits((uint16_t)halves_of_fp8(e5m2, bits));
 }
-
-GPU_INLINE uint32_t fp8_pair_of(bool e5m2, float low, float high)
-{
-    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE,
-                                    e5m2 ? __NV_E5M2 : __NV_E4M3);
-}
+#else
+#include "gpu/device/conversions_fp8.h"
+#endif
 
 GPU_INLINE uint4 load_once(const uint4 *at)
 {

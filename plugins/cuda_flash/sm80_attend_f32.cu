@@ -1,7 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "sm80_attend.cuh"
-
-cudaError_t launch_f32(const struct sm80_params *params, cudaStream_t stream)
-{
-    return launch_kind<KIND_F32>(params, stream);
-}
