@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times what plan and attend of cuda_flash cost the host, through the plugin ABI: what attn-bench
- * does not tell apart from the device's time. usage: host PLUGIN.so */
+ * does not tell apart from the device's time. Before that, once in a process, the plugin's start:
+ * dlopen and an instance (which loads all kernels), the first attend, the first captured graph.
+ * usage: host PLUGIN.so */
 #include "bench_plugin.cuh"
 
 #include "gpu/params.h"
@@ -36,6 +38,32 @@ static double host_ns(const std::function<void()> &call)
     MUST(cudaStreamSynchronize(stream));
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
+}
+
+/* Milliseconds of a call and what it launches. */
+static double once_ms(const std::function<void()> &call)
+{
+    auto begin = std::chrono::steady_clock::now();
+    call();
+    MUST(cudaStreamSynchronize(stream));
+    std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - begin;
+    return spent.count();
+}
+
+static void time_start(const std::function<void()> &step)
+{
+    double first = once_ms(step);
+    double captured = once_ms([&] {
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        step();
+        MUST(cudaStreamEndCapture(stream, &graph));
+        MUST(cudaGraphInstantiate(&exec, graph, 0));
+        MUST(cudaGraphLaunch(exec, stream));
+    });
+    printf("| start: the first step; the first captured one | %.2f, %.2f ms | | |\n", first,
+           captured);
 }
 
 /* The host's share of a plan of 256 mixed requests, and of an attend next to a bare launch with as
@@ -105,6 +133,10 @@ static void time_host()
     args.batch = &batch, args.schedule_host = plan.data(), args.workspace = workspace;
     args.stream = stream, args.q = &tq, args.out = &to;
     args.k_cache = &views[0], args.v_cache = &views[1];
+    time_start([&] {
+        MUST(kernels->schedule(&args, ATTN_PLAN_EAGER, nullptr));
+        MUST(kernels->attend(&args, nullptr));
+    });
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -130,11 +162,13 @@ static void time_host()
 
 int main(int argc, char **argv)
 {
-    open_plugin(argc > 1 ? argv[1] : "");
-    MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     pool_bytes = 4ull << 30;
+    MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     MUST(cudaMalloc(&pool, pool_bytes));
     random_bf16<<<4096, 256, 0, stream>>>((__nv_bfloat16 *)pool, pool_bytes / 2);
+    MUST(cudaStreamSynchronize(stream)); /* the context is there: what follows is the plugin's */
+    double opened = once_ms([&] { open_plugin(argc > 1 ? argv[1] : ""); });
+    printf("| start: dlopen and an instance | %.1f ms | | |\n", opened);
     time_host();
     plugin->destroy(instance);
     return 0;
