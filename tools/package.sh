@@ -4,6 +4,7 @@
 # (library, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
 # The version is meson.build's. Everything lies under build/package ($PACKAGE_WORK); what was made is printed last. The tests
 # package_deb and python_wheel run it with few options; dist is for releases.
+# cuda_flash is made for the GPUs of a release, where nvcc is and -Dcuda-archs names no others: no other stage builds these.
 # A wheel is tried with build/venv's Python and with those that $PACKAGE_PYTHONS names. It needs auditwheel next to that Python.
 # usage: tools/package.sh wheel|deb|dist [meson options, such as -Dcuda-flash=disabled]
 set -eu
@@ -21,12 +22,16 @@ fail() {
     exit 1
 }
 
+# The GPUs that a release's cuda_flash has code for, and its kernels as small as nvcc makes them. What the caller says comes later.
+release_cuda='-Dcuda-archs=sm_80,sm_90a,sm_100a,sm_120,compute_80 -Dcuda-compress=size'
+
 # staged [meson options]: a release build with the prefix /usr, installed under $stage. Other options begin it again, since
 # Meson's reconfiguration lets --buildtype reset what stands after it.
 staged() {
     built=$work/built/$what
     [ "$(cat "$built/.options" 2>/dev/null)" = "$*" ] || rm -rf "$built"
-    [ -f "$built/build.ninja" ] || meson setup "$built" --prefix=/usr --buildtype=release -Dtests=disabled "$@" >"$folder/setup.log" ||
+    # shellcheck disable=SC2086 # two options
+    [ -f "$built/build.ninja" ] || meson setup "$built" --prefix=/usr --buildtype=release -Dtests=disabled $release_cuda "$@" >"$folder/setup.log" ||
         { tail -5 "$folder/setup.log"; fail 'meson setup failed'; }
     echo "$*" >"$built/.options"
     meson compile -C "$built" >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the build failed'; }
