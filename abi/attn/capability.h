@@ -21,6 +21,11 @@ struct attn_device_info {
     int32_t num_multiprocessors; /* CPU: cores */
     int32_t reserved;
     int64_t memory_bytes;
+    /* [a-z][a-z0-9_]*: whose numbers `device` has. CPU, CUDA, ROCm and oneAPI devices are numbered
+     * by their drivers, alike for all plugins: NULL. Of every other type a device is (namespace,
+     * type, id), and NULL is the plugin's name: plugins share such a device, and so caches on it,
+     * only where they name the same namespace. */
+    const char *device_namespace;
 };
 
 /* Sizes min .. max in steps of `multiple`; one size is min = max, multiple 1. It never grows. */
@@ -152,7 +157,7 @@ struct attn_reason_sink {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_refused_combination) == 72,
                    "attn_refused_combination of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72, "attn_device_info of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 80, "attn_device_info of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 304, "attn_backend_caps of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.2");

@@ -25,6 +25,9 @@ struct attn_select_options {
     const int32_t *block_sizes;
     int32_t num_block_sizes;
     uint32_t flags; /* ATTN_SELECT_* */
+    /* of attn_device_info, where devices of several namespaces have this type and id; NULL: there
+     * is one */
+    const char *device_namespace;
 };
 
 /* The core composes these steps where the backend does not do them itself. */
@@ -78,7 +81,7 @@ struct attn_reason {
     const char *supported; /* "64, 128, 16..256 in steps of 8" */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 56, "attn_select_options of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 64, "attn_select_options of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 80, "attn_choice of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.2");
 

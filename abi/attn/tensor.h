@@ -6,7 +6,11 @@
 
 #include "version.h"
 
-/* DLDeviceType */
+/* DLDeviceType. A plugin may report every type from 1 on but those of host memory: those of this
+ * list, DLPack's others (8 for Metal, 16 for Hexagon), and from ATTN_DEVICE_VENDOR on a vendor's
+ * own. What an address, a stream and a native handle are on a device that is not in this list is
+ * the vendor's to say. */
+#define ATTN_DEVICE_VENDOR 0x10000
 enum attn_device_type {
     ATTN_DEVICE_CPU = 1,
     ATTN_DEVICE_CUDA = 2,

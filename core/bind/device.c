@@ -39,7 +39,8 @@ static attn_status lacks(const attn_open_device *opened, const char *slot, struc
 }
 
 /* The first backend on the device that hands out memory; else why none does. */
-static attn_status find_instance(attn_open_device *opened, struct attn_error *error)
+static attn_status find_instance(attn_open_device *opened, const struct attn_device_info *info,
+                                 struct attn_error *error)
 {
     static const struct attn_model_options none = {.struct_size = sizeof none};
     attn_runtime *runtime = opened->runtime;
@@ -48,7 +49,7 @@ static attn_status find_instance(attn_open_device *opened, struct attn_error *er
         error_set(error, ATTN_ERROR_UNSUPPORTED, "device", "no backend on %s hands out its memory",
                   device_text(opened->device, name));
     for (int32_t b = 0; b < runtime->num_backends; b++) {
-        if (!device_same(runtime->backends[b].caps.device, opened->device)) {
+        if (!backend_is_on(&runtime->backends[b], info)) {
             continue;
         }
         attn_status made = instance_create(runtime, b, &none, &opened->instance, error);
@@ -77,8 +78,10 @@ attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_o
     *out = NULL;
     device = device.type == 0 ? (struct attn_device){ATTN_DEVICE_CPU, 0} : device;
     bool host = device_same(device, (struct attn_device){ATTN_DEVICE_CPU, 0});
-    if (!host && !runtime_lists(runtime, device)) {
-        return runtime_refuse_device(runtime, device, error);
+    const struct attn_device_info *info = NULL;
+    attn_status found = host ? ATTN_OK : runtime_find_device(runtime, device, NULL, &info, error);
+    if (found != ATTN_OK) {
+        return found;
     }
     attn_open_device *opened = runtime_alloc(runtime, sizeof *opened);
     if (opened == NULL) {
@@ -86,7 +89,7 @@ attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_o
     }
     opened->runtime = runtime;
     opened->device = device;
-    attn_status status = host ? ATTN_OK : find_instance(opened, error);
+    attn_status status = host ? ATTN_OK : find_instance(opened, info, error);
     if (status != ATTN_OK) {
         device_close(opened);
         return status;

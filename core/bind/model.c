@@ -145,7 +145,8 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
     }
     model->runtime = runtime;
     model->assignment = assignment_keep(assignment);
-    model->device = assignment->device;
+    model->device = assignment->device != NULL ? assignment->device->device
+                                               : (struct attn_device){ATTN_DEVICE_CPU, 0};
     model->options = read;
     arena_init(&model->arena, &runtime->host);
     lock_init(&model->lock);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "select/names.h"
+#include "util/device.h"
 #include "util/structs.h"
 #include "util/text.h"
 
@@ -19,18 +20,11 @@
 #define BIT(code) (UINT64_C(1) << (code))
 #define BAD(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
-static bool device_is_known(struct attn_device device)
+/* Types whose numbers are host memory's are places of data, and no devices that run a layer. */
+static bool device_runs_layers(struct attn_device device)
 {
-    switch (device.type) {
-    case ATTN_DEVICE_CPU:
-    case ATTN_DEVICE_CUDA:
-    case ATTN_DEVICE_ROCM:
-    case ATTN_DEVICE_EXTENSION:
-    case ATTN_DEVICE_ONEAPI:
-        return device.id >= 0;
-    default:
-        return false;
-    }
+    return device.type >= 1 && device.id >= 0 && device.type != ATTN_DEVICE_CUDA_HOST &&
+           device.type != ATTN_DEVICE_ROCM_HOST && device.type != ATTN_DEVICE_CUDA_MANAGED;
 }
 
 attn_status device_check(const struct attn_device_info *d, struct attn_error *error)
@@ -41,13 +35,21 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
                    "name, arch or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
                    MAX_LABEL, MAX_ISA);
     }
-    if (!device_is_known(d->device)) {
+    if (!device_runs_layers(d->device)) {
+        return BAD("device",
+                   "%s: device type %d, id %d; a type of 1 or above other than host memory's (%d, "
+                   "%d, %d), and an id of 0 or above",
+                   d->name, d->device.type, d->device.id, ATTN_DEVICE_CUDA_HOST,
+                   ATTN_DEVICE_ROCM_HOST, ATTN_DEVICE_CUDA_MANAGED);
+    }
+    if (d->device_namespace != NULL && d->device_namespace[0] != '\0' &&
+        (device_is_numbered(d->device) || !text_is_name(d->device_namespace))) {
         return BAD(
-            "device",
-            "%s: device type %d, id %d; types %d (CPU), %d (CUDA), %d (ROCm), %d (extension) and "
-            "%d (oneAPI) with an id of 0 or above are known",
-            d->name, d->device.type, d->device.id, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA,
-            ATTN_DEVICE_ROCM, ATTN_DEVICE_EXTENSION, ATTN_DEVICE_ONEAPI);
+            "device_namespace",
+            "%s: device type %d in namespace '%.63s'; [a-z][a-z0-9_]* of at most 63 bytes, and "
+            "none for CPU, CUDA, ROCm and oneAPI, whose drivers number them",
+            d->name, d->device.type,
+            text_is_clean(d->device_namespace, MAX_LABEL) ? d->device_namespace : "?");
     }
     if (d->compute_capability_major < 0 || d->compute_capability_minor < 0 ||
         d->num_multiprocessors < 0 || d->memory_bytes < 0 || d->reserved != 0) {

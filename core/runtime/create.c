@@ -11,6 +11,7 @@
 #include "runtime/isolation/isolation.h"
 #include "runtime/probe.h"
 #include "runtime/runtime.h"
+#include "util/device.h"
 #include "util/structs.h"
 
 #define MIN_OPTIONS 80 /* sizes in ABI 0.2 */
@@ -32,14 +33,33 @@ static const struct backend *find_backend(const attn_runtime *runtime,
     return NULL;
 }
 
+/* A device that is not numbered by its driver is the plugin's, unless the plugin names another
+ * namespace. */
+static void set_namespaces(const struct found *found, const char *plugin)
+{
+    for (int32_t i = 0; i < found->num_devices; i++) {
+        struct attn_device_info *info = &found->devices[i];
+        if (info->device_namespace[0] == '\0' && !device_is_numbered(info->device)) {
+            info->device_namespace = plugin;
+        }
+    }
+    for (int32_t i = 0; i < found->num_backends; i++) {
+        const struct attn_device device = found->backends[i].caps.device;
+        if (found->backends[i].device_namespace[0] == '\0' && !device_is_numbered(device)) {
+            found->backends[i].device_namespace = plugin;
+        }
+    }
+}
+
 static void add_devices(attn_runtime *runtime, const struct found *found)
 {
     for (int32_t i = 0; i < found->num_devices; i++) {
         bool known = false;
         for (int32_t j = 0; j < runtime->num_devices; j++) {
             struct attn_device_info *have = &runtime->devices[j];
-            bool same = have->device.type == found->devices[i].device.type &&
-                        have->device.id == found->devices[i].device.id;
+            const bool same =
+                device_same(have->device, found->devices[i].device) &&
+                strcmp(have->device_namespace, found->devices[i].device_namespace) == 0;
             /* Of two reports the one that knows the ISA says more. */
             if (same && strlen(found->devices[i].isa) > strlen(have->isa)) {
                 *have = found->devices[i];
@@ -104,6 +124,7 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct foun
     attn_status status = plugin_check_place(plugin->file, &why);
     status = status == ATTN_OK ? plugin_examine(runtime, plugin, found, &why) : status;
     if (status == ATTN_OK) {
+        set_namespaces(found, plugin->name);
         status = add_backends(runtime, index, found, &why);
     }
     if (status == ATTN_OK) {
@@ -138,7 +159,10 @@ static int compare_devices(const void *a, const void *b)
     if (x->device.type != y->device.type) {
         return x->device.type < y->device.type ? -1 : 1;
     }
-    return (x->device.id > y->device.id) - (x->device.id < y->device.id);
+    if (x->device.id != y->device.id) {
+        return x->device.id < y->device.id ? -1 : 1;
+    }
+    return strcmp(x->device_namespace, y->device_namespace);
 }
 
 static attn_status find_backends(attn_runtime *runtime, struct attn_error *error)

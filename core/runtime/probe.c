@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "runtime/caps_check.h"
+#include "util/device.h"
 #include "util/structs.h"
 
 #define MIN_DEVICE_INFO 72 /* sizes in ABI 0.2 */
@@ -30,6 +31,21 @@ static attn_status left_out(struct found *found, attn_status status, const struc
     return status;
 }
 
+static const struct attn_device_info *reported(const struct found *found, struct attn_device device)
+{
+    for (int32_t i = 0; i < found->num_devices; i++) {
+        if (device_same(found->devices[i].device, device)) {
+            return &found->devices[i];
+        }
+    }
+    return NULL;
+}
+
+static const char *namespace_of(const struct attn_device_info *info)
+{
+    return info->device_namespace != NULL ? info->device_namespace : "";
+}
+
 static attn_status take_device(void *user, const struct attn_device_info *info)
 {
     struct found *found = user;
@@ -38,6 +54,12 @@ static attn_status take_device(void *user, const struct attn_device_info *info)
     attn_status status =
         table_read(&device, sizeof device, MIN_DEVICE_INFO, info, "attn_device_info", &error);
     status = status ? status : device_check(&device, &error);
+    const struct attn_device_info *other =
+        status == ATTN_OK ? reported(found, device.device) : NULL;
+    if (other != NULL && strcmp(other->device_namespace, namespace_of(&device)) != 0) {
+        status = BAD("device_namespace", "device type %d, id %d is reported in two namespaces",
+                     device.device.type, device.device.id);
+    }
     if (status == ATTN_OK && found->num_devices == MAX_DEVICES) {
         status = BAD("device", "more than %d devices", MAX_DEVICES);
     }
@@ -46,7 +68,10 @@ static attn_status take_device(void *user, const struct attn_device_info *info)
         device.name = arena_string(found->arena, device.name);
         device.arch = arena_string(found->arena, device.arch);
         device.isa = arena_string(found->arena, device.isa != NULL ? device.isa : "");
-        status = device.name && device.arch && device.isa ? ATTN_OK : no_memory(&error);
+        device.device_namespace = arena_string(found->arena, namespace_of(&device));
+        status = device.name && device.arch && device.isa && device.device_namespace
+                     ? ATTN_OK
+                     : no_memory(&error);
     }
     if (status == ATTN_OK) {
         found->devices[found->num_devices++] = device;
@@ -152,7 +177,7 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
     for (int32_t i = 0; status == ATTN_OK && i < found->num_backends; i++) {
         const struct attn_backend_caps *other = &found->backends[i].caps;
         if (strcmp(other->name, caps.name) == 0 && strcmp(other->variant, caps.variant) == 0 &&
-            other->device.type == caps.device.type && other->device.id == caps.device.id) {
+            device_same(other->device, caps.device)) {
             status =
                 BAD("name", "%s is reported twice for one device", found->backends[i].full_name);
         }
@@ -187,17 +212,6 @@ struct attn_probe_sink found_sink(struct found *found)
                                     take_backend};
 }
 
-static bool reported(const struct found *found, struct attn_device device)
-{
-    for (int32_t i = 0; i < found->num_devices; i++) {
-        if (found->devices[i].device.type == device.type &&
-            found->devices[i].device.id == device.id) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Backends on devices that were not reported are left out. */
 static void drop_homeless(struct found *found)
 {
@@ -205,8 +219,10 @@ static void drop_homeless(struct found *found)
     for (int32_t i = 0; i < found->num_backends; i++) {
         const struct attn_backend_caps *caps = &found->backends[i].caps;
         struct attn_error error = ATTN_ERROR_INIT;
-        if (reported(found, caps->device)) {
-            found->backends[kept++] = found->backends[i];
+        const struct attn_device_info *info = reported(found, caps->device);
+        if (info != NULL) {
+            found->backends[kept] = found->backends[i];
+            found->backends[kept++].device_namespace = info->device_namespace;
             continue;
         }
         attn_status status =

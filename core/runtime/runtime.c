@@ -74,30 +74,50 @@ int32_t device_count(const attn_runtime *runtime)
     return runtime != NULL ? runtime->num_devices : 0;
 }
 
-bool runtime_lists(const attn_runtime *runtime, struct attn_device device)
-{
-    for (int32_t i = 0; i < runtime->num_devices; i++) {
-        if (device_same(runtime->devices[i].device, device)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-attn_status runtime_refuse_device(const attn_runtime *runtime, struct attn_device device,
-                                  struct attn_error *error)
+attn_status runtime_find_device(const attn_runtime *runtime, struct attn_device device,
+                                const char *device_namespace, const struct attn_device_info **info,
+                                struct attn_error *error)
 {
     char name[DEVICE_TEXT_SIZE];
     struct text there;
+    int32_t fitting = 0;
+    for (int32_t i = 0; i < runtime->num_devices; i++) {
+        const struct attn_device_info *one = &runtime->devices[i];
+        if (device_same(one->device, device) &&
+            (device_namespace == NULL || strcmp(one->device_namespace, device_namespace) == 0)) {
+            *info = one;
+            fitting++;
+        }
+    }
+    if (fitting == 1) {
+        return ATTN_OK;
+    }
+    *info = NULL;
     text_init(&there, &runtime->host);
     for (int32_t i = 0; i < runtime->num_devices; i++) {
-        char other[DEVICE_TEXT_SIZE];
-        text_add(&there, "%s%s", i > 0 ? ", " : "", device_text(runtime->devices[i].device, other));
+        const struct attn_device_info *one = &runtime->devices[i];
+        text_add(&there, "%s%s%s%s", i > 0 ? ", " : "", device_text(one->device, name),
+                 one->device_namespace[0] != '\0' ? " of " : "", one->device_namespace);
     }
-    error_set(error, ATTN_ERROR_NOT_FOUND, "device", "there is no %s here; there is %s",
-              device_text(device, name), there.length > 0 ? text_get(&there) : "no device");
+    const char *list = there.length > 0 ? text_get(&there) : "no device";
+    attn_status status =
+        fitting > 1
+            ? error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "device_namespace",
+                        "%s is in several namespaces, one of which has to be named; there is "
+                        "%s",
+                        device_text(device, name), list)
+            : error_set(error, ATTN_ERROR_NOT_FOUND, "device",
+                        "there is no %s%s%s here; there is %s", device_text(device, name),
+                        device_namespace != NULL ? " of " : "",
+                        device_namespace != NULL ? device_namespace : "", list);
     text_finish(&there);
-    return ATTN_ERROR_NOT_FOUND;
+    return status;
+}
+
+bool backend_is_on(const struct backend *backend, const struct attn_device_info *device)
+{
+    return device != NULL && device_same(backend->caps.device, device->device) &&
+           strcmp(backend->device_namespace, device->device_namespace) == 0;
 }
 
 attn_status device_info(const attn_runtime *runtime, int32_t index, struct attn_device_info *info)

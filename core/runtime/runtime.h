@@ -36,6 +36,7 @@ struct plugin {
 struct backend {
     struct attn_backend_caps caps; /* deep copy, text and arrays owned, extensions copied */
     int32_t plugin;                /* index */
+    const char *device_namespace;  /* of caps.device; "" where drivers number devices */
     char *full_name;               /* "cpu_simd@avx2" or "cpu_ref" */
 };
 
@@ -71,7 +72,7 @@ struct attn_runtime {
     struct arena arena;    /* text and arrays of everything below */
     struct plugin *plugins;
     int32_t num_plugins;
-    struct attn_device_info *devices; /* text owned; unique by (type, id), sorted */
+    struct attn_device_info *devices; /* text owned, device_namespace never NULL; unique, sorted */
     int32_t num_devices;
     struct backend *backends; /* sorted by full_name, then device */
     int32_t num_backends;
@@ -83,10 +84,12 @@ struct attn_runtime {
     void (*on_stage)(char stage);
 };
 
-/* Is it a device that a probe reported? The error that it is not names those that are. */
-bool runtime_lists(const attn_runtime *runtime, struct attn_device device);
-attn_status runtime_refuse_device(const attn_runtime *runtime, struct attn_device device,
-                                  struct attn_error *error);
+/* *info: the device with this type and id; device_namespace NULL: whichever namespace has it. NULL
+ * if there is none or more than one; the error then lists the reported devices. */
+attn_status runtime_find_device(const attn_runtime *runtime, struct attn_device device,
+                                const char *device_namespace, const struct attn_device_info **info,
+                                struct attn_error *error);
+bool backend_is_on(const struct backend *backend, const struct attn_device_info *device);
 
 /* load.c: makes sure that the plugin's code is loaded and its table is there (thread-safe,
  * idempotent). */

@@ -62,7 +62,8 @@ struct attn_assignment {
     attn_runtime *runtime;
     atomic_int users;   /* the engine, and models made of it; the last one frees it */
     struct arena arena; /* everything below, text included */
-    struct attn_device device;
+    const struct attn_device_info
+        *device;   /* the runtime's; NULL: the CPU, which no plugin reported */
     bool complete; /* every layer and phase is served */
     int32_t num_layers;
     int32_t num_backends;

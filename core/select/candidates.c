@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/candidates.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "select/names.h"
@@ -81,23 +82,35 @@ static int32_t place_in_rule(const struct rule *rule, const struct backend *back
     return place;
 }
 
+static void refuse_device(const struct selection *selection, const struct backend *backend,
+                          struct reasons *reasons)
+{
+    static const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    const struct attn_device_info *info = selection->assignment->device;
+    const struct attn_device device = info != NULL ? info->device : cpu;
+    const bool other_numbers = device_same(device, backend->caps.device);
+    char name[DEVICE_TEXT_SIZE], asked[128], has[128];
+    snprintf(asked, sizeof asked, "%s%s%s%s", device_text(device, name),
+             other_numbers ? " of " : "", other_numbers ? info->device_namespace : "",
+             selection->options->device.type != 0 ? "" : ", as none was stated");
+    snprintf(has, sizeof has, "%s%s%s", device_text(backend->caps.device, name),
+             other_numbers ? " of " : "", other_numbers ? backend->device_namespace : "");
+    reasons_add(reasons, "device", asked, has);
+}
+
 void candidates_judge(struct selection *selection, const struct layer *layer,
                       const struct rule *rule, int32_t phase, struct verdict *verdicts,
                       struct candidate *candidates)
 {
     const attn_runtime *runtime = selection->runtime;
-    const struct attn_device device = selection->assignment->device;
+    const struct attn_device_info *device = selection->assignment->device;
     for (int32_t b = 0; b < runtime->num_backends; b++) {
         const struct backend *backend = &runtime->backends[b];
         struct candidate *candidate = &candidates[b];
         struct reasons reasons = {selection->arena, &runtime->host, NULL, 0, 0, false};
         *candidate = (struct candidate){.wanted = place_in_rule(rule, backend)};
-        if (!device_same(backend->caps.device, device)) {
-            char asked[DEVICE_TEXT_SIZE + 32], has[DEVICE_TEXT_SIZE];
-            bool stated = selection->options->device.type != 0;
-            device_text(device, asked);
-            strcat(asked, stated ? "" : ", as none was stated");
-            reasons_add(&reasons, "device", asked, device_text(backend->caps.device, has));
+        if (!backend_is_on(backend, device)) {
+            refuse_device(selection, backend, &reasons);
             verdicts[b].code = ATTN_VERDICT_OTHER_DEVICE;
         } else {
             match_backend(&backend->caps, layer, phase, selection->options->block_sizes,

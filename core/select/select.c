@@ -102,30 +102,16 @@ attn_status best_device(const attn_runtime *runtime, const char *backend,
     return status;
 }
 
-/* The device that is stated, or the CPU. One that is not here is refused by name. */
-static attn_status take_device(const attn_runtime *runtime, struct attn_device stated,
-                               struct attn_device *device, struct attn_error *error)
+/* The device that is stated, or the CPU, which need not be reported. */
+static attn_status take_device(const attn_runtime *runtime,
+                               const struct attn_select_options *options,
+                               const struct attn_device_info **info, struct attn_error *error)
 {
-    *device = stated.type != 0 ? stated : (struct attn_device){ATTN_DEVICE_CPU, 0};
-    for (int32_t b = 0; b < runtime->num_backends; b++) {
-        if (device_same(runtime->backends[b].caps.device, *device)) {
-            return ATTN_OK;
-        }
-    }
-    return stated.type == 0 || stated.type == ATTN_DEVICE_CPU || runtime_lists(runtime, *device)
-               ? ATTN_OK
-               : runtime_refuse_device(runtime, *device, error);
-}
-
-static const char *arch_of(const attn_runtime *runtime, struct attn_device device)
-{
-    for (int32_t i = 0; i < runtime->num_devices; i++) {
-        if (runtime->devices[i].device.type == device.type &&
-            runtime->devices[i].device.id == device.id) {
-            return runtime->devices[i].arch;
-        }
-    }
-    return "";
+    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    const struct attn_device device = options->device.type != 0 ? options->device : cpu;
+    attn_status status =
+        runtime_find_device(runtime, device, options->device_namespace, info, error);
+    return status == ATTN_ERROR_NOT_FOUND && device.type == ATTN_DEVICE_CPU ? ATTN_OK : status;
 }
 
 static bool same_question(const struct selection *selection, const struct assignment_layer *a,
@@ -345,9 +331,9 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
         status = tell_no_backends(runtime, error);
     }
     status = status == ATTN_OK ? check_names(&selection, text, error) : status;
-    status = status == ATTN_OK ? take_device(runtime, options.device, &assignment->device, error)
-                               : status;
-    selection.arch = arch_of(runtime, assignment->device);
+    status =
+        status == ATTN_OK ? take_device(runtime, &options, &assignment->device, error) : status;
+    selection.arch = assignment->device != NULL ? assignment->device->arch : "";
     status = status == ATTN_OK ? select_all(&selection, layers, error) : status;
     if (status == ATTN_OK && options.import_text != NULL) {
         status = import_hold(assignment, options.import_text, error);

@@ -266,12 +266,8 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
         plan->table = model->layers[i].group == group ? model->layers[i].table : plan->table;
     }
     plan->validate = model->runtime->settings.validate;
-    for (int32_t i = 0; i < model->runtime->num_devices; i++) {
-        const struct attn_device_info *device = &model->runtime->devices[i];
-        if (device->device.type == model->device.type && device->device.id == model->device.id) {
-            plan->num_multiprocessors = device->num_multiprocessors;
-        }
-    }
+    const struct attn_device_info *device = model->assignment->device;
+    plan->num_multiprocessors = device != NULL ? device->num_multiprocessors : 0;
     attn_status status = read_options(plan, options, error);
     status = status == ATTN_OK ? fill_plan(plan, error) : status;
     if (status == ATTN_OK && plan->graph && plan_graph_level(plan) == ATTN_GRAPH_NEVER) {

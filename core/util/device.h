@@ -13,6 +13,13 @@ static inline bool device_same(struct attn_device a, struct attn_device b)
     return a.type == b.type && a.id == b.id;
 }
 
+/* Is it one that its driver numbers, alike for all plugins? Others have a namespace. */
+static inline bool device_is_numbered(struct attn_device device)
+{
+    return device.type == ATTN_DEVICE_CPU || device.type == ATTN_DEVICE_CUDA ||
+           device.type == ATTN_DEVICE_ROCM || device.type == ATTN_DEVICE_ONEAPI;
+}
+
 /* "cuda:0" into `text` of DEVICE_TEXT_SIZE bytes, which it returns; "type 77:0" for a type that is
  * not known. Formats by hand: a run that fails may call it. */
 const char *device_text(struct attn_device device, char *text);

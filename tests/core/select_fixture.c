@@ -37,7 +37,8 @@ void fixture_init(struct fixture *fixture)
                                                     .device = {ATTN_DEVICE_CPU, 0},
                                                     .name = "cpu",
                                                     .arch = "x86-64",
-                                                    .isa = ""};
+                                                    .isa = "",
+                                                    .device_namespace = ""};
     fixture->runtime.plugins = fixture->plugins;
     fixture->runtime.num_plugins = 1;
     fixture->runtime.devices = fixture->devices;
@@ -63,6 +64,7 @@ struct attn_backend_caps *fixture_add(struct fixture *fixture, const char *name,
     snprintf(fixture->names[index], sizeof fixture->names[index], "%s%s%s", name,
              variant[0] != '\0' ? "@" : "", variant);
     backend->full_name = fixture->names[index];
+    backend->device_namespace = "";
     backend->caps = (struct attn_backend_caps){
         .struct_size = sizeof backend->caps,
         .name = name,

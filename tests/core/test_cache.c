@@ -77,8 +77,9 @@ static void same_runtime(attn_runtime *a, attn_runtime *b)
         assert_string_equal(a->devices[i].name, b->devices[i].name);
         assert_string_equal(a->devices[i].arch, b->devices[i].arch);
         assert_string_equal(a->devices[i].isa, b->devices[i].isa);
+        assert_string_equal(a->devices[i].device_namespace, b->devices[i].device_namespace);
         assert_memory_equal((char *)&a->devices[i] + numbers, (char *)&b->devices[i] + numbers,
-                            sizeof *a->devices - numbers);
+                            offsetof(struct attn_device_info, device_namespace) - numbers);
     }
     assert_int_equal(a->num_backends, 2);
     assert_int_equal(b->num_backends, 2);

@@ -639,6 +639,9 @@ TEST(test_devices)
     fixture_init(&f);
     fixture_add(&f, "cpu", "", 1);
     fixture_add(&f, "gpu", "", 1)->device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
+    f.devices[1] = f.devices[0];
+    f.devices[1].device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
+    f.runtime.num_devices = 2;
     /* An engine that states no device has the CPU's memory. */
     assert_int_equal(select_layers(&f.runtime, NULL, &pointer, 1, &a, &error), ATTN_OK);
     assert_string_equal(fixture_chosen(a, 0, D), "cpu");
@@ -660,7 +663,7 @@ TEST(test_devices)
     options.device = (struct attn_device){ATTN_DEVICE_CUDA, 7};
     assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error),
                      ATTN_ERROR_NOT_FOUND);
-    assert_string_equal(error.message, "there is no cuda:7 here; there is cpu:0");
+    assert_string_equal(error.message, "there is no cuda:7 here; there is cpu:0, cuda:0");
     assert_null(a);
     struct attn_device best;
     assert_int_equal(best_device(&f.runtime, NULL, &best, &error), ATTN_OK);

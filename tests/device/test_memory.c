@@ -166,7 +166,8 @@ TEST(test_refusals)
         ATTN_ERROR_NOT_FOUND);
     assert_null(opened);
     assert_string_equal(error.field, "device");
-    assert_string_equal(error.message, "there is no extension:3 here; there is cpu:0, extension:0");
+    assert_string_equal(error.message,
+                        "there is no extension:3 here; there is cpu:0, extension:0 of fake_device");
     assert_int_equal(api->device_open(NULL, fake, &opened, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(api->device_open(runtime, fake, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(api->device_open(runtime, fake, &opened, &error), ATTN_OK);

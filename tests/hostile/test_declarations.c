@@ -126,12 +126,16 @@ static const struct {
      "next: declares: number 0 of extension 13 is -512; 0 or above"},
     {"device_was_not_reported", ATTN_ERROR_PLUGIN,
      "device: declares is on device type 1, id 3, which its probe did not report"},
-    {"device_type_is_unknown", ATTN_ERROR_PLUGIN,
-     "device: test CPU: device type 77, id 0; types 1 (CPU), 2 (CUDA), 10 (ROCm), 12 "
-     "(extension) and 14 (oneAPI) with an id of 0 or above are known"},
+    {"device_is_host_memory", ATTN_ERROR_PLUGIN,
+     "device: test CPU: device type 3, id 0; a type of 1 or above other than host memory's (3, 11, "
+     "13), and an id of 0 or above"},
     {"device_id_is_negative", ATTN_ERROR_PLUGIN,
-     "device: test CPU: device type 1, id -1; types 1 (CPU), 2 (CUDA), 10 (ROCm), 12 "
-     "(extension) and 14 (oneAPI) with an id of 0 or above are known"},
+     "device: test CPU: device type 1, id -1; a type of 1 or above other than host memory's (3, "
+     "11, "
+     "13), and an id of 0 or above"},
+    {"device_namespace_of_a_cpu", ATTN_ERROR_PLUGIN,
+     "device_namespace: test CPU: device type 1 in namespace 'mine'; [a-z][a-z0-9_]* of at most 63 "
+     "bytes, and none for CPU, CUDA, ROCm and oneAPI, whose drivers number them"},
     {"device_has_no_name", ATTN_ERROR_PLUGIN,
      "device: name, arch or isa is not clean UTF-8 text of at most 255 bytes (isa: 1023)"},
     {"device_memory_is_negative", ATTN_ERROR_PLUGIN,

@@ -92,7 +92,8 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(extension_runs_in_circles, mla[0].ext.next = &mla[0].ext; c->next = &mla[0].ext);
     CHANGE(extension_is_negative, mla[0].kv_lora_rank_max = -512; c->next = &mla[0].ext);
     CHANGE(device_was_not_reported, c->device.id = 3);
-    CHANGE(device_type_is_unknown, d->device.type = 77);
+    CHANGE(device_is_host_memory, d->device.type = ATTN_DEVICE_CUDA_HOST);
+    CHANGE(device_namespace_of_a_cpu, d->device_namespace = "mine");
     CHANGE(device_id_is_negative, d->device.id = -1);
     CHANGE(device_has_no_name, d->name = NULL);
     CHANGE(device_memory_is_negative, d->memory_bytes = -1);

@@ -67,6 +67,8 @@ class DeviceInfo(Record):
     compute_capability: tuple[int, int]
     num_multiprocessors: int
     memory_bytes: int
+    #: whose numbers `device` has; empty where its driver numbers it (CPU, CUDA, ROCm, oneAPI)
+    device_namespace: str
 
 
 class BackendInfo(Record):
@@ -205,7 +207,7 @@ class Runtime(Owned):
 
     def select(self, layers: Sequence[LayerDesc], backend: str | None = None, device: Any = None,
                import_text: str | None = None, block_sizes: Sequence[int] = (),
-               keep_unserved: bool = False) -> Assignment:
+               keep_unserved: bool = False, device_namespace: str | None = None) -> Assignment:
         """Choose a backend for every layer and phase.
 
         Parameters
@@ -222,6 +224,8 @@ class Runtime(Owned):
             Candidates, best first, for layers that leave theirs open.
         keep_unserved : bool
             Succeed even if a layer has no backend, so that the reasons can be read.
+        device_namespace : str, optional
+            `DeviceInfo.device_namespace`, where devices of several namespaces have this type and id.
 
         Raises
         ------
@@ -232,6 +236,7 @@ class Runtime(Owned):
         pointers = (c_void_p * max(1, len(kept)))(*[addressof(struct) for struct, _ in kept])
         options = attn_select_options(
             device=device_of(device), backend=backend, import_text=import_text, block_sizes=block_sizes or None,
+            device_namespace=device_namespace,
             flags=ATTN_SELECT_KEEP_UNSERVED if keep_unserved else 0)
         handle = c_void_p()
         self.call("select", byref(options), pointers, len(kept), byref(handle))
