@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Python's callers can get wrong ends in an error that names it, and never in memory of someone else."""
+import contextlib
 import copy
 import ctypes
 import gc
+import io
 import pickle
+import subprocess
+import sys
 import threading
 import unittest
+import unittest.mock
 import weakref
 
 import numpy as np
@@ -14,7 +19,7 @@ import torch
 import libattn
 import libattn.torch
 from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
-from libattn import abi, extensions
+from libattn import abi, check, extensions
 
 HQ, HK, D, BLOCK = 4, 2, 32, 16
 Invalid = libattn.InvalidArgumentError
@@ -195,7 +200,30 @@ class Numbers(unittest.TestCase):
         self.assertEqual(batch.struct.num_actual_tokens, 1)
         with self.assertRaisesRegex(Invalid, "no_such: .*no such field"):
             batch.struct.no_such = 1
+        self.assertEqual(libattn.Rows("int8").struct.dtype.code, abi.DtypeCode.INT)  # 0, as an enumeration
         self.assertEqual(libattn.Batch(np.array([0, 4]).astype(np.int32), num_tokens=np.int64(4)).struct.num_tokens, 4)
+
+
+class Check(unittest.TestCase):
+    def run_check(self, *arguments: str, **patched: object) -> tuple[int, str]:
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), unittest.mock.patch.multiple(check, **patched) if patched else (
+                contextlib.nullcontext()):
+            return check.main(arguments), text.getvalue()
+
+    def test_verdicts(self) -> None:
+        """Good; bad where a backend computes something else; and nothing at all."""
+        status, text = self.run_check("cpu_ref", CASES=check.CASES[1:2])
+        self.assertEqual((status, text.splitlines()[-1][:29]), (0, "good: 2 agree with float64, 0"))
+        wrong = check._attend
+        status, text = self.run_check("cpu_ref", CASES=check.CASES[:1],
+                                      _attend=lambda q, *rest: [x * 1.03 for x in wrong(q, *rest)])
+        self.assertEqual((status, text.splitlines()[-1][:4]), (1, "bad:"))
+        self.assertEqual(self.run_check("nothing")[0], 2)
+
+    def test_module(self) -> None:
+        ran = subprocess.run([sys.executable, "-m", "libattn", "--json"], capture_output=True, text=True, check=True)
+        self.assertIn('"cpu_simd"', ran.stdout)
 
 
 class Extensions(unittest.TestCase):

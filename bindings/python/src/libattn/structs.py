@@ -72,7 +72,7 @@ class Struct(ctypes.Structure):
         if isinstance(kept, float):
             cut = math.isinf(kept) and not (isinstance(value, float) and math.isinf(value))
         else:
-            cut = isinstance(value, (int, bytes)) and (kept or type(value)()) != value
+            cut = isinstance(value, (int, bytes)) and (kept or (b"" if isinstance(value, bytes) else 0)) != value
         if cut:
             super().__setattr__(name, before)
             raise refused(name, f"{value!r}; its field in struct {type(self).__name__} holds {kept!r} of it")
