@@ -75,6 +75,65 @@ class Declarations(unittest.TestCase):
                  if ours != int(theirs)]
         self.assertEqual(wrong, [])
 
+    def test_every_function_has_a_caller(self) -> None:
+        """Whatever the table has, the package calls."""
+        text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bindings" / "python" / "src").rglob("*.py")
+                       if path.name != "_declarations.py")
+        data = {"struct_size", "next", "abi_version", "reserved", "version"}
+        slots = [name for name, *_ in declarations.attn_api._fields_ if name not in data]
+        self.assertGreater(len(slots), 50)
+        # written f"{kind}_count", or of no use here: names are enumerations', texts are exceptions'
+        others = {f"{kind}_{what}" for kind in ("plugin", "device", "backend") for what in ("count", "info")}
+        others |= {"status_text", "code_name"}
+        missing = [name for name in slots if name not in others and not re.search(rf"""["'.]{name}\b""", text)]
+        self.assertEqual(missing, [])
+
+    def test_every_struct_and_constant_is_public(self) -> None:
+        from libattn import abi
+        self.assertEqual(set(declarations.STRUCTS) - set(abi.__all__), set())
+        self.assertEqual({n for n in vars(declarations) if n.startswith("ATTN_")} - set(abi.__all__), set())
+        enums = {n for n, v in vars(declarations).items() if isinstance(v, type) and issubclass(v, declarations.IntEnum)}
+        self.assertEqual(enums - set(abi.__all__), set())
+
+    def test_every_field_is_a_parameter(self) -> None:
+        """Of what engines fill in; the others are reached through extensions, libattn.abi, or are what a parameter says."""
+        import dataclasses
+        import inspect
+
+        import libattn
+        from libattn import extensions as ext
+
+        def parameters(of: object) -> set[str]:
+            return ({f.name for f in dataclasses.fields(of)} if dataclasses.is_dataclass(of)
+                    else set(inspect.signature(of).parameters))
+
+        computed = {"struct_size", "next", "ext", "reserved", "device"}
+        window = {"has_window", "window_left", "window_right"}
+        for struct, of, said in (
+                ("attn_layer_desc", libattn.LayerDesc, window | {"encoder"}), ("attn_mla_desc", libattn.MlaDesc, set()),
+                ("attn_recurrent_desc", libattn.GdnDesc, set()),
+                ("attn_context_parallel", libattn.ContextParallel, {"reduce", "order"}),
+                ("attn_batch", libattn.Batch, {
+                    "num_reqs", "block_table_stride", "block_table_rows", "num_slots", "num_logits_indices", "num_spans",
+                    "span_start_loc", "tree_stride_request", "tree_stride_row", "num_tables", "table_bytes", "num_pages"}),
+                ("attn_layer_params", libattn.Layer.bind_params, {f"{x}_scale_host" for x in "qkvp"}),
+                ("attn_step_io", libattn.Plan.run, set()),
+                ("attn_limits", libattn.Plan.__init__, set()), ("attn_plan_options", libattn.Plan.__init__, {"limits"}),
+                ("attn_runtime_options", libattn.Runtime.__init__, {"host", "isolation", "probe_deadline_ms"}),
+                ("attn_select_options", libattn.Runtime.select, {"num_block_sizes", "flags"}),
+                ("attn_batch_recurrent", ext.gdn_batch, {"state_slots_stride", "checkpoint_slots_stride"}),
+                ("attn_recurrent_weights", ext.gdn_weights, set()), ("attn_io_recurrent", ext.gdn_io, set()),
+                ("attn_mla_weights", ext.mla_weights, set()), ("attn_io_mla", ext.mla_io, {"topk_stride"}),
+                ("attn_kv_quant_params", ext.kv_quant_params, set()),
+                ("attn_mm_encoder_quant", ext.mm_encoder_quant, set()),
+                ("attn_mm_encoder_state", ext.mm_encoder_state, set()), ("attn_io_rope", ext.rope_io, set()),
+                ("attn_io_output_quant", ext.output_quant, set()), ("attn_io_caches", ext.caches_io, {"num_rows"}),
+                ("attn_batch_context_parallel", ext.context_parallel_batch, set()),
+                ("attn_layer_caches", ext.layer_caches, {"num_caches", "cache_bytes"})):
+            fields = {name for name, *_ in declarations.STRUCTS[struct]._fields_}
+            self.assertEqual(fields - computed - said - parameters(of), set(), struct)
+            self.assertEqual(said - fields, set(), f"{struct}: no such fields")
+
     def test_one_version(self) -> None:
         """meson.build has it; what cannot read it there says the same."""
         version = re.search(r"^  version : '([^']+)'", (ROOT / "meson.build").read_text(encoding="utf-8"), flags=re.M)[1]
