@@ -5,6 +5,7 @@ import copy
 import ctypes
 import gc
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -224,6 +225,15 @@ class Check(unittest.TestCase):
     def test_module(self) -> None:
         ran = subprocess.run([sys.executable, "-m", "libattn", "--json"], capture_output=True, text=True, check=True)
         self.assertIn('"cpu_simd"', ran.stdout)
+
+
+class Fuzz(unittest.TestCase):
+    def test_no_input_ends_the_interpreter(self) -> None:
+        """``ATTN_FUZZ_SECONDS`` for longer."""
+        seconds = os.environ.get("ATTN_FUZZ_SECONDS", "2")
+        for seed in range(2):
+            ran = subprocess.run([sys.executable, "fuzz.py", str(seed), seconds], capture_output=True, text=True)
+            self.assertEqual(ran.returncode, 0, f"seed {seed}: {ran.stderr[-2000:]}")
 
 
 class Extensions(unittest.TestCase):
