@@ -219,7 +219,7 @@ TEST(groups_by_each_difference)
             const bool windows = i < 2;
             layers[l].has_window = windows;
             layers[l].causal = i != 1; /* or a window has no right side */
-            layers[l].window_left = layers[l].window_right = 5;
+            layers[l].window_left = layers[l].window_right = windows ? 5 : 0;
         }
         if (i < count && differences[i].of_first > 0) {
             memcpy((char *)&layers[0] + differences[i].offset, &differences[i].of_first,

@@ -443,8 +443,8 @@ TEST(wrong_batches_are_refused)
     b->batch.block_table_stride = 0;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_stride", step(b));
     set_batch(b, queries, 2);
-    b->batch.spans = b->lens;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "span_start_loc", step(b));
+    b->batch.spans = b->lens; /* of a layer that has none */
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "spans", step(b));
     set_batch(b, queries, 2);
     b->batch.flags = ATTN_BATCH_HOST_BOUNDS;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "flags", step(b));
