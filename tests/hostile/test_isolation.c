@@ -98,7 +98,7 @@ static const struct defect defects[] = {
     {"daemon_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the processes: it left some"},
     {"leaves_child_in_probe", ATTN_ERROR_PLUGIN, "probe: ended its process with exit status 9"},
     {"thread_in_constructor", ATTN_ERROR_PLUGIN, "conduct: left a thread that runs"},
-    {"thread_in_probe", ATTN_ERROR_PLUGIN, "conduct: left a thread that runs"},
+    {"thread_in_entry", ATTN_ERROR_PLUGIN, "conduct: left a thread that runs"},
     {"flush_in_entry", ATTN_ERROR_PLUGIN, "conduct: changed the floating-point control word"},
     {"altstack_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the stack of signal handlers"},
     {"talks_in_constructor", ATTN_ERROR_PLUGIN, "conduct: wrote on standard output: 'hello?'"},

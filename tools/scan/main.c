@@ -141,9 +141,15 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
     if (status != ATTN_OK) {
         return status;
     }
-    runtime_stage(runtime, plugin->file, 'P');
-    status = plugin_probe(&runtime->host, plugin->table, found, why);
+    /* Threads that a constructor or the entry leave are the plugin's own; in a probe a driver's
+     * management library may begin one. */
     const char *changed = conduct_difference(&before, text, sizeof text);
+    before.threads = -1;
+    if (changed == NULL) {
+        runtime_stage(runtime, plugin->file, 'P');
+        status = plugin_probe(&runtime->host, plugin->table, found, why);
+        changed = conduct_difference(&before, text, sizeof text);
+    }
     if (conduct_end_children() > 0 && changed == NULL) {
         changed = "changed the processes: it left some";
     }

@@ -161,6 +161,9 @@ static attn_status create(struct backend *backend, const char *name, struct attn
     struct wanted wanted = {backend, name};
     struct attn_probe_sink sink = {sizeof sink, NULL, &wanted, take_device, take_backend};
     const struct attn_kernels *kernels = NULL;
+    if (backend->before != NULL) {
+        backend->before->threads = -1; /* a driver's or a library's own may begin in a probe */
+    }
     attn_status status = backend->plugin->probe(&backend->services.host, &sink, error);
     judge_conduct(backend, "probe");
     if (status != ATTN_OK) {
@@ -177,9 +180,6 @@ static attn_status create(struct backend *backend, const char *name, struct attn
                                    .variant = backend->caps.variant,
                                    .device = backend->caps.device},
         &backend->instance, &kernels, error);
-    if (backend->before != NULL) {
-        backend->before->threads = -1; /* a library's pool may begin here */
-    }
     judge_conduct(backend, "create");
     if (status != ATTN_OK) {
         return status;
