@@ -47,14 +47,41 @@ static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaSt
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
 
+/* Of head sizes 64, 128, 192 and 256. */
+struct sized_launchers {
+    prefill_launcher *of[4];
+};
+static constexpr sized_launchers bf16_launchers = {{launch_prefill_bf16_64, launch_prefill_bf16_128,
+                                                    launch_prefill_bf16_192,
+                                                    launch_prefill_bf16_256}};
+static constexpr sized_launchers f16_launchers = {{launch_prefill_f16_64, launch_prefill_f16_128,
+                                                   launch_prefill_f16_192, launch_prefill_f16_256}};
+static constexpr sized_launchers bf16_copies = {
+    {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256}};
+static constexpr sized_launchers f16_copies = {
+    {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256}};
+
+template <const sized_launchers &LAUNCHERS>
+static cudaError_t launch_size(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    if (a != nullptr) {
+        return LAUNCHERS.of[a->size / 64 - 1](a, num_sms, stream);
+    }
+    cudaError_t error = cudaSuccess;
+    for (prefill_launcher *load : LAUNCHERS.of) {
+        error = error == cudaSuccess && load != nullptr ? load(nullptr, 0, stream) : error;
+    }
+    return error;
+}
+
 static prefill_launcher *const launchers[] = {launch_order,
                                               launch_merge,
                                               launch_widen,
-                                              launch_prefill_bf16,
-                                              launch_prefill_f16,
+                                              launch_size<bf16_launchers>,
+                                              launch_size<f16_launchers>,
                                               launch_prefill_wide,
-                                              launch_prefill_copies_bf16,
-                                              launch_prefill_copies_f16};
+                                              launch_size<bf16_copies>,
+                                              launch_size<f16_copies>};
 
 extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                                       const struct prefill_params *params, void *stream)

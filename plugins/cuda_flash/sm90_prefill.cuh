@@ -531,14 +531,6 @@ static cudaError_t launch_prefill_shape(const prefill_params *a, int32_t num_sms
     return cudaLaunchKernelEx(&config, prefill<S>, *a);
 }
 
-template <int KIND, bool GROUPED, int TERMS, int SCALES> struct prefill_mixed {
-    using shape = prefill_shape<KIND, 256, 256, 64, 1, GROUPED, TERMS, SCALES>;
-};
-template <int KIND, bool GROUPED, int TERMS>
-struct prefill_mixed<KIND, GROUPED, TERMS, PREFILL_UNSCALED> {
-    using shape = prefill_shape<KIND, 192, 128, 128, 1, GROUPED, TERMS>;
-};
-
 /* Whether there are kernels of their own for terms, and which; other calls take PREFILL_ANY, whose
  * pages come column by column: `has_kernel` and `map_tensors` in sm90_prefill.c. */
 template <int KIND> static constexpr bool has_capped = KIND == KIND_BF16;
@@ -546,67 +538,53 @@ template <int TERMS> static constexpr bool has_groups = TERMS != PREFILL_ANY;
 template <int TERMS> static constexpr bool has_mixed = TERMS == 0 || TERMS == PREFILL_ANY;
 template <int TERMS> static constexpr bool has_large = TERMS != PREFILL_LINEAR;
 
-/* Head sizes of a kernel; a NULL: only loads them. Copies have no size of their own for 192. */
-template <int KIND, bool GROUPED, int TERMS, int SCALES = PREFILL_UNSCALED>
+/* The shape of a head size. SIZE 192 is with values of 128; copies have none of their own for it.
+ */
+template <int KIND, int SIZE, bool GROUPED, int TERMS, int SCALES> struct prefill_sized {
+    static constexpr int queries =
+        SIZE >= 192 || (SIZE == 128 && TERMS == PREFILL_ANY && SCALES == PREFILL_BY_KEY) ? 1 : 2;
+    static constexpr bool there = SIZE == 192   ? has_mixed<TERMS> && SCALES == PREFILL_UNSCALED
+                                  : SIZE == 256 ? has_large<TERMS>
+                                                : true;
+    using shape = prefill_shape<KIND, SIZE, SIZE == 192 ? 128 : SIZE, SIZE == 256 ? 64 : 128,
+                                queries, GROUPED, TERMS, SCALES>;
+};
+
+/* a NULL: only loads the kernel. */
+template <int KIND, int SIZE, bool GROUPED, int TERMS, int SCALES = PREFILL_UNSCALED>
 static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
                                        cudaStream_t stream)
 {
-    using small = prefill_shape<KIND, 64, 64, 128, 2, GROUPED, TERMS, SCALES>;
-    constexpr int queries = TERMS == PREFILL_ANY && SCALES == PREFILL_BY_KEY ? 1 : 2;
-    using middle = prefill_shape<KIND, 128, 128, 128, queries, GROUPED, TERMS, SCALES>;
-    using large = prefill_shape<KIND, 256, 256, 64, 1, GROUPED, TERMS, SCALES>;
-    using mixed = typename prefill_mixed<KIND, GROUPED, TERMS, SCALES>::shape;
-    if (a == nullptr) {
-        cudaError_t error = launch_prefill_shape<small>(a, 0, stream);
-        error = error ? error : launch_prefill_shape<middle>(a, 0, stream);
-        if constexpr (has_mixed<TERMS>) {
-            error = error ? error : launch_prefill_shape<mixed>(a, 0, stream);
-        }
-        if constexpr (has_large<TERMS>) {
-            error = error ? error : launch_prefill_shape<large>(a, 0, stream);
-        }
-        return error;
+    using sized = prefill_sized<KIND, SIZE, GROUPED, TERMS, SCALES>;
+    if constexpr (sized::there) {
+        return launch_prefill_shape<typename sized::shape>(a, num_sms, stream);
     }
-    if constexpr (has_mixed<TERMS>) {
-        if (a->size == 192) {
-            return launch_prefill_shape<mixed>(a, num_sms, stream);
-        }
-    }
-    if constexpr (has_large<TERMS>) {
-        if (a->size == 256) {
-            return launch_prefill_shape<large>(a, num_sms, stream);
-        }
-    }
-    return a->size == 64    ? launch_prefill_shape<small>(a, num_sms, stream)
-           : a->size == 128 ? launch_prefill_shape<middle>(a, num_sms, stream)
-                            : cudaErrorInvalidValue;
+    return a == nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 /* Over copies of narrow values and keys of e4m3, by queries in it. */
-template <int KIND>
+template <int KIND, int SIZE>
 static cudaError_t launch_fp8(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
-    using middle = prefill_shape<KIND, 128, 128, 128, 2, false, 0, PREFILL_IN_FP8>;
-    using large = prefill_shape<KIND, 256, 256, 64, 1, false, 0, PREFILL_IN_FP8>;
-    if (a == nullptr) {
-        cudaError_t error = launch_prefill_shape<middle>(a, 0, stream);
-        return error ? error : launch_prefill_shape<large>(a, 0, stream);
+    if constexpr (SIZE == 128 || SIZE == 256) {
+        return launch_prefill_size<KIND, SIZE, false, 0, PREFILL_IN_FP8>(a, num_sms, stream);
     }
-    return a->size == 128 ? launch_prefill_shape<middle>(a, num_sms, stream)
-                          : launch_prefill_shape<large>(a, num_sms, stream);
+    return a == nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 /* Over copies of narrow keys and values. */
-template <int KIND>
+template <int KIND, int SIZE>
 static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
-    prefill_launcher *const by_head = launch_prefill_size<KIND, false, 0, PREFILL_BY_HEAD>;
-    prefill_launcher *const by_key = launch_prefill_size<KIND, false, 0, PREFILL_BY_KEY>;
-    prefill_launcher *const any = launch_prefill_size<KIND, false, PREFILL_ANY, PREFILL_BY_KEY>;
+    prefill_launcher *const by_head = launch_prefill_size<KIND, SIZE, false, 0, PREFILL_BY_HEAD>;
+    prefill_launcher *const by_key = launch_prefill_size<KIND, SIZE, false, 0, PREFILL_BY_KEY>;
+    prefill_launcher *const any =
+        launch_prefill_size<KIND, SIZE, false, PREFILL_ANY, PREFILL_BY_KEY>;
     if constexpr (has_capped<KIND>) {
         if (a == nullptr || (a->scales == PREFILL_BY_HEAD && a->kernel == PREFILL_CAPPED)) {
-            cudaError_t error = launch_prefill_size<KIND, false, PREFILL_CAPPED, PREFILL_BY_HEAD>(
-                a, num_sms, stream);
+            cudaError_t error =
+                launch_prefill_size<KIND, SIZE, false, PREFILL_CAPPED, PREFILL_BY_HEAD>(a, num_sms,
+                                                                                        stream);
             if (a != nullptr || error != cudaSuccess) {
                 return error;
             }
@@ -614,7 +592,7 @@ static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaS
     }
     if constexpr (KIND == KIND_BF16) {
         if (a == nullptr || a->scales == PREFILL_IN_FP8) {
-            cudaError_t error = launch_fp8<KIND>(a, num_sms, stream);
+            cudaError_t error = launch_fp8<KIND, SIZE>(a, num_sms, stream);
             if (a != nullptr || error != cudaSuccess) {
                 return error;
             }
@@ -631,38 +609,38 @@ static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaS
 }
 
 /* a NULL: only loads the kernels. */
-template <int KIND, int TERMS>
+template <int KIND, int SIZE, int TERMS>
 static cudaError_t launch_prefill_layout(const prefill_params *a, int32_t num_sms,
                                          cudaStream_t stream)
 {
     if constexpr (has_groups<TERMS>) {
         if (a == nullptr || a->grouped) {
-            cudaError_t error = launch_prefill_size<KIND, true, TERMS>(a, num_sms, stream);
+            cudaError_t error = launch_prefill_size<KIND, SIZE, true, TERMS>(a, num_sms, stream);
             if (a != nullptr || error != cudaSuccess) {
                 return error;
             }
         }
     }
-    return launch_prefill_size<KIND, false, TERMS>(a, num_sms, stream);
+    return launch_prefill_size<KIND, SIZE, false, TERMS>(a, num_sms, stream);
 }
 
-template <int KIND>
+template <int KIND, int SIZE>
 static cudaError_t launch_prefill(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;
     if (a == nullptr || a->kernel == 0) {
-        error = launch_prefill_layout<KIND, 0>(a, num_sms, stream);
+        error = launch_prefill_layout<KIND, SIZE, 0>(a, num_sms, stream);
     }
     if constexpr (has_capped<KIND>) {
         if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_CAPPED)) {
-            error = launch_prefill_layout<KIND, PREFILL_CAPPED>(a, num_sms, stream);
+            error = launch_prefill_layout<KIND, SIZE, PREFILL_CAPPED>(a, num_sms, stream);
         }
     }
     if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_LINEAR)) {
-        error = launch_prefill_layout<KIND, PREFILL_LINEAR>(a, num_sms, stream);
+        error = launch_prefill_layout<KIND, SIZE, PREFILL_LINEAR>(a, num_sms, stream);
     }
     if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_ANY)) {
-        error = launch_prefill_layout<KIND, PREFILL_ANY>(a, num_sms, stream);
+        error = launch_prefill_layout<KIND, SIZE, PREFILL_ANY>(a, num_sms, stream);
     }
     return error;
 }
