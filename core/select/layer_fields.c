@@ -187,7 +187,8 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
 attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_error *error)
 {
     char value[80];
-    attn_status status = ATTN_OK;
+    const struct ranged kind = {"kind", layer->kind, 0, ATTN_LAYER_KIND_COUNT - 1};
+    attn_status status = layer_ranges(layer->name, &kind, 1, error); /* by which all are checked */
     for (const struct layer_field *f = layer_fields; f->name != NULL && status == ATTN_OK; f++) {
         const bool says = value_of(layer, f, value, sizeof value);
         if (f->type == FIELD_INT) {
@@ -196,7 +197,6 @@ attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_
             const struct ranged range = {f->name, number, f->min, f->max};
             status = layer_ranges(layer->name, &range, 1, error);
         }
-        /* kind is read before any field that not all have */
         if (status == ATTN_OK && f->kinds != ALL && says && !(f->kinds >> layer->kind & 1)) {
             status = BAD(f->name, "layer '%s': %s is %s; a layer of kind %s takes none",
                          layer->name, f->name, value, name_of_kind(layer->kind));

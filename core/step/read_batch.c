@@ -177,6 +177,9 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
         status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(plan, b, error)
                                                  : check_lengths(plan, b, error);
     }
+    if (layer->kind != ATTN_LAYER_CROSS) { /* views have requests of their own number */
+        b->encoder_seq_lens = b->encoder_seq_lens_host = NULL;
+    }
     if (status == ATTN_OK && b->num_reqs > 0 && (b->seq_lens == NULL || b->block_table == NULL)) {
         status = BAD("block_table", "seq_lens %p, block_table %p; a layer with a cache needs both",
                      (const void *)b->seq_lens, (const void *)b->block_table);

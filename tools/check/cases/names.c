@@ -33,8 +33,9 @@ void case_name(const struct case_space *space, const struct attend_case *c, char
                         causal[v[FACTOR_CAUSAL].a]);
     for (int32_t i = FACTOR_FIRST_SWITCH; i <= FACTOR_LAST_SWITCH; i++) {
         if (v[i].a != 0 && used > 0 && (size_t)used < size) {
-            used += snprintf(name + used, size - (size_t)used, "+%s%d",
-                             switches[i - FACTOR_FIRST_SWITCH], v[i].a + 100 * v[i].b);
+            used += snprintf(name + used, size - (size_t)used, "+%s%lld",
+                             switches[i - FACTOR_FIRST_SWITCH],
+                             (long long)v[i].a + 100 * (long long)v[i].b);
         }
     }
     if (used > 0 && (size_t)used < size) {
