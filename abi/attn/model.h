@@ -57,10 +57,14 @@ struct attn_workspace {
 /* A layer's blocks in another memory (host swap space); an element of attn_block_transfer.other. */
 struct attn_block_memory {
     void *base;
-    int64_t stride; /* bytes between blocks; 0: the spec's padded_page_bytes */
+    /* bytes between blocks; 0: the spec's padded_page_bytes, of other tables what a block's caches
+     * take */
+    int64_t stride;
 };
 
-/* What copy_blocks moves: blocks of all layers of a block-table group. */
+/* What copy_blocks moves: blocks of one table, in the caches of all layers of a block-table group
+ * that the table addresses. Caches in another table have blocks of their own numbers and stay where
+ * they are: a call for each table. */
 struct attn_block_transfer {
     size_t struct_size;
     const struct attn_ext *next;
@@ -70,7 +74,7 @@ struct attn_block_transfer {
      * cache) */
     const struct attn_block_memory *other;
     int32_t other_bytes; /* sizeof(struct attn_block_memory) of the writer; 0 without other */
-    int32_t reserved;
+    int32_t table; /* 0: the batch's own; else as attn_layer_cache.table; a cache lies in it */
     /* host [num_pairs, 2]: source and destination block; in order, so that a destination may be
      * the source of a later pair */
     const int64_t *pairs;

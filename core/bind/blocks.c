@@ -72,34 +72,39 @@ static void add_view(struct planes *all, const attn_layer *layer, const struct a
              kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value));
 }
 
-/* A cache beyond those of the kind, in the same table. */
+/* A cache beyond those of the kind. */
 static void add_further(struct planes *all, const attn_layer *layer, int32_t index)
 {
     const struct attn_kv_view *view = &layer->further[index];
     const int32_t dtype = layer->selected->caches->caches[index].kv_dtype;
-    add_rows(all, view, layer_parts(layer, 0),
+    add_rows(all, view, layer_parts(layer, layer->caches[index].table),
              dtype == ATTN_KV_NVFP4 ? view->head_size / 2
                                     : kv_row_bytes(dtype, view->head_size, false),
              kv_scale_bytes(dtype, view->head_size, false));
 }
 
-/* Copies of one layer's blocks. In the other memory the planes of a block stand one behind the
- * other. */
-static attn_status add_copies(attn_layer *layer, int32_t kind,
+/* Copies of one layer's blocks in a table. In the other memory the planes of a block follow one
+ * another. */
+static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
                               const struct attn_block_memory *other, struct attn_block_copy *copies,
                               int32_t *count, struct attn_error *error)
 {
     struct planes all = {.count = 0};
     int64_t bytes = 0, stride = layer->spec.padded_page_bytes;
     bool out = kind == ATTN_COPY_DEVICE_TO_HOST;
-    add_view(&all, layer, &layer->k_cache, false);
-    if (layer->has_v_cache) {
+    if (table == 0) {
+        add_view(&all, layer, &layer->k_cache, false);
+    }
+    if (table == 0 && layer->has_v_cache) {
         add_view(&all, layer, &layer->v_cache, true);
     }
     for (int32_t i = 0; i < layer->num_further; i++) {
-        if (layer->caches[i].table == 0) {
+        if (layer->caches[i].table == table) {
             add_further(&all, layer, i);
         }
+    }
+    for (int32_t i = 0; i < all.count && table > 0; i++) {
+        stride = (i > 0 ? stride : 0) + all.planes[i].bytes;
     }
     if (other != NULL && other->stride > 0) {
         stride = other->stride;
@@ -123,8 +128,22 @@ static attn_status add_copies(attn_layer *layer, int32_t kind,
                      layer->desc->name, (long long)bytes, (long long)stride);
 }
 
-static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, bool has_other,
-                               const int64_t *pairs, int64_t num_pairs, struct attn_error *error)
+/* How many of the engine's blocks every cache of the layer in the table has; INT64_MAX: none lies
+ * there. */
+static int64_t blocks_in_table(const attn_layer *layer, int32_t table)
+{
+    int64_t blocks = table == 0 ? layer_num_blocks(layer) : INT64_MAX;
+    for (int32_t i = 0; i < layer->num_further && table > 0; i++) {
+        if (layer->caches[i].table == table && layer->further[i].num_blocks < blocks) {
+            blocks = layer->further[i].num_blocks;
+        }
+    }
+    return blocks == INT64_MAX ? blocks : blocks / layer_parts(layer, table);
+}
+
+static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, int32_t table,
+                               bool has_other, const int64_t *pairs, int64_t num_pairs,
+                               struct attn_error *error)
 {
     int64_t blocks = INT64_MAX;
     for (int32_t i = 0; i < model->num_layers; i++) {
@@ -134,9 +153,12 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, b
                 return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv",
                                  "layer '%s' has no cache bound", layer->desc->name);
             }
-            int64_t own = layer_num_blocks(layer) / layer_parts(layer, 0);
+            int64_t own = blocks_in_table(layer, table);
             blocks = own < blocks ? own : blocks;
         }
+    }
+    if (blocks == INT64_MAX) {
+        return BAD("table", "table is %d; no cache of group %d lies in it", table, group);
     }
     for (int64_t i = 0; i < num_pairs; i++) {
         bool source_ours = kind != ATTN_COPY_HOST_TO_DEVICE,
@@ -188,10 +210,12 @@ static attn_status read_transfer(const attn_model *model,
                    (const void *)model, t->group, t->kind, (long long)t->num_pairs,
                    (const void *)t->pairs);
     }
-    if (t->reserved != 0 ||
-        (t->other != NULL && (t->other_bytes < MIN_MEMORY || t->other_bytes > MAX_MEMORY))) {
-        return BAD("other_bytes", "other_bytes is %d, reserved %d; %d to %d with other, and 0",
-                   t->other_bytes, t->reserved, MIN_MEMORY, MAX_MEMORY);
+    if (t->table < 0) {
+        return BAD("table", "table is %d; 0 or above", t->table);
+    }
+    if (t->other != NULL && (t->other_bytes < MIN_MEMORY || t->other_bytes > MAX_MEMORY)) {
+        return BAD("other_bytes", "other_bytes is %d; %d to %d with other", t->other_bytes,
+                   MIN_MEMORY, MAX_MEMORY);
     }
     return ATTN_OK;
 }
@@ -218,9 +242,9 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
 {
     struct attn_block_transfer t;
     attn_status status = read_transfer(model, transfer, &t, error);
-    status = status == ATTN_OK
-                 ? check_pairs(model, t.group, t.kind, t.other != NULL, t.pairs, t.num_pairs, error)
-                 : status;
+    status = status == ATTN_OK ? check_pairs(model, t.group, t.kind, t.table, t.other != NULL,
+                                             t.pairs, t.num_pairs, error)
+                               : status;
     if (status != ATTN_OK) {
         return status;
     }
@@ -230,7 +254,8 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
         int32_t count = 0;
         const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
         struct attn_block_memory memory;
-        if (layer->group != t.group || layer->owner != layer) {
+        if (layer->group != t.group || layer->owner != layer ||
+            blocks_in_table(layer, t.table) == INT64_MAX) {
             continue;
         }
         if (instance->kernels.copy_blocks == NULL && model->device.type != ATTN_DEVICE_CPU) {
@@ -238,9 +263,10 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
                              "%s has no copy_blocks kernel", instance->caps->name);
         }
         status = t.other != NULL ? read_memory(&t, layer->slot, &memory, error) : ATTN_OK;
-        status = status == ATTN_OK ? add_copies(layer, t.kind, t.other != NULL ? &memory : NULL,
-                                                copies, &count, error)
-                                   : status;
+        status = status == ATTN_OK
+                     ? add_copies(layer, t.kind, t.table, t.other != NULL ? &memory : NULL, copies,
+                                  &count, error)
+                     : status;
         if (status != ATTN_OK) {
             return status;
         }

@@ -341,26 +341,36 @@ static void give_lists(struct opened *t, struct step *s, struct attn_batch *batc
     }
 }
 
-/* The last block of request 0 is copied, in all caches of table 0, and read where it then lies. */
+/* The last block of request 0 in each table is copied, in all caches of that table, and read where
+ * it then lies. */
 static void read_moved(struct opened *t, struct step *s, const struct attn_batch *batch,
                        const struct attn_step_io *io)
 {
     int32_t *blocks = s->blocks[0];
-    const int32_t last = (s->lens[0] - 1) / BLOCK;
-    const int64_t pair[] = {blocks[last], blocks[ROWS - 1]};
-    const struct attn_block_transfer move = {.struct_size = sizeof move,
-                                             .kind = ATTN_COPY_DEVICE_TO_DEVICE,
-                                             .pairs = pair,
-                                             .num_pairs = 1};
+    int32_t *others = s->other_blocks[0];
+    const int32_t last = (s->lens[0] - 1) / BLOCK, last_row = (s->rows[0] - 1) / OTHER_BLOCK;
+    const int64_t pair[] = {blocks[last], blocks[ROWS - 1]},
+                  of_rows[] = {others[last_row], others[ROWS - 1]};
+    struct attn_block_transfer move = {.struct_size = sizeof move,
+                                       .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                       .pairs = pair,
+                                       .num_pairs = 1};
     struct attn_step_io again = *io;
     again.flags = ATTN_RUN_NO_WRITE;
     CHECK(t, t->api->copy_blocks(t->model, &move, &t->error));
     blocks[last] = (int32_t)pair[1];
+    move.table = 2;
+    REFUSED(&t->error, "table", t->api->copy_blocks(t->model, &move, &t->error));
+    move.table = 1;
+    move.pairs = of_rows;
+    CHECK(t, t->api->copy_blocks(t->model, &move, &t->error));
+    others[last_row] = (int32_t)of_rows[1];
     CHECK(t, t->api->plan_batch(t->plan, batch, NULL, &t->error));
     memset(s->out, 0, sizeof s->out);
     CHECK(t, t->api->run(t->plan, t->layer, &again, &t->error));
     check_out(s);
     blocks[last] = (int32_t)pair[0];
+    others[last_row] = (int32_t)of_rows[0];
 }
 
 static void run_many(struct opened *t, struct step *s, const int32_t *queries, enum form form,

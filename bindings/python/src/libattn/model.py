@@ -328,8 +328,8 @@ class Model(Owned):
         return result
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]], group: int = 0, kind: str = "device_to_device",
-                    other: Sequence[Any] | None = None, stream: int | None = None) -> None:
-        """Copy blocks of all layers of a block-table group.
+                    other: Sequence[Any] | None = None, stream: int | None = None, table: int = 0) -> None:
+        """Copy blocks of one table, in its caches of all layers of a block-table group.
 
         Parameters
         ----------
@@ -339,8 +339,11 @@ class Model(Owned):
             ``device_to_device`` inside the cache, ``device_to_host`` or ``host_to_device``.
         other : sequence of tensors, one per layer of the group
             Host memory of whole blocks, ``padded_page_bytes`` apart; to be kept until the stream is done.
+        table : int
+            0: the batch's own; else one of `further`, whose caches have blocks of their own numbers.
         """
-        transfer = attn_block_transfer(group=group, kind=code_of("kind", kind, CopyKind), num_pairs=len(pairs),
+        transfer = attn_block_transfer(group=group, table=table, kind=code_of("kind", kind, CopyKind),
+                                       num_pairs=len(pairs),
                                        pairs=[block for pair in pairs for block in pair], stream=stream_handle(stream))
         transfer.num_pairs = len(pairs)
         if other is not None:
