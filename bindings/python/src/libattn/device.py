@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import addressof, byref, c_int64, c_void_p
+from ctypes import addressof, byref, c_int64
 from typing import TYPE_CHECKING, Any
 
 from ._declarations import CopyKind, DeviceType, MemoryKind, attn_copy_args, attn_device, attn_dtype, attn_fill_args, attn_tensor
@@ -45,10 +45,8 @@ class Stream(Owned):
     """A stream of a `Device`, for `Plan.update`, `Plan.run` and its own functions; the CPU's does its work at once."""
 
     def __init__(self, device: Device) -> None:
-        created = c_void_p()
         self.api = device.api
-        device.call("device_stream_create", byref(created))
-        self.owner = device.child("stream", "device_stream_destroy", created.value)
+        self.owner = device.make("stream", "device_stream_create", "device_stream_destroy", before=())
 
     @property
     def ptr(self) -> int | None:
@@ -61,23 +59,15 @@ class Device(Owned):
 
     def __init__(self, runtime: Runtime, device: attn_device) -> None:
         self.api, self.device = runtime.api, device
-        created = c_void_p()
-        runtime.call("device_open", device, byref(created))
-        self.owner = Handle("device", created.value, self.api.device_close, runtime.owner)
-
-    def child(self, what: str, destroy: str, value: int | None, *before: int) -> Handle:
-        """A handle of something that the device made."""
-        function, opened = getattr(self.api, destroy), self.handle
-        return Handle(what, value, lambda handle: function(opened, *before, handle), self.owner)
+        self.owner = runtime.make("device", "device_open", "device_close", device)
 
     def allocate(self, nbytes: int, kind: str = "device") -> Memory:
         """Memory of the device, or with ``host`` page-locked memory of the host; at a multiple of 256 bytes."""
-        code, created = code_of("kind", kind, MemoryKind), c_void_p()
-        self.call("device_allocate", code, nbytes, byref(created))
+        code = code_of("kind", kind, MemoryKind)
+        owner = self.make("memory", "device_allocate", "device_free", code, nbytes, before=(code,))
         place = self.device
         if code == MemoryKind.HOST:
             place = attn_device(DeviceType.CPU, 0)
-        owner = self.child("memory", "device_free", created.value, code)
         return Memory(owner, place, owner.value, "uint8", (nbytes,))
 
     def copy(self, destination: Tensor, source: Tensor, stream: Stream | int | None = None) -> None:
@@ -118,20 +108,19 @@ class Device(Owned):
     def capture(self, stream: Stream | int, work: Callable[[], None]) -> Graph:
         """The graph of what `work` puts onto a stream."""
         self.call("device_capture_begin", _native(stream))
-        graph = c_void_p()
         try:
             work()
-        finally:
-            self.call("device_capture_end", _native(stream), byref(graph))
-        return Graph(self, graph.value)
+        except BaseException:
+            self.make("graph", "device_capture_end", "device_graph_destroy", _native(stream), before=()).close()
+            raise
+        return Graph(self, self.make("graph", "device_capture_end", "device_graph_destroy", _native(stream), before=()))
 
 
 class Graph(Owned):
     """A captured graph."""
 
-    def __init__(self, device: Device, value: int | None) -> None:
-        self.device, self.api = device, device.api
-        self.owner = device.child("graph", "device_graph_destroy", value)
+    def __init__(self, device: Device, owner: Handle) -> None:
+        self.device, self.api, self.owner = device, device.api, owner
 
     def launch(self, stream: Stream | int) -> None:
         """Run it on a stream."""

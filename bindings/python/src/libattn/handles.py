@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from ctypes import byref, c_void_p
 from typing import Any, NoReturn, TypeVar
 
 from ._declarations import Status
@@ -123,6 +124,20 @@ class Owned(Unique):
         """A function of the table on this handle; raises what it reports."""
         with self.owner as handle:
             self.api.call(function, handle, *args)
+
+    def make(self, what: str, function: str, destroy: str, *args: Any, kept: Any = None,
+             before: tuple[int, ...] | None = None) -> Handle:
+        """What a function of the table makes of this handle: it writes the new handle to its last argument.
+
+        Nothing is destroyed before the new handle counts as made of this one, whoever closes it meanwhile. With `before` the
+        destruction takes this handle and those values first.
+        """
+        created = c_void_p()
+        function_of = getattr(self.api, destroy)
+        with self.owner as handle:
+            self.api.call(function, handle, *args, byref(created))
+            end = function_of if before is None else lambda value: function_of(handle, *before, value)
+            return Handle(what, created.value, end, self.owner, kept)
 
     def ask(self, function: str, *args: Any) -> Any:
         """Likewise of one that does not fail; its result."""

@@ -14,7 +14,7 @@ from ._declarations import (CacheRole, CopyKind, GroupKind, KvSpecKind, Recurren
                             attn_kv_view, attn_layer_params, attn_mm_encoder_quant, attn_model_options, attn_step_io)
 from .errors import make
 from .extensions import gdn_state
-from .handles import Handle, Owned, Unique
+from .handles import Owned, Unique
 from .layers import code_of
 from .step import Plan, stream_handle
 from .structs import Record, Struct, chained, check_lengths
@@ -306,11 +306,9 @@ class Model(Owned):
     def __init__(self, runtime: Runtime, assignment: Assignment, **options: Any) -> None:
         self.runtime = runtime
         self.api = runtime.api
-        created = c_void_p()
         given = attn_model_options(**options)
         with assignment.owner as handle:
-            runtime.call("model_create", handle, byref(given), byref(created))
-        self.owner = Handle("model", created.value, self.api.model_destroy, runtime.owner, given)
+            self.owner = runtime.make("model", "model_create", "model_destroy", handle, byref(given), kept=given)
         self.layers = [Layer(self, i, desc) for i, desc in enumerate(assignment.layers)]
 
     @property

@@ -238,9 +238,8 @@ class Runtime(Owned):
             device=device_of(device), backend=backend, import_text=import_text, block_sizes=block_sizes or None,
             device_namespace=device_namespace,
             flags=ATTN_SELECT_KEEP_UNSERVED if keep_unserved else 0)
-        handle = c_void_p()
-        self.call("select", byref(options), pointers, len(kept), byref(handle))
-        return Assignment(self, handle, layers)
+        owner = self.make("assignment", "select", "assignment_destroy", byref(options), pointers, len(kept))
+        return Assignment(self, owner, layers)
 
     def bind(self, assignment: Assignment, **options: Any) -> Model:
         """Create the layers of an assignment; loads what the backends need. For the options see `Model`."""

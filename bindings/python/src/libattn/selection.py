@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_int32, c_size_t, c_void_p
+from ctypes import byref, c_int32, c_size_t
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,10 +68,10 @@ def _phase(phase: str | int) -> int:
 class Assignment(Owned):
     """Immutable; made by `Runtime.select`."""
 
-    def __init__(self, runtime: Runtime, handle: c_void_p, layers: Sequence[LayerDesc]) -> None:
+    def __init__(self, runtime: Runtime, owner: Handle, layers: Sequence[LayerDesc]) -> None:
         self.runtime, self.api = runtime, runtime.api
         self.layers = tuple(layers)
-        self.owner = Handle("assignment", handle.value, runtime.api.assignment_destroy, runtime.owner)
+        self.owner = owner
 
     def __len__(self) -> int:
         return self.ask("assignment_num_layers")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ._declarations import (ATTN_RUN_NO_ATTEND, ATTN_RUN_NO_WRITE, BatchMode, KvSpecKind, PlanMode, Status, attn_batch,
                             attn_batch_split, attn_limits, attn_plan_options, attn_step_io, attn_workspace)
 from .errors import make
-from .handles import Handle, Owned
+from .handles import Owned
 from .layers import code_of, mask_of
 from .structs import Struct, chained, check_lengths
 from .tensors import Rows, Tensor, as_tensor, as_writable
@@ -213,12 +213,10 @@ class Plan(Owned):
                  graph: bool = False) -> None:
         self.model = model
         self.api = model.api
-        created = c_void_p()
         limits = attn_limits(max_num_reqs=max_num_reqs, max_num_tokens=max_num_tokens, max_query_len=max_query_len,
                              max_seq_len=max_seq_len, max_blocks_per_req=max_blocks_per_req)
         options = attn_plan_options(limits=limits, graph=bool(graph))
-        model.call("plan_create", group, byref(options), byref(created))
-        self.owner = Handle("plan", created.value, self.api.plan_destroy, model.owner)
+        self.owner = model.make("plan", "plan_create", "plan_destroy", group, byref(options))
         self.group = group
         self._io = attn_step_io()
         self._io_ref = byref(self._io)
