@@ -286,7 +286,7 @@ class Scheduling(unittest.TestCase):
 
 class Info(unittest.TestCase):
     def test_module(self) -> None:
-        ran = subprocess.run([sys.executable, "-m", "libattn.info", "--json"], capture_output=True, text=True, check=True)
+        ran = subprocess.run([sys.executable, "-m", "libattn", "--json"], capture_output=True, text=True, check=True)
         self.assertIn('"cpu_simd"', ran.stdout)
 
 
