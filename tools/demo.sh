@@ -76,7 +76,7 @@ cat <<'NEXT'
   build/tools/attn-info --model models/gemma-2-9b.json --explain           why these backends and no others
   ATTN_BACKEND=sliding=cpu_ref build/tools/attn-info --model models/gemma-2-9b.json      an operator's order
   build/tools/attn-bench                                                  how fast, next to what the machine can do
-  sh tools/test.sh                                                        the tests, 8 minutes
+  sh tools/test.sh                                                        the tests of this build
 Engines: docs/engine.md. Kernels: docs/writing-a-backend.md. Operators: README.md.
 NEXT
 [ -x build/tools/attn-run ] ||

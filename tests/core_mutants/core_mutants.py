@@ -91,7 +91,7 @@ class Build:
             for entry in commands
             if entry["output"].startswith(STATIC + ".p/")
         }
-        self.library = self.link_command(next(folder.glob("core/libattn.so.*.*.*[0-9]")))
+        self.core_file = self.link_command(next(folder.glob("core/libattn.so.*.*.*[0-9]")))
         self.tests = {test["name"]: test for test in json.loads((folder / "meson-info/intro-tests.json").read_text())}
         self.white_box = {}
         for name, test in self.tests.items():
@@ -138,7 +138,7 @@ class Build:
             if entry.name != "core":
                 (place / entry.name).symlink_to(entry)
         (place / "core").mkdir()
-        self.link(self.library, place / LIBRARY, objects)
+        self.link(self.core_file, place / LIBRARY, objects)
 
     def link(self, command, target, objects):
         at = command.index("-o") + 1

@@ -126,14 +126,14 @@ expect 1 'a copy/build cannot be written' test.sh
 
 # finds VALUE FUNCTION: what it prints, or its status
 finds() {
-    found=$(cd "$copy" && PATH=$bin:$PATH ATTN_TEST_ROOT=$work/root sh -euc ". ./tools/lib/gpus.sh; $2") || found=none
+    found=$(cd "$copy" && PATH=$bin:$PATH ATTN_TEST_ROOT=$work/machine sh -euc ". ./tools/lib/gpus.sh; $2") || found=none
     [ "$found" = "$1" ] || { echo "$2: '$found', not '$1'"; failed=1; }
 }
 finds none has_nvidia
 finds none has_intel
 finds '' hip_archs
-mkdir -p "$work/root/dev" "$work/root/sys/class/drm/card0/device" "$work/root/sys/class/kfd/kfd/topology/nodes/0" "$work/root/sys/class/kfd/kfd/topology/nodes/1"
-: >"$work/root/dev/nvidia0"
+mkdir -p "$work/machine/dev" "$work/machine/sys/class/drm/card0/device" "$work/machine/sys/class/kfd/kfd/topology/nodes/0" "$work/machine/sys/class/kfd/kfd/topology/nodes/1"
+: >"$work/machine/dev/nvidia0"
 fake nvidia-smi 'printf "9.0\n12.0\n9.0\n7.5\n"'
 fake nvcc 'printf "sm_80\nsm_90\nsm_120\n"'
 finds '' has_nvidia
@@ -142,12 +142,12 @@ fake nvcc 'printf "sm_80\nsm_90\n"'
 finds compute_80,sm_90a nvidia_targets
 fake nvidia-smi 'exit 9'
 finds '' nvidia_targets
-echo 'gfx_target_version 0' >"$work/root/sys/class/kfd/kfd/topology/nodes/0/properties"
-echo 'gfx_target_version 90402' >"$work/root/sys/class/kfd/kfd/topology/nodes/1/properties"
+echo 'gfx_target_version 0' >"$work/machine/sys/class/kfd/kfd/topology/nodes/0/properties"
+echo 'gfx_target_version 90402' >"$work/machine/sys/class/kfd/kfd/topology/nodes/1/properties"
 finds gfx942 hip_archs
-echo 0x8086 >"$work/root/sys/class/drm/card0/device/vendor"
-echo 0x9a49 >"$work/root/sys/class/drm/card0/device/device"
+echo 0x8086 >"$work/machine/sys/class/drm/card0/device/vendor"
+echo 0x9a49 >"$work/machine/sys/class/drm/card0/device/device"
 finds none has_intel
-echo 0x0bd5 >"$work/root/sys/class/drm/card0/device/device"
+echo 0x0bd5 >"$work/machine/sys/class/drm/card0/device/device"
 finds '' has_intel
 exit $failed
