@@ -3,13 +3,14 @@
 # attn-bench: what it measures has the promised form, what it cannot measure is reported with reasons. No time is judged:
 # other tests run next to this one.
 set -u
-models=$1 bench=$2 info=$3 plugin=$4
+models=$1 bench=$(realpath "$2") info=$3 plugin=$4
 failed=0
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 ATTN_CACHE_DIR=$folder/cache
 export ATTN_CACHE_DIR
 tiny=r=2,l=64,hq=4,hkv=2,d=64
+short="--budget 1" # no time is judged
 
 # expect STATUS PATTERN command...
 expect() {
@@ -41,6 +42,7 @@ expect 0 'mla_sparse' "$bench" --help
 expect 0 '^attn-bench [0-9]' "$bench" --version
 expect 2 'usage' "$bench" --no-such-option
 expect 2 "stray" "$bench" stray
+expect 2 "budget" "$bench" --budget 0
 expect 2 "no shape is named 'encode'; there are decode" "$bench" --shape encode
 expect 2 "decode has no parameter 'heads'; it has r, l" "$bench" --shape decode:heads=3
 expect 2 "r: 'x' is not a whole number from 1" "$bench" --shape decode:r=x
@@ -61,7 +63,7 @@ for name in fused refuse attn_ ''; do
 done
 
 # The promised document, on every kind of shape that the reference serves.
-"$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny --shape prefill:s=16,hq=4,hkv=2,d=64,window=8,sinks=1 \
+"$bench" $short --json --backend cpu_ref --threads 1 --shape decode:$tiny --shape prefill:s=16,hq=4,hkv=2,d=64,window=8,sinks=1 \
     --shape mixed:r=2,l=32,s=16,hq=4,hkv=2,d=64 --shape varlen:r=3,s=32,hq=4,hkv=2,d=64 >"$folder/out.json" 2>"$folder/err"
 [ $? -eq 0 ] || { echo "decode, prefill, mixed, varlen: "; cat "$folder/err"; failed=1; }
 numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
@@ -69,15 +71,15 @@ grep -q '"read_gb_s"' "$folder/out.json" && grep -q '"copy_gb_s"' "$folder/out.j
     grep -q '"f32_tflop_s"' "$folder/out.json" || { echo "ceilings are missing"; failed=1; }
 
 # A layout that was asked for, a quantized cache, the step's own write.
-expect 0 'layout=nhd_inner' "$bench" --backend cpu_ref --threads 1 --shape decode:$tiny,layout=nhd_inner,block=16,shuffle=0
-expect 0 'fp8_e4m3' "$bench" --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
+expect 0 'layout=nhd_inner' "$bench" $short --backend cpu_ref --threads 1 --shape decode:$tiny,layout=nhd_inner,block=16,shuffle=0
+expect 0 'fp8_e4m3' "$bench" $short --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
 # One of three requests has 64 times the keys of the others: 640 keys and two times 10.
-expect 0 'skew=1' "$bench" --backend cpu_ref --threads 1 --shape decode:r=3,l=220,skew=1,hq=4,hkv=2,d=64
+expect 0 'skew=1' "$bench" $short --backend cpu_ref --threads 1 --shape decode:r=3,l=220,skew=1,hq=4,hkv=2,d=64
 # One layer again and again: no bytes in its floor, and no rank from its time.
-expect 0 '"bound":[[:space:]]*"operations"' "$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0
+expect 0 '"bound":[[:space:]]*"operations"' "$bench" $short --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0
 expect 2 'rank cannot come from the shape decode:.*rotate=0' "$bench" --tune --shape decode:$tiny,rotate=0
 # Several backends are measured in turns, and put next to the first.
-"$bench" --json --backend cpu_ref --backend cpu_rfe --backend cpu_ref --threads 1 --shape decode:$tiny --shape merge:s=32,hq=4,d=64 \
+"$bench" $short --json --backend cpu_ref --backend cpu_rfe --backend cpu_ref --threads 1 --shape decode:$tiny --shape merge:s=32,hq=4,d=64 \
     >"$folder/out.json" 2>/dev/null && { echo "an unknown backend among three is no failure"; failed=1; }
 for field in ratio_to_first samples; do
     [ "$(grep -c "\"$field\":[[:space:]]*[0-9]" "$folder/out.json")" -eq 4 ] ||
@@ -85,20 +87,20 @@ for field in ratio_to_first samples; do
 done
 expect 2 'takes one --backend' "$bench" --backend cpu_ref --backend cpu_simd --tune
 # The threads' own time: a mark in the heading and in the document.
-expect 0 '1 thread, CPU time' "$bench" --backend cpu_ref --threads 1 --cpu-time --shape decode:$tiny
-"$bench" --json --backend cpu_ref --threads 2 --cpu-time --shape decode:$tiny >"$folder/out.json" 2>/dev/null
+expect 0 '1 thread, CPU time' "$bench" $short --backend cpu_ref --threads 1 --cpu-time --shape decode:$tiny
+"$bench" $short --json --backend cpu_ref --threads 2 --cpu-time --shape decode:$tiny >"$folder/out.json" 2>/dev/null
 grep -q '"cpu_time":[[:space:]]*true' "$folder/out.json" || { echo "CPU time is not marked"; failed=1; }
 numbers time_us floor_us ratio_to_floor
 expect 2 'not --cpu-time' "$bench" --tune --cpu-time
 expect 2 'more than 8' "$bench" $(printf -- '--backend cpu_ref %.0s' 1 2 3 4 5 6 7 8 9)
 # A sweep: a line for each value behind the heading.
-lines=$("$bench" --csv --backend cpu_ref --threads 1 --shape "write:s=16..64+100,hkv=2,d=64" | wc -l)
+lines=$("$bench" $short --csv --backend cpu_ref --threads 1 --shape "write:s=16..64+100,hkv=2,d=64" | wc -l)
 [ "$lines" -eq 5 ] || { echo "the sweep has $lines lines, not 5"; failed=1; }
 
-expect 0 'merge' "$bench" --backend cpu_ref --threads 2 --shape merge:s=32,hq=4,d=64
+expect 0 'merge' "$bench" $short --backend cpu_ref --threads 2 --shape merge:s=32,hq=4,d=64
 
 # What the core adds, by the reference's kernels; where instructions can be counted there is a number.
-"$bench" --json --backend cpu_ref --dtype f32 --shape dispatch >"$folder/out.json" 2>"$folder/err" || { cat "$folder/err"; failed=1; }
+"$bench" $short --json --backend cpu_ref --dtype f32 --shape dispatch >"$folder/out.json" 2>"$folder/err" || { cat "$folder/err"; failed=1; }
 for field in run_ns direct_ns added_ns added_instructions layers backends plugins; do
     grep -q "\"$field\"" "$folder/out.json" || { echo "dispatch has no $field"; failed=1; }
 done
@@ -109,18 +111,18 @@ fi
 
 # A plot where the plotter is, and a clear word where it is not.
 if command -v gnuplot >/dev/null; then
-    expect 0 '.' "$bench" --backend cpu_ref --threads 1 --plot "$folder/it's.svg" --shape "write:s=16+64,hkv=2,d=64"
+    expect 0 '.' "$bench" $short --backend cpu_ref --threads 1 --plot "$folder/it's.svg" --shape "write:s=16+64,hkv=2,d=64"
     grep -q '</svg>' "$folder/it's.svg" || { echo "no plot was drawn"; failed=1; }
     # The name is a file's, whatever it looks like.
     (cd "$folder" && for name in '|touch ran;.svg' "$(printf "a'\nsystem 'touch ran'\n.svg")"; do
-        "$bench" --backend cpu_ref --threads 1 --plot "$name" --shape "write:s=16,hkv=2,d=64" >"$folder/out" 2>&1
+        "$bench" $short --backend cpu_ref --threads 1 --plot "$name" --shape "write:s=16,hkv=2,d=64" >"$folder/out" 2>&1
         grep -q '</svg>' "$name" || { echo "no plot was drawn into '$name'"; exit 1; }
      done && [ ! -e ran ]) || { echo "a plot's name was run"; failed=1; }
-    expect 1 'nowhere/a.svg: No such file' "$bench" --backend cpu_ref --plot "$folder/nowhere/a.svg"
+    expect 1 'nowhere/a.svg: No such file' "$bench" $short --backend cpu_ref --plot "$folder/nowhere/a.svg"
 fi
 mkdir "$folder/empty"
 ln -s "$(command -v sh)" "$folder/empty/sh"
-expect 1 'gnuplot: is not installed' env PATH="$folder/empty" "$bench" --backend cpu_ref --plot "$folder/none.png"
+expect 1 'gnuplot: is not installed' env PATH="$folder/empty" "$bench" $short --backend cpu_ref --plot "$folder/none.png"
 
 # A measurement on file decides over the estimates, for that layer alone, and attn-info says so.
 cat >"$folder/tiny.json" <<END
@@ -130,28 +132,28 @@ END
 export ATTN_PLUGIN_PATH="$plugin"
 expect 0 '"measured":[[:space:]]*false' "$info" --json --model "$folder/tiny.json"
 expect 2 'rank cannot come from the shape write' "$bench" --tune --shape write
-expect 0 'selections go by these times' "$bench" --tune --threads 1 --dtype f32 --backend example --shape "decode:r=1,l=16+32,hq=4,hkv=2,d=64"
+expect 0 'selections go by these times' "$bench" $short --tune --threads 1 --dtype f32 --backend example --shape "decode:r=1,l=16+32,hq=4,hkv=2,d=64"
 grep -q '^[^ ]* 4/2x64x64.f32.f32 decode example [0-9]' "$folder/cache/ranks" || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
 expect 0 '"backend":[[:space:]]*"example"' "$info" --json --model "$folder/tiny.json"
 expect 0 'example for decode: rank .*, measured and on file' "$info" --explain --model "$folder/tiny.json"
 # Another backend's time joins it; the same one's is replaced.
 printf 'x86-64 1/1x8x8.f32.f32 decode other 1\n' >>"$folder/cache/ranks"
-expect 0 'ranks' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
-expect 0 'ranks' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+expect 0 'ranks' "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+expect 0 'ranks' "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 [ "$(wc -l <"$folder/cache/ranks")" -eq 3 ] || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
 # A planted link is no place to write to, no cache none at all, and the file is the user's alone.
 mv "$folder/cache/ranks" "$folder/elsewhere"
 ln -s "$folder/elsewhere" "$folder/cache/ranks"
 cp "$folder/elsewhere" "$folder/before"
-(umask 0; expect 0 'is a symbolic link' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"; exit $failed) || failed=1
+(umask 0; expect 0 'is a symbolic link' "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"; exit $failed) || failed=1
 cmp "$folder/elsewhere" "$folder/before" || failed=1
 [ ! -L "$folder/cache/ranks" ] && [ "$(stat -c %a "$folder/cache/ranks")" = 600 ] || { ls -l "$folder/cache"; failed=1; }
-expect 1 'ATTN_CACHE_DIR: is empty' env ATTN_CACHE_DIR= "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
-expect 1 'ATTN_CACHE_DIR' env ATTN_CACHE_DIR=here "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+expect 1 'ATTN_CACHE_DIR: is empty' env ATTN_CACHE_DIR= "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+expect 1 'ATTN_CACHE_DIR' env ATTN_CACHE_DIR=here "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 unset ATTN_PLUGIN_PATH
 
 # What is not served: reasons, and exit 1.
-expect 1 'example for decode: dtype bf16 (supported: f32' env ATTN_PLUGIN_PATH="$plugin" "$bench" --backend example --shape decode
-expect 1 '"supported":' env ATTN_PLUGIN_PATH="$plugin" "$bench" --json --backend example --shape decode
-expect 1 'allowed are multiples of 8' "$bench" --backend cpu_ref --shape decode:d=1020
+expect 1 'example for decode: dtype bf16 (supported: f32' env ATTN_PLUGIN_PATH="$plugin" "$bench" $short --backend example --shape decode
+expect 1 '"supported":' env ATTN_PLUGIN_PATH="$plugin" "$bench" $short --json --backend example --shape decode
+expect 1 'allowed are multiples of 8' "$bench" $short --backend cpu_ref --shape decode:d=1020
 exit $failed

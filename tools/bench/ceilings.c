@@ -6,8 +6,6 @@
 
 #include "meter.h"
 
-#define CALIBRATION_PASSES 3
-
 struct ceilings {
     const struct meter_type *type;
     void *meter;
@@ -26,10 +24,10 @@ static double pass(struct ceilings *ceilings, const struct meter_kernel *kernel)
     return rate;
 }
 
-/* Every kernel some times; the one with the fastest pass stands for its ceiling from then on. */
-static void calibrate(struct ceilings *ceilings)
+/* Every kernel in turn; the one with the fastest pass stands for its ceiling from then on. */
+static void calibrate(struct ceilings *ceilings, int32_t passes)
 {
-    for (int32_t round = 0; round < CALIBRATION_PASSES; round++) {
+    for (int32_t round = 0; round < passes; round++) {
         for (int32_t i = 0; i < ceilings->num_kernels; i++) {
             const struct meter_kernel *kernel = &ceilings->kernels[i];
             double before = ceilings->best[kernel->ceiling];
@@ -57,7 +55,8 @@ static const struct meter_type *type_of(int32_t device_type, struct attn_error *
 }
 
 attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
-                            int32_t num_units, bool cpu_time, struct attn_error *error)
+                            int32_t num_units, int32_t passes, bool cpu_time,
+                            struct attn_error *error)
 {
     const struct meter_type *type = type_of(device->device.type, error);
     struct ceilings *made = type != NULL ? calloc(1, sizeof *made) : NULL;
@@ -75,7 +74,7 @@ attn_status ceilings_create(struct ceilings **ceilings, const struct device *dev
     if (cpu_time && type->count_cpu_time != NULL) {
         type->count_cpu_time(made->meter);
     }
-    calibrate(made);
+    calibrate(made, passes);
     *ceilings = made;
     return ATTN_OK;
 }

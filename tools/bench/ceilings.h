@@ -21,10 +21,11 @@ enum ceiling {
 
 struct ceilings;
 
-/* num_units: threads of a CPU, else multiprocessors. cpu_time: a pass takes what its threads take
- * of the processor; of CPUs. */
+/* num_units: threads of a CPU, else multiprocessors. passes: how often each kernel runs before the
+ * best is chosen. cpu_time: a pass takes what its threads take of the processor; of CPUs. */
 attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
-                            int32_t num_units, bool cpu_time, struct attn_error *error);
+                            int32_t num_units, int32_t passes, bool cpu_time,
+                            struct attn_error *error);
 void ceilings_destroy(struct ceilings *ceilings);
 /* One pass of the kernel that was best at creation; rate in units of 1/s. 0: it failed. */
 double ceilings_measure(struct ceilings *ceilings, enum ceiling ceiling);

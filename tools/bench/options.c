@@ -10,11 +10,12 @@
 #include "tune.h"
 
 #define MAX_THREADS 4096
+#define MAX_BUDGET 3600
 
 static const char usage[] =
     "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
-    "                  [--kv-dtype D] [--threads N] [--cpu-time] [--csv] [--plot FILE]\n"
-    "                  [--tune] [--json] [--help] [--version]\n"
+    "                  [--kv-dtype D] [--threads N] [--cpu-time] [--budget S] [--csv]\n"
+    "                  [--plot FILE] [--tune] [--json] [--help] [--version]\n"
     "\n"
     "Times a backend's kernels through the core and holds them to what the machine can do,\n"
     "measured in the same process before every sample.\n"
@@ -28,6 +29,8 @@ static const char usage[] =
     "  --threads N      of CPU backends and of their ceilings\n"
     "  --cpu-time       processor time over the threads, for a machine that others use; of CPU\n"
     "                   backends\n"
+    "  --budget S       seconds for a shape and backend, ceilings included (default 3); at least\n"
+    "                   seven samples are taken\n"
     "  --csv            one line for each result on stdout\n"
     "  --plot FILE      roofline and length curve, .svg or .png (needs gnuplot)\n"
     "  --tune           measures every backend of the device and keeps the times, by which\n"
@@ -106,6 +109,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"dtype", .parse = parse_dtype},
         {"kv-dtype", .parse = parse_kv_dtype},
         {"threads", .count = &options->threads, .least = 1, .most = MAX_THREADS},
+        {"budget", .count = &options->budget, .least = 1, .most = MAX_BUDGET},
         {"plot", .parse = parse_plot},
         {"cpu-time", &options->cpu_time},
         {"csv", &options->csv},
@@ -118,7 +122,7 @@ int options_parse(int argc, char **argv, struct options *options)
                                     .options = names,
                                     .num_options = sizeof names / sizeof *names,
                                     .user = options};
-    *options = (struct options){.dtype = ATTN_DTYPE_BF16};
+    *options = (struct options){.dtype = ATTN_DTYPE_BF16, .budget = 3};
     int code = command_parse(&command, argc, argv);
     if (code < 0 && options->json && options->csv) {
         fputs("attn-bench: --csv: stdout is --json's already; one of them\n", stderr);

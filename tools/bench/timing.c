@@ -5,7 +5,6 @@
 #include <time.h>
 
 #define SAMPLE_SECONDS 0.02 /* of calls in one sample, where calls are short */
-#define BUDGET_SECONDS 3.0  /* of calls and ceilings in all */
 #define MIN_SAMPLES 7
 #define MAX_SAMPLES 41
 #define SLOW_SECONDS 2.0 /* a call as slow as this is sampled three times and no more */
@@ -204,7 +203,7 @@ static void take_sample(struct lane *lane, int32_t index)
 }
 
 /* Every other round goes the other way, so that none always follows the same one. */
-static int32_t sample_rounds(struct lane *lanes, int32_t count)
+static int32_t sample_rounds(struct lane *lanes, int32_t count, double budget)
 {
     double begin = now_seconds(), slowest = 0;
     int32_t rounds = 0;
@@ -213,7 +212,7 @@ static int32_t sample_rounds(struct lane *lanes, int32_t count)
     }
     int32_t least = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MIN_SAMPLES;
     int32_t most = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MAX_SAMPLES;
-    while (rounds < most && (rounds < least || now_seconds() - begin < BUDGET_SECONDS * count)) {
+    while (rounds < most && (rounds < least || now_seconds() - begin < budget * count)) {
         for (int32_t i = 0; i < count; i++) {
             take_sample(&lanes[rounds % 2 == 0 ? i : count - 1 - i], rounds);
         }
@@ -240,7 +239,7 @@ void timing_measure(struct contender *contenders, int32_t count, struct session 
             warm_lane(lane);
         }
     }
-    int32_t rounds = running > 0 ? sample_rounds(lanes, running) : 0;
+    int32_t rounds = running > 0 ? sample_rounds(lanes, running, session->options->budget) : 0;
     bool compared = count > 1 && contenders[0].work != NULL && contenders[0].status == ATTN_OK;
     for (int32_t i = 0; i < running && compared; i++) { /* before conclude sorts the times */
         lanes[i].contender->timing.ratio_to_first = median_ratio(&lanes[i], lanes, rounds);
