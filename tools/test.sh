@@ -48,15 +48,15 @@ fail() {
     echo "failed $1" >>"$results"
 }
 
-# Runs Meson tests, adds up the results in their log, and says them for each suite, with the seconds that its tests took
+# Runs Meson tests but those of the suite `more`, adds up the results in their log, and says them for each suite, with the seconds that its tests took
 # together. Arguments: folder, a name for the log, then meson test's.
 count_tests() {
     folder=$1 name=$2
     shift 2
     rm -f "$folder/meson-logs/$name"*.json
-    watched "$name: tests" meson test -C "$folder" --logbase "$name" --print-errorlogs "$@" || true
+    watched "$name: tests" meson test -C "$folder" --logbase "$name" --print-errorlogs --no-suite more "$@" || true
     counted=$(cat "$folder/meson-logs/$name"*.json 2>/dev/null | jq -r --arg name "$name" '
-        (.name | sub("^[^:]*:"; "") | split(" / ")) as [$suites, $test] | ($suites | split("+")[0]) as $suite |
+        (.name | sub("^[^:]*:"; "") | split(" / ") | if length == 1 then [$name] + . else . end) as [$suites, $test] | ($suites | split("+")[0]) as $suite |
         (if .result == "OK" or .result == "EXPECTEDFAIL" then "passed" elif .result == "SKIP" then "skipped" else "failed" end) as $how |
         "\($how) \($name): \($suite)/\($test) \(.result) \(.duration)"' || true)
     [ -n "$counted" ] || fail "$name: no test ran in $folder"
@@ -105,7 +105,7 @@ await_venv() {
 if [ $mode = user ]; then
     ensure_packages demo tests
     start_venv
-    if build_release tests; then
+    if targets="product examples/attn_example.so" build_release tests; then # meson test builds what else its tests need
         # Python's tests run one after the other, next to the others.
         count_tests build release --suite core --suite cpu_ref --suite cpu_simd --suite hostile --suite tools --no-suite long &
         others=$!
@@ -118,12 +118,13 @@ if [ $mode = user ]; then
     finish
 fi
 
-# A build of its own and tests of it, counted as one failure if it does not build: stage NAME FOLDER "MESON'S OPTIONS" meson test's...
+# A build of its own and tests of it, counted as one failure if it does not build: stage NAME FOLDER "MESON'S OPTIONS" TARGETS
+# meson test's... TARGETS are what the tests need without saying so; what they declare is built before them, and nothing else.
 stage() {
-    stage_name=$1 stage_folder=$2 stage_options=$3
-    shift 3
+    stage_name=$1 stage_folder=$2 stage_options=$3 stage_targets=$4
+    shift 4
     # shellcheck disable=SC2086
-    if targets=product build_folder "$stage_name" "$stage_folder" $stage_options; then
+    if targets=$stage_targets build_folder "$stage_name" "$stage_folder" $stage_options; then
         count_tests "$stage_folder" "$stage_name" "$@"
     else
         fail "$stage_folder: not built"
@@ -133,10 +134,10 @@ stage() {
 # What needs nothing of the release build. Device code and SIMD intrinsics are left out of the sanitizers' builds: they are for
 # what walks pointers, locks and strings.
 other_builds() {
-    options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dmpi=disabled -Dnccl=disabled"
+    options="-Db_lundef=false -Doptimization=1 -Ddebug=true -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dmpi=disabled -Dnccl=disabled"
     ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
     export ASAN_OPTIONS UBSAN_OPTIONS
-    stage "address sanitizer" build-asan "-Db_sanitize=address,undefined $options" \
+    stage "address sanitizer" build-asan "-Db_sanitize=address,undefined $options" tools/attn-scan \
         --suite core --suite tools --suite cpu_ref --suite hostile --timeout-multiplier 10
     if build_fuzz; then
         count_tests build-fuzz "fuzzing" --suite fuzz
@@ -148,16 +149,17 @@ other_builds() {
     # It cannot map its shadow where the kernel spreads addresses over more bits than it knows.
     fixed_addresses=""
     ! setarch -R true 2>/dev/null || fixed_addresses="--wrap=setarch -R"
-    stage "thread sanitizer" build-tsan "-Db_sanitize=thread $options" ${fixed_addresses:+"$fixed_addresses"} --suite core \
+    stage "thread sanitizer" build-tsan "-Db_sanitize=thread $options" tools/attn-scan ${fixed_addresses:+"$fixed_addresses"} --suite core \
         --timeout-multiplier 10
-    [ "$(uname -m)" != x86_64 ] || stage "AArch64" build-aarch64 "--cross-file tools/lib/aarch64.ini" --timeout-multiplier 2
+    [ "$(uname -m)" != x86_64 ] || stage "AArch64" build-aarch64 "--cross-file tools/lib/aarch64.ini" tools/attn-check --timeout-multiplier 2
 }
 
 ensure_packages demo tests style hip level_zero all "$(uname -m)"
 start_venv
 other_builds &
 other=$!
-if build_release tests collectives cuda-flash hip level-zero; then
+# No kernel of cuda_flash runs here, so it is built for one GPU, and as PTX for all others; tools/package.sh builds a release's.
+if build_release tests collectives cuda-flash=sm_90a,compute_80 hip level-zero; then
     for plugin in cuda_flash hip level_zero; do
         case $plugin in
         cuda_flash) compiler=nvcc ;;

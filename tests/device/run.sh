@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Tools on a device whose memory the host cannot touch: every model, both recordings, swaps, and what goes wrong.
-# Arguments: the models' folder, attn-run, attn-info, attn-bench, the engine's example, libattn.so.1.
+# Arguments: the models' folder, attn-run, attn-info, attn-bench, the engine's example, libattn.so.1, models or '*' for all.
 set -eu
 models=$1 run=$2 info=$3 bench=$4 engine=$5 core=$6
+shift 6
 data=$models/../tests/data
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -22,9 +23,10 @@ expect() {
     fi
 }
 
-for model in "$models"/*.json; do
-    echo "== $(basename "$model")"
-    expect 0 'all right' "$run" --model "$model" --layers 1 --steps 2 --scale 0.05 --verify
+[ "$1" != '*' ] || set -- $(cd "$models" && ls -- *.json)
+for model; do
+    echo "== $model"
+    expect 0 'all right' "$run" --model "$models/${model%.json}.json" --layers 1 --steps 2 --scale 0.05 --verify
     grep -q '^on extension:0 (protected pages)$' "$work/out"
 done
 for recording in minilm smollm2; do

@@ -3,7 +3,7 @@
 # The examples do what they say: the engine decodes, right in every step, its threads are lent where they stand, and the small plugin passes attn-check and serves decoder,
 # encoder and chunked layers of real models. tests/step has its cross, static sink and cascade steps.
 set -eu
-models=$1 engine=$2 core=$3 plugin=$4 check=$5 run=$6 spmd=$7
+models=$1 engine=$2 core=$3 plugin=$4 check=$5 run=$6 spmd=$7 part=$8
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -24,7 +24,7 @@ done
 
 ATTN_PLUGIN_PATH=$plugin
 export ATTN_PLUGIN_PATH
-"$check" example
+"$check" example --part "$part"
 ATTN_BACKEND=example "$engine" "$core" >"$folder/out"
 says "$folder/out" 'served by example'
 

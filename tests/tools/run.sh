@@ -3,10 +3,10 @@
 # attn-run verifies models on cpu_ref; long windows are shortened here, and MLA and GDN come in models.sh.
 set -eu
 models=$1 run=$2
+shift 2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-for model in llama-3.1-8b gemma-2-9b gemma-3-27b gpt-oss-20b mixtral-8x7b bloom-7b1 llama-4-scout whisper-large-v3 \
-    qwen2.5-vl-7b all-minilm-l6-v2; do
+for model; do
     echo "== $model"
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$models/$model.json" --layers 2 --steps 3 --scale 0.1 --verify
 done
