@@ -126,9 +126,16 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     for (int32_t end = 0; end < 2; end++) {
         memcpy(end_of_schedule(args, end), &args->limits, sizeof args->limits);
     }
+    spy_counts.schedules++;
     spy_counts.other_streams += args->stream != spy_counts.stream;
     spy_counts.planned = value_of(args->layer->next);
     spy_counts.planned_batch = value_of(args->batch->next);
+    return hold_limits(args, error);
+}
+
+static attn_status update_block_table(const struct attn_attend_args *args, struct attn_error *error)
+{
+    spy_counts.table_updates++;
     return hold_limits(args, error);
 }
 
@@ -271,6 +278,7 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
         kernels.release = release;
         kernels.schedule_size = schedule_size;
         kernels.schedule = plan;
+        kernels.update_block_table = update_block_table;
         kernels.write_kv = write_kv;
         kernels.merge_states = merge_states;
         kernels.rope_write_kv = rope_write_kv;

@@ -8,6 +8,7 @@
 /* Calls of kernels; `fused`: attends that had to write, `coded`: whose output was codes. */
 struct spy_counts {
     int32_t attends, coded, fused, fused_prefills, writes, rope_writes, prepares;
+    int32_t schedules, table_updates;
     int32_t block_size;    /* of the last attend's cache, its layer's too */
     int32_t failing;       /* n > 0: the n-th attend from now writes out and fails */
     int32_t other_streams; /* calls on another stream than the one below */

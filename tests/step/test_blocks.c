@@ -215,6 +215,114 @@ TEST(test_page_lists)
     }
 }
 
+static void update(struct fixture *f, attn_plan *source, const struct attn_batch *tables)
+{
+    CHECK(f, f->api->plan_update_block_table(f->plan, source, tables, NULL, &f->error));
+}
+
+static void forget_calls(void)
+{
+    spy_counts_of_core()->schedules = spy_counts_of_core()->table_updates = 0;
+}
+
+/* Schedules and table updates that the spy has seen since the last call. */
+static void hold_calls(int32_t schedules, int32_t table_updates)
+{
+    assert_int_equal(spy_counts_of_core()->schedules, schedules);
+    assert_int_equal(spy_counts_of_core()->table_updates, table_updates);
+    forget_calls();
+}
+
+/* Last page lengths that come with the lists are new lengths: schedules are made of them. */
+TEST(test_lists_bring_lengths)
+{
+    struct fixture f;
+    struct lists *l = calloc(1, sizeof *l);
+    init(&f, "spy", &shapes[0], true);
+    const struct attn_batch table = f.batch;
+    as_lists(&f, l, true);
+    fixture_step(&f);
+    forget_calls();
+    l->last[3]--;
+    f.slots[f.batch.num_tokens - 1] = -1;
+    update(&f, f.plan, &f.batch);
+    hold_calls(1, 0);
+    as_lists(&f, l, false); /* the same lists next to lengths that stay */
+    f.batch.seq_lens = table.seq_lens;
+    f.batch.seq_lens_host = table.seq_lens_host;
+    f.batch.last_page_len = NULL;
+    fixture_step(&f);
+    hold_calls(1, 0);
+    update(&f, f.plan, &f.batch);
+    hold_calls(0, 1);
+    fixture_finish(&f);
+    free(l);
+}
+
+/* An allocator that gives the memory that was released last, if its size is asked for. */
+static struct {
+    void *memory;
+    size_t size;
+} last_released;
+
+static void *allocate(void *user, size_t size, size_t alignment)
+{
+    void *memory = last_released.memory;
+    if (memory != NULL && last_released.size == size) {
+        last_released.memory = NULL;
+        return memory;
+    }
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void release(void *user, void *memory, size_t size)
+{
+    if (memory != NULL) {
+        free(last_released.memory);
+        last_released.memory = memory;
+        last_released.size = size;
+    }
+}
+
+static attn_plan *source_of(struct fixture *f, void **workspace)
+{
+    attn_plan *source;
+    CHECK(f,
+          client_plan(f->api, f->model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * BLOCK),
+                      &source, workspace, &f->error));
+    CHECK(f, f->api->plan_batch(source, &f->batch, NULL, &f->error));
+    return source;
+}
+
+/* A source at the address of one that is gone, planned as often: no schedule of the old one holds.
+ */
+TEST(test_source_at_the_same_address)
+{
+    const struct attn_host host = {
+        .struct_size = sizeof host, .allocate = allocate, .release = release};
+    struct fixture f;
+    void *workspace;
+    fixture_init(&f, "spy", &shapes[0].layer, queries, lens, FEW, 0, &host, true);
+    attn_plan *source = source_of(&f, &workspace);
+    const uintptr_t address = (uintptr_t)source;
+    forget_calls();
+    update(&f, source, &f.batch);
+    hold_calls(1, 0);
+    update(&f, source, &f.batch);
+    hold_calls(0, 1);
+    f.api->plan_destroy(source);
+    free(workspace);
+    source = source_of(&f, &workspace);
+    assert_true((uintptr_t)source == address);
+    hold_calls(1, 0);
+    update(&f, source, &f.batch);
+    hold_calls(1, 0);
+    f.api->plan_destroy(source);
+    free(workspace);
+    fixture_finish(&f);
+    free(last_released.memory);
+}
+
 TEST(test_wrong_lists)
 {
     struct fixture f, without;
