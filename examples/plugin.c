@@ -56,9 +56,9 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
     int64_t head = h / a->prepared->group;
     int causal = a->batch->causal ? a->batch->causal == ATTN_CAUSAL_YES : l->causal;
     const float *q = row(a->q, token, h);
-    float *out = row(a->out, token, h), *weighted = (float *)a->workspace;
+    float *out = row(a->out, token, h), *mean = (float *)a->workspace;
     float m = -INFINITY, sum = 0;
-    memset(weighted, 0, sizeof *weighted * (size_t)a->prepared->head_size_v);
+    memset(mean, 0, sizeof *mean * (size_t)a->prepared->head_size_v);
     for (int64_t j = 0; j < length; j++) {
         float s = 0, before = m;
         if ((causal && j > position) ||
@@ -75,11 +75,11 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
         float shrink = before == m ? 1 : expf(before - m), w = expf(s - m);
         sum = sum * shrink + w;
         for (int32_t d = 0; d < l->head_size_v; d++) {
-            weighted[d] = weighted[d] * shrink + w * v[d];
+            mean[d] += (v[d] - mean[d]) * (w / sum); /* a sum could be more than a float is */
         }
     }
     for (int32_t d = 0; d < l->head_size_v; d++) {
-        out[d] = sum != 0 ? weighted[d] / sum : 0;
+        out[d] = mean[d];
     }
     if (a->lse != NULL) {
         /* a visible NaN is in both */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The direct (decode) path: a few queries, their groups' heads as rows, keys and values read in
- * place and once; keys that not all of them see go the packed way behind the others (run_edge). Per
+ * place and once; keys that not all of them see go the packed way behind the others (run_keys). Per
  * KV head and key, D 128, bf16: 512 bytes and 1 KiFLOP per query head, so the memory bounds it.
  *
  * A tile is 32 to 128 keys. The scores of all its heads are taken before their values, in the order
@@ -402,13 +402,14 @@ static void finish_head(const struct direct *direct, struct interval common, int
         common = (struct interval){item->key_begin, item->key_begin};
     }
     const struct interval edges[] = {{item->key_begin, common.low}, {common.high, item->key_end}};
+    const struct row_block sums = {item->request, item->head + h, item->token, item->num_tokens,
+                                   accumulator,   reference,      sum};
     for (int32_t i = 0; i < 2; i++) {
         if (edges[i].low < edges[i].high) {
-            run_edge(run, item, item->head + h, edges[i].low, edges[i].high, accumulator, reference,
-                     sum, direct->scratch);
+            run_keys(run, item, &sums, edges[i], false, direct->scratch);
         }
     }
-    finish_item(run, item, item->head + h, accumulator, reference, sum, direct->scratch);
+    finish_sums(run, item, &sums, direct->scratch);
 }
 
 /* Vectors read a list's rows in tiles of the plain size: larger ones are 5 % slower. */

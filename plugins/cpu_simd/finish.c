@@ -177,17 +177,23 @@ static float *partial_state(const struct attend_run *run)
 }
 
 /* Heads of the item one after another. */
-static void write_partial(const struct attend_run *run, const struct work_item *item, int32_t head,
-                          const float *accumulator, const float *reference, const float *sum)
+static void write_partial(const struct attend_run *run, const struct work_item *item,
+                          const struct row_block *rows)
 {
     const struct layer_shape *shape = &run->problem.shape;
-    size_t rows = (size_t)item->num_tokens * (size_t)shape->group;
-    size_t first = (size_t)item->partial + (size_t)(head - item->head) * rows;
-    size_t width = (size_t)shape->width_padded;
-    float *state = partial_state(run) + first;
-    memcpy(run->partials + first * width, accumulator, rows * width * sizeof(float));
-    memcpy(state, reference, rows * sizeof(float));
-    memcpy(state + run->schedule->needs.partial_rows, sum, rows * sizeof(float));
+    const size_t count = (size_t)item->num_tokens * (size_t)shape->group;
+    const size_t first = (size_t)item->partial + (size_t)(rows->head - item->head) * count;
+    const size_t width = (size_t)shape->width_padded;
+    float *references = partial_state(run) + first;
+    float *sums = references + run->schedule->needs.partial_rows;
+    for (size_t m = 0; m < count; m++) {
+        if (rows->reference[m] != ROW_IS_DONE) {
+            memcpy(run->partials + (first + m) * width, rows->accumulator + m * width,
+                   width * sizeof(float));
+            references[m] = rows->reference[m];
+            sums[m] = rows->sum[m];
+        }
+    }
 }
 
 /* Whole sums of rows to the output. */
@@ -207,6 +213,9 @@ static void finish_rows(const struct attend_run *run, const struct row_block *ro
             if (t + 1 < rows->num_tokens) {
                 prefetch_row(run, first + t + 1, rows->head * shape->group + g);
             }
+            if (rows->reference[m] == ROW_IS_DONE) {
+                continue;
+            }
             write_row(run, first + t, rows->head * shape->group + g,
                       rows->accumulator + (int64_t)m * shape->width_padded, rows->reference[m],
                       rows->sum[m]);
@@ -214,21 +223,19 @@ static void finish_rows(const struct attend_run *run, const struct row_block *ro
     }
 }
 
-void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
-                 float *accumulator, float *reference, float *sum, char *scratch)
+void finish_item(const struct attend_run *run, const struct work_item *item,
+                 const struct row_block *rows, char *scratch)
 {
     if (item->partial >= 0) {
-        write_partial(run, item, head, accumulator, reference, sum);
-        return;
+        write_partial(run, item, rows);
+    } else {
+        finish_rows(run, rows, scratch);
     }
-    const struct row_block rows = {item->request, head,      item->token, item->num_tokens,
-                                   accumulator,   reference, sum};
-    finish_rows(run, &rows, scratch);
 }
 
-/* Row m of all parts' rows. */
+/* Row m of all parts' rows, and 2^-lowered of their sums. */
 static void merge_row(const struct attend_run *run, const struct merge_item *item, int32_t m,
-                      float *row, float *reference, float *sum)
+                      float *row, float *reference, float *sum, float lowered)
 {
     size_t width = (size_t)run->problem.shape.width_padded;
     const float *references = partial_state(run);
@@ -238,14 +245,14 @@ static void merge_row(const struct attend_run *run, const struct merge_item *ite
     for (int32_t i = item->first + m; i < end; i += item->part_rows) {
         top = references[i] > top ? references[i] : top;
     }
-    *reference = top;
+    *reference = top + lowered;
     *sum = 0.0f;
     memset(row, 0, width * sizeof(float));
     for (int32_t i = item->first + m; i < end; i += item->part_rows) {
         if (references[i] == -INFINITY && sums[i] == 0.0f) {
             continue; /* sees nothing: its accumulator is 0 */
         }
-        float weight = top == -INFINITY ? 1.0f : exp2f(references[i] - top);
+        float weight = top == -INFINITY ? 1.0f : exp2f(references[i] - top - lowered);
         *sum += sums[i] * weight;
         run->problem.instance->variant->add_scaled(row, run->partials + (size_t)i * width, weight,
                                                    (int32_t)width);
@@ -264,9 +271,13 @@ void merge_partials(const struct attend_run *run, const struct merge_item *item,
                              .sum = (float *)(scratch + at->sum)};
     for (int32_t h = 0; h < item->num_heads; h++) {
         for (int32_t m = 0; m < per_head; m++) {
-            merge_row(run, item, h * per_head + m,
-                      rows.accumulator + (int64_t)m * run->problem.shape.width_padded,
-                      &rows.reference[m], &rows.sum[m]);
+            const int32_t width = run->problem.shape.width_padded;
+            float *row = rows.accumulator + (int64_t)m * width;
+            merge_row(run, item, h * per_head + m, row, &rows.reference[m], &rows.sum[m], 0.0f);
+            if (!(run->problem.instance->variant->codes->largest(row, width) < INFINITY)) {
+                merge_row(run, item, h * per_head + m, row, &rows.reference[m], &rows.sum[m],
+                          LOWERED);
+            }
         }
         rows.head = item->head + h;
         finish_rows(run, &rows, scratch);

@@ -348,23 +348,42 @@ struct attend_run {
 };
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
                   int32_t rows_padded);
+/* A reference of rows that have nothing to write (any more). */
+#define ROW_IS_DONE INFINITY
 /* The item's sums of one KV head, which are used up, to the output or to its partial result. */
-void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
-                 float *accumulator, float *reference, float *sum, char *scratch);
+void finish_item(const struct attend_run *run, const struct work_item *item,
+                 const struct row_block *rows, char *scratch);
 void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch);
 
 /* static_sink.c: what the rows see of the layer's sinks into their sums, which are in plain units
  */
 void add_static_sinks(const struct attend_run *run, const struct row_block *rows, char *scratch);
 
+/* careful.c: what is computed again where the engines' softmax and sums do not hold */
+/* The exponents of rows that are computed again are less by this, so that sums of 2^32 values hold.
+ * It has bits below those of every reference from 2^20 on: added to equal ones it is rounded alike,
+ * and to neighbours by as much. */
+#define LOWERED 40.015625f
+/* Sets unsound[row] for each; whether there is one. */
+bool find_unsound_rows(const struct problem *problem, int32_t count, const struct row_block *rows,
+                       int32_t *unsound);
+/* Scores in natural units that `softmax` may not take, among the first n of each row. */
+bool has_large_scores(const struct variant *variant, const float *scores, int32_t rows, int32_t n);
+/* As the engine's softmax, with every exponent rounded alike, and 2^-lowered of each probability.
+ */
+void careful_softmax(const struct engine *engine, const struct softmax_args *args, float lowered);
+
 /* tile.c, direct.c */
 void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch);
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch);
-/* The packed way over keys begin .. end-1 for one head of an item of the direct path, on top of
- * what its rows have summed. */
-void run_edge(const struct attend_run *run, const struct work_item *item, int32_t head,
-              int32_t begin, int32_t end, float *accumulator, float *reference, float *sum,
-              char *scratch);
+/* The item's sums of one KV head to where they go, after rows that the engines do not hold have
+ * been computed again. */
+void finish_sums(const struct attend_run *run, const struct work_item *item,
+                 const struct row_block *rows, char *scratch);
+/* The packed way over some keys for one head of an item, on top of what its rows have summed;
+ * `careful`: by careful_softmax. */
+void run_keys(const struct attend_run *run, const struct work_item *item,
+              const struct row_block *rows, struct interval keys, bool careful, char *scratch);
 
 /* tree.c */
 bool tree_row_visible(const struct problem *problem, int32_t request, int32_t token, int32_t key);

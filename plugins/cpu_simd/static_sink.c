@@ -115,7 +115,11 @@ static void add_tile(const struct sink_tile *tile, const struct row_block *rows,
                                          .reference = rows->reference + first_row,
                                          .sum = rows->sum + first_row,
                                          .rescale = tile->rescale};
-    engine->softmax(&softmax);
+    if (has_large_scores(problem->instance->variant, tile->scores, count, tile->padded)) {
+        careful_softmax(engine, &softmax, 0.0f);
+    } else {
+        engine->softmax(&softmax);
+    }
     for (int32_t r = 0; r < count; r++) {
         if (tile->rescale[r] != 1.0f) {
             problem->instance->variant->scale_row(accumulator + (int64_t)r * width,

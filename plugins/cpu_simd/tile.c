@@ -329,7 +329,11 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         .rescale = tile->rescale,
         .value_scale = problem->values.row_scale && !shape->rounds ? tile->value_scale : NULL,
     };
-    engine->softmax(&softmax);
+    if (tile->careful) {
+        careful_softmax(engine, &softmax, shape->rounds ? 0.0f : LOWERED);
+    } else {
+        engine->softmax(&softmax);
+    }
     if (shape->rounds) {
         round_probabilities(tile, rows, begin, end);
     }
@@ -409,48 +413,86 @@ static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
     }
 }
 
-void run_edge(const struct attend_run *run, const struct work_item *item, int32_t head,
-              int32_t begin, int32_t end, float *accumulator, float *reference, float *sum,
-              char *scratch)
+/* The item's queries, rows up to `rows_padded` zero, and what each of its tokens sees. */
+static void load_item(struct tile *tile, int32_t rows_padded)
 {
+    const struct work_item *item = tile->item;
+    load_queries(tile->run, item, item->head, tile->q, rows_padded);
+    for (int32_t t = 0; t < item->num_tokens; t++) {
+        struct interval seen = row_interval(&tile->run->problem, item->request, item->token + t);
+        tile->token_low[t] = seen.low;
+        tile->token_high[t] = seen.high;
+    }
+}
+
+static void run_passes(struct tile *tile, int32_t rows, char *scratch)
+{
+    if (tile->run->problem.shape.rounds) { /* of the largest, which has to be known first */
+        tile->only_maxima = true;
+        run_tiles(tile, rows, scratch);
+        tile->only_maxima = false;
+    }
+    run_tiles(tile, rows, scratch);
+}
+
+void run_keys(const struct attend_run *run, const struct work_item *item,
+              const struct row_block *rows, struct interval keys, bool careful, char *scratch)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    const int32_t count = item->num_tokens * shape->group, step = shape->engine->row_block;
     struct work_item part = *item;
     struct tile tile;
-    part.head = head;
-    part.key_begin = begin;
-    part.key_end = end;
+    part.head = rows->head;
+    part.key_begin = keys.low;
+    part.key_end = keys.high;
     tile_init(&tile, run, &part, scratch);
-    tile.accumulator = accumulator;
-    tile.reference = reference;
-    tile.sum = sum;
-    tile.seen[0] = 1;
-    int32_t rows = item->num_tokens * run->problem.shape.group;
-    load_queries(run, &part, head, tile.q, rows);
-    for (int32_t t = 0; t < item->num_tokens; t++) {
-        struct interval seen = row_interval(&run->problem, item->request, item->token + t);
-        tile.token_low[t] = seen.low;
-        tile.token_high[t] = seen.high;
+    tile.accumulator = rows->accumulator;
+    tile.reference = rows->reference;
+    tile.sum = rows->sum;
+    tile.careful = careful;
+    for (int32_t block = 0; block * step < count; block++) {
+        tile.seen[block] = 1;
     }
-    run_tiles(&tile, rows, scratch);
+    load_item(&tile, shape->any_prefix ? round_up(count, ROW_MULTIPLE) : count);
+    run_passes(&tile, count, scratch);
+}
+
+void finish_sums(const struct attend_run *run, const struct work_item *item,
+                 const struct row_block *rows, char *scratch)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    const int32_t count = item->num_tokens * shape->group;
+    int32_t *unsound = (int32_t *)(scratch + run->layout.low);
+    const bool any = find_unsound_rows(&run->problem, count, rows, unsound);
+    finish_item(run, item, rows, scratch);
+    if (!any) {
+        return;
+    }
+    memset(rows->accumulator, 0,
+           (size_t)count * (size_t)shape->width_padded * sizeof *rows->accumulator);
+    for (int32_t m = 0; m < count; m++) {
+        rows->reference[m] = unsound[m] ? -INFINITY : ROW_IS_DONE;
+        rows->sum[m] = 0.0f;
+    }
+    run_keys(run, item, rows, (struct interval){item->key_begin, item->key_end}, true, scratch);
+    for (int32_t m = 0; m < count; m++) {
+        rows->reference[m] += shape->rounds ? 0.0f : LOWERED;
+    }
+    finish_item(run, item, rows, scratch);
 }
 
 void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch)
 {
-    const struct problem *problem = &run->problem;
-    const struct layer_shape *shape = &problem->shape;
+    const struct layer_shape *shape = &run->problem.shape;
     int32_t rows = item->num_tokens * shape->group;
     int32_t step = shape->engine->row_block;
     struct tile tile;
     tile_init(&tile, run, item, scratch);
-    tile.flash = flash_takes(problem, rows);
+    tile.flash = flash_takes(&run->problem, rows);
     int32_t rows_padded = tile.flash          ? round_up(rows, FLASH_ROWS)
                           : shape->any_prefix ? round_up(rows, ROW_MULTIPLE)
                                               : rows;
-    load_queries(run, item, item->head, tile.q, rows_padded);
-    for (int32_t t = 0; t < item->num_tokens; t++) {
-        struct interval seen = row_interval(problem, item->request, item->token + t);
-        tile.token_low[t] = seen.low;
-        tile.token_high[t] = seen.high;
-    }
+    load_item(&tile, rows_padded);
     for (int32_t m = 0; m < rows_padded; m++) {
         tile.reference[m] = -INFINITY;
         tile.sum[m] = 0.0f;
@@ -461,17 +503,14 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
     memset(tile.zero_row, 0,
            (size_t)at_least(shape->width_padded, shape->depth_padded) *
                (size_t)shape->engine->element_bytes);
-    if (shape->rounds) { /* relative to the largest, which so must be known before the first */
-        tile.only_maxima = true;
-        run_tiles(&tile, rows, scratch);
-        tile.only_maxima = false;
-    }
-    run_tiles(&tile, rows, scratch);
+    run_passes(&tile, rows, scratch);
     for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
         if (!tile.seen[block]) {
             memset(tile.accumulator + (int64_t)m * shape->width_padded, 0,
                    (size_t)at_most(step, rows - m) * (size_t)shape->width_padded * sizeof(float));
         }
     }
-    finish_item(run, item, item->head, tile.accumulator, tile.reference, tile.sum, scratch);
+    const struct row_block sums = {item->request,    item->head,     item->token, item->num_tokens,
+                                   tile.accumulator, tile.reference, tile.sum};
+    finish_sums(run, item, &sums, scratch);
 }

@@ -34,6 +34,7 @@ struct tile {
     int32_t n;
     bool flash;       /* by the engine's flash; tiles with values that are not finite go without */
     bool only_maxima; /* of rows' scores are wanted: values are not packed */
+    bool careful;     /* by careful_softmax */
     bool non_finite;  /* a value of the tile is NaN or infinite */
     struct ahead ahead;
 };

@@ -52,7 +52,8 @@ enum case_factor {
     FACTOR_TREE,        /* enum attn_tree_mask, 1: one for the whole batch */
     FACTOR_QUERY,       /* dtype of a quantized query, its scale form; 0: plain */
     FACTOR_P_SCALE,
-    FACTOR_NAN, /* 1: a key and a value carry one */
+    FACTOR_NAN,  /* 1: a key and a value carry one */
+    FACTOR_HUGE, /* enum huge_value; of backends on a CPU */
     FACTOR_FAST_PREFILL,
     FACTOR_LENGTHS,   /* enum lengths_value */
     FACTOR_FIRST_ROW, /* query_start_loc[0] */
@@ -77,6 +78,11 @@ enum lengths_value {
     LENGTHS_DEVICE,
     LENGTHS_HOST_BOUNDS /* per request, see side_loosen */
 };
+enum huge_value {
+    HUGE_NONE,
+    HUGE_SCORES, /* of needles: 1e10 */
+    HUGE_VALUES  /* whose sum is no float32 although their mean is */
+};
 enum scale_place { SCALES_INLINE, SCALES_APART };
 
 struct factor_value {
@@ -88,6 +94,12 @@ struct factor {
     struct factor_value *values;
     int32_t count;
 };
+
+/* What scores of needles are multiplied with. */
+static inline double case_score_times(const struct factor_value *v)
+{
+    return v[FACTOR_HUGE].a == HUGE_SCORES ? 1e9 : 1;
+}
 
 struct case_space {
     struct attn_backend_caps caps; /* borrowed */

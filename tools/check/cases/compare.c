@@ -30,6 +30,8 @@ static const double lse_bounds[] = {
  * = (D - 32) 2^-15 s in all. Other scores lose less, since their products differ in sign. A
  * log-sum-exp is off by no more than the scores that matter to it. Only of bf16: float16 layers
  * want more than such sums have. */
+#define LARGE_LSE 1000.0 /* of a needle of huge scores */
+
 static double lost_of_score(const struct factor_value *v)
 {
     const int32_t d = v[FACTOR_HEAD_SIZE].a;
@@ -76,7 +78,10 @@ struct bound bound_of_lse(const struct factor_value *v)
 {
     double least = lse_bounds[least_precise(v)];
     least += quantizes_queries(v[FACTOR_KV_DTYPE].a) ? INT8_QUERY_BOUND : 0;
-    return (struct bound){.relative = lost_of_score(v), .least = least};
+    /* sums of products of both signs are good to their size, whatever is left of them */
+    return (struct bound){.relative = lost_of_score(v),
+                          .least = least,
+                          .absolute = case_score_times(v) * CASE_LARGEST_SCORE * 0x1p-20};
 }
 
 static double row_rms(const void *row, int64_t at, int32_t dtype, int64_t dims)
@@ -146,7 +151,8 @@ enum trial_result compare_lse(struct trial *trial, const struct compared_lse *ro
         for (int64_t t = rows->first_row; t < rows->first_row + rows->num_rows; t++) {
             const int64_t at = h * rows->stride_head + t * rows->stride_row;
             const double want = ((const float *)expected)[at], have = ((const float *)found)[at];
-            const double allowed = bound.least + bound.relative * fabs(want);
+            const double allowed = bound.least + bound.relative * fabs(want) +
+                                   (fabs(want) > LARGE_LSE ? bound.absolute : 0);
             if (ratio_to_allowed(want, have, allowed) > 1 &&
                 (rows->wanted == NULL || rows->wanted[t])) {
                 const double base_2 = want * 1.4426950408889634;

@@ -161,6 +161,10 @@ static bool add_features(struct factor *f, const struct attn_backend_caps *caps)
     bool ok = add_queries(&f[FACTOR_QUERY], caps) && add(&f[FACTOR_P_SCALE], 0, 0);
     ok = ok && (!p_scale || add(&f[FACTOR_P_SCALE], ATTN_SCALE_PER_TENSOR, 0));
     ok = ok && add(&f[FACTOR_NAN], 0, 0) && add(&f[FACTOR_NAN], 1, 0);
+    ok = ok && add(&f[FACTOR_HUGE], HUGE_NONE, 0);
+    if (caps->device.type == ATTN_DEVICE_CPU) {
+        ok = ok && add(&f[FACTOR_HUGE], HUGE_SCORES, 0) && add(&f[FACTOR_HUGE], HUGE_VALUES, 0);
+    }
     ok = ok && add_feature(&f[FACTOR_FAST_PREFILL], caps, ATTN_FEATURE_FAST_PREFILL, 1);
     ok = ok && add(&f[FACTOR_LENGTHS], LENGTHS_EXACT, 0) &&
          add(&f[FACTOR_LENGTHS], LENGTHS_BOUNDS, 0);

@@ -10,6 +10,7 @@
 #define LOGIT_DEVIATION 4.0
 #define GARBAGE_BLOCK 0x7ffffff0
 #define P_SCALE (1.0 / 300)
+#define HUGE_VALUE 1e38
 #define TIE_STEP 0x1p-6 /* of the row whose int8 scale is this exactly */
 
 static const double scales[] = {0.031, 0.047, 0.022, 0.039, 0.027, 0.052, 0.035, 0.044, 0.029};
@@ -247,6 +248,7 @@ static void plant_needles(struct problem *p, uint64_t *random)
     uint8_t *base = p->image.bytes;
     int32_t dtype = p->v[FACTOR_DTYPE].a;
     int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
+    const double times = case_score_times(p->v);
     int64_t end = p->first_row;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         const struct request *request = &p->requests[r];
@@ -263,7 +265,24 @@ static void plant_needles(struct problem *p, uint64_t *random)
             for (int32_t i = 0; i < d; i++) {
                 double x = scale * number_load(base + p->at.q, q_row + i, p->q_dtype);
                 number_store(base + key.rows, key.at + h * d + i, dtype,
-                             CASE_LARGEST_SCORE * sqrt(d) / norm * x);
+                             times * CASE_LARGEST_SCORE * sqrt(d) / norm * x);
+            }
+        }
+    }
+}
+
+/* Values of one sign and size, of which two are more than the format has. */
+static void enlarge_values(struct problem *p)
+{
+    const int32_t dtype = p->v[FACTOR_DTYPE].a, heads = p->v[FACTOR_HEADS].b;
+    const int32_t d = p->v[FACTOR_HEAD_SIZE].b;
+    for (int32_t r = 0; r < p->num_reqs && p->v[FACTOR_HUGE].a == HUGE_VALUES; r++) {
+        for (int32_t j = 0; j < p->requests[r].seq_len; j++) {
+            const struct key_place row = key_place(p, true, r, j);
+            for (int32_t i = 0; i < heads * d; i++) {
+                uint8_t *values = p->image.bytes + row.rows;
+                const double x = number_load(values, row.at + i, dtype);
+                number_store(values, row.at + i, dtype, HUGE_VALUE * (1.2 + 0.2 * sin(x)));
             }
         }
     }
@@ -340,4 +359,5 @@ void problem_fill(struct problem *p, uint64_t *random)
     plant_needles(p, random);
     plant_ties(p);
     plant_nans(p, random);
+    enlarge_values(p);
 }

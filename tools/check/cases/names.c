@@ -13,9 +13,9 @@ static const char *const encoders[] = {"encoder.", "", "mm_encoder."}; /* "": pa
 static const char *const causal[] = {"causal", "bidirectional", "causal_per_request",
                                      "causal_overridden"};
 /* Of the switches, in the order of the factors. */
-static const char *const switches[] = {"window", "chunk",       "soft_cap", "alibi",
-                                       "sinks",  "static_sink", "spans",    "tree",
-                                       "query",  "p_scale",     "nan",      "fast_prefill"};
+static const char *const switches[] = {"window",      "chunk", "soft_cap",    "alibi", "sinks",
+                                       "static_sink", "spans", "tree",        "query", "p_scale",
+                                       "nan",         "huge",  "fast_prefill"};
 _Static_assert(sizeof switches / sizeof *switches == FACTOR_LAST_SWITCH - FACTOR_FIRST_SWITCH + 1,
                "a name for every switch");
 

@@ -59,6 +59,12 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
     if (!scaled) {
         off(c, FACTOR_SCALE_SOURCE);
     }
+    if (dtype == ATTN_DTYPE_F16 || kv > ATTN_KV_F32 || case_value(space, c, FACTOR_QUERY).a != 0) {
+        off(c, FACTOR_HUGE); /* formats that do not have such numbers, or nothing next to them */
+    }
+    if (case_value(space, c, FACTOR_HUGE).a != HUGE_NONE) {
+        off(c, FACTOR_NAN);
+    }
 }
 
 static void settle_terms(const struct case_space *space, struct attend_case *c)
