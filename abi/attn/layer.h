@@ -89,7 +89,8 @@ struct attn_layer_desc {
 /* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again; the
  * struct, its extensions, and shapes and strides of tensors are copied. Device
  * pointers belong to the selected backend's device. A host float next to a scale is used where the
- * device pointer is NULL. */
+ * device pointer is NULL. What no term of the layer reads is refused; scales of the cache are taken
+ * where skip_kv_quantization leaves them unread. */
 struct attn_layer_params {
     size_t struct_size;
     /* attn_mla_weights, attn_recurrent_weights, attn_kv_quant_params, attn_mm_encoder_state */

@@ -382,6 +382,80 @@ static attn_status check_quant_params(const struct attn_layer_desc *l, const str
     return ATTN_OK;
 }
 
+/* A scale on the host that is not 1. */
+static bool is_scale(float host)
+{
+    return host != 0 && host != 1;
+}
+
+static bool is_extended(const struct attn_layer_desc *l, uint32_t id)
+{
+    return ext_find(l->next, id) != NULL;
+}
+
+/* What no term of the layer reads. Scales of the cache of a layer that skips its quantization are
+ * those of the model's other layers. */
+static attn_status check_unread(const struct attn_layer_desc *l, const struct attn_layer_params *p,
+                                struct attn_error *error)
+{
+    static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
+    const struct attn_ext *ext = ext_find(p->next, ATTN_EXT_KV_QUANT_PARAMS);
+    const struct attn_kv_quant_params *quant =
+        ext != NULL && !(ext->flags & ATTN_EXT_OPTIONAL) ? (const void *)ext : &none;
+    const bool rows = layer_needs_quant_params(l), skips = l->skip_kv_quantization;
+    const bool int4 = (rows && l->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
+    const bool int8 = (rows && l->kv_dtype == ATTN_KV_INT8_KV) || skips;
+    const bool nvfp4 = l->kv_dtype == ATTN_KV_NVFP4;
+    const bool k_scale = l->k_scale_form != ATTN_SCALE_NONE || nvfp4 || skips;
+    const bool v_scale =
+        (l->v_scale_form != ATTN_SCALE_NONE && l->kind != ATTN_LAYER_MLA) || nvfp4 || skips;
+    const struct {
+        const char *field;
+        bool given, is_read;
+        const char *reader;
+    } fields[] = {
+        {"sinks", p->sinks != NULL, l->has_sinks, "has_sinks"},
+        {"alibi_slopes", p->alibi_slopes != NULL, l->alibi, "alibi"},
+        {"sink_k", p->sink_k != NULL, l->sink_len > 0, "sink_len"},
+        {"sink_v", p->sink_v != NULL, l->sink_len > 0, "sink_len"},
+        {"q_scale", p->q_scale != NULL, l->q_scale_form, "q_scale_form"},
+        {"k_scale", p->k_scale != NULL, k_scale, "k_scale_form"},
+        {"v_scale", p->v_scale != NULL, v_scale, "v_scale_form"},
+        {"p_scale", p->p_scale != NULL, l->p_scale_form, "p_scale_form"},
+        {"q_scale_host", is_scale(p->q_scale_host), l->q_scale_form, "q_scale_form"},
+        {"k_scale_host", is_scale(p->k_scale_host), k_scale, "k_scale_form"},
+        {"v_scale_host", is_scale(p->v_scale_host), v_scale, "v_scale_form"},
+        {"p_scale_host", is_scale(p->p_scale_host), l->p_scale_form, "p_scale_form"},
+        {"hadamard_signs_k", quant->hadamard_signs_k != NULL, int4, "kv_dtype int4_per_token_head"},
+        {"hadamard_signs_v", quant->hadamard_signs_v != NULL, int4, "kv_dtype int4_per_token_head"},
+        {"v_channel_scale", quant->v_channel_scale != NULL, int8, "kv_dtype int8_kv"}};
+    const struct {
+        uint32_t id;
+        const char *name;
+        bool is_read;
+        const char *reader;
+    } extensions[] = {
+        {ATTN_EXT_MLA_WEIGHTS, "attn_mla_weights", l->kind == ATTN_LAYER_MLA, "kind mla"},
+        {ATTN_EXT_RECURRENT_WEIGHTS, "attn_recurrent_weights", l->kind == ATTN_LAYER_RECURRENT,
+         "kind recurrent"},
+        {ATTN_EXT_MM_ENCODER_STATE, "attn_mm_encoder_state", is_extended(l, ATTN_EXT_MM_ENCODER),
+         "attn_mm_encoder_quant"}};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        if (fields[i].given && !fields[i].is_read) {
+            return BAD(fields[i].field, "layer '%s': %s is given; only a layer with %s reads it",
+                       l->name, fields[i].field, fields[i].reader);
+        }
+    }
+    for (size_t i = 0; i < sizeof extensions / sizeof *extensions; i++) {
+        const struct attn_ext *given = ext_find(p->next, extensions[i].id);
+        if (given != NULL && !(given->flags & ATTN_EXT_OPTIONAL) && !extensions[i].is_read) {
+            return BAD(extensions[i].name, "layer '%s': %s is given; only a layer with %s reads it",
+                       l->name, extensions[i].name, extensions[i].reader);
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error)
 {
@@ -397,17 +471,15 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     if (status == ATTN_OK) {
         status = ext_check(read.next, known, 4, "attn_layer_params", error);
     }
-    if (status == ATTN_OK && (l->has_sinks != 0) != (read.sinks != NULL)) {
-        status = BAD("sinks", "layer '%s': has_sinks is %d and sinks is %p", l->name, l->has_sinks,
-                     (const void *)read.sinks);
+    status = status == ATTN_OK ? check_unread(l, &read, error) : status;
+    if (status == ATTN_OK && l->has_sinks && read.sinks == NULL) {
+        status = BAD("sinks", "layer '%s': sinks is NULL; has_sinks needs it", l->name);
     }
-    if (status == ATTN_OK && (l->alibi != ATTN_ALIBI_NONE) != (read.alibi_slopes != NULL)) {
-        status = BAD("alibi_slopes", "layer '%s': alibi is %d and alibi_slopes is %p", l->name,
-                     l->alibi, (const void *)read.alibi_slopes);
+    if (status == ATTN_OK && l->alibi != ATTN_ALIBI_NONE && read.alibi_slopes == NULL) {
+        status = BAD("alibi_slopes", "layer '%s': alibi_slopes is NULL; alibi %d needs it", l->name,
+                     l->alibi);
     }
-    if (status == ATTN_OK && l->sink_len == 0) {
-        read.sink_k = read.sink_v = NULL;
-    } else if (status == ATTN_OK) {
+    if (status == ATTN_OK && l->sink_len > 0) {
         status = check_sink(layer, read.sink_k, false, error);
         status = status == ATTN_OK ? check_sink(layer, read.sink_v, true, error) : status;
     }

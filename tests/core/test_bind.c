@@ -2,6 +2,7 @@
 /* core/bind: specs, groups, caches that are handed in, and moving their blocks. */
 #include "fake_backend.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,16 +138,94 @@ TEST(quantized_rows_need_scales)
         assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
         if (rows[i].field != NULL) {
             REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, rows[i].field,
-                       bind_params_with(layer, NULL, NULL, &number, &error));
+                       bind_params_with(layer, NULL, NULL, NULL, &error));
         }
         if (rows[i].kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
             REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "hadamard_signs_v",
                        bind_params_with(layer, NULL, &number, NULL, &error));
         }
-        assert_int_equal(bind_params_with(layer, &number, &number, &number, &error), ATTN_OK);
+        const bool int4 = rows[i].kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
+        const bool int8 = rows[i].kv_dtype == ATTN_KV_INT8_KV;
+        const float *signs = int4 ? &number : NULL, *channel = int8 ? &number : NULL;
+        assert_int_equal(bind_params_with(layer, channel, signs, signs, &error), ATTN_OK);
+        if (!int8) {
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "v_channel_scale",
+                       bind_params_with(layer, &number, signs, signs, &error));
+        }
+        if (!int4) {
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "hadamard_signs_k",
+                       bind_params_with(layer, channel, &number, NULL, &error));
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "hadamard_signs_v",
+                       bind_params_with(layer, channel, NULL, &number, &error));
+        }
         model_destroy(model);
         fixture_finish(&fixture);
     }
+}
+
+/* Parameters that no term of the layer reads; each is taken by a layer that has the term. */
+TEST(unread_parameters)
+{
+    static const float number = 0.5f;
+    int64_t shape[] = {4, 2, FAKE_HEAD_SIZE};
+    const struct attn_tensor sink = {.data = (void *)(uintptr_t)&number,
+                                     .device = {ATTN_DEVICE_CPU, 0},
+                                     .ndim = 3,
+                                     .dtype = {ATTN_CODE_BFLOAT, 16, 1},
+                                     .shape = shape};
+    struct attn_mla_weights mla = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof mla, NULL}};
+    struct attn_recurrent_weights gdn = {.ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof gdn, NULL}};
+    struct attn_mm_encoder_state encoder = {
+        .ext = {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}};
+#define PARAMS(...)                                                                                \
+    {                                                                                              \
+        .struct_size = sizeof(struct attn_layer_params), __VA_ARGS__                               \
+    }
+    const struct {
+        const char *field;
+        struct attn_layer_params params;
+    } unread[] = {{"sinks", PARAMS(.sinks = &number)},
+                  {"alibi_slopes", PARAMS(.alibi_slopes = &number)},
+                  {"sink_k", PARAMS(.sink_k = &sink)},
+                  {"sink_v", PARAMS(.sink_v = &sink)},
+                  {"q_scale", PARAMS(.q_scale = &number)},
+                  {"k_scale", PARAMS(.k_scale = &number)},
+                  {"v_scale", PARAMS(.v_scale = &number)},
+                  {"p_scale", PARAMS(.p_scale = &number)},
+                  {"q_scale_host", PARAMS(.q_scale_host = 0.5f)},
+                  {"k_scale_host", PARAMS(.k_scale_host = 0.5f)},
+                  {"v_scale_host", PARAMS(.v_scale_host = NAN)},
+                  {"p_scale_host", PARAMS(.p_scale_host = 2)}};
+    struct attn_ext *const extensions[] = {&mla.ext, &gdn.ext, &encoder.ext};
+    static const char *const names[] = {"attn_mla_weights", "attn_recurrent_weights",
+                                        "attn_mm_encoder_state"};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_layer_desc desc = fake_layer("layer");
+    struct fixture fixture;
+    fake_init(&fixture)->terms |= ATTN_TERM_SINKS;
+    attn_model *model = fake_model(&fixture, &desc, 1, &error);
+    attn_layer *layer = model_layer(model, 0);
+    for (size_t i = 0; i < sizeof unread / sizeof *unread; i++) {
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, unread[i].field,
+                   layer_bind_params(layer, &unread[i].params, &error));
+    }
+    for (size_t i = 0; i < 3; i++) {
+        const struct attn_layer_params params = PARAMS(.next = extensions[i]);
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, names[i],
+                   layer_bind_params(layer, &params, &error));
+        extensions[i]->flags = ATTN_EXT_OPTIONAL;
+        assert_int_equal(layer_bind_params(layer, &params, &error), ATTN_OK);
+    }
+    const struct attn_layer_params ones =
+        PARAMS(.q_scale_host = 1, .k_scale_host = 1, .v_scale_host = 1, .p_scale_host = 1);
+    assert_int_equal(layer_bind_params(layer, &ones, &error), ATTN_OK);
+    model_destroy(model);
+    desc.has_sinks = 1;
+    model = fake_model(&fixture, &desc, 1, &error);
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "sinks",
+               layer_bind_params(model_layer(model, 0), &ones, &error));
+    model_destroy(model);
+    fixture_finish(&fixture);
 }
 
 TEST(groups_by_spec_and_by_schedule)

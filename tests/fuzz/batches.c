@@ -99,7 +99,7 @@ static void bind_params(struct step *s)
         {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}, NULL, (float *)(void *)cache};
     const struct attn_layer_params params = {.struct_size = sizeof params,
                                              .next = l->kind == ATTN_LAYER_RECURRENT ? &gdn.ext
-                                                     : l->encoder == ATTN_ENCODER_MULTIMODAL
+                                                     : l->next == &s->sampled.mm_quant.ext
                                                          ? &encoder.ext
                                                      : l->next == &s->sampled.mla.ext ? &mla.ext
                                                                                       : NULL,

@@ -42,11 +42,13 @@ static void bind(struct fixture *f, const char *backend)
         f->signs[i] = i * i % 7 < 3 ? -1 : 1;
         f->v_channel_scale[i] = 0.01f; /* v lies within +-1 */
     }
+    const bool int4 = f->layer.kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    const bool int8 = f->layer.kv_dtype == ATTN_KV_INT8_KV;
     const struct attn_kv_quant_params quant = {
         .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
-        .hadamard_signs_k = f->signs,
-        .hadamard_signs_v = f->signs + 1,
-        .v_channel_scale = f->v_channel_scale};
+        .hadamard_signs_k = int4 ? f->signs : NULL,
+        .hadamard_signs_v = int4 ? f->signs + 1 : NULL,
+        .v_channel_scale = int8 ? f->v_channel_scale : NULL};
     params.next = &quant.ext;
     params.alibi_slopes = f->layer.alibi != ATTN_ALIBI_NONE ? f->sinks : NULL;
     params.sinks = f->layer.has_sinks ? f->sinks : NULL;

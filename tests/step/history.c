@@ -75,10 +75,12 @@ static void bind_layer(struct history *h, int32_t index)
     const struct attn_kv_quant_params quant = {
         .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
         .v_channel_scale = l->v_channel_scale};
+    const int32_t kv = l->desc.kv_dtype;
+    const bool fp8 = kv == ATTN_KV_FP8_E4M3 || kv == ATTN_KV_FP8_E5M2;
     const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .next = &quant.ext,
-                                             .k_scale_host = l->scale,
-                                             .v_scale_host = l->scale};
+                                             .next = kv == ATTN_KV_INT8_KV ? &quant.ext : NULL,
+                                             .k_scale_host = fp8 ? l->scale : 0,
+                                             .v_scale_host = fp8 ? l->scale : 0};
     CHECK(h, h->api->layer_bind_params(layer, &params, &h->error));
 }
 

@@ -82,7 +82,7 @@ static void bind(struct mla *m)
     struct attn_layer_params params = {.struct_size = sizeof params,
                                        .next = &weights.ext,
                                        .k_scale_host = m->k_scale,
-                                       .q_scale_host = QUERY_SCALE,
+                                       .q_scale_host = m->s->fp8_query ? QUERY_SCALE : 0,
                                        .sinks = m->s->has_sinks ? m->sinks : NULL};
     int64_t heads = m->s->heads;
     CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER(m->s->backend), layers, 1, &m->model,

@@ -38,17 +38,18 @@ static void quant_parameters(struct subject *subject, struct parameters *p)
 {
     const struct attn_layer_desc *desc = &subject->layer.desc;
     int64_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
-    bool rotated = subject->choice.kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
-    bool channels = subject->choice.kv_dtype == ATTN_KV_INT8_KV;
-    if (rotated || channels) {
-        p->quant.ext =
-            (struct attn_ext){ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof p->quant, p->params.next};
+    const int32_t kv = subject->choice.kv_dtype;
+    if (kv == ATTN_KV_INT4_PER_TOKEN_HEAD) {
         p->quant.hadamard_signs_k = upload_floats(subject, desc->head_size, 1, -1);
         p->quant.hadamard_signs_v = upload_floats(subject, dv, 1, -1);
+    } else if (kv == ATTN_KV_INT8_KV) {
         p->quant.v_channel_scale =
             upload_floats(subject, desc->num_kv_heads * dv, 4 / INT8_RANGE, 1);
-        p->params.next = &p->quant.ext;
+    } else {
+        return;
     }
+    p->quant.ext = (struct attn_ext){ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof p->quant, p->params.next};
+    p->params.next = &p->quant.ext;
 }
 
 static void mla_parameters(struct subject *subject, struct parameters *p)
