@@ -67,6 +67,13 @@ change 's/float s = 0, before = m;/float s = 0, before = m; if (a->batch->num_re
 fails 'attend.decode.*'
 expect '^       the process was ended with exit status 0$'
 expect ': [1-9][0-9]* passed, [1-9]'
+# a kernel that does not come back, by working and by waiting
+for stays in 'for (volatile int i = 0;; i++) { }' 'for (;;) { pause(); }'; do
+    change "s/float s = 0, before = m;/float s = 0, before = m; if (a->batch->num_reqs == 1) { $stays }/; s/^#include <math.h>/&\n#include <unistd.h>/"
+    "$check" "$root/attn_wrong.so" --filter 'attend.long_decode.*causal_overridden*' --case-seconds 1 >"$root/out" 2>&1 && failed=1
+    expect '^       hangs: it had not returned after 1 seconds (--case-seconds)$'
+    expect ': [0-9]* passed, [1-9]'
+done
 change 's/float s = 0, before = m;/float s = 0, before = m; *(volatile float *)((char *)a->q->data - 8) = 1;/'
 fails 'attend.decode.*'
 expect 'a byte that is no output was written: 8 bytes before q$'

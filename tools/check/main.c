@@ -33,8 +33,8 @@
 
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
-    "                  [--list] [--expect FILE] [--junit FILE] [--fail-fast] [--json] [--help]\n"
-    "                  [--version]\n"
+    "                  [--list] [--expect FILE] [--junit FILE] [--fail-fast] [--json]\n"
+    "                  [--case-seconds N] [--help] [--version]\n"
     "\n"
     "Holds a backend to everything that it declares, element by element, against cpu_ref.\n"
     "NAME is a backend that the core finds (`cpu_simd`, `cpu_simd@avx2`); FILE.so a plugin.\n"
@@ -49,6 +49,7 @@ static const char usage[] =
     "                 the backend does not declare is a failure\n"
     "  --junit FILE   writes the results as JUnit XML too\n"
     "  --fail-fast    stops at the first failure\n"
+    "  --case-seconds N  of a processor, or of waiting, after which a case hangs (default 300)\n"
     "  --json         one JSON document on stdout\n"
     "\n"
     "Exit status: 0 all passed, 1 a case failed, 2 usage, 77 hardware absent.\n";
@@ -60,6 +61,7 @@ struct options {
     const char *expect;
     int32_t part, num_parts; /* part: from 0 */
     uint64_t seed;
+    int32_t case_seconds;
     bool full;
     bool list;
     bool json;
@@ -84,6 +86,15 @@ static const char *parse_part(void *user, const char *text)
                : NULL;
 }
 
+static const char *parse_seconds(void *user, const char *text)
+{
+    struct options *options = user;
+    char *end = NULL;
+    const long seconds = strtol(text, &end, 10);
+    options->case_seconds = (int32_t)seconds;
+    return seconds < 1 || seconds > INT32_MAX || *end != '\0' ? "is not a number from 1 on" : NULL;
+}
+
 static int parse(int argc, char **argv, struct options *options)
 {
     const struct command_option names[] = {
@@ -91,14 +102,15 @@ static int parse(int argc, char **argv, struct options *options)
         {"filter", .text = &options->filter},      {"part", .parse = parse_part},
         {"seed", .seed = &options->seed},          {"list", &options->list},
         {"expect", .text = &options->expect},      {"junit", .text = &options->junit},
-        {"fail-fast", &options->fail_fast},        {"json", &options->json}};
+        {"fail-fast", &options->fail_fast},        {"json", &options->json},
+        {"case-seconds", .parse = parse_seconds}};
     const struct command command = {"attn-check",
                                     usage,
                                     .options = names,
                                     .num_options = sizeof names / sizeof *names,
                                     .operand = &options->target,
                                     .user = options};
-    *options = (struct options){.seed = 1, .num_parts = 1};
+    *options = (struct options){.seed = 1, .num_parts = 1, .case_seconds = 300};
     return command_parse(&command, argc, argv);
 }
 
@@ -534,7 +546,7 @@ static int run_tool(int argc, char **argv)
     if (runs_here(options)) {
         code = run_cases(&job, &(const struct outlet){&report, -1}, 0);
     } else {
-        code = workers_run(&report, run_cases, &job, options->fail_fast);
+        code = workers_run(&report, run_cases, &job, options->case_seconds, options->fail_fast);
     }
     if (!options->list && (code == EXIT_SUCCESS || report.num_lines > 0)) {
         if (report.progress) {

@@ -9,11 +9,14 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "harness/crash.h"
 
 #define MAX_CRASHES 100 /* a backend that crashes more often has been told enough */
+#define MAX_HANGS 5     /* likewise, after many times the seconds of a case */
+#define BUSY 50         /* a process that works has this part of a processor */
 
 enum frame_kind { FRAME_CASE, FRAME_STAGE, FRAME_RESULT, FRAME_CRASH, FRAME_DESCRIBE, FRAME_END };
 
@@ -89,9 +92,34 @@ struct worker {
     int32_t begun; /* counted cases, those of earlier workers included */
     char *current; /* the case or stage that runs; NULL: between them */
     bool is_case;
-    char *crash;   /* what it said of its end; NULL: nothing */
+    char *crash;        /* what it said of its end; NULL: nothing */
+    bool hung;          /* it was ended at the case's deadline */
+    double begun_at[2]; /* `current`: processor time and time of day, in seconds */
+    clockid_t processor;
     int32_t value; /* of its run; -1: it did not come to its end */
 };
+
+static double seconds_of(clockid_t clock)
+{
+    struct timespec now;
+    return clock_gettime(clock, &now) == 0 ? (double)now.tv_sec + 1e-9 * (double)now.tv_nsec : 0;
+}
+
+static void begin_clocks(struct worker *worker)
+{
+    worker->begun_at[0] = seconds_of(worker->processor);
+    worker->begun_at[1] = seconds_of(CLOCK_MONOTONIC);
+}
+
+/* Whether what runs has had its seconds: of a processor, or of waiting for something that does not
+ * come. */
+static bool is_late(const struct worker *worker, int32_t seconds)
+{
+    const double worked = seconds_of(worker->processor) - worker->begun_at[0];
+    const double waited = seconds_of(CLOCK_MONOTONIC) - worker->begun_at[1];
+    return worker->current != NULL &&
+           (worked > seconds || (waited > seconds && worked * BUSY < waited));
+}
 
 /* One frame; false at the pipe's end. */
 static bool take_frame(struct worker *worker, int pipe)
@@ -109,6 +137,7 @@ static bool take_frame(struct worker *worker, int pipe)
         free(worker->current);
         worker->current = texts[0];
         texts[0] = NULL;
+        begin_clocks(worker);
     } else if (ok && frame.kind == FRAME_RESULT) {
         report_add(worker->report, texts[0], (enum trial_result)frame.value, texts[1]);
         free(worker->current);
@@ -128,9 +157,13 @@ static bool take_frame(struct worker *worker, int pipe)
 }
 
 /* How it ended, where it did not do so by itself. */
-static void say_end(const struct worker *worker, int status, char *text, size_t size)
+static void say_end(const struct worker *worker, int32_t seconds, int status, char *text,
+                    size_t size)
 {
-    if (worker->crash != NULL) {
+    if (worker->hung) {
+        snprintf(text, size, "hangs: it had not returned after %d seconds (--case-seconds)",
+                 seconds);
+    } else if (worker->crash != NULL) {
         snprintf(text, size, "%s", worker->crash);
     } else if (WIFSIGNALED(status)) {
         snprintf(text, size, "the process was ended by signal %d (%s)", WTERMSIG(status),
@@ -148,7 +181,8 @@ static void report_crash(const char *text)
 }
 
 /* A worker from its start to its end; false: it could not be started. */
-static bool run_worker(struct worker *worker, worker_run *run, void *user, int *status)
+static bool run_worker(struct worker *worker, worker_run *run, void *user, int32_t seconds,
+                       int *status)
 {
     int ends[2];
     if (pipe(ends) != 0) {
@@ -172,6 +206,10 @@ static bool run_worker(struct worker *worker, worker_run *run, void *user, int *
         exit(value);
     }
     close(ends[1]);
+    worker->hung = false;
+    if (process > 0 && clock_getcpuclockid(process, &worker->processor) != 0) {
+        worker->processor = CLOCK_MONOTONIC;
+    }
     /* A process that the backend left may hold the pipe open: its end is not waited for. */
     bool ended = false;
     for (bool more = process > 0; more;) {
@@ -179,6 +217,9 @@ static bool run_worker(struct worker *worker, worker_run *run, void *user, int *
         const bool there = poll(&waits, 1, ended ? 0 : 100) > 0;
         more = there ? take_frame(worker, ends[0]) : !ended;
         ended = ended || (!there && waitpid(process, status, WNOHANG) == process);
+        if (!there && !ended && !worker->hung && is_late(worker, seconds)) {
+            worker->hung = kill(process, SIGKILL) == 0;
+        }
     }
     close(ends[0]);
     while (process > 0 && !ended && waitpid(process, status, 0) < 0 && errno == EINTR) {
@@ -186,15 +227,17 @@ static bool run_worker(struct worker *worker, worker_run *run, void *user, int *
     return process > 0;
 }
 
-int workers_run(struct report *report, worker_run *run, void *user, bool fail_fast)
+int workers_run(struct report *report, worker_run *run, void *user, int32_t case_seconds,
+                bool fail_fast)
 {
     struct worker worker = {.report = report, .value = -1};
     bool again = true;
+    int32_t hangs = 0;
     for (int32_t crashes = 0; again; crashes++) {
         char text[sizeof((struct trial *)0)->message];
         int status = 0;
         worker.value = -1;
-        if (!run_worker(&worker, run, user, &status)) {
+        if (!run_worker(&worker, run, user, case_seconds, &status)) {
             report_add(report, "start", TRIAL_FAILED, strerror(errno));
             break;
         }
@@ -202,14 +245,18 @@ int workers_run(struct report *report, worker_run *run, void *user, bool fail_fa
         again = !ended && worker.current != NULL && worker.is_case;
         if (!ended) {
             const char *name = worker.current != NULL ? worker.current : "between cases";
-            say_end(&worker, status, text, sizeof text);
+            say_end(&worker, case_seconds, status, text, sizeof text);
             report_add(report, name, TRIAL_FAILED, text);
         }
-        if (again && crashes + 1 == MAX_CRASHES) {
-            report_add(report, "between cases", TRIAL_FAILED,
-                       "this was the last of 100 crashes after which no case is run");
+        hangs += worker.hung;
+        const bool enough = crashes + 1 == MAX_CRASHES || hangs == MAX_HANGS;
+        if (again && enough) {
+            snprintf(text, sizeof text, "this was the last of %d %s after which no case is run",
+                     hangs == MAX_HANGS ? MAX_HANGS : MAX_CRASHES,
+                     hangs == MAX_HANGS ? "hangs" : "crashes");
+            report_add(report, "between cases", TRIAL_FAILED, text);
         }
-        again = again && crashes + 1 < MAX_CRASHES && !fail_fast;
+        again = again && !enough && !fail_fast;
         free(worker.current);
         free(worker.crash);
         worker.current = worker.crash = NULL;

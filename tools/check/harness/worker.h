@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cases run in a process of their own, so that a crash, an exit or an abort costs the case that
- * runs and no other: the next worker goes on behind it. What a worker finds comes through a pipe.
+/* Cases run in a process of their own, so that a crash, an exit, an abort or an endless loop costs
+ * the case that runs and no other: the next worker goes on behind it. What a worker finds comes
+ * through a pipe.
  */
 #ifndef CHECK_WORKER_H
 #define CHECK_WORKER_H
@@ -25,8 +26,10 @@ void outlet_describe(const struct outlet *outlet, const char *backend, const cha
  * status that the tool would have. */
 typedef int worker_run(void *user, const struct outlet *outlet, int32_t skip);
 
-/* Runs workers until one comes to its end; how the others ended stands in the report. Returns the
- * last one's value, EXIT_FAILURE where it did not end by itself. */
-int workers_run(struct report *report, worker_run *run, void *user, bool fail_fast);
+/* Runs workers until one comes to its end; how the others ended stands in the report. One is ended
+ * whose case has taken case_seconds of processor time, or so long without working. Returns the last
+ * one's value, EXIT_FAILURE where it did not end by itself. */
+int workers_run(struct report *report, worker_run *run, void *user, int32_t case_seconds,
+                bool fail_fast);
 
 #endif
