@@ -11,9 +11,12 @@
 #include <unistd.h>
 
 #include "cache_fixture.h"
+#include "host/cache_file.h"
 #include "runtime/isolation/probe_cache.h"
 #include "runtime/runtime.h"
+#include "support/services.h"
 #include "support/test.h"
+#include "util/hash.h"
 
 static bool is_mapped(const char *file)
 {
@@ -65,6 +68,15 @@ static void same_caps(const struct attn_backend_caps *a, const struct attn_backe
     assert_ptr_equal(x, y);
 }
 
+/* Where the record of a plugin lies. */
+static void entry_of(struct place *place, const char *plugin, char path[512])
+{
+    const struct machine machine = machine_read();
+    snprintf(path, 512, "%s/probe-%016llx", place->cache,
+             (unsigned long long)hash_string(machine.name, plugin));
+    assert_int_equal(access(path, R_OK), 0);
+}
+
 /* What a runtime found; both are of the same plugin. */
 static void same_runtime(attn_runtime *a, attn_runtime *b)
 {
@@ -91,6 +103,22 @@ static void same_runtime(attn_runtime *a, attn_runtime *b)
     assert_string_equal(a->plugins[0].name, b->plugins[0].name);
     assert_string_equal(a->plugins[0].version, b->plugins[0].version);
     assert_string_equal(a->plugins[0].vendor, b->plugins[0].vendor);
+}
+
+/* A file that gets shorter while it is read was not read. */
+TEST(cut_files_are_not_read)
+{
+    char path[] = "/tmp/attn-cut-XXXXXX", bytes[10] = {0};
+    const int descriptor = mkstemp(path);
+    assert_int_equal(write(descriptor, bytes, sizeof bytes), sizeof bytes);
+    for (int32_t cut = 0; cut < 2; cut++) {
+        struct cache_file file;
+        assert_null(cache_file_open(&file, path, sizeof bytes));
+        assert_int_equal(ftruncate(descriptor, cut ? 9 : 10), 0);
+        assert_int_equal(cache_file_read(&file, bytes), !cut);
+    }
+    close(descriptor);
+    unlink(path);
 }
 
 PLACE_TEST(warm_start_loads_nothing)
@@ -182,6 +210,100 @@ PLACE_TEST(log_may_select)
     assert_true(log.refused);
     api->assignment_destroy(assignment);
     api->runtime_destroy(log.runtime);
+}
+
+/* A folder of LD_LIBRARY_PATH in which a library has arrived: what was on file may not hold. */
+PLACE_TEST(other_libraries_are_another_state)
+{
+    struct place *place = *state;
+    const struct timespec times[2] = {{1, 0}, {1, 0}};
+    char folder[80];
+    snprintf(folder, sizeof folder, "%s/lib", place->folder);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(setenv("LD_LIBRARY_PATH", folder, 1), 0);
+    place_warm_up(place);
+    place_start(place, ATTN_OK, "rich", false);
+    assert_int_equal(utimensat(AT_FDCWD, folder, times, 0), 0);
+    place_start(place, ATTN_OK, "rich", true);
+    assert_int_equal(unsetenv("LD_LIBRARY_PATH"), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/* Two names of one file, each with the record of the other. */
+PLACE_TEST(records_are_of_their_file)
+{
+    struct place *place = *state;
+    struct place other = *place;
+    char paths[2][512];
+    snprintf(other.plugin, sizeof other.plugin, "%s/attn_y.so", place->folder);
+    assert_int_equal(link(place->plugin, other.plugin), 0);
+    place_warm_up(place);
+    entry_of(place, place->plugin, paths[0]);
+    place_start(&other, ATTN_OK, "rich", true);
+    entry_of(&other, other.plugin, paths[1]);
+    place_start(&other, ATTN_OK, "rich", false);
+    copy_file(paths[0], paths[1]);
+    place_start(&other, ATTN_OK, "rich", true);
+    assert_int_equal(unlink(other.plugin), 0);
+}
+
+/* Isolation that was ordered is had, or the plugin is refused: neither a record nor this process
+ * stands in for it. Next to a test there is no scanner. */
+PLACE_TEST(ordered_isolation_is_had)
+{
+    struct place *place = *state;
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .backend = "",
+                                                 .plugin_path = place->plugin,
+                                                 .cache_dir = place->cache,
+                                                 .log_level = 1 + ATTN_LOG_ERROR,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = 1};
+    for (int32_t cold = 0; cold < 2; cold++) {
+        attn_runtime *runtime = NULL;
+        if (cold) {
+            place_entries(place, drop_entry);
+        } else {
+            place_warm_up(place);
+        }
+        assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
+        assert_int_equal(runtime->plugins[0].status, ATTN_ERROR_IO);
+        assert_non_null(strstr(runtime->plugins[0].reason, "isolation: ordered, and"));
+        api->runtime_destroy(runtime);
+    }
+}
+
+/* A text of a record ends where it says, whatever its checksum is. */
+TEST(texts_of_records_are_whole)
+{
+    const struct attn_host host = {
+        .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
+    const struct record record = {.file = "/file.so",
+                                  .status = ATTN_ERROR_PLUGIN,
+                                  .field = "field",
+                                  .message = "message",
+                                  .name = "",
+                                  .version = "",
+                                  .vendor = ""};
+    struct record read;
+    struct text bytes;
+    text_init(&bytes, &host);
+    record_write(&bytes, &record, NULL);
+    unsigned char *data = (unsigned char *)bytes.data;
+    assert_null(record_read(&read, data, bytes.length));
+    assert_string_equal(read.message, "message");
+    for (size_t i = 32; i < bytes.length; i++) {
+        if (memcmp(data + i, "message", 7) == 0) {
+            data[i + 3] = '\0';
+        }
+    }
+    const uint64_t sum = hash_bytes(HASH_INIT, data + 32, bytes.length - 32);
+    for (size_t i = 0; i < 8; i++) {
+        data[24 + i] = (unsigned char)(sum >> (8 * i));
+    }
+    assert_string_equal(record_read(&read, data, bytes.length), "is malformed");
+    text_finish(&bytes);
 }
 
 static void make_ancient(const char *path)

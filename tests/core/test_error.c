@@ -4,9 +4,13 @@
 
 #include <attn/api.h>
 
+#include "util/arena.h"
+#include "util/device.h"
 #include "util/error.h"
 #include "util/structs.h"
+#include "util/tensor.h"
 #include "util/text.h"
+#include "support/services.h"
 #include "support/test.h"
 
 TEST(error_names_field_and_message)
@@ -57,6 +61,25 @@ TEST(error_cuts_at_a_character)
     assert_int_equal(strlen(error.field), ATTN_ERROR_FIELD_SIZE - 1);
 }
 
+/* A plugin's error: statuses of the ABI and clean text alone are passed on. */
+TEST(error_relays_what_is_known)
+{
+    static const struct {
+        attn_status given, status;
+        const char *text, *message;
+    } cases[] = {{ATTN_ERROR_DEVICE, ATTN_ERROR_DEVICE, "out of lanes", "out of lanes"},
+                 {4711, ATTN_ERROR_PLUGIN, "out of lanes", "out of lanes"},
+                 {ATTN_ERROR_DEVICE, ATTN_ERROR_DEVICE, "", "without a text"},
+                 {ATTN_ERROR_DEVICE, ATTN_ERROR_DEVICE, "\x1b[31m", "not clean UTF-8"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct attn_error error = ATTN_ERROR_INIT, from = ATTN_ERROR_INIT;
+        strcpy(from.message, cases[i].text);
+        assert_int_equal(error_relay(&error, cases[i].given, &from), cases[i].status);
+        assert_int_equal(error.status, cases[i].status);
+        assert_non_null(strstr(error.message, cases[i].message));
+    }
+}
+
 TEST(status_has_text)
 {
     assert_string_equal(status_text(ATTN_OK), "ok");
@@ -75,7 +98,11 @@ TEST(text_checks)
     assert_false(text_is_clean("\xc0\x80", 9));
     assert_false(text_is_clean("\xed\xa0\x80", 9));
     assert_false(text_is_clean("\xf4\x90\x80\x80", 9));
+    assert_false(text_is_clean("\xe0\x9f\xbf", 9)); /* overlong */
+    assert_false(text_is_clean("\xf0\x8f\xbf\xbf", 9));
     assert_false(text_is_clean("a\nb", 9));
+    assert_false(text_is_clean("\xc2\x9f", 9)); /* the last C1 control character */
+    assert_true(text_is_clean("\xc2\xa0", 9));
     assert_false(text_is_clean(NULL, 9));
     memset(longest, 'a', sizeof longest);
     longest[64] = '\0';
@@ -169,6 +196,90 @@ TEST(extensions)
     last.next = &first; /* a ring ends */
     assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_EXTENSION);
     assert_null(ext_find(&first, 9));
+}
+
+TEST(chains_have_a_longest)
+{
+    enum { LONGEST = 64 };
+    struct attn_ext chain[LONGEST + 1];
+    for (int32_t i = 0; i <= LONGEST; i++) {
+        chain[i] = (struct attn_ext){8, ATTN_EXT_OPTIONAL, sizeof *chain,
+                                     i < LONGEST ? &chain[i + 1] : NULL};
+    }
+    assert_int_equal(ext_check(&chain[1], NULL, 0, "x", NULL), ATTN_OK);
+    assert_int_equal(ext_check(&chain[0], NULL, 0, "x", NULL), ATTN_ERROR_EXTENSION);
+}
+
+TEST(extensions_are_compared_by_content)
+{
+    struct counted {
+        struct attn_ext ext;
+        int64_t value;
+    } a = {{0x10007, 0, sizeof a, NULL}, 7}, b = a;
+    assert_true(ext_same(&a.ext, &b.ext));
+    assert_false(ext_same(&a.ext, NULL));
+    b.value = 8;
+    assert_false(ext_same(&a.ext, &b.ext));
+}
+
+/* Elements that are longer than known here, each with its own tail. */
+TEST(elements_of_an_array)
+{
+    struct {
+        int64_t known, newer;
+    } array[] = {{1, 0}, {2, 0}, {3, 4}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    int64_t copy = 0;
+    for (int32_t i = 0; i < 3; i++) {
+        assert_int_equal(
+            element_read(&copy, sizeof copy, array, sizeof *array, i, "element", &error),
+            i < 2 ? ATTN_OK : ATTN_ERROR_STRUCT_SIZE);
+        assert_int_equal(copy, i + 1);
+    }
+}
+
+/* A product that overflows to a few bytes is no small array. */
+TEST(arrays_of_an_arena)
+{
+    const struct attn_host host = {
+        .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
+    struct arena arena;
+    arena_init(&arena, &host);
+    assert_null(arena_array(&arena, SIZE_MAX / 4 + 2, 4));
+    assert_non_null(arena_array(&arena, 2, 4));
+    arena_finish(&arena);
+}
+
+TEST(numbers_are_contiguous_in_the_last_dimension)
+{
+    float data[16];
+    int64_t shape[] = {2, 4}, strides[] = {8, 1};
+    struct attn_tensor tensor = {
+        data, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, shape, strides, 0};
+    assert_true(tensor_is_numbers(&tensor, 2));
+    strides[1] = 2;
+    assert_false(tensor_is_numbers(&tensor, 2));
+}
+
+TEST(devices_have_names)
+{
+    static const struct {
+        struct attn_device device;
+        const char *text;
+    } devices[] = {{{0, 0}, "cpu:0"},
+                   {{ATTN_DEVICE_CPU, 0}, "cpu:0"},
+                   {{ATTN_DEVICE_CUDA, 1}, "cuda:1"},
+                   {{ATTN_DEVICE_CUDA_HOST, 0}, "cuda_host:0"},
+                   {{ATTN_DEVICE_CUDA_MANAGED, 0}, "cuda_managed:0"},
+                   {{ATTN_DEVICE_ROCM, 12}, "rocm:12"},
+                   {{ATTN_DEVICE_ROCM_HOST, 0}, "rocm_host:0"},
+                   {{ATTN_DEVICE_ONEAPI, 0}, "oneapi:0"},
+                   {{ATTN_DEVICE_EXTENSION, -3}, "extension:-3"},
+                   {{99, 0}, "type 99:0"}};
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
+        char text[DEVICE_TEXT_SIZE];
+        assert_string_equal(device_text(devices[i].device, text), devices[i].text);
+    }
 }
 
 /* Extensions of this ABI: not cut, and what a newer one adds is zero. */

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The default parallel_for: every item once, workers apart, many callers, nested loops, forks. */
+/* The default parallel_for: every item once, workers apart, many callers, nested loops, forks. And
+ * what a log gets. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -103,15 +106,24 @@ TEST(every_item_once)
     pool_destroy(pool);
 }
 
-/* Items rendezvous with one another, which only works if several threads are really there. */
+enum { ALONE = -1000 };
+
+/* Items rendezvous with one another, which only works if several threads are really there; signals
+ * are not for those of the pool. */
 static void wait_for_others(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     atomic_int *arrived = argument;
+    sigset_t blocked;
 
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
     for (int64_t i = begin; i < end; i++) {
+        int tries = 0;
         atomic_fetch_add(arrived, 1);
-        for (int tries = 0; atomic_load(arrived) < 2 && tries < 20000; tries++) {
+        while (atomic_load(arrived) < 2 && ++tries < 20000) {
             usleep(100);
+        }
+        if (tries == 20000 || (worker > 0) != sigismember(&blocked, SIGUSR1)) {
+            atomic_store(arrived, ALONE);
         }
     }
 }
@@ -271,6 +283,25 @@ TEST(cancelled_in_a_loop)
     assert_true(atomic_load(&smallest_stack) >= 8 * ATTN_STEP_STACK_BYTES);
     assert_true(atomic_load(&largest_stack) <= (size_t)1 << 20); /* and not the process's 8 MiB */
     pool_destroy(pool);
+}
+
+static char heard[256];
+
+static void hear(void *user, int32_t level, const char *who, const char *message)
+{
+    snprintf(heard, sizeof heard, "%d %s %s", level, who, message);
+}
+
+/* No level above the one that was asked for, and no control character. */
+TEST(a_log_gets_clean_lines_of_its_level)
+{
+    struct host_services own = {.engine = {.log = hear}, .log_level = ATTN_LOG_WARN};
+    struct attn_host logging;
+    host_init(&logging, &own, 1);
+    logging.log(logging.user, ATTN_LOG_WARN + 1, "who", "too fine");
+    assert_string_equal(heard, "");
+    logging.log(logging.user, ATTN_LOG_WARN, "w\to", "\x1b[31m\n");
+    assert_string_equal(heard, "1 w?o ?[31m?");
 }
 
 int main(void)

@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/probe.h"
+#include "support/services.h"
 #include "support/test.h"
 
 /* HOSTILE_DIR: where the plugins of tests/hostile were built, as attn_NAME.so. */
@@ -168,6 +170,106 @@ TEST(defects_are_refused)
         assert_int_equal(info.num_backends, 0);
         assert_int_equal(info_of(runtime, 1).status, ATTN_OK);
         assert_int_equal(api->backend_count(runtime), 1);
+        api->runtime_destroy(runtime);
+    }
+}
+
+/* Each required slot by its name. */
+TEST(slots_are_all_there)
+{
+    static const char *const slots[] = {"probe", "create", "destroy"};
+    for (size_t i = 0; i < 3; i++) {
+        char says[16];
+        assert_int_equal(setenv("HOSTILE_SLOT", slots[i], 1), 0);
+        attn_runtime *runtime = create_with(PLUGIN("null_slot"), NULL, ATTN_OK);
+        assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_PLUGIN);
+        snprintf(says, sizeof says, "%s NULL", slots[i]);
+        assert_non_null(strstr(info_of(runtime, 0).reason, says));
+        api->runtime_destroy(runtime);
+    }
+    assert_int_equal(unsetenv("HOSTILE_SLOT"), 0);
+}
+
+/* Of two reports of one device, in either order, the one that knows the instruction sets counts. */
+TEST(devices_are_merged)
+{
+    static const char *const paths[] = {PLUGIN("none") ":" PLUGIN("rich"),
+                                        PLUGIN("rich") ":" PLUGIN("none")};
+    for (size_t i = 0; i < 2; i++) {
+        attn_runtime *runtime = create_with(paths[i], NULL, ATTN_OK);
+        struct attn_device_info device = {.struct_size = sizeof device};
+        assert_int_equal(api->device_count(runtime), 2);
+        assert_int_equal(api->device_info(runtime, 0, &device), ATTN_OK);
+        assert_string_equal(device.isa, "one,two");
+        api->runtime_destroy(runtime);
+    }
+}
+
+/* A refused combination with a term that is not known here refuses nothing. */
+TEST(rows_of_unknown_terms_are_left_out)
+{
+    static const struct attn_range range = {64, 64, 1};
+    static const struct attn_head_size_range size = {{64, 64, 1}, {64, 64, 1}, 1};
+    static const struct attn_refused_combination rows[] = {
+        {.terms = ATTN_TERM_CAUSAL | UINT64_C(1) << ATTN_TERM_COUNT, .why = "a later one"},
+        {.terms = ATTN_TERM_CAUSAL, .why = "known"}};
+    const struct attn_host host = {
+        .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
+    const struct attn_device_info device = {
+        .struct_size = sizeof device, .device = {ATTN_DEVICE_CPU, 0}, .name = "cpu", .arch = "any"};
+    const struct attn_backend_caps caps = {.struct_size = sizeof caps,
+                                           .name = "one",
+                                           .version = "1.0",
+                                           .vendor = "tests",
+                                           .device = {ATTN_DEVICE_CPU, 0},
+                                           .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV,
+                                           .layer_kinds = 1u << ATTN_LAYER_DECODER,
+                                           .phases = 3,
+                                           .dtypes = 1u << ATTN_DTYPE_F32,
+                                           .kv_dtypes = 1u << ATTN_KV_F32,
+                                           .terms = ATTN_TERM_CAUSAL,
+                                           .features = ATTN_FEATURE_PAGED_KV,
+                                           .view_forms = ATTN_VIEW_NHD,
+                                           .layouts = 1u << ATTN_KV_LAYOUT_NHD,
+                                           .output_forms = 1,
+                                           .head_sizes = &size,
+                                           .num_head_sizes = 1,
+                                           .block_sizes = &range,
+                                           .num_block_sizes = 1,
+                                           .preferred_block_size = 64,
+                                           .refused = rows,
+                                           .num_refused = 2,
+                                           .refused_bytes = sizeof *rows};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct arena arena;
+    struct found found;
+    arena_init(&arena, &host);
+    assert_int_equal(found_init(&found, &arena, &error), ATTN_OK);
+    const struct attn_probe_sink sink = found_sink(&found);
+    assert_int_equal(sink.device(sink.user, &device), ATTN_OK);
+    if (sink.backend(sink.user, &caps) != ATTN_OK) {
+        fail_msg("%s: %s", found.error.field, found.error.message);
+    }
+    assert_int_equal(found.backends[0].caps.num_refused, 1);
+    assert_string_equal(found.backends[0].caps.refused[0].why, "known");
+    arena_finish(&arena);
+}
+
+static void run_in_caller(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                          void *argument)
+{
+    body(argument, 0, count, 0);
+}
+
+/* An engine's own loops run in as many threads as it says, or as the options say. */
+TEST(threads_of_an_engine)
+{
+    const int32_t threads[] = {3, 0};
+    for (size_t i = 0; i < 2; i++) {
+        const struct attn_host host = {
+            .struct_size = sizeof host, .parallel_for = run_in_caller, .num_threads = threads[i]};
+        attn_runtime *runtime = create_with("", &host, ATTN_OK);
+        assert_int_equal(runtime->host.num_threads, threads[i] > 0 ? threads[i] : 2);
         api->runtime_destroy(runtime);
     }
 }
