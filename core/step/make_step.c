@@ -24,14 +24,13 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     const struct served *served = &layer->served[phase];
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         struct schedule *s = &plan->schedules[i];
-        if (s->schedule_group == served->schedule_group && s->phase == phase && s->part == part) {
+        if (s->schedule_group == served->schedule_group && s->part == part) {
             launch->schedule = s;
             return ATTN_OK;
         }
     }
     struct schedule *schedule = &plan->schedules[plan->num_schedules];
     *schedule = (struct schedule){.schedule_group = served->schedule_group,
-                                  .phase = phase,
                                   .part = part,
                                   .args = &launch->args,
                                   .instance = served->instance,

@@ -15,8 +15,7 @@
 
 /* A backend's schedule for one schedule group and one part of a composed step. */
 struct schedule {
-    int32_t schedule_group;
-    int32_t phase;
+    int32_t schedule_group; /* of one phase */
     int32_t part;
     const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
     struct attn_attend_args *args;  /* the first layer's: what `schedule` is called with */

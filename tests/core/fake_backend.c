@@ -28,7 +28,8 @@ static const float *key_row(const struct attn_attend_args *args, const struct at
 {
     const struct attn_batch *b = args->batch;
     if (view == NULL) {
-        return row_of(keys, b->query_start_loc[r] + j, head);
+        const int32_t *start = b->key_start_loc != NULL ? b->key_start_loc : b->query_start_loc;
+        return row_of(keys, start[r] + j, head);
     }
     int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
     int64_t block = b->block_table[row * b->block_table_stride + j / view->block_size];
@@ -68,11 +69,17 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
     if (fake_calls.attends < 8) {
         fake_calls.num_reqs[fake_calls.attends] = b->num_reqs;
         fake_calls.phase[fake_calls.attends] = args->phase;
+        fake_calls.most_reqs[fake_calls.attends] = args->limits->max_num_reqs;
+        fake_calls.table_rows[fake_calls.attends] = b->block_table_rows;
+        fake_calls.k[fake_calls.attends] = args->k;
     }
     fake_calls.attends++;
+    fake_calls.fused += !(args->flags & ATTN_RUN_NO_WRITE);
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t begin = b->query_start_loc[r], query_len = b->query_start_loc[r + 1] - begin;
-        int64_t length = args->k_cache != NULL ? b->seq_lens[r] : query_len;
+        int64_t length = args->k_cache != NULL      ? b->seq_lens[r]
+                         : b->key_start_loc != NULL ? b->key_start_loc[r + 1] - b->key_start_loc[r]
+                                                    : query_len;
         for (int64_t i = 0; i < query_len && length > 0; i++) {
             attend_row(args, r, begin + i,
                        args->layer->causal ? length - query_len + i + 1 : length);
@@ -96,6 +103,30 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
     return ATTN_OK;
 }
 
+static attn_status schedule_size(const struct attn_schedule_size_args *args,
+                                 struct attn_schedule_size *size, struct attn_error *error)
+{
+    size->host_bytes = fake_calls.schedule.host_bytes;
+    size->device_bytes = fake_calls.schedule.device_bytes;
+    return ATTN_OK;
+}
+
+static attn_status schedule(const struct attn_attend_args *args, int32_t mode,
+                            struct attn_error *error)
+{
+    if (fake_calls.schedules < 8) {
+        fake_calls.scheduled_phase[fake_calls.schedules] = args->phase;
+    }
+    fake_calls.schedules++;
+    return ATTN_OK;
+}
+
+static attn_status update_block_table(const struct attn_attend_args *args, struct attn_error *error)
+{
+    fake_calls.updates++;
+    return ATTN_OK;
+}
+
 /* Parts are counted, not merged. */
 static attn_status merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
@@ -108,7 +139,10 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
     static const struct attn_kernels table = {.struct_size = sizeof table,
                                               .attend = attend,
                                               .write_kv = write_kv,
-                                              .merge_states = merge_states};
+                                              .merge_states = merge_states,
+                                              .schedule_size = schedule_size,
+                                              .schedule = schedule,
+                                              .update_block_table = update_block_table};
     static int32_t one;
     *instance = (attn_instance *)(void *)&one;
     *kernels = &table;

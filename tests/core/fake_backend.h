@@ -15,8 +15,16 @@
 struct fake_calls {
     int32_t attends;
     int32_t writes;
-    int32_t num_reqs[8]; /* of the first attends */
-    int32_t phase[8];
+    int32_t fused;     /* attends that had to write */
+    int32_t schedules; /* and those that were planned */
+    int32_t updates;   /* of a block table alone */
+    /* of the first attends */
+    int32_t num_reqs[8], phase[8];
+    int32_t most_reqs[8]; /* by their limits */
+    int64_t table_rows[8];
+    const struct attn_tensor *k[8];
+    int32_t scheduled_phase[8];
+    struct attn_schedule_size schedule; /* what schedule_size answers */
 };
 extern struct fake_calls fake_calls;
 void fake_reset(void);

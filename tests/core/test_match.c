@@ -89,6 +89,15 @@ static void expect_reason(const struct setting *s, const char *field)
     assert_true(i < s->reasons.count);
 }
 
+/* No layer that can be matched, for this field. */
+static void expect_unresolved(struct setting *s, const char *field)
+{
+    struct assignment_layer *layer = arena_alloc(&s->arena, sizeof *layer);
+    struct attn_error error = ATTN_ERROR_INIT;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, field,
+               layer_resolve(&s->arena, &s->layer, 0, NULL, &layer->layer, &error));
+}
+
 /* The layer is served, by that composition. */
 static struct match expect_composed(struct setting *s, uint64_t composed)
 {
@@ -272,6 +281,9 @@ TEST(test_compositions)
     setting_init(&s);
     match = expect_composed(&s, ATTN_COMPOSE_CASCADE);
     assert_int_equal(match.graph_level, ATTN_GRAPH_ALWAYS);
+    s.layer.has_window = 1; /* which a prefix has no part in */
+    expect_composed(&s, 0);
+    s.layer.has_window = 0;
 
     s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
     s.layer.chunk_size = 64;
@@ -282,7 +294,8 @@ TEST(test_compositions)
 
     s.layer = fixture_layer("l");
     s.layer.sink_len = 4;
-    expect_composed(&s, ATTN_COMPOSE_STATIC_SINK);
+    match = expect_composed(&s, ATTN_COMPOSE_STATIC_SINK);
+    assert_int_equal(match.graph_level, ATTN_GRAPH_UNIFORM_BATCH);
 
     s.layer = fixture_layer("l");
     s.layer.kind = ATTN_LAYER_CROSS;
@@ -300,6 +313,9 @@ TEST(test_compositions)
     expect_composed(&s, ATTN_COMPOSE_OUTPUT_QUANT | ATTN_COMPOSE_CASCADE);
     s.caps->output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC; /* of one attend */
     expect_composed(&s, ATTN_COMPOSE_CASCADE);
+    s.layer.sink_len = 4;
+    expect_composed(&s, ATTN_COMPOSE_OUTPUT_QUANT | ATTN_COMPOSE_STATIC_SINK);
+    s.layer.sink_len = 0;
     s.caps->kernels &= ~(uint64_t)ATTN_KERNEL_QUANTIZE; /* which ends a merge */
     expect_composed(&s, 0);
     setting_finish(&s);
@@ -346,6 +362,41 @@ TEST(test_mla)
     expect_reason(&s, "max_query_len");
     expect_reason(&s, "kernel");
     assert_int_equal(s.reasons.count, 5);
+    limits.topk_multiple = 64;
+    mla.topk = 128;
+    match_one(&s);
+    const int32_t others = s.reasons.count;
+    mla.topk = 100;
+    expect_reasons(&s, others + 1);
+    expect_reason(&s, "topk");
+    s.layer.head_size = 568;
+    expect_unresolved(&s, "head_size");
+    setting_finish(&s);
+}
+
+/* An encoder's heads are looked for in the size to which they are padded. */
+TEST(test_padded_heads)
+{
+    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL},
+                                          .fp8 = 1};
+    struct setting s;
+    setting_init(&s);
+    s.caps->layer_kinds |= 1u << ATTN_LAYER_ENCODER;
+    s.caps->features |= ATTN_FEATURE_FP8_INPUTS | ATTN_FEATURE_QUANTIZED_QUERY;
+    s.caps->q_dtypes |= 1u << ATTN_DTYPE_FP8_E4M3;
+    s.caps->kv_dtypes |= UINT64_C(1) << ATTN_KV_FP8_E4M3;
+    s.caps->k_scale_forms = s.caps->v_scale_forms = 1u << ATTN_SCALE_PER_TENSOR;
+    s.caps->kernels |= ATTN_KERNEL_QUANTIZE;
+    s.layer.kind = ATTN_LAYER_ENCODER;
+    s.layer.encoder = ATTN_ENCODER_MULTIMODAL;
+    s.layer.causal = s.layer.block_size = 0;
+    s.layer.head_size = 120;
+    s.layer.head_size_v = 128;
+    s.layer.next = &quant.ext;
+    match_one(&s);
+    expect_reason(&s, "head_size");
+    quant.padded_head_size = 192;
+    expect_composed(&s, ATTN_COMPOSE_MM_ENCODER);
     setting_finish(&s);
 }
 
@@ -409,6 +460,15 @@ TEST(test_context_parallel)
     s.caps->terms |= ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_SLIDING_WINDOW;
     s.caps->kernels |= ATTN_KERNEL_MERGE_STATES;
     expect_reasons(&s, 0);
+    s.caps->max_group = s.layer.num_q_heads / s.layer.num_kv_heads; /* enough for one rank's */
+    expect_reasons(&s, 1);
+    s.caps->max_group = 0;
+    struct attn_collectives none = ranks;
+    cp.decode = &none;
+    for (none.rank = -1; none.rank <= 2; none.rank += 3) {
+        expect_unresolved(&s, "decode");
+    }
+    cp.decode = &ranks;
     cp.reduce = ATTN_CP_ALL_GATHER_REDUCE_SCATTER; /* sums are of float32 */
     expect_reasons(&s, 1);
     cp.reduce = ATTN_CP_ALL_TO_ALL;

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/step: what a batch must hold, how it is split, what a run checks; no step allocates. */
 #include "fake_backend.h"
+#include "step/plan_state.h"
+
+#include <attn/collectives.h>
+#include <attn/io.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -101,7 +105,11 @@ static void set_batch(struct bench *b, const int32_t *queries, int32_t count)
                                    .num_slots = row};
 }
 
-static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
+static const struct attn_layer_params *sink_params; /* of the next bench's layer */
+
+/* `change`, or NULL: makes the fixture's backends others. */
+static struct bench *bench_of(struct attn_layer_desc desc, bool validate,
+                              void (*change)(struct fixture *fixture))
 {
     struct bench *b = calloc(1, sizeof *b);
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
@@ -112,6 +120,9 @@ static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
                                               .max_num_reqs = 8,
                                               .max_num_tokens = TOKENS}};
     fake_init(&b->fixture)->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
+    if (change != NULL) {
+        change(&b->fixture);
+    }
     b->fixture.runtime.settings.validate = validate;
     b->error = (struct attn_error)ATTN_ERROR_INIT;
     b->model = fake_model(&b->fixture, &desc, 1, &b->error);
@@ -126,6 +137,9 @@ static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
         memset(b->cache, 0xff, bytes); /* NaN where nothing is written */
         assert_int_equal(layer_kv_views(layer, b->cache, BLOCKS, &k, &v, &b->error), ATTN_OK);
         assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_OK);
+    }
+    if (sink_params != NULL) {
+        assert_int_equal(layer_bind_params(layer, sink_params, &b->error), ATTN_OK);
     }
     assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
     struct attn_workspace room = {.struct_size = sizeof room};
@@ -149,6 +163,11 @@ static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
     return b;
 }
 
+static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
+{
+    return bench_of(desc, validate, NULL);
+}
+
 static void bench_destroy(struct bench *b)
 {
     plan_destroy(b->plan);
@@ -157,6 +176,22 @@ static void bench_destroy(struct bench *b)
     free(b->cache);
     free(b->workspace);
     free(b);
+}
+
+/* A plan anew over the workspace that is there. */
+static void plan_anew(struct bench *b)
+{
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 8,
+                                              .max_num_tokens = TOKENS}};
+    struct attn_workspace room = {.struct_size = sizeof room};
+    plan_destroy(b->plan);
+    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    room.memory = b->workspace;
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
 }
 
 static attn_status step(struct bench *b)
@@ -184,6 +219,9 @@ TEST(decodes_and_prefills_are_two_calls)
     assert_int_equal(fake_calls.phase[1], ATTN_PHASE_PREFILL);
     assert_int_equal(fake_calls.num_reqs[0], 2);
     assert_int_equal(fake_calls.num_reqs[1], 2);
+    assert_int_equal(fake_calls.table_rows[0], 4);
+    assert_int_equal(fake_calls.table_rows[1], 2);
+    assert_int_equal(fake_calls.schedules, 2);
     for (int32_t r = 0; r < 4; r++) {
         const float *out = b->data[3] + b->start[r] * 4 * FAKE_HEAD_SIZE + 3 * FAKE_HEAD_SIZE;
         const float *value = b->data[2] + b->start[r] * 2 * FAKE_HEAD_SIZE + FAKE_HEAD_SIZE;
@@ -194,6 +232,109 @@ TEST(decodes_and_prefills_are_two_calls)
     for (int32_t i = 0; i < b->start[4] * 4 * FAKE_HEAD_SIZE; i++) {
         assert_false(isnan(b->data[3][i]));
     }
+    set_batch(b, queries, 2); /* decodes alone: nothing is planned for prefills */
+    fake_reset();
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(fake_calls.schedules, 1);
+    assert_int_equal(fake_calls.scheduled_phase[0], ATTN_PHASE_DECODE);
+    bench_destroy(b);
+}
+
+static void write_in_attends(struct fixture *fixture)
+{
+    fixture->backends[0].caps.features |= ATTN_FEATURE_FUSED_WRITE;
+}
+
+/* The same backend for decodes, and one for prefills that leaves the keys to a kernel of their own,
+ * or the other way round. */
+static void write_in_decodes(struct fixture *fixture)
+{
+    struct attn_backend_caps *decodes = &fixture->backends[0].caps;
+    struct attn_backend_caps *prefills = fixture_add(fixture, "other", "", 10);
+    const char *name = prefills->name;
+    *prefills = *decodes;
+    prefills->name = name;
+    decodes->phases = 1u << ATTN_PHASE_DECODE;
+    prefills->phases = 1u << ATTN_PHASE_PREFILL;
+    decodes->features |= ATTN_FEATURE_FUSED_WRITE;
+}
+
+static void write_in_prefills(struct fixture *fixture)
+{
+    write_in_decodes(fixture);
+    fixture->backends[0].caps.features &= ~ATTN_FEATURE_FUSED_WRITE;
+    fixture->backends[1].caps.features |= ATTN_FEATURE_FUSED_WRITE;
+}
+
+/* Each of two attends gets the step's keys, which it writes itself only where both do. */
+TEST(keys_of_two_calls)
+{
+    static const int32_t queries[] = {1, 1, 20, 17};
+    void (*const changes[])(struct fixture *) = {write_in_attends, write_in_decodes,
+                                                 write_in_prefills};
+    for (int32_t i = 0; i < 3; i++) {
+        struct bench *b = bench_of(fake_layer("a"), false, changes[i]);
+        set_batch(b, queries, 4);
+        assert_int_equal(step(b), ATTN_OK);
+        assert_int_equal(fake_calls.attends, 2);
+        assert_int_equal(fake_calls.fused, i == 0 ? 2 : 0);
+        assert_int_equal(fake_calls.writes, i == 0 ? 0 : 1);
+        assert_ptr_equal(fake_calls.k[0], &b->k);
+        assert_ptr_equal(fake_calls.k[1], &b->k);
+        bench_destroy(b);
+    }
+}
+
+static void merge(struct fixture *fixture)
+{
+    fixture->backends[0].caps.kernels |= ATTN_KERNEL_MERGE_STATES;
+}
+
+/* A sink's keys are merged with those of decodes and of prefills. */
+TEST(sinks_next_to_two_calls)
+{
+    static const int32_t queries[] = {1, 1, 20};
+    static float keys[5 * 2 * FAKE_HEAD_SIZE];
+    int64_t shape[3];
+    struct attn_layer_desc layer = fake_layer("a");
+    const struct attn_tensor sink = fake_tensor(keys, shape, 5, 2);
+    const struct attn_layer_params params = {
+        .struct_size = sizeof params, .sink_k = &sink, .sink_v = &sink};
+    layer.sink_len = 5;
+    sink_params = &params;
+    struct bench *b = bench_of(layer, false, merge);
+    sink_params = NULL;
+    set_batch(b, queries, 3);
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(fake_calls.attends, 3);
+    bench_destroy(b);
+}
+
+static void update_tables(struct fixture *fixture)
+{
+    fixture->backends[0].caps.features |= ATTN_FEATURE_UPDATE_BLOCK_TABLE;
+}
+
+/* Vendors' schedules are kept while they are of the source's last batch. */
+TEST(tables_are_updated_in_schedules_of_one_batch)
+{
+    static const int32_t queries[] = {5, 7};
+    struct bench *b = bench_of(fake_layer("a"), false, update_tables);
+    attn_plan *source = b->plan;
+    b->plan = NULL;
+    plan_anew(b); /* over one workspace: nothing is run */
+    for (int32_t i = 0; i < 3; i++) {
+        set_batch(b, queries, 2);
+        if (i != 1) {
+            assert_int_equal(plan_batch(source, &b->batch, NULL, &b->error), ATTN_OK);
+        }
+        fake_reset();
+        assert_int_equal(plan_update_block_table(b->plan, source, &b->batch, NULL, &b->error),
+                         ATTN_OK);
+        assert_int_equal(fake_calls.schedules, i != 1);
+        assert_int_equal(fake_calls.updates, i == 1);
+    }
+    plan_destroy(source);
     bench_destroy(b);
 }
 
@@ -278,6 +419,58 @@ TEST(plans_of_chunks_refuse_endless_limits)
     bench_destroy(b);
 }
 
+/* Sizes of a plan's areas and of a vendor's schedule that no machine has. */
+TEST(areas_have_a_largest)
+{
+    struct attn_layer_desc desc = fake_layer("a");
+    desc.num_q_heads = 65536;
+    struct bench *b = bench_create(desc, false);
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 1,
+                                              .max_num_tokens = INT32_MAX}};
+    attn_plan *plan;
+    REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "max_num_tokens",
+               plan_create(b->model, 0, &options, &plan, &b->error));
+    const struct attn_plan_options few = {
+        .struct_size = sizeof few,
+        .limits = &(const struct attn_limits){
+            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
+    for (int32_t i = 0; i < 2; i++) {
+        fake_calls.schedule.host_bytes = i == 0 ? ((size_t)1 << 40) + 1 : 0;
+        fake_calls.schedule.device_bytes = i == 1 ? ((size_t)1 << 40) + 1 : 0;
+        REFUSED_AS(ATTN_ERROR_PLUGIN, &b->error, "schedule_size",
+                   plan_create(b->model, 0, &few, &plan, &b->error));
+    }
+    bench_destroy(b);
+}
+
+/* A plan is captured as far as the lowest level of its phases. */
+TEST(graphs_need_every_phase)
+{
+    struct bench *b = bench_create(fake_layer("a"), false);
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .graph = 1,
+        .limits = &(const struct attn_limits){
+            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        struct served *served = &model_layer(b->model, 0)->served[phase];
+        const int32_t level = served->graph_level;
+        attn_plan *plan;
+        served->graph_level = ATTN_GRAPH_UNIFORM_BATCH;
+        assert_int_equal(plan_graph_level(b->plan), ATTN_GRAPH_UNIFORM_BATCH);
+        assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_OK);
+        plan_destroy(plan);
+        served->graph_level = ATTN_GRAPH_NEVER;
+        REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &b->error, "graph",
+                   plan_create(b->model, 0, &options, &plan, &b->error));
+        served->graph_level = level;
+    }
+    bench_destroy(b);
+}
+
 /* Plans hold views of the cache: it is bound again after they are gone. */
 TEST(caches_stay_while_a_plan_holds_them)
 {
@@ -293,6 +486,50 @@ TEST(caches_stay_while_a_plan_holds_them)
     bench_destroy(b);
 }
 
+static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
+{
+    return ATTN_ERROR_DEVICE;
+}
+
+/* Of readers, too, that are planned apart from the layer whose cache they read. */
+TEST(caches_stay_while_a_readers_plan_holds_them)
+{
+    const struct attn_collectives ranks = {.struct_size = sizeof ranks,
+                                           .world_size = 2,
+                                           .all_gather = no_collective,
+                                           .all_to_all = no_collective,
+                                           .reduce_scatter_f32 = no_collective};
+    const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
+                                             .prefill = &ranks};
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){
+            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct attn_error error = ATTN_ERROR_INIT;
+    static _Alignas(256) uint8_t cache[FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4];
+    struct fixture fixture;
+    attn_plan *plan;
+    layers[1].kv_sharing_target = "a";
+    layers[1].next = &cp.ext;
+    fake_init(&fixture);
+    attn_model *model = fake_model(&fixture, layers, 2, &error);
+    if (model == NULL) {
+        fail_msg("%s", error.message);
+    }
+    attn_layer *owner = model_layer(model, 0);
+    assert_int_equal(layer_kv_views(owner, cache, 1, &k, &v, &error), ATTN_OK);
+    assert_int_equal(layer_bind_kv(owner, &k, &v, &error), ATTN_OK);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2);
+    assert_int_equal(plan_create(model, 1, &options, &plan, &error), ATTN_OK);
+    REFUSED_AS(ATTN_ERROR_ORDER, &error, "layer_bind_kv", layer_bind_kv(owner, &k, &v, &error));
+    plan_destroy(plan);
+    assert_int_equal(layer_bind_kv(owner, &k, &v, &error), ATTN_OK);
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
 TEST(only_leading_requests_are_decodes)
 {
     static const int32_t queries[] = {1, 5, 1};
@@ -304,22 +541,6 @@ TEST(only_leading_requests_are_decodes)
     assert_int_equal(split.num_decodes, 1);
     assert_int_equal(split.num_prefills, 2);
     bench_destroy(b);
-}
-
-/* A plan anew over the workspace that is there. */
-static void plan_anew(struct bench *b)
-{
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 8,
-                                              .max_num_tokens = TOKENS}};
-    struct attn_workspace room = {.struct_size = sizeof room};
-    plan_destroy(b->plan);
-    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
-    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
-    room.memory = b->workspace;
-    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
 }
 
 /* Requests of up to so many queries as the backend declares go the decode way. */
@@ -361,11 +582,17 @@ TEST(memory_is_bound_before_a_step)
     bench_destroy(b);
 }
 
-/* Zeros without a fill kernel; a profile step touches all of the workspace, too. */
+/* Zeros without a fill kernel; a profile step touches all of the workspace, too. Keys that the step
+ * before had no slots for are no idle step's. */
 TEST(idle_steps_are_zeros)
 {
+    static const int32_t queries[] = {5};
+    static int64_t apart[] = {8 * FAKE_HEAD_SIZE, FAKE_HEAD_SIZE, 1};
     struct bench *b = bench_create(fake_layer("a"), false);
     struct attn_workspace room = {.struct_size = sizeof room};
+    set_batch(b, queries, 1);
+    b->batch.num_slots = 0;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "slot_mapping", step(b));
     assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
     for (int32_t mode = 0; mode < 2; mode++) {
         set_batch(b, NULL, 0);
@@ -379,6 +606,13 @@ TEST(idle_steps_are_zeros)
         for (size_t i = 0; i < room.bytes; i++) {
             assert_int_equal(((uint8_t *)b->workspace)[i], mode == 0 ? 0xff : 0);
         }
+    }
+    memset(b->data[3], 0xff, sizeof b->data[3]);
+    b->out.shape[0] = TOKENS / 2; /* every second row */
+    b->out.strides = apart;
+    assert_int_equal(step(b), ATTN_OK);
+    for (int32_t i = 0; i < TOKENS * 4 * FAKE_HEAD_SIZE; i++) {
+        assert_true(i / 4 / FAKE_HEAD_SIZE % 2 == 0 ? b->data[3][i] == 0 : isnan(b->data[3][i]));
     }
     bench_destroy(b);
 }
@@ -408,8 +642,48 @@ TEST(cascade_where_it_pays)
         fake_reset();
         assert_int_equal(step(b), ATTN_OK);
         assert_int_equal(fake_calls.attends, multiprocessors > 0 ? 1 : 2);
+        assert_int_equal(fake_calls.most_reqs[0], multiprocessors > 0 ? 8 : 1);
         bench_destroy(b);
     }
+}
+
+/* With more tokens partial results would have no room. */
+TEST(cascades_have_a_largest_step)
+{
+    static int32_t table[8][40], start[9], lens[8];
+    struct bench *b = bench_create(fake_layer("a"), false);
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){
+            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 8, .max_num_tokens = 4096}};
+    struct attn_workspace room = {.struct_size = sizeof room};
+    plan_destroy(b->plan);
+    free(b->workspace);
+    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    room.memory = b->workspace = aligned_alloc(256, (room.bytes + 255) / 256 * 256);
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+    for (int32_t queries = 256; queries <= 257; queries++) { /* 2048 tokens, and 2056 */
+        for (int32_t r = 0; r < 8; r++) {
+            start[r + 1] = start[r] + queries;
+            lens[r] = 272 + queries;
+        }
+        b->batch = (struct attn_batch){.struct_size = sizeof b->batch,
+                                       .num_reqs = 8,
+                                       .num_tokens = start[8],
+                                       .num_actual_tokens = start[8],
+                                       .query_start_loc = start,
+                                       .query_start_loc_host = start,
+                                       .seq_lens = lens,
+                                       .seq_lens_host = lens,
+                                       .block_table = table[0],
+                                       .block_table_stride = 40,
+                                       .common_prefix_len = 272};
+        fake_reset();
+        assert_int_equal(plan_batch(b->plan, &b->batch, NULL, &b->error), ATTN_OK);
+        assert_int_equal(fake_calls.schedules, queries == 256 ? 2 : 1);
+    }
+    bench_destroy(b);
 }
 
 TEST(wrong_batches_are_refused)
@@ -466,6 +740,16 @@ TEST(empty_batch_is_no_error)
     assert_int_equal(step(b), ATTN_OK);
     assert_int_equal(fake_calls.attends, 0);
     bench_destroy(b);
+    struct attn_layer_desc chunked = fake_layer("a");
+    chunked.chunk_size = 16;
+    b = bench_create(chunked, false);
+    set_batch(b, NULL,
+              0); /* rows that belong to another batch, and nothing that a composition reads */
+    b->start[0] = b->batch.num_tokens = b->batch.num_actual_tokens = 5;
+    b->batch.seq_lens_host = NULL;
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(fake_calls.attends, 0);
+    bench_destroy(b);
 }
 
 TEST(wrong_tensors_are_refused)
@@ -482,6 +766,37 @@ TEST(wrong_tensors_are_refused)
     b->io.out = NULL;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "out", step(b));
     assert_int_equal(fake_calls.attends, 0);
+    bench_destroy(b);
+}
+
+static void quantize_queries(struct fixture *fixture)
+{
+    struct attn_backend_caps *caps = &fixture->backends[0].caps;
+    caps->features |= ATTN_FEATURE_QUANTIZED_QUERY;
+    caps->q_dtypes = UINT64_C(1) << ATTN_DTYPE_FP8_E4M3;
+}
+
+/* A query of a dtype of its own; values of another head size than the keys. */
+TEST(tensors_have_their_own_forms)
+{
+    static const int32_t queries[] = {5};
+    struct attn_layer_desc quantized = fake_layer("a"), narrow = quantized;
+    quantized.q_dtype = ATTN_DTYPE_FP8_E4M3;
+    quantized.q_scale_form = ATTN_SCALE_PER_TENSOR;
+    narrow.head_size = 192;
+    narrow.head_size_v = 128;
+    struct bench *b = bench_of(quantized, false, quantize_queries);
+    set_batch(b, queries, 1);
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "q", step(b));
+    assert_non_null(strstr(b->error.message, "q is float32; the layer's is float8_e4m3fn"));
+    bench_destroy(b);
+    b = bench_create(narrow, false);
+    set_batch(b, queries, 1);
+    b->q.shape[2] = b->k.shape[2] = b->v.shape[2] = 192;
+    b->out.shape[2] = 128;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "v", step(b));
+    b->v.shape[2] = 128;
+    assert_int_equal(step(b), ATTN_OK);
     bench_destroy(b);
 }
 
@@ -574,6 +889,10 @@ TEST(encoder_needs_a_row_per_key)
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "k", step(b));
     b->k.shape[0] = 5;
     assert_int_equal(step(b), ATTN_OK);
+    b->batch.key_start_loc = b->batch.key_start_loc_host = (const int32_t[]){0, 4, 6};
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "k", step(b));
+    b->k.shape[0] = 6;
+    assert_int_equal(step(b), ATTN_OK);
     assert_int_equal(fake_calls.writes, 0);
     bench_destroy(b);
 }
@@ -595,6 +914,125 @@ TEST(validation_names_request_and_index)
     b->data[0][(2 * 4 + 1) * FAKE_HEAD_SIZE + 5] = NAN;
     assert_int_equal(step(b), ATTN_ERROR_NAN);
     assert_non_null(strstr(b->error.message, "q[2, 1, 5]"));
+    bench_destroy(b);
+}
+
+/* The first NaN of each dtype, behind its last number. */
+TEST(validation_knows_each_dtypes_nan)
+{
+    static const struct {
+        struct attn_dtype dtype;
+        uint32_t number, nan;
+    } cases[] = {{{ATTN_CODE_FLOAT, 16, 1}, 0x7c00, 0x7c01},
+                 {{ATTN_CODE_BFLOAT, 16, 1}, 0x7f80, 0x7f81},
+                 {{ATTN_CODE_FLOAT, 32, 1}, 0x7f800000, 0x7f800001},
+                 {{ATTN_CODE_FLOAT8_E4M3FN, 8, 1}, 0x7e, 0x7f},
+                 {{ATTN_CODE_FLOAT8_E5M2, 8, 1}, 0x7c, 0x7d},
+                 {{ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1}, 0x7f, 0x80}};
+    static const int32_t queries[] = {1};
+    int64_t shape[] = {1, 1};
+    struct bench *b = bench_create(fake_layer("a"), true);
+    set_batch(b, queries, 1);
+    assert_int_equal(step(b), ATTN_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t bits = cases[i].number;
+        const struct attn_tensor one = {&bits, {ATTN_DEVICE_CPU, 0}, 2, cases[i].dtype, shape, NULL,
+                                        0};
+        assert_int_equal(validate_tensor(b->plan, &one, "one", "a", &b->error), ATTN_OK);
+        bits = cases[i].nan;
+        assert_int_equal(validate_tensor(b->plan, &one, "one", "a", &b->error), ATTN_ERROR_NAN);
+    }
+    bench_destroy(b);
+}
+
+static attn_status late;
+static int32_t waits;
+
+static attn_status wait_for_stream(const struct attn_stream_args *args, struct attn_error *error)
+{
+    waits++;
+    return late;
+}
+
+/* Validation waits for the stream, and finds what failed there, but never while it is captured. */
+TEST(validation_waits_for_the_stream)
+{
+    static const int32_t queries[] = {1, 1};
+    struct bench *b = bench_create(fake_layer("a"), true);
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .graph = 1,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 8,
+                                              .max_num_tokens = TOKENS}};
+    struct attn_workspace room = {.struct_size = sizeof room};
+    b->model->instances[0].kernels.synchronize = wait_for_stream;
+    plan_destroy(b->plan);
+    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    room.memory = b->workspace;
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+    set_batch(b, queries, 2);
+    late = ATTN_OK, waits = 0;
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(waits, 2);
+    assert_int_equal(plan_graph(b->plan, ATTN_PLAN_CAPTURE, &b->batch, NULL, &b->error), ATTN_OK);
+    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), ATTN_OK);
+    assert_int_equal(waits, 2);
+    assert_int_equal(plan_batch(b->plan, &b->batch, NULL, &b->error), ATTN_OK);
+    late = ATTN_ERROR_DEVICE;
+    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), late);
+    assert_int_equal(plan_batch(b->plan, &b->batch, NULL, &b->error), late);
+    bench_destroy(b);
+}
+
+static const int32_t elsewhere[1]; /* what the driver calls a GPU's */
+
+static attn_status find_owner(const struct attn_memory_args *args, struct attn_device *device,
+                              struct attn_error *error)
+{
+    *device =
+        (struct attn_device){args->memory == elsewhere ? ATTN_DEVICE_CUDA : ATTN_DEVICE_CPU, 0};
+    return ATTN_OK;
+}
+
+#define TABLE(field) offsetof(struct attn_batch_table, field)
+
+/* Each array of a further table, and what extensions of a run point at. */
+TEST(validation_asks_where_arrays_lie)
+{
+    static const size_t fields[] = {TABLE(block_table),         TABLE(block_table_row),
+                                    TABLE(slot_mapping),        TABLE(seq_lens),
+                                    TABLE(page_indices),        TABLE(page_start_loc),
+                                    TABLE(last_page_len),       TABLE(seq_lens_host),
+                                    TABLE(page_start_loc_host), TABLE(last_page_len_host)};
+    const struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL},
+                                    .topk_indices = elsewhere};
+    const struct attn_io_output_quant quant = {
+        .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL},
+        .scale = (const float *)(const void *)elsewhere};
+    const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
+                                      .positions = (const int64_t *)(const void *)elsewhere};
+    const struct {
+        const char *name;
+        const struct attn_ext *ext;
+    } runs[] = {{"topk_indices", &mla.ext}, {"scale", &quant.ext}, {"positions", &rope.ext}};
+    const void *address = elsewhere;
+    struct bench *b = bench_create(fake_layer("a"), true);
+    b->model->asked = &b->model->instances[0];
+    b->model->instances[0].kernels.memory_device = find_owner;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        struct attn_batch_table table = {.num_slots = 0};
+        assert_int_equal(places_check_table(b->plan, &table, &b->error), ATTN_OK);
+        memcpy((char *)&table + fields[i], &address, sizeof address);
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "tables",
+                   places_check_table(b->plan, &table, &b->error));
+    }
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        b->io.next = runs[i].ext;
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, runs[i].name,
+                   places_check_run(b->plan, &b->io, &b->error));
+    }
     bench_destroy(b);
 }
 

@@ -15,8 +15,22 @@ const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32
                                  int64_t b, int64_t c, int64_t sa, int64_t sb)
 {
     const int64_t strides[] = {sa, ndim > 2 ? sb : 1, 1};
-    return shaped_set(&m->tensors[which], data, ATTN_DTYPE_F32, ndim, (int64_t[]){a, b, c},
-                      strides);
+    const int32_t dtype = m->s->dtype != 0 ? m->s->dtype : ATTN_DTYPE_F32;
+    return shaped_set(&m->tensors[which], data, dtype, ndim, (int64_t[]){a, b, c}, strides);
+}
+
+/* Bytes of a number of the activations. */
+static int64_t element(const struct mla *m)
+{
+    return m->s->dtype == 0 || m->s->dtype == ATTN_DTYPE_F32 ? 4 : 2;
+}
+
+/* Floats become numbers of the activations' dtype, in place. */
+static void encode(const struct mla *m, float *values, int64_t count)
+{
+    for (int64_t i = 0; i < count && element(m) < 4; i++) {
+        number_store(values, i, m->s->dtype, values[i]);
+    }
 }
 
 void open_core(struct mla *m)
@@ -39,7 +53,9 @@ void describe(struct mla *m)
                                      .topk = s->topk,
                                      .absorb_in_core = !s->latent,
                                      .padded_num_q_heads = s->padded,
-                                     .weight_dtype = s->int8 ? ATTN_DTYPE_INT8 : ATTN_DTYPE_F32,
+                                     .weight_dtype = s->int8         ? ATTN_DTYPE_INT8
+                                                     : s->dtype != 0 ? s->dtype
+                                                                     : ATTN_DTYPE_F32,
                                      .context_workspace_tokens = s->chunk};
     m->cp =
         (struct attn_context_parallel){.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof m->cp, NULL},
@@ -52,7 +68,8 @@ void describe(struct mla *m)
         .next = &m->desc.ext,
         .name = "mla",
         .kind = ATTN_LAYER_MLA,
-        .dtype = ATTN_DTYPE_F32,
+        .dtype = s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32,
+        .tree_mask = s->tree ? ATTN_TREE_BITS : ATTN_TREE_NONE,
         .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA
                     : s->fp8  ? ATTN_KV_FP8_E4M3
                               : ATTN_KV_AUTO,
@@ -92,7 +109,7 @@ static void bind(struct mla *m)
     assert_int_equal(spec.kind,
                      m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
     assert_int_equal(spec.page_bytes,
-                     m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : 4));
+                     m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : element(m)));
     if (m->s->split) {
         weights.w_uk = tensor(m, 0, m->uk, 3, heads, NOPE, RANK, NOPE * RANK, RANK);
         weights.w_uv = tensor(m, 1, m->uv, 3, heads, RANK, V, RANK * V, V);
@@ -151,6 +168,13 @@ static void draw(struct mla *m)
     for (int32_t i = 0; i < m->starts[s->num_reqs] * MAX_HEADS * (RANK + ROPE); i++) {
         (&m->q[0][0][0])[i] = (float)random_within(&state, 3);
     }
+    for (int32_t i = 0; i < m->starts[s->num_reqs] * MAX_HEADS && s->moved; i++) {
+        float *q = m->q[i / MAX_HEADS][i % MAX_HEADS];
+        memcpy(q + RANK, q + NOPE, ROPE * sizeof *q);
+        memset(q + NOPE, 0, ROPE * sizeof *q);
+    }
+    encode(m, &m->q[0][0][0], (int64_t)m->starts[s->num_reqs] * MAX_HEADS * (RANK + ROPE));
+    encode(m, m->weights, MAX_HEADS * (NOPE + V) * RANK);
 }
 
 /* Of position j; -1: another rank's. */
@@ -180,6 +204,8 @@ int32_t stage_keys(struct mla *m, bool context)
             memcpy(m->k_pe[count], m->rows[r][j] + RANK, sizeof m->k_pe[0]);
         }
     }
+    encode(m, m->kv_c[0], (int64_t)count * RANK);
+    encode(m, m->k_pe[0], (int64_t)count * ROPE);
     return count;
 }
 
@@ -209,7 +235,8 @@ void set_io(struct mla *m, int32_t keys)
     m->ext.k_pe = tensor(m, 1, m->k_pe, 2, keys, ROPE, 0, ROPE, 1);
     if (!s->apart) { /* slices of one row, as a projection leaves them */
         m->ext.q_nope = tensor(m, 2, m->q, 3, tokens, heads, width, row, RANK + ROPE);
-        m->ext.q_pe = tensor(m, 3, &m->q[0][0][width], 3, tokens, heads, ROPE, row, RANK + ROPE);
+        m->ext.q_pe = tensor(m, 3, (char *)m->q + (s->moved ? RANK : width) * element(m), 3, tokens,
+                             heads, ROPE, row, RANK + ROPE);
     } else {
         for (int64_t i = 0; i < tokens * heads; i++) {
             memcpy(m->nope + i * width, m->q[i / heads][i % heads], (size_t)width * 4);
@@ -233,10 +260,12 @@ void set_io(struct mla *m, int32_t keys)
         m->ext.ext.next = &m->quant.ext;
     }
     m->io.lse = s->no_lse ? NULL : tensor(m, 5, m->lse, 2, heads, tokens, 0, tokens, 1);
+    m->tensors[5].tensor.dtype = number_dtype(ATTN_DTYPE_F32);
 }
 
 static void set_batch(struct mla *m, int32_t keys)
 {
+    static const uint32_t all = UINT32_MAX; /* of every row of every request */
     m->batch = (struct attn_batch){.struct_size = sizeof m->batch,
                                    .num_reqs = m->s->num_reqs,
                                    .num_tokens = m->starts[m->s->num_reqs],
@@ -248,7 +277,8 @@ static void set_batch(struct mla *m, int32_t keys)
                                    .block_table = m->table[0],
                                    .block_table_stride = MAX_BLOCKS,
                                    .slot_mapping = m->slots,
-                                   .num_slots = keys};
+                                   .num_slots = keys,
+                                   .tree = m->s->tree ? &all : NULL};
 }
 
 struct mla *mla_create(const struct setting *s)

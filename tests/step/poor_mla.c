@@ -11,7 +11,7 @@
 #include <attn/mla.h>
 
 ATTN_EXPORT int32_t poor_gathered[4096]; /* by slot of the cache */
-ATTN_EXPORT int32_t poor_gather_calls, poor_attend_calls, poor_latent_calls;
+ATTN_EXPORT int32_t poor_gather_calls, poor_attend_calls, poor_latent_calls, poor_latent_requests;
 
 static float *part(const struct attn_tensor *t, int64_t token, int64_t head)
 {
@@ -24,6 +24,7 @@ static attn_status attend_mla(const struct attn_attend_args *a, struct attn_erro
     const struct attn_batch *b = a->batch;
     int32_t rank = a->layer->head_size_v, size = a->layer->head_size;
     poor_latent_calls++;
+    poor_latent_requests += b->num_reqs;
     for (int64_t r = 0; r < b->num_reqs; r++) {
         int64_t first = b->query_start_loc[r], count = b->query_start_loc[r + 1] - first;
         for (int64_t i = 0; i < count * a->layer->num_q_heads; i++) {
@@ -195,6 +196,7 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
             .num_block_sizes = 1,
             .preferred_layout = ATTN_KV_LAYOUT_LATENT,
             .preferred_block_size = 16,
+            .reorder_threshold = 2,
             .rank = {-1, -1}};
         status = sink->backend(sink->user, &caps);
     }

@@ -79,12 +79,13 @@ static attn_status schedule_size(const struct attn_schedule_size_args *args,
     return ATTN_OK;
 }
 
-/* The host's copies of a batch are copies, its bounds are bounds, and its rows end where its last
- * request does. */
-static bool is_whole(const struct attn_batch *b)
+/* The host's copies of a batch are copies, its bounds are bounds, its rows end where its last
+ * request does, and it brings a tree only where the layer says so. */
+static bool is_whole(const struct attn_batch *b, const struct attn_layer_desc *layer)
 {
     const bool exact = !(b->flags & ATTN_BATCH_HOST_BOUNDS);
     bool whole = b->num_actual_tokens == b->query_start_loc_host[b->num_reqs];
+    whole &= b->tree == NULL || layer->tree_mask != ATTN_TREE_NONE;
     for (int32_t r = 0; r < b->num_reqs && exact; r++) {
         const int32_t *start = b->query_start_loc;
         whole &= start[r + 1] == b->query_start_loc_host[r + 1] &&
@@ -102,7 +103,7 @@ static attn_status hold_limits(const struct attn_attend_args *args, struct attn_
 {
     struct attn_schedule_size size = {.struct_size = sizeof size};
     if (args->limits == NULL || args->batch->num_reqs > args->limits->max_num_reqs ||
-        !is_whole(args->batch)) {
+        !is_whole(args->batch, args->layer)) {
         return ATTN_ERROR_PLUGIN;
     }
     const struct attn_schedule_size_args asked = {.struct_size = sizeof asked,

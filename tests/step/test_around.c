@@ -16,33 +16,36 @@ static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 struct transfer {
     struct fixture *f;
     int32_t before, after;
-    bool waited_too_late, saved_too_early;
+    bool waits, saves, waited_too_late, saved_too_early;
 };
 
 /* Before: nothing of the step has been written or attended. After: all of it. */
 static void wait_for_keys(void *user, int32_t layer, void *stream)
 {
     struct transfer *t = user;
-    t->before += layer == 0 && t->before == t->after;
+    t->before += layer == 0;
+    t->waited_too_late |= t->saves && t->before != t->after + 1;
     t->waited_too_late |= t->f->out[0] != 7;
 }
 
 static void save_keys(void *user, int32_t layer, void *stream)
 {
     struct transfer *t = user;
-    t->after += layer == 0 && t->before == t->after + 1;
+    t->after += layer == 0;
+    t->saved_too_early |= t->waits && t->before != t->after;
     t->saved_too_early |= t->f->out[0] == 7;
 }
 
-TEST(test_transfer_points)
+/* Of a model with both, or with one of them alone. */
+static void hold_points(bool waits, bool saves)
 {
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct fixture f;
-    struct transfer transfer = {.f = &f};
+    struct transfer transfer = {.f = &f, .waits = waits, .saves = saves};
     const struct attn_model_options options = {.struct_size = sizeof options,
                                                .user = &transfer,
-                                               .before_layer = wait_for_keys,
-                                               .after_layer = save_keys};
+                                               .before_layer = waits ? wait_for_keys : NULL,
+                                               .after_layer = saves ? save_keys : NULL};
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
@@ -63,20 +66,27 @@ TEST(test_transfer_points)
     for (int32_t i = 1; i <= 2; i++) {
         f.out[0] = 7;
         CHECK(&f, f.api->run(plan, layer, &f.io, &f.error));
-        assert_int_equal(transfer.before, i);
-        assert_int_equal(transfer.after, i);
+        assert_int_equal(transfer.before, waits ? i : 0);
+        assert_int_equal(transfer.after, saves ? i : 0);
     }
+    assert_false(transfer.saved_too_early);
     f.io.q = NULL; /* a run that fails still ends what it began */
     f.out[0] = 7;
-    transfer.saved_too_early = false;
     assert_int_not_equal(f.api->run(plan, layer, &f.io, &f.error), ATTN_OK);
-    assert_int_equal(transfer.after, 3);
+    assert_int_equal(transfer.after, saves ? 3 : 0);
     assert_false(transfer.waited_too_late);
     f.api->plan_destroy(plan);
     f.api->model_destroy(model);
     f.api->assignment_destroy(assignment);
     free(workspace);
     fixture_finish(&f);
+}
+
+TEST(test_transfer_points)
+{
+    hold_points(true, true);
+    hold_points(true, false);
+    hold_points(false, true);
 }
 
 static float largest(const float *values, int64_t count)

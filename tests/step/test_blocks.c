@@ -131,7 +131,7 @@ TEST(test_own_views)
 /* Copies, and a new table for a plan that stands, are in the engine's blocks. */
 static void move_a_block(struct fixture *f)
 {
-    const int32_t entry = 3 * MAX_BLOCKS + (f->batch.seq_lens_host[3] - 1) / BLOCK; /* not shared */
+    const int32_t entry = 3 * MAX_BLOCKS + (f->seq_lens[3] - 1) / BLOCK; /* not shared */
     const int64_t from = f->block_table[entry], to = f->num_blocks - 1;
     const int64_t pair[] = {from, to}, outside[] = {f->num_blocks, 0};
     struct attn_block_transfer move = {.struct_size = sizeof move,
@@ -202,12 +202,21 @@ TEST(test_page_lists)
         const struct shape *shape = &shapes[i / 4];
         const bool last_pages = i & 1 && shape->layer.kind != ATTN_LAYER_CROSS;
         struct fixture plain, paged;
-        struct lists *l = calloc(1, sizeof *l);
+        struct lists *l = calloc(2, sizeof *l);
         init(&plain, "spy", shape, false);
         init(&paged, backends[i >> 1 & 1], shape, true);
-        as_lists(&paged, l, last_pages);
+        as_lists(&paged, &l[0], last_pages);
         fixture_step(&plain);
         fixture_step(&paged);
+        same_outputs(&plain, &paged);
+        move_a_block(&paged); /* new lists for the plan that stands */
+        memset(&l[0].indices, 0x7f, sizeof l[0].indices);
+        as_lists(&paged, &l[1], last_pages);
+        CHECK(&paged, paged.api->plan_update_block_table(paged.plan, paged.plan, &paged.batch, NULL,
+                                                         &paged.error));
+        memset(paged.out, 0xff, (size_t)paged.batch.num_tokens * sizeof *paged.out);
+        CHECK(&paged, paged.api->run(paged.plan, paged.api->model_layer(paged.model, 0), &paged.io,
+                                     &paged.error));
         same_outputs(&plain, &paged);
         fixture_finish(&plain);
         fixture_finish(&paged);

@@ -10,6 +10,8 @@
 
 #define BOUND 3e-5
 
+enum { TOKENS = 31 };
+
 static const int32_t mixed_queries[] = {1, 1, 9, 20}, mixed_lens[] = {40, 17, 33, 20};
 
 static const struct {
@@ -37,6 +39,11 @@ TEST(test_like_the_whole)
         fixture_step(&whole);
         fixture_step(&composed);
         double difference = fixture_difference(&whole, &composed);
+        if (layer->kind == ATTN_LAYER_CROSS) { /* whose keys come once */
+            composed.io.k = composed.io.v = NULL;
+            fixture_step(&composed);
+            difference = fmax(difference, fixture_difference(&whole, &composed));
+        }
         fixture_finish(&whole);
         fixture_finish(&composed);
         print_message("%s: largest difference %g\n", wholes[i].name, difference);
@@ -44,24 +51,91 @@ TEST(test_like_the_whole)
     }
 }
 
-/* Padded decodes and prefills without keys among the others: zeros and -inf, no sink. */
-TEST(test_static_sink_without_keys)
+/* Partial results of a step as large as its plan allows. */
+TEST(test_as_large_as_the_limits)
 {
-    static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3},
-                         idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
+    static const int32_t many_queries[] = {1, 100, 100, MAX_TOKENS - 201},
+                         many_lens[] = {40, 100, 117, 60};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5};
     struct fixture whole, composed;
-    fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
-    fixture_init(&composed, "example", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
+    fixture_init(&whole, "cpu_ref", &layer, many_queries, many_lens, 4, 0, NULL, false);
+    fixture_init(&composed, "example", &layer, many_queries, many_lens, 4, 0, NULL, false);
     fixture_step(&whole);
     fixture_step(&composed);
     assert_true(fixture_difference(&whole, &composed) < BOUND);
-    for (int32_t d = 0; d < 4 * 32; d++) {
-        assert_true(composed.out[1 * 4 * 32 + d] == 0 && composed.out[12 * 4 * 32 + d] == 0);
-    }
-    assert_true(isinf(composed.lse[1]) && composed.lse[1] < 0);
     fixture_finish(&whole);
     fixture_finish(&composed);
+}
+
+/* Padded decodes and prefills without keys among the others: zeros and -inf, no sink, no chunk. */
+TEST(test_requests_without_keys)
+{
+    static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3},
+                         idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
+    for (int32_t i = 0; i < 2; i++) {
+        const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER,
+                                              .causal = 1,
+                                              .sink_len = i == 0 ? 5 : 0,
+                                              .chunk_size = i == 1 ? 16 : 0};
+        struct fixture whole, composed;
+        fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
+        fixture_init(&composed, "example", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
+        fixture_step(&whole);
+        fixture_step(&composed);
+        assert_true(fixture_difference(&whole, &composed) < BOUND);
+        for (int32_t d = 0; d < 4 * 32; d++) {
+            assert_true(composed.out[1 * 4 * 32 + d] == 0 && composed.out[12 * 4 * 32 + d] == 0);
+        }
+        assert_true(isinf(composed.lse[1]) && composed.lse[1] < 0);
+        fixture_finish(&whole);
+        fixture_finish(&composed);
+    }
+}
+
+/* All but the first request, whose rows stay as they are, by rows of the table in another order. */
+TEST(test_rows_and_tables_of_others)
+{
+    static const int32_t rows[] = {2, 0, 1};
+    const size_t first = 4 * 32 * sizeof(float); /* the row of request 0 */
+    int32_t *table = malloc(sizeof(int32_t) * MAX_REQS * MAX_BLOCKS);
+    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
+        struct fixture whole, composed;
+        struct attn_layer_desc layer = wholes[i].layer;
+        if (layer.kind != ATTN_LAYER_DECODER) {
+            continue;
+        }
+        layer.needs_block_table_row = 1;
+        fixture_init(&whole, "cpu_ref", &layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
+        fixture_init(&composed, "example", &layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
+        fixture_step(&whole);
+        fixture_step(&composed);
+        for (int32_t r = 0; r < 3; r++) {
+            memcpy(table + (int64_t)rows[r] * MAX_BLOCKS,
+                   composed.block_table + (int64_t)(r + 1) * MAX_BLOCKS,
+                   MAX_BLOCKS * sizeof *table);
+        }
+        composed.batch.num_reqs = 3;
+        composed.batch.query_start_loc = composed.batch.query_start_loc_host =
+            &composed.query_start_loc[1];
+        composed.batch.seq_lens = composed.batch.seq_lens_host = &composed.seq_lens[1];
+        composed.batch.block_table = table;
+        composed.batch.block_table_row = rows;
+        composed.batch.block_table_rows = 3;
+        composed.io.flags = ATTN_RUN_NO_WRITE;
+        memset(composed.out + 4 * 32, 0xff, (TOKENS - 1) * first);
+        memcpy(whole.out, composed.out, first);
+        fixture_step(&composed);
+        assert_memory_equal(composed.out, whole.out, first);
+        for (int32_t h = 0; h < 4; h++) { /* its log-sum-exp, too */
+            whole.lse[h * TOKENS] = composed.lse[h * TOKENS];
+        }
+        if (!(fixture_difference(&whole, &composed) < BOUND)) {
+            fail_msg("%s: %g", wholes[i].name, fixture_difference(&whole, &composed));
+        }
+        fixture_finish(&whole);
+        fixture_finish(&composed);
+    }
+    free(table);
 }
 
 static const int32_t prefix_queries[] = {1, 2, 1, 3, 1, 1, 2, 1};

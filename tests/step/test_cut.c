@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "fixture.h"
+#include "spy.h"
 #include "support/client.h"
 #include "support/test.h"
 
@@ -113,6 +114,30 @@ TEST(test_parts_like_the_whole)
             fail_msg("%s: the largest difference is %g", cases[i].name, difference);
         }
     }
+}
+
+/* A prefix that is attended once lies before all trees. */
+TEST(test_prefix_before_trees)
+{
+    enum { MANY = 8, SHARED = 320 };
+    static const int32_t two[MANY] = {2, 2, 2, 2, 2, 2, 2, 2},
+                         long_lens[MANY] = {400, 333, 350, 401, 380, 352, 399, 336};
+    static const uint32_t bits[2] = {1, 2}; /* none sees the other */
+    const struct attn_layer_desc layer = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BITS};
+    struct fixture plain, cascade;
+    fixture_init(&plain, "cpu_ref", &layer, two, long_lens, MANY, SHARED, NULL, true);
+    fixture_init(&cascade, "spy", &layer, two, long_lens, MANY, SHARED, NULL, true);
+    plain.batch.flags = ATTN_BATCH_NO_CASCADE;
+    plain.batch.tree = cascade.batch.tree = bits;
+    plain.batch.tree_stride_row = cascade.batch.tree_stride_row = 1;
+    fixture_step(&plain);
+    spy_counts_of_core()->attends = 0;
+    fixture_step(&cascade);
+    assert_int_equal(spy_counts_of_core()->attends, 2);
+    assert_true(fixture_difference(&plain, &cascade) < 3e-5);
+    fixture_finish(&plain);
+    fixture_finish(&cascade);
 }
 
 /* Drafts of a request are its decode: one more where they are drafted in parallel. */

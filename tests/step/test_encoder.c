@@ -67,6 +67,7 @@ static void make_plan(struct encoder *e)
 {
     CHECK(e, client_plan(api, e->model, 0, CLIENT_LIMITS(4, 32, 0), &e->plan, &e->workspace,
                          &e->error));
+    memset(e->workspace, 0xff, client_workspace_bytes(api, e->plan)); /* NaN */
 }
 
 static void finish(struct encoder *e)
@@ -77,9 +78,12 @@ static void finish(struct encoder *e)
     free(e->workspace);
 }
 
-/* Rows behind the batch are NaN: they must not count for the largest. */
-static attn_status step(struct encoder *e, uint64_t seed, const float size[3])
+/* Rows behind the batch, or of k and v before it where they have starts of their own, are large:
+ * they must not count for the largest. */
+static attn_status step_from(struct encoder *e, uint64_t seed, const float size[3],
+                             const int32_t *key_start)
 {
+    const int32_t first = key_start != NULL ? key_start[0] : 0;
     static const int64_t wide[] = {TOKENS + 1, HEADS, SIZE},
                          narrow[] = {TOKENS + 1, KV_HEADS, SIZE};
     struct shaped q, k, v, out;
@@ -88,22 +92,30 @@ static attn_status step(struct encoder *e, uint64_t seed, const float size[3])
                                      .num_tokens = TOKENS,
                                      .num_actual_tokens = TOKENS,
                                      .query_start_loc = start,
-                                     .query_start_loc_host = start};
+                                     .query_start_loc_host = start,
+                                     .key_start_loc = key_start,
+                                     .key_start_loc_host = key_start};
     const struct attn_step_io io = {.struct_size = sizeof io,
                                     .q = shaped_set(&q, e->q, ATTN_DTYPE_F32, 3, wide, NULL),
                                     .k = shaped_set(&k, e->k, ATTN_DTYPE_F32, 3, narrow, NULL),
                                     .v = shaped_set(&v, e->v, ATTN_DTYPE_F32, 3, narrow, NULL),
                                     .out = shaped_set(&out, e->out, ATTN_DTYPE_F32, 3, wide, NULL)};
     random_floats(&seed, &e->q[0][0][0], TOKENS * HEADS * SIZE, size[0]);
-    random_floats(&seed, &e->k[0][0][0], TOKENS * KV_HEADS * SIZE, size[1]);
-    random_floats(&seed, &e->v[0][0][0], TOKENS * KV_HEADS * SIZE, size[2]);
+    random_floats(&seed, &e->k[first][0][0], TOKENS * KV_HEADS * SIZE, size[1]);
+    random_floats(&seed, &e->v[first][0][0], TOKENS * KV_HEADS * SIZE, size[2]);
     for (int32_t i = 0; i < HEADS * SIZE; i++) {
-        e->q[TOKENS][i / SIZE][i % SIZE] = e->out[TOKENS][i / SIZE][i % SIZE] = NAN;
-        e->k[TOKENS][i / SIZE % KV_HEADS][i % SIZE] = NAN;
-        e->v[TOKENS][i / SIZE % KV_HEADS][i % SIZE] = NAN;
+        const int32_t other = first > 0 ? 0 : TOKENS;
+        e->out[TOKENS][i / SIZE][i % SIZE] = NAN;
+        e->q[TOKENS][i / SIZE][i % SIZE] = e->k[other][i / SIZE % KV_HEADS][i % SIZE] =
+            e->v[other][i / SIZE % KV_HEADS][i % SIZE] = 1e6f;
     }
     attn_status status = api->plan_batch(e->plan, &batch, NULL, &e->error);
     return status ? status : api->run(e->plan, api->model_layer(e->model, 0), &io, &e->error);
+}
+
+static attn_status step(struct encoder *e, uint64_t seed, const float size[3])
+{
+    return step_from(e, seed, size, NULL);
 }
 
 static double largest(const float *x, int32_t count)
@@ -151,7 +163,8 @@ static double error_of(const struct encoder *e, const double scale[3])
     const double *right = (const double *)out;
     const float *found = (const float *)e->out;
     for (int32_t i = 0; i < TOKENS * HEADS * SIZE; i++) {
-        worst = fmax(worst, fabs(right[i] - (double)found[i]));
+        const double error = fabs(right[i] - (double)found[i]);
+        worst = error <= worst ? worst : isnan(error) ? INFINITY : error;
     }
     return worst;
 }
@@ -232,6 +245,35 @@ TEST(given_scales_are_used)
     assert_int_equal(step(&e, 9, none), ATTN_OK);
     assert_true(e.scales[0] == 1 && e.scales[1] == 1 && e.scales[2] == 1);
     assert_true(e.out[0][0][0] == 0);
+    e.history[0][2] = NAN; /* is seen in the scale as long as it is one of the history's */
+    for (int32_t i = 0; i < 3; i++) {
+        assert_int_equal(step(&e, 9, (const float[]){1, 1, 1}), ATTN_OK);
+        assert_int_equal(isnan(e.scales[0]) != 0, i < 2);
+        assert_true(e.scales[1] > 0);
+    }
+    finish(&e);
+}
+
+/* Keys from a row on that is not the queries' give what the same keys give in their places. */
+TEST(keys_with_starts_of_their_own)
+{
+    static const int32_t behind[REQS + 1] = {1, 8, 9, TOKENS + 1};
+    struct attn_mm_encoder_quant quant = {
+        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = 1};
+    const float size[3] = {1, 2, 3};
+    struct encoder e;
+    float out[TOKENS][HEADS][SIZE], scales[3];
+    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    const struct attn_mm_encoder_state memory = {
+        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
+    assert_int_equal(try_bind(&e, &memory), ATTN_OK);
+    make_plan(&e);
+    assert_int_equal(step(&e, 9, size), ATTN_OK);
+    memcpy(out, e.out, sizeof out);
+    memcpy(scales, e.scales, sizeof scales);
+    assert_int_equal(step_from(&e, 9, size, behind), ATTN_OK);
+    assert_memory_equal(e.out, out, sizeof out);
+    assert_memory_equal(e.scales, scales, sizeof scales);
     finish(&e);
 }
 

@@ -28,6 +28,7 @@ TEST(test_handed_through)
     of_layer.value = 8;
     of_run.value = 9;
     f.io.next = &of_run.ext;
+    f.io.lse = NULL; /* without an extension a run is a plain one */
     memset(c, 0, sizeof *c);
     fixture_step(&f);
     assert_int_equal(c->planned, 7);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What api.h says of a plan's life: what holds after a failed run, which stream everything goes to,
  * and what may not be bound while a plan holds the layer. */
+#include <stdio.h>
 #include <string.h>
 
 #include "fixture.h"
@@ -16,11 +17,17 @@ static const struct {
     struct attn_layer_desc layer;
     const char *backend;
     int32_t shared, attends; /* of a run */
+    const char *named;       /* in errors */
 } steps[] = {
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", 0, 1},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", SHARED, 2},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, "spy_narrow", 0, 1},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5}, "spy_narrow", 0, 2},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", 0, 1, "spy"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", SHARED, 2, "spy"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, "spy_narrow", 0, 1, "spy_narrow"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5}, "spy_narrow", 0, 2, "spy_narrow"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1},
+     "prefill=spy;decode=spy_apart",
+     0,
+     2,
+     "spy and spy_apart"},
 };
 enum { STEPS = sizeof steps / sizeof *steps };
 
@@ -50,8 +57,9 @@ TEST(test_failed_run)
             spy_counts_of_core()->failing = failing;
             assert_int_equal(run(&f), ATTN_ERROR_DEVICE);
             assert_int_equal(spy_counts_of_core()->failing, 0);
-            assert_non_null(strstr(f.error.message, "layer 'layer', "));
-            assert_non_null(strstr(f.error.message, ": as asked"));
+            char text[64];
+            snprintf(text, sizeof text, "layer 'layer', %s: as asked", steps[i].named);
+            assert_string_equal(f.error.message, text);
             memset(f.out, 0xff, (size_t)f.batch.num_tokens * sizeof *f.out);
             spy_counts_of_core()->attends = 0;
             assert_int_equal(run(&f), ATTN_OK);

@@ -40,6 +40,8 @@ struct gdn {
     float mixed[REQS][LENGTH][CHANNELS], gates[REQS][LENGTH][2][HV];
     double state[REQS][HV][DV][DK];
     float states[SLOTS][HV][DV][DK], windows[SLOTS][CHANNELS][WINDOW];
+    const int32_t *from,
+        *checkpoints; /* of the next steps, or NULL: initial slots, one checkpoint */
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
     float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
         out[REQS * LENGTH][HV][DV];
@@ -192,7 +194,10 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
                                       .state_slots = g->slots[0],
                                       .state_slots_stride = 1 + DRAFTS,
                                       .has_initial_state = by_length ? NULL : started,
-                                      .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL};
+                                      .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL,
+                                      .initial_slots = g->from,
+                                      .checkpoint_slots = g->checkpoints,
+                                      .checkpoint_slots_stride = g->checkpoints != NULL ? 1 : 0};
     g->batch = (struct attn_batch){.struct_size = sizeof g->batch,
                                    .next = &g->ext.ext,
                                    .num_reqs = REQS,
@@ -295,6 +300,67 @@ TEST(test_two_backends)
         assert_int_equal(*seen, swapped ? 3 : 2);
         gdn_destroy(g);
     }
+}
+
+/* States that move to other slots, and one that is kept on the way. */
+static struct gdn *move_states(const char *backend)
+{
+    static const struct gdn kept = {.width = WIDTH, .interval = 3};
+    static const int32_t to[REQS] = {1, 2, 4, 5, 6}, checkpoints[REQS] = {-1, -1, 7, 8, -1};
+    static int32_t from[REQS];
+    struct gdn *g = gdn_open(backend, &kept);
+    step(g, (const int32_t[]){1, 1, 7, 5, 2}, NULL, false);
+    for (int32_t r = 0; r < REQS; r++) {
+        from[r] = g->slots[r][0];
+        g->slots[r][0] = to[r];
+    }
+    g->from = from;
+    g->checkpoints = checkpoints;
+    step(g, (const int32_t[]){1, 1, 4, 3, 2}, NULL, false);
+    return g;
+}
+
+/* The prefills' own part of each array that a batch brings. */
+TEST(test_parts_of_every_array)
+{
+    if (!CPU_SIMD) {
+        skip();
+    }
+    struct gdn *whole = move_states("cpu_ref");
+    struct gdn *cut = move_states("decode=cpu_ref;prefill=cpu_simd");
+    const float *a = &whole->states[0][0][0][0], *b = &cut->states[0][0][0][0];
+    for (int32_t i = 0; i < SLOTS * HV * DV * DK; i++) {
+        assert_true(isnan(a[i]) ? isnan(b[i]) : fabsf(a[i] - b[i]) < 1e-4f);
+    }
+    gdn_destroy(whole);
+    gdn_destroy(cut);
+    cut = gdn_create("decode=cpu_ref;prefill=cpu_simd", WIDTH, DRAFTS);
+    for (int32_t r = 0; r < REQS; r++) {
+        cut->accepted[r] = 1;
+    }
+    step(cut, (const int32_t[]){3, 3, 20, 1, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
+    step(cut, (const int32_t[]){3, 3, 9, 3, 3}, NULL, false);
+    gdn_destroy(cut);
+}
+
+/* Layers share a plan only where all that a batch brings is one for both. */
+TEST(test_groups)
+{
+    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    struct attn_recurrent_desc other = g->desc;
+    struct attn_layer_desc second = g->layer;
+    const struct attn_layer_desc *layers[] = {&g->layer, &second};
+    second.name = "second";
+    second.next = &other.ext;
+    for (int32_t normed = 1; normed >= 0; normed--) {
+        attn_model *model;
+        other.qk_l2norm = normed; /* of the first it is 1 */
+        CHECK(g, client_model(g->api, g->runtime, CLIENT_ORDER("cpu_ref"), layers, 2, &model,
+                              &g->error));
+        assert_int_equal(g->api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2 - normed);
+        g->api->model_destroy(model);
+    }
+    gdn_destroy(g);
 }
 
 static void refuse_selection(struct gdn *g, const char *field)
@@ -501,6 +567,19 @@ TEST(test_bad_slots)
         CHECK(g, g->api->run(g->plan, layer, &g->io, &g->error));
         gdn_destroy(g);
     }
+}
+
+/* Slots hold a state each. */
+TEST(test_states_too_close)
+{
+    struct gdn *g = gdn_create("cpu_ref", 0, 0);
+    const struct attn_recurrent_state close = {.struct_size = sizeof close,
+                                               .state = g->states,
+                                               .state_stride_slot = HV * DV * DK - 1,
+                                               .num_slots = SLOTS};
+    REFUSED(&g->error, "state",
+            g->api->layer_bind_state(g->api->model_layer(g->model, 0), &close, &g->error));
+    gdn_destroy(g);
 }
 
 TEST(test_bad_weights)

@@ -65,7 +65,11 @@ static void hold_replay(const char *backend)
     fewer.num_reqs = 3;
     fewer.num_tokens = fewer.num_actual_tokens = 11;
     fewer.num_slots = 11;
-    for (int32_t i = 0; i < 2; i++) {
+    for (int32_t i = 0; i < 3; i++) {
+        if (i == 2) { /* as many requests, and a row of padding more */
+            fewer = f.batch;
+            fewer.num_tokens++;
+        }
         f.error = (struct attn_error)ATTN_ERROR_INIT;
         assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &fewer, NULL, &f.error),
                          ATTN_ERROR_INVALID_ARGUMENT);

@@ -78,6 +78,107 @@ TEST(test_steps)
     }
 }
 
+/* Context that is projected lies before every tree, and its attends get none. */
+TEST(test_tree)
+{
+    check(&(struct setting){"spy", .heads = 4, .tree = true, .chunk = 9, .num_reqs = 3,
+                            .queries = {1, 6, 12}, .lens = {30, 41, 20}},
+          true);
+}
+
+/* Parts of a query that stand apart are joined by products that copy: the bits are those of one
+ * row. */
+TEST(test_joined_queries)
+{
+    static const int32_t dtypes[] = {ATTN_DTYPE_F32, ATTN_DTYPE_F16, ATTN_DTYPE_BF16};
+    for (int32_t i = 0; i < 3; i++) {
+        const struct setting whole = {"cpu_ref",
+                                      .heads = 4,
+                                      .dtype = dtypes[i],
+                                      .num_reqs = 3,
+                                      .queries = {1, 6, 12},
+                                      .lens = {30, 41, 12}};
+        struct setting moved = whole;
+        moved.moved = true;
+        struct mla *a = mla_create(&whole), *b = mla_create(&moved);
+        step(a);
+        step(b);
+        assert_memory_equal(a->out, b->out, (size_t)(19 * 4 * V) * (i == 0 ? 4 : 2));
+        mla_destroy(a);
+        mla_destroy(b);
+    }
+}
+
+static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
+{
+    return ATTN_ERROR_DEVICE;
+}
+
+/* Where ranks share the cache a decode is one query, whatever the backend would take: several are
+ * causal among keys that lie on several ranks. */
+TEST(test_decodes_over_ranks)
+{
+    static const struct attn_collectives two = {.struct_size = sizeof two,
+                                                .world_size = 2,
+                                                .all_gather = no_collective,
+                                                .all_to_all = no_collective,
+                                                .reduce_scatter_f32 = no_collective};
+    struct setting s = {"counted", .heads = 4, .num_reqs = 3, .queries = {1, 2, 3},
+                        .lens = {9, 2, 3}};
+    for (int32_t ranks = 1; ranks <= 2; ranks++) {
+        struct attn_batch_split split;
+        s.ranks = ranks > 1 ? &two : NULL;
+        s.interleave = 1;
+        s.reduce = ATTN_CP_ALL_TO_ALL;
+        struct mla *m = mla_create(&s);
+        CHECK(m, m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
+        assert_int_equal(m->api->plan_split(m->plan, &split), ATTN_OK);
+        assert_int_equal(split.num_decodes, ranks > 1 ? 1 : 2);
+        mla_destroy(m);
+    }
+}
+
+/* Of layers that ask for context workspaces of two sizes the smaller counts. */
+TEST(test_smallest_chunks)
+{
+    const struct setting s = {"cpu_ref",     .heads = 4,     .chunk = 8,
+                              .num_reqs = 1, .queries = {1}, .lens = {30}};
+    struct mla *m = mla_create(&s);
+    struct attn_mla_desc large = m->desc;
+    struct attn_layer_desc second = m->layer;
+    const struct attn_layer_desc *layers[] = {&m->layer, &second};
+    large.context_workspace_tokens = 64;
+    second.name = "second";
+    second.next = &large.ext;
+    for (int32_t swapped = 0; swapped < 2; swapped++) {
+        void *caches[2], *workspace;
+        attn_model *model;
+        attn_plan *plan;
+        layers[swapped] = &m->layer;
+        layers[1 - swapped] = &second;
+        CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER("cpu_ref"), layers, 2, &model,
+                              &m->error));
+        for (int32_t i = 0; i < 2; i++) {
+            const struct attn_mla_weights weights = {
+                .ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
+                .kv_b_proj = tensor(m, 0, m->weights, 2, 4 * (NOPE + V), RANK, 0, RANK, 1)};
+            const struct attn_layer_params params = {.struct_size = sizeof params,
+                                                     .next = &weights.ext};
+            attn_layer *layer = m->api->model_layer(model, i);
+            CHECK(m, client_cache(m->api, layer, NUM_BLOCKS, NULL, &caches[i], &m->error));
+            CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
+        }
+        CHECK(m, client_plan(m->api, model, 0, CLIENT_LIMITS(MAX_REQS, 100, MAX_LENGTH), &plan,
+                             &workspace, &m->error));
+        assert_int_equal(client_workspace_bytes(m->api, plan),
+                         client_workspace_bytes(m->api, m->plan));
+        m->api->plan_destroy(plan);
+        m->api->model_destroy(model);
+        free(caches[0]), free(caches[1]), free(workspace);
+    }
+    mla_destroy(m);
+}
+
 /* Rows before the first request's belong to no request: not read, not written. */
 TEST(test_first_row)
 {
@@ -296,10 +397,11 @@ TEST(test_gathered_once)
                               .apart = true};
     int32_t *gathered = symbol_of("poor_gathered"), *calls = symbol_of("poor_gather_calls"),
             rows = 0;
-    int32_t *attends = symbol_of("poor_attend_calls"), *latent = symbol_of("poor_latent_calls");
+    int32_t *attends = symbol_of("poor_attend_calls"), *latent = symbol_of("poor_latent_calls"),
+            *requests = symbol_of("poor_latent_requests");
     struct mla *m = mla_create(&s);
     memset(gathered, 0, 4096 * sizeof *gathered);
-    *calls = *attends = *latent = 0;
+    *calls = *attends = *latent = *requests = 0;
     step(m);
     compare(m, true);
     for (int32_t i = 0; i < 4096; i++) {
@@ -311,6 +413,7 @@ TEST(test_gathered_once)
     assert_int_equal(*calls, 5);
     assert_int_equal(*attends, 6); /* the new keys, and the chunks */
     assert_int_equal(*latent, 1);
+    assert_int_equal(*requests, 1); /* the decode */
     mla_destroy(m);
 }
 
@@ -382,6 +485,12 @@ TEST(test_bad_runs)
     m->ext = good;
     m->ext.kv_c = NULL;
     refuse(m, "kv_c");
+    struct attn_tensor few = *good.kv_c; /* prefills read them where nothing is written, too */
+    few.shape = (int64_t[]){6, RANK};
+    m->ext.kv_c = &few;
+    m->io.flags = ATTN_RUN_NO_WRITE;
+    refuse(m, "kv_c");
+    m->io = io;
     m->ext = good;
     m->ext.k_pe = good.kv_c;
     refuse(m, "k_pe");

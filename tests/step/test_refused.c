@@ -47,6 +47,8 @@ TEST(test_values)
     bad = f.tensors[0];
     bad.dtype = (struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1};
     refuse(&f, run(&f), "q", "q is bfloat16; the layer's is float32");
+    bad.dtype = (struct attn_dtype){ATTN_CODE_FLOAT, 32, 2};
+    refuse(&f, run(&f), "q", "q is float32 in 2 lanes; the layer's is float32");
     f.io.q = NULL;
     refuse(&f, run(&f), "q", "q is NULL");
     f.io.q = &f.tensors[0];
@@ -274,11 +276,34 @@ TEST(test_sink_tensors)
 
 TEST(test_spans)
 {
+    static const int32_t spans[4][2], starts[] = {0, 1, 2, 2, 4};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1};
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
-    f.batch.spans = f.seq_lens;
+    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, true);
+    f.batch.spans = spans[0];
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
+    f.batch.span_start_loc = starts;
+    f.batch.num_spans = 3;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc",
+           "ends at num_spans, 3");
+    f.batch.num_spans = 4;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    fixture_finish(&f);
+}
+
+/* Rows that alone are wanted are rows of the step. */
+TEST(test_wanted_rows)
+{
+    const struct attn_layer_desc layer = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
+    struct fixture f;
+    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, true);
+    f.batch.num_logits_indices = 2;
+    f.batch.logits_indices = (const int32_t[]){0, 31};
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "logits_indices",
+           "logits_indices[1] is 31; the step has rows 0 to 30");
+    f.batch.logits_indices = (const int32_t[]){0, 30};
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     fixture_finish(&f);
 }
 

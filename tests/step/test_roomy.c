@@ -457,6 +457,9 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         of_index[0]--;
         REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
         of_index[0]++;
+        of_rows[1]--;
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
+        of_rows[1]++;
     }
     CHECK(t, t->api->run(t->plan, t->layer, &io, &t->error));
     check_out(s);

@@ -33,9 +33,11 @@ static void hold_ways_equal(const char *backend)
     f.io.lse = NULL;
     for (uint32_t flags = 0; flags <= ATTN_RUN_NO_WRITE; flags++) {
         memset(f.out, 0xff, out_bytes);
+        f.lse[0] = 7;
         f.io.flags = flags;
         assert_int_equal(run(&f, &f.io), ATTN_OK);
         assert_memory_equal(f.out, general, out_bytes);
+        assert_true(f.lse[0] == 7);
         /* Nothing of a general run stays behind in the prepared calls. */
         assert_int_equal(run(&f, &with_lse), ATTN_OK);
     }
@@ -133,9 +135,13 @@ TEST(test_extensions)
     fixture_step(&f);
     struct attn_step_io io = f.io;
     io.next = &unknown;
-    assert_int_equal(run(&f, &io), ATTN_ERROR_EXTENSION);
-    unknown.flags = ATTN_EXT_OPTIONAL;
-    assert_int_equal(run(&f, &io), ATTN_OK);
+    for (int32_t way = 0; way < 2; way++) {
+        io.lse = way == 0 ? NULL : f.io.lse;
+        unknown.flags = 0;
+        assert_int_equal(run(&f, &io), ATTN_ERROR_EXTENSION);
+        unknown.flags = ATTN_EXT_OPTIONAL;
+        assert_int_equal(run(&f, &io), ATTN_OK);
+    }
     fixture_finish(&f);
 }
 
