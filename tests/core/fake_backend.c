@@ -5,6 +5,7 @@
 #include <string.h>
 
 struct fake_calls fake_calls;
+struct attn_kernels fake_kernels;
 
 void fake_reset(void)
 {
@@ -133,29 +134,46 @@ static attn_status merge_states(const struct attn_merge_states_args *args, struc
     return ATTN_OK;
 }
 
+static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
+                           struct attn_error *error)
+{
+    fake_calls.prepares++;
+    *prepared = (attn_prepared *)(void *)&fake_calls;
+    return ATTN_OK;
+}
+
+static void release(attn_instance *instance, attn_prepared *prepared)
+{
+    fake_calls.releases++;
+}
+
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    static const struct attn_kernels table = {.struct_size = sizeof table,
-                                              .attend = attend,
-                                              .write_kv = write_kv,
-                                              .merge_states = merge_states,
-                                              .schedule_size = schedule_size,
-                                              .schedule = schedule,
-                                              .update_block_table = update_block_table};
-    static int32_t one;
-    *instance = (attn_instance *)(void *)&one;
-    *kernels = &table;
+    fake_calls.creates++;
+    fake_calls.num_options = args->num_options;
+    *instance = (attn_instance *)(void *)&fake_calls;
+    *kernels = &fake_kernels;
     return ATTN_OK;
 }
 
 static void destroy(attn_instance *instance)
 {
+    fake_calls.destroys++;
 }
 
 struct attn_backend_caps *fake_init(struct fixture *fixture)
 {
     fixture_init(fixture);
+    fake_kernels = (struct attn_kernels){.struct_size = sizeof fake_kernels,
+                                         .attend = attend,
+                                         .write_kv = write_kv,
+                                         .merge_states = merge_states,
+                                         .schedule_size = schedule_size,
+                                         .schedule = schedule,
+                                         .update_block_table = update_block_table,
+                                         .prepare = prepare,
+                                         .release = release};
     fixture->plugins[0].table_copy.create = create;
     fixture->plugins[0].table_copy.destroy = destroy;
     fixture->plugins[0].table = &fixture->plugins[0].table_copy;

@@ -18,6 +18,8 @@ struct fake_calls {
     int32_t fused;     /* attends that had to write */
     int32_t schedules; /* and those that were planned */
     int32_t updates;   /* of a block table alone */
+    int32_t creates, destroys, prepares, releases;
+    int32_t num_options; /* of the last create */
     /* of the first attends */
     int32_t num_reqs[8], phase[8];
     int32_t most_reqs[8]; /* by their limits */
@@ -27,6 +29,8 @@ struct fake_calls {
     struct attn_schedule_size schedule; /* what schedule_size answers */
 };
 extern struct fake_calls fake_calls;
+/* What it hands out when it is created: tests take slots away, or add some, after fake_init. */
+extern struct attn_kernels fake_kernels;
 void fake_reset(void);
 
 /* A fixture whose one backend is the fake; caps may be changed before fake_model. */

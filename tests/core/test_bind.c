@@ -2,6 +2,9 @@
 /* core/bind: specs, groups, caches that are handed in, and moving their blocks. */
 #include "fake_backend.h"
 
+#include "bind/caches.h"
+
+#include <attn/collectives.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +39,117 @@ TEST(spec_counts_a_page)
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
     model_destroy(model);
     fixture_finish(&fixture);
+}
+
+static attn_model *model_of(struct fixture *fixture, const struct attn_layer_desc *layers,
+                            int32_t count)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_model *model = fake_model(fixture, layers, count, &error);
+    if (model == NULL) {
+        fail_msg("%s", error.message);
+    }
+    return model;
+}
+
+/* What an engine's memory manager goes by. */
+TEST(spec_names_its_kind)
+{
+    struct attn_layer_desc layers[] = {fake_layer("window"), fake_layer("chunks"),
+                                       fake_layer("narrow")};
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec cache = {.struct_size = sizeof cache};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct fixture fixture;
+    fake_init(&fixture)->terms |= ATTN_TERM_CHUNKED_LOCAL;
+    layers[0].has_window = 1;
+    layers[0].window_left = 7; /* keys before the query's own */
+    layers[1].chunk_size = 32;
+    layers[2].head_size = 192;
+    layers[2].head_size_v = 128;
+    attn_model *model = model_of(&fixture, layers, 3);
+    assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_SLIDING_WINDOW);
+    assert_int_equal(spec.sliding_window, 8);
+    assert_int_equal(layer_kv_spec(model_layer(model, 1), &spec, &error), ATTN_OK);
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_CHUNKED_LOCAL);
+    assert_int_equal(spec.chunk_size, 32);
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(layer_cache_spec(model_layer(model, 2), i, &cache, &error), ATTN_OK);
+        assert_int_equal(cache.head_size, i == 0 ? 192 : 128);
+        assert_int_equal(cache.page_bytes, FAKE_BLOCK_SIZE * 2 * cache.head_size * 4);
+    }
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+/* Pages of caches beyond those of the kind, rows with their scales. */
+TEST(spec_of_further_caches)
+{
+    static const struct attn_cache_desc caches[] = {{.role = ATTN_CACHE_INDEX_K,
+                                                     .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD,
+                                                     .num_heads = 2,
+                                                     .head_size = 32,
+                                                     .tokens_per_row = 1},
+                                                    {.role = ATTN_CACHE_INDEX_K,
+                                                     .kv_dtype = ATTN_KV_NVFP4,
+                                                     .num_heads = 1,
+                                                     .head_size = 32,
+                                                     .tokens_per_row = 4}};
+    static const int64_t pages[] = {FAKE_BLOCK_SIZE * 2 * (32 + 4),
+                                    FAKE_BLOCK_SIZE / 4 * (32 / 2 + 32 / 16)};
+    const struct attn_layer_caches described = {
+        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof described, NULL},
+        .caches = caches,
+        .num_caches = 2,
+        .cache_bytes = sizeof *caches};
+    struct attn_layer_desc layer = fake_layer("a");
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct fixture fixture;
+    fake_init(&fixture)->cache_roles = 1u << ATTN_CACHE_INDEX_K;
+    layer.next = &described.ext;
+    attn_model *model = model_of(&fixture, &layer, 1);
+    for (int32_t i = 0; i < 2; i++) {
+        struct attn_cache_spec spec = {.struct_size = sizeof spec};
+        assert_int_equal(layer_cache_spec(model_layer(model, 0), 2 + i, &spec, &error), ATTN_OK);
+        assert_int_equal(spec.page_bytes, pages[i]);
+    }
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+/* The views of each layout hold every row in bytes of its own, slots or heads innermost. */
+TEST(views_of_each_layout)
+{
+    static const struct {
+        int32_t layout;
+        uint64_t forms;
+        bool heads_apart; /* a head's slots lie together */
+    } layouts[] = {{ATTN_KV_LAYOUT_NHD, ATTN_VIEW_NHD, false},
+                   {ATTN_KV_LAYOUT_HND, ATTN_VIEW_HND, true},
+                   {ATTN_KV_LAYOUT_NHD_INNER, ATTN_VIEW_NHD, false},
+                   {ATTN_KV_LAYOUT_HND_INNER, ATTN_VIEW_HND, true},
+                   {ATTN_KV_LAYOUT_HND_ROWS, ATTN_VIEW_HND, true}};
+    static _Alignas(256) uint8_t cache[3 * PAGE];
+    const struct attn_layer_desc layer = fake_layer("a");
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct fixture fixture;
+        struct attn_backend_caps *caps = fake_init(&fixture);
+        caps->layouts = 1u << layouts[i].layout;
+        caps->preferred_layout = layouts[i].layout;
+        caps->view_forms = layouts[i].forms | ATTN_VIEW_SEPARATE_STRIDES;
+        attn_model *model = model_of(&fixture, &layer, 1);
+        assert_int_equal(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error), ATTN_OK);
+        assert_int_equal(k.stride_head > k.stride_slot, layouts[i].heads_apart);
+        assert_int_equal(v.stride_head > v.stride_slot, layouts[i].heads_apart);
+        if (layer_bind_kv(model_layer(model, 0), &k, &v, &error) != ATTN_OK) {
+            fail_msg("layout %d: %s", layouts[i].layout, error.message);
+        }
+        model_destroy(model);
+        fixture_finish(&fixture);
+    }
 }
 
 /* Rows of the features document: K's and V's with what belongs to each row. */
@@ -329,6 +443,79 @@ TEST(groups_by_each_difference)
     }
 }
 
+/* A layer that reads another's cache goes with that one's table, and by its own window with a
+ * schedule of its own. */
+TEST(groups_of_readers)
+{
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c")};
+    struct fixture fixture;
+    fake_init(&fixture);
+    for (int32_t i = 1; i < 3; i++) {
+        layers[i].kv_sharing_target = "a";
+        layers[i].has_window = 1;
+        layers[i].window_left = 3 + i;
+    }
+    attn_model *model = model_of(&fixture, layers, 3);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE), 3 * ATTN_PHASE_COUNT);
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
+{
+    return ATTN_ERROR_DEVICE;
+}
+
+/* Nor does the reader of a cache that ranks share go with the tables of one that they do not. */
+TEST(groups_of_a_shared_caches_reader)
+{
+    const struct attn_collectives ranks = {.struct_size = sizeof ranks,
+                                           .world_size = 2,
+                                           .all_gather = no_collective,
+                                           .all_to_all = no_collective,
+                                           .reduce_scatter_f32 = no_collective};
+    const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
+                                             .decode = &ranks};
+    struct attn_layer_desc layers[] = {fake_layer("spread"), fake_layer("whole"),
+                                       fake_layer("reader")};
+    struct fixture fixture;
+    fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
+    layers[0].next = &cp.ext;
+    layers[2].kv_sharing_target = "spread";
+    attn_model *model = model_of(&fixture, layers, 3);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+/* Two backends that lay their blocks out in two ways. */
+TEST(groups_by_layout)
+{
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct fixture fixture;
+    attn_assignment *assignment;
+    attn_model *model;
+    struct attn_backend_caps *caps = fake_init(&fixture);
+    struct attn_backend_caps *other = fixture_add(&fixture, "other", "", 5);
+    const char *name = other->name;
+    *other = *caps;
+    other->name = name;
+    other->layouts = 1u << ATTN_KV_LAYOUT_HND;
+    other->preferred_layout = ATTN_KV_LAYOUT_HND;
+    other->view_forms = ATTN_VIEW_HND;
+    if (fixture_select(&fixture, "layers.0=fake;layers.1=other", layers, 2, &assignment, &error) !=
+        ATTN_OK) {
+        fail_msg("%s", error.message);
+    }
+    assert_int_equal(model_create(&fixture.runtime, assignment, NULL, &model, &error), ATTN_OK);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2);
+    model_destroy(model);
+    assignment_destroy(assignment);
+    fixture_finish(&fixture);
+}
+
 /* V over K: at its first row, at another one, and half a row behind one. */
 static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k,
                                  const struct attn_kv_view *v)
@@ -402,6 +589,15 @@ TEST(wrong_views_are_refused)
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "num_heads",
                layer_bind_kv(layer, &bad, &v, &error));
     bad = k;
+    bad.num_heads = 1;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "num_heads",
+               layer_bind_kv(layer, &bad, &v, &error));
+    struct attn_kv_view odd[] = {k, v}; /* one block each: a stride that no block needs */
+    odd[0].num_blocks = odd[1].num_blocks = 1;
+    odd[0].stride_block += 2;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "data",
+               layer_bind_kv(layer, &odd[0], &odd[1], &error));
+    bad = k;
     bad.pack = k.head_size - 1;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "pack", layer_bind_kv(layer, &bad, &v, &error));
     bad = k; /* hnd, which the fake does not declare */
@@ -461,6 +657,67 @@ TEST(copies_blocks_of_spread_planes)
         assert_int_equal(planes[i][2 * STRIDE + BLOCK], 10 * (i + 1) + 2);
         assert_int_equal(planes[i][STRIDE], 10 * (i + 1) + 1);
         free(planes[i]);
+    }
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+/* K, V and scales that lie apart: into the host's memory one behind the other, and back into
+ * another block. */
+TEST(moves_every_plane_of_a_block)
+{
+    enum { ROWS = FAKE_BLOCK_SIZE * 2 * FAKE_HEAD_SIZE, SCALES = FAKE_BLOCK_SIZE * 2, BLOCKS = 3 };
+    enum { BYTES = 2 * ROWS + 2 * SCALES * 4, STRIDE = BYTES + 32 };
+    static _Alignas(256) uint8_t rows[2][BLOCKS * ROWS], before[ROWS];
+    static float scales[2][BLOCKS * SCALES];
+    static uint8_t swap[2 * STRIDE];
+    const int64_t out[] = {0, 1}, in[] = {1, 2};
+    struct attn_layer_desc desc = fake_layer("a");
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct fixture fixture;
+    fake_init(&fixture)->kv_dtypes |= UINT64_C(1) << ATTN_KV_INT8_PER_TOKEN_HEAD;
+    desc.kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD;
+    attn_model *model = model_of(&fixture, &desc, 1);
+    struct attn_kv_view views[2];
+    for (int32_t i = 0; i < 2; i++) {
+        memset(rows[i], 40 * (i + 1), sizeof rows[i]);
+        memset(rows[i], 40 * (i + 1) + 7, ROWS); /* block 0 */
+        for (int32_t j = 0; j < SCALES; j++) {
+            scales[i][j] = (float)(i * SCALES + j);
+        }
+        views[i] = (struct attn_kv_view){.struct_size = sizeof *views,
+                                         .data = rows[i],
+                                         .num_blocks = BLOCKS,
+                                         .block_size = FAKE_BLOCK_SIZE,
+                                         .num_heads = 2,
+                                         .head_size = FAKE_HEAD_SIZE,
+                                         .stride_block = ROWS,
+                                         .stride_slot = 2 * FAKE_HEAD_SIZE,
+                                         .stride_head = FAKE_HEAD_SIZE,
+                                         .scale = scales[i],
+                                         .scale_stride_block = 4 * SCALES,
+                                         .scale_stride_slot = 8,
+                                         .scale_stride_head = 4};
+    }
+    assert_int_equal(layer_bind_kv(model_layer(model, 0), &views[0], &views[1], &error), ATTN_OK);
+    struct attn_block_memory other = {swap, BYTES - 1};
+    struct attn_block_transfer move = {.struct_size = sizeof move,
+                                       .kind = ATTN_COPY_DEVICE_TO_HOST,
+                                       .other = &other,
+                                       .other_bytes = sizeof other,
+                                       .pairs = out,
+                                       .num_pairs = 1};
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "other", copy_blocks(model, &move, &error));
+    other.stride = STRIDE;
+    assert_int_equal(copy_blocks(model, &move, &error), ATTN_OK);
+    move.kind = ATTN_COPY_HOST_TO_DEVICE;
+    move.pairs = in;
+    assert_int_equal(copy_blocks(model, &move, &error), ATTN_OK);
+    for (int32_t i = 0; i < 2; i++) {
+        memset(before, 40 * (i + 1), sizeof before);
+        assert_memory_equal(rows[i] + 2 * ROWS, rows[i], ROWS);
+        assert_memory_equal(rows[i] + ROWS, before, ROWS);
+        assert_memory_equal(scales[i] + 2 * SCALES, scales[i], SCALES * sizeof(float));
     }
     model_destroy(model);
     fixture_finish(&fixture);

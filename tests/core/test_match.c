@@ -374,6 +374,34 @@ TEST(test_mla)
     setting_finish(&s);
 }
 
+/* A layer with caches beyond those of its kind: alone, not composed of others, and with keys of its
+ * own. */
+TEST(test_further_caches)
+{
+    static const struct attn_cache_desc cache = {.role = ATTN_CACHE_INDEX_K,
+                                                 .kv_dtype = ATTN_KV_BF16,
+                                                 .num_heads = 1,
+                                                 .head_size = 64,
+                                                 .tokens_per_row = 1};
+    const struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
+                                             .caches = &cache,
+                                             .num_caches = 1,
+                                             .cache_bytes = sizeof cache};
+    struct setting s;
+    setting_init(&s);
+    s.layer.next = &caches.ext;
+    s.caps->cache_roles = 1u << ATTN_CACHE_INDEX_K;
+    s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
+    expect_composed(&s, 0); /* and no cascade */
+    s.layer.chunk_size = 64;
+    expect_reasons(&s, 1);
+    expect_reason(&s, "caches");
+    s.layer.chunk_size = 0;
+    s.layer.kv_sharing_target = "another";
+    expect_unresolved(&s, "caches");
+    setting_finish(&s);
+}
+
 /* An encoder's heads are looked for in the size to which they are padded. */
 TEST(test_padded_heads)
 {

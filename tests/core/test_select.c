@@ -626,6 +626,32 @@ TEST(test_every_allocation_fails)
     fixture_finish(&f);
 }
 
+/* A reader's backend takes the blocks into which its target's cache is cut. */
+TEST(test_blocks_of_a_shared_cache)
+{
+    static const struct attn_range small[] = {{16, 16, 1}}, large[] = {{64, 64, 1}};
+    struct attn_layer_desc layers[] = {fixture_layer("a"), fixture_layer("b")};
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_assignment *assignment;
+    struct fixture f;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1)->block_sizes = small;
+    fixture_add(&f, "beta", "", 1)->block_sizes = large;
+    layers[0].block_size = layers[1].block_size = 64;
+    assert_int_equal(
+        fixture_select(&f, "layers.0=alpha;layers.1=beta", layers, 2, &assignment, &error),
+        ATTN_OK);
+    assignment_destroy(assignment);
+    layers[1].kv_sharing_target = "a";
+    assert_int_equal(
+        fixture_select(&f, "layers.0=alpha;layers.1=beta", layers, 2, &assignment, &error),
+        ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(error.message, "blocks of 16"));
+    assert_int_equal(fixture_select(&f, "alpha", layers, 2, &assignment, &error), ATTN_OK);
+    assignment_destroy(assignment);
+    fixture_finish(&f);
+}
+
 TEST(test_devices)
 {
     struct attn_layer_desc layer = fixture_layer("l");

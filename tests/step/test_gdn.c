@@ -34,6 +34,8 @@ struct gdn {
     attn_plan *plan;
     int32_t width, drafted, interval;
     bool trusted; /* the core does not look at what a step reads */
+    bool paged;   /* a window lies behind its state, in memory of this fixture's */
+    void *memory;
     struct attn_layer_desc layer;
     struct attn_recurrent_desc desc;
     float conv[CHANNELS][WIDTH], a_log[HV], dt_bias[HV];
@@ -121,7 +123,16 @@ static void bind(struct gdn *g, const char *backend)
                                                 .num_slots = SLOTS};
     memset(g->states, 0xff, sizeof g->states);
     memset(g->windows, 0xff, sizeof g->windows);
-    CHECK(g, g->api->layer_bind_state(layer, &memory, &g->error));
+    if (g->paged) {
+        const size_t bytes = ((size_t)spec.padded_page_bytes * SLOTS + 255) / 256 * 256;
+        const struct attn_cache_memory pages = {.struct_size = sizeof pages,
+                                                .base = g->memory = aligned_alloc(256, bytes),
+                                                .num_blocks = SLOTS};
+        memset(g->memory, 0xff, bytes);
+        CHECK(g, g->api->layer_bind_memory(layer, &pages, &g->error));
+    } else {
+        CHECK(g, g->api->layer_bind_state(layer, &memory, &g->error));
+    }
     struct attn_recurrent_weights weights = {
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
         .a_log = g->a_log,
@@ -170,6 +181,7 @@ static void gdn_destroy(struct gdn *g)
     g->api->model_destroy(g->model);
     g->api->runtime_destroy(g->runtime);
     free(g->workspace);
+    free(g->memory);
     free(g);
 }
 
@@ -266,6 +278,15 @@ TEST(test_steps)
     step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
     g->slots[1][0] = 10;
     step(g, (const int32_t[]){1, 0, 1, 1, 64}, NULL, false);
+    gdn_destroy(g);
+}
+
+TEST(test_pages)
+{
+    static const struct gdn paged = {.width = WIDTH, .paged = true};
+    struct gdn *g = gdn_open("cpu_ref", &paged);
+    step(g, (const int32_t[]){1, 1, 70, 5, 2}, NULL, false);
+    step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
     gdn_destroy(g);
 }
 

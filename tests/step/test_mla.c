@@ -214,6 +214,9 @@ TEST(test_scales)
         .struct_size = sizeof all, .io = &m->io, .q_scale = &q, .k_scale = &k, .v_scale = &v};
     CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &all, &m->error));
     assert_true(q == 9.0f / 200 && k == amax_c / 200 && v == amax_c / 100);
+    m->nope[3] = 11; /* now the other part has the largest */
+    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &all, &m->error));
+    assert_true(q == 11.0f / 200);
     mla_destroy(m);
 }
 

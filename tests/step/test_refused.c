@@ -256,16 +256,18 @@ TEST(test_sink_tensors)
 {
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 3};
     struct fixture f;
-    int64_t shape[] = {3, 2, 30}, strides[] = {128, 64, 2};
+    int64_t shape[] = {3, 2, 30}, strides[] = {128, 64, 2}, longer[] = {4, 2, 32};
     fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
-    struct attn_tensor bad[4] = {f.tensors[5], f.tensors[5], f.tensors[5], f.tensors[5]};
+    struct attn_tensor bad[5] = {f.tensors[5], f.tensors[5], f.tensors[5], f.tensors[5],
+                                 f.tensors[5]};
     bad[0].shape = shape;
     bad[1].strides = strides;
     bad[2].dtype = (struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1};
     bad[3].data = NULL;
-    for (int32_t i = 0; i < 4; i++) {
+    bad[4].shape = longer;
+    for (int32_t i = 0; i < 5; i++) {
         const struct attn_layer_params params = {
             .struct_size = sizeof params, .sink_k = &bad[i], .sink_v = &f.tensors[6]};
         refuse(&f, f.api->layer_bind_params(f.api->model_layer(f.model, 0), &params, &f.error),

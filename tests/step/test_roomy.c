@@ -146,13 +146,14 @@ static int32_t kernel_block(struct opened *t, int32_t index)
     return spec.kernel_block_size;
 }
 
-static void bind_many(struct opened *t)
+/* `in_first`: of the first further cache, which lies in the layer's own table. */
+static void bind_blocks(struct opened *t, int64_t in_first)
 {
     static const int32_t roles[] = {ATTN_CACHE_K, ATTN_CACHE_V, ATTN_CACHE_SCALE,
                                     ATTN_CACHE_INDEX_K, ATTN_CACHE_COMPRESSED};
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     void *further[FURTHER];
-    int64_t blocks[FURTHER] = {BLOCKS, OTHER_BLOCKS, OTHER_BLOCKS};
+    int64_t blocks[FURTHER] = {in_first, OTHER_BLOCKS, OTHER_BLOCKS};
     assert_int_equal(t->api->layer_num_caches(t->layer), 2 + FURTHER);
     CHECK(t, t->api->layer_kv_spec(t->layer, &spec, &t->error));
     const struct attn_kv_spec own = spec;
@@ -191,6 +192,11 @@ static void bind_many(struct opened *t)
     REFUSED(&t->error, "num_views", t->api->layer_bind_caches(t->layer, none, 2, &t->error));
     memory.num_further = FURTHER;
     CHECK(t, t->api->layer_bind_memory(t->layer, &memory, &t->error));
+}
+
+static void bind_many(struct opened *t)
+{
+    bind_blocks(t, BLOCKS);
 }
 
 /* The same memory by views of the engine's blocks, which are cut where the kernel's are smaller. */
@@ -490,6 +496,33 @@ TEST(test_five_caches)
         close_all(&t);
         free(s);
     }
+}
+
+/* Of caches in one table the one with the fewest blocks bounds it. */
+TEST(test_fewest_blocks)
+{
+    static const int32_t starts[] = {0, 1}, lens[] = {1}, last[] = {BLOCKS - 1}, none[] = {0};
+    struct opened t = {0};
+    make_model(&t, &many, "roomy");
+    bind_blocks(&t, BLOCKS - 1);
+    make_plan(&t);
+    const struct attn_batch_table table = {
+        .block_table = last, .block_table_stride = 1, .seq_lens = none, .seq_lens_host = none};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = 1,
+                                     .num_tokens = 1,
+                                     .num_actual_tokens = 1,
+                                     .query_start_loc = starts,
+                                     .query_start_loc_host = starts,
+                                     .seq_lens = lens,
+                                     .seq_lens_host = lens,
+                                     .block_table = last,
+                                     .block_table_stride = 1,
+                                     .tables = &table,
+                                     .num_tables = 1,
+                                     .table_bytes = sizeof table};
+    REFUSED(&t.error, "block_table", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
+    close_all(&t);
 }
 
 /* A layer that does not say so gets no lists, in no table. */
