@@ -107,11 +107,11 @@ struct attn_attend_args {
     int32_t cache_bytes; /* from element to element */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size) == 32, "attn_schedule_size of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_prepare_args) == 80, "attn_prepare_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size) == 32, "attn_schedule_size of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_prepare_args) == 80, "attn_prepare_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size_args) == 40,
-                   "attn_schedule_size_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 184, "attn_attend_args of ABI 0.2");
+                   "attn_schedule_size_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 184, "attn_attend_args of ABI 0.3");
 
 #endif

@@ -137,7 +137,7 @@ struct attn_batch_split {
     int32_t num_prefill_tokens;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 296, "attn_batch of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_batch_table) == 120, "attn_batch_table of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 296, "attn_batch of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch_table) == 120, "attn_batch_table of ABI 0.3");
 
 #endif

@@ -132,11 +132,11 @@ struct attn_block_table_args {
     int32_t *out_seq_lens;   /* device [R] or NULL */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 128, "attn_write_kv_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 72, "attn_copy_blocks_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_copy_args) == 64, "attn_copy_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_fill_args) == 72, "attn_fill_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_block_table_args) == 120, "attn_block_table_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 128, "attn_write_kv_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 72, "attn_copy_blocks_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_copy_args) == 64, "attn_copy_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_fill_args) == 72, "attn_fill_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_block_table_args) == 120, "attn_block_table_args of ABI 0.3");
 
 #endif

@@ -156,10 +156,10 @@ struct attn_reason_sink {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_refused_combination) == 72,
-                   "attn_refused_combination of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 80, "attn_device_info of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 304, "attn_backend_caps of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.2");
+                   "attn_refused_combination of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 80, "attn_device_info of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 304, "attn_backend_caps of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.3");
 
 #endif

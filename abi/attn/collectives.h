@@ -139,10 +139,10 @@ typedef void attn_collectives_destroy_fn(struct attn_collectives *collectives);
 #define ATTN_NCCL_COLLECTIVES_CREATE_SYMBOL "attn_nccl_collectives_create"
 #define ATTN_NCCL_COLLECTIVES_DESTROY_SYMBOL "attn_nccl_collectives_destroy"
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_collective_args) == 56, "attn_collective_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_collective_args) == 56, "attn_collective_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_gather_heads_args) == 56,
-                   "attn_gather_heads_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_merge_heads_args) == 88, "attn_merge_heads_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 88, "attn_collectives of ABI 0.2");
+                   "attn_gather_heads_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_merge_heads_args) == 88, "attn_merge_heads_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 88, "attn_collectives of ABI 0.3");
 
 #endif

@@ -35,7 +35,7 @@ struct attn_stream_args {
     void *graph;  /* launch_graph, destroy_graph: from end_capture */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_memory_args) == 48, "attn_memory_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_stream_args) == 40, "attn_stream_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_memory_args) == 48, "attn_memory_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_stream_args) == 40, "attn_stream_args of ABI 0.3");
 
 #endif

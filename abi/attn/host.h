@@ -51,6 +51,6 @@ struct attn_host {
     uint32_t abi_version; /* towards a plugin: what the core was built for; 0 from an engine */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_host) == 64, "attn_host of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_host) == 64, "attn_host of ABI 0.3");
 
 #endif

@@ -68,6 +68,6 @@ struct attn_io_caches {
     int32_t reserved;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_step_io) == 72, "attn_step_io of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_step_io) == 72, "attn_step_io of ABI 0.3");
 
 #endif

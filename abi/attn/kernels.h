@@ -88,6 +88,6 @@ struct attn_kernels {
                                     struct attn_error *error);
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 256, "attn_kernels of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 256, "attn_kernels of ABI 0.3");
 
 #endif

@@ -248,11 +248,11 @@ struct attn_kv_spec {
     int32_t reserved;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 120, "attn_kv_view of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 184, "attn_kv_spec of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_cache_desc) == 32, "attn_cache_desc of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_cache_spec) == 64, "attn_cache_spec of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_cache_memory) == 64, "attn_cache_memory of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_cache) == 24, "attn_layer_cache of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 120, "attn_kv_view of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 184, "attn_kv_spec of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_cache_desc) == 32, "attn_cache_desc of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_cache_spec) == 64, "attn_cache_spec of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_cache_memory) == 64, "attn_cache_memory of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_cache) == 24, "attn_layer_cache of ABI 0.3");
 
 #endif

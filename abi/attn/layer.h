@@ -142,7 +142,7 @@ struct attn_mm_encoder_state {
     float *scales;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 248, "attn_layer_desc of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 104, "attn_layer_params of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 248, "attn_layer_desc of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 104, "attn_layer_params of ABI 0.3");
 
 #endif

@@ -104,11 +104,11 @@ enum attn_request_class {
     ATTN_REQUEST_PREFILL = 3
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 72, "attn_model_options of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 32, "attn_plan_options of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_workspace) == 48, "attn_workspace of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_block_memory) == 16, "attn_block_memory of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_block_transfer) == 64, "attn_block_transfer of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_calibration) == 72, "attn_calibration of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 72, "attn_model_options of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 32, "attn_plan_options of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_workspace) == 48, "attn_workspace of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_block_memory) == 16, "attn_block_memory of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_block_transfer) == 64, "attn_block_transfer of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_calibration) == 72, "attn_calibration of ABI 0.3");
 
 #endif

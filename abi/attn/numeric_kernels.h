@@ -72,10 +72,10 @@ struct attn_amax_args {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_merge_states_args) == 104,
-                   "attn_merge_states_args of ABI 0.2");
+                   "attn_merge_states_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_batched_gemm_args) == 80,
-                   "attn_batched_gemm_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_quantize_args) == 80, "attn_quantize_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_amax_args) == 56, "attn_amax_args of ABI 0.2");
+                   "attn_batched_gemm_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_quantize_args) == 80, "attn_quantize_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_amax_args) == 56, "attn_amax_args of ABI 0.3");
 
 #endif

@@ -75,8 +75,8 @@ ATTN_EXPORT attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi
                                           const struct attn_plugin **plugin,
                                           struct attn_error *error);
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_create_args) == 80, "attn_create_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_supports_args) == 40, "attn_supports_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_create_args) == 80, "attn_create_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_supports_args) == 40, "attn_supports_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.3");
 
 #endif

@@ -134,6 +134,6 @@ struct attn_recurrent_caps { /* on attn_backend_caps */
     int32_t checkpoints;   /* 1: takes checkpoint_interval */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_recurrent_state) == 72, "attn_recurrent_state of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_recurrent_state) == 72, "attn_recurrent_state of ABI 0.3");
 
 #endif

@@ -62,8 +62,8 @@ struct attn_backend_info {
     int32_t reserved;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_runtime_options) == 80, "attn_runtime_options of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plugin_info) == 64, "attn_plugin_info of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_info) == 32, "attn_backend_info of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_runtime_options) == 80, "attn_runtime_options of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plugin_info) == 64, "attn_plugin_info of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_info) == 32, "attn_backend_info of ABI 0.3");
 
 #endif

@@ -81,8 +81,8 @@ struct attn_reason {
     const char *supported; /* "64, 128, 16..256 in steps of 8" */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 64, "attn_select_options of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 80, "attn_choice of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 64, "attn_select_options of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 80, "attn_choice of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.3");
 
 #endif

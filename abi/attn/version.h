@@ -10,9 +10,9 @@
 /* A version is major << 16 | minor. A minor step only appends, and versions of one major work
  * together in both directions; a major step may break. */
 #define ATTN_MAKE_VERSION(major, minor) (((uint32_t)(major) << 16) | (uint32_t)(minor))
-/* 0.2. Literals, here and in all masks, since bindgen expands no macro of a macro */
-#define ATTN_ABI_VERSION 0x00002u
-#define ATTN_ABI_VERSION_MIN 0x00002u
+/* 0.3. Literals, here and in all masks, since bindgen expands no macro of a macro */
+#define ATTN_ABI_VERSION 0x00003u
+#define ATTN_ABI_VERSION_MIN 0x00003u
 #define ATTN_VERSION_MAJOR(version) ((version) >> 16)
 #define ATTN_VERSION_MINOR(version) ((version)&0xffffu)
 
@@ -52,7 +52,7 @@ ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
  *     const struct attn_ext *next;   NULL, or a chain of typed extensions
  *
  * A reader takes min(struct_size, its own sizeof) bytes; a missing tail means 0, which is the
- * default of every field. A struct_size under the one in ABI 0.2 is refused
+ * default of every field. A struct_size under the one in ABI 0.3 is refused
  * (ATTN_ERROR_STRUCT_SIZE). What an unknown tail means, written by somebody newer, depends on the
  * class:
  *
@@ -61,7 +61,7 @@ ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
  * it would change the result. Reserved fields must be 0 and flags known.
  *
  * Tables (attn_api, attn_plugin, attn_kernels, attn_host, attn_collectives, the sinks). The tail is
- * ignored: a newer table has more slots. Before a slot that is not in ABI 0.2 is called, ask
+ * ignored: a newer table has more slots. Before a slot that is not in ABI 0.3 is called, ask
  * ATTN_HAS_SLOT.
  *
  * Declarations (attn_device_info, attn_backend_caps and their extensions). The tail is ignored, and

@@ -9,7 +9,7 @@
 
 /* rows of K and V, and their scales where these stand apart; likewise of further caches */
 #define MAX_PLANES (2 * (2 + ATTN_MAX_CACHES))
-#define MIN_TRANSFER 64 /* sizes in ABI 0.2 */
+#define MIN_TRANSFER 64 /* sizes in ABI 0.3 */
 #define MIN_MEMORY 16
 #define MAX_MEMORY 4096
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)

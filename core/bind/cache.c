@@ -10,7 +10,7 @@
 #include "util/structs.h"
 #include "util/tensor.h"
 
-#define MIN_VIEW 120 /* sizes in ABI 0.2 */
+#define MIN_VIEW 120 /* sizes in ABI 0.3 */
 #define MIN_PARAMS 104
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 

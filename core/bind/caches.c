@@ -8,7 +8,7 @@
 #include "select/layer_caches.h"
 #include "util/structs.h"
 
-#define MIN_CACHE_SPEC 64 /* sizes in ABI 0.2 */
+#define MIN_CACHE_SPEC 64 /* sizes in ABI 0.3 */
 #define MIN_CACHE_MEMORY 64
 #define MIN_VIEW 120
 #define ALIGNMENT 256

@@ -11,7 +11,7 @@
 #include "util/structs.h"
 
 #define ALIGNMENT 256
-#define MIN_COPY 64 /* sizes in ABI 0.2 */
+#define MIN_COPY 64 /* sizes in ABI 0.3 */
 #define MIN_FILL 72
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 

@@ -5,7 +5,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_KERNELS 248 /* size in ABI 0.2 */
+#define MIN_KERNELS 256 /* size in ABI 0.3 */
 
 /* Slots that are there together or not at all. */
 static attn_status check_groups(const struct attn_kernels *k, const char *name,

@@ -6,7 +6,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_SPEC 176 /* sizes in ABI 0.2 */
+#define MIN_SPEC 184 /* sizes in ABI 0.3 */
 #define MIN_VIEW 120
 #define ALIGNMENT 256
 

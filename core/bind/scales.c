@@ -12,7 +12,7 @@
 #include "util/structs.h"
 #include "util/tensor.h"
 
-#define MIN_CALIBRATION 72 /* size in ABI 0.2 */
+#define MIN_CALIBRATION 72 /* size in ABI 0.3 */
 
 /* The largest values that q, k and v are expected to reach. */
 enum { RANGE_Q = 200, RANGE_K = 200, RANGE_V = 100 };

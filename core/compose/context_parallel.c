@@ -11,7 +11,7 @@
 #include "util/error.h"
 #include "util/structs.h"
 
-#define MIN_COLLECTIVES 64 /* size in ABI 0.2 */
+#define MIN_COLLECTIVES 64 /* size in ABI 0.3 */
 #define MAX_RANKS 4096     /* times MAX_HEADS, which a spread step's heads are, far from overflow */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 

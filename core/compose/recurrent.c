@@ -11,7 +11,7 @@
 #include "util/structs.h"
 #include "util/tensor.h"
 
-#define MIN_STATE 72 /* size in ABI 0.2 */
+#define MIN_STATE 72 /* size in ABI 0.3 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 

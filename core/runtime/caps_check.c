@@ -12,7 +12,7 @@
 #include "util/text.h"
 
 #define MAX_RANGES 256
-#define MIN_REFUSED 72 /* size in ABI 0.2 */
+#define MIN_REFUSED 72 /* size in ABI 0.3 */
 #define MAX_REFUSED_BYTES 4096
 #define MAX_LABEL 255
 #define MAX_ISA 1023

@@ -14,7 +14,7 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-#define MIN_OPTIONS 80 /* sizes in ABI 0.2 */
+#define MIN_OPTIONS 80 /* sizes in ABI 0.3 */
 #define MIN_HOST 64
 #define MAX_DEVICES 256
 #define MAX_BACKENDS 1024

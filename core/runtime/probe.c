@@ -10,8 +10,8 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-#define MIN_DEVICE_INFO 72 /* sizes in ABI 0.2 */
-#define MIN_CAPS 280
+#define MIN_DEVICE_INFO 80 /* sizes in ABI 0.3 */
+#define MIN_CAPS 304
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
 #define BAD(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)

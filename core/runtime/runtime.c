@@ -9,8 +9,8 @@
 #include "util/structs.h"
 #include "util/text.h"
 
-#define MIN_PLUGIN_INFO 64 /* sizes in ABI 0.2 */
-#define MIN_DEVICE_INFO 72
+#define MIN_PLUGIN_INFO 64 /* sizes in ABI 0.3 */
+#define MIN_DEVICE_INFO 80
 #define MIN_BACKEND_INFO 32
 
 void *runtime_alloc(const attn_runtime *runtime, size_t size)

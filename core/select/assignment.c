@@ -4,7 +4,7 @@
 
 #include "util/structs.h"
 
-#define MIN_CHOICE 72 /* sizes in ABI 0.2 */
+#define MIN_CHOICE 80 /* sizes in ABI 0.3 */
 #define MIN_REASON 40
 
 attn_assignment *assignment_keep(const attn_assignment *assignment)

@@ -10,7 +10,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_LAYER_DESC 232 /* sizes in ABI 0.2 */
+#define MIN_LAYER_DESC 248 /* sizes in ABI 0.3 */
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
 #define MAX_PAGE ((int64_t)1 << 48)

@@ -8,7 +8,7 @@
 #include "util/structs.h"
 
 #define MAX_CHAIN 64
-#define MIN_CACHE_DESC 32 /* size in ABI 0.2 */
+#define MIN_CACHE_DESC 32 /* size in ABI 0.3 */
 #define MAX_CACHE_DESC 4096
 #define MAX_ROW 65536
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)

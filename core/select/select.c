@@ -13,7 +13,7 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-#define MIN_SELECT_OPTIONS 56 /* size in ABI 0.2 */
+#define MIN_SELECT_OPTIONS 64 /* size in ABI 0.3 */
 #define MAX_LAYERS 100000
 #define LONGEST_PERIOD 8
 #define NO_MEMORY(error)                                                                           \

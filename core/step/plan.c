@@ -7,7 +7,7 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_PLAN_OPTIONS 32 /* sizes in ABI 0.2 */
+#define MIN_PLAN_OPTIONS 32 /* sizes in ABI 0.3 */
 #define MIN_LIMITS 40
 #define MIN_WORKSPACE 48
 #define NO_MEMORY(error)                                                                           \

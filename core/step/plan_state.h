@@ -11,7 +11,7 @@
 #include "util/tensor.h"
 
 #define WORKSPACE_ALIGNMENT 256
-#define MIN_BATCH 248 /* size of attn_batch in ABI 0.2 */
+#define MIN_BATCH 296 /* size of attn_batch in ABI 0.3 */
 
 /* A backend's schedule for one schedule group and one part of a composed step. */
 struct schedule {

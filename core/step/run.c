@@ -8,7 +8,7 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_IO 72 /* size in ABI 0.2 */
+#define MIN_IO 72 /* size in ABI 0.3 */
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
 /* Marked optional, it is passed over where the layer has none. */

@@ -6,7 +6,7 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_TABLE 72 /* size in ABI 0.2 */
+#define MIN_TABLE 120 /* size in ABI 0.3 */
 #define MAX_TABLE 4096
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)

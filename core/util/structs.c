@@ -117,7 +117,7 @@ bool ext_same(const struct attn_ext *a, const struct attn_ext *b)
     return a == NULL && b == NULL;
 }
 
-/* By id: the size in ABI 0.2, under which none can be, and the size here. */
+/* By id: the size in ABI 0.3, under which none can be, and the size here. */
 static const struct {
     size_t minimum, size;
     bool is_declared; /* of the class whose unknown tail is ignored */

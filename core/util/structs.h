@@ -10,7 +10,7 @@
 
 /* Copies an engine's input into `copy` of `size` bytes: a missing tail becomes zero, an unknown
  * tail of zeros is ignored, any other is refused, as is a struct_size under `minimum` (the size in
- * ABI 0.2). copy->struct_size is set to `size`. `name` is the struct's name, for the error.
+ * ABI 0.3). copy->struct_size is set to `size`. `name` is the struct's name, for the error.
  * `source` NULL is refused. */
 attn_status struct_read(void *copy, size_t size, size_t minimum, const void *source,
                         const char *name, struct attn_error *error);
@@ -35,7 +35,7 @@ const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id);
 bool ext_same(const struct attn_ext *a, const struct attn_ext *b);
 
 /* Refuses extensions that are neither in `known` nor optional, chains longer than 64, sizes
- * under those of ABI 0.2 (under a header, of those not known), and unknown tails that are not zero,
+ * under those of ABI 0.3 (under a header, of those not known), and unknown tails that are not zero,
  * but for declarations' (attn/version.h). */
 attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
                       const char *name, struct attn_error *error);

@@ -64,7 +64,9 @@ TEST(negotiates)
                      ATTN_ERROR_ABI_VERSION);
     assert_null(table);
     assert_non_null(strstr(error.message, "0.1"));
-    assert_int_equal(attn_get_api(0, 0, &table, NULL), ATTN_ERROR_ABI_VERSION);
+    assert_int_equal(attn_get_api(0, ATTN_MAKE_VERSION(0, 2), &table, &error),
+                     ATTN_ERROR_ABI_VERSION);
+    assert_non_null(strstr(error.message, "0.0 to 0.2; libattn"));
     assert_int_equal(attn_get_api(2, 1, &table, NULL), ATTN_ERROR_ABI_VERSION);
     assert_int_equal(attn_get_api(0, UINT32_MAX, NULL, NULL), ATTN_ERROR_INVALID_ARGUMENT);
 }
@@ -146,7 +148,7 @@ TEST(defects_are_refused)
          "preferred_layout: preferred_layout: preferred_layout 1 is not one of its layouts"},
         {"caps_size_lies", ATTN_ERROR_STRUCT_SIZE,
          "attn_backend_caps: attn_backend_caps.struct_size is 18446744073709551615; allowed are "
-         "280 "
+         "304 "
          "to 65536"},
         {"endless_text", ATTN_ERROR_DEVICE,
          "fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff: mmmm*"},

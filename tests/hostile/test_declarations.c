@@ -141,7 +141,7 @@ static const struct {
     {"device_memory_is_negative", ATTN_ERROR_PLUGIN,
      "device: test CPU: a number of it is negative, or its reserved field is not 0"},
     {"device_struct_is_small", ATTN_ERROR_STRUCT_SIZE,
-     "attn_device_info: attn_device_info.struct_size is 16; allowed are 72 to 65536"},
+     "attn_device_info: attn_device_info.struct_size is 16; allowed are 80 to 65536"},
     {"nothing", ATTN_ERROR_PLUGIN,
      "probe: answered ok and reported no backend; hardware that is not there is status 13"},
     {"backend_comes_twice", ATTN_OK, "name: declares is reported twice for one device"},

@@ -149,11 +149,11 @@ TEST(test_update_block_table)
         assert_memory_equal(f.out, before, OUT_BYTES);
         free(table);
     }
-    /* A caller of ABI 0.2 ends its attn_batch here, however much has been added since. */
-    tables.struct_size = 248;
+    /* A caller of ABI 0.3 ends its attn_batch here, however much has been added since. */
+    tables.struct_size = 296;
     tables.block_table = f.block_table;
     CHECK(&f, f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error));
-    tables.struct_size = 247;
+    tables.struct_size = 295;
     assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
                      ATTN_ERROR_STRUCT_SIZE);
     tables.struct_size = 3;
