@@ -54,7 +54,7 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
 {
     const struct attn_layer_desc *l = a->layer;
     int64_t head = h / a->prepared->group;
-    int causal = a->batch->causal ? a->batch->causal == ATTN_CAUSAL_YES : l->causal;
+    int causal = (a->batch->causal ? a->batch->causal : l->causal) == ATTN_CAUSAL_YES;
     const float *q = row(a->q, token, h);
     float *out = row(a->out, token, h), *mean = (float *)a->workspace;
     float m = -INFINITY, sum = 0;

@@ -15,12 +15,6 @@ enum attn_batch_mode {
     ATTN_BATCH_PROFILE = 4 /* no batch: output zero, the worst case of the workspace is touched */
 };
 
-enum attn_batch_causal {
-    ATTN_CAUSAL_AS_LAYER = 0,
-    ATTN_CAUSAL_YES = 1,
-    ATTN_CAUSAL_NO = 2 /* not of layers with chunks, prefix_lm or states */
-};
-
 #define ATTN_BATCH_NO_CASCADE 1u
 /* a graph is being captured: cascade and host-built tables are off */
 #define ATTN_BATCH_IN_CAPTURE 2u
@@ -67,9 +61,10 @@ struct attn_batch {
     int32_t num_tokens; /* T, padding included */
     /* rows that are computed; the rest of out is left as it is */
     int32_t num_actual_tokens;
-    int32_t max_query_len;               /* may be a bound */
-    int32_t max_seq_len;                 /* may be a bound */
-    int32_t causal;                      /* enum attn_batch_causal */
+    int32_t max_query_len; /* may be a bound */
+    int32_t max_seq_len;   /* may be a bound */
+    /* enum attn_causal; NO: not of layers with chunks, prefix_lm or states */
+    int32_t causal;
     const int32_t *query_start_loc;      /* device [R+1], not decreasing */
     const int32_t *query_start_loc_host; /* host [R+1], required */
     /* device [R]: keys, the step's own included; required with a cache */

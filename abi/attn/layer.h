@@ -17,15 +17,17 @@ struct attn_layer_desc {
     const char *name; /* unique in the model, not empty */
     /* NULL, or the name of an earlier layer whose cache this one reads */
     const char *kv_sharing_target;
-    int32_t kind;               /* enum attn_layer_kind */
-    int32_t dtype;              /* activations: ATTN_DTYPE_F16, BF16 or F32; required */
-    int32_t kv_dtype;           /* enum attn_kv_dtype */
-    int32_t num_q_heads;        /* Hq, a multiple of num_kv_heads */
-    int32_t num_kv_heads;       /* Hk */
-    int32_t head_size;          /* D of q and k, a multiple of 8 */
-    int32_t head_size_v;        /* Dv of v and out; 0: as head_size */
-    float scale;                /* of q k^T, > 0 */
-    int32_t causal;             /* 1 or 0; encoders, cross layers 0, recurrent 1 */
+    int32_t kind;         /* enum attn_layer_kind */
+    int32_t dtype;        /* activations: ATTN_DTYPE_F16, BF16 or F32; required */
+    int32_t kv_dtype;     /* enum attn_kv_dtype */
+    int32_t num_q_heads;  /* Hq, a multiple of num_kv_heads */
+    int32_t num_kv_heads; /* Hk */
+    int32_t head_size;    /* D of q and k, a multiple of 8 */
+    int32_t head_size_v;  /* Dv of v and out; 0: as head_size */
+    float scale;          /* of q k^T, > 0 */
+    /* enum attn_causal; 0: decoders, MLA and recurrent layers are, encoders and cross layers, which
+     * cannot be, are not. Kernels get YES or NO */
+    int32_t causal;
     int32_t causal_per_request; /* 1: batches carry a flag per request */
     /* 1: key j is visible if p - window_left <= j <= p + window_right */
     int32_t has_window;

@@ -18,6 +18,13 @@ enum attn_layer_kind {
     ATTN_LAYER_KIND_COUNT = 5
 };
 
+/* Does a key after a query's position stay hidden? */
+enum attn_causal {
+    ATTN_CAUSAL_DEFAULT = 0, /* of a layer: as its kind says; of a batch: as the layer says */
+    ATTN_CAUSAL_YES = 1,
+    ATTN_CAUSAL_NO = 2
+};
+
 /* Names of layers in text (ATTN_BACKEND, JSON): full, sliding, chunked (decoders by their terms),
  * static_sink (with a sink_len), encoder, encoder_only, mm_encoder (by this enumeration), cross,
  * mla, mla_sparse (with a topk), gdn. Kernels see no difference between encoders. */

@@ -18,7 +18,8 @@ void layer_rewrite_parts(attn_layer *layer)
         desc->output_form = ATTN_OUTPUT_PLAIN;
         desc->has_sinks = 0;
         desc->sink_len = 0;
-        desc->causal = desc->causal_per_request = 0;
+        desc->causal = ATTN_CAUSAL_NO;
+        desc->causal_per_request = 0;
         desc->prefix_lm = desc->tree_mask = 0;
         desc->chunk_size = desc->chunk_lookback = 0;
         desc->has_window = 0;

@@ -30,8 +30,8 @@ static void match(struct check *check, int32_t phase)
     const struct attn_layer_desc *l = check->layer;
     bool numbers =
         l->output_form == ATTN_OUTPUT_PLAIN || check->caps->kernels & ATTN_KERNEL_QUANTIZE;
-    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && numbers &&
-                 l->chunk_size == 0 && l->sink_len == 0 && !l->alibi && !l->prefix_lm &&
+    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal == ATTN_CAUSAL_YES && !l->has_window &&
+                 numbers && l->chunk_size == 0 && l->sink_len == 0 && !l->alibi && !l->prefix_lm &&
                  check->whole->cp == NULL;
     if (plain && check->caps->features & ATTN_FEATURE_LSE &&
         !(check->caps->features & ATTN_FEATURE_CASCADE) &&
@@ -45,8 +45,9 @@ static bool serves(const attn_layer *layer)
     const struct attn_layer_desc *l = layer->desc;
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
-    return l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && l->chunk_size == 0 &&
-           l->sink_len == 0 && layer->num_further == 0 && instance->kernels.merge_states != NULL &&
+    return l->kind == ATTN_LAYER_DECODER && l->causal == ATTN_CAUSAL_YES && !l->has_window &&
+           l->chunk_size == 0 && l->sink_len == 0 && layer->num_further == 0 &&
+           instance->kernels.merge_states != NULL &&
            (l->output_form == ATTN_OUTPUT_PLAIN || instance->kernels.quantize != NULL) &&
            (instance->caps->features & features) == features &&
            instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
@@ -130,7 +131,8 @@ static bool pays(const attn_plan *plan, const struct step *step)
     bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
                     l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
                     step->layer->selected->cp != NULL || l->kind != ATTN_LAYER_DECODER ||
-                    !l->causal || b->causal == ATTN_CAUSAL_NO || l->batch_invariant;
+                    l->causal != ATTN_CAUSAL_YES || b->causal == ATTN_CAUSAL_NO ||
+                    l->batch_invariant;
     bool flags =
         b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS);
     bool parts =

@@ -161,7 +161,7 @@ static void match(struct check *check, int32_t phase)
     bool mla = check->whole->mla != NULL && check->whole->mla->topk == 0 && !splits;
     bool decoder = l->kind == ATTN_LAYER_DECODER && l->sink_len == 0;
     const struct need needs[] = {
-        {(decoder || mla) && l->causal, "a layer of this kind",
+        {(decoder || mla) && l->causal == ATTN_CAUSAL_YES, "a layer of this kind",
          splits ? "causal decoder layers" : "causal decoder and MLA layers"},
         {!l->host_bounds, "a step over ranks with bounds in place of host lengths",
          "exact host lengths"},
@@ -508,7 +508,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     fresh->key_start_loc = fresh->key_start_loc_host = NULL;
     fresh->max_seq_len = whole->max_query_len;
     *context = *whole;
-    context->causal = ATTN_CAUSAL_AS_LAYER; /* the part's layer is not causal */
+    context->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not causal */
     context->causal_per_request = NULL;
     context->slot_mapping = NULL;
     context->num_slots = 0;

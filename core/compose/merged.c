@@ -12,7 +12,7 @@ void merged_view(attn_plan *plan, struct attn_batch *view)
     view->query_start_loc_host = start;
     view->query_start_loc = plan_on_device(plan, start);
     view->max_query_len = start[1] - start[0];
-    view->causal = ATTN_CAUSAL_AS_LAYER; /* the part's layer is not causal */
+    view->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not causal */
     view->causal_per_request = NULL;
     view->tree = NULL;
     view->spans = view->span_start_loc = NULL;

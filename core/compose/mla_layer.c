@@ -441,7 +441,8 @@ void mla_rewrite_parts(attn_layer *layer)
     rewrite_projected(layer, PART_CONTEXT);
     struct attn_layer_desc *context = &layer->parts[PART_CONTEXT];
     context->has_sinks = 0; /* they enter one part */
-    context->causal = context->causal_per_request = context->tree_mask = 0;
+    context->causal = ATTN_CAUSAL_NO;
+    context->causal_per_request = context->tree_mask = 0;
 }
 
 int32_t mla_padded_heads(const attn_layer *layer)

@@ -253,7 +253,7 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
     view->key_start_loc_host = chunk->key_start;
     view->key_start_loc = plan_on_device(plan, chunk->key_start);
     view->max_seq_len = p->chunk_rows;
-    view->causal = ATTN_CAUSAL_AS_LAYER; /* the part's layer is not */
+    view->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not */
     view->causal_per_request = NULL;
     view->tree = NULL;
     view->spans = view->span_start_loc = NULL;

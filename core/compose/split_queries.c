@@ -129,7 +129,7 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
                          ranks->world_size);
     }
     if (b->causal == ATTN_CAUSAL_NO) {
-        return BAD("causal", "causal is 0; queries that are split over ranks are causal");
+        return BAD("causal", "causal is no (2); queries that are split over ranks are causal");
     }
     if (b->block_table_row != NULL && (queries_slices(layer) > 1 || layer_is_spread(layer))) {
         return BAD("block_table_row", "must be NULL where slices of the queries share its rows");

@@ -59,12 +59,23 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
     return ATTN_OK;
 }
 
+/* YES or NO in place of what the kind says. */
+static attn_status settle_causal(struct attn_layer_desc *l, struct attn_error *error)
+{
+    const bool can = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_CROSS;
+    const bool can_not = l->kind != ATTN_LAYER_RECURRENT;
+    if (l->causal == ATTN_CAUSAL_DEFAULT) {
+        l->causal = can ? ATTN_CAUSAL_YES : ATTN_CAUSAL_NO;
+    }
+    return (l->causal == ATTN_CAUSAL_YES ? can : can_not)
+               ? ATTN_OK
+               : BAD("causal", "layer '%s': causal is %d; a layer of kind %s is %s", l->name,
+                     l->causal, name_of_kind(l->kind), can ? "causal" : "not causal");
+}
+
 /* Terms that contradict each other. */
 static attn_status check_terms(const struct attn_layer_desc *l, struct attn_error *error)
 {
-    if (l->kind == ATTN_LAYER_RECURRENT && !l->causal) {
-        return BAD("causal", "layer '%s': a recurrence is causal; causal is 0", l->name);
-    }
     if (l->has_window && (l->window_left < -1 || l->window_left > MAX_WINDOW ||
                           l->window_right < -1 || l->window_right > MAX_WINDOW)) {
         return BAD("window_left", "layer '%s': the window is (%d, %d); -1 (open) to %d", l->name,
@@ -79,8 +90,8 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
                    "layer '%s': chunk_size %d and a sliding window exclude each other", l->name,
                    l->chunk_size);
     }
-    if (l->chunk_size > 0 && !l->causal) {
-        return BAD("chunk_size", "layer '%s': chunked local attention is causal; causal is 0",
+    if (l->chunk_size > 0 && l->causal != ATTN_CAUSAL_YES) {
+        return BAD("chunk_size", "layer '%s': chunked local attention is causal; causal is no (2)",
                    l->name);
     }
     if (l->chunk_size > 0 && l->causal_per_request) {
@@ -89,10 +100,10 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
                    "request; causal_per_request must be 0",
                    l->name, l->chunk_size);
     }
-    if (l->prefix_lm && !l->causal) {
+    if (l->prefix_lm && l->causal != ATTN_CAUSAL_YES) {
         return BAD("prefix_lm",
                    "layer '%s': prefix_lm spans are bidirectional islands of a causal "
-                   "layer; causal is 0",
+                   "layer; causal is no (2)",
                    l->name);
     }
     return ATTN_OK;
@@ -211,6 +222,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
     }
     status = layer_check_fields(l, error);
+    status = status == ATTN_OK ? settle_causal(l, error) : status;
     status = status == ATTN_OK ? check_numbers(l, error) : status;
     status = status == ATTN_OK ? layer_copy_extensions(arena, layer, l->next, error) : status;
     status = status == ATTN_OK ? layer_check_extensions(layer, error) : status;

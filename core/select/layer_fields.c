@@ -36,7 +36,7 @@ const struct layer_field layer_fields[] = {
     FIELD(head_size, INT, ALL, 1, MAX_LATENT),
     FIELD(head_size_v, INT, ALL, 0, MAX_LATENT),
     FIELD(scale, FLOAT, ALL, 0, 0),
-    FIELD(causal, INT, DECODER | MLA | RECURRENT, 0, 1),
+    FIELD(causal, INT, ALL, 0, ATTN_CAUSAL_NO),
     FIELD(causal_per_request, INT, DECODER | MLA | ENCODER, 0, 1),
     FIELD(has_window, INT, ATTENDS, 0, 1),
     FIELD(window_left, INT, ALL, INT32_MIN, INT32_MAX),

@@ -41,7 +41,7 @@ static void hold_terms(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
     char asked[64];
-    if (l->causal) {
+    if (l->causal == ATTN_CAUSAL_YES) {
         need_term(check, ATTN_TERM_CAUSAL, "causal", "yes");
     } else {
         need_term(check, ATTN_TERM_BIDIRECTIONAL, "causal", "no (bidirectional)");
@@ -50,7 +50,7 @@ static void hold_terms(struct check *check)
         need_term(check, ATTN_TERM_CAUSAL_PER_REQUEST, "causal_per_request", "yes");
     }
     if (l->has_window) {
-        bool symmetric = !l->causal && l->window_right != 0;
+        bool symmetric = l->causal != ATTN_CAUSAL_YES && l->window_right != 0;
         snprintf(asked, sizeof asked, "(%d, %d)", l->window_left, l->window_right);
         need_term(check, symmetric ? ATTN_TERM_SYMMETRIC_WINDOW : ATTN_TERM_SLIDING_WINDOW,
                   symmetric ? "symmetric_window" : "sliding_window", asked);
@@ -175,11 +175,11 @@ static void hold_features(struct check *check, int32_t phase)
 
 static uint64_t terms_of(const struct attn_layer_desc *l, uint32_t composed)
 {
-    uint64_t terms = l->causal ? ATTN_TERM_CAUSAL : ATTN_TERM_BIDIRECTIONAL;
+    uint64_t terms = l->causal == ATTN_CAUSAL_YES ? ATTN_TERM_CAUSAL : ATTN_TERM_BIDIRECTIONAL;
     terms |= l->causal_per_request ? ATTN_TERM_CAUSAL_PER_REQUEST : 0;
     if (l->has_window) {
-        terms |= !l->causal && l->window_right != 0 ? ATTN_TERM_SYMMETRIC_WINDOW
-                                                    : ATTN_TERM_SLIDING_WINDOW;
+        terms |= l->causal != ATTN_CAUSAL_YES && l->window_right != 0 ? ATTN_TERM_SYMMETRIC_WINDOW
+                                                                      : ATTN_TERM_SLIDING_WINDOW;
     }
     terms |= l->chunk_size > 0 && !(composed & ATTN_COMPOSE_CHUNKED) ? ATTN_TERM_CHUNKED_LOCAL : 0;
     terms |= l->soft_cap > 0 ? ATTN_TERM_SOFT_CAP : 0;

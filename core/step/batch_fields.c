@@ -13,7 +13,7 @@
 static const char *keeps_causal(const attn_layer *layer)
 {
     const struct attn_layer_desc *l = layer->desc;
-    const uint64_t term = l->causal ? ATTN_TERM_BIDIRECTIONAL : ATTN_TERM_CAUSAL;
+    const uint64_t term = l->causal == ATTN_CAUSAL_YES ? ATTN_TERM_BIDIRECTIONAL : ATTN_TERM_CAUSAL;
     if (l->kind == ATTN_LAYER_RECURRENT) {
         return "a recurrence is causal";
     }
@@ -53,8 +53,8 @@ void batch_fields_init(attn_plan *plan)
                 (layer->served[phase].instance->caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW) != 0;
         }
         takes->bounds &= l->host_bounds != 0;
-        if (takes->no_other[l->causal != 0] == NULL) {
-            takes->no_other[l->causal != 0] = keeps_causal(layer);
+        if (takes->no_other[l->causal == ATTN_CAUSAL_YES] == NULL) {
+            takes->no_other[l->causal == ATTN_CAUSAL_YES] = keeps_causal(layer);
         }
     }
 }
@@ -63,9 +63,8 @@ static attn_status check_causal(const attn_plan *plan, const struct attn_batch *
                                 struct attn_error *error)
 {
     /* layers that are causal themselves, asked not to be, or the other way round */
-    const char *why = b->causal == ATTN_CAUSAL_AS_LAYER
-                          ? NULL
-                          : plan->takes.no_other[b->causal == ATTN_CAUSAL_NO];
+    const char *why =
+        b->causal == ATTN_CAUSAL_DEFAULT ? NULL : plan->takes.no_other[b->causal == ATTN_CAUSAL_NO];
     return why == NULL ? ATTN_OK
                        : BAD("causal", "causal is %d, and a layer of group %d cannot follow: %s",
                              b->causal, plan->group, why);

@@ -133,7 +133,7 @@ static struct attn_layer_desc layer_of(const struct layer_key *key, bool has_sin
                                     .head_size = key->head_size,
                                     .head_size_v = key->head_size_v,
                                     .scale = key->scale,
-                                    .causal = key->causal,
+                                    .causal = key->causal ? ATTN_CAUSAL_YES : ATTN_CAUSAL_NO,
                                     .soft_cap = key->soft_cap,
                                     .has_sinks = has_sinks,
                                     .block_size = key->block_size};

@@ -269,8 +269,8 @@ struct query query_of(const struct attn_attend_args *args, int64_t token)
     }
     query.own = query.length - query_len;
     query.position = query.own + query.index;
-    query.causal = batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES
-                                                         : args->layer->causal;
+    query.causal = (batch->causal != ATTN_CAUSAL_DEFAULT ? batch->causal : args->layer->causal) ==
+                   ATTN_CAUSAL_YES;
     if (args->layer->causal_per_request && batch->causal_per_request != NULL) {
         query.causal = batch->causal_per_request[r] != 0;
     }

@@ -194,8 +194,8 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     problem->latent = latent;
     problem->batch = batch;
     problem->paged = args->k_cache != NULL;
-    problem->causal = batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES
-                                                            : layer->causal != 0;
+    problem->causal =
+        (batch->causal != ATTN_CAUSAL_DEFAULT ? batch->causal : layer->causal) == ATTN_CAUSAL_YES;
     problem->q_element = query_element(layer);
     problem->causal_per_request = layer->causal_per_request != 0 && batch->causal_per_request;
     struct layer_shape *shape = &problem->shape;

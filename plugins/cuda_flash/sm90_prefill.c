@@ -238,7 +238,7 @@ static int32_t share_of(const struct attn_attend_args *args)
         int64_t keys = batch->seq_lens_host[r];
         if (rows > plan->few_rows) {
             int64_t items = (rows + PREFILL_ROWS - 1) / PREFILL_ROWS;
-            int64_t seen = layer->causal ? keys - queries / 2 : keys;
+            int64_t seen = layer->causal == ATTN_CAUSAL_YES ? keys - queries / 2 : keys;
             clocks += items * (CLOCKS_OF_ITEM + (seen + 127) / 128 * CLOCKS_OF_TILE);
         } else if (rows > 0) {
             bytes += keys * (layer->head_size + layer->head_size_v) * 2;

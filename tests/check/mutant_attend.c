@@ -136,12 +136,12 @@ static void half_of_the_rows(struct mutable_args *m)
 static void split_drops_the_last_key(struct mutable_args *m)
 {
     if (m->layer.kind == ATTN_LAYER_DECODER && m->batch.max_seq_len > 600 && !m->layer.has_window &&
-        !m->layer.chunk_size && m->layer.causal && !m->layer.prefix_lm &&
-        m->batch.causal == ATTN_CAUSAL_AS_LAYER && !m->layer.causal_per_request) {
+        !m->layer.chunk_size && m->layer.causal == ATTN_CAUSAL_YES && !m->layer.prefix_lm &&
+        m->batch.causal == ATTN_CAUSAL_DEFAULT && !m->layer.causal_per_request) {
         m->layer.has_window = 1;
         m->layer.window_left = -1;
         m->layer.window_right = -1;
-        m->layer.causal = 0;
+        m->layer.causal = ATTN_CAUSAL_NO;
         m->layer.window_right = 0;
         for (int32_t r = 0; r < m->batch.num_reqs; r++) {
             m->seq_lens[r] = m->batch.seq_lens[r] - 1;

@@ -29,7 +29,7 @@ static void mla_none_is_first(struct mutable_args *m)
 
 static void mla_drafts_see_all(struct mutable_args *m)
 {
-    m->layer.causal = 0;
+    m->layer.causal = ATTN_CAUSAL_NO;
 }
 
 static void mla_scale_ignored(struct mutable_args *m)

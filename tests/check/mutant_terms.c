@@ -59,9 +59,10 @@ static void alibi_sqrt_linear(struct mutable_args *m)
 /* Sees one key too many. */
 static void causal_late(struct mutable_args *m)
 {
-    if (m->layer.causal && !m->layer.has_window && !m->layer.causal_per_request &&
-        !m->layer.prefix_lm && !m->layer.tree_mask && !m->layer.chunk_size) {
-        m->layer.causal = 0;
+    if (m->layer.causal == ATTN_CAUSAL_YES && !m->layer.has_window &&
+        !m->layer.causal_per_request && !m->layer.prefix_lm && !m->layer.tree_mask &&
+        !m->layer.chunk_size) {
+        m->layer.causal = ATTN_CAUSAL_NO;
         m->layer.has_window = 1;
         m->layer.window_left = -1;
         m->layer.window_right = 1;
@@ -111,7 +112,7 @@ static void causal_flags_ignored(struct mutable_args *m)
 
 static void override_ignored(struct mutable_args *m)
 {
-    m->batch.causal = ATTN_CAUSAL_AS_LAYER;
+    m->batch.causal = ATTN_CAUSAL_DEFAULT;
 }
 
 static const struct mutant mutants[] = {

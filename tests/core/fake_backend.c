@@ -83,7 +83,8 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
                                                     : query_len;
         for (int64_t i = 0; i < query_len && length > 0; i++) {
             attend_row(args, r, begin + i,
-                       args->layer->causal ? length - query_len + i + 1 : length);
+                       args->layer->causal == ATTN_CAUSAL_YES ? length - query_len + i + 1
+                                                              : length);
         }
     }
     return ATTN_OK;

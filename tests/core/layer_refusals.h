@@ -23,7 +23,7 @@ REFUSAL(scale_nan, "scale", "nan", l->scale = NAN)
 REFUSAL(scale_inf, "scale", "inf", l->scale = INFINITY)
 REFUSAL(cap_negative, "soft_cap", "-1", l->soft_cap = -1)
 REFUSAL(cap_nan, "soft_cap", "nan", l->soft_cap = NAN)
-REFUSAL(causal_code, "causal", "2", l->causal = 2)
+REFUSAL(causal_code, "causal", "3", l->causal = 3)
 REFUSAL(window_negative, "window_left", "(-2, 0)", l->has_window = 1; l->window_left = -2)
 REFUSAL(window_open, "has_window", "open on both sides", l->has_window = 1;
         l->window_left = l->window_right = -1)
@@ -32,14 +32,14 @@ REFUSAL(chunk_window, "chunk_size", "exclude each other", l->chunk_size = 64; l-
         l->window_left = 3)
 REFUSAL(chunk_per_request, "causal_per_request", "chunk_size 64", l->chunk_size = 64;
         l->causal_per_request = 1)
-REFUSAL(chunk_causal, "chunk_size", "causal", l->chunk_size = 64; l->causal = 0)
+REFUSAL(chunk_causal, "chunk_size", "causal", l->chunk_size = 64; l->causal = ATTN_CAUSAL_NO)
 REFUSAL(sink_kind, "sink_len", "4", l->kind = ATTN_LAYER_CROSS; l->causal = 0; l->sink_len = 4)
 REFUSAL(encoder_code, "encoder", "3", l->kind = ATTN_LAYER_ENCODER; l->causal = 0;
         l->block_size = 0; l->encoder = 3)
 REFUSAL(encoder_of_decoder, "encoder", "1", l->encoder = ATTN_ENCODER_ONLY)
-REFUSAL(encoder_causal, "causal", "encoder", l->kind = ATTN_LAYER_ENCODER)
+REFUSAL(encoder_causal, "causal", "encoder", l->kind = ATTN_LAYER_ENCODER; l->block_size = 0)
 REFUSAL(cross_causal, "causal", "cross", l->kind = ATTN_LAYER_CROSS)
-REFUSAL(prefix_causal, "prefix_lm", "causal is 0", l->prefix_lm = 1; l->causal = 0)
+REFUSAL(prefix_causal, "prefix_lm", "causal is no", l->prefix_lm = 1; l->causal = ATTN_CAUSAL_NO)
 REFUSAL(block_negative, "block_size", "-16", l->block_size = -16)
 REFUSAL(page_negative, "padded_page_bytes", "-1", l->padded_page_bytes = -1)
 REFUSAL(graph_code, "graph_level", "4", l->graph_level = 4)
@@ -62,7 +62,7 @@ REFUSAL(feature_unknown, "needed_features", "0x1000000000000000",
         l->needed_features = UINT64_C(1) << 60)
 REFUSAL(view_form_unknown, "needed_view_forms", "0x20", l->needed_view_forms = UINT64_C(1) << 5)
 REFUSAL(gdn_state, "state_dtype", "1", set_recurrent(l, &gdn_half))
-REFUSAL(gdn_causal, "causal", "a recurrence is causal", set_recurrent(l, &gdn_whole); l->causal = 0)
+REFUSAL(gdn_causal, "causal", "gdn is causal", set_recurrent(l, &gdn_whole); l->causal = 2)
 REFUSAL(gdn_sizes, "head_size", "num_kv_heads 8", set_recurrent(l, &gdn_whole); l->num_q_heads = 8;
         l->num_kv_heads = 8)
 REFUSAL(gdn_values, "head_size", "head_size_v 32", set_recurrent(l, &gdn_whole);

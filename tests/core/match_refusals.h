@@ -13,13 +13,13 @@ REFUSAL(head_size_v, "head_size_v", "64 with head_size 192",
         l->head_size_v = 64)
 REFUSAL(block_size, "block_size", "24", "16..128 in steps of 16", l->block_size = 24)
 REFUSAL(causal, "causal", "yes", "no", c->terms &= ~(uint64_t)ATTN_TERM_CAUSAL)
-REFUSAL(bidirectional, "causal", "no (bidirectional)", "no", l->causal = 0;
+REFUSAL(bidirectional, "causal", "no (bidirectional)", "no", l->causal = ATTN_CAUSAL_NO;
         c->terms &= ~(uint64_t)ATTN_TERM_BIDIRECTIONAL)
 REFUSAL(per_request, "causal_per_request", "yes", "no", l->causal_per_request = 1)
 REFUSAL(window, "sliding_window", "(99, 0)", "no", l->has_window = 1; l->window_left = 99;
         c->terms &= ~(uint64_t)ATTN_TERM_SLIDING_WINDOW)
-REFUSAL(symmetric, "symmetric_window", "(9, 9)", "no", l->has_window = 1; l->causal = 0;
-        l->window_left = l->window_right = 9)
+REFUSAL(symmetric, "symmetric_window", "(9, 9)", "no", l->has_window = 1;
+        l->causal = ATTN_CAUSAL_NO; l->window_left = l->window_right = 9)
 REFUSAL(chunk, "chunk_size", "100", "as virtual requests: multiples of block_size",
         l->chunk_size = 100;
         c->features |= ATTN_FEATURE_BLOCK_TABLE_ROW)

@@ -411,7 +411,8 @@ TEST(groups_by_each_difference)
         for (int32_t l = 0; l < 2; l++) {
             const bool windows = i < 2;
             layers[l].has_window = windows;
-            layers[l].causal = i != 1; /* or a window has no right side */
+            layers[l].causal =
+                i != 1 ? ATTN_CAUSAL_YES : ATTN_CAUSAL_NO; /* or a window has no right side */
             layers[l].window_left = layers[l].window_right = windows ? 5 : 0;
         }
         if (i < count && differences[i].of_first > 0) {

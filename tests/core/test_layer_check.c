@@ -148,6 +148,28 @@ TEST(test_fields_of_other_kinds)
     assert_true(refused[ATTN_LAYER_RECURRENT] >= 25 && refused[ATTN_LAYER_ENCODER] >= 15);
 }
 
+/* What kernels get where an engine says nothing, or says what the kind is anyway. */
+TEST(test_causal_of_kinds)
+{
+    static const int32_t is[] = {ATTN_CAUSAL_YES, ATTN_CAUSAL_NO, ATTN_CAUSAL_NO};
+    for (int32_t i = 0; i < 6; i++) {
+        struct attn_layer_desc desc = fixture_layer("l");
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct layer layer = {0};
+        struct fixture f;
+        struct arena arena;
+        fixture_init(&f);
+        arena_init(&arena, &f.runtime.host);
+        desc.kind = i % 3;
+        desc.block_size = desc.kind == ATTN_LAYER_ENCODER ? 0 : 16;
+        desc.causal = i < 3 ? ATTN_CAUSAL_DEFAULT : is[i % 3];
+        assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+        assert_int_equal(layer.desc.causal, is[i % 3]);
+        arena_finish(&arena);
+        fixture_finish(&f);
+    }
+}
+
 TEST(test_completion)
 {
     struct attn_layer_desc desc = fixture_layer("l");

@@ -155,7 +155,8 @@ TEST(test_rows_by_what_they_name)
     }
 SETTER(set_per_request, l->causal_per_request = 1)
 SETTER(set_window, l->has_window = 1)
-SETTER(set_symmetric, l->has_window = 1; l->causal = 0; l->window_left = l->window_right = 9)
+SETTER(set_symmetric, l->has_window = 1; l->causal = ATTN_CAUSAL_NO;
+       l->window_left = l->window_right = 9)
 SETTER(set_chunk, l->chunk_size = 64)
 SETTER(set_soft_cap, l->soft_cap = 50)
 SETTER(set_alibi, l->alibi = ATTN_ALIBI_LINEAR)
@@ -215,7 +216,7 @@ TEST(test_rows_by_each_term_and_feature)
         rows[i].change(&s.layer, s.caps);
         expect_reasons(&s, 1);
         assert_string_equal(s.reasons.items[0].field, "combination");
-        row.terms |= s.layer.causal ? ATTN_TERM_BIDIRECTIONAL : ATTN_TERM_CAUSAL;
+        row.terms |= s.layer.causal != ATTN_CAUSAL_NO ? ATTN_TERM_BIDIRECTIONAL : ATTN_TERM_CAUSAL;
         expect_reasons(&s, 0);
         row.terms &= rows[i].term;
         if (rows[i].term == ATTN_TERM_CHUNKED_LOCAL || rows[i].term == ATTN_TERM_STATIC_SINK) {
@@ -299,7 +300,7 @@ TEST(test_compositions)
 
     s.layer = fixture_layer("l");
     s.layer.kind = ATTN_LAYER_CROSS;
-    s.layer.causal = 0;
+    s.layer.causal = ATTN_CAUSAL_NO;
     expect_composed(&s, ATTN_COMPOSE_CROSS);
 
     s.layer.kind = ATTN_LAYER_ENCODER;

@@ -256,7 +256,8 @@ static void run_latent(const struct latent_case *c, struct latent *p)
                                           .head_size = row,
                                           .head_size_v = c->rank,
                                           .scale = 0.3f,
-                                          .causal = !c->not_causal,
+                                          .causal =
+                                              c->not_causal ? ATTN_CAUSAL_NO : ATTN_CAUSAL_YES,
                                           .has_window = c->window > 0,
                                           .window_left = c->window - 1,
                                           .soft_cap = c->soft_cap,

@@ -132,7 +132,7 @@ static void describe(struct cell *c)
     l->head_size_v = (int32_t)c->size_v;
     l->scale = (float)c->scale;
     l->soft_cap = (float)c->soft_cap;
-    l->causal = (int32_t)c->causal;
+    l->causal = c->causal ? ATTN_CAUSAL_YES : ATTN_CAUSAL_NO;
     l->has_window = c->window_left >= 0 || c->window_right >= 0;
     l->window_left = (int32_t)c->window_left;
     l->window_right = (int32_t)c->window_right;

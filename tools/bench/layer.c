@@ -69,7 +69,9 @@ static void describe_decoder(struct subject *subject)
     desc->head_size = shape_int(shape, PARAMETER_D);
     desc->head_size_v = shape_int(shape, PARAMETER_DV);
     desc->scale = 1 / sqrtf((float)desc->head_size);
-    desc->causal = shape->kind != SHAPE_PREFILL || shape->value[PARAMETER_CAUSAL] != 0;
+    desc->causal = shape->kind != SHAPE_PREFILL || shape->value[PARAMETER_CAUSAL] != 0
+                       ? ATTN_CAUSAL_YES
+                       : ATTN_CAUSAL_NO;
     desc->has_window = window > 0;
     desc->window_left = window > 0 ? window - 1 : -1;
     desc->window_right = window > 0 ? 0 : -1;

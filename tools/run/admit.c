@@ -169,7 +169,7 @@ static attn_status fill_history(struct run_engine *engine, struct run_layer *lay
     if (layer->source->desc.kind == ATTN_LAYER_CROSS) {
         return add_keys(engine, layer, r, 0, request->encoder, request->encoder);
     }
-    if (!layer->source->desc.causal) {
+    if (layer->source->desc.causal != ATTN_CAUSAL_YES) {
         return ATTN_OK; /* encoders get theirs with their step */
     }
     attn_status status = add_keys(engine, layer, r, 0, 0, request->prompt + request->output);

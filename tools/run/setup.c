@@ -98,7 +98,7 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
                               .head_size = d->head_size,
                               .head_size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size,
                               .scale = d->scale,
-                              .causal = d->causal,
+                              .causal = d->causal == ATTN_CAUSAL_YES,
                               .has_window = d->has_window,
                               .window_left = d->window_left,
                               .window_right = d->window_right,

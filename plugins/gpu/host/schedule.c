@@ -208,7 +208,7 @@ void set_problem(struct gpu_problem *p, const struct attn_attend_args *args)
     set_layer(p, layer, args->params);
     p->num_reqs = batch->num_reqs;
     p->causal =
-        batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES : layer->causal;
+        (batch->causal != ATTN_CAUSAL_DEFAULT ? batch->causal : layer->causal) == ATTN_CAUSAL_YES;
     p->causal_per_request = layer->causal_per_request ? batch->causal_per_request : NULL;
     p->query_start = batch->query_start_loc;
     p->key_start = batch->key_start_loc != NULL ? batch->key_start_loc : batch->query_start_loc;

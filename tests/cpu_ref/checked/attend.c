@@ -70,8 +70,8 @@ static bool is_causal(const struct attn_attend_args *args, int32_t r)
     if (args->layer->causal_per_request && batch->causal_per_request != NULL) {
         return batch->causal_per_request[r];
     }
-    return batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES
-                                                 : args->layer->causal;
+    return (batch->causal != ATTN_CAUSAL_DEFAULT ? batch->causal : args->layer->causal) ==
+           ATTN_CAUSAL_YES;
 }
 
 static struct subject subject_of(const struct attn_attend_args *args, int32_t r)

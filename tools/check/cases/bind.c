@@ -110,8 +110,7 @@ static void bind_batch(const struct problem *p, struct binding *b, uint8_t *base
         .num_reqs = p->num_reqs,
         .num_tokens = p->num_tokens,
         .num_actual_tokens = p->num_actual_tokens,
-        .causal =
-            p->v[FACTOR_CAUSAL].a == CAUSAL_OVERRIDDEN ? ATTN_CAUSAL_NO : ATTN_CAUSAL_AS_LAYER,
+        .causal = p->v[FACTOR_CAUSAL].a == CAUSAL_OVERRIDDEN ? ATTN_CAUSAL_NO : ATTN_CAUSAL_DEFAULT,
         .query_start_loc = (const int32_t *)(base + p->at.query_start_loc),
         .query_start_loc_host = (const int32_t *)(host + p->at.query_start_loc),
         .slot_mapping = (const int64_t *)(base + p->at.slot_mapping),

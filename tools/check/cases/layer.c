@@ -26,7 +26,7 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
         .head_size = v[FACTOR_HEAD_SIZE].a,
         .head_size_v = v[FACTOR_HEAD_SIZE].b,
         .scale = (float)(1 / sqrt(v[FACTOR_HEAD_SIZE].a)),
-        .causal = v[FACTOR_CAUSAL].a != CAUSAL_NO,
+        .causal = v[FACTOR_CAUSAL].a != CAUSAL_NO ? ATTN_CAUSAL_YES : ATTN_CAUSAL_NO,
         .causal_per_request = v[FACTOR_CAUSAL].a == CAUSAL_PER_REQUEST,
         .has_window = v[FACTOR_WINDOW].a > 0,
         .window_left = v[FACTOR_WINDOW].a - 1,

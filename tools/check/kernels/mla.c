@@ -84,7 +84,9 @@ static void describe_term(struct attn_layer_desc *layer, uint64_t term)
 {
     layer->soft_cap = term == ATTN_TERM_SOFT_CAP ? 15 : 0;
     layer->has_sinks = term == ATTN_TERM_SINKS;
-    layer->causal = term != ATTN_TERM_BIDIRECTIONAL && term != ATTN_TERM_SYMMETRIC_WINDOW;
+    layer->causal = term != ATTN_TERM_BIDIRECTIONAL && term != ATTN_TERM_SYMMETRIC_WINDOW
+                        ? ATTN_CAUSAL_YES
+                        : ATTN_CAUSAL_NO;
     if (term == ATTN_TERM_TREE_BITS || term == ATTN_TERM_TREE_BIAS) {
         layer->tree_mask = term == ATTN_TERM_TREE_BITS ? ATTN_TREE_BITS : ATTN_TREE_BIAS;
     } else if (term == ATTN_TERM_SLIDING_WINDOW || term == ATTN_TERM_SYMMETRIC_WINDOW) {

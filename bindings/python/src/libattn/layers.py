@@ -23,7 +23,6 @@ _CODES: dict[str, type[IntEnum]] = {
     "reduce": CpReduce, "order": CpOrder,
 }
 _MASKS = {"needed_view_forms": "ATTN_VIEW_", "needed_features": "ATTN_FEATURE_"}
-_CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.RECURRENT)
 #: Names of layers that are a kind and a parameter.
 _ENCODERS = {"encoder_only": Encoder.ONLY, "mm_encoder": Encoder.MULTIMODAL}
 _KINDS = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_sink": "decoder", "gdn": "recurrent"}
@@ -226,7 +225,7 @@ class LayerDesc:
             elif field.name in _MASKS:
                 value = mask_of(field.name, value, _MASKS[field.name])
             values[field.name] = value
-        values["causal"] = values["kind"] in _CAUSAL_KINDS if self.causal is None else bool(self.causal)
+        values["causal"] = 0 if self.causal is None else 1 if self.causal else 2
         size = self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla is not None else self.head_size
         values["scale"] = self.scale or (size**-0.5 if size > 0 else 1.0)
         if self.window is not None:
