@@ -51,8 +51,8 @@ struct attn_recurrent_desc {
     int32_t write_gate;             /* enum attn_recurrent_write_gate */
     int32_t has_skip;               /* 1: o <- o + skip[h] v */
     int32_t has_initial_slots;      /* 1: batches bring initial_slots */
-    /* n > 0: batches bring checkpoint_slots, for the states behind tokens n, 2 n, ... of a request
-     */
+    /* n > 0: batches bring checkpoint_slots, for the states after n, 2 n, ... tokens of a request,
+     * counted from its first */
     int32_t checkpoint_interval;
 };
 
@@ -82,11 +82,12 @@ struct attn_recurrent_state {
     struct attn_device device; /* of both memories; type 0: not stated */
 };
 
-/* A request whose first slot is negative, or that has no tokens, is left alone, its rows of out
- * too. Speculative, a request of up to 1 + n tokens leaves the state after its token i in slot i
- * of its row (a negative slot: that one is not kept), and the convolution's window, in slot 0, as
- * the conv_width - 2 inputs before the step and the step's own, so that the window after token i
- * begins at entry i. Longer requests leave one state, in slot 0, and the next step accepts 1.
+/* A request whose first slot is negative, of either row, or that has no tokens, is left alone, its
+ * rows of out too. Speculative, a request of up to 1 + n tokens leaves the state after its token i
+ * in slot i of its row (a negative slot: that one is not kept), and the convolution's window, in
+ * slot 0, as the conv_width - 2 inputs before the step and the step's own, so that the window after
+ * token i begins at entry i. Longer requests leave one state, in slot 0, and the next step
+ * accepts 1.
  *
  * Requests of a batch run at once. Several may read one slot (initial_slots: forks of one request),
  * and a request's state goes to where it came from or elsewhere; but a slot that a request of the
@@ -101,12 +102,15 @@ struct attn_batch_recurrent {         /* on attn_batch */
     /* device [R], speculative: the next step starts from state number accepted - 1 of the request's
      * row; NULL: not speculative */
     const int32_t *num_accepted_tokens;
-    /* device [R]: the slot that each request's state and window are read from; state_slots then
-     * says where its last ones go. NULL: read where they go */
+    /* device [R] or, speculative, [R, 1 + n]: the rows in which earlier steps have left states and
+     * windows, read as state_slots would be; state_slots is then only written. NULL: they are read
+     * where they go */
     const int32_t *initial_slots;
-    /* device [R, stride]: entry i takes the state and window behind the request's token
-     * (i + 1) checkpoint_interval, counted from its first; negative, or of no token of this step:
-     * not written */
+    int64_t initial_slots_stride; /* elements between requests; 0: 1 */
+    /* device [R, stride]: entry i takes the state and the window after the i-th multiple of
+     * checkpoint_interval in (seq_len - query_len, seq_len], i from 0; negative: not written. Needs
+     * seq_lens. Drafted tokens count: where they are rejected, the step that gets there again
+     * writes it again */
     const int32_t *checkpoint_slots;
     int64_t checkpoint_slots_stride;
 };

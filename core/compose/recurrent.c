@@ -70,13 +70,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                 "%d",
                 l->name, g->gate);
     }
-    if (status == ATTN_OK && g->num_speculative_tokens > 0 &&
-        (g->has_initial_slots || g->checkpoint_interval > 0)) {
-        status = BAD("num_speculative_tokens",
-                     "layer '%s': drafts of %d tokens keep their states in the slots of the "
-                     "request: initial slots and checkpoints go without",
-                     l->name, g->num_speculative_tokens);
-    }
     if (status == ATTN_OK && g->state_dtype != ATTN_DTYPE_DEFAULT &&
         g->state_dtype != ATTN_DTYPE_F32) {
         status = BAD("state_dtype", "layer '%s': state_dtype is %d; 0 or %d (f32)", l->name,
@@ -340,6 +333,26 @@ static void describe(struct step *step)
     step->v.head_size = step->out.head_size = g->head_size_v;
 }
 
+/* The row that request r starts from. */
+static const int32_t *initial_row(const struct attn_batch_recurrent *states, int32_t r)
+{
+    const int64_t own = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
+    const int64_t other = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1;
+    return states->initial_slots != NULL ? states->initial_slots + r * other
+                                         : states->state_slots + r * own;
+}
+
+/* Multiples of the interval in (seq_len - query_len, seq_len]. */
+static int32_t num_checkpoints(const struct attn_batch *b,
+                               const struct attn_batch_recurrent *states, int32_t interval,
+                               int32_t r)
+{
+    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+    return states->checkpoint_slots == NULL
+               ? 0
+               : b->seq_lens[r] / interval - (b->seq_lens[r] - queries) / interval;
+}
+
 /* Every slot that a kernel will follow, where the host can read them. */
 static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_recurrent *states,
                                   struct attn_error *error)
@@ -359,10 +372,11 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
             return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
         }
         const bool reads = states->has_initial_state == NULL || states->has_initial_state[r] != 0;
-        if (row[accepted - 1] < 0 && reads) {
+        const int32_t *from = initial_row(states, r);
+        if (from[accepted - 1] < 0 && reads && states->initial_slots == NULL) {
             return BAD("num_accepted_tokens",
                        "request %d: it goes on from state %d, whose slot is %d", r, accepted - 1,
-                       row[accepted - 1]);
+                       from[accepted - 1]);
         }
         for (int32_t i = 0; i < (states->num_accepted_tokens != NULL ? 1 + drafted : 1); i++) {
             if (row[i] >= slots) {
@@ -371,13 +385,15 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
                            row[i], (long long)slots - 1);
             }
         }
-        int32_t first = states->initial_slots != NULL ? states->initial_slots[r] : 0;
-        if (first < 0 || first >= slots) {
-            return BAD("initial_slots", "request %d: slot %d; the layer has slots 0 to %lld", r,
-                       first, (long long)slots - 1);
+        for (int32_t i = 0; i < 2 && states->initial_slots != NULL; i++) { /* window and state */
+            const int32_t first = from[i * (accepted - 1)];
+            if (first < 0 || first >= slots) {
+                return BAD("initial_slots", "request %d: slot %d; the layer has slots 0 to %lld", r,
+                           first, (long long)slots - 1);
+            }
         }
         int32_t interval = layer->selected->gdn->checkpoint_interval;
-        for (int32_t i = 0; states->checkpoint_slots != NULL && i < queries / interval; i++) {
+        for (int32_t i = 0; i < num_checkpoints(b, states, interval, r); i++) {
             int32_t slot = states->checkpoint_slots[r * states->checkpoint_slots_stride + i];
             if (i >= states->checkpoint_slots_stride || slot >= slots) {
                 return BAD("checkpoint_slots",
@@ -405,7 +421,7 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
-    const int32_t *accepted = states->num_accepted_tokens, *from = states->initial_slots;
+    const int32_t *accepted = states->num_accepted_tokens;
     const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
     const int32_t *row = states->state_slots + r * stride;
     const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
@@ -414,23 +430,20 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
     if (queries == 0 || row[0] < 0 || (b->seq_lens != NULL && b->seq_lens[r] == 0)) {
         return false;
     }
-    if (n == 0) {
+    if (n < 2) { /* the window's, the state's */
         const bool reads = states->has_initial_state != NULL ? states->has_initial_state[r] != 0
                                                              : b->seq_lens[r] > queries;
-        const int32_t own = row[accepted != NULL ? accepted[r] - 1 : 0];
-        *use = (struct slot_use){from != NULL ? "initial_slots" : "state_slots",
-                                 !reads         ? -1
-                                 : from != NULL ? from[r]
-                                                : own,
-                                 false};
+        const int32_t at = n == 1 && accepted != NULL ? accepted[r] - 1 : 0;
+        *use = (struct slot_use){states->initial_slots != NULL ? "initial_slots" : "state_slots",
+                                 reads ? initial_row(states, r)[at] : -1, false};
         return true;
     }
-    if (n <= kept) {
-        *use = (struct slot_use){"state_slots", row[n - 1], true};
+    if (n < 2 + kept) {
+        *use = (struct slot_use){"state_slots", row[n - 2], true};
         return true;
     }
-    const int64_t checkpoint = n - 1 - kept;
-    if (states->checkpoint_slots == NULL || checkpoint >= queries / g->checkpoint_interval) {
+    const int64_t checkpoint = n - 2 - kept;
+    if (checkpoint >= num_checkpoints(b, states, g->checkpoint_interval, r)) {
         return false;
     }
     *use = (struct slot_use){
@@ -489,7 +502,7 @@ static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
         whole->has_initial_state != NULL ? whole->has_initial_state + first : NULL;
     part->num_accepted_tokens =
         whole->num_accepted_tokens != NULL ? whole->num_accepted_tokens + first : NULL;
-    part->initial_slots = whole->initial_slots != NULL ? whole->initial_slots + first : NULL;
+    part->initial_slots = whole->initial_slots != NULL ? initial_row(whole, first) : NULL;
     part->checkpoint_slots = whole->checkpoint_slots != NULL
                                  ? whole->checkpoint_slots + first * whole->checkpoint_slots_stride
                                  : NULL;
@@ -518,6 +531,16 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
             "drafted",
             (const void *)states->state_slots, (long long)states->state_slots_stride,
             1 + g->num_speculative_tokens);
+    }
+    if (states->initial_slots != NULL &&
+        (states->initial_slots_stride < 0 ||
+         (states->num_accepted_tokens != NULL &&
+          states->initial_slots_stride < 1 + g->num_speculative_tokens))) {
+        return BAD("initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
+                   (long long)states->initial_slots_stride, 1 + g->num_speculative_tokens);
+    }
+    if (states->checkpoint_slots != NULL && plan->given.seq_lens == NULL) {
+        return BAD("seq_lens", "is NULL; checkpoint_slots need the requests' lengths");
     }
     if ((states->initial_slots != NULL && !g->has_initial_slots) ||
         (states->checkpoint_slots != NULL &&

@@ -30,6 +30,7 @@ struct gdn_request {
     int32_t index;
     int64_t first_row;
     int64_t num_tokens;
+    int64_t context;      /* tokens before the step; 0 where no lengths are given */
     const int32_t *slots; /* of its states */
     int32_t from;         /* the number of the state that it starts from */
     int32_t state_from;   /* the slot of that state; negative: the request is left alone */
@@ -64,10 +65,12 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
     int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
     const int32_t *accepted = states->num_accepted_tokens;
     int64_t first = batch->query_start_loc[index], end = batch->query_start_loc[index + 1];
+    const int64_t context = batch->seq_lens != NULL ? batch->seq_lens[index] - (end - first) : 0;
     end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
     *request = (struct gdn_request){.index = index,
                                     .first_row = first,
                                     .num_tokens = end - first,
+                                    .context = context,
                                     .slots = states->state_slots + index * stride};
     if (request->num_tokens <= 0 || request->slots[0] < 0 ||
         (batch->seq_lens != NULL && batch->seq_lens[index] == 0)) {
@@ -80,25 +83,37 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
                              ? states->has_initial_state[index] != 0
                              : batch->seq_lens[index] > request->num_tokens;
     bool is_one = request->from >= 0 && request->from <= gdn->desc->num_speculative_tokens;
-    request->state_from = is_one ? request->slots[request->from] : -1;
-    request->window_from = request->slots[0];
+    const int32_t *row = request->slots;
     if (states->initial_slots != NULL) {
-        request->state_from = request->window_from = states->initial_slots[index];
+        stride = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1;
+        row = states->initial_slots + index * stride;
     }
+    request->state_from = is_one && row[0] >= 0 ? row[request->from] : -1;
+    request->window_from = row[0];
     return true;
 }
 
-/* The slot that the state behind `done` tokens of the request goes to as well; negative: none. */
+/* Tokens of the step up to its first checkpoint; more than it has: there is none. */
+static inline int64_t gdn_first_checkpoint(const struct gdn *gdn, const struct gdn_request *request)
+{
+    const int32_t interval = gdn->desc->checkpoint_interval;
+    return interval > 0 && gdn->states->checkpoint_slots != NULL
+               ? interval - request->context % interval
+               : request->num_tokens + 1;
+}
+
+/* The slot that takes the state after `done` tokens of the step, too; negative: none. */
 static inline int32_t gdn_checkpoint_slot(const struct gdn *gdn, const struct gdn_request *request,
                                           int64_t done)
 {
     const struct attn_batch_recurrent *states = gdn->states;
-    int32_t interval = gdn->desc->checkpoint_interval;
-    if (interval <= 0 || states->checkpoint_slots == NULL || done % interval != 0) {
+    const int64_t interval = gdn->desc->checkpoint_interval;
+    if (interval <= 0 || states->checkpoint_slots == NULL ||
+        (request->context + done) % interval != 0) {
         return -1;
     }
-    return states
-        ->checkpoint_slots[request->index * states->checkpoint_slots_stride + done / interval - 1];
+    const int64_t i = (request->context + done) / interval - request->context / interval - 1;
+    return states->checkpoint_slots[request->index * states->checkpoint_slots_stride + i];
 }
 
 /* Every index that will be followed: a step reads them, so the core looks only where it validates.
@@ -117,12 +132,16 @@ static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_err
             return GDN_BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, request.from + 1,
                            1 + drafted);
         }
-        if (request.state_from >= num_slots) {
-            return GDN_BAD("initial_slots", "request %d: slot %d; negative, or 0 to %lld", r,
-                           request.state_from, (long long)num_slots - 1);
+        if (request.state_from >= num_slots || request.window_from >= num_slots) {
+            return GDN_BAD(gdn->states->initial_slots != NULL ? "initial_slots" : "state_slots",
+                           "request %d: state %d in slot %d, window in slot %d; negative, or 0 to "
+                           "%lld",
+                           r, request.from, request.state_from, request.window_from,
+                           (long long)num_slots - 1);
         }
         int32_t interval = gdn->desc->checkpoint_interval;
-        for (int64_t i = interval; interval > 0 && i <= request.num_tokens; i += interval) {
+        for (int64_t i = gdn_first_checkpoint(gdn, &request); i <= request.num_tokens;
+             i += interval) {
             int32_t slot = gdn_checkpoint_slot(gdn, &request, i);
             if (slot >= num_slots) {
                 return GDN_BAD("checkpoint_slots",
@@ -131,7 +150,6 @@ static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_err
             }
         }
         int64_t used = request.keeps_all ? request.num_tokens : 1;
-        used = used > request.from + 1 ? used : request.from + 1;
         for (int64_t i = 0; i < used; i++) {
             if (request.slots[i] >= num_slots) {
                 return GDN_BAD("state_slots",

@@ -149,7 +149,9 @@ void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, i
     int64_t history = gdn->desc->conv_width - 1, tokens = request->num_tokens;
     int64_t skipped = request->keeps_all ? 1 : tokens;
     int64_t count = history + tokens - skipped;
-    for (int64_t done = 1; done <= tokens; done++) { /* first: they may need the old window */
+    /* first: they may need the old window */
+    for (int64_t done = gdn_first_checkpoint(gdn, request); done <= tokens;
+         done += gdn->desc->checkpoint_interval) {
         int32_t slot = gdn_checkpoint_slot(gdn, request, done);
         if (slot >= 0) {
             load_window(gdn, request, done - history, channel, history, row);

@@ -244,12 +244,13 @@ static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
 /* Tokens of the chunk that begins at token `first`: it ends where a checkpoint is due. */
 static int32_t chunk_tokens(const struct gdn *gdn, const struct gdn_request *request, int64_t first)
 {
-    int32_t size = gdn->desc->chunk_size, interval = gdn->desc->checkpoint_interval;
+    int32_t size = gdn->desc->chunk_size;
     int64_t end = first + (size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK);
     end = end < request->num_tokens ? end : request->num_tokens;
-    for (int64_t done = first; interval > 0 && done < end; done++) {
-        if ((done + 1) % interval == 0 && gdn_checkpoint_slot(gdn, request, done + 1) >= 0) {
-            end = done + 1;
+    for (int64_t done = gdn_first_checkpoint(gdn, request); done < end;
+         done += gdn->desc->checkpoint_interval) {
+        if (done > first && gdn_checkpoint_slot(gdn, request, done) >= 0) {
+            end = done;
         }
     }
     return (int32_t)(end - first);

@@ -371,7 +371,7 @@ void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, 
 {
     int64_t tokens = request->num_tokens;
     int32_t interval = gdn->desc->checkpoint_interval;
-    for (int64_t done = interval; interval > 0 && done <= tokens; done += interval) {
+    for (int64_t done = gdn_first_checkpoint(gdn, request); done <= tokens; done += interval) {
         int32_t slot = gdn_checkpoint_slot(gdn, request, done); /* first: of the window before */
         if (slot >= 0) {
             roll_window(gdn, request, slot, done, done, channel, end);

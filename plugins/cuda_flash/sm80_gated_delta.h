@@ -10,10 +10,10 @@
 extern "C" {
 #endif
 
-#define CHUNK 64       /* tokens */
-#define CHUNK_DIMS 128 /* of a key, padded */
-#define CHUNK_TAPS 4   /* of the convolution, at most */
-#define GROUP_ROWS 16  /* of the state, of a warp */
+#define CHUNK DELTA_CHUNK /* tokens */
+#define CHUNK_DIMS 128    /* of a key, padded */
+#define CHUNK_TAPS 4      /* of the convolution, at most */
+#define GROUP_ROWS 16     /* of the state, of a warp */
 
 /* What the first kernel leaves of a chunk for the second: tiles of 64 rows by 64 f16, in 16 bytes
  * that stand at (number ^ row % 8); k and q of a key head, each in two tiles, then of each value

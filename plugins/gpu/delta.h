@@ -11,6 +11,7 @@
 #define DELTA_STEP_ROWS 64 /* of delta_step's, for few tokens of many requests */
 #define DELTA_MAX_HEAD_SIZE 512
 #define DELTA_MAX_CONV_WIDTH 64
+#define DELTA_CHUNK 64 /* tokens that a plugin's own kernel takes at a time */
 
 struct gpu_delta_params {
     /* [T, channels] before the convolution, channels in the order q, k, v; else q, k, v */
@@ -22,6 +23,7 @@ struct gpu_delta_params {
     const int32_t *state_slots, *num_accepted; /* num_accepted NULL: not speculative */
     const uint8_t *has_state;                  /* NULL: by length */
     const int32_t *initial_slots;              /* NULL: states and windows are read where they go */
+    int64_t initial_slots_stride;
     const int32_t *checkpoint_slots;
     int64_t checkpoint_slots_stride;
     int64_t state_slots_stride, num_slots;

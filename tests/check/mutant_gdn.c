@@ -62,6 +62,19 @@ static void checkpoints_late(struct gdn_copy *c)
     c->desc.checkpoint_interval += c->desc.checkpoint_interval > 1;
 }
 
+/* Counted from the step's first token. */
+static void checkpoints_of_the_step(struct gdn_copy *c)
+{
+    const struct attn_batch *b = &c->batch;
+    if (c->desc.checkpoint_interval > 0 && c->states.has_initial_state != NULL) {
+        for (int32_t r = 0; r < b->num_reqs && b->num_reqs <= MAX_REQS; r++) {
+            c->numbers[r] =
+                b->seq_lens[r] > 0 ? b->query_start_loc[r + 1] - b->query_start_loc[r] : 0;
+        }
+        c->batch.seq_lens = c->numbers;
+    }
+}
+
 static void norm_missing(struct gdn_copy *c)
 {
     c->desc.qk_l2norm = 0;
@@ -319,6 +332,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_gdn_initial_slots_ignored", .gdn = initial_slots_ignored},
     {.name = "mutant_gdn_checkpoints_missing", .gdn = checkpoints_missing},
     {.name = "mutant_gdn_checkpoints_late", .gdn = checkpoints_late},
+    {.name = "mutant_gdn_checkpoints_of_the_step", .gdn = checkpoints_of_the_step},
     {.name = "mutant_gdn_norm_missing", .gdn = norm_missing},
     {.name = "mutant_gdn_silu_missing", .gdn = silu_missing},
     {.name = "mutant_gdn_bias_missing", .gdn = bias_missing},

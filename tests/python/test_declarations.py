@@ -121,7 +121,7 @@ class Declarations(unittest.TestCase):
                 ("attn_limits", libattn.Plan.__init__, set()), ("attn_plan_options", libattn.Plan.__init__, {"limits"}),
                 ("attn_runtime_options", libattn.Runtime.__init__, {"host", "isolation", "probe_deadline_ms"}),
                 ("attn_select_options", libattn.Runtime.select, {"num_block_sizes", "flags"}),
-                ("attn_batch_recurrent", ext.gdn_batch, {"state_slots_stride", "checkpoint_slots_stride"}),
+                ("attn_batch_recurrent", ext.gdn_batch, {"state_slots_stride", "initial_slots_stride", "checkpoint_slots_stride"}),
                 ("attn_recurrent_weights", ext.gdn_weights, set()), ("attn_io_recurrent", ext.gdn_io, set()),
                 ("attn_mla_weights", ext.mla_weights, set()), ("attn_io_mla", ext.mla_io, {"topk_stride"}),
                 ("attn_kv_quant_params", ext.kv_quant_params, set()),

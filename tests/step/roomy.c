@@ -163,13 +163,14 @@ static attn_status gated_delta(const struct attn_attend_args *a, struct attn_err
             }
             for (int32_t t = first; t < end; t++) {
                 one_token(a, g, t, h, s);
-                int32_t done = t + 1 - first, n = g->checkpoint_interval;
+                int32_t n = g->checkpoint_interval, before = a->batch->seq_lens[r] - (end - first);
+                int32_t done = before + t + 1 - first;
                 if (done % n == 0) {
-                    float *kept = row_of(
-                        a->k_cache,
-                        states
-                            ->checkpoint_slots[r * states->checkpoint_slots_stride + done / n - 1],
-                        h);
+                    float *kept =
+                        row_of(a->k_cache,
+                               states->checkpoint_slots[r * states->checkpoint_slots_stride +
+                                                        done / n - before / n - 1],
+                               h);
                     for (int32_t i = 0; i < size; i++) {
                         kept[i] = s[i];
                     }

@@ -22,8 +22,9 @@ enum {
     WIDTH = 4,
     REQS = 5,
     LENGTH = 120,
-    SLOTS = 24,
-    DRAFTS = 2
+    SLOTS = 64,
+    DRAFTS = 2,
+    KEPT = 2
 };
 enum { KEYS = HK * DK, CHANNELS = 2 * KEYS + HV * DV, WINDOW = WIDTH - 1 + DRAFTS };
 
@@ -33,6 +34,8 @@ struct gdn {
     attn_model *model;
     attn_plan *plan;
     int32_t width, drafted, interval;
+    bool moves; /* each step leaves its states in other slots, and checkpoints */
+    bool turned;
     bool trusted; /* the core does not look at what a step reads */
     bool paged;   /* a window lies behind its state, in memory of this fixture's */
     void *memory;
@@ -42,9 +45,9 @@ struct gdn {
     float mixed[REQS][LENGTH][CHANNELS], gates[REQS][LENGTH][2][HV];
     double state[REQS][HV][DV][DK];
     float states[SLOTS][HV][DV][DK], windows[SLOTS][CHANNELS][WINDOW];
-    const int32_t *from,
-        *checkpoints; /* of the next steps, or NULL: initial slots, one checkpoint */
+    const int32_t *initial, *checkpoint; /* of the next steps: slots of each request, or NULL */
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
+    int32_t from[REQS][1 + DRAFTS], kept[REQS][KEPT];
     float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
         out[REQS * LENGTH][HV][DV];
     struct shaped tensors[8];
@@ -146,6 +149,11 @@ static void bind(struct gdn *g, const char *backend)
                          &g->workspace, &g->error));
 }
 
+static int32_t slot_number(int32_t i)
+{
+    return (i * 7 + 3) % SLOTS;
+}
+
 /* With the fields that are set in `given`. */
 static struct gdn *gdn_open(const char *backend, const struct gdn *given)
 {
@@ -159,7 +167,7 @@ static struct gdn *gdn_open(const char *backend, const struct gdn *given)
     random_floats(&random, &g->mixed[0][0][0], REQS * LENGTH * CHANNELS, 2);
     random_floats(&random, &g->gates[0][0][0][0], REQS * LENGTH * 2 * HV, 2);
     for (int32_t i = 0; i < REQS * (1 + DRAFTS); i++) {
-        g->slots[i / (1 + DRAFTS)][i % (1 + DRAFTS)] = (i * 7 + 3) % SLOTS;
+        g->slots[i / (1 + DRAFTS)][i % (1 + DRAFTS)] = slot_number(i);
     }
     open_core(g);
     describe(g);
@@ -207,9 +215,24 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
                                       .state_slots_stride = 1 + DRAFTS,
                                       .has_initial_state = by_length ? NULL : started,
                                       .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL,
-                                      .initial_slots = g->from,
-                                      .checkpoint_slots = g->checkpoints,
-                                      .checkpoint_slots_stride = g->checkpoints != NULL ? 1 : 0};
+                                      .initial_slots = g->initial,
+                                      .checkpoint_slots = g->checkpoint,
+                                      .checkpoint_slots_stride = g->checkpoint != NULL ? 1 : 0};
+    if (g->moves) {
+        const int32_t states = REQS * (1 + DRAFTS);
+        memcpy(g->from, g->slots, sizeof g->from);
+        g->turned = !g->turned;
+        for (int32_t i = 0; i < states; i++) {
+            g->slots[0][i] = slot_number(i + (g->turned ? states : 0));
+        }
+        for (int32_t i = 0; i < REQS * KEPT; i++) {
+            g->kept[0][i] = slot_number(i + 2 * states);
+        }
+        g->ext.initial_slots = g->from[0];
+        g->ext.initial_slots_stride = 1 + DRAFTS;
+        g->ext.checkpoint_slots = g->kept[0];
+        g->ext.checkpoint_slots_stride = KEPT;
+    }
     g->batch = (struct attn_batch){.struct_size = sizeof g->batch,
                                    .next = &g->ext.ext,
                                    .num_reqs = REQS,
@@ -258,6 +281,14 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
                 double error = skipped ? (isnan(out[e]) ? 0 : INFINITY) : fabs(out[e] - o[e]);
                 largest = error <= largest ? largest : isnan(error) ? INFINITY : error;
             }
+            const int32_t done = g->length[r] + i + 1;
+            if (g->moves && done % g->interval == 0) {
+                const int32_t slot =
+                    g->kept[r][done / g->interval - g->length[r] / g->interval - 1];
+                for (int32_t e = 0; e < HV * DV * DK; e++) {
+                    assert_float_equal(g->states[slot][0][0][e], ahead[0][0][e], 5e-6);
+                }
+            }
             if (!skipped && i + 1 == accepted) {
                 memcpy(g->state[r], ahead, sizeof ahead);
             }
@@ -303,6 +334,29 @@ TEST(test_drafts)
     gdn_destroy(g);
 }
 
+/* Next to checkpoints, each step's states going elsewhere than it took them from. */
+TEST(test_drafts_that_move)
+{
+    static const struct gdn given = {
+        .width = WIDTH, .drafted = DRAFTS, .interval = 5, .moves = true};
+    struct gdn *g = gdn_open("cpu_ref", &given);
+    for (int32_t r = 0; r < REQS; r++) {
+        g->accepted[r] = 1;
+    }
+    step(g, (const int32_t[]){3, 3, 8, 1, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
+    step(g, (const int32_t[]){3, 3, 3, 3, 3}, (const int32_t[]){3, 2, 1, 3, 1}, false);
+    step(g, (const int32_t[]){1, 3, 2, 3, 3}, NULL, true);
+    step(g, (const int32_t[]){1, 1, 1, 1, 1}, NULL, false);
+    g->ext.initial_slots_stride = DRAFTS;
+    REFUSED(&g->error, "initial_slots_stride",
+            g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    g->ext.initial_slots_stride = 1 + DRAFTS;
+    g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 1, 1};
+    g->batch.seq_lens = g->batch.seq_lens_host = NULL;
+    REFUSED(&g->error, "seq_lens", g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    gdn_destroy(g);
+}
+
 /* Decodes on one backend, prefills on another, each with its own part of the batch's arrays. */
 TEST(test_two_backends)
 {
@@ -335,8 +389,8 @@ static struct gdn *move_states(const char *backend)
         from[r] = g->slots[r][0];
         g->slots[r][0] = to[r];
     }
-    g->from = from;
-    g->checkpoints = checkpoints;
+    g->initial = from;
+    g->checkpoint = checkpoints;
     step(g, (const int32_t[]){1, 1, 4, 3, 2}, NULL, false);
     return g;
 }

@@ -664,12 +664,13 @@ TEST(test_gate_per_channel)
     make_plan(&t);
     /* request r's state moves from slot r to 3 + r and back: where it is read differs */
     static const int32_t queries[3][REQS] = {{5, 3, 1}, {1, 4, 2}, {1, 1, 1}};
+    int32_t lens[REQS] = {0};
     for (int32_t step = 0; step < 3; step++) {
-        int32_t starts[REQS + 1] = {0}, lens[REQS], from[REQS], to[REQS], kept[REQS][2];
+        int32_t starts[REQS + 1] = {0}, from[REQS], to[REQS], kept[REQS][2];
         uint8_t started[REQS];
         for (int32_t r = 0; r < REQS; r++) {
             starts[r + 1] = starts[r] + queries[step][r];
-            lens[r] = 8;
+            lens[r] += queries[step][r];
             started[r] = step > 0;
             from[r] = step % 2 == 0 ? 3 + r : r;
             to[r] = step % 2 == 0 ? r : 3 + r;
@@ -707,7 +708,7 @@ TEST(test_gate_per_channel)
         const struct attn_step_io io = {
             .struct_size = sizeof io, .next = &gates.ext, .q = &q, .k = &k, .v = &v, .out = &out};
         kept[0][0] = SLOTS;
-        assert_int_equal(queries[step][0] >= INTERVAL,
+        assert_int_equal(lens[0] / INTERVAL > (lens[0] - queries[step][0]) / INTERVAL,
                          t.api->plan_batch(t.plan, &batch, NULL, &t.error) != ATTN_OK);
         kept[0][0] = 6;
         from[1] = SLOTS;
@@ -718,10 +719,13 @@ TEST(test_gate_per_channel)
         gates.a = &a;
         CHECK(&t, t.api->run(t.plan, t.layer, &io, &t.error));
         for (int32_t r = 0; r < REQS; r++) {
+            const int32_t context = lens[r] - queries[step][r];
             for (int32_t i = starts[r]; i < starts[r + 1]; i++) {
+                const int32_t done = context + i + 1 - starts[r];
                 expect_token(s[r], &x, i, a_log, dt_bias, skip);
-                if (i + 1 - starts[r] == INTERVAL) { /* behind its second token */
-                    const float *checkpoint = (const float *)t.memory + (6 + r) * HV * DV * DK;
+                if (done % INTERVAL == 0) {
+                    const int32_t slot = kept[r][done / INTERVAL - context / INTERVAL - 1];
+                    const float *checkpoint = (const float *)t.memory + slot * HV * DV * DK;
                     for (int32_t e = 0; e < HV * DV * DK; e++) {
                         assert_float_equal(checkpoint[e], (&s[r][0][0][0])[e], 1e-4);
                     }

@@ -14,7 +14,8 @@
 struct delta_request {
     int32_t first_row, num_tokens;
     const int32_t *slots;
-    const int32_t *checkpoints;      /* slots, of every p.checkpoint_interval tokens one */
+    const int32_t *checkpoints;      /* slots, of each multiple of p.checkpoint_interval one */
+    int32_t context;                 /* tokens before the step; 0 where no lengths are given */
     int32_t from;                    /* the number of the state that it starts from */
     int32_t state_from, window_from; /* the slots of that state and of the window before the step */
     bool has_state, keeps_all;
@@ -29,7 +30,9 @@ GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_reques
     int32_t accepted = p.num_accepted != nullptr ? p.num_accepted[r] : 1;
     int32_t length = p.seq_lens != nullptr ? p.seq_lens[r] : 1;
     bool has_state = p.has_state != nullptr && p.has_state[r] != 0;
-    int32_t initial = p.initial_slots != nullptr ? p.initial_slots[r] : slot;
+    const int32_t *row =
+        p.initial_slots != nullptr ? p.initial_slots + r * p.initial_slots_stride : request.slots;
+    int32_t initial = row[0];
     request.first_row = first;
     request.num_tokens = min(end, p.num_tokens) - first;
     request.from = accepted - 1;
@@ -39,34 +42,38 @@ GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_reques
         return false;
     }
     request.has_state = p.has_state != nullptr ? has_state : length > request.num_tokens;
-    request.state_from = request.window_from = initial;
-    if (p.initial_slots == nullptr && request.from > 0) {
-        request.state_from = request.slots[request.from];
-    }
+    request.window_from = initial;
+    request.state_from = request.from > 0 ? row[request.from] : initial;
+    request.context = p.seq_lens != nullptr ? length - (end - first) : 0;
     request.checkpoints = p.checkpoint_slots + r * p.checkpoint_slots_stride;
-    return request.state_from >= 0 && request.state_from < p.num_slots;
+    return request.state_from >= 0 && request.state_from < p.num_slots &&
+           request.window_from >= 0 && request.window_from < p.num_slots;
 }
 
-/* The slot that takes the state behind `done` tokens of the request, too; negative: none does. */
+/* The slot that takes the state after `done` tokens of the step, too; negative: none does. */
 GPU_INLINE int32_t checkpoint_slot(const gpu_delta_params &p, const delta_request &request,
                                    int32_t done)
 {
-    if (p.checkpoint_interval == 0 || done % p.checkpoint_interval != 0) {
+    int32_t interval = p.checkpoint_interval, position = request.context + done;
+    if (interval == 0 || position % interval != 0) {
         return -1;
     }
-    int32_t slot = request.checkpoints[done / p.checkpoint_interval - 1];
+    int32_t slot = request.checkpoints[position / interval - request.context / interval - 1];
     return slot < p.num_slots ? slot : -1;
 }
 
-/* Requests of the kernels that a plugin has of its own. */
+/* Requests of the kernels that a plugin has of its own. The first writes checkpoints at the ends of
+ * whole chunks alone, whose interval is then a multiple of a chunk; the second writes none. */
 GPU_INLINE bool goes_in_chunks(const gpu_delta_params &p, const delta_request &request)
 {
-    return p.chunked_from > 0 && request.num_tokens >= p.chunked_from && !request.keeps_all;
+    return p.chunked_from > 0 && request.num_tokens >= p.chunked_from && !request.keeps_all &&
+           (p.checkpoint_interval == 0 || request.context % DELTA_CHUNK == 0);
 }
 
 GPU_INLINE bool is_one_step(const gpu_delta_params &p, const delta_request &request)
 {
-    return p.steps_apart && request.num_tokens == 1;
+    return p.steps_apart && request.num_tokens == 1 &&
+           (p.checkpoint_interval == 0 || (request.context + 1) % p.checkpoint_interval != 0);
 }
 
 GPU_INLINE float matrix_number(const gpu_matrix &m, int64_t i, int64_t j)

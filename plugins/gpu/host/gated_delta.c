@@ -37,6 +37,7 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
         .num_accepted = states->num_accepted_tokens,
         .has_state = states->has_initial_state,
         .initial_slots = states->initial_slots,
+        .initial_slots_stride = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1,
         .checkpoint_slots = states->checkpoint_slots,
         .checkpoint_slots_stride = states->checkpoint_slots_stride,
         .checkpoint_interval = states->checkpoint_slots != NULL ? desc->checkpoint_interval : 0,
@@ -77,7 +78,8 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
 }
 
 /* The kernels that a call needs: for requests of one token, of few, and in chunks. The first and
- * the last are a plugin's own; without them all are of few. */
+ * the last are a plugin's own; without them all are of few, and so are requests whose checkpoints
+ * those two cannot write (device/delta.h). */
 struct ways {
     bool steps, few, chunks;
 };
@@ -99,7 +101,8 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     ways->steps = p->steps_apart && plan->has_steps;
     ways->chunks = p->chunked_from > 0;
     p->chunks_roll = ways->chunks && own->rolls(&instance->device);
-    ways->few = plan->has_few || (plan->has_steps && !p->steps_apart) ||
+    ways->few = plan->has_few || p->checkpoint_interval > 0 ||
+                (plan->has_steps && !p->steps_apart) ||
                 (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));
     int64_t chunks = own->num_chunks(p->num_reqs, p->num_tokens);
     if (ways->chunks &&

@@ -367,8 +367,8 @@ GPU_KERNEL(delta_roll, gpu_delta_params)
         if (!enter_request(p, r, request) || is_one_step(p, request)) {
             continue;
         }
-        for (int32_t done = interval; interval > 0 && done <= request.num_tokens;
-             done += interval) {
+        int32_t done = interval > 0 ? interval - request.context % interval : 0;
+        for (; interval > 0 && done <= request.num_tokens; done += interval) {
             int32_t slot = checkpoint_slot(p, request, done);
             if (slot >= 0) {
                 store_window(p, request, slot, channel, done - history, history);

@@ -66,8 +66,10 @@ static bool take_past(struct sequence *s)
     if (from < 0 || from > desc->num_speculative_tokens) {
         return false; /* cpu_ref refuses the call */
     }
-    int32_t slot = states->initial_slots ? states->initial_slots[s->request] : s->slots[from];
-    int32_t window_slot = states->initial_slots ? slot : s->slots[0];
+    int64_t stride = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1;
+    const int32_t *row =
+        states->initial_slots ? states->initial_slots + s->request * stride : s->slots;
+    int32_t slot = row[from], window_slot = row[0];
     s->state = checked_memory(desc->num_v_heads * size);
     s->window = checked_memory(history > 0 ? s->channels * history : 0);
     for (int64_t i = 0; i < desc->num_v_heads * size && past && slot >= 0; i++) {
@@ -80,7 +82,7 @@ static bool take_past(struct sequence *s)
             view_element(s->args->v_cache, window_slot, 0, i / history, from + i % history, dtype),
             0, dtype);
     }
-    return slot >= 0;
+    return slot >= 0 && window_slot >= 0;
 }
 
 /* The input of a channel at token t; below 0 the window's. */
@@ -183,14 +185,17 @@ static attn_status hold_out(const struct sequence *s, int64_t t, int32_t head, c
     return ATTN_OK;
 }
 
-/* The slot of the checkpoint behind `done` tokens; negative: none. */
+/* The slot of the checkpoint after `done` tokens of the step; negative: none. */
 static int32_t checkpoint(const struct sequence *s, int32_t done)
 {
     const struct attn_batch_recurrent *states = s->states;
-    int32_t interval = s->desc->checkpoint_interval;
-    return interval > 0 && states->checkpoint_slots != NULL && done % interval == 0
-               ? states->checkpoint_slots[s->request * states->checkpoint_slots_stride +
-                                          done / interval - 1]
+    int32_t interval = s->desc->checkpoint_interval, entry = -1;
+    int32_t context = s->args->batch->seq_lens[s->request] - s->tokens;
+    for (int32_t position = context + 1; interval > 0 && position <= context + done; position++) {
+        entry += position % interval == 0;
+    }
+    return interval > 0 && states->checkpoint_slots != NULL && (context + done) % interval == 0
+               ? states->checkpoint_slots[s->request * states->checkpoint_slots_stride + entry]
                : -1;
 }
 

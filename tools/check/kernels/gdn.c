@@ -26,7 +26,8 @@ static void narrow(struct gdn_step *s, const struct gdn_case *c, int32_t r)
     s->states.state_slots += r * s->states.state_slots_stride;
     s->states.has_initial_state += s->states.has_initial_state != NULL ? r : 0;
     s->states.num_accepted_tokens += s->states.num_accepted_tokens != NULL ? r : 0;
-    s->states.initial_slots += s->states.initial_slots != NULL ? r : 0;
+    s->states.initial_slots +=
+        s->states.initial_slots != NULL ? r * s->states.initial_slots_stride : 0;
     s->states.checkpoint_slots +=
         s->states.checkpoint_slots != NULL ? r * s->states.checkpoint_slots_stride : 0;
 }
@@ -337,6 +338,8 @@ static const struct gdn_variant variants[] = {
     {GDN_CHUNKS, 0, 1, 2, 48, 24, 4, 64, 0, true, false, true, true, false, true, true, 64},
     {GDN_MIXED, 0, 1, 2, 16, 32, 0, 0, 0, false, false, true, false, false, false, true, 0},
     {GDN_MIXED, 0, 2, 2, 24, 16, 3, 0, 0, true, true, true, false, true, false, true, 33},
+    {GDN_DRAFTS, 0, 2, 4, 32, 24, 4, 0, 3, true, false, true, false, false, true, true, 4},
+    {GDN_DRAFTS, 0, 1, 2, 24, 16, 0, 0, 5, false, false, true, true, false, false, false, 3},
     {GDN_STEPS, 0, 2, 4, 24, 32, 4, 0, 0, true, false, true, false, false, false, false, 0, true},
     {GDN_CHUNKS, 0, 2, 4, 24, 32, 4, 64, 0, true, false, true, false, false, false, false, 0, true},
     {GDN_MIXED, 0, 1, 2, 32, 40, 0, 0, 0, false, false, true, false, false, false, false, 0, true},

@@ -26,8 +26,9 @@ bool gdn_case_keeps_all(const struct gdn_case *c, int32_t r)
 
 int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t r, int32_t *slots)
 {
+    const int32_t n = c->v.kept, before = c->lengths[r] - c->tokens[r];
     int32_t count = 0;
-    for (int32_t i = 0; c->v.kept > 0 && i < c->tokens[r] / c->v.kept; i++) {
+    for (int32_t i = 0; n > 0 && i < c->lengths[r] / n - before / n; i++) {
         if (gdn_case_active(c, r) && c->kept[r][i] >= 0) {
             slots[count++] = c->kept[r][i];
         }
@@ -41,7 +42,7 @@ static int32_t place_of_slot_0(const struct gdn_case *c, int32_t initial, int32_
 {
     int32_t r = roomy_requests[c->v.shape];
     return c->v.kept > 0      ? kept + r * GDN_MAX_KEPT
-           : c->v.initial     ? initial + r
+           : c->v.initial     ? initial + r * c->num_states
            : c->v.drafted > 0 ? r * c->num_states + 1
                               : r * c->num_states;
 }
@@ -51,7 +52,7 @@ static int32_t place_of_slot_0(const struct gdn_case *c, int32_t initial, int32_
 static void draw_slots(struct gdn_case *c, uint64_t *random)
 {
     int32_t order[GDN_MAX_SLOTS], count = GDN_REQS * c->num_states;
-    int32_t kept = count + (c->v.initial ? GDN_REQS : 0);
+    int32_t kept = count + (c->v.initial ? count : 0);
     c->num_slots = kept + (c->v.kept > 0 ? GDN_REQS * GDN_MAX_KEPT : 0) + 3;
     for (int32_t i = 0; i < c->num_slots; i++) { /* shuffled */
         int32_t other = random_below(random, i + 1);
@@ -69,7 +70,9 @@ static void draw_slots(struct gdn_case *c, uint64_t *random)
         c->slots[i / c->num_states][i % c->num_states] = skipped ? -1 - i : order[i];
     }
     for (int32_t r = 0; r < GDN_REQS; r++) {
-        c->initial[r] = c->v.initial ? order[count + r] : -1;
+        for (int32_t i = 0; i < c->num_states; i++) {
+            c->initial[r][i] = c->v.initial ? order[count + r * c->num_states + i] : -1;
+        }
         for (int32_t i = 0; i < GDN_MAX_KEPT && c->v.kept > 0; i++) {
             c->kept[r][i] = (r + i) % 4 == 3 ? -2 : order[kept + r * GDN_MAX_KEPT + i];
         }
@@ -98,7 +101,9 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, const struct
         c->tokens[r] = tokens[v->shape][r];
         c->starts[r + 1] = c->starts[r] + c->tokens[r];
         c->has_state[r] = r != 1 && r != 5;
-        c->lengths[r] = c->tokens[r] + (c->has_state[r] ? 17 + r : 0);
+        /* checkpoints within chunks, and, of every other request, behind whole ones */
+        const int32_t past = v->kept % 64 == 0 && v->kept > 0 && r % 2 == 0 ? 128 : 17 + r;
+        c->lengths[r] = c->tokens[r] + (c->has_state[r] ? past : 0);
         /* what the step before accepted; a request of more than 1 + n tokens had left one state */
         c->accepted[r] = c->has_state[r] && r != 3 ? 1 + random_below(random, 1 + n) : 1;
     }
@@ -144,8 +149,8 @@ static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
 {
     int64_t size = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
     for (int32_t r = 0; r < GDN_REQS; r++) {
-        int32_t from = c->v.initial ? c->initial[r] : c->slots[r][c->accepted[r] - 1];
-        int32_t window = c->v.initial ? c->initial[r] : c->slots[r][0];
+        const int32_t *row = c->v.initial ? c->initial[r] : c->slots[r];
+        int32_t from = row[c->accepted[r] - 1], window = row[0];
         if (!gdn_case_active(c, r) || !c->has_state[r]) {
             continue;
         }
@@ -298,6 +303,7 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t
         .num_accepted_tokens =
             c->v.drafted > 0 ? (const int32_t *)(base + c->at[GDN_ACCEPTED]) : NULL,
         .initial_slots = c->v.initial ? (const int32_t *)(base + c->at[GDN_INITIAL]) : NULL,
+        .initial_slots_stride = GDN_MAX_STATES,
         .checkpoint_slots = c->v.kept > 0 ? (const int32_t *)(base + c->at[GDN_KEPT]) : NULL,
         .checkpoint_slots_stride = c->v.kept > 0 ? GDN_MAX_KEPT : 0};
     s->batch = (struct attn_batch){.struct_size = sizeof s->batch,

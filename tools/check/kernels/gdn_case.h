@@ -11,7 +11,7 @@
 enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
 #define GDN_MAX_KEPT 6 /* checkpoints of a request */
 #define GDN_NANS 2
-#define GDN_MAX_SLOTS (GDN_REQS * GDN_MAX_STATES + 3)
+#define GDN_MAX_SLOTS (GDN_REQS * (2 * GDN_MAX_STATES + GDN_MAX_KEPT) + 3)
 
 enum gdn_shape {
     GDN_STEPS,  /* one token each; one request of no length */
@@ -32,8 +32,8 @@ struct gdn_variant {
     bool by_length;    /* has_initial_state NULL */
     bool strong;       /* decays that underflow to 0 */
     bool strided;      /* rows, slots and channels apart from each other */
-    bool initial;      /* states are read from slots of their own; no drafts */
-    int32_t kept;      /* tokens from one checkpoint to the next; 0: none; no drafts */
+    bool initial;      /* states are read from slots of their own */
+    int32_t kept;      /* tokens from one checkpoint to the next; 0: none */
     bool nan;          /* a value of one request and a query of another are no numbers */
     int32_t invariant; /* batch_invariant of the layer */
 };
@@ -79,7 +79,7 @@ struct gdn_case {
     int64_t row_stride, gate_stride, state_stride, channel_stride; /* elements */
     int32_t tokens[GDN_REQS], starts[GDN_REQS + 1], lengths[GDN_REQS], accepted[GDN_REQS];
     int32_t slots[GDN_REQS][GDN_MAX_STATES];
-    int32_t initial[GDN_REQS], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
+    int32_t initial[GDN_REQS][GDN_MAX_STATES], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
     uint8_t has_state[GDN_REQS];
     struct gdn_nan nans[GDN_NANS]; /* where v.nan: in a value, and in a query */
     size_t at[GDN_BUFFER_COUNT];

@@ -39,17 +39,21 @@ def gdn_batch(state_slots: Any, has_initial_state: Any | None = None, num_accept
         By default where a request has more keys than queries.
     num_accepted_tokens : int32 tensor [R], optional
         Speculative.
-    initial_slots : int32 tensor [R], optional
+    initial_slots : int32 tensor, as `state_slots`, optional
         Where each request's state is read from.
     checkpoint_slots : int32 tensor [R, n], optional
-        Where states behind every ``checkpoint_interval`` tokens go.
+        Where the states after multiples of ``checkpoint_interval`` tokens of a request go that the step passes, in order.
     """
-    slots, checkpoints = (None if given is None else as_tensor(given) for given in (state_slots, checkpoint_slots))
+    slots, initial, checkpoints = (None if given is None else as_tensor(given)
+                                   for given in (state_slots, initial_slots, checkpoint_slots))
+
+    def stride(given: Any) -> int:
+        return given.shape[1] if given and len(given.shape) == 2 else 1
+
     return attn_batch_recurrent(
-        state_slots=slots, state_slots_stride=slots.shape[1] if slots and len(slots.shape) == 2 else 1,
-        has_initial_state=has_initial_state, num_accepted_tokens=num_accepted_tokens, initial_slots=initial_slots,
-        checkpoint_slots=checkpoints,
-        checkpoint_slots_stride=checkpoints.shape[1] if checkpoints and len(checkpoints.shape) == 2 else 0)
+        state_slots=slots, state_slots_stride=stride(slots), has_initial_state=has_initial_state,
+        num_accepted_tokens=num_accepted_tokens, initial_slots=initial, initial_slots_stride=stride(initial),
+        checkpoint_slots=checkpoints, checkpoint_slots_stride=stride(checkpoints) if checkpoints else 0)
 
 
 def gdn_io(a: Any | None, b: Any | None, mixed_qkv: Any | None = None) -> Struct:

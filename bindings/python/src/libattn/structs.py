@@ -154,11 +154,12 @@ NEEDED: dict[tuple[str, str], Callable[[SimpleNamespace], int]] = {
                                                     "attn_batch_context_parallel")
        for name in ("seq_lens", "seq_lens_host", "encoder_seq_lens", "encoder_seq_lens_host", "block_table_row",
                     "causal_per_request", "last_page_len", "last_page_len_host", "has_initial_state", "num_accepted_tokens",
-                    "initial_slots", "local_seq_lens", "local_seq_lens_host", "query_lens_host")},
+                    "local_seq_lens", "local_seq_lens_host", "query_lens_host")},
     **{(struct, name): lambda d: d.R + 1 for struct in ("attn_batch", "attn_batch_table")
        for name in ("query_start_loc", "query_start_loc_host", "key_start_loc", "key_start_loc_host", "span_start_loc",
                     "page_start_loc", "page_start_loc_host")},
     ("attn_batch_recurrent", "state_slots"): lambda d: d.R * max(1, d.struct.state_slots_stride),
+    ("attn_batch_recurrent", "initial_slots"): lambda d: d.R * max(1, d.struct.initial_slots_stride),
     ("attn_batch_recurrent", "checkpoint_slots"): lambda d: d.R * max(1, d.struct.checkpoint_slots_stride),
     ("attn_batch_context_parallel", "query_positions"): lambda d: d.T,
     ("attn_batch", "spans"): lambda d: 2 * d.struct.num_spans,
