@@ -79,17 +79,24 @@ ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
     ((size_t)((const char *)(&(pointer)->field + 1) - (const char *)(pointer)) <=                  \
      (pointer)->struct_size)
 #define ATTN_HAS_SLOT(table, slot) (ATTN_HAS_FIELD(table, slot) && (table)->slot != NULL)
+/* Likewise of an extension, whose header is its field `ext`. */
+#define ATTN_EXT_HAS_FIELD(pointer, field)                                                         \
+    ((size_t)((const char *)(&(pointer)->field + 1) - (const char *)(pointer)) <=                  \
+     (pointer)->ext.struct_size)
 
 struct attn_ext {
     uint32_t id;                 /* ATTN_EXT_*: which struct begins with this header */
-    uint32_t flags;              /* ATTN_EXT_OPTIONAL or 0 */
+    uint32_t flags;              /* ATTN_EXT_OPTIONAL or 0; hints in the upper half */
     size_t struct_size;          /* size of the whole extension */
-    const struct attn_ext *next; /* the next extension, or NULL */
+    const struct attn_ext *next; /* the next extension, or NULL; each id once in a chain */
 };
 
 /* Whoever does not know the extension may ignore it. Without the flag an unknown extension is
- * refused with ATTN_ERROR_EXTENSION and its id, since ignoring it would change the meaning. */
+ * refused with ATTN_ERROR_EXTENSION and its id, since ignoring it would change the meaning. Kernels
+ * see those alone that the core knows or their backend has declared: on a batch or a run that
+ * brings any other, the rest is handed on as copies of at most ATTN_EXT_COPIED_BYTES together. */
 #define ATTN_EXT_OPTIONAL 1u
+#define ATTN_EXT_COPIED_BYTES 4096
 
 /* Ids below 0x1000 are the project's; a vendor takes ATTN_EXT_VENDOR + any number that it owns. An
  * engine may put a vendor's on a layer, and, of ids that the layer has, on its runs; on a batch of
@@ -97,7 +104,8 @@ struct attn_ext {
  * point to must live as long as the assignment and its models) and hands them to kernels: on the
  * layer's `next`, on the batch's, and, of runs, on that of attends and writes which are no part of
  * a composed step. Backends that do not declare the id
- * (attn_backend_caps.extensions) are refused at selection, unless the extension is optional. */
+ * (attn_backend_caps.extensions) are refused at selection, unless the extension is optional: it is
+ * then left out where one of the layer's backends has not declared it. */
 #define ATTN_EXT_VENDOR 0x10000u
 enum attn_ext_id {
     ATTN_EXT_MLA_DESC = 1,          /* struct attn_mla_desc, on attn_layer_desc */

@@ -83,6 +83,29 @@ static void copy_vendors(struct arena *arena, struct layer *layer, const struct 
     }
 }
 
+bool declares_extension(const struct attn_backend_caps *caps, uint32_t id)
+{
+    for (int32_t i = 0; i < caps->num_extensions; i++) {
+        if (caps->extensions[i] == id) {
+            return true;
+        }
+    }
+    return id < ATTN_EXT_VENDOR;
+}
+
+void layer_drop_undeclared(struct layer *layer, const struct attn_backend_caps *caps)
+{
+    const struct attn_ext **at = &layer->desc.next; /* all of them copies in the arena */
+    while (*at != NULL) {
+        struct attn_ext *ext = (struct attn_ext *)*at;
+        if (declares_extension(caps, ext->id)) {
+            at = &ext->next;
+        } else {
+            *at = ext->next;
+        }
+    }
+}
+
 static attn_status check_cache(const struct layer *layer, const struct attn_cache_desc *caches,
                                int32_t index, struct attn_error *error)
 {

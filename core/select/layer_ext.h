@@ -36,6 +36,12 @@ attn_status layer_check_extensions(struct layer *layer, struct attn_error *error
  * gives how many it then has. */
 int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t *ids, int32_t count);
 
+/* Is the extension the core's own, or one of those that a backend reads? */
+bool declares_extension(const struct attn_backend_caps *caps, uint32_t id);
+
+/* Takes vendors' optional extensions out of a layer's that `caps` do not declare. */
+void layer_drop_undeclared(struct layer *layer, const struct attn_backend_caps *caps);
+
 /* The refusal of a layer whose kind needs an extension that is not there, or takes none. */
 attn_status layer_refuse_extension(const struct layer *layer, const char *extension, bool needed,
                                    struct attn_error *error);

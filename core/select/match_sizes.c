@@ -2,6 +2,7 @@
 /* Head sizes, block sizes and numbers of heads against the ranges that a backend declares. */
 #include <stdio.h>
 
+#include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "util/text.h"
 
@@ -224,11 +225,7 @@ void check_extensions(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
     for (const struct attn_ext *ext = check->layer->next; ext != NULL; ext = ext->next) {
-        bool taken = ext->id < ATTN_EXT_VENDOR || ext->flags & ATTN_EXT_OPTIONAL;
-        for (int32_t i = 0; i < caps->num_extensions && !taken; i++) {
-            taken = caps->extensions[i] == ext->id;
-        }
-        if (!taken) {
+        if (!declares_extension(caps, ext->id) && !(ext->flags & ATTN_EXT_OPTIONAL)) {
             char asked[16];
             struct text declared;
             snprintf(asked, sizeof asked, "%#x", ext->id);

@@ -7,6 +7,7 @@
 #include "host/host.h"
 #include "select/candidates.h"
 #include "select/layer_check.h"
+#include "select/layer_ext.h"
 #include "select/names.h"
 #include "select/settle.h"
 #include "select/suggest.h"
@@ -283,6 +284,19 @@ static attn_status select_all(struct selection *selection,
     return ATTN_OK;
 }
 
+/* Kernels see no optional extension that the backends of the layer, one for each phase, have not
+ * declared. */
+static void drop_undeclared(struct attn_assignment *assignment)
+{
+    for (int32_t i = 0; i < assignment->num_layers * ATTN_PHASE_COUNT; i++) {
+        struct assignment_layer *layer = &assignment->layers[i / ATTN_PHASE_COUNT];
+        const int32_t backend = layer->phases[i % ATTN_PHASE_COUNT].choice.backend;
+        if (backend >= 0) {
+            layer_drop_undeclared(&layer->layer, &assignment->runtime->backends[backend].caps);
+        }
+    }
+}
+
 attn_status select_layers(attn_runtime *runtime, const struct attn_select_options *given,
                           const struct attn_layer_desc *const *layers, int32_t num_layers,
                           attn_assignment **out, struct attn_error *error)
@@ -346,6 +360,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
         assignment_destroy(assignment);
         return status;
     }
+    drop_undeclared(assignment);
     selection_log(assignment);
     *out = assignment;
     return ATTN_OK;

@@ -211,8 +211,8 @@ static bool reads(const struct step *step, uint32_t id)
     }
 }
 
-attn_status step_check_extensions(const struct step *step, const struct attn_step_io *io,
-                                  struct attn_error *error)
+attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
+                                  struct ext_room *room, struct attn_error *error)
 {
     static const struct {
         uint32_t id;
@@ -229,7 +229,7 @@ attn_status step_check_extensions(const struct step *step, const struct attn_ste
         known[i] = ours[i].id;
     }
     const int32_t count = layer_vendor_ids(step->layer->desc->next, known, OURS);
-    attn_status status = ext_check(io->next, known, count, "attn_step_io", error);
+    attn_status status = ext_narrow(&io->next, known, count, room, "attn_step_io", error);
     for (int32_t i = 0; i < OURS && status == ATTN_OK; i++) {
         const struct attn_ext *given = ext_find(io->next, ours[i].id);
         if (given != NULL && !(given->flags & ATTN_EXT_OPTIONAL) && !reads(step, ours[i].id)) {

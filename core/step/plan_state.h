@@ -8,6 +8,7 @@
 #include "bind/bound.h"
 #include "compose/composition.h"
 #include "select/layer_ext.h"
+#include "util/structs.h"
 #include "util/tensor.h"
 
 #define WORKSPACE_ALIGNMENT 256
@@ -199,10 +200,11 @@ struct attn_plan {
     uint32_t vendor_ids[MAX_VENDOR_EXTENSIONS]; /* vendors' extensions that all its layers have */
     int32_t num_vendor_ids;
     struct batch_takes takes;
-    bool asked;        /* the driver was asked where a batch's arrays lie */
-    bool asked_tables; /* and where those of its tables do */
-    int32_t mode;      /* enum attn_plan_mode of the plan_batch under way */
-    bool capturing;    /* runs are being recorded, and nothing may wait for them */
+    bool asked;                       /* the driver was asked where a batch's arrays lie */
+    bool asked_tables;                /* and where those of its tables do */
+    int32_t mode;                     /* enum attn_plan_mode of the plan_batch under way */
+    bool capturing;                   /* runs are being recorded, and nothing may wait for them */
+    struct ext_room batch_extensions; /* of a batch that brings unknown ones, too */
 };
 
 /* plan.c */
@@ -343,9 +345,10 @@ attn_status step_check_keys(const struct step *step, const struct attn_step_io *
 /* attn_io_rope, which the run brings */
 attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, struct attn_error *error);
-/* Extensions of the ABI that the layer reads, and of vendors' those that the layer has, too. */
-attn_status step_check_extensions(const struct step *step, const struct attn_step_io *io,
-                                  struct attn_error *error);
+/* Extensions of the ABI that the layer reads, and of vendors' those that the layer has, too: alone
+ * they are left in io, copied to `room` where need be. */
+attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
+                                  struct ext_room *room, struct attn_error *error);
 bool step_is_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows);
 /* Columns of an output that share a scale, by its form. */
 int32_t output_group(int32_t form);

@@ -215,7 +215,8 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     }
     if (status == ATTN_OK && read.next != NULL) {
         memcpy(&known[2], plan->vendor_ids, sizeof plan->vendor_ids);
-        status = ext_check(read.next, known, 2 + plan->num_vendor_ids, "attn_batch", error);
+        status = ext_narrow(&read.next, known, 2 + plan->num_vendor_ids, &plan->batch_extensions,
+                            "attn_batch", error);
     }
     if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
         status = places_check_batch(plan, &read, error);

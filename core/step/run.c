@@ -144,17 +144,13 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     return status == ATTN_OK && plan->validate ? validate_workers(plan, error) : status;
 }
 
-/* Everything that a run can be. */
-static attn_status run_anything(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                                struct attn_error *error)
+/* Everything that a run can be, whose extensions are checked. */
+static attn_status run_checked(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                               struct attn_error *error)
 {
     const struct attn_model_options *hooks = &plan->model->options;
     int32_t layer = step->layer->index;
-    attn_status status = io->next != NULL ? step_check_extensions(step, io, error) : ATTN_OK;
-    if (status == ATTN_OK && io->next != NULL && step->program != run_idle) {
-        status = tables_check_rows(plan, step, io->next, error);
-    }
-    status = status == ATTN_OK ? places_check_run(plan, io, error) : status;
+    attn_status status = places_check_run(plan, io, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -173,6 +169,20 @@ static attn_status run_anything(attn_plan *plan, struct step *step, const struct
         hooks->after_layer(hooks->user, layer, io->stream);
     }
     return status;
+}
+
+/* Apart, since other runs need no room on the stack. */
+__attribute__((noinline)) static attn_status run_extended(attn_plan *plan, struct step *step,
+                                                          const struct attn_step_io *io,
+                                                          struct attn_error *error)
+{
+    struct ext_room room;
+    struct attn_step_io read = *io;
+    attn_status status = step_check_extensions(step, &read, &room, error);
+    if (status == ATTN_OK && step->program != run_idle) {
+        status = tables_check_rows(plan, step, read.next, error);
+    }
+    return status == ATTN_OK ? run_checked(plan, step, &read, error) : status;
 }
 
 /* `text` behind what `to` holds, as far as it goes. */
@@ -215,7 +225,8 @@ attn_status step_fail(const struct step *step, attn_status status, struct attn_e
 attn_status run_general(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                         struct attn_error *error)
 {
-    attn_status status = run_anything(plan, step, io, error);
+    attn_status status =
+        io->next != NULL ? run_extended(plan, step, io, error) : run_checked(plan, step, io, error);
     return status == ATTN_OK ? status : step_fail(step, status, error);
 }
 

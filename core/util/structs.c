@@ -176,26 +176,92 @@ static bool is_known(uint32_t id, const uint32_t *known, int32_t num_known)
     return false;
 }
 
-attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
-                      const char *name, struct attn_error *error)
+/* One of a chain, of which `before` are before it. */
+static attn_status check_one(const struct attn_ext *chain, int32_t before,
+                             const struct attn_ext *ext, bool known, const char *name,
+                             struct attn_error *error)
+{
+    attn_status status = check_size(ext, known, name, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (ext->flags & ~(ATTN_EXT_OPTIONAL | ATTN_FLAG_HINTS)) {
+        return error_set(error, ATTN_ERROR_EXTENSION, name,
+                         "extension %u of %s has flags %#x; allowed are %u (optional) and hints "
+                         "(the upper half)",
+                         ext->id, name, ext->flags, ATTN_EXT_OPTIONAL);
+    }
+    if ((ext->flags & ATTN_EXT_OPTIONAL) == 0 && !known) {
+        return error_set(error, ATTN_ERROR_EXTENSION, name,
+                         "extension %u of %s is not known here and not marked optional", ext->id,
+                         name);
+    }
+    for (; before > 0; before--, chain = chain->next) {
+        if (chain->id == ext->id) {
+            return error_set(error, ATTN_ERROR_EXTENSION, name,
+                             "extension %u is twice in the chain of %s", ext->id, name);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* *all: every extension is known. */
+static attn_status check_chain(const struct attn_ext *chain, const uint32_t *known,
+                               int32_t num_known, bool *all, const char *name,
+                               struct attn_error *error)
 {
     int32_t length = 0;
-
-    for (; next != NULL; next = next->next) {
-        if (++length > MAX_CHAIN) {
-            return error_set(error, ATTN_ERROR_EXTENSION, name,
-                             "the extension chain of %s is longer than %d", name, MAX_CHAIN);
-        }
-        bool is_ours = is_known(next->id, known, num_known);
-        attn_status status = check_size(next, is_ours, name, error);
+    *all = true;
+    for (const struct attn_ext *ext = chain; ext != NULL; ext = ext->next, length++) {
+        const bool is_ours = is_known(ext->id, known, num_known);
+        attn_status status =
+            length < MAX_CHAIN
+                ? check_one(chain, length, ext, is_ours, name, error)
+                : error_set(error, ATTN_ERROR_EXTENSION, name,
+                            "the extension chain of %s is longer than %d", name, MAX_CHAIN);
         if (status != ATTN_OK) {
             return status;
         }
-        if ((next->flags & ATTN_EXT_OPTIONAL) == 0 && !is_ours) {
-            return error_set(error, ATTN_ERROR_EXTENSION, name,
-                             "extension %u of %s is not known here and not marked optional",
-                             next->id, name);
-        }
+        *all &= is_ours;
     }
+    return ATTN_OK;
+}
+
+attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
+                      const char *name, struct attn_error *error)
+{
+    bool all;
+    return check_chain(next, known, num_known, &all, name, error);
+}
+
+attn_status ext_narrow(const struct attn_ext **next, const uint32_t *known, int32_t num_known,
+                       struct ext_room *room, const char *name, struct attn_error *error)
+{
+    const struct attn_ext *chain = *next, **last = next;
+    size_t used = 0;
+    bool all;
+    attn_status status = check_chain(chain, known, num_known, &all, name, error);
+    if (status != ATTN_OK || all) {
+        return status;
+    }
+    for (; chain != NULL; chain = chain->next) {
+        if (!is_known(chain->id, known, num_known)) {
+            continue;
+        }
+        if (chain->struct_size > sizeof room->bytes - used) {
+            return error_set(error, ATTN_ERROR_EXTENSION, name,
+                             "the extensions of %s that are known here take more than %d bytes, "
+                             "which they may not next to one that is not known",
+                             name, ATTN_EXT_COPIED_BYTES);
+        }
+        struct attn_ext *copy = (struct attn_ext *)(void *)(room->bytes + used);
+        memcpy(copy, chain, chain->struct_size);
+        used += (chain->struct_size + _Alignof(max_align_t) - 1) / _Alignof(max_align_t) *
+                _Alignof(max_align_t);
+        used = used < sizeof room->bytes ? used : sizeof room->bytes;
+        *last = copy;
+        last = &copy->next;
+    }
+    *last = NULL;
     return ATTN_OK;
 }

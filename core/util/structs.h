@@ -5,6 +5,7 @@
 
 #include <attn/version.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "util/error.h"
 
@@ -34,10 +35,20 @@ const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id);
 /* Do both chains have the same extensions in one order, by every byte behind the header? */
 bool ext_same(const struct attn_ext *a, const struct attn_ext *b);
 
-/* Refuses extensions that are neither in `known` nor optional, chains longer than 64, sizes
- * under those of ABI 0.3 (under a header, of those not known), and unknown tails that are not zero,
- * but for declarations' (attn/version.h). */
+/* Refuses extensions that are neither in `known` nor optional, a second one of an id, unknown
+ * flags, chains longer than 64, sizes under those of ABI 0.3 (under a header, of those not known),
+ * and unknown tails that are not zero, but for declarations' (attn/version.h). */
 attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
                       const char *name, struct attn_error *error);
+
+/* Where ext_narrow puts copies. */
+struct ext_room {
+    _Alignas(max_align_t) unsigned char bytes[ATTN_EXT_COPIED_BYTES];
+};
+
+/* Likewise, and leaves in *next what is known: the chain as it is, or, where it holds anything
+ * else, copies in `room`. */
+attn_status ext_narrow(const struct attn_ext **next, const uint32_t *known, int32_t num_known,
+                       struct ext_room *room, const char *name, struct attn_error *error);
 
 #endif

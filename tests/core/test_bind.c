@@ -426,6 +426,8 @@ TEST(groups_by_each_difference)
             layers[1].padded_page_bytes = 2 * PAGE;
         } else {
             layers[1].next = &vendor;
+            caps->extensions = &vendor.id;
+            caps->num_extensions = 1;
         }
         attn_model *model = fake_model(&fixture, layers, 2, &error);
         if (model == NULL) {

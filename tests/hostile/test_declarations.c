@@ -119,7 +119,8 @@ static const struct {
     {"extension_is_too_small", ATTN_ERROR_STRUCT_SIZE,
      "attn_backend_caps: extension 13 of attn_backend_caps has struct_size 28; allowed are 48 to "
      "65536"},
-    {"extension_stands_twice", ATTN_ERROR_PLUGIN, "next: declares: extension 13 stands twice"},
+    {"extension_stands_twice", ATTN_ERROR_EXTENSION,
+     "attn_backend_caps: extension 13 is twice in the chain of attn_backend_caps"},
     {"extension_runs_in_circles", ATTN_ERROR_EXTENSION,
      "attn_backend_caps: the extension chain of attn_backend_caps is longer than 64"},
     {"extension_is_negative", ATTN_ERROR_PLUGIN,

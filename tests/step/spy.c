@@ -51,6 +51,7 @@ static void release(attn_instance *instance, attn_prepared *prepared)
 static int32_t value_of(const struct attn_ext *next)
 {
     while (next != NULL && next->id != SPY_EXTENSION) {
+        spy_counts.strange += next->id > ATTN_EXT_VENDOR;
         next = next->next;
     }
     return next != NULL ? ((const struct spy_extension *)next)->value : 0;

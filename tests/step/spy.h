@@ -15,6 +15,7 @@ struct spy_counts {
     void *stream;
     int32_t of_layer, of_run, of_batch, planned,
         planned_batch; /* values of spy_extension; 0: none came */
+    int32_t strange;   /* extensions of other ids, on layers, batches and runs */
 };
 
 #if defined(SPY_FILE)

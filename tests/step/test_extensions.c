@@ -111,6 +111,67 @@ TEST(test_optional)
     }
 }
 
+/* Of ids that nobody knows a kernel sees nothing, however they are marked: known ones come as they
+ * were, in their order. */
+TEST(test_strange_ones)
+{
+    struct spy_extension known = extension(SPY_EXTENSION, 0, 7),
+                         strange = extension(0x20000, ATTN_EXT_OPTIONAL, 1),
+                         ours = extension(ATTN_EXT_MLA_DESC, ATTN_EXT_OPTIONAL, 2),
+                         behind = extension(ATTN_EXT_VENDOR, 0, 3);
+    struct {
+        struct attn_ext ext;
+        char bytes[ATTN_EXT_COPIED_BYTES];
+    } large = {.ext = {ATTN_EXT_VENDOR, 0, sizeof large, NULL}};
+    struct attn_layer_desc layer = {.next = &strange.ext, .kind = ATTN_LAYER_DECODER};
+    struct spy_counts *c = spy_counts_of_core();
+    struct fixture f;
+    strange.ext.next = &known.ext;
+    known.ext.next = &behind.ext;
+    fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
+    memset(c, 0, sizeof *c);
+    fixture_step(&f);
+    assert_int_equal(c->of_layer, 7);
+    behind.ext.next = &ours.ext;
+    f.batch.next = f.io.next = &strange.ext;
+    for (int32_t i = 0; i < 3; i++) {
+        fixture_step(&f);
+        assert_true(c->of_batch == 7 && c->of_run == 7 && c->planned_batch == 7);
+    }
+    assert_int_equal(c->strange, 0);
+    behind.ext.next = &large.ext; /* twice */
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    known.ext.next = &large.ext;
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    assert_non_null(strstr(f.error.message, "more than 4096 bytes"));
+    f.batch.next = &known.ext; /* nothing else: nothing is copied */
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    large.ext.flags = 2;
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    assert_non_null(strstr(f.error.message, "flags 0x2"));
+    large.ext.flags = ATTN_FLAG_HINTS;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    fixture_finish(&f);
+}
+
+/* An optional one that one backend of a layer knows and the other not reaches neither. */
+TEST(test_of_both_backends)
+{
+    static const char *const orders[] = {"spy", "prefill=spy;decode=cpu_ref"};
+    struct spy_extension optional = extension(SPY_EXTENSION, ATTN_EXT_OPTIONAL, 5);
+    const struct attn_layer_desc layer = {.next = &optional.ext, .kind = ATTN_LAYER_DECODER};
+    struct spy_counts *c = spy_counts_of_core();
+    for (int32_t i = 0; i < 2; i++) {
+        struct fixture f;
+        fixture_init(&f, orders[i], &layer, queries, lens, 2, 0, NULL, false);
+        memset(c, 0, sizeof *c);
+        fixture_step(&f);
+        assert_true(c->attends > 0);
+        assert_int_equal(c->of_layer, i == 0 ? 5 : 0);
+        fixture_finish(&f);
+    }
+}
+
 /* Refused at selection, with the id asked for and those that are declared. */
 TEST(test_refused)
 {
