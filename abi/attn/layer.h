@@ -52,6 +52,7 @@ struct attn_layer_desc {
     /* n: decode requests have up to 1 + n queries (1 + 2n in parallel drafting) */
     int32_t num_speculative_tokens;
     int32_t parallel_drafting;
+    int32_t reserved;          /* 0 */
     int64_t padded_page_bytes; /* 0, or a page size to pad to */
     /* enum attn_scale_form; not NONE: q arrives quantized (dtype q_dtype) */
     int32_t q_scale_form;

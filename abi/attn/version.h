@@ -58,7 +58,7 @@ ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
  *
  * Inputs (what an engine passes to the core: options, layers, parameters, views, batches, runs). A
  * tail of zeros is ignored; any other is refused by name (ATTN_ERROR_STRUCT_SIZE), since ignoring
- * it would change the result. Reserved fields must be 0 and flags known.
+ * it would change the result. Reserved fields must be 0 and flags known: both are refused by name.
  *
  * Tables (attn_api, attn_plugin, attn_kernels, attn_host, attn_collectives, the sinks). The tail is
  * ignored: a newer table has more slots. Before a slot that is not in ABI 0.3 is called, ask

@@ -239,6 +239,10 @@ static attn_status check_memory(const attn_layer *layer, const struct attn_cache
                    layer->desc->name, memory->num_further, (const void *)memory->further,
                    (const void *)memory->further_num_blocks, layer->num_further);
     }
+    if (memory->reserved != 0) {
+        return BAD("reserved", "layer '%s': reserved is %d; 0", layer->desc->name,
+                   memory->reserved);
+    }
     for (int32_t i = 0; i < memory->num_further; i++) {
         const struct attn_cache_spec spec = spec_of(layer, num_own(layer) + i);
         if (memory->further_num_blocks[i] < 1 ||

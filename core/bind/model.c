@@ -107,7 +107,9 @@ static attn_status check_options(const attn_runtime *runtime, const struct attn_
                              i, option != NULL ? option : "(NULL)");
         }
     }
-    return ATTN_OK;
+    return o->reserved == 0
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved", "is %d; 0", o->reserved);
 }
 
 attn_status model_create(attn_runtime *runtime, const attn_assignment *assignment,

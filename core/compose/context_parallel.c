@@ -58,8 +58,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     }
     const struct ranged ranges[] = {
         {"reduce", layer->cp->reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL},
-        {"order", layer->cp->order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG}};
-    status = layer_ranges(l->name, ranges, 2, error);
+        {"order", layer->cp->order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG},
+        {"reserved", layer->cp->reserved, 0, 0}};
+    status = layer_ranges(l->name, ranges, 3, error);
     if (status != ATTN_OK) {
         return status;
     }

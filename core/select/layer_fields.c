@@ -53,6 +53,7 @@ const struct layer_field layer_fields[] = {
     FIELD(block_size, INT, CACHED, 0, MAX_BLOCK),
     FIELD(num_speculative_tokens, INT, CACHED | RECURRENT, 0, 1024),
     FIELD(parallel_drafting, INT, CACHED | RECURRENT, 0, 1),
+    FIELD(reserved, INT, ALL, 0, 0),
     FIELD(padded_page_bytes, LONG, CACHED | RECURRENT, 0, 0),
     FIELD(q_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_HEAD),
     FIELD(k_scale_form, INT, CACHED, 0, ATTN_SCALE_PER_HEAD),

@@ -88,6 +88,11 @@ static attn_status check_extensions(const attn_plan *plan, const struct attn_bat
                        own[i].needed);
         }
     }
+    const struct attn_batch_context_parallel *ranks =
+        (const struct attn_batch_context_parallel *)ext_find(b->next, ATTN_EXT_BATCH_CONTEXT);
+    if (ranks != NULL && ranks->reserved != 0) {
+        return BAD("attn_batch_context_parallel", "reserved is %d; 0", ranks->reserved);
+    }
     return ATTN_OK;
 }
 

@@ -158,6 +158,9 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
     if (rope->form != layer->rope || rope->positions == NULL) {
         return FAIL("attn_io_rope", "form is not the layer's rope, or positions is NULL");
     }
+    if (rope->reserved != 0) {
+        return FAIL("attn_io_rope", "reserved is not 0");
+    }
     if (rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size) {
         return FAIL("rotary_dim", "is not an even number from 0 to the layer's head_size");
     }

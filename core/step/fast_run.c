@@ -19,11 +19,16 @@ static inline void set_io(struct attn_attend_args *args, const struct attn_step_
     memcpy(&args->q, &io->q, bytes);
 }
 
-/* Flags that change a plain run, extensions and the lse, and keys that no slot takes, in one test.
- */
-static inline bool is_special(const struct attn_step_io *io, uint32_t flags, uintptr_t no_slots)
+/* Flags that change a plain run, the reserved field behind them, extensions and the lse, and keys
+ * that no slot takes, in one test. */
+static inline bool is_special(const struct attn_step_io *io, uint64_t flags, uintptr_t no_slots)
 {
-    return ((uintptr_t)io->next | (uintptr_t)io->lse | (io->flags & flags) |
+    uint64_t given;
+    ATTN_STATIC_ASSERT(offsetof(struct attn_step_io, reserved) ==
+                           offsetof(struct attn_step_io, flags) + sizeof io->flags,
+                       "one word");
+    memcpy(&given, &io->flags, sizeof given);
+    return ((uintptr_t)io->next | (uintptr_t)io->lse | (given & flags) |
             ((uintptr_t)io->k & no_slots)) != 0;
 }
 
@@ -78,7 +83,7 @@ static inline attn_status attend(attn_plan *plan, struct step *step, const struc
 {
     const struct attn_tensor *q = io->q, *out = io->out;
     const int64_t rows = plan->num_tokens;
-    if (is_special(io, ~ATTN_RUN_NO_WRITE, no_slots) || q == NULL || out == NULL ||
+    if (is_special(io, ~(uint64_t)ATTN_RUN_NO_WRITE, no_slots) || q == NULL || out == NULL ||
         !both(q, &step->q, out, &step->out, rows, alike)) {
         return run_general(plan, step, io, error);
     }
@@ -104,7 +109,7 @@ static inline bool is_plain_write(const attn_plan *plan, const struct step *step
 {
     const struct attn_tensor *q = io->q, *k = io->k, *v = io->v, *out = io->out;
     const int64_t rows = plan->num_tokens, slots = plan->given.num_slots;
-    return !is_special(io, UINT32_MAX, 0) && q != NULL && k != NULL && v != NULL && out != NULL &&
+    return !is_special(io, UINT64_MAX, 0) && q != NULL && k != NULL && v != NULL && out != NULL &&
            both(q, &step->q, out, &step->out, rows, alike) &&
            both(k, &step->k, v, &step->v, slots, alike);
 }

@@ -327,6 +327,9 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
     if (status != ATTN_OK) {
         return status;
     }
+    if (read.reserved != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved", "is %d; 0", read.reserved);
+    }
     if (plan == NULL || read.memory == NULL || (uintptr_t)read.memory % WORKSPACE_ALIGNMENT != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
                          "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,

@@ -154,6 +154,9 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
     if (status != ATTN_OK) {
         return status;
     }
+    if (io->reserved != 0) {
+        return FAIL("reserved", "reserved of attn_step_io is not 0");
+    }
     if ((io->flags & ~(ATTN_RUN_NO_WRITE | ATTN_RUN_NO_ATTEND | ATTN_FLAG_HINTS)) != 0) {
         return error_set_text(
             error, ATTN_ERROR_INVALID_ARGUMENT, "flags",

@@ -31,6 +31,9 @@ static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int3
 {
     int32_t tokens, longest = 0;
     const int32_t in_block = table_rows_per_block(plan, number, &tokens);
+    if (t->reserved != 0) {
+        return BAD("tables", "table %d: reserved is %d; 0", number, t->reserved);
+    }
     attn_status status = page_lists_read(plan, number, b->num_reqs, t, error);
     if (status != ATTN_OK) {
         return status;
@@ -182,6 +185,9 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
     if (io->rows == NULL || io->num_rows != layer->num_further) {
         return FAIL("attn_io_caches", "rows is NULL, or num_rows is not the number of caches that "
                                       "the layer has beyond those of its kind");
+    }
+    if (io->reserved != 0) {
+        return FAIL("attn_io_caches", "reserved is not 0");
     }
     for (int32_t i = 0; i < io->num_rows; i++) {
         const struct attn_tensor *t = io->rows[i];

@@ -56,6 +56,8 @@ REFUSAL(gdn_missing, "attn_recurrent_desc", "needs", l->kind = ATTN_LAYER_RECURR
         l->block_size = 0)
 REFUSAL(gdn_heads, "num_v_heads", "6 is not a multiple of num_k_heads 4",
         set_recurrent(l, &gdn_ext))
+REFUSAL(reserved, "reserved", "1; allowed are 0 to 0", l->reserved = 1)
+REFUSAL(cp_reserved_field, "reserved", "1; allowed are 0 to 0", l->next = &cp_reserved.ext)
 REFUSAL(cp_interleave, "interleave", "3 must divide block_size 16", l->next = &cp_ext.ext)
 REFUSAL(dtype_missing, "dtype", "0", l->dtype = ATTN_DTYPE_DEFAULT)
 REFUSAL(feature_unknown, "needed_features", "0x1000000000000000",

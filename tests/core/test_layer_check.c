@@ -53,6 +53,8 @@ static const struct attn_mm_encoder_quant history_alone = {
     .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof history_alone, NULL}, .amax_history_len = 16};
 static const struct attn_context_parallel cp_ext = {
     .ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp_ext, NULL}, .interleave = 3};
+static const struct attn_context_parallel cp_reserved = {
+    .ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp_ext, NULL}, .reserved = 1};
 
 static void set_recurrent(struct attn_layer_desc *l, const struct attn_recurrent_desc *gdn)
 {

@@ -334,15 +334,15 @@ TEST(test_rotation)
                                       .cos_sin = &table,
                                       .q_norm_weight = &norm,
                                       .k_norm_weight = &norm};
-    struct attn_io_rope bad[13];
-    static const char *const fields[13] = {
-        "attn_io_rope", "attn_io_rope",  "cos_sin",      "cos_sin",    "cos_sin",
-        "cos_sin",      "cos_sin",       "cos_sin",      "rotary_dim", "rotary_dim",
-        "cos_sin",      "q_norm_weight", "k_norm_weight"};
+    struct attn_io_rope bad[14];
+    static const char *const fields[14] = {
+        "attn_io_rope", "attn_io_rope",  "cos_sin",       "cos_sin",     "cos_sin",
+        "cos_sin",      "cos_sin",       "cos_sin",       "rotary_dim",  "rotary_dim",
+        "cos_sin",      "q_norm_weight", "k_norm_weight", "attn_io_rope"};
     const struct attn_tensor *const tables[] = {NULL,      &flat,    &short_rows,
                                                 &integers, &strided, &empty};
     struct fixture f;
-    for (int32_t i = 0; i < 13; i++) {
+    for (int32_t i = 0; i < 14; i++) {
         bad[i] = good;
         bad[i].cos_sin = i >= 2 && i < 8 ? tables[i - 2] : &table;
     }
@@ -353,9 +353,10 @@ TEST(test_rotation)
     bad[10].rotary_dim = 16; /* of which the table has rows of twice as much */
     bad[11].q_norm_weight = &table;
     bad[12].k_norm_weight = &short_norm;
+    bad[13].reserved = 1;
     fixture_init(&f, "cpu_ref", &rotated, queries, lens, 4, 0, NULL, true);
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    for (int32_t i = 0; i < 13; i++) {
+    for (int32_t i = 0; i < 14; i++) {
         f.io.next = &bad[i].ext;
         refuse(&f, run(&f), fields[i], "");
     }
@@ -376,6 +377,41 @@ TEST(test_rotation)
     f.io.k = f.io.v = NULL;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     refuse(&f, run(&f), "attn_io_rope", "the run writes no keys");
+    fixture_finish(&f);
+}
+
+/* Of what stands in no test of its own. Runs with keys and without, which the fast path takes. */
+TEST(test_reserved)
+{
+    struct fixture f;
+    init(&f, NULL, false);
+    struct attn_workspace workspace = {.struct_size = sizeof workspace};
+    CHECK(&f, f.api->plan_workspace(f.plan, &workspace, &f.error));
+    workspace.memory = f.workspace;
+    workspace.reserved = 1;
+    refuse(&f, f.api->plan_bind_workspace(f.plan, &workspace, &f.error), "reserved", "is 1");
+    const struct attn_model_options options = {.struct_size = sizeof options, .reserved = 2};
+    const struct attn_layer_desc *layers[] = {&f.layer};
+    attn_assignment *assignment;
+    attn_model *model;
+    CHECK(&f, f.api->select(f.runtime, NULL, layers, 1, &assignment, &f.error));
+    refuse(&f, f.api->model_create(f.runtime, assignment, &options, &model, &f.error), "reserved",
+           "is 2");
+    f.api->assignment_destroy(assignment);
+    const struct attn_batch_context_parallel ranks = {
+        .ext = {ATTN_EXT_BATCH_CONTEXT, ATTN_EXT_OPTIONAL, sizeof ranks, NULL}, .reserved = 3};
+    f.batch.next = &ranks.ext;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "attn_batch_context_parallel",
+           "is 3");
+    f.batch.next = NULL;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    for (int32_t i = 0; i < 2; i++) {
+        f.io.reserved = 1;
+        refuse(&f, run(&f), "reserved", "");
+        f.io.reserved = 0;
+        CHECK(&f, run(&f));
+        f.io.flags = ATTN_RUN_NO_WRITE;
+    }
     fixture_finish(&f);
 }
 

@@ -191,6 +191,9 @@ static void bind_blocks(struct opened *t, int64_t in_first)
     assert_int_not_equal(t->api->layer_bind_kv(t->layer, &k, &v, &t->error), ATTN_OK);
     REFUSED(&t->error, "num_views", t->api->layer_bind_caches(t->layer, none, 2, &t->error));
     memory.num_further = FURTHER;
+    memory.reserved = 1;
+    REFUSED(&t->error, "reserved", t->api->layer_bind_memory(t->layer, &memory, &t->error));
+    memory.reserved = 0;
     CHECK(t, t->api->layer_bind_memory(t->layer, &memory, &t->error));
 }
 
@@ -431,6 +434,7 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
         table.known.block_table_rows = *b == 'r' ? 1 : 0;
         table.known.max_seq_len = *b == 'm' ? 1 : 0;
+        table.known.reserved = *b == 'x';
         const int32_t block = s->other_blocks[0][0];
         const int64_t slot = s->other_slots[0];
         s->other_blocks[0][0] = *b == 'b' ? OTHER_BLOCKS : block; /* one behind the last */
@@ -460,6 +464,9 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         io_caches.num_rows = 1;
         REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
         io_caches.num_rows = FURTHER;
+        io_caches.reserved = 1;
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
+        io_caches.reserved = 0;
         of_index[0]--;
         REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
         of_index[0]++;
@@ -489,7 +496,7 @@ TEST(test_five_caches)
         }
         make_plan(&t);
         run_many(&t, s, (const int32_t[]){21, 5, 7}, form,
-                 form == BLOCK_TABLES ? "nuswrbmo" : "nu");
+                 form == BLOCK_TABLES ? "nuswrbmox" : "nu");
         run_many(&t, s, (const int32_t[]){1, 1, 4}, form, ""); /* decodes, a prefill: two calls */
         run_many(&t, s, (const int32_t[]){1, 1, 1}, form, "");
         many.needs_page_lists = 0;
