@@ -226,8 +226,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .rank = {-1, -1}};
     (void)host;
     (void)error;
-    attn_status status = sink->device(sink->user, &cpu);
-    return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
+    attn_status status = sink->device(sink->user, &cpu, error);
+    return status == ATTN_OK ? sink->backend(sink->user, &caps, error) : status;
 }
 
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,

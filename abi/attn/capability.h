@@ -110,7 +110,8 @@ struct attn_backend_caps {
     int32_t num_head_sizes;
     int32_t num_block_sizes;
     int32_t num_refused;
-    int32_t preferred_layout; /* enum attn_kv_layout */
+    /* enum attn_kv_layout, one of layouts; a code that the core does not know reads as the first */
+    int32_t preferred_layout;
     int32_t preferred_block_size;
     int32_t graph_level;        /* enum attn_graph_level */
     int32_t graph_fill_seq_len; /* what padded seq_lens must hold in a replay */
@@ -134,17 +135,24 @@ struct attn_backend_caps {
     /* ids of vendors' extensions that its kernels read on layers and runs (version.h) */
     const uint32_t *extensions;
     int32_t num_extensions;
-    int32_t reserved_tail;
+    /* most queries of a request in a captured step of decodes (graph levels below ALWAYS); 0: any
+     */
+    int32_t graph_max_query_len;
 };
 
-/* Where a probe puts what it finds. Each call returns ATTN_OK or the reason why the item is left
- * out: a core that is older than the plugin may not know its device, say. The probe goes on. */
+/* Where a probe puts what it finds. Each call returns ATTN_OK or, with its reason in `why`, the
+ * status for which the item is left out: a core that is older than the plugin may not know its
+ * device, say. The probe goes on. A backend that is taken without a row of its `refused`, whose
+ * bits or tail the core does not know, is ATTN_OK, and `why` names the first such row; else the
+ * message is empty. `why` may be NULL. */
 struct attn_probe_sink {
     size_t struct_size;
     const struct attn_ext *next;
     void *user;
-    attn_status (*device)(void *user, const struct attn_device_info *device);
-    attn_status (*backend)(void *user, const struct attn_backend_caps *caps);
+    attn_status (*device)(void *user, const struct attn_device_info *device,
+                          struct attn_error *why);
+    attn_status (*backend)(void *user, const struct attn_backend_caps *caps,
+                           struct attn_error *why);
 };
 
 /* Where `supports` puts each reason against a layer. All text is borrowed until return. */

@@ -113,11 +113,13 @@ enum attn_output_form {
     ATTN_OUTPUT_FORM_COUNT = 5
 };
 
+/* Each captures what those below it do. Numbers between are left for later levels: in a declaration
+ * one that is not known reads as the known one below it. */
 enum attn_graph_level {
     ATTN_GRAPH_NEVER = 0,
-    ATTN_GRAPH_SINGLE_TOKEN_DECODE = 1,
-    ATTN_GRAPH_UNIFORM_BATCH = 2,
-    ATTN_GRAPH_ALWAYS = 3
+    ATTN_GRAPH_SINGLE_TOKEN_DECODE = 16, /* decodes of one query */
+    ATTN_GRAPH_UNIFORM_BATCH = 32,       /* decodes of equally many */
+    ATTN_GRAPH_ALWAYS = 64
 };
 
 #endif

@@ -92,6 +92,13 @@ void caps_trim(struct attn_backend_caps *c)
         mask &= BIT(masks[i].count) - 1;
         memcpy((char *)c + masks[i].offset, &mask, sizeof mask);
     }
+    if (c->preferred_layout >= ATTN_KV_LAYOUT_COUNT) {
+        c->preferred_layout = 0;
+        while (c->layouts != 0 && !(c->layouts >> c->preferred_layout & 1)) {
+            c->preferred_layout++;
+        }
+    }
+    c->graph_level = graph_level_known(c->graph_level);
 }
 
 /* Row `at`, a missing tail zero; false: an unknown one is not. */
@@ -234,7 +241,9 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
                    {"max_group", c->max_group},
                    {"max_num_q_heads", c->max_num_q_heads},
                    {"max_speculative_tokens", c->max_speculative_tokens},
-                   {"max_tables", c->max_tables}};
+                   {"max_tables", c->max_tables},
+                   {"graph_level", c->graph_level},
+                   {"graph_max_query_len", c->graph_max_query_len}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (numbers[i].value < 0) {
             return BAD(numbers[i].field, "%s: %s %d; 0 or above", c->name, numbers[i].field,
@@ -245,9 +254,6 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
         (c->io_alignment & (c->io_alignment - 1)) != 0) {
         return BAD("kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two", c->name,
                    c->kv_alignment, c->io_alignment);
-    }
-    if (c->graph_level < ATTN_GRAPH_NEVER || c->graph_level > ATTN_GRAPH_ALWAYS) {
-        return BAD("graph_level", "%s: graph_level %d; 0 to 3", c->name, c->graph_level);
     }
     return c->reserved == 0 ? ATTN_OK
                             : BAD("reserved", "%s: reserved is %d; 0", c->name, c->reserved);
@@ -332,8 +338,7 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
                        (unsigned long long)c->view_forms);
         }
     }
-    if (c->preferred_layout < 0 || c->preferred_layout >= ATTN_KV_LAYOUT_COUNT ||
-        (c->layouts != 0 && !(c->layouts >> c->preferred_layout & 1))) {
+    if (c->preferred_layout < 0 || (c->layouts != 0 && !(c->layouts >> c->preferred_layout & 1))) {
         return BAD("preferred_layout", "%s: preferred_layout %d is not one of its layouts", c->name,
                    c->preferred_layout);
     }
@@ -349,7 +354,6 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
 /* Extensions are plain int32_t behind their header. */
 static attn_status check_extensions(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    uint32_t seen = 0;
     for (const struct attn_ext *ext = c->next; ext != NULL; ext = ext->next) {
         const bool mla = ext->id == ATTN_EXT_CAPS_MLA;
         const size_t known =
@@ -358,10 +362,6 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
         if (!mla && ext->id != ATTN_EXT_CAPS_RECURRENT) {
             continue;
         }
-        if (seen & 1u << ext->id) {
-            return BAD("next", "%s: extension %u stands twice", c->name, ext->id);
-        }
-        seen |= 1u << ext->id;
         const int32_t *numbers = (const int32_t *)(const void *)(ext + 1);
         for (size_t i = 0; i < (size - sizeof *ext) / sizeof *numbers; i++) {
             if (numbers[i] < 0) {

@@ -21,14 +21,16 @@ static attn_status no_memory(struct attn_error *error)
     return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe", "no memory for what it reports");
 }
 
-/* The end of one item: of those that are left out, the first one's reason is kept. */
-static attn_status left_out(struct found *found, attn_status status, const struct attn_error *error)
+/* The end of one item: of those that are left out, the first one's reason is kept, and each one's
+ * told to the plugin. */
+static attn_status left_out(struct found *found, attn_status status, const struct attn_error *error,
+                            struct attn_error *why)
 {
     if (status != ATTN_OK && found->status == ATTN_OK) {
         found->status = status;
         found->error = *error;
     }
-    return status;
+    return status != ATTN_OK ? error_relay(why, status, error) : status;
 }
 
 static const struct attn_device_info *reported(const struct found *found, struct attn_device device)
@@ -46,7 +48,8 @@ static const char *namespace_of(const struct attn_device_info *info)
     return info->device_namespace != NULL ? info->device_namespace : "";
 }
 
-static attn_status take_device(void *user, const struct attn_device_info *info)
+static attn_status take_device(void *user, const struct attn_device_info *info,
+                               struct attn_error *why)
 {
     struct found *found = user;
     struct attn_device_info device;
@@ -76,7 +79,7 @@ static attn_status take_device(void *user, const struct attn_device_info *info)
     if (status == ATTN_OK) {
         found->devices[found->num_devices++] = device;
     }
-    return left_out(found, status, &error);
+    return left_out(found, status, &error, why);
 }
 
 static void *copy_array(struct arena *arena, const void *array, int32_t count, size_t size,
@@ -159,7 +162,20 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
     return failed ? no_memory(error) : ATTN_OK;
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *given)
+/* The first row of `refused` that the core does not take; -1: it takes all. */
+static int32_t first_dropped(const struct attn_backend_caps *caps)
+{
+    struct attn_refused_combination row;
+    for (int32_t i = 0; i < caps->num_refused; i++) {
+        if (!refused_read(caps, i, &row)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static attn_status take_backend(void *user, const struct attn_backend_caps *given,
+                                struct attn_error *why)
 {
     static const uint32_t known[] = {ATTN_EXT_CAPS_MLA, ATTN_EXT_CAPS_RECURRENT};
     struct found *found = user;
@@ -186,7 +202,16 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
         status = copy_caps(found, &caps, &found->backends[found->num_backends], &error);
     }
     found->num_backends += status == ATTN_OK;
-    return left_out(found, status, &error);
+    const int32_t row = status == ATTN_OK ? first_dropped(&caps) : -1;
+    if (row >= 0) {
+        (void)left_out(found,
+                       BAD("refused",
+                           "%s: refused[%d] is left out: it has bits or a tail that are "
+                           "not known here",
+                           caps.name, row),
+                       &error, why);
+    }
+    return status == ATTN_OK ? ATTN_OK : left_out(found, status, &error, why);
 }
 
 attn_status found_init(struct found *found, struct arena *arena, struct attn_error *error)
@@ -228,7 +253,7 @@ static void drop_homeless(struct found *found)
         attn_status status =
             BAD("device", "%s is on device type %d, id %d, which its probe did not report",
                 caps->name, caps->device.type, caps->device.id);
-        (void)left_out(found, status, &error);
+        (void)left_out(found, status, &error, NULL);
     }
     found->num_backends = kept;
 }

@@ -52,6 +52,12 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
                    "layer '%s': needed_view_forms is %#llx; bits from %d on are not known here",
                    l->name, (unsigned long long)l->needed_view_forms, NUM_VIEW_FORMS);
     }
+    if (graph_level_known(l->graph_level) != l->graph_level) {
+        return BAD("graph_level",
+                   "layer '%s': graph_level is %d, which is not known here; %d is %s", l->name,
+                   l->graph_level, graph_level_known(l->graph_level),
+                   name_of_graph_level(graph_level_known(l->graph_level)));
+    }
     if (l->padded_page_bytes < 0 || l->padded_page_bytes > MAX_PAGE) {
         return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 to %lld", l->name,
                    (long long)l->padded_page_bytes, (long long)MAX_PAGE);

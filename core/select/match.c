@@ -137,7 +137,6 @@ static void hold_quantization(struct check *check)
 static void hold_features(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
-    static const char *const levels[] = {"never", "single_token_decode", "uniform_batch", "always"};
     check_need_feature(check, l->needs_lse, ATTN_FEATURE_LSE, "lse", "yes");
     check_need_feature(check, l->needs_block_table_row, ATTN_FEATURE_BLOCK_TABLE_ROW,
                        "block_table_row", "yes");
@@ -163,10 +162,15 @@ static void hold_features(struct check *check, int32_t phase)
     /* The levels below ALWAYS speak of the decode way only. */
     if (l->graph_level > check->match->graph_level &&
         (phase == ATTN_PHASE_DECODE || l->graph_level == ATTN_GRAPH_ALWAYS)) {
-        reasons_add(check->reasons, "graph_level", levels[l->graph_level],
-                    levels[check->match->graph_level]);
+        reasons_add(check->reasons, "graph_level", name_of_graph_level(l->graph_level),
+                    name_of_graph_level(check->match->graph_level));
     }
     int32_t n = l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
+    int32_t longest = check->caps->graph_max_query_len;
+    if (phase == ATTN_PHASE_DECODE && l->graph_level > ATTN_GRAPH_NEVER &&
+        l->graph_level < ATTN_GRAPH_ALWAYS && longest > 0 && 1 + n > longest) {
+        check_refuse_limit(check, "graph_max_query_len", 1 + n, longest);
+    }
     int32_t most = check->caps->max_speculative_tokens;
     if (phase == ATTN_PHASE_DECODE && most > 0 && n > most) {
         check_refuse_limit(check, "num_speculative_tokens", n, most);

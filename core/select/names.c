@@ -141,6 +141,34 @@ NAME_OF(scale_form, ATTN_NAMES_SCALE_FORM)
 NAME_OF(view_form, ATTN_NAMES_VIEW_FORM)
 NAME_OF(output_form, ATTN_NAMES_OUTPUT_FORM)
 
+static const struct {
+    int32_t level;
+    const char *name;
+} graph_levels[] = {{ATTN_GRAPH_ALWAYS, "always"},
+                    {ATTN_GRAPH_UNIFORM_BATCH, "uniform_batch"},
+                    {ATTN_GRAPH_SINGLE_TOKEN_DECODE, "single_token_decode"},
+                    {ATTN_GRAPH_NEVER, "never"}};
+
+int32_t graph_level_known(int32_t level)
+{
+    for (int32_t i = 0; i < COUNT(graph_levels); i++) {
+        if (graph_levels[i].level <= level) {
+            return graph_levels[i].level;
+        }
+    }
+    return level;
+}
+
+const char *name_of_graph_level(int32_t level)
+{
+    for (int32_t i = 0; i < COUNT(graph_levels); i++) {
+        if (graph_levels[i].level == level) {
+            return graph_levels[i].name;
+        }
+    }
+    return "unknown";
+}
+
 const char *name_of_layer(const struct attn_layer_desc *layer)
 {
     static const char *const encoders[] = {"encoder", "encoder_only", "mm_encoder"};

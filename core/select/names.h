@@ -23,6 +23,9 @@ const char *name_of_phase(int32_t phase);
 const char *name_of_scale_form(int32_t form);
 const char *name_of_view_form(int32_t bit);
 const char *name_of_output_form(int32_t form);
+const char *name_of_graph_level(int32_t level);
+/* The highest known level that is not above this one; a negative one stays. */
+int32_t graph_level_known(int32_t level);
 /* By its kind and what it says next to it; of a complete description. */
 const char *name_of_layer(const struct attn_layer_desc *layer);
 

@@ -48,9 +48,9 @@ static attn_status ref_probe(const struct attn_host *host, const struct attn_pro
                              struct attn_error *error)
 {
     const struct attn_device_info device = cpu_device("");
-    attn_status status = sink->device(sink->user, &device);
+    attn_status status = sink->device(sink->user, &device, error);
     if (status == ATTN_OK) {
-        status = sink->backend(sink->user, &caps);
+        status = sink->backend(sink->user, &caps, error);
     }
     if (status != ATTN_OK) {
         return plugin_error(error, status, "probe", "the sink refused what cpu_ref declares");

@@ -46,12 +46,12 @@ attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sin
     char isa[128];
     int32_t count = variants_of_machine(variants, 8, isa, sizeof(isa));
     const struct attn_device_info device = cpu_device(isa);
-    attn_status status = sink->device(sink->user, &device);
+    attn_status status = sink->device(sink->user, &device, error);
     for (int32_t i = 0; i < count; i++) {
         struct attn_backend_caps caps = common_caps;
         caps.variant = variants[i]->name;
         caps.rank[0] = caps.rank[1] = rank_of(variants[i]->name);
-        attn_status taken = sink->backend(sink->user, &caps);
+        attn_status taken = sink->backend(sink->user, &caps, error);
         status = status ? status : taken;
     }
     return status;

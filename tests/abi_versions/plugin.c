@@ -10,7 +10,8 @@
 static const struct attn_plugin *example;
 
 /* Behind the core's own sink: everything that the next version may say, and what it said before. */
-static attn_status report_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status report_backend(void *user, const struct attn_backend_caps *caps,
+                                  struct attn_error *why)
 {
     const struct attn_probe_sink *sink = user;
     const struct attn_refused_combination refused[] = {
@@ -30,20 +31,27 @@ static attn_status report_backend(void *user, const struct attn_backend_caps *ca
     next.refused = refused;
     next.num_refused = 4;
     next.refused_bytes = sizeof *refused;
+    next.preferred_layout = 40; /* codes of the next version */
+    next.graph_level += 1;
     memset(next.grown_tail, 0xff, sizeof next.grown_tail);
     elsewhere.device.type = 99;
-    (void)sink->backend(sink->user, &elsewhere);
-    return sink->backend(sink->user, &next);
+    (void)sink->backend(sink->user, &elsewhere, why);
+    /* taken without what it does not know of the rows, which it says */
+    struct attn_error said = ATTN_ERROR_INIT;
+    const attn_status status = sink->backend(sink->user, &next, &said);
+    return status == ATTN_OK && strstr(said.message, "refused[0]") == NULL ? ATTN_ERROR_PLUGIN
+                                                                           : status;
 }
 
-static attn_status report_device(void *user, const struct attn_device_info *device)
+static attn_status report_device(void *user, const struct attn_device_info *device,
+                                 struct attn_error *why)
 {
     const struct attn_probe_sink *sink = user;
     struct attn_device_info next = *device, elsewhere = *device;
     memset(next.grown_tail, 0xff, sizeof next.grown_tail);
     elsewhere.device.type = 99;
-    (void)sink->device(sink->user, &elsewhere);
-    return sink->device(sink->user, &next);
+    (void)sink->device(sink->user, &elsewhere, why);
+    return sink->device(sink->user, &next, why);
 }
 
 static attn_status next_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

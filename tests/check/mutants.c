@@ -47,13 +47,15 @@ struct forward {
     const struct attn_probe_sink *sink;
 };
 
-static attn_status forward_device(void *user, const struct attn_device_info *device)
+static attn_status forward_device(void *user, const struct attn_device_info *device,
+                                  struct attn_error *why)
 {
     const struct forward *forward = user;
-    return forward->sink->device(forward->sink->user, device);
+    return forward->sink->device(forward->sink->user, device, why);
 }
 
-static attn_status forward_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status forward_backend(void *user, const struct attn_backend_caps *caps,
+                                   struct attn_error *why)
 {
     const struct forward *forward = user;
     attn_status status = ATTN_OK;
@@ -74,7 +76,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
         mine.features |= mutant->features;
         mine.output_forms |= mutant->codes != NULL ? (1u << ATTN_OUTPUT_FORM_COUNT) - 1 : 0;
         mine.rank[0] = mine.rank[1] = -1;
-        status = forward->sink->backend(forward->sink->user, &mine);
+        status = forward->sink->backend(forward->sink->user, &mine, why);
     }
     return status;
 }

@@ -51,6 +51,9 @@ REFUSAL(prefix_lm, "prefix_lm", "yes", "no", l->prefix_lm = 1)
 REFUSAL(tree_bits, "tree_mask", "bits", "no", l->tree_mask = ATTN_TREE_BITS)
 REFUSAL(tree_bias, "tree_mask", "bias", "no", l->tree_mask = ATTN_TREE_BIAS)
 REFUSAL(lse, "lse", "yes", "no", l->needs_lse = 1; c->features &= ~(uint64_t)ATTN_FEATURE_LSE)
+REFUSAL(graph_queries, "graph_max_query_len", "5", "at most 4",
+        l->graph_level = ATTN_GRAPH_UNIFORM_BATCH;
+        l->num_speculative_tokens = 4; c->graph_max_query_len = 4)
 REFUSAL(graph, "graph_level", "always", "uniform_batch", l->graph_level = ATTN_GRAPH_ALWAYS;
         c->graph_level = ATTN_GRAPH_UNIFORM_BATCH)
 REFUSAL(k_scale, "k_scale_form", "per_head", "per_tensor", l->kv_dtype = ATTN_KV_FP8_E4M3;

@@ -71,12 +71,14 @@ static void release(void *user, void *memory, size_t size)
     free(memory);
 }
 
-static attn_status take_device(void *user, const struct attn_device_info *device)
+static attn_status take_device(void *user, const struct attn_device_info *device,
+                               struct attn_error *why)
 {
     return ATTN_OK;
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps,
+                                struct attn_error *why)
 {
     ++*(int *)user;
     return ATTN_OK;

@@ -9,8 +9,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     struct attn_backend_caps caps = sound_caps(NAME);
     info.device.type = caps.device.type = TYPE;
     info.device_namespace = NAMESPACE;
-    const attn_status status = sink->device(sink->user, &info);
-    return status != ATTN_OK ? status : sink->backend(sink->user, &caps);
+    const attn_status status = sink->device(sink->user, &info, error);
+    return status != ATTN_OK ? status : sink->backend(sink->user, &caps, error);
 }
 
 static const struct attn_plugin table = SOUND_TABLE(NAME, probe);

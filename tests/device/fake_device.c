@@ -366,16 +366,18 @@ static const struct attn_kernels kernels = {
     .synchronize = synchronize,
 };
 
-static attn_status take_device(void *user, const struct attn_device_info *device)
+static attn_status take_device(void *user, const struct attn_device_info *device,
+                               struct attn_error *why)
 {
     struct attn_device_info fake = *device;
     fake.device = (struct attn_device)FAKE_DEVICE;
     fake.name = "protected pages";
     fake.arch = "fake";
-    return outer->device(outer->user, &fake);
+    return outer->device(outer->user, &fake, why);
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps,
+                                struct attn_error *why)
 {
     struct attn_backend_caps fake = *caps;
     fake.name = "fake_device";
@@ -390,7 +392,7 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     }
     fake.layer_kinds &= (uint64_t)number_of("FAKE_DEVICE_LAYERS", -1);
     fake.rank[0] = fake.rank[1] = 50;
-    return outer->backend(outer->user, &fake);
+    return outer->backend(outer->user, &fake, why);
 }
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,

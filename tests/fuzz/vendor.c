@@ -132,7 +132,7 @@ static void report_device(const struct attn_probe_sink *sink)
                                       .isa = input_text(script, "avx2")};
     input_patch(script, &device.device, 0, sizeof device.device);
     sink->device(sink->user,
-                 blocks_struct(memory, script, &device, sizeof device, device.struct_size));
+                 blocks_struct(memory, script, &device, sizeof device, device.struct_size), NULL);
 }
 
 static void report_backend(const struct attn_probe_sink *sink)
@@ -159,7 +159,8 @@ static void report_backend(const struct attn_probe_sink *sink)
     caps.extensions = ids;
     caps.num_extensions = input_byte(script) % 3;
     caps.struct_size = input_struct_size(script, sizeof caps);
-    sink->backend(sink->user, blocks_struct(memory, script, &caps, sizeof caps, caps.struct_size));
+    sink->backend(sink->user, blocks_struct(memory, script, &caps, sizeof caps, caps.struct_size),
+                  NULL);
 }
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -9,7 +9,8 @@ struct found {
     char devices[256], backends[64];
 };
 
-static attn_status take_device(void *user, const struct attn_device_info *device)
+static attn_status take_device(void *user, const struct attn_device_info *device,
+                               struct attn_error *why)
 {
     struct found *f = user;
     size_t at = strlen(f->devices);
@@ -18,7 +19,8 @@ static attn_status take_device(void *user, const struct attn_device_info *device
     return ATTN_OK;
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps,
+                                struct attn_error *why)
 {
     struct found *f = user;
     size_t at = strlen(f->backends);

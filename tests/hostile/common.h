@@ -64,9 +64,9 @@ static inline attn_status sound_report(const struct attn_probe_sink *sink,
                                        const struct attn_backend_caps *caps)
 {
     const struct attn_device_info device = sound_device();
-    const attn_status status = sink->device(sink->user, &device);
+    const attn_status status = sink->device(sink->user, &device, NULL);
 
-    return status != ATTN_OK ? status : sink->backend(sink->user, caps);
+    return status != ATTN_OK ? status : sink->backend(sink->user, caps, NULL);
 }
 
 #define SOUND_TABLE(plugin_name, probe_function)                                                   \

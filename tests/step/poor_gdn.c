@@ -97,8 +97,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                            .terms = ATTN_TERM_CAUSAL,
                                            .output_forms = 1,
                                            .rank = {-1, -1}};
-    attn_status status = sink->device(sink->user, &poor_cpu);
-    return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
+    attn_status status = sink->device(sink->user, &poor_cpu, error);
+    return status == ATTN_OK ? sink->backend(sink->user, &caps, error) : status;
 }
 
 POOR_ENTRY("poor_gdn")

@@ -158,7 +158,7 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
     static const struct attn_head_size_range head_sizes[] = {{{8, 256, 8}, {8, 256, 8}, 0}};
     static const struct attn_range block_sizes[] = {{1, 256, 1}};
     static const char *const names[] = {"counted", "latent_only", "one_query"};
-    attn_status status = sink->device(sink->user, &poor_cpu);
+    attn_status status = sink->device(sink->user, &poor_cpu, error);
     for (int32_t i = 0; i < 3 && status == ATTN_OK; i++) {
         const uint64_t latent =
             ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_BATCHED_GEMM;
@@ -198,7 +198,7 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
             .preferred_block_size = 16,
             .reorder_threshold = 2,
             .rank = {-1, -1}};
-        status = sink->backend(sink->user, &caps);
+        status = sink->backend(sink->user, &caps, error);
     }
     return status;
 }

@@ -230,9 +230,9 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     narrow.name = "roomy_narrow";
     narrow.block_sizes = &narrow_blocks;
     narrow.preferred_block_size = 4;
-    attn_status status = sink->device(sink->user, &poor_cpu);
-    status = status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
-    return status == ATTN_OK ? sink->backend(sink->user, &narrow) : status;
+    attn_status status = sink->device(sink->user, &poor_cpu, error);
+    status = status == ATTN_OK ? sink->backend(sink->user, &caps, error) : status;
+    return status == ATTN_OK ? sink->backend(sink->user, &narrow, error) : status;
 }
 
 POOR_ENTRY("roomy")

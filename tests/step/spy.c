@@ -228,18 +228,19 @@ static attn_status rope_write_kv(const struct attn_write_kv_args *args, struct a
     return real_kernels.rope_write_kv(args, error);
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps,
+                                struct attn_error *why)
 {
     struct attn_backend_caps renamed = *caps;
     static const uint32_t extensions[] = {ATTN_EXT_VENDOR, SPY_EXTENSION};
     renamed.name = "spy";
     renamed.extensions = extensions;
     renamed.num_extensions = 2;
-    attn_status status = outer->backend(user, &renamed);
+    attn_status status = outer->backend(user, &renamed, why);
     renamed.name = "spy_apart";
     renamed.num_extensions = 1;
     renamed.decode_write_kv_dtypes = 0;
-    status = status == ATTN_OK ? outer->backend(user, &renamed) : status;
+    status = status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
     static const struct attn_range blocks[] = {{4, 8, 4}};
     renamed = *caps;
     renamed.name = "spy_narrow";
@@ -247,15 +248,15 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     renamed.num_block_sizes = 1;
     renamed.preferred_block_size = 4;
     renamed.terms &= ~(ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK);
-    status = status == ATTN_OK ? outer->backend(user, &renamed) : status;
+    status = status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
     renamed = *caps;
     renamed.name = "spy_exact";
     renamed.features &= ~ATTN_FEATURE_HOST_BOUNDS;
-    status = status == ATTN_OK ? outer->backend(user, &renamed) : status;
+    status = status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
     renamed = *caps;
     renamed.name = "spy_codes";
     renamed.output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC;
-    return status == ATTN_OK ? outer->backend(user, &renamed) : status;
+    return status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
 }
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -7,7 +7,7 @@
 
 #include "common/json.h"
 
-/* {"terms": ["causal", …], "head_sizes": [{"qk": [8, 512, 8], …}], "graph_level": 3, …}; NULL when
+/* {"terms": ["causal", …], "head_sizes": [{"qk": [8, 512, 8], …}], "graph_level": 64, …}; NULL when
  * there is no memory. */
 struct json *declared_json(const struct attn_backend_caps *caps);
 

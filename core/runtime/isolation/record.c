@@ -230,7 +230,7 @@ static void code_backend(struct codec *c, struct attn_backend_caps *caps)
                                 &caps->max_num_q_heads,   &caps->max_speculative_tokens,
                                 &caps->rank[0],           &caps->rank[1],
                                 &caps->rank[2],           &caps->rank[3],
-                                &caps->max_tables};
+                                &caps->max_tables,        &caps->graph_max_query_len};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         code_i32(c, numbers[i]);
     }
@@ -334,14 +334,14 @@ bool record_report(const struct record *record, const struct attn_probe_sink *si
         struct attn_device_info device = {.struct_size = sizeof device};
         code_device(&c, &device);
         if (!c.failed) {
-            sink->device(sink->user, &device);
+            sink->device(sink->user, &device, NULL);
         }
     }
     for (int32_t i = 0; i < num_backends && !c.failed; i++) {
         struct attn_backend_caps caps = {.struct_size = sizeof caps};
         code_backend(&c, &caps);
         if (!c.failed) {
-            sink->backend(sink->user, &caps);
+            sink->backend(sink->user, &caps, NULL);
         }
     }
     return !c.failed && c.left == 0 && num_devices >= 0 && num_backends >= 0;

@@ -83,14 +83,14 @@ attn_status gpu_supports(const struct attn_supports_args *args,
 attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
                        const struct attn_backend_caps *caps)
 {
-    attn_status status = sink->device(sink->user, info);
+    attn_status status = sink->device(sink->user, info, NULL);
     if (status != ATTN_OK || caps == NULL) {
         return status;
     }
     struct attn_backend_caps mine = *caps;
     mine.name = gpu_vendor.name;
     mine.device = info->device;
-    return sink->backend(sink->user, &mine);
+    return sink->backend(sink->user, &mine, NULL);
 }
 
 attn_status gpu_create(const struct attn_create_args *args, attn_instance **instance,

@@ -140,19 +140,21 @@ static const struct attn_plugin *cpu_ref(struct attn_error *error)
     return plugin;
 }
 
-static attn_status forward_device(void *user, const struct attn_device_info *device)
+static attn_status forward_device(void *user, const struct attn_device_info *device,
+                                  struct attn_error *why)
 {
     const struct attn_probe_sink *sink = user;
-    return sink->device(sink->user, device);
+    return sink->device(sink->user, device, why);
 }
 
-static attn_status forward_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status forward_backend(void *user, const struct attn_backend_caps *caps,
+                                   struct attn_error *why)
 {
     const struct attn_probe_sink *sink = user;
     struct attn_backend_caps mine = *caps;
     mine.name = "cpu_ref_checked";
     mine.rank[0] = mine.rank[1] = -1;
-    return sink->backend(sink->user, &mine);
+    return sink->backend(sink->user, &mine, why);
 }
 
 static attn_status checked_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -84,7 +84,9 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(extension_is_the_abis, c->extensions = low_ids; c->num_extensions = 2);
     CHANGE(alignment_is_48, c->kv_alignment = 48);
     CHANGE(threshold_is_negative, c->reorder_threshold = -1);
-    CHANGE(graph_level_is_9, c->graph_level = 9);
+    CHANGE(graph_level_is_negative, c->graph_level = -1);
+    CHANGE(graph_level_is_unknown, c->graph_level = 40);
+    CHANGE(preferred_layout_is_unknown, c->preferred_layout = 0x10007);
     CHANGE(reserved_is_set, c->reserved = 1);
     CHANGE(extension_is_unknown, c->next = &stranger);
     CHANGE(extension_is_too_small, mla[0].ext.struct_size = 28; c->next = &mla[0].ext);
@@ -119,14 +121,14 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
             (struct attn_mla_caps){{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0};
     }
     make_wrong(wanted, &device, &caps);
-    sink->device(sink->user, &device);
-    sink->backend(sink->user, &caps);
+    sink->device(sink->user, &device, NULL);
+    sink->backend(sink->user, &caps, NULL);
     if (getenv("HOSTILE_SECOND") != NULL && getenv("HOSTILE_SECOND")[0] != '\0') {
         const struct attn_backend_caps second = sound_caps("next");
-        sink->backend(sink->user, &second);
+        sink->backend(sink->user, &second, NULL);
     }
     if (strcmp(wanted, "backend_comes_twice") == 0) {
-        sink->backend(sink->user, &caps);
+        sink->backend(sink->user, &caps, NULL);
     }
     return ATTN_OK; /* and does not look at what the sink says */
 }

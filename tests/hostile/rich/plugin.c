@@ -36,10 +36,10 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     device.compute_capability_minor = 1;
     device.num_multiprocessors = 132;
     device.memory_bytes = INT64_C(1) << 40;
-    status = sink->device(sink->user, &device);
+    status = sink->device(sink->user, &device, error);
     device.device.id = 1;
     device.name = "second test CPU";
-    status = status ? status : sink->device(sink->user, &device);
+    status = status ? status : sink->device(sink->user, &device, error);
     caps.variant = "wide";
     caps.head_sizes = heads;
     caps.num_head_sizes = 2;
@@ -69,10 +69,10 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     caps.refused_bytes = sizeof *refused;
     caps.extensions = extensions;
     caps.num_extensions = 2;
-    status = status ? status : sink->backend(sink->user, &caps);
+    status = status ? status : sink->backend(sink->user, &caps, error);
     caps.device.id = 1;
     caps.next = &mla.ext;
-    return status ? status : sink->backend(sink->user, &caps);
+    return status ? status : sink->backend(sink->user, &caps, error);
 }
 
 static const struct attn_plugin table = SOUND_TABLE("rich", probe);

@@ -108,12 +108,14 @@ static void take_extensions(struct backend *backend, const struct attn_backend_c
     }
 }
 
-static attn_status take_device(void *user, const struct attn_device_info *device)
+static attn_status take_device(void *user, const struct attn_device_info *device,
+                               struct attn_error *why)
 {
     return device->name != NULL ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT;
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps,
+                                struct attn_error *why)
 {
     struct wanted *wanted = user;
     struct attn_backend_caps *mine = &wanted->backend->caps;

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionMetadataBuilder
 
+from ..._declarations import GraphLevel
 from ...errors import AttnError
 from ...torch.steps import Steps
 from ...torch.store import store
@@ -174,6 +175,12 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
             return [*lines, str(error)]
 
 
+#: vLLM's word for each level of graphs.
+_SUPPORT = {GraphLevel.NEVER: AttentionCGSupport.NEVER,
+            GraphLevel.SINGLE_TOKEN_DECODE: AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE,
+            GraphLevel.UNIFORM_BATCH: AttentionCGSupport.UNIFORM_BATCH, GraphLevel.ALWAYS: AttentionCGSupport.ALWAYS}
+
+
 def _graph_level(vllm_config: Any) -> str:
     """What the layers of a configuration that captures whole steps have to serve."""
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
@@ -214,7 +221,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
                                   head_size_v=mla.v_head_dim if mla else getattr(spec, "head_size_v", 0),
                                   context_parallel=likely(vllm_config) if spreads else None)
             found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
-            levels += [0 if choice.status else choice.graph_level
+            levels += [AttentionCGSupport.NEVER.value if choice.status else _SUPPORT[GraphLevel(choice.graph_level)].value
                        for choice in (found.choice(0, phase) for phase in ("prefill", "decode"))]
         return AttentionCGSupport(min(levels))
 
