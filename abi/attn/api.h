@@ -154,24 +154,19 @@ struct attn_api {
     attn_status (*run)(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
                        struct attn_error *error);
 
-    /* Helpers. Order of requests for a batch: order[i] = the request that goes to place i: decodes
-     * (query_len <= threshold), short extends (<= short_extend), long extends, prefills (no key
-     * before the step); stable. *moved = 1 if anything moves. prompt_lens [num_reqs]: a request
-     * that has not yet read its whole prompt before this step is no decode, however short; with
-     * short_extend = threshold these are vLLM's classes. NULL: lengths alone decide. */
-    attn_status (*batch_order)(const int32_t *query_lens, const int32_t *seq_lens,
-                               const int32_t *prompt_lens, int32_t num_reqs, int32_t threshold,
-                               int32_t short_extend, int32_t *order, int32_t *moved,
-                               struct attn_error *error);
-    /* local(L) of struct attn_context_parallel. */
-    int32_t (*context_parallel_length)(int32_t length, int32_t rank, int32_t world_size,
-                                       int32_t interleave);
-    /* Slots of T positions of one request under context parallelism; -1 where the token is another
+    /* Helpers. Order of requests for a batch: order[i] = the request that goes to place i: decodes,
+     * short extends, long extends, prefills (no key before the step); stable. order [num_reqs];
+     * *moved = 1 if anything moves. With prompt_lens and short_extend = threshold these are vLLM's
+     * classes. */
+    attn_status (*batch_order)(const struct attn_batch_order *requests, int32_t *order,
+                               int32_t *moved, struct attn_error *error);
+    /* *local = local(length) of struct attn_context_parallel. */
+    attn_status (*context_parallel_length)(const struct attn_rank_keys *keys, int32_t length,
+                                           int32_t *local, struct attn_error *error);
+    /* slots [num_positions] of one request under context parallelism; -1 where the token is another
      * rank's. */
-    attn_status (*context_parallel_slots)(const int64_t *positions, int64_t num_positions,
-                                          const int32_t *block_row, int32_t block_size,
-                                          int32_t rank, int32_t world_size, int32_t interleave,
-                                          int64_t *slots, struct attn_error *error);
+    attn_status (*context_parallel_slots)(const struct attn_rank_keys *keys, int64_t *slots,
+                                          struct attn_error *error);
 
     /* V's scales per (KV head, channel) from the first batches, for caches of int8_kv: one call per
      * batch, before its run. amax: device floats [Hk, Dv], zeros at first, then the largest |v| so

@@ -126,13 +126,32 @@ struct attn_batch {
 /* What plan_batch made of a batch: counts of its decode part, which stands first, and of its
  * prefill part. */
 struct attn_batch_split {
+    size_t struct_size;
+    const struct attn_ext *next;
     int32_t num_decodes;
     int32_t num_prefills;
     int32_t num_decode_tokens;
     int32_t num_prefill_tokens;
 };
 
+/* Requests that batch_order brings into an order. */
+struct attn_batch_order {
+    size_t struct_size;
+    const struct attn_ext *next;
+    const int32_t *query_lens; /* host [num_reqs] */
+    const int32_t *seq_lens;   /* likewise, the step's own keys included */
+    /* likewise: a request that has not yet read its whole prompt before this step is no decode,
+     * however short. NULL: lengths alone decide */
+    const int32_t *prompt_lens;
+    int32_t num_reqs;
+    int32_t threshold;    /* query_len <= this is a decode */
+    int32_t short_extend; /* query_len <= this is a short extend */
+    int32_t reserved;
+};
+
 ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 296, "attn_batch of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_batch_table) == 120, "attn_batch_table of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch_split) == 32, "attn_batch_split of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch_order) == 56, "attn_batch_order of ABI 0.3");
 
 #endif

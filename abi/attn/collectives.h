@@ -115,6 +115,21 @@ struct attn_batch_context_parallel {
     const int32_t *query_lens_host;
 };
 
+/* Which of one request's keys lie on a rank, see context_parallel_length and
+ * context_parallel_slots. */
+struct attn_rank_keys {
+    size_t struct_size;
+    const struct attn_ext *next;
+    int32_t rank; /* as in attn_context_parallel */
+    int32_t world_size;
+    int32_t interleave; /* 0 reads as 1 */
+    /* of the slots alone: */
+    int32_t block_size;       /* a multiple of interleave */
+    const int64_t *positions; /* host [num_positions] */
+    int64_t num_positions;
+    const int32_t *block_row; /* host: the request's row of this rank's block table */
+};
+
 /* Ready tables, each in a small library of its own, which an engine may link or open; the core
  * knows none. `create` is collective over the communicator, which stays the caller's; a failure of
  * a later call is ATTN_ERROR_DEVICE. destroy accepts NULL and is collective, too.
@@ -139,6 +154,7 @@ typedef void attn_collectives_destroy_fn(struct attn_collectives *collectives);
 #define ATTN_NCCL_COLLECTIVES_CREATE_SYMBOL "attn_nccl_collectives_create"
 #define ATTN_NCCL_COLLECTIVES_DESTROY_SYMBOL "attn_nccl_collectives_destroy"
 
+ATTN_STATIC_ASSERT(sizeof(struct attn_rank_keys) == 56, "attn_rank_keys of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_collective_args) == 56, "attn_collective_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_gather_heads_args) == 56,
                    "attn_gather_heads_args of ABI 0.3");

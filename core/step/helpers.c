@@ -5,6 +5,10 @@
 #include <stdbool.h>
 
 #include "util/error.h"
+#include "util/structs.h"
+
+#define MIN_ORDER 56 /* sizes in ABI 0.3 */
+#define MIN_KEYS 56
 
 /* `prompt_len` below 0: not known, and so every short request is a decode. */
 static int32_t class_of(int32_t query_len, int32_t seq_len, int32_t prompt_len, int32_t threshold,
@@ -20,41 +24,41 @@ static int32_t class_of(int32_t query_len, int32_t seq_len, int32_t prompt_len, 
     return query_len <= short_extend ? ATTN_REQUEST_SHORT_EXTEND : ATTN_REQUEST_LONG_EXTEND;
 }
 
-attn_status batch_order(const int32_t *query_lens, const int32_t *seq_lens,
-                        const int32_t *prompt_lens, int32_t num_reqs, int32_t threshold,
-                        int32_t short_extend, int32_t *order, int32_t *moved,
+attn_status batch_order(const struct attn_batch_order *requests, int32_t *order, int32_t *moved,
                         struct attn_error *error)
 {
+    struct attn_batch_order r;
     int32_t count = 0;
-    if (query_lens == NULL || seq_lens == NULL || order == NULL || moved == NULL || num_reqs < 0 ||
-        threshold < 0) {
+    attn_status status = struct_read(&r, sizeof r, MIN_ORDER, requests, "attn_batch_order", error);
+    status = status == ATTN_OK ? ext_check(r.next, NULL, 0, "attn_batch_order", error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (r.query_lens == NULL || r.seq_lens == NULL || order == NULL || moved == NULL ||
+        r.num_reqs < 0 || r.threshold < 0 || r.reserved != 0) {
         return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
-            "query_lens %p, seq_lens %p, order %p, moved %p, num_reqs %d, threshold %d; none "
-            "may be NULL or below 0",
-            (const void *)query_lens, (const void *)seq_lens, (void *)order, (void *)moved,
-            num_reqs, threshold);
+            error, ATTN_ERROR_INVALID_ARGUMENT, "attn_batch_order",
+            "query_lens %p, seq_lens %p, order %p, moved %p, num_reqs %d, threshold %d, reserved "
+            "%d; none may be NULL or below 0, and reserved is 0",
+            (const void *)r.query_lens, (const void *)r.seq_lens, (void *)order, (void *)moved,
+            r.num_reqs, r.threshold, r.reserved);
     }
     *moved = 0;
     for (int32_t wanted = ATTN_REQUEST_DECODE; wanted <= ATTN_REQUEST_PREFILL; wanted++) {
-        for (int32_t r = 0; r < num_reqs; r++) {
-            int32_t prompt_len = prompt_lens != NULL ? prompt_lens[r] : -1;
-            if (class_of(query_lens[r], seq_lens[r], prompt_len, threshold, short_extend) ==
+        for (int32_t i = 0; i < r.num_reqs; i++) {
+            int32_t prompt_len = r.prompt_lens != NULL ? r.prompt_lens[i] : -1;
+            if (class_of(r.query_lens[i], r.seq_lens[i], prompt_len, r.threshold, r.short_extend) ==
                 wanted) {
-                *moved |= count != r;
-                order[count++] = r;
+                *moved |= count != i;
+                order[count++] = i;
             }
         }
     }
     return ATTN_OK;
 }
 
-int32_t context_parallel_length(int32_t length, int32_t rank, int32_t world_size,
-                                int32_t interleave)
+int32_t local_keys(int32_t length, int32_t rank, int32_t world_size, int32_t interleave)
 {
-    if (length < 0 || world_size <= 0 || rank < 0 || rank >= world_size || interleave <= 0) {
-        return -1;
-    }
     int64_t round = (int64_t)world_size * interleave;
     int64_t whole = length / round;
     int64_t rest = length - whole * round - (int64_t)rank * interleave;
@@ -62,28 +66,64 @@ int32_t context_parallel_length(int32_t length, int32_t rank, int32_t world_size
     return (int32_t)(whole * interleave + rest);
 }
 
-attn_status context_parallel_slots(const int64_t *positions, int64_t num_positions,
-                                   const int32_t *block_row, int32_t block_size, int32_t rank,
-                                   int32_t world_size, int32_t interleave, int64_t *slots,
+static attn_status read_keys(const struct attn_rank_keys *given, struct attn_rank_keys *keys,
+                             struct attn_error *error)
+{
+    attn_status status = struct_read(keys, sizeof *keys, MIN_KEYS, given, "attn_rank_keys", error);
+    status = status == ATTN_OK ? ext_check(keys->next, NULL, 0, "attn_rank_keys", error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    keys->interleave = keys->interleave == 0 ? 1 : keys->interleave;
+    return keys->world_size > 0 && keys->rank >= 0 && keys->rank < keys->world_size &&
+                   keys->interleave > 0
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "rank",
+                           "rank %d of %d, interleave %d; a rank below their number, and an "
+                           "interleave of 0 (1) or above",
+                           keys->rank, keys->world_size, keys->interleave);
+}
+
+attn_status context_parallel_length(const struct attn_rank_keys *given, int32_t length,
+                                    int32_t *local, struct attn_error *error)
+{
+    struct attn_rank_keys keys;
+    attn_status status = read_keys(given, &keys, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (length < 0 || local == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "length",
+                         "length %d, local %p; 0 or above, and a place for the answer", length,
+                         (void *)local);
+    }
+    *local = local_keys(length, keys.rank, keys.world_size, keys.interleave);
+    return ATTN_OK;
+}
+
+attn_status context_parallel_slots(const struct attn_rank_keys *given, int64_t *slots,
                                    struct attn_error *error)
 {
-    if (positions == NULL || block_row == NULL || slots == NULL || num_positions < 0 ||
-        block_size <= 0 || world_size <= 0 || rank < 0 || rank >= world_size || interleave <= 0 ||
-        block_size % interleave != 0) {
-        return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "interleave",
-            "%lld positions, block_size %d, rank %d of %d, interleave %d; the interleave must "
-            "divide the block size, and nothing may be NULL",
-            (long long)num_positions, block_size, rank, world_size, interleave);
+    struct attn_rank_keys k;
+    attn_status status = read_keys(given, &k, error);
+    if (status != ATTN_OK) {
+        return status;
     }
-    int64_t virtual_block = (int64_t)block_size * world_size;
-    for (int64_t i = 0; i < num_positions; i++) {
-        int64_t offset = positions[i] % virtual_block;
+    if (k.positions == NULL || k.block_row == NULL || slots == NULL || k.num_positions < 0 ||
+        k.block_size <= 0 || k.block_size % k.interleave != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "interleave",
+                         "%lld positions, block_size %d, interleave %d; the interleave must "
+                         "divide the block size, and nothing may be NULL",
+                         (long long)k.num_positions, k.block_size, k.interleave);
+    }
+    int64_t virtual_block = (int64_t)k.block_size * k.world_size;
+    for (int64_t i = 0; i < k.num_positions; i++) {
+        int64_t offset = k.positions[i] % virtual_block;
         int64_t local =
-            offset / ((int64_t)world_size * interleave) * interleave + offset % interleave;
-        bool ours = positions[i] >= 0 && offset / interleave % world_size == rank;
+            offset / ((int64_t)k.world_size * k.interleave) * k.interleave + offset % k.interleave;
+        bool ours = k.positions[i] >= 0 && offset / k.interleave % k.world_size == k.rank;
         slots[i] =
-            ours ? block_row[positions[i] / virtual_block] * (int64_t)block_size + local : -1;
+            ours ? k.block_row[k.positions[i] / virtual_block] * (int64_t)k.block_size + local : -1;
     }
     return ATTN_OK;
 }

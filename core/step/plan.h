@@ -26,15 +26,13 @@ attn_status plan_split(const attn_plan *plan, struct attn_batch_split *split);
 attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
                      struct attn_error *error);
 
-attn_status batch_order(const int32_t *query_lens, const int32_t *seq_lens,
-                        const int32_t *prompt_lens, int32_t num_reqs, int32_t threshold,
-                        int32_t short_extend, int32_t *order, int32_t *moved,
+attn_status batch_order(const struct attn_batch_order *requests, int32_t *order, int32_t *moved,
                         struct attn_error *error);
-int32_t context_parallel_length(int32_t length, int32_t rank, int32_t world_size,
-                                int32_t interleave);
-attn_status context_parallel_slots(const int64_t *positions, int64_t num_positions,
-                                   const int32_t *block_row, int32_t block_size, int32_t rank,
-                                   int32_t world_size, int32_t interleave, int64_t *slots,
+/* local(length), see struct attn_context_parallel */
+int32_t local_keys(int32_t length, int32_t rank, int32_t world_size, int32_t interleave);
+attn_status context_parallel_length(const struct attn_rank_keys *keys, int32_t length,
+                                    int32_t *local, struct attn_error *error);
+attn_status context_parallel_slots(const struct attn_rank_keys *keys, int64_t *slots,
                                    struct attn_error *error);
 
 #endif

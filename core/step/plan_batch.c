@@ -8,6 +8,8 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
+#define MIN_SPLIT 32 /* size in ABI 0.3 */
+
 /* Numbers of successful and failed plan_batches of this process: none comes twice, so that a plan
  * at the address of one that is gone is not taken for it. */
 static atomic_uint_fast64_t num_planned;
@@ -185,7 +187,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
     bool empty = plan->given.mode == ATTN_BATCH_IDLE || plan->given.mode == ATTN_BATCH_PROFILE ||
                  plan->given.num_reqs == 0 || (plan->given.num_actual_tokens == 0 && !joins(plan));
     if (empty) {
-        plan->split = (struct attn_batch_split){0, 0, 0, 0};
+        plan->split = (struct attn_batch_split){.struct_size = sizeof plan->split};
         for (int32_t i = 0; i < plan->num_steps; i++) {
             plan->steps[i].program = run_idle;
             plan->steps[i].enter = run_general;
@@ -319,6 +321,5 @@ attn_status plan_split(const attn_plan *plan, struct attn_batch_split *split)
     if (plan == NULL || split == NULL || plan->ready == NULL) {
         return ATTN_ERROR_ORDER;
     }
-    *split = plan->split;
-    return ATTN_OK;
+    return struct_write(split, &plan->split, sizeof *split, MIN_SPLIT);
 }

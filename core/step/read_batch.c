@@ -295,6 +295,10 @@ void batch_split(attn_plan *plan)
         tables_cut(plan, 2, decodes, &plan->prefill);
     }
     int32_t decode_tokens = start[decodes] - start[0];
-    plan->split = (struct attn_batch_split){decodes, whole->num_reqs - decodes, decode_tokens,
-                                            start[whole->num_reqs] - start[decodes]};
+    plan->split =
+        (struct attn_batch_split){.struct_size = sizeof plan->split,
+                                  .num_decodes = decodes,
+                                  .num_prefills = whole->num_reqs - decodes,
+                                  .num_decode_tokens = decode_tokens,
+                                  .num_prefill_tokens = start[whole->num_reqs] - start[decodes]};
 }

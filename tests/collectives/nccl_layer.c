@@ -192,9 +192,15 @@ static bool find_slots(struct trial *t, const struct side *s, const int32_t *fir
         for (int32_t i = 0; i < count; i++) {
             positions[i] = first[r] + i;
         }
-        TRY(t, t->api->context_parallel_slots(
-                   positions, count, t->tables + (size_t)r * (size_t)g->blocks, g->block, me, n,
-                   s->cp != NULL ? s->cp->interleave : 1, slots + starts[r], &t->error));
+        const struct attn_rank_keys keys = {.struct_size = sizeof keys,
+                                            .rank = me,
+                                            .world_size = n,
+                                            .interleave = s->cp != NULL ? s->cp->interleave : 1,
+                                            .block_size = g->block,
+                                            .positions = positions,
+                                            .num_positions = count,
+                                            .block_row = t->tables + (size_t)r * (size_t)g->blocks};
+        TRY(t, t->api->context_parallel_slots(&keys, slots + starts[r], &t->error));
     }
     return true;
 }

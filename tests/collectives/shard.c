@@ -15,10 +15,15 @@ void shard_slots(const struct shard *s, const struct fixture *f, int32_t r, int3
     for (int32_t i = 0; i < count; i++) {
         positions[i] = first + i;
     }
-    assert_int_equal(f->api->context_parallel_slots(positions, count, &s->table[r * MAX_BLOCKS],
-                                                    BLOCK, s->rank, s->num_ranks, s->interleave,
-                                                    slots, NULL),
-                     ATTN_OK);
+    const struct attn_rank_keys keys = {.struct_size = sizeof keys,
+                                        .rank = s->rank,
+                                        .world_size = s->num_ranks,
+                                        .interleave = s->interleave,
+                                        .block_size = BLOCK,
+                                        .positions = positions,
+                                        .num_positions = count,
+                                        .block_row = &s->table[r * MAX_BLOCKS]};
+    assert_int_equal(f->api->context_parallel_slots(&keys, slots, NULL), ATTN_OK);
 }
 
 /* The context's rows from the full cache. */

@@ -205,7 +205,7 @@ TEST(decodes_and_prefills_are_two_calls)
 {
     static const int32_t queries[] = {1, 1, 20, 17};
     struct bench *b = bench_create(fake_layer("a"), false);
-    struct attn_batch_split split;
+    struct attn_batch_split split = {.struct_size = sizeof split};
     set_batch(b, queries, 4);
     assert_int_equal(step(b), ATTN_OK);
     assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
@@ -534,7 +534,7 @@ TEST(only_leading_requests_are_decodes)
 {
     static const int32_t queries[] = {1, 5, 1};
     struct bench *b = bench_create(fake_layer("a"), false);
-    struct attn_batch_split split;
+    struct attn_batch_split split = {.struct_size = sizeof split};
     set_batch(b, queries, 3);
     assert_int_equal(step(b), ATTN_OK);
     assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
@@ -548,7 +548,7 @@ TEST(declared_threshold_splits)
 {
     static const int32_t queries[] = {4, 2, 5, 1};
     struct bench *b = bench_create(fake_layer("a"), false);
-    struct attn_batch_split split;
+    struct attn_batch_split split = {.struct_size = sizeof split};
     for (int32_t declared = 3; declared <= 5; declared++) {
         b->fixture.backends[0].caps.reorder_threshold = declared;
         plan_anew(b);

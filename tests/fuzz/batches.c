@@ -390,7 +390,7 @@ static struct attn_batch make_batch(struct step *s, struct input *input)
 
 static void check_split(const struct step *s, const struct attn_batch *b)
 {
-    struct attn_batch_split split;
+    struct attn_batch_split split = {.struct_size = sizeof split};
     FUZZ_CHECK(plan_split(s->plan, &split) == ATTN_OK);
     FUZZ_CHECK(split.num_decodes >= 0 && split.num_prefills >= 0);
     FUZZ_CHECK(split.num_decode_tokens >= 0 && split.num_prefill_tokens >= 0);

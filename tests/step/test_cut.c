@@ -93,7 +93,7 @@ static const struct {
 TEST(test_parts_like_the_whole)
 {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct attn_batch_split split;
+        struct attn_batch_split split = {.struct_size = sizeof split};
         struct fixture whole, cut;
         fixture_init(&whole, "cpu_ref", &cases[i].layer, queries, lens, REQS, 0, NULL, true);
         fixture_init(&cut, "prefill=spy;decode=spy_apart", &cases[i].layer, queries, lens, REQS, 0,
@@ -147,7 +147,7 @@ TEST(test_drafts_are_decodes)
     struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .num_speculative_tokens = 2};
     for (int32_t parallel = 0; parallel < 2; parallel++) {
-        struct attn_batch_split split;
+        struct attn_batch_split split = {.struct_size = sizeof split};
         struct fixture f;
         layer.parallel_drafting = parallel;
         fixture_init(&f, "cpu_ref", &layer, drafted, lengths, REQS, 0, NULL, false);

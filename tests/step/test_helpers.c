@@ -37,16 +37,19 @@ TEST(test_context_parallel)
             /* local lengths count out what lies before p */
             for (int32_t p = 0; p <= POSITIONS; p++) {
                 for (int32_t rank = 0; rank < world; rank++) {
-                    assert_int_equal(api->context_parallel_length(p, rank, world, interleave),
-                                     mine[rank]);
+                    const struct attn_rank_keys keys = {sizeof keys, NULL, rank, world,
+                                                        interleave > 1 ? interleave : 0};
+                    int32_t local = -1;
+                    assert_int_equal(api->context_parallel_length(&keys, p, &local, NULL), ATTN_OK);
+                    assert_int_equal(local, mine[rank]);
                 }
                 mine[p / interleave % world]++;
             }
             for (int32_t rank = 0; rank < world; rank++) {
                 int32_t count = 0;
-                assert_int_equal(api->context_parallel_slots(positions, POSITIONS, row, BLOCK, rank,
-                                                             world, interleave, slots, NULL),
-                                 ATTN_OK);
+                const struct attn_rank_keys keys = {
+                    sizeof keys, NULL, rank, world, interleave, BLOCK, positions, POSITIONS, row};
+                assert_int_equal(api->context_parallel_slots(&keys, slots, NULL), ATTN_OK);
                 for (int32_t p = 0; p < POSITIONS; p++) {
                     bool ours = p / interleave % world == rank;
                     int64_t slot = (int64_t)row[count / BLOCK] * BLOCK + count % BLOCK;
@@ -64,22 +67,28 @@ TEST(test_context_parallel_refusals)
     const int64_t position = 3;
     const int32_t row = 0;
     int64_t slot = 77;
-    assert_int_equal(api->context_parallel_length(5, 2, 2, 1), -1);
-    assert_int_equal(api->context_parallel_length(-1, 0, 2, 1), -1);
-    assert_int_equal(api->context_parallel_length(5, 0, 2, 0), -1);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "interleave",
-               api->context_parallel_slots(&position, 1, &row, 16, 0, 2, 3, &slot, &error));
-    assert_int_equal(api->context_parallel_slots(&position, 1, &row, 16, 2, 2, 1, &slot, &error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(slot, 77);
+    int32_t local = 88;
+    struct attn_rank_keys keys = {sizeof keys, NULL, 2, 2, 1, 16, &position, 1, &row};
+    REFUSED(&error, "rank", api->context_parallel_length(&keys, 5, &local, &error));
+    REFUSED(&error, "rank", api->context_parallel_slots(&keys, &slot, &error));
+    keys.rank = 0;
+    REFUSED(&error, "length", api->context_parallel_length(&keys, -1, &local, &error));
+    keys.interleave = -1;
+    REFUSED(&error, "rank", api->context_parallel_length(&keys, 5, &local, &error));
+    keys.interleave = 3;
+    REFUSED(&error, "interleave", api->context_parallel_slots(&keys, &slot, &error));
+    keys.struct_size = 8;
+    REFUSED(&error, "attn_rank_keys", api->context_parallel_slots(&keys, &slot, &error));
+    assert_true(slot == 77 && local == 88);
 }
 
 static void hold_order(const int32_t *queries, const int32_t *lens, int32_t count,
                        const int32_t *wanted, int32_t moves)
 {
     int32_t order[16], moved = -1;
-    assert_int_equal(api->batch_order(queries, lens, NULL, count, 2, 8, order, &moved, NULL),
-                     ATTN_OK);
+    const struct attn_batch_order requests = {sizeof requests, NULL, queries, lens, NULL,
+                                              count,           2,    8};
+    assert_int_equal(api->batch_order(&requests, order, &moved, NULL), ATTN_OK);
     assert_int_equal(moved, moves);
     assert_memory_equal(order, wanted, (size_t)count * sizeof *order);
 }
@@ -96,10 +105,12 @@ TEST(test_batch_order)
     hold_order(queries, lens, 7, sorted, 1);
     hold_order(in_order, their_lens, 4, same, 0);
     hold_order(in_order, their_lens, 0, same, 0);
-    assert_int_equal(api->batch_order(queries, NULL, NULL, 4, 1, 8, order, &moved, &error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->batch_order(queries, lens, NULL, -1, 1, 8, order, &moved, &error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
+    struct attn_batch_order bad[] = {{sizeof *bad, NULL, queries, NULL, NULL, 4, 1, 8},
+                                     {sizeof *bad, NULL, queries, lens, NULL, -1, 1, 8},
+                                     {sizeof *bad, NULL, queries, lens, NULL, 4, 1, 8, 1}};
+    for (int32_t i = 0; i < 3; i++) {
+        REFUSED(&error, "attn_batch_order", api->batch_order(&bad[i], order, &moved, &error));
+    }
 }
 
 /* The cases of vLLM's own test of this order: per request the step's tokens, the keys before it and
@@ -162,9 +173,9 @@ TEST(test_prompt_lengths)
             prompts[r] = request[2];
         }
         int32_t threshold = their_cases[c].threshold, seen = 0;
-        assert_int_equal(api->batch_order(queries, lens, prompts, count, threshold, threshold,
-                                          order, &moved, NULL),
-                         ATTN_OK);
+        const struct attn_batch_order requests = {sizeof requests, NULL,  queries,   lens,
+                                                  prompts,         count, threshold, threshold};
+        assert_int_equal(api->batch_order(&requests, order, &moved, NULL), ATTN_OK);
         assert_int_equal(moved, their_cases[c].moved);
         for (int32_t i = 0; i < count; i++) {
             char found = class_there(their_cases[c].requests[order[i]], threshold);

@@ -191,7 +191,7 @@ TEST(test_no_queries)
 
 TEST(test_split)
 {
-    struct attn_batch_split split;
+    struct attn_batch_split split = {.struct_size = sizeof split};
     struct fixture f;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     fixture_step(&f);

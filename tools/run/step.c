@@ -25,8 +25,13 @@ static void compose(struct run_engine *engine, struct batch *batch)
             count++;
         }
     }
-    engine->api->batch_order(query_lens, seq_lens, NULL, count, 1, CHUNK, order, &moved,
-                             &engine->error);
+    const struct attn_batch_order requests = {.struct_size = sizeof requests,
+                                              .query_lens = query_lens,
+                                              .seq_lens = seq_lens,
+                                              .num_reqs = count,
+                                              .threshold = 1,
+                                              .short_extend = CHUNK};
+    engine->api->batch_order(&requests, order, &moved, &engine->error);
     memset(batch, 0, sizeof *batch);
     batch->num_reqs = count;
     for (int32_t i = 0; i < count; i++) {

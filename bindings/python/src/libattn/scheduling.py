@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int32, c_int64
 
+from ._declarations import attn_batch_order, attn_rank_keys
 from ._library import Library, open_library
 
 
@@ -32,16 +33,20 @@ def batch_order(query_lens: Sequence[int], seq_lens: Sequence[int], prompt_lens:
                          + (f", {len(prompt_lens)} prompt_lens" if prompt_lens is not None else ""))
     arrays = [None if lens is None else _array(c_int32, lens) for lens in (query_lens, seq_lens, prompt_lens)]
     order, moved = (c_int32 * max(1, count))(), c_int32()
-    api.check(api.batch_order(*(None if a is None else addressof(a) for a in arrays), count, threshold,
-                              threshold if short_extend is None else short_extend, addressof(order), byref(moved),
-                              api.error_ref()))
+    places = [None if a is None else addressof(a) for a in arrays]
+    requests = attn_batch_order(query_lens=places[0], seq_lens=places[1], prompt_lens=places[2], num_reqs=count,
+                                threshold=threshold, short_extend=threshold if short_extend is None else short_extend)
+    api.check(api.batch_order(byref(requests), addressof(order), byref(moved), api.error_ref()))
     return list(order[:count])
 
 
 def context_parallel_length(length: int, rank: int, world_size: int, interleave: int = 1,
                             library: Library | None = None) -> int:
-    """How many of a request's keys lie on a rank; -1: the arguments make no sense."""
-    return (library or open_library()).context_parallel_length(length, rank, world_size, interleave)
+    """How many of a request's keys lie on a rank."""
+    api, local = library or open_library(), c_int32()
+    keys = attn_rank_keys(rank=rank, world_size=world_size, interleave=interleave)
+    api.check(api.context_parallel_length(byref(keys), length, byref(local), api.error_ref()))
+    return local.value
 
 
 def context_parallel_slots(positions: Sequence[int], block_row: Sequence[int], block_size: int, rank: int,
@@ -53,6 +58,7 @@ def context_parallel_slots(positions: Sequence[int], block_row: Sequence[int], b
         raise ValueError(f"context_parallel_slots: position {max(positions)}; {len(block_row)} blocks on each of {world_size} "
                          f"ranks hold {len(block_row) * span}")
     at, row, slots = _array(c_int64, positions), _array(c_int32, block_row), (c_int64 * max(1, len(positions)))()
-    api.check(api.context_parallel_slots(addressof(at), len(positions), addressof(row), block_size, rank, world_size,
-                                         interleave, addressof(slots), api.error_ref()))
+    keys = attn_rank_keys(rank=rank, world_size=world_size, interleave=interleave, block_size=block_size,
+                          positions=addressof(at), num_positions=len(positions), block_row=addressof(row))
+    api.check(api.context_parallel_slots(byref(keys), addressof(slots), api.error_ref()))
     return list(slots[:len(positions)])
