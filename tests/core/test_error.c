@@ -203,7 +203,7 @@ TEST(chains_have_a_longest)
     enum { LONGEST = 64 };
     struct attn_ext chain[LONGEST + 1];
     for (int32_t i = 0; i <= LONGEST; i++) {
-        chain[i] = (struct attn_ext){8, ATTN_EXT_OPTIONAL, sizeof *chain,
+        chain[i] = (struct attn_ext){8 + (uint32_t)i, ATTN_EXT_OPTIONAL, sizeof *chain,
                                      i < LONGEST ? &chain[i + 1] : NULL};
     }
     assert_int_equal(ext_check(&chain[1], NULL, 0, "x", NULL), ATTN_OK);

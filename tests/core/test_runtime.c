@@ -248,8 +248,8 @@ TEST(rows_of_unknown_terms_are_left_out)
     arena_init(&arena, &host);
     assert_int_equal(found_init(&found, &arena, &error), ATTN_OK);
     const struct attn_probe_sink sink = found_sink(&found);
-    assert_int_equal(sink.device(sink.user, &device), ATTN_OK);
-    if (sink.backend(sink.user, &caps) != ATTN_OK) {
+    assert_int_equal(sink.device(sink.user, &device, NULL), ATTN_OK);
+    if (sink.backend(sink.user, &caps, NULL) != ATTN_OK) {
         fail_msg("%s: %s", found.error.field, found.error.message);
     }
     assert_int_equal(found.backends[0].caps.num_refused, 1);

@@ -126,7 +126,7 @@ static const struct {
     {"extension_stands_twice", ATTN_ERROR_EXTENSION,
      "attn_backend_caps: extension 13 is twice in the chain of attn_backend_caps"},
     {"extension_runs_in_circles", ATTN_ERROR_EXTENSION,
-     "attn_backend_caps: the extension chain of attn_backend_caps is longer than 64"},
+     "attn_backend_caps: extension 13 is twice in the chain of attn_backend_caps"},
     {"extension_is_negative", ATTN_ERROR_PLUGIN,
      "next: declares: number 0 of extension 13 is -512; 0 or above"},
     {"device_was_not_reported", ATTN_ERROR_PLUGIN,

@@ -222,11 +222,13 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
         const int32_t states = REQS * (1 + DRAFTS);
         memcpy(g->from, g->slots, sizeof g->from);
         g->turned = !g->turned;
-        for (int32_t i = 0; i < states; i++) {
-            g->slots[0][i] = slot_number(i + (g->turned ? states : 0));
-        }
-        for (int32_t i = 0; i < REQS * KEPT; i++) {
-            g->kept[0][i] = slot_number(i + 2 * states);
+        for (int32_t r = 0; r < REQS; r++) {
+            for (int32_t i = 0; i <= DRAFTS; i++) {
+                g->slots[r][i] = slot_number(r * (1 + DRAFTS) + i + (g->turned ? states : 0));
+            }
+            for (int32_t i = 0; i < KEPT; i++) {
+                g->kept[r][i] = slot_number(r * KEPT + i + 2 * states);
+            }
         }
         g->ext.initial_slots = g->from[0];
         g->ext.initial_slots_stride = 1 + DRAFTS;
@@ -285,8 +287,9 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
             if (g->moves && done % g->interval == 0) {
                 const int32_t slot =
                     g->kept[r][done / g->interval - g->length[r] / g->interval - 1];
+                const float *state = (const float *)g->states[slot];
                 for (int32_t e = 0; e < HV * DV * DK; e++) {
-                    assert_float_equal(g->states[slot][0][0][e], ahead[0][0][e], 5e-6);
+                    assert_float_equal(state[e], ((const double *)ahead)[e], 5e-6);
                 }
             }
             if (!skipped && i + 1 == accepted) {
@@ -381,13 +384,14 @@ TEST(test_two_backends)
 static struct gdn *move_states(const char *backend)
 {
     static const struct gdn kept = {.width = WIDTH, .interval = 3};
-    static const int32_t to[REQS] = {1, 2, 4, 5, 6}, checkpoints[REQS] = {-1, -1, 7, 8, -1};
-    static int32_t from[REQS];
+    static int32_t from[REQS], checkpoints[REQS];
+    const int32_t used = REQS * (1 + DRAFTS);
     struct gdn *g = gdn_open(backend, &kept);
     step(g, (const int32_t[]){1, 1, 7, 5, 2}, NULL, false);
     for (int32_t r = 0; r < REQS; r++) {
         from[r] = g->slots[r][0];
-        g->slots[r][0] = to[r];
+        g->slots[r][0] = slot_number(used + r);
+        checkpoints[r] = r == 2 || r == 3 ? slot_number(used + REQS + r) : -1;
     }
     g->initial = from;
     g->checkpoint = checkpoints;

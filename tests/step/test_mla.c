@@ -126,7 +126,7 @@ TEST(test_decodes_over_ranks)
     struct setting s = {"counted", .heads = 4, .num_reqs = 3, .queries = {1, 2, 3},
                         .lens = {9, 2, 3}};
     for (int32_t ranks = 1; ranks <= 2; ranks++) {
-        struct attn_batch_split split;
+        struct attn_batch_split split = {.struct_size = sizeof split};
         s.ranks = ranks > 1 ? &two : NULL;
         s.interleave = 1;
         s.reduce = ATTN_CP_ALL_TO_ALL;
