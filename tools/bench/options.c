@@ -72,6 +72,16 @@ static const char *parse_kv_dtype(void *user, const char *text)
     return options->kv_dtype < 0 ? known : NULL;
 }
 
+static const char *parse_budget(void *user, const char *text)
+{
+    struct options *options = user;
+    char *end = NULL;
+    options->budget = strtod(text, &end);
+    return end == text || *end != '\0' || !(options->budget > 0 && options->budget <= MAX_BUDGET)
+               ? "is not seconds above 0, up to 3600"
+               : NULL;
+}
+
 static const char *parse_plot(void *user, const char *text)
 {
     struct options *options = user;
@@ -109,7 +119,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"dtype", .parse = parse_dtype},
         {"kv-dtype", .parse = parse_kv_dtype},
         {"threads", .count = &options->threads, .least = 1, .most = MAX_THREADS},
-        {"budget", .count = &options->budget, .least = 1, .most = MAX_BUDGET},
+        {"budget", .parse = parse_budget},
         {"plot", .parse = parse_plot},
         {"cpu-time", &options->cpu_time},
         {"csv", &options->csv},

@@ -13,7 +13,7 @@ struct options {
     int32_t dtype;    /* enum attn_dtype_id */
     int32_t kv_dtype; /* enum attn_kv_dtype */
     int32_t threads;  /* 0: as the core does */
-    int32_t budget;   /* seconds of samples for a shape and backend */
+    double budget;    /* seconds of samples for a shape and backend */
     bool cpu_time;    /* of the threads, not the wall's */
     const char *plot; /* NULL: none */
     bool json, csv, tune;

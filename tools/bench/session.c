@@ -106,7 +106,8 @@ attn_status session_ceilings(struct session *session, struct attn_error *error)
         return ATTN_OK;
     }
     int32_t units = session->num_threads > 0 ? session->num_threads : session->num_units;
-    int32_t passes = session->options->budget < 3 ? session->options->budget : 3;
+    double budget = session->options->budget;
+    int32_t passes = budget < 1 ? 1 : budget < 3 ? (int32_t)budget : 3;
     return ceilings_create(&session->ceilings, &session->device, units, passes,
                            session->options->cpu_time, error);
 }

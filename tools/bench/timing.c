@@ -225,9 +225,14 @@ void timing_measure(struct contender *contenders, int32_t count, struct session 
 {
     struct lane *lanes = calloc((size_t)count, sizeof *lanes);
     struct attn_error error = ATTN_ERROR_INIT;
-    attn_status status =
-        lanes != NULL ? session_ceilings(session, &error) : ATTN_ERROR_OUT_OF_MEMORY;
-    int32_t running = 0;
+    int32_t running = 0, bound = 0;
+    for (int32_t i = 0; i < count; i++) {
+        bound += contenders[i].work != NULL;
+    }
+    attn_status status = lanes != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+    if (status == ATTN_OK && bound > 0) {
+        status = session_ceilings(session, &error);
+    }
     for (int32_t i = 0; i < count; i++) {
         contenders[i].timing = (struct timing){.bound = ""};
         contenders[i].status = status;
