@@ -56,11 +56,12 @@ static inline float number_from_e5m2(uint8_t x)
     return number_from_f16((uint16_t)((uint16_t)x << 8));
 }
 
-/* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. */
+/* The low four bits of x. */
 static inline float number_from_e2m1(uint8_t x)
 {
-    float magnitude = number_from_bits((uint32_t)(x & 7) << 22) * 0x1p126f;
-    return x & 8 ? -magnitude : magnitude;
+    static const float values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    return values[x & 15];
 }
 
 /* |value| <= the format's largest, finite. A carry out of the mantissa lands in the exponent. */

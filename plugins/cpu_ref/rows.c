@@ -63,7 +63,10 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
 static uint8_t *element_at(const struct attn_kv_view *view, uint8_t *memory, int32_t d,
                            int32_t bits)
 {
-    int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    int32_t pack = view->pack;
+    if (pack == 0 || pack == view->head_size) {
+        return memory + d * bits / 8;
+    }
     return memory + d / pack * view->stride_pack + d % pack * bits / 8;
 }
 
@@ -176,10 +179,12 @@ static void store_nvfp4(const struct cache_place *at, uint8_t *memory, double gl
 
 static void load_nvfp4(const struct cache_place *at, uint8_t *memory, double global, double *row)
 {
-    for (int32_t d = 0; d < at->view->head_size; d++) {
+    for (int32_t first = 0; first < at->view->head_size; first += NVFP4_BLOCK) {
         double scale = number_from_e4m3(
-            *nvfp4_scale(at->view, at->is_v, at->block, at->slot, at->head, d / NVFP4_BLOCK));
-        row[d] = number_from_e2m1((uint8_t)nibble(at->view, memory, d)) * scale / global;
+            *nvfp4_scale(at->view, at->is_v, at->block, at->slot, at->head, first / NVFP4_BLOCK));
+        for (int32_t d = first; d < first + NVFP4_BLOCK; d++) {
+            row[d] = number_from_e2m1((uint8_t)nibble(at->view, memory, d)) * scale / global;
+        }
     }
 }
 
