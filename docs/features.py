@@ -101,7 +101,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
     ("3. Batch, plan, graphs", [
         ("decode/prefill split, order of requests", kernel("attend"), "whole", f"{STEP}helpers, {STEP}promises, tests/core/test_plan"),
         ("mixed batches in one attend", feature("mixed_batch"), "two calls", f"{CHECK}"),
-        ("block-table update", feature("update_block_table"), "plans anew", f"{STEP}graphs, {CHECK}"),
+        ("block-table update", feature("update_block_table"), "plans again", f"{STEP}graphs, {CHECK}"),
         ("lengths on the device only", feature("device_seq_lens"), "", f"{CHECK}"),
         ("host lengths that are bounds", feature("host_bounds"), "", f"{STEP}bounds"),
         ("page lists with offsets", kernel("attend"), "on a CPU; else make_block_table",

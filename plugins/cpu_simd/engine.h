@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one ISA level provides: engines, that is the inner loops of a tile in one compute type, and
- * element conversions. The driver (work.c) is baseline code and calls through these tables only. */
+ * element conversions. Baseline code (tile.c, direct.c, gdn.c) calls through these tables only. */
 #ifndef CPU_SIMD_ENGINE_H
 #define CPU_SIMD_ENGINE_H
 
