@@ -48,8 +48,8 @@ struct attn_plugin_info {
     const char *vendor;
     attn_status status; /* ATTN_OK, ATTN_ERROR_ABSENT (hardware), or why it was refused */
     int32_t num_backends;
-    /* why it was refused; with ATTN_OK empty, or why the first backend or device that it reported,
-     * or row of a backend's `refused`, was left out */
+    /* why it was refused; with ATTN_OK empty, or why the first backend or device that it reported
+     * was left out */
     const char *reason;
 };
 

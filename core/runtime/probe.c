@@ -203,15 +203,13 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
     }
     found->num_backends += status == ATTN_OK;
     const int32_t row = status == ATTN_OK ? first_dropped(&caps) : -1;
-    if (row >= 0) {
-        (void)left_out(found,
-                       BAD("refused",
-                           "%s: refused[%d] is left out: it has bits or a tail that are "
-                           "not known here",
-                           caps.name, row),
-                       &error, why);
+    if (row >= 0) { /* it is served without, so that nobody else is told */
+        (void)error_set(
+            why, ATTN_ERROR_PLUGIN, "refused",
+            "%s: refused[%d] is left out: it has bits or a tail that are not known here", caps.name,
+            row);
     }
-    return status == ATTN_OK ? ATTN_OK : left_out(found, status, &error, why);
+    return left_out(found, status, &error, why);
 }
 
 attn_status found_init(struct found *found, struct arena *arena, struct attn_error *error)

@@ -111,7 +111,7 @@ fails 'attend.*alone'
 expect 'nondeterministic: the same batch gives other bits'
 change 's/\.num_head_sizes = 1,/&.max_group = 4,/'
 "$check" "$root/attn_wrong.so" --filter '[uc]*' >"$root/out" 2>&1 || { echo 'with max_group:'; tail -5 "$root/out"; failed=1; }
-change 's/    return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;/    struct attn_backend_caps second = caps; second.name = "second"; sink->backend(sink->user, \&caps); return sink->backend(sink->user, \&second);/'
+change 's/    return status == ATTN_OK ? sink->backend(sink->user, &caps, error) : status;/    struct attn_backend_caps second = caps; second.name = "second"; sink->backend(sink->user, \&caps, error); return sink->backend(sink->user, \&second, error);/'
 "$check" "$root/attn_wrong.so" --filter 'merge_states.f32*' >"$root/out" 2>&1
 expect "'example' is tested, and not what it has besides: second;"
 
