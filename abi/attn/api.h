@@ -140,15 +140,16 @@ struct attn_api {
     attn_status (*plan_graph)(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
                               void *stream, struct attn_error *error);
     /* The plan of another block-table group for the same step: everything but block_table,
-     * block_table_row and slot_mapping is taken from `source`, whose batch's host copies must
-     * still be there. */
+     * block_table_row and slot_mapping is taken from `source`, whose batch's host copies are read
+     * once more. */
     attn_status (*plan_update_block_table)(attn_plan *plan, const attn_plan *source,
                                            const struct attn_batch *tables, void *stream,
                                            struct attn_error *error);
     attn_status (*plan_split)(const attn_plan *plan, struct attn_batch_split *split);
     /* ATTN_OK means enqueued on io->stream (on a CPU: done); a later error of the device is met by
-     * a later call. All runs of a plan go to the stream that plan_batch was given, until
-     * its next plan_batch, which may name another once those runs are done. After a failed run out
+     * a later call. io->stream is the stream of the plan's last plan_batch, plan_graph or
+     * plan_update_block_table (ATTN_VALIDATE=1 holds runs to it), which may name another once the
+     * runs before are done. After a failed run out
      * and lse hold anything and the cache what was written so far; the plan stays ready, and the
      * same run may be tried again. */
     attn_status (*run)(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,

@@ -10,6 +10,7 @@
 
 typedef struct attn_instance attn_instance; /* the plugin's own: one device and variant */
 typedef struct attn_prepared attn_prepared; /* the plugin's own: what prepare made for one layer */
+typedef struct attn_plan_state attn_plan_state; /* likewise create_plan_state, for one plan */
 
 /* Upper bounds of a plan. */
 struct attn_limits {
@@ -52,13 +53,14 @@ struct attn_prepare_args {
     int32_t reserved;
 };
 
-/* Arguments of schedule_size. */
+/* Arguments of schedule_size and create_plan_state. */
 struct attn_schedule_size_args {
     size_t struct_size;
     const struct attn_ext *next;
     attn_instance *instance;
     attn_prepared *prepared; /* NULL if prepare is NULL */
     const struct attn_limits *limits;
+    attn_plan_state *plan_state; /* NULL if create_plan_state is NULL */
 };
 
 enum attn_plan_mode {
@@ -104,14 +106,15 @@ struct attn_attend_args {
     /* those of attn_layer_caches, in their order; the batch's tables address them */
     const struct attn_layer_cache *caches;
     int32_t num_caches;
-    int32_t cache_bytes; /* from element to element */
+    int32_t cache_bytes;         /* from element to element */
+    attn_plan_state *plan_state; /* NULL if create_plan_state is NULL */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size) == 32, "attn_schedule_size of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_prepare_args) == 80, "attn_prepare_args of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size_args) == 40,
+ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size_args) == 48,
                    "attn_schedule_size_args of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 184, "attn_attend_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 192, "attn_attend_args of ABI 0.3");
 
 #endif

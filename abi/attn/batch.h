@@ -49,8 +49,8 @@ struct attn_batch_table {
 };
 
 /* R requests, T = num_tokens rows. On a CPU device pointers are host pointers. Every pointer is
- * borrowed until the last run of the plan has finished on its stream; host copies until
- * plan_batch returns. */
+ * borrowed until the last run of the plan has finished on its stream; host copies until plan_batch
+ * returns, and, where another plan takes the batch over, until its plan_update_block_table does. */
 struct attn_batch {
     size_t struct_size;
     /* attn_batch_recurrent, attn_batch_context_parallel, vendors' (version.h) */

@@ -26,6 +26,8 @@ struct attn_device_info {
      * type, id), and NULL is the plugin's name: plugins share such a device, and so caches on it,
      * only where they name the same namespace. */
     const char *device_namespace;
+    /* as the vendor's tools write it: "GPU-…"; NULL or "": not known without its driver */
+    const char *uuid;
 };
 
 /* Sizes min .. max in steps of `multiple`; one size is min = max, multiple 1. It never grows. */
@@ -165,7 +167,7 @@ struct attn_reason_sink {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_refused_combination) == 72,
                    "attn_refused_combination of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 80, "attn_device_info of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 88, "attn_device_info of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 304, "attn_backend_caps of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.3");

@@ -19,8 +19,9 @@ struct attn_step_io {
     size_t struct_size;
     /* attn_io_mla, attn_io_recurrent, attn_io_output_quant, attn_io_rope, attn_io_caches */
     const struct attn_ext *next;
-    /* what the device orders its work by. CUDA: cudaStream_t (CUstream); ROCm: hipStream_t; oneAPI:
-     * ze_command_list_handle_t, an immediate one; CPU: NULL, the work is done on return */
+    /* what the device orders its work by: the one that plan_batch was given. CUDA: cudaStream_t
+     * (CUstream); ROCm: hipStream_t; oneAPI: ze_command_list_handle_t, an immediate one; CPU: NULL,
+     * the work is done on return */
     void *stream;
     uint32_t flags; /* ATTN_RUN_* */
     uint32_t reserved;

@@ -86,8 +86,16 @@ struct attn_kernels {
      * does it itself. */
     attn_status (*make_block_table)(const struct attn_block_table_args *args,
                                     struct attn_error *error);
+
+    /* Both or neither: what the vendor keeps for one plan, of the layers that share a schedule, a
+     * phase and a part. Made when the plan is, before its schedule_size, with `plan_state` NULL in
+     * the arguments; schedule, update_block_table and attend get it; dropped with the plan. Not a
+     * step: may allocate from the host. NULL on failure. */
+    attn_status (*create_plan_state)(const struct attn_schedule_size_args *args,
+                                     attn_plan_state **state, struct attn_error *error);
+    void (*destroy_plan_state)(attn_instance *instance, attn_plan_state *state); /* accepts NULL */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 256, "attn_kernels of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 272, "attn_kernels of ABI 0.3");
 
 #endif

@@ -28,6 +28,10 @@ struct attn_create_args {
     const char *const *options;
     int32_t num_options;
     int32_t reserved;
+    /* absolute: the backend's own folder, of kernels that it compiles, in the engine's cache
+     * folder; it may not be there yet. What else lies in it is trusted no more than any file of
+     * this user. NULL: there is none, and nothing is kept. Borrowed until create returns */
+    const char *cache_dir;
 };
 
 /* What a backend is asked about. */
@@ -75,7 +79,7 @@ ATTN_EXPORT attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi
                                           const struct attn_plugin **plugin,
                                           struct attn_error *error);
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_create_args) == 80, "attn_create_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_create_args) == 88, "attn_create_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_supports_args) == 40, "attn_supports_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.3");
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
 #include <string.h>
 
 #include "bind/bound.h"
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_KERNELS 256 /* size in ABI 0.3 */
+#define MIN_KERNELS 272 /* size in ABI 0.3 */
 
 /* Slots that are there together or not at all. */
 static attn_status check_groups(const struct attn_kernels *k, const char *name,
@@ -20,6 +21,8 @@ static attn_status check_groups(const struct attn_kernels *k, const char *name,
         {"create_stream, destroy_stream, synchronize",
          k->create_stream || k->destroy_stream || k->synchronize,
          k->create_stream && k->destroy_stream && k->synchronize},
+        {"create_plan_state, destroy_plan_state", k->create_plan_state || k->destroy_plan_state,
+         k->create_plan_state && k->destroy_plan_state},
         {"begin_capture, end_capture, launch_graph, destroy_graph",
          k->begin_capture || k->end_capture || k->launch_graph || k->destroy_graph,
          k->begin_capture && k->end_capture && k->launch_graph && k->destroy_graph},
@@ -96,6 +99,11 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
                                     .device = caps->device,
                                     .native_device = options->native_device,
                                     .native_context = options->native_context};
+    char folder[4096 + 128];
+    if (runtime->settings.cache_dir[0] != '\0') {
+        snprintf(folder, sizeof folder, "%s/kernels/%s", runtime->settings.cache_dir, caps->name);
+        args.cache_dir = folder;
+    }
     const char **list;
     attn_status status = take_options(runtime, options, &args, &list, error);
     if (status != ATTN_OK) {

@@ -30,9 +30,10 @@ static bool device_runs_layers(struct attn_device device)
 attn_status device_check(const struct attn_device_info *d, struct attn_error *error)
 {
     if (!text_is_clean(d->name, MAX_LABEL) || !text_is_clean(d->arch, MAX_LABEL) ||
+        (d->uuid != NULL && !text_is_clean(d->uuid, MAX_LABEL)) ||
         (d->isa != NULL && !text_is_clean(d->isa, MAX_ISA))) {
         return BAD("device",
-                   "name, arch or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
+                   "name, arch, uuid or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
                    MAX_LABEL, MAX_ISA);
     }
     if (!device_runs_layers(d->device)) {

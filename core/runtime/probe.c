@@ -10,7 +10,7 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-#define MIN_DEVICE_INFO 80 /* sizes in ABI 0.3 */
+#define MIN_DEVICE_INFO 88 /* sizes in ABI 0.3 */
 #define MIN_CAPS 304
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
@@ -72,7 +72,8 @@ static attn_status take_device(void *user, const struct attn_device_info *info,
         device.arch = arena_string(found->arena, device.arch);
         device.isa = arena_string(found->arena, device.isa != NULL ? device.isa : "");
         device.device_namespace = arena_string(found->arena, namespace_of(&device));
-        status = device.name && device.arch && device.isa && device.device_namespace
+        device.uuid = arena_string(found->arena, device.uuid != NULL ? device.uuid : "");
+        status = device.name && device.arch && device.isa && device.device_namespace && device.uuid
                      ? ATTN_OK
                      : no_memory(&error);
     }

@@ -10,7 +10,7 @@
 #include "util/text.h"
 
 #define MIN_PLUGIN_INFO 64 /* sizes in ABI 0.3 */
-#define MIN_DEVICE_INFO 80
+#define MIN_DEVICE_INFO 88
 #define MIN_BACKEND_INFO 32
 
 void *runtime_alloc(const attn_runtime *runtime, size_t size)

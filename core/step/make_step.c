@@ -40,13 +40,23 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
             (*c)->limit(plan, layer, part, &schedule->limits);
         }
     }
+    plan->num_schedules++; /* from here on plan_destroy drops what it has */
+    struct attn_schedule_size_args args = {.struct_size = sizeof args,
+                                           .instance = served->instance->handle,
+                                           .prepared = served->prepared[part],
+                                           .limits = &schedule->limits};
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (served->instance->kernels.create_plan_state != NULL) {
+        attn_status status =
+            served->instance->kernels.create_plan_state(&args, &schedule->state, &why);
+        if (status != ATTN_OK) {
+            schedule->state = NULL;
+            return error_relay(error, status, &why);
+        }
+        args.plan_state = schedule->state;
+    }
     if (served->instance->kernels.schedule_size != NULL) {
         struct attn_schedule_size size = {.struct_size = sizeof size};
-        struct attn_error why = ATTN_ERROR_INIT;
-        const struct attn_schedule_size_args args = {.struct_size = sizeof args,
-                                                     .instance = served->instance->handle,
-                                                     .prepared = served->prepared[part],
-                                                     .limits = &schedule->limits};
         attn_status status = served->instance->kernels.schedule_size(&args, &size, &why);
         if (status != ATTN_OK) {
             return error_relay(error, status, &why);
@@ -67,7 +77,6 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
                              "no memory for %zu bytes of schedule", schedule->host_bytes);
         }
     }
-    plan->num_schedules++;
     launch->schedule = schedule;
     return ATTN_OK;
 }
@@ -106,6 +115,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
         launch->args.limits = &launch->schedule->limits;
         launch->args.schedule_host_bytes = launch->schedule->host_bytes;
         launch->args.workspace_bytes = launch->schedule->device_bytes;
+        launch->args.plan_state = launch->schedule->state;
     }
     return status;
 }

@@ -292,7 +292,11 @@ void plan_destroy(attn_plan *plan)
         count_in(plan, -1);
     }
     for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
-        runtime_free(runtime, plan->schedules[i].host, plan->schedules[i].host_bytes);
+        const struct schedule *s = &plan->schedules[i];
+        runtime_free(runtime, s->host, s->host != NULL ? s->host_bytes : 0);
+        if (s->state != NULL) {
+            s->instance->kernels.destroy_plan_state(s->instance->handle, s->state);
+        }
     }
     arena_finish(&plan->arena);
     runtime_free(runtime, plan, sizeof *plan);

@@ -173,6 +173,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
     plan->source = NULL;
     plan->serial = atomic_fetch_add_explicit(&num_planned, 1, memory_order_relaxed) + 1;
     plan->mode = purpose->mode;
+    plan->stream = stream;
     if (plan->workspace == NULL && plan->scratch.bytes > 0) {
         return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
                          "no workspace is bound; %zu bytes are needed", plan->scratch.bytes);
@@ -241,6 +242,7 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
     const struct purpose purpose = {mode, false};
     plan->capturing = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     if (mode == ATTN_PLAN_IN_GRAPH) {
+        plan->stream = stream;
         return plan->ready != NULL ? call_vendors(plan, &purpose, stream, error)
                                    : error_set(error, ATTN_ERROR_ORDER, "mode",
                                                "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");

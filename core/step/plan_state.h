@@ -25,7 +25,8 @@ struct schedule {
     size_t host_bytes;
     size_t device_bytes;
     void *host;
-    size_t device_offset; /* in the workspace */
+    attn_plan_state *state; /* the vendor's own of this plan; NULL: it has none */
+    size_t device_offset;   /* in the workspace */
 };
 
 typedef attn_status step_kernel(const struct attn_attend_args *args, struct attn_error *error);
@@ -203,6 +204,7 @@ struct attn_plan {
     bool asked;                       /* the driver was asked where a batch's arrays lie */
     bool asked_tables;                /* and where those of its tables do */
     int32_t mode;                     /* enum attn_plan_mode of the plan_batch under way */
+    void *stream;                     /* of the last plan_batch, and so of its runs */
     bool capturing;                   /* runs are being recorded, and nothing may wait for them */
     struct ext_room batch_extensions; /* of a batch that brings unknown ones, too */
 };

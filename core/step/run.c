@@ -154,6 +154,9 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
     if (status != ATTN_OK) {
         return status;
     }
+    if (plan->validate && io->stream != plan->stream) {
+        return FAIL("stream", "is not the stream that plan_batch was given");
+    }
     if (io->reserved != 0) {
         return FAIL("reserved", "reserved of attn_step_io is not 0");
     }

@@ -34,6 +34,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct nvml_
         .compute_capability_minor = device->minor,
         .num_multiprocessors = device->num_sms,
         .memory_bytes = device->memory_bytes,
+        .uuid = device->uuid,
     };
     struct attn_backend_caps caps = gpu_caps;
     caps.output_forms = OUTPUT_FORMS;

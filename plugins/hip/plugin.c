@@ -22,6 +22,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct kfd_d
         .compute_capability_minor = device->minor,
         .num_multiprocessors = device->num_cus,
         .memory_bytes = device->memory_bytes,
+        .uuid = device->uuid,
     };
     return gpu_report(sink, &info, device->served ? &gpu_caps : NULL);
 }

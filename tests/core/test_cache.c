@@ -90,6 +90,8 @@ static void same_runtime(attn_runtime *a, attn_runtime *b)
         assert_string_equal(a->devices[i].arch, b->devices[i].arch);
         assert_string_equal(a->devices[i].isa, b->devices[i].isa);
         assert_string_equal(a->devices[i].device_namespace, b->devices[i].device_namespace);
+        assert_string_equal(a->devices[i].uuid, "GPU-00ff");
+        assert_string_equal(b->devices[i].uuid, "GPU-00ff");
         assert_memory_equal((char *)&a->devices[i] + numbers, (char *)&b->devices[i] + numbers,
                             offsetof(struct attn_device_info, device_namespace) - numbers);
     }

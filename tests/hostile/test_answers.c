@@ -172,10 +172,10 @@ static const struct {
      "place"},
     {"release_is_missing", "model_create 11 release: answers has prepare without release"},
     {"kernels_size_is_8",
-     "model_create 5 attn_kernels: attn_kernels.struct_size is 8; allowed are 256 to 65536"},
+     "model_create 5 attn_kernels: attn_kernels.struct_size is 8; allowed are 272 to 65536"},
     {"kernels_size_is_endless",
      "model_create 5 attn_kernels: attn_kernels.struct_size is 18446744073709551615; "
-     "allowed are 256 to 65536"},
+     "allowed are 272 to 65536"},
     {"create_gives_no_instance",
      "model_create 11 create: answers answered ATTN_OK without an instance"},
     {"create_gives_no_kernels", "model_create 11 create: answers answered ATTN_OK without kernels"},

@@ -141,11 +141,11 @@ static const struct {
      "device_namespace: test CPU: device type 1 in namespace 'mine'; [a-z][a-z0-9_]* of at most 63 "
      "bytes, and none for CPU, CUDA, ROCm and oneAPI, whose drivers number them"},
     {"device_has_no_name", ATTN_ERROR_PLUGIN,
-     "device: name, arch or isa is not clean UTF-8 text of at most 255 bytes (isa: 1023)"},
+     "device: name, arch, uuid or isa is not clean UTF-8 text of at most 255 bytes (isa: 1023)"},
     {"device_memory_is_negative", ATTN_ERROR_PLUGIN,
      "device: test CPU: a number of it is negative, or its reserved field is not 0"},
     {"device_struct_is_small", ATTN_ERROR_STRUCT_SIZE,
-     "attn_device_info: attn_device_info.struct_size is 16; allowed are 80 to 65536"},
+     "attn_device_info: attn_device_info.struct_size is 16; allowed are 88 to 65536"},
     {"nothing", ATTN_ERROR_PLUGIN,
      "probe: answered ok and reported no backend; hardware that is not there is status 13"},
     {"backend_comes_twice", ATTN_OK, "name: declares is reported twice for one device"},

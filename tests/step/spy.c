@@ -71,10 +71,37 @@ static bool is_prepared(const struct attn_attend_args *args)
            same_view(args->k_cache, s->has_k, &s->k) && same_view(args->v_cache, s->has_v, &s->v);
 }
 
+/* What a plan keeps: the limits that it was made with. */
+struct attn_plan_state {
+    const struct attn_limits *limits;
+};
+
+static attn_status create_plan_state(const struct attn_schedule_size_args *args,
+                                     attn_plan_state **state, struct attn_error *error)
+{
+    const bool fails = spy_counts.no_state > 0 && --spy_counts.no_state == 0;
+    *state = fails ? NULL : malloc(sizeof **state);
+    if (*state == NULL || args->plan_state != NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    (*state)->limits = args->limits;
+    spy_counts.states++;
+    return ATTN_OK;
+}
+
+static void destroy_plan_state(attn_instance *instance, attn_plan_state *state)
+{
+    spy_counts.states -= instance != NULL;
+    free(state);
+}
+
 /* Sizes that tell limits apart. */
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)
 {
+    if (args->plan_state == NULL || args->plan_state->limits != args->limits) {
+        return ATTN_ERROR_PLUGIN;
+    }
     size->host_bytes = 64 + (size_t)args->limits->max_num_reqs;
     size->device_bytes = 1000 + (size_t)args->limits->max_num_tokens;
     return ATTN_OK;
@@ -107,10 +134,10 @@ static attn_status hold_limits(const struct attn_attend_args *args, struct attn_
         !is_whole(args->batch, args->layer)) {
         return ATTN_ERROR_PLUGIN;
     }
-    const struct attn_schedule_size_args asked = {.struct_size = sizeof asked,
-                                                  .limits = args->limits};
-    schedule_size(&asked, &size, error);
-    return is_prepared(args) && size.host_bytes == args->schedule_host_bytes &&
+    const struct attn_schedule_size_args asked = {
+        .struct_size = sizeof asked, .limits = args->limits, .plan_state = args->plan_state};
+    return schedule_size(&asked, &size, error) == ATTN_OK && is_prepared(args) &&
+                   size.host_bytes == args->schedule_host_bytes &&
                    size.device_bytes == args->workspace_bytes
                ? ATTN_OK
                : ATTN_ERROR_PLUGIN;
@@ -273,6 +300,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
 {
     struct attn_create_args of_real = *args;
     of_real.backend = "cpu_ref";
+    snprintf(spy_counts.folder, sizeof spy_counts.folder, "%s",
+             args->cache_dir != NULL ? args->cache_dir : "none");
     attn_status status = real->create(&of_real, instance, table, error);
     if (status == ATTN_OK) {
         real_kernels = kernels = **table;
@@ -280,6 +309,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
         kernels.prepare = prepare;
         kernels.release = release;
         kernels.schedule_size = schedule_size;
+        kernels.create_plan_state = create_plan_state;
+        kernels.destroy_plan_state = destroy_plan_state;
         kernels.schedule = plan;
         kernels.update_block_table = update_block_table;
         kernels.write_kv = write_kv;

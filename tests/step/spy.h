@@ -16,6 +16,9 @@ struct spy_counts {
     int32_t of_layer, of_run, of_batch, planned,
         planned_batch; /* values of spy_extension; 0: none came */
     int32_t strange;   /* extensions of other ids, on layers, batches and runs */
+    int32_t states;    /* of plans that are there */
+    int32_t no_state;  /* n > 0: the n-th from now is not made */
+    char folder[64];   /* of the last instance */
 };
 
 #if defined(SPY_FILE)

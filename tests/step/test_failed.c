@@ -6,6 +6,7 @@
 
 #include "fixture.h"
 #include "spy.h"
+#include "support/client.h"
 #include "support/test.h"
 
 enum { REQS = 9, SHARED = 320 };
@@ -98,6 +99,54 @@ static void refuse(struct fixture *f, attn_status status, const char *call)
     assert_int_equal(status, ATTN_ERROR_ORDER);
     assert_string_equal(f->error.field, call);
     assert_non_null(strstr(f->error.message, "layer 'layer' is in 1 plans"));
+}
+
+/* A vendor's own state of a plan: there from its creation to its end, whichever way that comes. */
+TEST(test_states_of_plans)
+{
+    struct spy_counts *c = spy_counts_of_core();
+    struct fixture f;
+    init(&f, 3);
+    const int32_t states = c->states;
+    assert_true(states > 1);
+    fixture_step(&f); /* each attend got the one of its limits */
+    for (int32_t n = 1; n <= states; n++) {
+        const struct attn_limits limits = {
+            .struct_size = sizeof limits, .max_num_reqs = REQS, .max_num_tokens = 64};
+        const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
+        attn_plan *plan;
+        c->no_state = n;
+        assert_int_equal(f.api->plan_create(f.model, 0, &options, &plan, &f.error),
+                         ATTN_ERROR_OUT_OF_MEMORY);
+        assert_null(plan);
+        assert_int_equal(c->states, states);
+    }
+    f.api->plan_destroy(f.plan);
+    f.plan = NULL;
+    assert_int_equal(c->states, 0);
+    fixture_finish(&f);
+}
+
+/* The folder of a backend's compiled kernels lies in the engine's cache folder. */
+TEST(test_kernel_folder)
+{
+    static const char *const folders[] = {"", "/nowhere/cache"};
+    static const char *const seen[] = {"none", "/nowhere/cache/kernels/spy"};
+    for (int32_t i = 0; i < 2; i++) {
+        struct attn_runtime_options options = client_options(PLUGINS);
+        struct fixture f;
+        const struct attn_layer_desc *layers[] = {&f.layer};
+        attn_runtime *runtime;
+        attn_model *model;
+        init(&f, 0);
+        options.cache_dir = folders[i];
+        CHECK(&f, f.api->runtime_create(&options, &runtime, &f.error));
+        CHECK(&f, client_model(f.api, runtime, CLIENT_ORDER("spy"), layers, 1, &model, &f.error));
+        assert_string_equal(spy_counts_of_core()->folder, seen[i]);
+        f.api->model_destroy(model);
+        f.api->runtime_destroy(runtime);
+        fixture_finish(&f);
+    }
 }
 
 /* By every call that binds; the plan's runs are right before and after. */

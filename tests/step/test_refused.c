@@ -380,6 +380,19 @@ TEST(test_rotation)
     fixture_finish(&f);
 }
 
+/* Runs go to the stream of the plan's batch, which another plan_batch may change. */
+TEST(test_stream)
+{
+    struct fixture f;
+    init(&f, NULL, true);
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    f.io.stream = &f;
+    refuse(&f, run(&f), "stream", "is not the stream that plan_batch was given");
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &f, &f.error));
+    CHECK(&f, run(&f));
+    fixture_finish(&f);
+}
+
 /* Of what stands in no test of its own. Runs with keys and without, which the fast path takes. */
 TEST(test_reserved)
 {

@@ -84,6 +84,7 @@ static struct json *devices_json(const struct info *info)
         json_add(item, "type", json_number(device.device.type));
         json_add(item, "id", json_number(device.device.id));
         json_add(item, "namespace", json_string(device.device_namespace));
+        json_add(item, "uuid", json_string(device.uuid));
         json_add(item, "name", json_string(device.name));
         json_add(item, "arch", json_string(device.arch));
         json_add(item, "isa", json_string(device.isa));

@@ -21,7 +21,7 @@ struct codec {
     bool failed;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 80 && sizeof(struct attn_backend_caps) == 304,
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 88 && sizeof(struct attn_backend_caps) == 304,
                    "a field that is added is coded below, and RECORD_FORMAT goes up");
 
 static const void *take(struct codec *c, size_t size)
@@ -111,6 +111,7 @@ static void code_device(struct codec *c, struct attn_device_info *d)
     code_text(c, &d->arch);
     code_text(c, &d->isa);
     code_text(c, &d->device_namespace);
+    code_text(c, &d->uuid);
     code_i32(c, &d->compute_capability_major);
     code_i32(c, &d->compute_capability_minor);
     code_i32(c, &d->num_multiprocessors);

@@ -32,6 +32,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     attn_status status;
 
     device.isa = "one,two";
+    device.uuid = "GPU-00ff";
     device.compute_capability_major = 9;
     device.compute_capability_minor = 1;
     device.num_multiprocessors = 132;

@@ -69,6 +69,8 @@ class DeviceInfo(Record):
     memory_bytes: int
     #: whose numbers `device` has; empty where its driver numbers it (CPU, CUDA, ROCm, oneAPI)
     device_namespace: str
+    #: as the vendor's tools write it; empty: not known without its driver
+    uuid: str
 
 
 class BackendInfo(Record):
