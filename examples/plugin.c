@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The smallest useful backend: attend, write_kv and merge_states in float32, with what a layer
- * keeps between bind and run (prepare) and workspace for a step (schedule_size). The core composes
+ * keeps between bind and run (prepare) and scratch for a step (schedule_size). The core composes
  * cross attention, encoders, chunked local attention, static sinks and cascades of it. Compiles as
  * C11 and as C++20.
  *
@@ -56,7 +56,7 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
     int64_t head = h / a->prepared->group;
     int causal = (a->batch->causal ? a->batch->causal : l->causal) == ATTN_CAUSAL_YES;
     const float *q = row(a->q, token, h);
-    float *out = row(a->out, token, h), *mean = (float *)a->workspace;
+    float *out = row(a->out, token, h), *mean = (float *)a->scratch;
     float m = -INFINITY, sum = 0;
     memset(mean, 0, sizeof *mean * (size_t)a->prepared->head_size_v);
     for (int64_t j = 0; j < length; j++) {
@@ -172,7 +172,8 @@ static attn_status schedule_size(const struct attn_schedule_size_args *a,
 {
     (void)error;
     size->host_bytes = 0;
-    size->device_bytes = (size_t)a->prepared->head_size_v * sizeof(float);
+    size->device_bytes = 0;
+    size->scratch_bytes = (size_t)a->prepared->head_size_v * sizeof(float);
     return ATTN_OK;
 }
 

@@ -122,8 +122,8 @@ struct attn_api {
                                const struct attn_plan_options *options, attn_plan **plan,
                                struct attn_error *error);
     void (*plan_destroy)(attn_plan *plan);
-    /* What the engine has to allocate, never nothing. Plans that never run at the same time may
-     * share a workspace. */
+    /* What the engine has to allocate, never nothing. Plans of which one is done before the next
+     * is planned may share all of it, others of one stream the scratch. */
     attn_status (*plan_workspace)(const attn_plan *plan, struct attn_workspace *workspace,
                                   struct attn_error *error);
     attn_status (*plan_bind_workspace)(attn_plan *plan, const struct attn_workspace *workspace,

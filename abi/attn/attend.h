@@ -24,15 +24,18 @@ struct attn_limits {
     int32_t reserved;
 };
 
-/* Memory of one plan: host memory that `schedule` fills and `attend` reads, and device workspace.
- * Both keep their address as long as the plan lives. The host memory is pageable: what the device
- * needs of it is copied before `schedule` returns, so that the next may fill it anew while earlier
- * attends still run. */
+/* Memory of one plan: host memory that `schedule` fills and `attend` reads, device workspace, and
+ * scratch. All keep their address as long as the plan lives. The host memory is pageable: what the
+ * device needs of it is copied before `schedule` returns, so that the next may fill it anew while
+ * earlier attends still run. */
 struct attn_schedule_size {
     size_t struct_size;
     const struct attn_ext *next;
     size_t host_bytes;
     size_t device_bytes; /* aligned to 256 */
+    /* likewise: device memory that holds nothing between one call of schedule or attend and the
+     * next, and that other plans of the stream use in between */
+    size_t scratch_bytes;
 };
 
 /* Arguments of prepare. Attends with what it makes get exactly these: views with their addresses,
@@ -108,13 +111,15 @@ struct attn_attend_args {
     int32_t num_caches;
     int32_t cache_bytes;         /* from element to element */
     attn_plan_state *plan_state; /* NULL if create_plan_state is NULL */
+    void *scratch;               /* schedule_size.scratch_bytes */
+    size_t scratch_bytes;
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size) == 32, "attn_schedule_size of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size) == 40, "attn_schedule_size of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_prepare_args) == 80, "attn_prepare_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size_args) == 48,
                    "attn_schedule_size_args of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 192, "attn_attend_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 208, "attn_attend_args of ABI 0.3");
 
 #endif

@@ -42,16 +42,22 @@ struct attn_plan_options {
     int32_t reserved;
 };
 
-/* A plan's workspace: what plan_workspace answers, all but `memory`, and, with that filled in, what
- * plan_bind_workspace takes. */
+/* A plan's workspace: what plan_workspace answers, all but the two addresses, and, with `memory`
+ * filled in, what plan_bind_workspace takes. It has two parts: the plan's own, which holds what
+ * plan_batch makes until the last run, and scratch, which holds nothing between two calls. All
+ * plans whose calls follow each other on one stream may share one scratch, the largest that any
+ * needs: an engine with a plan for each captured size then has it once. */
 struct attn_workspace {
     size_t struct_size;
     const struct attn_ext *next;
     void *memory; /* at a multiple of `alignment` bytes; borrowed as long as the plan */
-    size_t bytes; /* the worst case of the plan's limits, or more */
-    struct attn_device device; /* that the memory lies on; type 0: not stated */
+    size_t bytes; /* of both parts: the worst case of the plan's limits, or more */
+    struct attn_device device; /* that both lie on; type 0: not stated */
     int32_t alignment;
     int32_t reserved;
+    void *scratch; /* likewise aligned; NULL: behind the plan's own part in `memory` */
+    /* of `bytes`, those of the scratch: with one of its own `memory` has bytes - scratch_bytes */
+    size_t scratch_bytes;
 };
 
 /* A layer's blocks in another memory (host swap space); an element of attn_block_transfer.other. */
@@ -106,7 +112,7 @@ enum attn_request_class {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 72, "attn_model_options of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 32, "attn_plan_options of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_workspace) == 48, "attn_workspace of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_workspace) == 64, "attn_workspace of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_block_memory) == 16, "attn_block_memory of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_block_transfer) == 64, "attn_block_transfer of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_calibration) == 72, "attn_calibration of ABI 0.3");

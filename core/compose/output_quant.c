@@ -71,7 +71,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
     struct own_tensor plain;
     struct attn_step_io numbers = *io;
     numbers.out =
-        tensor_set_rows(&plain, &like, plan->workspace + place, plan->given.num_actual_tokens,
+        tensor_set_rows(&plain, &like, plan->shared + place, plan->given.num_actual_tokens,
                         step->out.heads, step->out.head_size);
     attn_status status = inner(plan, step, &numbers, error);
     struct attn_quantize_args args = {.struct_size = sizeof args,

@@ -61,12 +61,15 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
         if (status != ATTN_OK) {
             return error_relay(error, status, &why);
         }
-        if (size.host_bytes > MAX_SCHEDULE || size.device_bytes > MAX_SCHEDULE) {
-            return error_set(
-                error, ATTN_ERROR_PLUGIN, "schedule_size",
-                "%s asks for %zu bytes on the host and %zu on the device; %zu are the most",
-                served->instance->caps->name, size.host_bytes, size.device_bytes, MAX_SCHEDULE);
+        if (size.host_bytes > MAX_SCHEDULE || size.device_bytes > MAX_SCHEDULE ||
+            size.scratch_bytes > MAX_SCHEDULE) {
+            return error_set(error, ATTN_ERROR_PLUGIN, "schedule_size",
+                             "%s asks for %zu bytes on the host, %zu on the device and %zu of "
+                             "scratch; %zu are the most",
+                             served->instance->caps->name, size.host_bytes, size.device_bytes,
+                             size.scratch_bytes, MAX_SCHEDULE);
         }
+        schedule->scratch_bytes = size.scratch_bytes;
         schedule->host_bytes = size.host_bytes;
         schedule->device_bytes = size.device_bytes;
     }
@@ -116,6 +119,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
         launch->args.schedule_host_bytes = launch->schedule->host_bytes;
         launch->args.workspace_bytes = launch->schedule->device_bytes;
         launch->args.plan_state = launch->schedule->state;
+        launch->args.scratch_bytes = launch->schedule->scratch_bytes;
     }
     return status;
 }

@@ -9,7 +9,7 @@
 
 #define MIN_PLAN_OPTIONS 32 /* sizes in ABI 0.3 */
 #define MIN_LIMITS 40
-#define MIN_WORKSPACE 48
+#define MIN_WORKSPACE 64
 #define NO_MEMORY(error)                                                                           \
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
@@ -49,12 +49,13 @@ static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
     return status;
 }
 
-/* Lays the workspace out: the core's own arrays and partial results, then each schedule's. */
+/* Lays the workspace out. The plan's own part has the core's arrays and each schedule's memory, the
+ * scratch partial results, then kernels' scratch, of which one is used at a time. */
 static void lay_out(attn_plan *plan)
 {
     const int64_t tokens = plan->limits.max_num_tokens;
     int64_t heads = 0, rows = 0; /* of partial results that are merged */
-    size_t at = 0;
+    size_t own = 0, at = 0, most_scratch = 0;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
         int64_t bytes = step->out.heads * step->out.head_size *
@@ -70,24 +71,28 @@ static void lay_out(attn_plan *plan)
             }
         }
     }
-    plan->scratch.integers = at;
-    at += (size_t)plan_aligned(plan->num_integers * (int64_t)sizeof(int32_t));
+    plan->scratch.integers = own;
+    own += (size_t)plan_aligned(plan->num_integers * (int64_t)sizeof(int32_t));
+    own = block_table_lay_out(plan, own);
     plan->scratch.out = at;
     at += (size_t)plan_aligned(rows * plan->scratch.row);
     for (int32_t i = 0; i < 2; i++) {
         plan->scratch.lse[i] = at;
         at += (size_t)plan_aligned(rows * heads * (int64_t)sizeof(float));
     }
-    at = block_table_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_compositions; i++) {
         const struct composition *c = plan->compositions[i];
         at = c->lay_out != NULL ? c->lay_out(plan, at) : at;
     }
     for (int32_t i = 0; i < plan->num_schedules; i++) {
-        plan->schedules[i].device_offset = at;
-        at += (size_t)plan_aligned((int64_t)plan->schedules[i].device_bytes);
+        const struct schedule *s = &plan->schedules[i];
+        plan->schedules[i].device_offset = own;
+        own += (size_t)plan_aligned((int64_t)s->device_bytes);
+        most_scratch = s->scratch_bytes > most_scratch ? s->scratch_bytes : most_scratch;
     }
-    plan->scratch.bytes = at;
+    plan->scratch.of_kernels = at;
+    plan->scratch.own = own;
+    plan->scratch.shared = at + (size_t)plan_aligned((int64_t)most_scratch);
 }
 
 static attn_status read_options(attn_plan *plan, const struct attn_plan_options *options,
@@ -311,7 +316,8 @@ attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspa
                          (void *)workspace);
     }
     const struct attn_workspace answer = {.struct_size = sizeof answer,
-                                          .bytes = plan->scratch.bytes,
+                                          .bytes = plan->scratch.own + plan->scratch.shared,
+                                          .scratch_bytes = plan->scratch.shared,
                                           .device = plan->model->device,
                                           .alignment = WORKSPACE_ALIGNMENT};
     attn_status status = struct_write(workspace, &answer, sizeof answer, MIN_WORKSPACE);
@@ -319,6 +325,30 @@ attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspa
                ? status
                : error_set(error, status, "attn_workspace", "struct_size is %zu; %d or more",
                            workspace->struct_size, MIN_WORKSPACE);
+}
+
+static attn_status check_parts(const attn_plan *plan, const struct attn_workspace *given,
+                               struct attn_error *error)
+{
+    const size_t own = plan->scratch.own, shared = plan->scratch.shared;
+    if (given->scratch == NULL) {
+        return given->bytes >= own + shared
+                   ? ATTN_OK
+                   : error_set(error, ATTN_ERROR_WORKSPACE, "bytes",
+                               "%zu bytes; the plan needs %zu", given->bytes, own + shared);
+    }
+    if ((uintptr_t)given->scratch % WORKSPACE_ALIGNMENT != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "scratch",
+                         "scratch %p; an address that is a multiple of %d", given->scratch,
+                         WORKSPACE_ALIGNMENT);
+    }
+    return given->bytes >= given->scratch_bytes && given->scratch_bytes >= shared &&
+                   given->bytes - given->scratch_bytes >= own
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_WORKSPACE, "scratch_bytes",
+                           "%zu bytes, of them %zu of scratch; the plan needs %zu of its own and "
+                           "%zu of scratch",
+                           given->bytes, given->scratch_bytes, own, shared);
 }
 
 attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *workspace,
@@ -339,23 +369,25 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
                          "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
                          read.memory, WORKSPACE_ALIGNMENT);
     }
-    if (read.bytes < plan->scratch.bytes) {
-        return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu",
-                         read.bytes, plan->scratch.bytes);
-    }
-    status = place_check_device(plan->model, read.device, "workspace", error);
+    status = check_parts(plan, &read, error);
+    status = status == ATTN_OK ? place_check_device(plan->model, read.device, "workspace", error)
+                               : status;
     status = status == ATTN_OK ? place_ask(plan->model, read.memory, "workspace", error) : status;
+    if (status == ATTN_OK && read.scratch != NULL) {
+        status = place_ask(plan->model, read.scratch, "scratch", error);
+    }
     if (status != ATTN_OK) {
         return status;
     }
     plan->workspace = read.memory;
-    plan->workspace_bytes = read.bytes;
+    plan->shared = read.scratch != NULL ? read.scratch : plan->workspace + plan->scratch.own;
     plan->ready = NULL;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         for (int32_t j = 0; j < ATTN_PHASE_COUNT * PART_COUNT; j++) {
             struct launch *launch = &plan->steps[i].launches[j / PART_COUNT][j % PART_COUNT];
             if (launch->schedule != NULL) {
                 launch->args.workspace = plan->workspace + launch->schedule->device_offset;
+                launch->args.scratch = plan->shared + plan->scratch.of_kernels;
             }
         }
     }

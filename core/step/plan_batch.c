@@ -174,9 +174,10 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
     plan->serial = atomic_fetch_add_explicit(&num_planned, 1, memory_order_relaxed) + 1;
     plan->mode = purpose->mode;
     plan->stream = stream;
-    if (plan->workspace == NULL && plan->scratch.bytes > 0) {
+    if (plan->workspace == NULL) { /* which every plan needs some of */
         return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
-                         "no workspace is bound; %zu bytes are needed", plan->scratch.bytes);
+                         "no workspace is bound; %zu bytes are needed",
+                         plan->scratch.own + plan->scratch.shared);
     }
     status = batch_read(plan, batch, error);
     if (status != ATTN_OK) {

@@ -24,6 +24,7 @@ struct schedule {
     struct attn_limits limits; /* the plan's, which a composition may have widened */
     size_t host_bytes;
     size_t device_bytes;
+    size_t scratch_bytes;
     void *host;
     attn_plan_state *state; /* the vendor's own of this plan; NULL: it has none */
     size_t device_offset;   /* in the workspace */
@@ -117,11 +118,13 @@ struct step {
 
 /* Places in the workspace for what the core itself needs. */
 struct scratch {
-    size_t integers; /* lengths and rows of views that the core makes */
-    size_t out;      /* one side of a merge: [T, Hq, Dv] */
-    size_t lse[2];   /* [Hq, T] float32 */
-    int64_t row;     /* bytes of the longest row of out */
-    size_t bytes;
+    size_t integers;   /* lengths and rows of views that the core makes */
+    size_t out;        /* one side of a merge: [T, Hq, Dv] */
+    size_t lse[2];     /* [Hq, T] float32 */
+    int64_t row;       /* bytes of the longest row of out */
+    size_t of_kernels; /* schedules' scratch */
+    size_t own;    /* bytes of the plan's own part; places above but integers are in the other */
+    size_t shared; /* bytes of the part that holds nothing between calls */
 };
 
 /* Counts of the last capture, which its replays must have. */
@@ -189,8 +192,8 @@ struct attn_plan {
     const attn_plan *source;
     uint64_t source_serial;
     struct captured captured;
-    uint8_t *workspace;
-    size_t workspace_bytes;
+    uint8_t *workspace; /* its own part */
+    uint8_t *shared;    /* scratch */
     struct scratch scratch;
     int32_t *integers;    /* host copy of scratch.integers */
     int64_t num_integers; /* up to MAX_INTEGERS */

@@ -84,11 +84,17 @@ attn_status run_idle(attn_plan *plan, struct step *step, const struct attn_step_
     }
     attn_status status =
         io->out != NULL ? zero_tensor(plan, step, io->out, io->stream, error) : ATTN_OK;
-    if (status == ATTN_OK && mode == ATTN_BATCH_PROFILE && plan->scratch.bytes > 0) {
-        int64_t shape[3] = {1, 1, (int64_t)plan->scratch.bytes};
-        struct attn_tensor workspace = {
-            plan->workspace, plan->model->device, 3, {ATTN_CODE_UINT, 8, 1}, shape, NULL, 0};
-        status = zero_tensor(plan, step, &workspace, io->stream, error);
+    const size_t bytes[] = {plan->scratch.own, plan->scratch.shared};
+    for (int32_t i = 0; i < 2 && mode == ATTN_BATCH_PROFILE && status == ATTN_OK; i++) {
+        int64_t shape[3] = {1, 1, (int64_t)bytes[i]};
+        struct attn_tensor part = {i == 0 ? plan->workspace : plan->shared,
+                                   plan->model->device,
+                                   3,
+                                   {ATTN_CODE_UINT, 8, 1},
+                                   shape,
+                                   NULL,
+                                   0};
+        status = bytes[i] > 0 ? zero_tensor(plan, step, &part, io->stream, error) : status;
     }
     return status;
 }

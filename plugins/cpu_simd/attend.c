@@ -77,8 +77,8 @@ static void write_zeros(const struct attn_attend_args *args, const struct proble
             memset(row, 0, (size_t)(out->shape[2] * bytes));
         }
     }
-    if (problem->batch->mode == ATTN_BATCH_PROFILE && args->workspace != NULL) {
-        memset(args->workspace, 0, args->workspace_bytes);
+    if (problem->batch->mode == ATTN_BATCH_PROFILE && args->scratch != NULL) {
+        memset(args->scratch, 0, args->scratch_bytes);
     }
 }
 
@@ -99,15 +99,15 @@ attn_status run_attend(const struct attn_attend_args *args, const struct latent_
         write_zeros(args, &run.problem);
         return ATTN_OK;
     }
-    if (args->schedule_host == NULL || args->workspace == NULL) {
-        return fail(error, ATTN_ERROR_ORDER, args->workspace ? "schedule_host" : "workspace",
+    if (args->schedule_host == NULL || args->scratch == NULL) {
+        return fail(error, ATTN_ERROR_ORDER, args->scratch ? "schedule_host" : "scratch",
                     "NULL: attend needs the memory that plan has filled");
     }
     run.args = args;
     run.schedule = args->schedule_host;
     scratch_init(&run.layout, &run.problem.shape, run.schedule->needs.rows);
     size_t workers = (size_t)run.problem.instance->host->num_threads;
-    run.scratch = args->workspace;
+    run.scratch = args->scratch;
     run.partials = (float *)(run.scratch + workers * run.layout.bytes);
     parallel(&run, false);
     parallel(&run, true);

@@ -195,19 +195,19 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
 attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gdn_scratch scratch;
-    struct gdn_loop loop = {.gdn = gdn_of(args), .taps = args->workspace};
+    struct gdn_loop loop = {.gdn = gdn_of(args), .taps = args->scratch};
     attn_status status = gdn_check_slots(&loop.gdn, error); /* read when the step runs */
     if (status != ATTN_OK) {
         return status;
     }
-    if (args->workspace == NULL) {
-        return fail(error, ATTN_ERROR_ORDER, "workspace",
+    if (args->scratch == NULL) {
+        return fail(error, ATTN_ERROR_ORDER, "scratch",
                     "NULL: gated_delta needs the memory that schedule_size asks for");
     }
     const struct attn_recurrent_desc *desc = loop.gdn.desc;
     const struct attn_host *host = args->instance->host;
     int64_t requests = args->batch->num_reqs;
-    loop.scratch = (char *)args->workspace + taps_bytes(desc);
+    loop.scratch = (char *)args->scratch + taps_bytes(desc);
     loop.scratch_bytes = scratch_place(desc, NULL, &scratch);
     /* together only where that leaves something to do for everybody */
     loop.together = requests * desc->num_k_heads >= host->num_threads ? most_together(desc) : 1;

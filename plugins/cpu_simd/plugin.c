@@ -47,11 +47,11 @@ static attn_status simd_schedule_size(const struct attn_schedule_size_args *args
     int32_t threads = args->instance->host->num_threads;
     if (prepared->is_gdn) {
         size->host_bytes = 0;
-        size->device_bytes = gdn_workspace_bytes(&prepared->gdn, threads);
+        size->scratch_bytes = gdn_workspace_bytes(&prepared->gdn, threads);
         return ATTN_OK;
     }
     size->host_bytes = schedule_bytes(&prepared->shape, limits, threads);
-    size->device_bytes = workspace_bytes(&prepared->shape, limits, threads);
+    size->scratch_bytes = workspace_bytes(&prepared->shape, limits, threads);
     return ATTN_OK;
 }
 

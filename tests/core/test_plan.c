@@ -392,6 +392,23 @@ TEST(limits_and_workspaces_may_grow)
                plan_bind_workspace(plan, &room.known, &b->error));
     room.known.memory = (uint8_t *)room.known.memory - 8;
     assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_OK);
+    /* the scratch apart: what `memory` then has is the plan's own */
+    const size_t scratch = room.known.scratch_bytes;
+    assert_true(scratch < room.known.bytes);
+    room.known.scratch = (uint8_t *)room.known.memory + 8;
+    REFUSED(&b->error, "scratch", plan_bind_workspace(plan, &room.known, &b->error));
+    room.known.scratch = aligned_alloc(256, scratch + 256);
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_OK);
+    room.known.bytes--;
+    REFUSED(&b->error, "scratch_bytes", plan_bind_workspace(plan, &room.known, &b->error));
+    room.known.bytes += 1 + 64;
+    room.known.scratch_bytes += 64; /* the largest of several plans' */
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_OK);
+    if (scratch > 0) {
+        room.known.scratch_bytes = scratch - 1;
+        REFUSED(&b->error, "scratch_bytes", plan_bind_workspace(plan, &room.known, &b->error));
+    }
+    free(room.known.scratch);
     plan_destroy(plan);
     free(room.known.memory);
     room.known.struct_size = 8;

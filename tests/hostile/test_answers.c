@@ -157,14 +157,16 @@ static const struct {
      "run 11 : layer 'only', answers: unknown status (status -1), without a text"},
     {"prepare_error_is_foul", "plan_create 12 : device error, with a text that is not clean UTF-8"},
     {"schedule_size_is_endless",
-     "plan_create 11 schedule_size: answers asks for 9187201950435737471 bytes on the host "
-     "and 9187201950435737471 on the device; 1099511627776 are the most"},
+     "plan_create 11 schedule_size: answers asks for 9187201950435737471 bytes on the host, "
+     "9187201950435737471 on the device and 9187201950435737471 of scratch; 1099511627776 are the "
+     "most"},
     {"schedule_size_is_endless_on_the_device",
-     "plan_create 11 schedule_size: answers asks for 0 bytes on the host and "
-     "18446744073709551607 on the device; 1099511627776 are the most"},
+     "plan_create 11 schedule_size: answers asks for 0 bytes on the host, "
+     "18446744073709551607 on the device and 0 of scratch; 1099511627776 are the most"},
     {"schedule_size_is_negative",
-     "plan_create 11 schedule_size: answers asks for 18446744073709551615 bytes on the host "
-     "and 18446744073709551615 on the device; 1099511627776 are the most"},
+     "plan_create 11 schedule_size: answers asks for 18446744073709551615 bytes on the host, "
+     "18446744073709551615 on the device and 18446744073709551615 of scratch; 1099511627776 are "
+     "the most"},
     {"schedule_size_fails_silently", "plan_create 20 : internal error (status 20), without a text"},
     {"plan_error_is_foul", "plan 12 : device error, with a text that is not clean UTF-8"},
     {"slot_is_missing",

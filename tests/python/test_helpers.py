@@ -38,11 +38,28 @@ class Workspace(unittest.TestCase):
         layer = libattn.LayerDesc("a", 32, 8, 128, block_size=BLOCK)
         model = runtime.bind(runtime.select([layer], backend="cpu_simd"))
         model.layers[0].bind_kv(libattn.allocate(model.layers[0].kv_spec.padded_page_bytes), 1)
-        for reqs, tokens, length, least, most in ((4, 4, 1024, 1, 3), (4, 64, 1024, 2, 5.2), (4, 4096, 1024, 4, 7.3),
-                                                  (256, 8192, 32768, 40, 50)):
+        for reqs, tokens, length, least, most in ((4, 4, 1024, 1, 1.5), (4, 64, 1024, 2, 2.6), (4, 4096, 1024, 3, 3.8),
+                                                  (256, 8192, 32768, 34, 41)):
             plan = model.plan(0, max_num_reqs=reqs, max_num_tokens=tokens, max_seq_len=length)
             self.assertTrue(least < plan.workspace_bytes / 1e6 < most, (reqs, tokens, plan.workspace_bytes))
+            self.assertLess(plan.workspace_bytes - plan.scratch_bytes, 2048)
             plan.close()
+
+    def test_shared_scratch(self) -> None:
+        """Two plans of one stream, with one scratch between them."""
+        model, layer = bound_layer(desc(), "cpu_simd", 4)
+        q, k, v = prompt(40)
+        plans = [model.plan(0, max_num_reqs=2, max_num_tokens=64, max_seq_len=64) for _ in range(2)]
+        scratch = libattn.allocate(max(plan.scratch_bytes for plan in plans))
+        results = [torch.empty_like(q) for _ in plans]
+        for plan in plans:
+            plan.bind_workspace(libattn.allocate(plan.workspace_bytes - plan.scratch_bytes), scratch)
+            plan.update(one_request(40))
+        for plan, out in zip(plans, results):
+            plan.run(layer, q, k, v, out)
+            scratch.fill_(0xff)
+        self.assertTrue(torch.equal(*results))
+        self.assertLess(worst(results[0], attention(q, k, v, D**-0.5, causal(40, 40))[0]), 2e-5)
 
     def test_common_prefix(self) -> None:
         """Taken apart in steps of up to 2048 tokens, whose partial results fit; larger steps leave it, and are right."""

@@ -165,6 +165,57 @@ TEST(test_update_block_table)
     fixture_finish(&f);
 }
 
+/* Plans of one stream with one scratch between them: what they keep from plan_batch to a run is
+ * their own. */
+TEST(test_shared_scratch)
+{
+    static const struct attn_layer_desc layers[] = {{.kind = ATTN_LAYER_DECODER},
+                                                    {.kind = ATTN_LAYER_DECODER, .sink_len = 5},
+                                                    {.kind = ATTN_LAYER_DECODER, .chunk_size = 16}};
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+        for (int32_t example = 0; example < 2; example++) {
+            struct fixture f;
+            struct attn_workspace parts[2];
+            void *workspaces[2];
+            attn_plan *plans[2];
+            fixture_init(&f, example ? "example" : "cpu_ref", &layers[i], queries, lens, 4, 0, NULL,
+                         false);
+            unsigned char *before = malloc(OUT_BYTES);
+            fixture_step(&f);
+            memcpy(before, f.out, OUT_BYTES);
+            void *scratch = NULL;
+            for (int32_t p = 0; p < 2; p++) {
+                plans[p] = another_plan(&f, 0, &workspaces[p]);
+                parts[p] = (struct attn_workspace){.struct_size = sizeof parts[p]};
+                CHECK(&f, f.api->plan_workspace(plans[p], &parts[p], &f.error));
+                scratch =
+                    scratch != NULL ? scratch : aligned_alloc(256, parts[p].scratch_bytes + 256);
+                parts[p].memory = workspaces[p];
+                parts[p].scratch = scratch;
+                CHECK(&f, f.api->plan_bind_workspace(plans[p], &parts[p], &f.error));
+            }
+            for (int32_t step = 0; step < 2; step++) {
+                for (int32_t p = 0; p < 2; p++) {
+                    CHECK(&f, f.api->plan_batch(plans[p], &f.batch, NULL, &f.error));
+                    memset(scratch, 0xff, parts[p].scratch_bytes);
+                }
+                for (int32_t p = 0; p < 2; p++) {
+                    run(&f, plans[p]);
+                    assert_memory_equal(f.out, before, OUT_BYTES);
+                    memset(scratch, 0xff, parts[p].scratch_bytes);
+                }
+            }
+            for (int32_t p = 0; p < 2; p++) {
+                f.api->plan_destroy(plans[p]);
+                free(workspaces[p]);
+            }
+            free(scratch);
+            free(before);
+            fixture_finish(&f);
+        }
+    }
+}
+
 TEST(test_update_needs_a_plan)
 {
     struct fixture f;

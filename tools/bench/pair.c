@@ -64,10 +64,14 @@ static attn_status plan_direct(struct dispatch_pair *pair, struct attn_error *er
     if (kernels->prepare != NULL) {
         status = kernels->prepare(&prepare_args, &pair->attend.prepared, error);
     }
-    const struct attn_schedule_size_args sized = {.struct_size = sizeof sized,
-                                                  .instance = pair->direct.instance,
-                                                  .prepared = pair->attend.prepared,
-                                                  .limits = &pair->limits};
+    struct attn_schedule_size_args sized = {.struct_size = sizeof sized,
+                                            .instance = pair->direct.instance,
+                                            .prepared = pair->attend.prepared,
+                                            .limits = &pair->limits};
+    if (status == ATTN_OK && kernels->create_plan_state != NULL) {
+        status = kernels->create_plan_state(&sized, &pair->attend.plan_state, error);
+    }
+    sized.plan_state = pair->attend.plan_state;
     if (status == ATTN_OK && kernels->schedule_size != NULL) {
         status = kernels->schedule_size(&sized, &pair->size, error);
     }
@@ -76,12 +80,15 @@ static attn_status plan_direct(struct dispatch_pair *pair, struct attn_error *er
     }
     pair->attend.schedule_host = pair->schedule_host = malloc(pair->size.host_bytes + 1);
     pair->attend.workspace = memory_take(&pair->subject.memory, pair->size.device_bytes + 1);
-    if (pair->schedule_host == NULL || pair->attend.workspace == NULL) {
+    pair->attend.scratch = memory_take(&pair->subject.memory, pair->size.scratch_bytes + 1);
+    if (pair->schedule_host == NULL || pair->attend.workspace == NULL ||
+        pair->attend.scratch == NULL) {
         return memory_refused(error);
     }
     pair->attend.limits = &pair->limits;
     pair->attend.schedule_host_bytes = pair->size.host_bytes;
     pair->attend.workspace_bytes = pair->size.device_bytes;
+    pair->attend.scratch_bytes = pair->size.scratch_bytes;
     if (kernels->schedule != NULL) {
         struct attn_attend_args args = pair->attend;
         args.q = args.k = args.v = args.out = NULL;
@@ -118,6 +125,10 @@ attn_status pair_init(struct dispatch_pair *pair, struct session *session,
 
 void pair_finish(struct dispatch_pair *pair)
 {
+    if (pair->attend.plan_state != NULL) {
+        pair->direct.kernels->destroy_plan_state(pair->direct.instance, pair->attend.plan_state);
+    }
+    pair->attend.plan_state = NULL;
     if (pair->attend.prepared != NULL) {
         pair->direct.kernels->release(pair->direct.instance, pair->attend.prepared);
     }

@@ -9,8 +9,11 @@
 
 void side_finish(struct side *side)
 {
-    if (side->prepared != NULL) {
-        side->backend->kernels.release(side->backend->instance, side->prepared);
+    if (side->backend != NULL) {
+        const struct attn_attend_args made = {.instance = side->backend->instance,
+                                              .prepared = side->prepared,
+                                              .plan_state = side->plan_state};
+        planned_release(&side->backend->kernels, &made);
     }
     place_forget(side->memory);
     device_free(side->device, side->memory);
@@ -77,13 +80,10 @@ static attn_status take_plan_memory(struct side *side, const struct attn_schedul
         snprintf(error->field, sizeof error->field, "schedule_size");
         snprintf(error->message, sizeof error->message,
                  "attn-check found no %zu bytes on the host and %zu on the device for it",
-                 size->host_bytes, size->device_bytes);
+                 size->host_bytes, size->device_bytes + size->scratch_bytes);
     }
-    side->binding.attend.schedule_host = side->plan.host;
-    side->binding.attend.workspace = side->plan.device;
+    plan_memory_bind(&side->plan, &side->binding.attend);
     side->binding.attend.limits = &side->limits;
-    side->binding.attend.schedule_host_bytes = size->host_bytes;
-    side->binding.attend.workspace_bytes = size->device_bytes;
     return status;
 }
 
@@ -98,10 +98,11 @@ attn_status side_prepare(struct side *side, const struct problem *problem, int32
                                         side->binding.batch.max_seq_len * factor,
                                         (int32_t)problem->table_stride * factor,
                                         0};
-    struct attn_schedule_size size = {sizeof size, NULL, 0, 0};
+    struct attn_schedule_size size = {.struct_size = sizeof size};
     attn_status status = planned_prepare(&side->backend->kernels, &side->binding.attend,
                                          &side->limits, &size, error);
     side->prepared = side->binding.attend.prepared;
+    side->plan_state = side->binding.attend.plan_state;
     return status == ATTN_OK ? take_plan_memory(side, &size, error) : status;
 }
 

@@ -21,6 +21,7 @@ struct side {
     struct binding binding;
     uint8_t *memory; /* in the device's memory */
     attn_prepared *prepared;
+    attn_plan_state *plan_state;
     struct attn_limits limits;
     struct plan_memory plan;
     void *stream;

@@ -11,51 +11,84 @@
 
 #define PLAN_GUARD 256
 
+/* `bytes` of poison, and a guard of it. */
+static uint8_t *poisoned(const struct device *device, size_t bytes, const char *name,
+                         attn_status *status)
+{
+    uint8_t *memory = device_alloc(device, bytes + PLAN_GUARD);
+    uint8_t *poison = malloc(bytes + PLAN_GUARD);
+    if (memory == NULL || poison == NULL) {
+        *status = ATTN_ERROR_OUT_OF_MEMORY;
+    } else {
+        place_buffer(memory, bytes, name);
+        memset(poison, IMAGE_POISON, bytes + PLAN_GUARD);
+        *status =
+            device_write(device, memory, poison, bytes + PLAN_GUARD) ? *status : ATTN_ERROR_DEVICE;
+    }
+    free(poison);
+    return memory;
+}
+
 attn_status plan_memory_init(struct plan_memory *memory, const struct device *device,
                              const struct attn_schedule_size *size)
 {
-    size_t device_bytes = size->device_bytes + PLAN_GUARD;
+    attn_status status = ATTN_OK;
     memory->host_bytes = size->host_bytes;
     memory->device_bytes = size->device_bytes;
+    memory->scratch_bytes = size->scratch_bytes;
     memory->host = aligned_alloc(256, (size->host_bytes + 2 * PLAN_GUARD) / 256 * 256);
-    memory->device = device_alloc(device, device_bytes);
-    uint8_t *poison = malloc(device_bytes);
-    if (memory->host == NULL || memory->device == NULL || poison == NULL) {
-        free(poison);
+    memory->device = poisoned(device, size->device_bytes, "workspace", &status);
+    memory->scratch = poisoned(device, size->scratch_bytes, "scratch", &status);
+    if (memory->host == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
     place_buffer(memory->host, size->host_bytes, "schedule_host");
-    place_buffer(memory->device, size->device_bytes, "workspace");
     memset(memory->host, IMAGE_POISON, size->host_bytes + PLAN_GUARD);
-    memset(poison, IMAGE_POISON, device_bytes);
-    bool written = device_write(device, memory->device, poison, device_bytes);
-    free(poison);
-    return written ? ATTN_OK : ATTN_ERROR_DEVICE;
+    return status;
 }
 
 void plan_memory_finish(struct plan_memory *memory, const struct device *device)
 {
     place_forget(memory->host);
     place_forget(memory->device);
+    place_forget(memory->scratch);
     device_free(device, memory->device);
+    device_free(device, memory->scratch);
     free(memory->host);
+}
+
+void plan_memory_bind(const struct plan_memory *memory, struct attn_attend_args *args)
+{
+    args->schedule_host = memory->host;
+    args->schedule_host_bytes = memory->host_bytes;
+    args->workspace = memory->device;
+    args->workspace_bytes = memory->device_bytes;
+    args->scratch = memory->scratch;
+    args->scratch_bytes = memory->scratch_bytes;
+}
+
+static bool guard_is_whole(const struct device *device, const uint8_t *at)
+{
+    uint8_t guard[PLAN_GUARD];
+    bool whole = device_read(device, guard, at, PLAN_GUARD);
+    for (size_t i = 0; i < PLAN_GUARD && whole; i++) {
+        whole = guard[i] == IMAGE_POISON;
+    }
+    return whole;
 }
 
 bool plan_memory_guards_whole(const struct plan_memory *memory, const struct device *device)
 {
-    uint8_t guard[PLAN_GUARD];
     if (memory->host == NULL) {
         return true; /* it has no plan of its own */
     }
-    if (!device_read(device, guard, memory->device + memory->device_bytes, PLAN_GUARD)) {
-        return false;
-    }
     for (size_t i = 0; i < PLAN_GUARD; i++) {
-        if (guard[i] != IMAGE_POISON || memory->host[memory->host_bytes + i] != IMAGE_POISON) {
+        if (memory->host[memory->host_bytes + i] != IMAGE_POISON) {
             return false;
         }
     }
-    return true;
+    return guard_is_whole(device, memory->device + memory->device_bytes) &&
+           guard_is_whole(device, memory->scratch + memory->scratch_bytes);
 }
 
 static attn_status broken(struct attn_error *error, const char *field, const char *message)
@@ -80,6 +113,9 @@ static attn_status run_step(struct backend *backend, const struct device *device
         plan.q = plan.k = plan.v = plan.out = plan.lse = NULL;
         plan.next = NULL;
         status = backend->kernels.schedule(&plan, ATTN_PLAN_EAGER, error);
+        if (device->device.type == ATTN_DEVICE_CPU && args->scratch_bytes > 0) {
+            memset(args->scratch, IMAGE_POISON, args->scratch_bytes); /* as another plan may */
+        }
     }
     status = status == ATTN_OK ? kernel(args, error) : status;
     size_t used = stack_used();
@@ -107,10 +143,24 @@ attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_atte
         status = kernels->prepare(&prepare_args, &call->prepared, error);
     }
     sized.prepared = call->prepared;
+    if (status == ATTN_OK && kernels->create_plan_state != NULL) {
+        status = kernels->create_plan_state(&sized, &call->plan_state, error);
+    }
+    sized.plan_state = call->plan_state;
     if (status == ATTN_OK && kernels->schedule_size != NULL) {
         status = kernels->schedule_size(&sized, size, error);
     }
     return status;
+}
+
+void planned_release(const struct attn_kernels *kernels, const struct attn_attend_args *call)
+{
+    if (call->plan_state != NULL && kernels->destroy_plan_state != NULL) {
+        kernels->destroy_plan_state(call->instance, call->plan_state);
+    }
+    if (call->prepared != NULL && kernels->release != NULL) {
+        kernels->release(call->instance, call->prepared);
+    }
 }
 
 attn_status planned_call(struct backend *backend, const struct device *device,
@@ -118,25 +168,20 @@ attn_status planned_call(struct backend *backend, const struct device *device,
                          planned_kernel *kernel, struct attn_error *error)
 {
     const struct attn_kernels *k = &backend->kernels;
-    struct attn_schedule_size size = {sizeof size, NULL, 0, 0};
-    struct plan_memory memory = {0, 0, NULL, NULL};
+    struct attn_schedule_size size = {.struct_size = sizeof size};
+    struct plan_memory memory = {0};
     args->instance = backend->instance;
     attn_status status = planned_prepare(k, args, limits, &size, error);
     status = status == ATTN_OK ? plan_memory_init(&memory, device, &size) : status;
-    args->schedule_host = memory.host;
-    args->workspace = memory.device;
+    plan_memory_bind(&memory, args);
     args->limits = limits;
-    args->schedule_host_bytes = size.host_bytes;
-    args->workspace_bytes = size.device_bytes;
     status = status == ATTN_OK ? run_step(backend, device, args, kernel, error) : status;
     device_wait(device);
     if (status == ATTN_OK && !plan_memory_guards_whole(&memory, device)) {
         status =
             broken(error, "schedule_size", "the plan's memory was written past what was asked for");
     }
-    if (args->prepared != NULL && k->release != NULL) {
-        k->release(backend->instance, args->prepared);
-    }
+    planned_release(k, args);
     plan_memory_finish(&memory, device);
     return status;
 }

@@ -227,10 +227,18 @@ class Plan(Owned):
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory for the worst case of the limits, to be aligned to 256."""
+        """Device memory for the worst case of the limits, to be aligned to 256, the scratch included."""
+        return self._parts().bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of these the ones that may be shared by all plans of a stream."""
+        return self._parts().scratch_bytes
+
+    def _parts(self) -> attn_workspace:
         workspace = attn_workspace()
         self.call("plan_workspace", byref(workspace))
-        return workspace.bytes
+        return workspace
 
     @property
     def graph_level(self) -> int:
@@ -242,14 +250,19 @@ class Plan(Owned):
         """For padded lengths in a replay."""
         return self.ask("plan_graph_fill")
 
-    def bind_workspace(self, memory: Any) -> None:
-        """Hand the workspace in; borrowed for the plan's life."""
-        t = as_writable("workspace", memory)
-        if not t.is_contiguous():
-            raise make(Status.INVALID_ARGUMENT, "workspace", f"{t} with strides {t.strides}; contiguous memory is needed")
-        workspace = attn_workspace(memory=t.data, bytes=t.nbytes, device=t.device_struct)
+    def bind_workspace(self, memory: Any, scratch: Any | None = None) -> None:
+        """Hand the workspace in; borrowed for the plan's life. With `scratch`, which plans of one stream may share,
+        `memory` has ``workspace_bytes - scratch_bytes``."""
+        parts = [as_writable(name, given) for name, given in (("workspace", memory), ("scratch", scratch)) if given is not None]
+        for t in parts:
+            if not t.is_contiguous():
+                raise make(Status.INVALID_ARGUMENT, "workspace", f"{t} with strides {t.strides}; contiguous memory is needed")
+        apart = parts[1] if len(parts) > 1 else None
+        workspace = attn_workspace(memory=parts[0].data, bytes=sum(t.nbytes for t in parts), device=parts[0].device_struct,
+                                   scratch=apart.data if apart is not None else None,
+                                   scratch_bytes=apart.nbytes if apart is not None else 0)
         self.call("plan_bind_workspace", byref(workspace))
-        self._workspace = t
+        self._workspace = parts
 
     def _check_width(self, batch: Batch, lengths: Batch) -> None:
         """Of a table whose rows are further apart than they are wide, which the library cannot know."""
