@@ -69,6 +69,24 @@ int main(int argc, char **argv)
                     strcmp(error.field, "attn_layer_desc") == 0));
     api->assignment_destroy(assignment);
     memset(layer.grown_tail, 0, sizeof layer.grown_tail);
+    /* Likewise an extension, and an element of an array of its. */
+    struct attn_cache_desc cache = {
+        .role = ATTN_CACHE_EXTRA, .kv_dtype = ATTN_KV_F32, .num_heads = 1, .head_size = 8};
+    struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
+                                       .caches = &cache,
+                                       .num_caches = 1,
+                                       .cache_bytes = sizeof cache};
+    layer.next = &caches.ext;
+    for (int i = 0; i < 3; i++) {
+        memset(caches.grown_tail, i == 1 ? 0xff : 0, sizeof caches.grown_tail);
+        memset(cache.grown_tail, i == 2 ? 0xff : 0, sizeof cache.grown_tail);
+        CHECK(api->select(runtime, NULL, layers, 1, &assignment, &error) != ATTN_OK);
+        /* cpu_ref takes no such caches: that is what is refused where the tails are understood */
+        const int tail = error.status == ATTN_ERROR_STRUCT_SIZE &&
+                         strcmp(error.field, i == 1 ? "attn_layer_desc" : "attn_cache_desc") == 0;
+        CHECK(tail == (i > 0 && !knows));
+    }
+    layer.next = NULL;
     /* No backend declares it: refused at selection, whether the bit is known or not. */
     layer.needed_features = UINT64_C(1) << 62;
     CHECK(api->select(runtime, NULL, layers, 1, &assignment, &error) != ATTN_OK);
