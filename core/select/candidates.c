@@ -129,6 +129,11 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
             verdicts[b].code = ATTN_VERDICT_EXCLUDED;
             reasons_add(&reasons, "ATTN_BACKEND", backend->full_name, rule->text);
         }
+        if (rule != NULL && rule->conformant && selection->conformant.lacks[b] != NULL) {
+            verdicts[b].code = ATTN_VERDICT_EXCLUDED;
+            reasons_add(&reasons, "conformance", "a record of attn-check without failures",
+                        selection->conformant.lacks[b]);
+        }
         verdicts[b].num_reasons = reasons.count;
         verdicts[b].reasons = reasons.items;
         selection->failed |= reasons.failed;

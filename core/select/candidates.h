@@ -4,6 +4,7 @@
 #ifndef CORE_SELECT_CANDIDATES_H
 #define CORE_SELECT_CANDIDATES_H
 
+#include "select/conformant.h"
 #include "select/grammar.h"
 #include "select/match.h"
 #include "select/ranks.h"
@@ -16,6 +17,7 @@ struct selection {
     struct arena *arena; /* the assignment's */
     struct rules rules;
     struct ranks ranks;
+    struct conformant conformant; /* read where a rule asks for it */
     const char *arch;
     bool failed; /* out of memory */
 };

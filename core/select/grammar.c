@@ -183,6 +183,11 @@ static attn_status parse_list(struct rule *rule, struct span span, struct arena 
     while (more) {
         struct span rest;
         struct span name = split(span, ',', &rest, &more);
+        if (equals(trimmed(name), "conformant")) {
+            rule->conformant = true;
+            span = rest;
+            continue;
+        }
         struct pattern *pattern = &rule->patterns[rule->num_patterns++];
         attn_status status = parse_name(pattern, name, arena, error);
         if (status != ATTN_OK) {

@@ -2,7 +2,8 @@
 /* The selection text: `[where=]list[;[where=]list…]`.
  *
  *     list   names by preference, separated by commas; globs (`cuda_*`), `name@variant`, `^name`
- * excludes; a trailing `?` makes the list a wish instead of an order where  layers.3, layers.0-11,
+ * excludes; the word `conformant` excludes backends that attn-check has not found without a failure
+ * here; a trailing `?` makes the list a wish instead of an order where  layers.3, layers.0-11,
  * a layer kind (full, sliding, chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla,
  * mla_sparse, static_sink, gdn) or a phase (prefill, decode); without it: everything
  *
@@ -35,6 +36,7 @@ struct rule {
     int32_t num_patterns;
     int32_t num_wanted; /* patterns that do not exclude */
     bool wish;
+    bool conformant; /* the list has the word: no backend without a record is taken */
 };
 
 struct rules {

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/ranks.h"
 
-#include <limits.h>
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/cache_file.h"
+#include "select/lines.h"
 #include "select/names.h"
-
-#define MAX_FILE (1 << 20)
 
 /* A number as attn-bench writes it, whatever the process's locale says of decimal points; *end is
  * where it ends. */
@@ -50,76 +47,24 @@ static bool parse_line(const char *line, struct measurement *item, struct arena 
     return false;
 }
 
-/* The file's text; empty where there is none, or where it is not trusted. False without memory. */
-static bool read_text(const attn_runtime *runtime, const char *path, struct arena *arena,
-                      char **content, size_t *size)
-{
-    struct cache_file file;
-    const char *why = cache_file_open(&file, path, MAX_FILE);
-    *size = 0;
-    if (why == NULL && file.descriptor >= 0) {
-        *size = (size_t)file.info.st_size;
-        *content = arena_alloc(arena, *size + 1);
-        if (*content == NULL) {
-            cache_file_close(&file);
-            return false;
-        }
-        why = cache_file_read(&file, *content) ? NULL : "was cut while it was read";
-    }
-    if (why != NULL) {
-        *size = 0;
-        runtime_log(runtime, ATTN_LOG_WARN, "%s %s; no measured ranks are used", path, why);
-    }
-    return true;
-}
-
-static int32_t count_lines(const char *content, size_t size)
-{
-    int32_t count = 1;
-    for (size_t i = 0; i < size; i++) {
-        count += content[i] == '\n';
-    }
-    return count;
-}
-
 bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *arena)
 {
-    char path[PATH_MAX], *content = NULL, *next;
-    size_t size;
-    int32_t broken = 0;
+    struct lines lines;
     *ranks = (struct ranks){NULL, 0};
-    const char *folder = runtime->settings.cache_dir;
-    if (folder == NULL || folder[0] == '\0' ||
-        snprintf(path, sizeof path, "%s/ranks", folder) >= (int)sizeof path) {
-        return true;
-    }
-    if (!read_text(runtime, path, arena, &content, &size)) {
+    if (!lines_read(&lines, runtime, "ranks", "measured ranks", arena)) {
         return false;
     }
-    if (size == 0) {
+    if (lines.count == 0) {
         return true;
     }
-    ranks->items = arena_array(arena, (size_t)count_lines(content, size), sizeof *ranks->items);
+    ranks->items = arena_array(arena, (size_t)lines.count, sizeof *ranks->items);
     if (ranks->items == NULL) {
         return false;
     }
-    for (char *line = content; line < content + size; line = next) {
-        next = memchr(line, '\n', (size_t)(content + size - line));
-        next = next != NULL ? next : content + size;
-        *next++ = '\0';
-        if (line[0] == '\0' || line[0] == '#') {
-            continue;
-        }
-        if (parse_line(line, &ranks->items[ranks->count], arena)) {
-            ranks->count++;
-        } else {
-            broken++;
-        }
+    for (int32_t i = 0; i < lines.count; i++) {
+        ranks->count += parse_line(lines.items[i], &ranks->items[ranks->count], arena);
     }
-    if (broken > 0) {
-        runtime_log(runtime, ATTN_LOG_WARN, "%s: %d lines are no measurement and were passed over",
-                    path, broken);
-    }
+    lines_warn(runtime, "ranks", "measurement", lines.count - ranks->count);
     return true;
 }
 

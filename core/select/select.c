@@ -333,6 +333,14 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
 
     const char *text = options.backend != NULL ? options.backend : runtime->settings.backend;
     status = rules_parse(&selection.rules, text, strlen(text), selection.arena, error);
+    bool conformant = false;
+    for (int32_t r = 0; r < selection.rules.count; r++) {
+        conformant |= selection.rules.rules[r].conformant;
+    }
+    if (status == ATTN_OK && conformant &&
+        !conformant_read(&selection.conformant, runtime, selection.arena)) {
+        status = NO_MEMORY(error);
+    }
     if (status == ATTN_OK && !ranks_read(&selection.ranks, runtime, selection.arena)) {
         status = NO_MEMORY(error);
     }

@@ -20,10 +20,12 @@ without() {
     done
 }
 
+# hold NAME OPTION...
 hold() {
-    name=$1 filter=$2
+    name=$1
+    shift
     if $CC -std=c11 -O2 -w -shared -fPIC -fvisibility=hidden -I "$abi" "$root/less.c" -lm -o "$root/attn_less.so" &&
-        "$check" "$root/attn_less.so" --filter "$filter" >"$root/out" 2>&1; then
+        "$check" "$root/attn_less.so" "$@" >"$root/out" 2>&1; then
         return
     fi
     echo "without $name:"
@@ -36,11 +38,21 @@ least='ATTN_TERM_SLIDING_WINDOW ATTN_TERM_SYMMETRIC_WINDOW ATTN_FEATURE_CONTIGUO
     ATTN_FEATURE_BLOCK_TABLE_ROW ATTN_FEATURE_MIXED_BATCH ATTN_VIEW_SEPARATE_STRIDES ATTN_KERNEL_MERGE_STATES'
 for word in $least ATTN_TERM_BIDIRECTIONAL; do
     without "$word"
-    hold "$word" 'undeclared.*'
+    hold "$word" --filter 'undeclared.*'
 done
 # shellcheck disable=SC2086 # words
 without $least
-hold 'all of these' '*'
+export ATTN_CACHE_DIR="$root/cache" ATTN_PLUGIN_PATH="$root/attn_less.so"
+hold 'all of these' --record
+# What was recorded is shown, and is of this very file.
+info=$(dirname "$check")/attn-info
+shown='    attn-check --quick: [0-9]* passed, 0 failed, [0-9]* skipped (seed 1, libattn [0-9.]*)'
+"$info" | grep -q "^$shown\$" || { echo 'no record in:'; "$info"; cat "$root/cache/conformance"; failed=1; }
+printf x >>"$root/attn_less.so"
+"$info" 2>/dev/null | grep -q "^$shown; not conformant: a record of another plugin file\$" || { echo 'a record of another file counts'; failed=1; }
+truncate -s -1 "$root/attn_less.so"
+"$check" "$root/attn_less.so" --record --part 1/2 2>&1 | grep -q 'record: is of all cases' || { echo 'a part was recorded'; failed=1; }
+unset ATTN_CACHE_DIR ATTN_PLUGIN_PATH
 # A case keeps its name: one that only the array of the lesser plugin has runs on the whole one, and a name of no case
 # fails.
 cp "$root/attn_less.so" "$root/attn_least.so"

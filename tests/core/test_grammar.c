@@ -28,6 +28,7 @@ TEST(test_forms)
         {"a,b", 1, WHERE_ALL, 0, 0, 2, 2, false, "b"},
         {" a , ^b ", 1, WHERE_ALL, 0, 0, 2, 1, false, "b"},
         {"^a", 1, WHERE_ALL, 0, 0, 1, 0, false, "a"},
+        {"conformant , a", 1, WHERE_ALL, 0, 0, 1, 1, false, "a"},
         {"a?", 1, WHERE_ALL, 0, 0, 1, 1, true, "a"},
         {"cuda_*", 1, WHERE_ALL, 0, 0, 1, 1, false, "cuda_*"},
         {"a@avx2", 1, WHERE_ALL, 0, 0, 1, 1, false, "a@avx2"},

@@ -13,8 +13,10 @@
 #include <unistd.h>
 
 #include "host/cache_file.h"
+#include "host/conformance.h"
 #include "select_fixture.h"
 #include "support/test.h"
+#include "util/hash.h"
 
 #define NOBODY 65534
 #define LINE "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n"
@@ -105,6 +107,85 @@ CASE(foreign_files_steer_nothing)
     unlink(place->ranks);
     assert_int_equal(mkfifo(place->ranks, 0600), 0);
     assert_string_equal(chosen(place), "beta");
+}
+
+/* Of `beta`, of a file that is the record's or another one. */
+static void write_record(const struct place *place, const char *file, int32_t changed,
+                         int32_t failed)
+{
+    struct conformance record = {.backend = "beta",
+                                 .device = {ATTN_DEVICE_CPU, 0},
+                                 .drivers = drivers_hash(HASH_INIT) + (changed == 2),
+                                 .library = "0.1.0",
+                                 .mode = "quick",
+                                 .seed = 1,
+                                 .passed = 3,
+                                 .failed = failed};
+    char path[128], line[256];
+    assert_true(file_hash(file, &record.file));
+    record.file += changed == 1;
+    assert_true(conformance_text(&record, line, sizeof line));
+    snprintf(path, sizeof path, "%s/" CONFORMANCE_FILE, place->folder);
+    FILE *out = fopen(path, "a");
+    assert_non_null(out);
+    fprintf(out, "# a comment\nno record\n%s", line);
+    fclose(out);
+    assert_int_equal(chmod(path, 0600), 0);
+}
+
+/* The backend that decode gets of those with records, or why "beta" is none. */
+static const char *chosen_conformant(const struct place *place, char *file)
+{
+    static char text[128];
+    struct attn_layer_desc layer = fixture_layer("l");
+    const struct attn_layer_desc *layers[] = {&layer};
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = "conformant", .flags = ATTN_SELECT_KEEP_UNSERVED};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_reason reason = {.struct_size = sizeof reason};
+    struct fixture f;
+    attn_assignment *a = NULL;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 50);
+    fixture_add(&f, "beta", "", 1);
+    f.plugins[0].file = file;
+    f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
+    assert_int_equal(select_layers(&f.runtime, &options, layers, 1, &a, &error), ATTN_OK);
+    snprintf(text, sizeof text, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
+    if (text[0] == '\0') {
+        assert_int_equal(assignment_reason(a, 0, ATTN_PHASE_DECODE, 1, 0, &reason), ATTN_OK);
+        assert_string_equal(reason.field, "conformance");
+        snprintf(text, sizeof text, "%s", reason.supported);
+    }
+    assignment_destroy(a);
+    fixture_finish(&f);
+    return text;
+}
+
+/* A record counts for the file and the drivers that it was made with, and the last one counts. */
+CASE(only_conformant_ones)
+{
+    struct place *place = *state;
+    char file[128], records[128];
+    snprintf(file, sizeof file, "%s/plugin.so", place->folder);
+    snprintf(records, sizeof records, "%s/" CONFORMANCE_FILE, place->folder);
+    write_ranks(place, 0600);
+    assert_int_equal(rename(place->ranks, file), 0); /* any file will do */
+    assert_string_equal(chosen_conformant(place, file), "no record");
+    write_record(place, file, 0, 0);
+    assert_string_equal(chosen_conformant(place, file), "beta");
+    write_record(place, file, 1, 0);
+    assert_string_equal(chosen_conformant(place, file), "a record of another plugin file");
+    write_record(place, file, 2, 0);
+    assert_string_equal(chosen_conformant(place, file), "a record with other drivers");
+    write_record(place, file, 0, 1);
+    assert_string_equal(chosen_conformant(place, file), "a record with failed cases");
+    write_record(place, file, 0, 0);
+    assert_string_equal(chosen_conformant(place, file), "beta");
+    assert_int_equal(chmod(records, 0622), 0); /* others could have written it */
+    assert_string_equal(chosen_conformant(place, file), "no record");
+    unlink(records);
+    unlink(file);
 }
 
 /* A locale of our own making, whose decimal point is a comma. */

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file of measured times: whatever it holds, a start reads it, and what it finds is a time. */
+/* The file of measured times: whatever it holds, a start reads it, and what it finds is a time. The
+ * same bytes as records of conformance, which are read as they were written. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "../core/select_fixture.h"
 #include "fuzz.h"
+#include "host/conformance.h"
 #include "select/ranks.h"
 
 /* A folder in memory for this process; it goes with it. */
@@ -53,6 +56,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         FUZZ_CHECK(m->time_us > 0 && isfinite(m->time_us) && m->backend[0] != '\0');
         const double time = ranks_find(&ranks, m->arch, &layer, m->phase, m->backend);
         FUZZ_CHECK(time >= 0);
+    }
+    struct conformance record, again;
+    char line[512], text[512];
+    snprintf(line, sizeof line, "%.*s", (int)(size < 500 ? size : 500), (const char *)bytes);
+    if (conformance_parse(&record, line)) {
+        FUZZ_CHECK(conformance_text(&record, text, sizeof text));
+        text[strcspn(text, "\n")] = '\0';
+        FUZZ_CHECK(conformance_parse(&again, text));
+        FUZZ_CHECK(conformance_is_of(&again, record.backend, record.device));
+        FUZZ_CHECK(again.passed == record.passed && again.file == record.file);
     }
     arena_finish(&arena);
     fixture_finish(&fixture);

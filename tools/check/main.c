@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "kernels/calls.h"
+#include "common/cache_lines.h"
 #include "common/command.h"
 #include "common/conduct.h"
 #include "common/declared.h"
@@ -24,6 +25,8 @@
 #include "harness/worker.h"
 #include "cases/attend.h"
 #include "cases/output.h"
+#include "host/conformance.h"
+#include "util/hash.h"
 
 #define FULL_EXTRA_CASES 1500
 #define QUICK_ENGINE_CASES 140
@@ -34,7 +37,7 @@
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
     "                  [--list] [--expect FILE] [--junit FILE] [--fail-fast] [--json]\n"
-    "                  [--case-seconds N] [--help] [--version]\n"
+    "                  [--case-seconds N] [--record] [--help] [--version]\n"
     "\n"
     "Holds a backend to everything that it declares, element by element, against cpu_ref.\n"
     "NAME is a backend that the core finds (`cpu_simd`, `cpu_simd@avx2`); FILE.so a plugin.\n"
@@ -48,6 +51,7 @@ static const char usage[] =
     "  --expect FILE  a list of capabilities (the `features` of --json): what it names and\n"
     "                 the backend does not declare is a failure\n"
     "  --junit FILE   writes the results as JUnit XML too\n"
+    "  --record       keeps the counts where selections look for them (ATTN_BACKEND=conformant)\n"
     "  --fail-fast    stops at the first failure\n"
     "  --case-seconds N  of a processor, or of waiting, after which a case hangs (default 300)\n"
     "  --json         one JSON document on stdout\n"
@@ -66,6 +70,7 @@ struct options {
     bool list;
     bool json;
     bool fail_fast;
+    bool record;
 };
 
 static int fail_with(const char *what, const struct attn_error *error)
@@ -86,24 +91,21 @@ static const char *parse_part(void *user, const char *text)
                : NULL;
 }
 
-static const char *parse_seconds(void *user, const char *text)
-{
-    struct options *options = user;
-    char *end = NULL;
-    const long seconds = strtol(text, &end, 10);
-    options->case_seconds = (int32_t)seconds;
-    return seconds < 1 || seconds > INT32_MAX || *end != '\0' ? "is not a number from 1 on" : NULL;
-}
-
 static int parse(int argc, char **argv, struct options *options)
 {
     const struct command_option names[] = {
-        {"quick", &options->full, .clears = true}, {"full", &options->full},
-        {"filter", .text = &options->filter},      {"part", .parse = parse_part},
-        {"seed", .seed = &options->seed},          {"list", &options->list},
-        {"expect", .text = &options->expect},      {"junit", .text = &options->junit},
-        {"fail-fast", &options->fail_fast},        {"json", &options->json},
-        {"case-seconds", .parse = parse_seconds}};
+        {"quick", &options->full, .clears = true},
+        {"full", &options->full},
+        {"filter", .text = &options->filter},
+        {"part", .parse = parse_part},
+        {"seed", .seed = &options->seed},
+        {"list", &options->list},
+        {"expect", .text = &options->expect},
+        {"junit", .text = &options->junit},
+        {"fail-fast", &options->fail_fast},
+        {"json", &options->json},
+        {"case-seconds", .count = &options->case_seconds, .least = 1, .most = INT32_MAX},
+        {"record", &options->record}};
     const struct command command = {"attn-check",
                                     usage,
                                     .options = names,
@@ -111,7 +113,14 @@ static int parse(int argc, char **argv, struct options *options)
                                     .operand = &options->target,
                                     .user = options};
     *options = (struct options){.seed = 1, .num_parts = 1, .case_seconds = 300};
-    return command_parse(&command, argc, argv);
+    const int code = command_parse(&command, argc, argv);
+    if (code < 0 && options->record &&
+        (options->filter != NULL || options->num_parts > 1 || options->list)) {
+        fprintf(stderr,
+                "attn-check: --record: is of all cases; without --filter, --part, --list\n");
+        return EXIT_USAGE;
+    }
+    return code;
 }
 
 /* A case's inputs follow from its name (FNV-1a) and the seed, so that they stay the same where
@@ -130,6 +139,7 @@ struct run {
     const struct outlet *outlet;
     struct trial trial;
     struct core *core;
+    const char *file;      /* the plugin's */
     struct conduct before; /* what no kernel may change */
     struct case_space space;
     struct attend_case *cases;
@@ -340,6 +350,53 @@ static bool describe(struct run *run)
     return ok;
 }
 
+/* Which backend, file and drivers the record is of, as they are before the first case. */
+static void begin_record(const struct run *run, const char *file)
+{
+    const struct attn_backend_caps *caps = &run->trial.tested->caps;
+    struct conformance record = {.device = caps->device,
+                                 .drivers = drivers_hash(HASH_INIT),
+                                 .library = ATTN_VERSION,
+                                 .mode = "quick",
+                                 .seed = run->options->seed};
+    char line[512];
+    snprintf(record.mode, sizeof record.mode, "%s", run->options->full ? "full" : "quick");
+    snprintf(record.backend, sizeof record.backend, "%s%s%s", caps->name,
+             caps->variant[0] != '\0' ? "@" : "", caps->variant);
+    if (file_hash(file, &record.file) && conformance_text(&record, line, sizeof line)) {
+        line[strcspn(line, "\n")] = '\0';
+        outlet_record(run->outlet, line);
+    }
+}
+
+static bool is_same_backend(const void *user, const char *line)
+{
+    const struct conformance *record = user;
+    struct conformance other;
+    return conformance_parse(&other, line) &&
+           conformance_is_of(&other, record->backend, record->device);
+}
+
+/* With what all cases came to. */
+static attn_status write_record(const struct report *report, bool complete,
+                                struct attn_error *error)
+{
+    struct conformance record;
+    char path[4096], line[512];
+    if (report->record == NULL || !conformance_parse(&record, report->record)) {
+        snprintf(error->message, sizeof error->message, "the backend's file cannot be read");
+        return error->status = ATTN_ERROR_IO;
+    }
+    record.passed = report->counts[TRIAL_PASSED];
+    record.failed = report->counts[TRIAL_FAILED] + !complete;
+    record.skipped = report->counts[TRIAL_SKIPPED];
+    attn_status status = cache_lines_path(CONFORMANCE_FILE, path, sizeof path, error);
+    if (status == ATTN_OK && conformance_text(&record, line, sizeof line)) {
+        status = cache_lines_write("attn-check", path, line, is_same_backend, &record, error);
+    }
+    return status;
+}
+
 static enum trial_result run_conduct(struct trial *trial, const void *variant, uint64_t seed)
 {
     const char *did = trial->tested->misconduct;
@@ -415,6 +472,9 @@ static int run_suite(struct run *run)
         snprintf(error.message, sizeof error.message, "no memory for the declaration");
         return fail_with(options->target, &error);
     }
+    if (options->record) {
+        begin_record(run, run->file);
+    }
     if (!case_space_init(&run->space, &run->trial.tested->caps)) {
         snprintf(error.message, sizeof error.message,
                  "a factor has no declared value: no case can be made");
@@ -475,7 +535,11 @@ static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
     if (backend_open(&reference, job->resolved.reference, "cpu_ref", NULL, &error) != ATTN_OK) {
         return fail_with("cpu_ref", &error);
     }
-    struct run run = {.options = options, .outlet = outlet, .core = &core, .skip = skip};
+    struct run run = {.options = options,
+                      .outlet = outlet,
+                      .core = &core,
+                      .file = job->resolved.file,
+                      .skip = skip};
     const int kept = options->list ? -1 : dup(STDOUT_FILENO);
     const int output = options->list ? -1 : conduct_catch_output();
     crash_watch(options->target, options->seed);
@@ -560,6 +624,10 @@ static int run_tool(int argc, char **argv)
         if (options->junit != NULL && !report_junit(&report)) {
             snprintf(error.message, sizeof error.message, "cannot be written");
             code = fail_with(options->junit, &error);
+        }
+        const bool complete = code == EXIT_SUCCESS && !report.failed;
+        if (options->record && write_record(&report, complete, &error) != ATTN_OK) {
+            code = fail_with("--record", &error);
         }
         bool passed = report.counts[TRIAL_FAILED] == 0 && report.counts[TRIAL_PASSED] > 0;
         code = code == EXIT_SUCCESS && (!passed || report.failed) ? EXIT_FAILURE : code;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/cache_lines.h"
 #include "common/command.h"
 #include "common/declared.h"
 #include "common/device.h"
@@ -14,6 +15,8 @@
 #include "common/library.h"
 #include "common/model_config.h"
 #include "common/names.h"
+#include "host/conformance.h"
+#include "util/hash.h"
 
 static const char usage[] =
     "usage: attn-info [--model FILE] [--explain] [--devices] [--capabilities] [--json]\n"
@@ -95,9 +98,50 @@ static struct json *devices_json(const struct info *info)
     return devices;
 }
 
+/* What attn-check --record has kept of a backend, and whether it says anything today. */
+static struct json *conformance_json(const char *lines, const struct attn_backend_caps *caps,
+                                     const char *file)
+{
+    struct conformance record, last = {.backend = ""};
+    uint64_t hash;
+    char name[160], line[512];
+    snprintf(name, sizeof name, "%s%s%s", caps->name, caps->variant[0] != '\0' ? "@" : "",
+             caps->variant);
+    for (; lines != NULL && *lines != '\0'; lines += lines[0] == '\n') {
+        const size_t length = strcspn(lines, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)length, lines);
+        lines += length;
+        if (conformance_parse(&record, line) && conformance_is_of(&record, name, caps->device)) {
+            last = record;
+        }
+    }
+    if (last.backend[0] == '\0') {
+        return json_null();
+    }
+    struct json *item = json_object();
+    const char *lacks = file_hash(file, &hash)
+                            ? conformance_lacks(&last, hash, drivers_hash(HASH_INIT))
+                            : "a plugin file that cannot be read";
+    json_add(item, "passed", json_number(last.passed));
+    json_add(item, "failed", json_number(last.failed));
+    json_add(item, "skipped", json_number(last.skipped));
+    json_add(item, "mode", json_string(last.mode));
+    json_add(item, "seed", json_number((double)last.seed));
+    json_add(item, "version", json_string(last.library));
+    json_add(item, "conformant", json_bool(lacks == NULL));
+    json_add(item, "lacks", json_string(lacks != NULL ? lacks : ""));
+    return item;
+}
+
 static struct json *backends_json(const struct info *info)
 {
     struct json *backends = json_array();
+    char path[4096], *lines = NULL;
+    const char *why;
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (cache_lines_path(CONFORMANCE_FILE, path, sizeof path, &error) == ATTN_OK) {
+        lines = cache_lines_read(path, &why);
+    }
     for (int32_t i = 0; i < info->api->backend_count(info->runtime); i++) {
         struct attn_backend_info backend = {.struct_size = sizeof backend};
         struct json *item = json_object(), *device = json_object();
@@ -116,11 +160,13 @@ static struct json *backends_json(const struct info *info)
         for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
             json_add(rank, phase_names[phase], json_number(backend.caps->rank[phase]));
         }
+        json_add(item, "conformance", conformance_json(lines, backend.caps, plugin.file));
         if (info->options.capabilities) {
             json_add(item, "capabilities", declared_json(backend.caps));
         }
         json_push(backends, item);
     }
+    free(lines);
     return backends;
 }
 
@@ -310,6 +356,19 @@ static void print_capabilities(const struct json *capabilities)
     }
 }
 
+static void print_conformance(const struct json *found)
+{
+    if (json_count(found) > 0) {
+        printf(
+            "    attn-check --%s: %d passed, %d failed, %d skipped (seed %.0f, libattn %s)%s%s\n",
+            json_text(found, "mode"), (int)json_value(found, "passed"),
+            (int)json_value(found, "failed"), (int)json_value(found, "skipped"),
+            json_value(found, "seed"), json_text(found, "version"),
+            json_value(found, "conformant") != 0 ? "" : "; not conformant: ",
+            json_text(found, "lacks"));
+    }
+}
+
 /* All of two layers but their indices and names. */
 static bool same_layer(const struct json *a, const struct json *b)
 {
@@ -394,6 +453,7 @@ static void print_text(const struct json *root, const struct options *options)
                json_text(item, "variant"), json_text(item, "version"), json_text(item, "vendor"),
                json_text(item, "file"), (int)json_value(rank, "prefill"),
                (int)json_value(rank, "decode"));
+        print_conformance(json_get(item, "conformance"));
         print_capabilities(json_get(item, "capabilities"));
     }
     if (options->model != NULL) {

@@ -3,6 +3,7 @@
 #include <attn/version.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <string.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -10,6 +11,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "host/conformance.h"
 #include "runtime/isolation/isolation.h"
 #include "util/hash.h"
 
@@ -30,13 +32,6 @@ static const char *const visibility[] = {
     "ZE_ENABLE_ALT_DRIVERS",    "ONEAPI_DEVICE_SELECTOR", "LD_LIBRARY_PATH",
 };
 
-/* Where drivers give their versions. */
-static const char *const version_files[] = {
-    "/proc/driver/nvidia/version", "/sys/module/nvidia/version",    "/sys/module/nvidia/srcversion",
-    "/sys/module/amdgpu/version",  "/sys/module/amdgpu/srcversion", "/sys/module/i915/srcversion",
-    "/sys/module/xe/srcversion",
-};
-
 /* Folders whose entries, of that beginning, are devices. */
 static const struct {
     const char *folder, *beginning;
@@ -44,18 +39,6 @@ static const struct {
     {"/dev", "nvidia"}, {"/dev", "kfd"},    {"/dev/nvidia-caps", ""},
     {"/dev/dri", ""},   {"/dev/accel", ""}, {"/proc/driver/nvidia/gpus", ""},
 };
-
-static uint64_t hash_file(uint64_t hash, const char *path)
-{
-    char content[512];
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t size = descriptor >= 0 ? read(descriptor, content, sizeof content) : -1;
-    if (descriptor >= 0) {
-        close(descriptor);
-    }
-    hash = hash_bytes(hash, &size, sizeof size);
-    return size > 0 ? hash_bytes(hash, content, (size_t)size) : hash;
-}
 
 /* A directory has no order of its own: the entries are summed up. */
 static uint64_t hash_nodes(uint64_t hash, const char *folder, const char *beginning)
@@ -138,7 +121,7 @@ static uint64_t read_name(void)
     if (uname(&host) == 0) {
         hash = hash_string(hash, host.nodename);
     }
-    hash = hash_file(hash, "/proc/sys/kernel/random/boot_id");
+    hash = file_hash_start(hash, "/proc/sys/kernel/random/boot_id");
     for (size_t i = 0; i < sizeof visibility / sizeof *visibility; i++) {
         hash = hash_string(hash, getenv(visibility[i]));
     }
@@ -169,9 +152,7 @@ static uint64_t read_state(void)
     struct stat libraries;
     uint64_t hash = hash_string(HASH_INIT, ATTN_LIBRARY_VERSION);
     hash = hash_bytes(hash, versions, sizeof versions);
-    for (size_t i = 0; i < sizeof version_files / sizeof *version_files; i++) {
-        hash = hash_file(hash, version_files[i]);
-    }
+    hash = drivers_hash(hash);
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++) {
         hash = hash_nodes(hash, nodes[i].folder, nodes[i].beginning);
     }

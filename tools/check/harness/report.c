@@ -16,11 +16,12 @@ void report_finish(struct report *report)
     free(report->lines);
     free(report->backend);
     free(report->features);
+    free(report->record);
     if (report->junit_file != NULL) {
         fclose(report->junit_file);
     }
     report->junit_file = NULL;
-    report->backend = report->features = NULL;
+    report->record = report->backend = report->features = NULL;
     report->lines = NULL;
     report->num_lines = 0;
 }
@@ -110,6 +111,12 @@ void report_describe(struct report *report, const char *backend, const char *fea
     free(report->features);
     report->backend = strdup(backend);
     report->features = strdup(features);
+}
+
+void report_record(struct report *report, const char *line)
+{
+    free(report->record);
+    report->record = strdup(line);
 }
 
 static const char *name_of(const struct report *report)

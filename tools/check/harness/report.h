@@ -17,6 +17,7 @@ struct report_line {
 
 struct report {
     char *backend, *features; /* its name, and what it declares as JSON; NULL: not known yet */
+    char *record;             /* a line of conformance.h without counts; NULL: none is written */
     const char *target;       /* what was named on the command line; borrowed */
     const char *junit;        /* file, written as results come; NULL: none; borrowed */
     FILE *junit_file;
@@ -31,6 +32,7 @@ struct report {
 void report_finish(struct report *report);
 /* Both are copied. */
 void report_describe(struct report *report, const char *backend, const char *features);
+void report_record(struct report *report, const char *line);
 void report_add(struct report *report, const char *name, enum trial_result result,
                 const char *message);
 /* One JSON document on stdout. */

@@ -18,7 +18,15 @@
 #define MAX_HANGS 5     /* likewise, after many times the seconds of a case */
 #define BUSY 50         /* a process that works has this part of a processor */
 
-enum frame_kind { FRAME_CASE, FRAME_STAGE, FRAME_RESULT, FRAME_CRASH, FRAME_DESCRIBE, FRAME_END };
+enum frame_kind {
+    FRAME_CASE,
+    FRAME_STAGE,
+    FRAME_RESULT,
+    FRAME_CRASH,
+    FRAME_DESCRIBE,
+    FRAME_RECORD,
+    FRAME_END
+};
 
 /* Two texts follow it. */
 struct frame {
@@ -69,6 +77,14 @@ void outlet_describe(const struct outlet *outlet, const char *backend, const cha
     report_describe(outlet->report, backend, features);
     if (outlet->pipe >= 0) {
         put_frame(outlet->pipe, FRAME_DESCRIBE, 0, backend, features);
+    }
+}
+
+void outlet_record(const struct outlet *outlet, const char *line)
+{
+    report_record(outlet->report, line);
+    if (outlet->pipe >= 0) {
+        put_frame(outlet->pipe, FRAME_RECORD, 0, line, "");
     }
 }
 
@@ -144,6 +160,8 @@ static bool take_frame(struct worker *worker, int pipe)
         worker->current = NULL;
     } else if (ok && frame.kind == FRAME_DESCRIBE) {
         report_describe(worker->report, texts[0], texts[1]);
+    } else if (ok && frame.kind == FRAME_RECORD) {
+        report_record(worker->report, texts[0]);
     } else if (ok && frame.kind == FRAME_CRASH) {
         free(worker->crash);
         worker->crash = texts[0];

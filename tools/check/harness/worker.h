@@ -22,6 +22,9 @@ void outlet_result(const struct outlet *outlet, const char *name, enum trial_res
 /* The backend's name and its declaration as JSON; both are copied. */
 void outlet_describe(const struct outlet *outlet, const char *backend, const char *features);
 
+/* A line of host/conformance.h but for its counts; copied. */
+void outlet_record(const struct outlet *outlet, const char *line);
+
 /* What a worker does: everything, but for the first `skip` counted cases. Its value is the exit
  * status that the tool would have. */
 typedef int worker_run(void *user, const struct outlet *outlet, int32_t skip);
