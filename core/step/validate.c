@@ -30,7 +30,7 @@ static int64_t first_visible(const struct attn_layer_desc *l, int64_t first_posi
 /* The same of all layers of the plan, which share the table. */
 static int64_t first_visible_to_any(const attn_plan *plan, int64_t first_position)
 {
-    int64_t first = first_position;
+    int64_t first = first_position > 0 ? first_position : 0; /* a cross layer's is below */
     for (int32_t i = 0; i < plan->num_steps && first > 0; i++) {
         const int64_t from = first_visible(plan->steps[i].layer->desc, first_position);
         first = from < first ? from : first;
@@ -280,8 +280,8 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
                             const char *name, const char *layer, struct attn_error *error)
 {
     int64_t rows = plan->given.num_actual_tokens;
-    if (tensor == NULL || plan->model->device.type != ATTN_DEVICE_CPU || tensor->ndim < 2 ||
-        tensor->ndim > 3) {
+    if (tensor == NULL || tensor->data == NULL || plan->model->device.type != ATTN_DEVICE_CPU ||
+        tensor->ndim < 2 || tensor->ndim > 3) {
         return ATTN_OK;
     }
     const int32_t last = tensor->ndim - 1;

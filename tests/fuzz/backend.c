@@ -7,15 +7,31 @@
 
 struct promised promised;
 
-/* Kernels that succeed and do nothing. */
+struct hostile hostile;
+
+/* What a kernel's call comes to. */
+static attn_status finish(struct attn_error *error)
+{
+    if (hostile.after == 0 || --hostile.after > 0 || hostile.status == ATTN_OK) {
+        return ATTN_OK;
+    }
+    if (error != NULL) {
+        memset(error->field, 'f', sizeof error->field);
+        memset(error->message, 0xf5, sizeof error->message);
+        error->status = -hostile.status;
+    }
+    return hostile.status;
+}
+
+/* Kernels that do nothing. */
 #define NO_OP(name, type)                                                                          \
     static attn_status name(const struct type *args, struct attn_error *error)                     \
     {                                                                                              \
-        (void)args, (void)error;                                                                   \
-        return ATTN_OK;                                                                            \
+        (void)args;                                                                                \
+        return finish(error);                                                                      \
     }
-NO_OP(attend, attn_attend_args)
-NO_OP(write_kv, attn_write_kv_args)
+NO_OP(attend_other,
+      attn_attend_args) /* MLA and recurrent layers, whose tensors are in extensions */
 NO_OP(merge_states, attn_merge_states_args)
 NO_OP(gather_kv, attn_gather_kv_args)
 NO_OP(batched_gemm, attn_batched_gemm_args)
@@ -23,7 +39,58 @@ NO_OP(quantize, attn_quantize_args)
 NO_OP(amax, attn_amax_args)
 NO_OP(copy_blocks_nowhere, attn_copy_blocks_args)
 NO_OP(fill, attn_fill_args)
+NO_OP(make_block_table, attn_block_table_args)
 NO_OP(exchange, attn_collective_args)
+
+/* [at least rows, heads, size] of numbers that lie in memory, rows of a head in one piece. */
+static void check_tensor(const struct attn_tensor *t, int32_t dtype_bits, int64_t rows,
+                         int64_t heads, int64_t size)
+{
+    FUZZ_CHECK(t != NULL && t->data != NULL && t->ndim == 3 && t->shape != NULL);
+    FUZZ_CHECK(t->dtype.lanes == 1 && t->dtype.bits == dtype_bits);
+    FUZZ_CHECK(t->shape[0] >= rows && t->shape[1] == heads && t->shape[2] == size);
+    FUZZ_CHECK(t->strides == NULL || t->strides[2] == 1);
+}
+
+static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_layer_desc *l = args->layer;
+    const struct attn_batch *b = args->batch;
+    const int64_t rows = b->num_actual_tokens;
+    const int32_t bits = l->q_scale_form != ATTN_SCALE_NONE ? 8 : 32;
+    if (rows > 0 && b->mode != ATTN_BATCH_IDLE && b->mode != ATTN_BATCH_PROFILE) {
+        check_tensor(args->q, bits, rows, l->num_q_heads, l->head_size);
+        check_tensor(args->out, 32, rows, l->num_q_heads, l->head_size_v);
+        if (args->lse != NULL) {
+            FUZZ_CHECK(args->lse->data != NULL && args->lse->ndim == 2);
+            FUZZ_CHECK(args->lse->dtype.bits == 32 && args->lse->shape[0] == l->num_q_heads);
+            FUZZ_CHECK(args->lse->shape[1] >= rows);
+        }
+        if (args->k_cache == NULL) {
+            check_tensor(args->k, bits, 0, l->num_kv_heads, l->head_size);
+            check_tensor(args->v, bits, 0, l->num_kv_heads, l->head_size_v);
+        }
+    }
+    return finish(error);
+}
+
+/* Each slot lies in the cache, and no two tokens in one. */
+static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    const struct attn_layer_desc *l = args->layer;
+    if (l->kind == ATTN_LAYER_DECODER || l->kind == ATTN_LAYER_CROSS) {
+        check_tensor(args->k, 32, args->num_slots, l->num_kv_heads, l->head_size);
+        check_tensor(args->v, 32, args->num_slots, l->num_kv_heads, l->head_size_v);
+    }
+    const int64_t slots = args->k_cache->num_blocks * args->k_cache->block_size;
+    for (int64_t i = 0; i < args->num_slots; i++) {
+        FUZZ_CHECK(args->slot_mapping[i] < slots);
+        for (int64_t j = 0; j < i && args->slot_mapping[i] >= 0; j++) {
+            FUZZ_CHECK(args->slot_mapping[i] != args->slot_mapping[j]);
+        }
+    }
+    return finish(error);
+}
 
 static attn_status copy(const struct attn_copy_args *args, struct attn_error *error)
 {
@@ -36,7 +103,10 @@ static attn_status schedule_size(const struct attn_schedule_size_args *args,
 {
     size->host_bytes = (size_t)args->limits->max_num_reqs * sizeof(int64_t);
     size->device_bytes = 64;
-    return ATTN_OK;
+    if (hostile.bytes > size->host_bytes) {
+        size->host_bytes = size->device_bytes = hostile.bytes;
+    }
+    return finish(error);
 }
 
 /* Blocks of the keys that request r has, as far as no window hides some of them. */
@@ -88,7 +158,7 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
             lengths[r] = length; /* memory of the size that was asked for */
         }
     }
-    return ATTN_OK;
+    return finish(error);
 }
 
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,
@@ -99,16 +169,17 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                               .write_kv = write_kv,
                                               .merge_states = merge_states,
                                               .rope_write_kv = write_kv,
-                                              .attend_mla = attend,
-                                              .attend_mla_sparse = attend,
+                                              .attend_mla = attend_other,
+                                              .attend_mla_sparse = attend_other,
                                               .gather_kv = gather_kv,
-                                              .gated_delta = attend,
+                                              .gated_delta = attend_other,
                                               .batched_gemm = batched_gemm,
                                               .quantize = quantize,
                                               .amax = amax,
                                               .copy_blocks = copy_blocks_nowhere,
                                               .copy = copy,
                                               .fill = fill,
+                                              .make_block_table = make_block_table,
                                               .schedule_size = schedule_size,
                                               .schedule = plan};
     static int32_t one;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two backends that declare much and compute nothing, and one layer of each sort. `whole` serves
  * every kind of layer by itself; of `parts` the core has to compose what it can. Their plan slot
- * follows every number of the view that it gets, as a kernel would. */
+ * follows every number of the view that it gets, as a kernel would, and their other kernels hold
+ * tensors and slots to what the core promises. */
 #ifndef TESTS_FUZZ_BACKEND_H
 #define TESTS_FUZZ_BACKEND_H
 
@@ -46,5 +47,14 @@ struct promised {
     int64_t plans;      /* counted */
 };
 extern struct promised promised;
+
+/* A kernel that breaks its word: set before calls of the core. */
+struct hostile {
+    int32_t
+        after; /* n > 0: the n-th call of a kernel fails, with an error text that does not end */
+    int32_t status; /* whatever it is */
+    size_t bytes;   /* above 0: what a schedule asks for */
+};
+extern struct hostile hostile;
 
 #endif

@@ -30,7 +30,7 @@ struct step {
     attn_model *model;
     attn_layer *layer;
     bool made; /* or it cannot be */
-    attn_plan *plan;
+    attn_plan *plans[2];
     struct attn_limits limits;
     struct attn_error error;
 };
@@ -147,6 +147,7 @@ static struct step *find_model(int32_t sample, int32_t text)
     }
     assignment_destroy(assignment);
     fuzz_check_error(status, &s->error);
+    FUZZ_CHECK(status == ATTN_OK || text > 0); /* `whole` serves all: else nothing is tested here */
     if (status == ATTN_OK) {
         s->layer = model_layer(s->model, 0);
         bind_params(s);
@@ -180,32 +181,33 @@ static struct attn_limits draw_limits(struct input *input)
 
 /* Zeros, and what lies behind may not be touched. To the allocator it would be a mapping of its own
  * for each input, which is more work than all else. */
-static void *workspace_of(size_t bytes)
+static void *workspace_of(int32_t plan, size_t bytes)
 {
-    static uint8_t memory[MOST_WORKSPACE + 4096] __attribute__((aligned(256)));
-    static size_t used;
-    ASAN_UNPOISON_MEMORY_REGION(memory, sizeof memory);
-    memset(memory, 0, used > bytes ? used : bytes);
-    used = bytes;
-    ASAN_POISON_MEMORY_REGION(memory + bytes, sizeof memory - bytes);
+    static uint8_t memories[2][MOST_WORKSPACE + 4096] __attribute__((aligned(256)));
+    static size_t used[2];
+    uint8_t *memory = memories[plan];
+    ASAN_UNPOISON_MEMORY_REGION(memory, sizeof memories[0]);
+    memset(memory, 0, used[plan] > bytes ? used[plan] : bytes);
+    used[plan] = bytes;
+    ASAN_POISON_MEMORY_REGION(memory + bytes, sizeof memories[0] - bytes);
     return memory;
 }
 
-/* False: there is none, or none whose memory would be more than a fuzzer has. */
-static bool make_plan(struct step *s, struct input *input, bool graph)
+/* Of the step's two plans; false: there is none, or none whose memory would be more than a fuzzer
+ * has. */
+static bool make_plan(struct step *s, int32_t index, bool graph)
 {
     const struct attn_plan_options options = {
         .struct_size = sizeof options, .limits = &s->limits, .graph = graph};
-    s->limits = draw_limits(input);
-    const attn_status status = plan_create(s->model, 0, &options, &s->plan, &s->error);
+    const attn_status status = plan_create(s->model, 0, &options, &s->plans[index], &s->error);
     fuzz_check_error(status, &s->error);
     struct attn_workspace room = {.struct_size = sizeof room};
-    if (status != ATTN_OK || plan_workspace(s->plan, &room, &s->error) != ATTN_OK ||
+    if (status != ATTN_OK || plan_workspace(s->plans[index], &room, &s->error) != ATTN_OK ||
         room.bytes > MOST_WORKSPACE) {
         return false;
     }
-    room.memory = workspace_of(room.bytes);
-    FUZZ_CHECK(plan_bind_workspace(s->plan, &room, &s->error) == ATTN_OK);
+    room.memory = workspace_of(index, room.bytes);
+    FUZZ_CHECK(plan_bind_workspace(s->plans[index], &room, &s->error) == ATTN_OK);
     return true;
 }
 
@@ -282,6 +284,8 @@ static void add_tables(struct blocks *blocks, struct input *input, struct attn_b
     }
     if (b->num_slots > 0 && input_byte(input) == 1) {
         slots[input_byte(input) % b->num_slots] = input_int64(input);
+    } else if (b->num_slots > 0 && input_byte(input) == 1) { /* an alias */
+        slots[input_byte(input) % b->num_slots] = slots[input_byte(input) % b->num_slots];
     }
     const uint8_t tag = input_byte(input);
     b->block_table = tag == 1 ? NULL : table;
@@ -388,10 +392,10 @@ static struct attn_batch make_batch(struct step *s, struct input *input)
     return b;
 }
 
-static void check_split(const struct step *s, const struct attn_batch *b)
+static void check_split(const attn_plan *plan, const struct attn_batch *b)
 {
     struct attn_batch_split split = {.struct_size = sizeof split};
-    FUZZ_CHECK(plan_split(s->plan, &split) == ATTN_OK);
+    FUZZ_CHECK(plan_split(plan, &split) == ATTN_OK);
     FUZZ_CHECK(split.num_decodes >= 0 && split.num_prefills >= 0);
     FUZZ_CHECK(split.num_decode_tokens >= 0 && split.num_prefill_tokens >= 0);
     if (b->mode != ATTN_BATCH_PROFILE && b->mode != ATTN_BATCH_IDLE && b->num_actual_tokens > 0) {
@@ -410,35 +414,95 @@ static struct attn_tensor rows(struct step *s, int64_t *shape, int64_t count, in
         data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
 }
 
+/* One of a run's tensors other than it has to be: each as long as it says, or refused unread. */
+static void spoil_tensor(struct step *s, struct input *input, struct attn_tensor *t)
+{
+    int64_t *strides = blocks_add(&s->blocks, 3 * sizeof *strides);
+    switch (input_byte(input) % 8) {
+    case 0:
+        t->data = NULL;
+        break;
+    case 1:
+        t->ndim = input_int(input);
+        break;
+    case 2:
+        t->dtype = (struct attn_dtype){input_byte(input), input_byte(input), input_byte(input)};
+        break;
+    case 3:
+        t->device = (struct attn_device){input_int(input), input_int(input)};
+        break;
+    case 4:
+        t->shape = NULL;
+        break;
+    default:
+        strides[2] = input_byte(input) < 128 ? 1 : input_int(input);
+        strides[1] = t->shape[2] * (input_byte(input) % 2); /* 0: heads in one place */
+        strides[0] = t->shape[2] * (input_byte(input) % 2 ? t->shape[1] : 1);
+        t->strides = strides;
+    }
+}
+
 /* Tensors of just the rows that the batch has. */
-static void run(struct step *s, struct input *input, const struct attn_batch *b)
+static void run(struct step *s, struct input *input, attn_plan *plan, const struct attn_batch *b)
 {
     const struct attn_layer_desc *l = &s->sampled.desc;
     const int64_t tokens = clamp(b->num_tokens, 0, MOST_TOKENS);
     const int64_t keys = clamp(b->num_slots > tokens ? b->num_slots : tokens, 0, LONGEST_ARRAY);
-    int64_t shapes[4][3];
-    struct attn_tensor q = rows(s, shapes[0], tokens, l->num_q_heads, l->head_size);
-    struct attn_tensor k = rows(s, shapes[1], keys, l->num_kv_heads, l->head_size);
-    struct attn_tensor v = rows(s, shapes[2], keys, l->num_kv_heads, l->head_size);
-    struct attn_tensor out = rows(s, shapes[3], tokens, l->num_q_heads, l->head_size);
+    int64_t shapes[5][3];
+    struct attn_tensor tensors[5] = {rows(s, shapes[0], tokens, l->num_q_heads, l->head_size),
+                                     rows(s, shapes[1], keys, l->num_kv_heads, l->head_size),
+                                     rows(s, shapes[2], keys, l->num_kv_heads, l->head_size),
+                                     rows(s, shapes[3], tokens, l->num_q_heads, l->head_size),
+                                     rows(s, shapes[4], l->num_q_heads, tokens, 1)};
+    tensors[4].ndim = 2;
     input_patch(input, shapes, 0, sizeof shapes);
     const uint8_t tag = input_byte(input);
     const struct attn_step_io io = {.struct_size = sizeof io,
                                     .flags = tag < 8 ? tag : 0,
-                                    .q = tag == 8 ? NULL : &q,
-                                    .k = tag == 9 ? NULL : &k,
-                                    .v = &v,
-                                    .out = tag == 10 ? NULL : &out};
-    for (int32_t t = 0; t < 4; t++) { /* what a shape claims, its tensor has */
+                                    .q = tag == 8 ? NULL : &tensors[0],
+                                    .k = tag == 9 ? NULL : &tensors[1],
+                                    .v = &tensors[2],
+                                    .out = tag == 10 ? NULL : &tensors[3],
+                                    .lse = tag >= 192 ? &tensors[4] : NULL};
+    for (int32_t t = 0; t < 5; t++) { /* what a shape claims, its tensor has */
         const int64_t *own = shapes[t];
-        int64_t there = t == 0 || t == 3 ? tokens * l->num_q_heads : keys * l->num_kv_heads;
-        there *= l->head_size;
-        if (own[0] < 0 || own[1] < 0 || own[2] < 0 || own[0] > there || own[1] > 64 ||
-            own[2] > 1024 || own[0] * own[1] * own[2] > there) {
+        int64_t there = t == 1 || t == 2 ? keys * l->num_kv_heads : tokens * l->num_q_heads;
+        there *= t < 4 ? l->head_size : 1;
+        if (own[0] < 0 || own[1] < 0 || (t < 4 && own[2] < 0) || own[0] > there || own[1] > there ||
+            (t < 4 && own[2] > 1024) || own[0] * own[1] > there ||
+            (t < 4 && own[0] * own[1] * own[2] > there)) {
             return;
         }
     }
-    fuzz_check_error(plan_run(s->plan, s->layer, &io, &s->error), &s->error);
+    if (tag >= 128 && tag < 192) {
+        spoil_tensor(s, input, &tensors[tag % 5]);
+    }
+    fuzz_check_error(plan_run(plan, s->layer, &io, &s->error), &s->error);
+}
+
+/* The second plan by the tables of the first one's batch, and other ones; the first may be gone
+ * before it runs. */
+static void follow_plan(struct step *s, struct input *input, struct attn_batch *b)
+{
+    if (s->plans[1] == NULL && !make_plan(s, 1, false)) {
+        return;
+    }
+    struct attn_batch tables = *b;
+    const uint8_t way = input_byte(input);
+    tables.block_table = way & 1 ? NULL : tables.block_table;
+    tables.slot_mapping = way & 2 ? NULL : tables.slot_mapping;
+    tables.num_slots = way & 4 ? 0 : tables.num_slots;
+    const attn_status status =
+        plan_update_block_table(s->plans[1], s->plans[0], &tables, NULL, &s->error);
+    fuzz_check_error(status, &s->error);
+    if (way & 8) {
+        plan_destroy(s->plans[0]);
+        s->plans[0] = NULL;
+    }
+    if (status == ATTN_OK) {
+        check_split(s->plans[1], b);
+        run(s, input, s->plans[1], &tables);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
@@ -446,28 +510,40 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     struct input input = {bytes, size};
     const uint8_t how = input_byte(&input);
     const uint8_t sample = input_byte(&input);
+    hostile = (struct hostile){.after = 0};
     struct step *s = find_model(sample % SAMPLE_COUNT, how % NUM_TEXTS);
     if (s->model == NULL) {
         return 0;
     }
-    bool ready = make_plan(s, &input, how >> 2 & 1);
-    for (int32_t i = 0; ready && i < 2; i++) {
+    s->limits = draw_limits(&input);
+    if (how & 8) {
+        hostile.after = 1 + input_byte(&input) % 16;
+        hostile.status = input_int(&input);
+        hostile.bytes = how & 16 ? (size_t)input_int64(&input) : 0;
+    }
+    bool ready = make_plan(s, 0, how >> 2 & 1);
+    for (int32_t i = 0; ready && i < 2 && s->plans[0] != NULL; i++) {
         struct attn_batch b = make_batch(s, &input);
         const uint8_t way = input_byte(&input);
         const bool spread = s->sampled.desc.next == &s->sampled.cp.ext;
         promised = (struct promised){.max_num_reqs = s->limits.max_num_reqs,
                                      .max_num_tokens = s->limits.max_num_tokens,
                                      .num_blocks = spread ? 0 : NUM_BLOCKS};
-        attn_status status = way < 224 ? plan_batch(s->plan, &b, NULL, &s->error)
-                                       : plan_graph(s->plan, way % 4, &b, NULL, &s->error);
+        attn_status status = way < 224 ? plan_batch(s->plans[0], &b, NULL, &s->error)
+                                       : plan_graph(s->plans[0], way % 4, &b, NULL, &s->error);
         fuzz_check_error(status, &s->error);
         if (status == ATTN_OK) {
-            check_split(s, &b);
-            run(s, &input, &b);
+            check_split(s->plans[0], &b);
+            run(s, &input, s->plans[0], &b);
+            if (how & 32) {
+                follow_plan(s, &input, &b);
+            }
         }
     }
-    plan_destroy(s->plan);
-    s->plan = NULL;
+    for (int32_t i = 0; i < 2; i++) {
+        plan_destroy(s->plans[i]);
+        s->plans[i] = NULL;
+    }
     blocks_free(&s->blocks);
     return 0;
 }

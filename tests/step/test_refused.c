@@ -567,6 +567,19 @@ TEST(test_encoder_lengths)
     fixture_finish(&f);
 }
 
+/* Fewer keys than queries, by blocks: no entry before a row's first is looked at. */
+TEST(test_fewer_keys_than_queries)
+{
+    static const int32_t many[] = {1, 40}, few[] = {40, 3};
+    const struct attn_layer_desc cross = {.kind = ATTN_LAYER_CROSS};
+    struct fixture f;
+    fixture_init(&f, "cpu_ref", &cross, many, few, 2, 0, NULL, true);
+    f.block_table[MAX_BLOCKS - 1] = INT32_MIN; /* the entry before request 1's */
+    memset(f.slots, 0xff, sizeof f.slots);     /* and nothing is written */
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    fixture_finish(&f);
+}
+
 /* Lengths that only the device knows are held to the bounds, too. */
 TEST(test_device_lengths)
 {
