@@ -16,7 +16,7 @@ static void check_rules(const struct rules *rules, size_t length)
     for (int32_t r = 0; r < rules->count; r++) {
         const struct rule *rule = &rules->rules[r];
         int32_t wanted = 0;
-        FUZZ_CHECK(rule->num_patterns > 0 && strlen(rule->text) <= length);
+        FUZZ_CHECK((rule->num_patterns > 0 || rule->conformant) && strlen(rule->text) <= length);
         for (int32_t i = 0; i < rule->num_patterns; i++) {
             FUZZ_CHECK(rule->patterns[i].position < length && rule->patterns[i].text[0] != '\0');
             wanted += !rule->patterns[i].exclude;

@@ -3,6 +3,7 @@
 embeddings, the scheduler's helpers. Held against attention as it is defined."""
 import subprocess
 import sys
+import threading
 import unittest
 
 import numpy as np
@@ -32,6 +33,17 @@ def one_request(length: int, **fields: object) -> libattn.Batch:
 
 
 class Workspace(unittest.TestCase):
+    def test_gaps_are_refused(self) -> None:
+        """Its bytes are those of the tensor's elements, which then lie side by side."""
+        model, _ = bound_layer(desc(), "cpu_ref", 4)
+        plan = model.plan(0, max_num_reqs=1, max_num_tokens=8)
+        room = torch.zeros(2 * plan.workspace_bytes + 512, dtype=torch.uint8)
+        for memory in (room[::2], room.numpy()[::2], room.view(2, -1).t()):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, "workspace: .* contiguous memory is needed"):
+                plan.bind_workspace(memory)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "bytes"):
+            plan.bind_workspace(libattn.allocate(256)[:plan.workspace_bytes - 1])
+
     def test_limits_decide_its_size(self) -> None:
         """The figures of docs/engine.md, in MB."""
         runtime = libattn.Runtime(ignore_environment=True, num_threads=2)
@@ -305,6 +317,89 @@ class Info(unittest.TestCase):
     def test_module(self) -> None:
         ran = subprocess.run([sys.executable, "-m", "libattn", "--json"], capture_output=True, text=True, check=True)
         self.assertIn('"cpu_simd"', ran.stdout)
+
+
+class Meeting:
+    """Ranks that are threads: parts are laid on a table between two barriers."""
+
+    def __init__(self, ranks: int) -> None:
+        self.parts: list[bytes] = [b""] * ranks
+        self.barrier = threading.Barrier(ranks, timeout=60)
+
+    def table(self, me: int) -> libattn.Collectives:
+        def all_parts(send: memoryview) -> list[bytes]:
+            self.parts[me] = bytes(send)
+            self.barrier.wait()
+            parts = list(self.parts)
+            self.barrier.wait()
+            return parts
+
+        def mine(parts: list[bytes]) -> list[bytes]:
+            size = len(parts[0]) // len(parts)
+            return [part[me * size:(me + 1) * size] for part in parts]
+
+        def floats(parts: list[bytes]) -> np.ndarray:
+            return np.stack([np.frombuffer(part, np.float32) for part in parts])
+
+        def all_gather(send: memoryview, receive: memoryview) -> None:
+            receive[:] = b"".join(all_parts(send))
+
+        def all_to_all(send: memoryview, receive: memoryview) -> None:
+            receive[:] = b"".join(mine(all_parts(send)))
+
+        def reduce_scatter(send: memoryview, receive: memoryview) -> None:
+            receive[:] = floats(mine(all_parts(send))).sum(0).tobytes()
+
+        def all_reduce_max(send: memoryview, receive: memoryview) -> None:
+            receive[:] = floats(all_parts(send)).max(0).tobytes()
+
+        return libattn.Collectives(me, len(self.parts), all_gather, all_to_all, reduce_scatter, all_reduce_max)
+
+
+class OwnCollectives(unittest.TestCase):
+    """Layers spread over ranks that no library of Python's connects."""
+
+    def spread(self, table: libattn.Collectives, all_to_all: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+               me: int) -> torch.Tensor:
+        """The last token of a prompt whose keys lie on two ranks, each with query heads of its own."""
+        length, blocks = len(q), -(-len(q) // (2 * BLOCK))
+        model, layer = bound_layer(desc(context_parallel=libattn.ContextParallel(decode=table.address, all_to_all=all_to_all)),
+                                   "cpu_ref", blocks)
+        slots = libattn.context_parallel_slots(range(length), list(range(blocks)), BLOCK, me, 2)
+        plan, out = None, torch.full_like(q, float("nan"))
+        for first, end in ((0, length - 1), (length - 1, length)):
+            local = torch.tensor([libattn.context_parallel_length(first, me, 2)], dtype=torch.int32)
+            batch = libattn.Batch([0, end - first], [end], [list(range(blocks))], slots[first:end], extensions=[
+                extensions.context_parallel_batch(local, local_seq_lens_host=local, max_local_seq_len=int(local[0]))])
+            plan = planned(model, batch) if plan is None else plan
+            plan.update(batch)
+            plan.run(layer, q[first:end], k[first:end], v[first:end], out[first:end])
+        return out
+
+    def test_threads_as_ranks(self) -> None:
+        for all_to_all in (False, True):
+            meeting, outs = Meeting(2), [torch.empty(0)] * 2
+            tables = [meeting.table(me) for me in range(2)]
+            (q0, k, v), (q1, _, _) = prompt(41), prompt(41, seed=2)
+
+            def rank(me: int) -> None:
+                outs[me] = self.spread(tables[me], all_to_all, (q0, q1)[me], k, v, me)
+
+            threads = [threading.Thread(target=rank, args=(me,)) for me in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for out, q in zip(outs, (q0, q1)):
+                self.assertLess(worst(out, attention(q, k, v, D**-0.5, causal(41, 41))[0]), 1e-4)
+
+    def test_what_is_raised_fails_the_run(self) -> None:
+        def broken(send: memoryview, receive: memoryview) -> None:
+            raise OSError("the other rank is gone")
+
+        table = libattn.Collectives(0, 2, broken, broken, broken, broken)
+        with self.assertRaisesRegex(libattn.AttnError, "the other rank is gone"):
+            self.spread(table, True, *prompt(9), 0)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from . import abi, extensions
 from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout, KvSpecKind, LayerKind, Phase,
                             PlanMode, Status, VerdictCode)
 from ._library import Library, open_library
+from .collectives import Collectives
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
 from .layers import ContextParallel, GdnDesc, LayerDesc, MlaDesc
 from .memory import allocate
@@ -31,8 +32,8 @@ __version__ = "0.1.0"  # meson.build's, by test
 
 __all__ = [
     "NO_ATTEND", "NO_WRITE", "abi", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",
-    "ContextParallel", "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "InvalidArgumentError", "KvDtype", "KvLayout", "KvSpec",
-    "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
+    "Collectives", "ContextParallel", "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "InvalidArgumentError", "KvDtype",
+    "KvLayout", "KvSpec", "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
     "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
     "Verdict", "VerdictCode", "allocate", "as_tensor", "batch_order", "context_parallel_length",
     "context_parallel_slots", "extensions", "open_library",

@@ -108,8 +108,8 @@ class ContextParallel:
     Parameters
     ----------
     decode, prefill : int, optional
-        Addresses of ``struct attn_collectives``, such as libattn_mpi, libattn_nccl and
-        `libattn.collectives` make; they outlive the model.
+        Addresses of ``struct attn_collectives``, such as libattn_mpi, libattn_nccl and `Collectives` make; they outlive the
+        model.
     all_to_all : bool
         How partial outputs are reduced; False: all-gather and reduce-scatter.
     zigzag : bool

@@ -6,18 +6,17 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
-from ctypes import byref, c_void_p, sizeof
+from ctypes import byref, c_void_p
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .._declarations import Status, attn_collective_args, attn_collectives, attn_error
+from .._declarations import Status
 from .._library import Library, find
-from ..errors import AttnError, make
-
-_SLOTS = ("all_gather", "all_to_all", "reduce_scatter_f32", "all_reduce_max_f32")
+from ..collectives import Collectives
+from ..errors import make
 
 
 def nccl(communicator: int) -> int:
@@ -42,14 +41,12 @@ def nccl(communicator: int) -> int:
     return table.value
 
 
-def _bytes(address: int, count: int) -> torch.Tensor:
-    return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
+def _tensor(data: memoryview) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8)
 
 
-class GroupTable:
+class GroupTable(Collectives):
     """A table over a group of ``torch.distributed`` whose tensors lie in host memory, gloo's for one.
-
-    The one place where libattn calls Python: its step waits inside ``run`` until the ranks have exchanged their parts.
 
     Parameters
     ----------
@@ -61,60 +58,32 @@ class GroupTable:
     """
 
     def __init__(self, group: Any, rank: int, world_size: int) -> None:
-        self._group: Callable[[], Any] = (lambda: None) if group is None else weakref.ref(group)
-        self._world_size = world_size
-        kinds = dict(attn_collectives._fields_)
-        slots = {name: kinds[name](self._guarded(getattr(self, f"_{name}"))) for name in _SLOTS}
-        self._struct = attn_collectives(struct_size=sizeof(attn_collectives), rank=rank, world_size=world_size, **slots)
-        self._kept = slots
+        kept: Callable[[], Any] = (lambda: None) if group is None else weakref.ref(group)
 
-    @property
-    def address(self) -> int:
-        """``struct attn_collectives *``, as long as this object."""
-        return ctypes.addressof(self._struct)
+        def connected() -> Any:
+            there = kept()
+            if there is None:
+                raise make(Status.ORDER, "collectives", "the ranks are not connected")
+            return there
 
-    def _guarded(self, collective: Callable[[attn_collective_args, Any], None]) -> Callable[[int, int], int]:
-        def call(args: int, error: int) -> int:
-            try:
-                group = self._group()
-                if group is None:
-                    raise make(Status.ORDER, "collectives", "the ranks are not connected")
-                given = attn_collective_args.from_address(args)
-                if given.count > 0:
-                    collective(given, group)
-                return 0
-            except BaseException as failure:  # nothing may pass through the library's frames
-                status = failure.status if isinstance(failure, AttnError) else Status.DEVICE
-                if error:
-                    struct = attn_error.from_address(error)
-                    struct.status = status
-                    struct.field = b"collectives"
-                    text = f"{type(failure).__name__}: {failure}".encode(errors="replace")
-                    struct.message = text[:attn_error.message.size - 1]
-                return int(status)
+        def all_gather(send: memoryview, receive: memoryview) -> None:
+            dist.all_gather(list(_tensor(receive).chunk(world_size)), _tensor(send), group=connected())
 
-        return call
+        def all_to_all(send: memoryview, receive: memoryview) -> None:
+            dist.all_to_all_single(_tensor(receive), _tensor(send), group=connected())
 
-    def _all_gather(self, a: attn_collective_args, group: Any) -> None:
-        received = _bytes(a.receive, self._world_size * a.count).chunk(self._world_size)
-        dist.all_gather(list(received), _bytes(a.send, a.count), group=group)
+        def reduce_scatter_f32(send: memoryview, receive: memoryview) -> None:
+            """Summed in the order of ranks, so that a result does not depend on who came first."""
+            parts = torch.empty(len(send), dtype=torch.uint8)
+            dist.all_to_all_single(parts, _tensor(send), group=connected())
+            torch.sum(parts.view(torch.float32).view(world_size, -1), 0, out=_tensor(receive).view(torch.float32))
 
-    def _all_to_all(self, a: attn_collective_args, group: Any) -> None:
-        size = self._world_size * a.count
-        dist.all_to_all_single(_bytes(a.receive, size), _bytes(a.send, size), group=group)
+        def all_reduce_max_f32(send: memoryview, receive: memoryview) -> None:
+            received = _tensor(receive)
+            received.copy_(_tensor(send))
+            dist.all_reduce(received.view(torch.float32), dist.ReduceOp.MAX, group=connected())
 
-    def _reduce_scatter_f32(self, a: attn_collective_args, group: Any) -> None:
-        """Summed in the order of ranks, so that a result does not depend on who came first."""
-        size = 4 * self._world_size * a.count
-        parts = torch.empty(size, dtype=torch.uint8)
-        dist.all_to_all_single(parts, _bytes(a.send, size), group=group)
-        torch.sum(parts.view(torch.float32).view(self._world_size, -1), 0,
-                  out=_bytes(a.receive, 4 * a.count).view(torch.float32))
-
-    def _all_reduce_max_f32(self, a: attn_collective_args, group: Any) -> None:
-        received = _bytes(a.receive, 4 * a.count)
-        received.copy_(_bytes(a.send, 4 * a.count))
-        dist.all_reduce(received.view(torch.float32), dist.ReduceOp.MAX, group=group)
+        super().__init__(rank, world_size, all_gather, all_to_all, reduce_scatter_f32, all_reduce_max_f32)
 
 
 __all__ = ["GroupTable", "nccl"]
