@@ -108,7 +108,8 @@ static float difference(const struct layer *layer, const float *q, const float *
         }
     }
     for (int32_t d = 0; d < D; d++) {
-        largest = fmax(largest, fabs(out[d] - weighted[d] / sum));
+        const double error = fabs(out[d] - weighted[d] / sum);
+        largest = error <= largest ? largest : isnan(error) ? INFINITY : error;
     }
     return (float)largest;
 }

@@ -211,6 +211,17 @@ attn_model *fake_model(struct fixture *fixture, const struct attn_layer_desc *la
     return model;
 }
 
+attn_model *fake_model_of(struct fixture *fixture, const struct attn_layer_desc *layers,
+                          int32_t count)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_model *model = fake_model(fixture, layers, count, &error);
+    if (model == NULL) {
+        fail_msg("%s: %s", error.field, error.message);
+    }
+    return model;
+}
+
 struct attn_tensor fake_tensor(float *data, int64_t *shape, int64_t rows, int64_t heads)
 {
     shape[0] = rows;

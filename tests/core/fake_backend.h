@@ -40,6 +40,9 @@ struct attn_layer_desc fake_layer(const char *name);
 /* NULL if selection or creation fails; the text is in *error. */
 attn_model *fake_model(struct fixture *fixture, const struct attn_layer_desc *layers, int32_t count,
                        struct attn_error *error);
+/* The same, which has to succeed. */
+attn_model *fake_model_of(struct fixture *fixture, const struct attn_layer_desc *layers,
+                          int32_t count);
 struct attn_tensor fake_tensor(float *data, int64_t *shape, int64_t rows, int64_t heads);
 
 #endif

@@ -6,6 +6,17 @@
 
 #include "support/services.h"
 
+static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
+{
+    return ATTN_ERROR_DEVICE;
+}
+
+const struct attn_collectives fixture_ranks = {.struct_size = sizeof fixture_ranks,
+                                               .world_size = 2,
+                                               .all_gather = no_collective,
+                                               .all_to_all = no_collective,
+                                               .reduce_scatter_f32 = no_collective};
+
 static void keep_log(void *user, int32_t level, const char *who, const char *message)
 {
     struct fixture *fixture = user;

@@ -5,6 +5,8 @@
 
 /* clang-format off */
 /* clang-format on */
+#include <attn/collectives.h>
+
 #include "select/select.h"
 #include "support/test.h"
 
@@ -19,6 +21,9 @@ struct fixture {
     struct attn_device_info devices[2];
     char log[8192]; /* all lines at info and above */
 };
+
+/* The first of two ranks, whose collectives fail: for what is asked of a layer before a step. */
+extern const struct attn_collectives fixture_ranks;
 
 /* No backend yet; one CPU device, selection text "". */
 void fixture_init(struct fixture *fixture);

@@ -4,7 +4,6 @@
 
 #include "bind/caches.h"
 
-#include <attn/collectives.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,10 +21,7 @@ TEST(spec_counts_a_page)
     layers[1].padded_page_bytes = PAGE + 256;
     layers[2].kind = ATTN_LAYER_ENCODER;
     layers[2].causal = layers[2].block_size = 0;
-    attn_model *model = fake_model(&fixture, layers, 3, &error);
-    if (model == NULL) {
-        fail_msg("%s", error.message);
-    }
+    attn_model *model = fake_model_of(&fixture, layers, 3);
     assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
     assert_int_equal(spec.page_bytes, PAGE);
     assert_int_equal(spec.padded_page_bytes, PAGE);
@@ -39,17 +35,6 @@ TEST(spec_counts_a_page)
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
     model_destroy(model);
     fixture_finish(&fixture);
-}
-
-static attn_model *model_of(struct fixture *fixture, const struct attn_layer_desc *layers,
-                            int32_t count)
-{
-    struct attn_error error = ATTN_ERROR_INIT;
-    attn_model *model = fake_model(fixture, layers, count, &error);
-    if (model == NULL) {
-        fail_msg("%s", error.message);
-    }
-    return model;
 }
 
 /* What an engine's memory manager goes by. */
@@ -67,7 +52,7 @@ TEST(spec_names_its_kind)
     layers[1].chunk_size = 32;
     layers[2].head_size = 192;
     layers[2].head_size_v = 128;
-    attn_model *model = model_of(&fixture, layers, 3);
+    attn_model *model = fake_model_of(&fixture, layers, 3);
     assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_SLIDING_WINDOW);
     assert_int_equal(spec.sliding_window, 8);
@@ -108,7 +93,7 @@ TEST(spec_of_further_caches)
     struct fixture fixture;
     fake_init(&fixture)->cache_roles = 1u << ATTN_CACHE_INDEX_K;
     layer.next = &described.ext;
-    attn_model *model = model_of(&fixture, &layer, 1);
+    attn_model *model = fake_model_of(&fixture, &layer, 1);
     for (int32_t i = 0; i < 2; i++) {
         struct attn_cache_spec spec = {.struct_size = sizeof spec};
         assert_int_equal(layer_cache_spec(model_layer(model, 0), 2 + i, &spec, &error), ATTN_OK);
@@ -140,7 +125,7 @@ TEST(views_of_each_layout)
         caps->layouts = 1u << layouts[i].layout;
         caps->preferred_layout = layouts[i].layout;
         caps->view_forms = layouts[i].forms | ATTN_VIEW_SEPARATE_STRIDES;
-        attn_model *model = model_of(&fixture, &layer, 1);
+        attn_model *model = fake_model_of(&fixture, &layer, 1);
         assert_int_equal(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error), ATTN_OK);
         assert_int_equal(k.stride_head > k.stride_slot, layouts[i].heads_apart);
         assert_int_equal(v.stride_head > v.stride_slot, layouts[i].heads_apart);
@@ -172,10 +157,7 @@ TEST(turboquant_rows)
         fake_init(&fixture)->kv_dtypes |= UINT64_C(1) << rows[i].kv_dtype;
         layer.kv_dtype = rows[i].kv_dtype;
         layer.head_size = rows[i].head_size;
-        attn_model *model = fake_model(&fixture, &layer, 1, &error);
-        if (model == NULL) {
-            fail_msg("%s", error.message);
-        }
+        attn_model *model = fake_model_of(&fixture, &layer, 1);
         assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
         assert_int_equal(spec.page_bytes, FAKE_BLOCK_SIZE * 2 * rows[i].bytes);
         assert_int_equal(spec.ndim, 2); /* bytes: K's rows and V's differ */
@@ -231,10 +213,7 @@ TEST(quantized_rows_need_scales)
         desc.dtype = rows[i].kv_dtype == ATTN_KV_INT8_K ? ATTN_DTYPE_F16 : desc.dtype;
         desc.v_scale_form =
             rows[i].kv_dtype == ATTN_KV_INT8_KV ? ATTN_SCALE_PER_HEAD_CHANNEL : desc.v_scale_form;
-        attn_model *model = fake_model(&fixture, &desc, 1, &error);
-        if (model == NULL) {
-            fail_msg("%s", error.message);
-        }
+        attn_model *model = fake_model_of(&fixture, &desc, 1);
         attn_layer *layer = model_layer(model, 0);
         assert_int_equal(layer_kv_views(layer, cache, 3, &k, &v, &error), ATTN_OK);
         bad = k;
@@ -345,7 +324,6 @@ TEST(unread_parameters)
 TEST(groups_by_spec_and_by_schedule)
 {
     struct fixture fixture;
-    struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c"),
                                        fake_layer("d")};
     int32_t members[4], count;
@@ -353,10 +331,7 @@ TEST(groups_by_spec_and_by_schedule)
     layers[1].scale = 0.25f; /* same cache, another schedule */
     layers[2].kv_sharing_target = "a";
     layers[3].fast_prefill = 1; /* a plan may leave rows out */
-    attn_model *model = fake_model(&fixture, layers, 4, &error);
-    if (model == NULL) {
-        fail_msg("%s", error.message);
-    }
+    attn_model *model = fake_model_of(&fixture, layers, 4);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
     assert_int_equal(model_group(model, ATTN_GROUP_BLOCK_TABLE, 0, members, 2, &count), ATTN_OK);
     assert_int_equal(count, 4);
@@ -458,35 +433,25 @@ TEST(groups_of_readers)
         layers[i].has_window = 1;
         layers[i].window_left = 3 + i;
     }
-    attn_model *model = model_of(&fixture, layers, 3);
+    attn_model *model = fake_model_of(&fixture, layers, 3);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE), 3 * ATTN_PHASE_COUNT);
     model_destroy(model);
     fixture_finish(&fixture);
 }
 
-static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
-{
-    return ATTN_ERROR_DEVICE;
-}
-
 /* Nor does the reader of a cache that ranks share go with the tables of one that they do not. */
 TEST(groups_of_a_shared_caches_reader)
 {
-    const struct attn_collectives ranks = {.struct_size = sizeof ranks,
-                                           .world_size = 2,
-                                           .all_gather = no_collective,
-                                           .all_to_all = no_collective,
-                                           .reduce_scatter_f32 = no_collective};
     const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                             .decode = &ranks};
+                                             .decode = &fixture_ranks};
     struct attn_layer_desc layers[] = {fake_layer("spread"), fake_layer("whole"),
                                        fake_layer("reader")};
     struct fixture fixture;
     fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
     layers[0].next = &cp.ext;
     layers[2].kv_sharing_target = "spread";
-    attn_model *model = model_of(&fixture, layers, 3);
+    attn_model *model = fake_model_of(&fixture, layers, 3);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
     model_destroy(model);
     fixture_finish(&fixture);
@@ -572,10 +537,7 @@ TEST(wrong_views_are_refused)
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v}, bad;
     fake_init(&fixture);
     layers[1].kv_sharing_target = "a";
-    attn_model *model = fake_model(&fixture, layers, 2, &error);
-    if (model == NULL) {
-        fail_msg("%s", error.message);
-    }
+    attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *layer = model_layer(model, 0);
     void *base = aligned_alloc(256, 4 * PAGE);
     assert_int_equal(layer_kv_views(layer, base, 4, &k, &v, &error), ATTN_OK);
@@ -632,10 +594,7 @@ TEST(copies_blocks_of_spread_planes)
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const int64_t pairs[] = {0, 2};
     fake_init(&fixture);
-    attn_model *model = fake_model(&fixture, &desc, 1, &error);
-    if (model == NULL) {
-        fail_msg("%s", error.message);
-    }
+    attn_model *model = fake_model_of(&fixture, &desc, 1);
     uint8_t *planes[2];
     for (int32_t i = 0; i < 2; i++) {
         planes[i] = aligned_alloc(256, BLOCKS * STRIDE);
@@ -680,7 +639,7 @@ TEST(moves_every_plane_of_a_block)
     struct fixture fixture;
     fake_init(&fixture)->kv_dtypes |= UINT64_C(1) << ATTN_KV_INT8_PER_TOKEN_HEAD;
     desc.kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD;
-    attn_model *model = model_of(&fixture, &desc, 1);
+    attn_model *model = fake_model_of(&fixture, &desc, 1);
     struct attn_kv_view views[2];
     for (int32_t i = 0; i < 2; i++) {
         memset(rows[i], 40 * (i + 1), sizeof rows[i]);

@@ -464,22 +464,11 @@ TEST(test_gdn)
     setting_finish(&s);
 }
 
-static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
-{
-    return ATTN_ERROR_DEVICE;
-}
-
-static const struct attn_collectives ranks = {.struct_size = sizeof ranks,
-                                              .world_size = 2,
-                                              .all_gather = no_collective,
-                                              .all_to_all = no_collective,
-                                              .reduce_scatter_f32 = no_collective};
-
 /* A cache spread over two ranks: each part that the exchange lacks is a reason of its own. */
 TEST(test_context_parallel)
 {
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                       .decode = &ranks,
+                                       .decode = &fixture_ranks,
                                        .interleave = 16,
                                        .reduce = ATTN_CP_ALL_TO_ALL};
     struct setting s;
@@ -492,12 +481,12 @@ TEST(test_context_parallel)
     s.caps->max_group = s.layer.num_q_heads / s.layer.num_kv_heads; /* enough for one rank's */
     expect_reasons(&s, 1);
     s.caps->max_group = 0;
-    struct attn_collectives none = ranks;
+    struct attn_collectives none = fixture_ranks;
     cp.decode = &none;
     for (none.rank = -1; none.rank <= 2; none.rank += 3) {
         expect_unresolved(&s, "decode");
     }
-    cp.decode = &ranks;
+    cp.decode = &fixture_ranks;
     cp.reduce = ATTN_CP_ALL_GATHER_REDUCE_SCATTER; /* sums are of float32 */
     expect_reasons(&s, 1);
     cp.reduce = ATTN_CP_ALL_TO_ALL;
@@ -518,7 +507,7 @@ TEST(test_context_parallel)
 TEST(test_split_queries)
 {
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                       .prefill = &ranks,
+                                       .prefill = &fixture_ranks,
                                        .order = ATTN_CP_ZIGZAG};
     struct setting s;
     setting_init(&s);

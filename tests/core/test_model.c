@@ -10,23 +10,12 @@
 #include "bind/device.h"
 #include "bind/place.h"
 
-static attn_model *model_of(struct fixture *fixture, const struct attn_layer_desc *layers,
-                            int32_t count)
-{
-    struct attn_error error = ATTN_ERROR_INIT;
-    attn_model *model = fake_model(fixture, layers, count, &error);
-    if (model == NULL) {
-        fail_msg("%s", error.message);
-    }
-    return model;
-}
-
 TEST(backends_are_created_once)
 {
     const struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     struct fixture fixture;
     fake_init(&fixture);
-    attn_model *model = model_of(&fixture, layers, 2);
+    attn_model *model = fake_model_of(&fixture, layers, 2);
     assert_int_equal(fake_calls.creates, 1);
     model_destroy(model);
     assert_int_equal(fake_calls.destroys, 1);
@@ -116,7 +105,7 @@ TEST(parts_leave_terms_to_the_layer_itself)
     fake_init(&fixture)->terms |= ATTN_TERM_SINKS;
     layer.has_window = layer.has_sinks = 1;
     layer.window_left = 7;
-    attn_model *model = model_of(&fixture, &layer, 1);
+    attn_model *model = fake_model_of(&fixture, &layer, 1);
     attn_layer *bound = model_layer(model, 0);
     assert_int_equal(layer_bind_params(bound, &params, &error), ATTN_OK);
     for (int32_t part = 0; part < PART_COUNT; part++) {
@@ -189,7 +178,7 @@ TEST(layers_are_prepared_anew)
     attn_plan *plan;
     fake_init(&fixture);
     layers[1].kv_sharing_target = "a";
-    attn_model *model = model_of(&fixture, layers, 2);
+    attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *layer = model_layer(model, 0);
     assert_int_equal(layer_kv_views(layer, cache, 1, &k, &v, &error), ATTN_OK);
     assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);

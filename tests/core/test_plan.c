@@ -3,7 +3,6 @@
 #include "fake_backend.h"
 #include "step/plan_state.h"
 
-#include <attn/collectives.h>
 #include <attn/io.h>
 
 #include <math.h>
@@ -125,10 +124,7 @@ static struct bench *bench_of(struct attn_layer_desc desc, bool validate,
     }
     b->fixture.runtime.settings.validate = validate;
     b->error = (struct attn_error)ATTN_ERROR_INIT;
-    b->model = fake_model(&b->fixture, &desc, 1, &b->error);
-    if (b->model == NULL) {
-        fail_msg("%s", b->error.message);
-    }
+    b->model = fake_model_of(&b->fixture, &desc, 1);
     attn_layer *layer = model_layer(b->model, 0);
     layer_kv_spec(layer, &spec, NULL);
     if (spec.page_bytes > 0) {
@@ -503,21 +499,11 @@ TEST(caches_stay_while_a_plan_holds_them)
     bench_destroy(b);
 }
 
-static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
-{
-    return ATTN_ERROR_DEVICE;
-}
-
 /* Of readers, too, that are planned apart from the layer whose cache they read. */
 TEST(caches_stay_while_a_readers_plan_holds_them)
 {
-    const struct attn_collectives ranks = {.struct_size = sizeof ranks,
-                                           .world_size = 2,
-                                           .all_gather = no_collective,
-                                           .all_to_all = no_collective,
-                                           .reduce_scatter_f32 = no_collective};
     const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                             .prefill = &ranks};
+                                             .prefill = &fixture_ranks};
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
@@ -531,10 +517,7 @@ TEST(caches_stay_while_a_readers_plan_holds_them)
     layers[1].kv_sharing_target = "a";
     layers[1].next = &cp.ext;
     fake_init(&fixture);
-    attn_model *model = fake_model(&fixture, layers, 2, &error);
-    if (model == NULL) {
-        fail_msg("%s", error.message);
-    }
+    attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *owner = model_layer(model, 0);
     assert_int_equal(layer_kv_views(owner, cache, 1, &k, &v, &error), ATTN_OK);
     assert_int_equal(layer_bind_kv(owner, &k, &v, &error), ATTN_OK);

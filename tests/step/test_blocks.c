@@ -376,6 +376,21 @@ TEST(test_wrong_lists)
     free(l);
 }
 
+/* What the host knows of the lists is read without validation, too. */
+TEST(test_short_lists_of_trusted_batches)
+{
+    struct attn_layer_desc layer = shapes[0].layer;
+    struct fixture f;
+    struct lists *l = calloc(1, sizeof *l);
+    layer.needs_page_lists = 1;
+    fixture_init(&f, "spy_narrow", &layer, queries, lens, FEW, 0, NULL, false);
+    as_lists(&f, l, false);
+    f.seq_lens[1] = 6 * BLOCK; /* in five pages */
+    fixture_refuse_plan(&f, "page_start_loc");
+    fixture_finish(&f);
+    free(l);
+}
+
 /* Sizes that no backend's blocks divide, pages that no view of parts has, and limits that leave a
  * table's size open. */
 TEST(test_refused)
