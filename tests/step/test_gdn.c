@@ -406,14 +406,14 @@ TEST(test_parts_of_every_array)
         skip();
     }
     struct gdn *whole = move_states("cpu_ref");
-    struct gdn *cut = move_states("decode=cpu_ref;prefill=cpu_simd");
+    struct gdn *cut = move_states("decode=cpu_ref;prefill=cpu_simd@scalar");
     const float *a = &whole->states[0][0][0][0], *b = &cut->states[0][0][0][0];
     for (int32_t i = 0; i < SLOTS * HV * DV * DK; i++) {
         assert_true(isnan(a[i]) ? isnan(b[i]) : fabsf(a[i] - b[i]) < 1e-4f);
     }
     gdn_destroy(whole);
     gdn_destroy(cut);
-    cut = gdn_create("decode=cpu_ref;prefill=cpu_simd", WIDTH, DRAFTS);
+    cut = gdn_create("decode=cpu_ref;prefill=cpu_simd@scalar", WIDTH, DRAFTS);
     for (int32_t r = 0; r < REQS; r++) {
         cut->accepted[r] = 1;
     }
