@@ -386,7 +386,7 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
             }
         }
         for (int32_t i = 0; i < 2 && states->initial_slots != NULL; i++) { /* window and state */
-            const int32_t first = from[i * (accepted - 1)];
+            const int32_t first = from[i == 0 ? 0 : accepted - 1];
             if (first < 0 || first >= slots) {
                 return BAD("initial_slots", "request %d: slot %d; the layer has slots 0 to %lld", r,
                            first, (long long)slots - 1);
