@@ -93,10 +93,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("layers that skip the cache's quantization, next to quantized ones", kernel("attend"), "whole", f"{STEP}skipped"),
         ("page bytes and rows of every dtype and kind of layer", kernel("attend"), "whole", f"{STEP}pages, tests/core/test_bind"),
         ("block copies and swaps", kernel("copy_blocks"), "on a CPU", f"{STEP}caches, {RUN}"),
-        ("transfer points around a layer", kernel("attend"), "whole", f"{STEP}around"),
-        ("scales from the first batch", kernel("amax"), "amax / range, on a CPU", f"{STEP}around"),
-        ("V scales per head and channel over the first batches", both(kernel("amax"), kv("int8_kv")),
-         "amax / range", f"{STEP}calibrate, tests/device/test_places"),
+        ("largest magnitudes for scales: of a tensor, heads, channels", kernel("amax"), "over several batches",
+         f"{STEP}around, {STEP}mla, tests/device/test_places"),
     ]),
     ("3. Batch, plan, graphs", [
         ("decode/prefill split, order of requests", kernel("attend"), "whole", f"{STEP}helpers, {STEP}promises, tests/core/test_plan"),

@@ -107,11 +107,13 @@ struct attn_api {
     /* Not while a plan holds the layer: change then what the parameters point at. */
     attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,
                                      struct attn_error *error);
-    /* Scales from the first batch, amax / range (0: q 200, k 200, v 100), into q_scale, k_scale and
-     * v_scale that are given. On a device it waits for io->stream, and is in no capture. */
-    attn_status (*layer_calculate_scales)(attn_layer *layer,
-                                          const struct attn_calibration *calibration,
-                                          struct attn_error *error);
+    /* The largest magnitude of a tensor, for an engine that calculates scales from its first
+     * batches: scale = amax / range, the ranges being the engine's (200 for q and k and 100 for v
+     * are usual). Enqueued on args->stream, whose instance is NULL; x and out lie on the layer's
+     * device. v's scales per (KV head, channel): v as [T, Hk Dv, 1], per_head. Over several tensors
+     * (batches, the two parts of MLA's q) with accumulate. */
+    attn_status (*layer_amax)(attn_layer *layer, const struct attn_amax_args *args,
+                              struct attn_error *error);
     /* Copies blocks of all layers of a group in one call. */
     attn_status (*copy_blocks)(attn_model *model, const struct attn_block_transfer *transfer,
                                struct attn_error *error);
@@ -168,17 +170,6 @@ struct attn_api {
      * rank's. */
     attn_status (*context_parallel_slots)(const struct attn_rank_keys *keys, int64_t *slots,
                                           struct attn_error *error);
-
-    /* V's scales per (KV head, channel) from the first batches, for caches of int8_kv: one call per
-     * batch, before its run. amax: device floats [Hk, Dv], zeros at first, then the largest |v| so
-     * far. v_channel_scale [Hk, Dv], where attn_kv_quant_params may point: amax / range, 1 where
-     * amax is 0. range 0: v's constant above, 100; to 127 nothing saturates that was seen. All rows
-     * of io->v count. The cache is not written again: values from before a call that changed their
-     * scale are read by the new one, so requests of the calibration end with it. Waits as the one
-     * above. */
-    attn_status (*layer_calibrate_v_scales)(attn_layer *layer,
-                                            const struct attn_calibration *calibration,
-                                            struct attn_error *error);
 
     /* Devices, for engines without memory and streams of their own. The best device that any
      * backend has: accelerators before the CPU, then the lowest type and id; where `backend` (NULL:

@@ -8,11 +8,9 @@
 #include "types.h"
 
 enum attn_batch_mode {
-    ATTN_BATCH_AUTO = 0,          /* extend, decode or mixed, by the query lengths */
-    ATTN_BATCH_IDLE = 1,          /* out becomes zero, lse is left as it is, nothing is computed */
-    ATTN_BATCH_DRAFT = 2,         /* the i-th token or tree level of a draft */
-    ATTN_BATCH_TARGET_VERIFY = 3, /* 1 + n queries per request, served as decode */
-    ATTN_BATCH_PROFILE = 4 /* no batch: output zero, the worst case of the workspace is touched */
+    ATTN_BATCH_AUTO = 0,   /* extend, decode or mixed, by the query lengths; drafts too */
+    ATTN_BATCH_IDLE = 1,   /* out becomes zero, lse is left as it is, nothing is computed */
+    ATTN_BATCH_PROFILE = 2 /* no batch: output zero, the worst case of the workspace is touched */
 };
 
 #define ATTN_BATCH_NO_CASCADE 1u

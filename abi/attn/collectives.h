@@ -105,9 +105,6 @@ struct attn_batch_context_parallel {
     const int32_t *local_seq_lens_host; /* host [R], optional */
     int32_t max_local_seq_len;
     int32_t reserved;
-    /* device [T]: absolute positions of this rank's prefill queries; handed on to kernels, the core
-     * does not need it */
-    const int32_t *query_positions;
     /* host [R]: queries of each request over all ranks of `prefill`; NULL: every rank has them all.
      * Such a batch has this rank's queries (in query_start_loc, num_tokens, and the rows of q, k, v
      * and out), the whole requests' seq_lens, and slots for the keys of all ranks, in the order of

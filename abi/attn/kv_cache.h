@@ -207,9 +207,7 @@ enum attn_kv_spec_kind {
     ATTN_KV_SPEC_SLIDING_WINDOW_MLA = 5,
     ATTN_KV_SPEC_CROSS = 6,
     ATTN_KV_SPEC_SINK_FULL = 7,
-    ATTN_KV_SPEC_STATE = 8,
-    /* the engine's own indexer keys: block_size (D fp8 + float32 scale) */
-    ATTN_KV_SPEC_MLA_INDEXER = 9
+    ATTN_KV_SPEC_STATE = 8
 };
 
 #define ATTN_KV_SPEC_MAX_DIMS 8

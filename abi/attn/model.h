@@ -12,12 +12,6 @@
 struct attn_model_options {
     size_t struct_size;
     const struct attn_ext *next;
-    void *user;
-    /* The two points around a layer's write and attend at which an engine may wait for a KV
-     * transfer and start saving one; called in run(), in the caller's thread, with the layer's
-     * index. NULL: nothing. */
-    void (*before_layer)(void *user, int32_t layer, void *stream);
-    void (*after_layer)(void *user, int32_t layer, void *stream);
     /* What its backends' instances are made with, see attn_create_args: the engine's device and
      * context, and options, "backend.key=value" each, of backends of the runtime. Borrowed until
      * model_create returns */
@@ -88,33 +82,10 @@ struct attn_block_transfer {
     void *stream;
 };
 
-/* Scales from batches, see layer_calculate_scales and layer_calibrate_v_scales; what a call does
- * not read is NULL or 0. */
-struct attn_calibration {
-    size_t struct_size;
-    const struct attn_ext *next;
-    const struct attn_step_io *io;
-    float *q_scale; /* device floats; NULL: not asked for */
-    float *k_scale;
-    float *v_scale;
-    float *amax; /* device floats [Hk, Dv] */
-    float *v_channel_scale;
-    float range;
-    int32_t reserved;
-};
-
-enum attn_request_class {
-    ATTN_REQUEST_DECODE = 0,
-    ATTN_REQUEST_SHORT_EXTEND = 1,
-    ATTN_REQUEST_LONG_EXTEND = 2,
-    ATTN_REQUEST_PREFILL = 3
-};
-
-ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 72, "attn_model_options of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 48, "attn_model_options of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 32, "attn_plan_options of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_workspace) == 64, "attn_workspace of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_block_memory) == 16, "attn_block_memory of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_block_transfer) == 64, "attn_block_transfer of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_calibration) == 72, "attn_calibration of ABI 0.3");
 
 #endif

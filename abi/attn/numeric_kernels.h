@@ -59,7 +59,7 @@ struct attn_quantize_args {
 };
 
 /* Largest absolute value of x [T, heads, D]: per tensor out [1] or per head out [heads]. With
- * `accumulate` out becomes the larger of that and what it holds already. */
+ * `accumulate` out becomes the larger of that and what it holds already; NULL or 0 else. */
 struct attn_amax_args {
     size_t struct_size;
     const struct attn_ext *next;

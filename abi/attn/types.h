@@ -66,31 +66,24 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_FUSED_WRITE (1ull << 6) /* attend writes k and v itself */
 #define ATTN_FEATURE_FUSED_ROPE (1ull << 7)  /* rope_write_kv */
 #define ATTN_FEATURE_FUSED_ROPE_NORM (1ull << 8)
-/* The next three are kept for backends that attend over a cache spread over ranks themselves
- * (abi/README.md, Room); no layer asks for them today */
-#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (1ull << 9) /* keys at strided global positions */
-#define ATTN_FEATURE_CONTEXT_PARALLEL (1ull << 10)
-#define ATTN_FEATURE_INTERLEAVE (1ull << 11) /* context-parallel interleave > 1 */
-#define ATTN_FEATURE_BATCH_INVARIANT (1ull << 12)
-#define ATTN_FEATURE_BATCH_INVARIANT_PREFIX (1ull << 13) /* also with prefix caching */
-#define ATTN_FEATURE_QUANTIZED_QUERY (1ull << 14)
-#define ATTN_FEATURE_DEVICE_SEQ_LENS (1ull << 15) /* plans without seq_lens_host */
-#define ATTN_FEATURE_FAST_PREFILL (1ull << 16)
-/* a fused cascade; without it the core composes */
-#define ATTN_FEATURE_CASCADE (1ull << 17)
+#define ATTN_FEATURE_BATCH_INVARIANT (1ull << 9)
+#define ATTN_FEATURE_BATCH_INVARIANT_PREFIX (1ull << 10) /* also with prefix caching */
+#define ATTN_FEATURE_QUANTIZED_QUERY (1ull << 11)
+#define ATTN_FEATURE_DEVICE_SEQ_LENS (1ull << 12) /* plans without seq_lens_host */
+#define ATTN_FEATURE_FAST_PREFILL (1ull << 13)
 /* k and v of a step without a cache, and q, may be e4m3 with per-tensor scales (kv_dtype, k_scale
  * and v_scale of the layer that the kernel gets): what a quantized multimodal encoder is composed
  * of */
-#define ATTN_FEATURE_FP8_INPUTS (1ull << 18)
+#define ATTN_FEATURE_FP8_INPUTS (1ull << 14)
 /* batched_gemm takes w in mxfp4, see attn_batched_gemm_args */
-#define ATTN_FEATURE_MXFP4_WEIGHTS (1ull << 19)
+#define ATTN_FEATURE_MXFP4_WEIGHTS (1ull << 15)
 /* schedule and attend go by the device's query_start_loc and seq_lens: their host copies, and all
  * counts of the batch, may be upper bounds (ATTN_BATCH_HOST_BOUNDS) */
-#define ATTN_FEATURE_HOST_BOUNDS (1ull << 20)
+#define ATTN_FEATURE_HOST_BOUNDS (1ull << 16)
 /* a hint: its steps may take memory, and the locks of what they take it from, as those of many
  * libraries do. An engine that must not wait there refuses it (ATTN_SELECT_NO_STEP_ALLOCATION) */
-#define ATTN_FEATURE_STEP_ALLOCATES (1ull << 21)
-#define ATTN_FEATURE_COUNT 22
+#define ATTN_FEATURE_STEP_ALLOCATES (1ull << 17)
+#define ATTN_FEATURE_COUNT 18
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 

@@ -8,7 +8,7 @@
 #include "select/select.h"
 #include "util/structs.h"
 
-#define MIN_MODEL_OPTIONS 72 /* size in ABI 0.3 */
+#define MIN_MODEL_OPTIONS 48 /* size in ABI 0.3 */
 
 static attn_status find_compositions(attn_layer *layer, struct attn_error *error)
 {

@@ -28,10 +28,8 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_stat
                              struct attn_error *error);
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error);
-attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibration *calibration,
-                                   struct attn_error *error);
-attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_calibration *calibration,
-                                     struct attn_error *error);
+attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
+                       struct attn_error *error);
 int32_t layer_num_caches(const attn_layer *layer);
 attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec,
                              struct attn_error *error);

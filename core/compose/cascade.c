@@ -34,7 +34,6 @@ static void match(struct check *check, int32_t phase)
                  numbers && l->chunk_size == 0 && l->sink_len == 0 && !l->alibi && !l->prefix_lm &&
                  check->whole->cp == NULL;
     if (plain && check->caps->features & ATTN_FEATURE_LSE &&
-        !(check->caps->features & ATTN_FEATURE_CASCADE) &&
         check->caps->kernels & ATTN_KERNEL_MERGE_STATES) {
         check->match->composed |= ATTN_COMPOSE_CASCADE; /* never in a capture: no graph level */
     }

@@ -63,11 +63,6 @@ struct composition {
                                struct attn_error *error);
     /* the parameters that the layer cannot run without, in words; NULL if there are none */
     const char *(*needs_params)(const attn_layer *layer);
-    /* sets the q, k and v that layer_calculate_scales looks at; returns a second part of q, or
-     * NULL. `rows` is memory for a tensor. */
-    const struct attn_tensor *(*scale_inputs)(const struct attn_step_io *io,
-                                              struct own_tensor *rows,
-                                              const struct attn_tensor *tensors[3]);
 
     /* Making a plan. */
     size_t plan_bytes; /* size of attn_plan.data[id], zeroed */

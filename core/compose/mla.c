@@ -437,7 +437,6 @@ const struct composition composition_mla = {
     .layer_bytes = sizeof(struct mla_weights),
     .bind_params = mla_bind_params,
     .needs_params = needs_params,
-    .scale_inputs = mla_scale_inputs,
     .plan_bytes = sizeof(struct mla_plan),
     .parts = parts,
     .describe = describe,

@@ -72,8 +72,6 @@ void mla_make_spec(const attn_layer *layer, struct attn_kv_spec *spec);
 void mla_rewrite_parts(attn_layer *layer);
 attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                             struct attn_error *error);
-const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct own_tensor *latent,
-                                           const struct attn_tensor *tensors[3]);
 int32_t mla_padded_heads(const attn_layer *layer);
 
 /* Is this layer's prefill per head? */

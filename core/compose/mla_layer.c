@@ -450,22 +450,3 @@ int32_t mla_padded_heads(const attn_layer *layer)
     int32_t padded = layer->selected->mla->padded_num_q_heads, heads = layer->desc->num_q_heads;
     return padded > heads ? padded : heads;
 }
-
-const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct own_tensor *latent,
-                                           const struct attn_tensor *tensors[3])
-{
-    const struct attn_io_mla *mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA);
-    tensors[0] = tensors[1] = tensors[2] = NULL;
-    if (mla == NULL) {
-        return NULL;
-    }
-    tensors[0] = mla->q_nope;
-    if (mla->kv_c != NULL && mla->kv_c->ndim == 2 && mla->kv_c->shape != NULL) {
-        int64_t rows = mla->kv_c->shape[0], size = mla->kv_c->shape[1];
-        tensor_set(latent, mla->kv_c, mla->kv_c->data, rows, 1, size, tensor_stride(mla->kv_c, 0),
-                   size, tensor_stride(mla->kv_c, 1));
-        latent->tensor.byte_offset = mla->kv_c->byte_offset;
-        tensors[1] = tensors[2] = &latent->tensor;
-    }
-    return mla->q_pe;
-}

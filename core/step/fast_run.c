@@ -160,7 +160,6 @@ static bool same_rows(const struct tensor_form *a, const struct tensor_form *b)
 
 void step_choose_entry(attn_plan *plan, struct step *step)
 {
-    const struct attn_model_options *hooks = &plan->model->options;
     bool one_call = step->program == run_attends && step->main[0] != NULL && step->main[1] == NULL;
     bool writes = step->writes && plan->given.num_slots > 0;
     /* keys come with the first step only */
@@ -175,8 +174,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     step->enter = run_general;
     bool plain_out = step->layer->desc->output_form == ATTN_OUTPUT_PLAIN;
     if (!one_call || step->bring_keys != NULL || !step->plain_checks || !plain_out ||
-        step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL ||
-        hooks->after_layer != NULL) {
+        step->keys_are_inputs || cross || plan->validate) {
         return;
     }
     const bool out_alike = same_rows(&step->q, &step->out), v_alike = same_rows(&step->k, &step->v);

@@ -10,18 +10,21 @@
 #define MIN_ORDER 56 /* sizes in ABI 0.3 */
 #define MIN_KEYS 56
 
+/* Classes of requests, in the order in which they stand in a batch. */
+enum { DECODE, SHORT_EXTEND, LONG_EXTEND, PREFILL };
+
 /* `prompt_len` below 0: not known, and so every short request is a decode. */
 static int32_t class_of(int32_t query_len, int32_t seq_len, int32_t prompt_len, int32_t threshold,
                         int32_t short_extend)
 {
     int32_t context = seq_len - query_len;
     if (query_len <= threshold && (prompt_len < 0 || (context > 0 && context >= prompt_len))) {
-        return ATTN_REQUEST_DECODE;
+        return DECODE;
     }
     if (context <= 0) {
-        return ATTN_REQUEST_PREFILL;
+        return PREFILL;
     }
-    return query_len <= short_extend ? ATTN_REQUEST_SHORT_EXTEND : ATTN_REQUEST_LONG_EXTEND;
+    return query_len <= short_extend ? SHORT_EXTEND : LONG_EXTEND;
 }
 
 attn_status batch_order(const struct attn_batch_order *requests, int32_t *order, int32_t *moved,
@@ -44,7 +47,7 @@ attn_status batch_order(const struct attn_batch_order *requests, int32_t *order,
             r.num_reqs, r.threshold, r.reserved);
     }
     *moved = 0;
-    for (int32_t wanted = ATTN_REQUEST_DECODE; wanted <= ATTN_REQUEST_PREFILL; wanted++) {
+    for (int32_t wanted = DECODE; wanted <= PREFILL; wanted++) {
         for (int32_t i = 0; i < r.num_reqs; i++) {
             int32_t prompt_len = r.prompt_lens != NULL ? r.prompt_lens[i] : -1;
             if (class_of(r.query_lens[i], r.seq_lens[i], prompt_len, r.threshold, r.short_extend) ==

@@ -148,8 +148,6 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
 static attn_status run_checked(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                struct attn_error *error)
 {
-    const struct attn_model_options *hooks = &plan->model->options;
-    int32_t layer = step->layer->index;
     attn_status status = places_check_run(plan, io, error);
     if (status != ATTN_OK) {
         return status;
@@ -166,15 +164,8 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
             "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
             "ATTN_RUN_NO_ATTEND and hints (the upper half)");
     }
-    if (hooks->before_layer != NULL) {
-        hooks->before_layer(hooks->user, layer, io->stream);
-    }
     status = run_step(plan, step, io, error);
-    status = plan->validate ? places_settle(plan, io->stream, status, error) : status;
-    if (hooks->after_layer != NULL) {
-        hooks->after_layer(hooks->user, layer, io->stream);
-    }
-    return status;
+    return plan->validate ? places_settle(plan, io->stream, status, error) : status;
 }
 
 /* Apart, since other runs need no room on the stack. */

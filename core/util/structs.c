@@ -126,7 +126,7 @@ static const struct {
              [ATTN_EXT_MLA_WEIGHTS] = {64, sizeof(struct attn_mla_weights)},
              [ATTN_EXT_RECURRENT_WEIGHTS] = {64, sizeof(struct attn_recurrent_weights)},
              [ATTN_EXT_CONTEXT_PARALLEL] = {56, sizeof(struct attn_context_parallel)},
-             [ATTN_EXT_BATCH_CONTEXT] = {64, sizeof(struct attn_batch_context_parallel)},
+             [ATTN_EXT_BATCH_CONTEXT] = {56, sizeof(struct attn_batch_context_parallel)},
              [ATTN_EXT_BATCH_RECURRENT] = {88, sizeof(struct attn_batch_recurrent)},
              [ATTN_EXT_IO_MLA] = {72, sizeof(struct attn_io_mla)},
              [ATTN_EXT_IO_RECURRENT] = {48, sizeof(struct attn_io_recurrent)},

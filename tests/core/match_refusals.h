@@ -93,8 +93,8 @@ REFUSAL(view_forms, "needed_view_forms", "packed", "nhd, latent",
         c->view_forms |= ATTN_VIEW_LATENT)
 REFUSAL(auto_only, "kv_dtype", "f16", "auto", l->kv_dtype = ATTN_KV_F16;
         c->kv_dtypes = 1u << ATTN_KV_AUTO)
-REFUSAL(features, "needed_features", "17", "bits of the backend's features",
-        l->needed_features = ATTN_FEATURE_CASCADE)
+REFUSAL(features, "needed_features", "13", "bits of the backend's features",
+        l->needed_features = ATTN_FEATURE_FAST_PREFILL)
 REFUSAL(extension, "extension", "0x10000", "0x10001", l->next = &vendors; c->extensions = &declared;
         c->num_extensions = 1)
 REFUSAL(combination, "combination", "windows have no lse", "not together", l->has_window = 1;

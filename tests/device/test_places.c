@@ -21,7 +21,7 @@ struct arrays {
     int32_t query_start_loc[2], seq_lens[1], block_table[2];
     int32_t page_indices[3], page_start_loc[2], last_page_len[1];
     int64_t slots[TOKENS];
-    float scales[3], amax[HEADS][SIZE], channel_scales[HEADS][SIZE];
+    float largest, amax[HEADS][SIZE];
 };
 
 static struct {
@@ -325,57 +325,28 @@ static void read_back(void)
 }
 
 /* Into floats of the device, from rows of the device. */
-TEST_AROUND(test_scales, plain, tear_down)
+TEST_AROUND(test_amax, plain, tear_down)
 {
-    const struct attn_layer_desc desc = {.struct_size = sizeof desc,
-                                         .name = "levels",
-                                         .kind = ATTN_LAYER_DECODER,
-                                         .causal = 1,
-                                         .dtype = ATTN_DTYPE_F32,
-                                         .kv_dtype = ATTN_KV_INT8_KV,
-                                         .num_q_heads = HEADS,
-                                         .num_kv_heads = HEADS,
-                                         .head_size = SIZE,
-                                         .scale = 0.125f,
-                                         .block_size = BLOCK};
-    const struct attn_layer_desc *layers[] = {&desc};
-    const struct attn_select_options options = {.struct_size = sizeof options, .device = fake};
-    const struct attn_calibration all = {.struct_size = sizeof all,
-                                         .io = &f.io,
-                                         .q_scale = &f.device->scales[0],
-                                         .k_scale = &f.device->scales[1],
-                                         .v_scale = &f.device->scales[2]};
-    const struct attn_calibration channels = {.struct_size = sizeof channels,
-                                              .io = &f.io,
-                                              .amax = &f.device->amax[0][0],
-                                              .v_channel_scale = &f.device->channel_scales[0][0],
-                                              .range = 127};
-    attn_model *model;
-    OK(f.api->layer_calculate_scales(f.layer, &all, &error));
-    read_back();
-    assert_true(f.host.scales[0] == 1 && f.host.scales[1] == 1); /* q and k are 0 */
-    assert_true(f.host.scales[2] == (float)TOKENS / 100);
+    int64_t shape[] = {TOKENS, HEADS * SIZE, 1};
+    struct attn_tensor channels = f.v;
+    struct attn_amax_args args = {.struct_size = sizeof args, .x = &f.v, .out = &f.device->largest};
+    OK(f.api->layer_amax(f.layer, &args, &error));
+    channels.shape = shape;
+    channels.strides = NULL;
+    args.x = &channels;
+    args.out = &f.device->amax[0][0];
+    args.per_head = args.accumulate = 1;
     f.host.amax[0][3] = 5 * TOKENS; /* of an earlier batch */
-    OK(client_copy(f.api, f.opened, f.device, &f.host, sizeof f.host, ATTN_COPY_HOST_TO_DEVICE,
-                   NULL, &error));
-    OK(client_model(f.api, f.runtime, &options, layers, 1, &model, &error));
-    OK(f.api->layer_calibrate_v_scales(f.api->model_layer(model, 0), &channels, &error));
+    OK(client_copy(f.api, f.opened, f.device->amax, f.host.amax, sizeof f.host.amax,
+                   ATTN_COPY_HOST_TO_DEVICE, NULL, &error));
+    OK(f.api->layer_amax(f.layer, &args, &error));
     read_back();
+    assert_true(f.host.largest == (float)TOKENS);
     for (int32_t i = 0; i < HEADS * SIZE; i++) {
-        const float largest = i == 3 ? 5 * TOKENS : TOKENS;
-        assert_true((&f.host.amax[0][0])[i] == largest);
-        assert_true((&f.host.channel_scales[0][0])[i] == largest / 127);
+        assert_true((&f.host.amax[0][0])[i] == (float)(i == 3 ? 5 * TOKENS : TOKENS));
     }
-    f.host.v[2][1][7] = INFINITY; /* refused, and nothing changes */
-    OK(client_copy(f.api, f.opened, f.device, &f.host, sizeof f.host, ATTN_COPY_HOST_TO_DEVICE,
-                   NULL, &error));
-    const struct arrays before = f.host;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "v",
-               f.api->layer_calibrate_v_scales(f.api->model_layer(model, 0), &channels, &error));
-    read_back();
-    assert_memory_equal(f.host.amax, before.amax, sizeof before.amax);
-    assert_memory_equal(f.host.channel_scales, before.channel_scales, sizeof before.amax);
-    f.api->model_destroy(model);
+    channels.device = cpu;
+    ELSEWHERE(f.api->layer_amax(f.layer, &args, &error), "x");
 }
 
 static void refuse_tensors(void)

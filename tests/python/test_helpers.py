@@ -301,6 +301,22 @@ class Scheduling(unittest.TestCase):
         batch = extensions.context_parallel_batch(torch.tensor([5], dtype=torch.int32), max_local_seq_len=9)
         self.assertEqual((batch.ext.id, batch.max_local_seq_len), (6, 9))
 
+    def test_amax(self) -> None:
+        """Of a tensor, of heads over two batches, of channels."""
+        runtime = libattn.Runtime(ignore_environment=True, num_threads=2)
+        layer = runtime.bind(runtime.select([libattn.LayerDesc("a", 4, 2, 32, block_size=BLOCK)], backend="cpu_ref")).layers[0]
+        first, second = torch.randn(5, 2, 32), torch.randn(7, 2, 32)
+        out, heads, channels = torch.full((1,), 9.0), torch.zeros(2), torch.zeros(64)
+        layer.amax(first, out)
+        self.assertEqual(out[0], first.abs().max())
+        for batch in (first, second):
+            layer.amax(batch, heads, per_head=True, accumulate=True)
+        self.assertTrue(torch.equal(heads, torch.cat((first, second)).abs().amax((0, 2))))
+        layer.amax(second.view(7, 64, 1), channels, per_head=True)
+        self.assertTrue(torch.equal(channels, second.view(7, 64).abs().amax(0)))
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "out: 1 numbers; layer 'a' needs 2"):
+            layer.amax(first, out, per_head=True)
+
     def test_no_communicator(self) -> None:
         """Refused by libattn_nccl, or said to be missing."""
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "communicator|libattn_nccl.so.0"):

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands around an attend: the two points of a transfer, scales from the first batch, rows
- * that alone are wanted. */
+/* What stands around an attend: largest magnitudes for scales, rows that alone are wanted. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,129 +12,67 @@ enum { TOKENS = 31, ROW = 4 * 32 };
 
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 
-struct transfer {
-    struct fixture *f;
-    int32_t before, after;
-    bool waits, saves, waited_too_late, saved_too_early;
-};
-
-/* Before: nothing of the step has been written or attended. After: all of it. */
-static void wait_for_keys(void *user, int32_t layer, void *stream)
+/* The largest of a tensor, of each head and, as heads of one element, of each channel: of slices of
+ * rows, and over several batches. Nothing else is touched. */
+TEST(test_amax)
 {
-    struct transfer *t = user;
-    t->before += layer == 0;
-    t->waited_too_late |= t->saves && t->before != t->after + 1;
-    t->waited_too_late |= t->f->out[0] != 7;
-}
-
-static void save_keys(void *user, int32_t layer, void *stream)
-{
-    struct transfer *t = user;
-    t->after += layer == 0;
-    t->saved_too_early |= t->waits && t->before != t->after;
-    t->saved_too_early |= t->f->out[0] == 7;
-}
-
-/* Of a model with both, or with one of them alone. */
-static void hold_points(bool waits, bool saves)
-{
+    enum { HEADS = 2, CHANNELS = ROW / 2 };
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    struct fixture f;
-    struct transfer transfer = {.f = &f, .waits = waits, .saves = saves};
-    const struct attn_model_options options = {.struct_size = sizeof options,
-                                               .user = &transfer,
-                                               .before_layer = waits ? wait_for_keys : NULL,
-                                               .after_layer = saves ? save_keys : NULL};
-    const struct attn_layer_desc *layers[] = {&f.layer};
-    const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    attn_assignment *assignment;
-    attn_model *model;
-    attn_plan *plan;
-    void *workspace;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
-    CHECK(&f, f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error));
-    CHECK(&f, f.api->model_create(f.runtime, assignment, &options, &model, &f.error));
-    attn_layer *layer = f.api->model_layer(model, 0);
-    CHECK(&f, f.api->layer_kv_views(layer, f.cache, f.num_blocks, &k, &v, &f.error));
-    CHECK(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error));
-    CHECK(&f, client_plan(f.api, model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
-                          &plan, &workspace, &f.error));
-    CHECK(&f, f.api->plan_batch(plan, &f.batch, NULL, &f.error));
-    f.io.lse = NULL;
-    for (int32_t i = 1; i <= 2; i++) {
-        f.out[0] = 7;
-        CHECK(&f, f.api->run(plan, layer, &f.io, &f.error));
-        assert_int_equal(transfer.before, waits ? i : 0);
-        assert_int_equal(transfer.after, saves ? i : 0);
-    }
-    assert_false(transfer.saved_too_early);
-    f.io.q = NULL; /* a run that fails still ends what it began */
-    f.out[0] = 7;
-    assert_int_not_equal(f.api->run(plan, layer, &f.io, &f.error), ATTN_OK);
-    assert_int_equal(transfer.after, saves ? 3 : 0);
-    assert_false(transfer.waited_too_late);
-    f.api->plan_destroy(plan);
-    f.api->model_destroy(model);
-    f.api->assignment_destroy(assignment);
-    free(workspace);
-    fixture_finish(&f);
-}
-
-TEST(test_transfer_points)
-{
-    hold_points(true, true);
-    hold_points(true, false);
-    hold_points(false, true);
-}
-
-static float largest(const float *values, int64_t count)
-{
-    float most = 0;
-    for (int64_t i = 0; i < count; i++) {
-        most = fmaxf(most, fabsf(values[i]));
-    }
-    return most;
-}
-
-TEST(test_scales_from_the_first_batch)
-{
-    const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    float q = -1, k = -1, v = -1;
+    float largest[CHANNELS + 1], before[CHANNELS + 1];
     struct fixture f;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
-    f.k[77] = -500;
-    struct attn_calibration asked = {
-        .struct_size = sizeof asked, .io = &f.io, .q_scale = &q, .k_scale = &k, .v_scale = &v};
-    CHECK(&f, f.api->layer_calculate_scales(layer, &asked, &f.error));
-    assert_true(fabsf(q - largest(f.q, TOKENS * ROW) / 200) <= 1e-6f * q);
-    assert_true(k == 500.0f / 200);
-    assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 100) <= 1e-6f * v);
-    asked.range = 448;
-    CHECK(&f, f.api->layer_calculate_scales(layer, &asked, &f.error));
-    assert_true(k == 500.0f / 448);
-    assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 448) <= 1e-6f * v);
-    static const float bad[] = {-1, NAN, INFINITY};
-    for (int32_t i = 0; i < 3; i++) {
-        asked.range = bad[i];
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "range",
-                   f.api->layer_calculate_scales(layer, &asked, &f.error));
+    /* even rows of k: those between them, of larger numbers, do not count */
+    int64_t strides[] = {ROW, 0, 1};
+    struct attn_tensor x = {.data = f.k,
+                            .device = {ATTN_DEVICE_CPU, 0},
+                            .ndim = 3,
+                            .dtype = {ATTN_CODE_FLOAT, 32, 1},
+                            .shape = (int64_t[3]){0},
+                            .strides = strides};
+    struct attn_amax_args args = {.struct_size = sizeof args, .x = &x, .out = largest};
+    for (int32_t i = 0; i < TOKENS * CHANNELS; i++) {
+        f.k[i] *= i / CHANNELS % 2 ? 100 : 1;
     }
-    asked.range = 0;
-    memset(f.v, 0, TOKENS * ROW / 2 * sizeof *f.v);
-    k = -1;
-    asked.q_scale = asked.k_scale = NULL;
-    CHECK(&f, f.api->layer_calculate_scales(layer, &asked, &f.error));
-    assert_true(v == 1 && k == -1);          /* nothing to scale; not asked for */
-    struct attn_tensor pairs = f.tensors[1]; /* of numbers that are none of the ABI's */
+    f.k[2 * ROW + CHANNELS - 1] = -500;
+    for (int32_t way = 0; way < 3; way++) { /* of all, of each head, of each channel */
+        const int32_t parts = way == 0 ? 1 : way == 1 ? HEADS : CHANNELS;
+        const int32_t heads = way == 2 ? CHANNELS : HEADS, size = CHANNELS / parts;
+        x.shape[0] = (TOKENS + 1) / 2, x.shape[1] = heads, x.shape[2] = CHANNELS / heads;
+        strides[1] = CHANNELS / heads;
+        args.per_head = way > 0;
+        for (args.accumulate = 0; args.accumulate <= 1; args.accumulate++) {
+            for (int32_t i = 0; i <= CHANNELS; i++) {
+                before[i] = largest[i] = i == 0 ? 7e4f : -1;
+            }
+            CHECK(&f, f.api->layer_amax(layer, &args, &f.error));
+            for (int32_t i = 0; i < parts; i++) {
+                float most = args.accumulate && before[i] > 0 ? before[i] : 0;
+                for (int32_t t = 0; t < TOKENS; t += 2) {
+                    for (int32_t e = 0; e < size; e++) {
+                        most = fmaxf(most, fabsf(f.k[t * CHANNELS + i * size + e]));
+                    }
+                }
+                assert_true(largest[i] == most);
+            }
+            assert_memory_equal(largest + parts, before + parts,
+                                (size_t)(CHANNELS + 1 - parts) * sizeof *before);
+        }
+    }
+    struct attn_tensor pairs = x; /* of numbers that are none of the ABI's */
     pairs.dtype.lanes = 2;
-    asked.k_scale = &k;
-    asked.v_scale = NULL;
-    for (int32_t i = 0; i < 2; i++) {
-        f.io.k = i == 0 ? NULL : &pairs;
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "k",
-                   f.api->layer_calculate_scales(layer, &asked, &f.error));
+    const struct attn_amax_args good = args;
+    struct attn_amax_args bad[6];
+    static const char *const fields[] = {"x", "x", "out", "out", "per_head", "per_head"};
+    for (int32_t i = 0; i < 6; i++) {
+        bad[i] = good;
+        bad[i].accumulate = 0;
+    }
+    bad[0].x = NULL, bad[1].x = &pairs, bad[2].out = NULL;
+    bad[3].instance = (attn_instance *)&x, bad[4].per_head = 2, bad[5].accumulate = -1;
+    for (int32_t i = 0; i < 6; i++) {
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, fields[i],
+                   f.api->layer_amax(layer, &bad[i], &f.error));
     }
     fixture_finish(&f);
 }

@@ -195,28 +195,27 @@ TEST(test_first_row)
     mla_destroy(m);
 }
 
-/* amax / range: q over both its parts, k and v from the latent. */
-TEST(test_scales)
+/* Of q over both its parts. */
+TEST(test_amax)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,        .apart = true,
                               .num_reqs = 2, .queries = {1, 5}, .lens = {3, 9}};
-    float q, k, v, amax_q = 0, amax_c = 0;
+    float amax = 20, largest = 0;
     struct mla *m = mla_create(&s);
+    const struct attn_io_mla *io = (const struct attn_io_mla *)m->io.next;
+    attn_layer *layer = m->api->model_layer(m->model, 0);
     m->pe[7] = -9;
     for (int32_t i = 0; i < 6 * 4 * NOPE; i++) {
-        amax_q = fmaxf(amax_q, fabsf(m->nope[i]));
+        largest = fmaxf(largest, fabsf(m->nope[i]));
     }
-    for (int32_t i = 0; i < 6 * RANK; i++) {
-        amax_c = fmaxf(amax_c, fabsf(m->kv_c[i / RANK][i % RANK]));
-    }
-    assert_true(amax_q < 9);
-    const struct attn_calibration all = {
-        .struct_size = sizeof all, .io = &m->io, .q_scale = &q, .k_scale = &k, .v_scale = &v};
-    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &all, &m->error));
-    assert_true(q == 9.0f / 200 && k == amax_c / 200 && v == amax_c / 100);
-    m->nope[3] = 11; /* now the other part has the largest */
-    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &all, &m->error));
-    assert_true(q == 11.0f / 200);
+    assert_true(largest < 9);
+    struct attn_amax_args args = {.struct_size = sizeof args, .x = io->q_nope, .out = &amax};
+    CHECK(m, m->api->layer_amax(layer, &args, &m->error));
+    assert_true(amax == largest);
+    args.x = io->q_pe;
+    args.accumulate = 1;
+    CHECK(m, m->api->layer_amax(layer, &args, &m->error));
+    assert_true(amax == 9);
     mla_destroy(m);
 }
 

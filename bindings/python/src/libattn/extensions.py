@@ -177,10 +177,10 @@ def output_quant(scale: Any | None = None, block_scales: Any | None = None) -> S
                                 as_writable("block_scales", block_scales))
 
 
-def context_parallel_batch(local_seq_lens: Any | None = None, query_positions: Any | None = None, *,
+def context_parallel_batch(local_seq_lens: Any | None = None, *,
                            local_seq_lens_host: Any | None = None, max_local_seq_len: int = 0,
                            query_lens_host: Any | None = None) -> Struct:
     """For `Batch` of layers with a `ContextParallel`: int32 tensors as in ``struct attn_batch_context_parallel``."""
     return attn_batch_context_parallel(
         local_seq_lens=local_seq_lens, local_seq_lens_host=local_seq_lens_host, max_local_seq_len=max_local_seq_len,
-        query_positions=query_positions, query_lens_host=query_lens_host)
+        query_lens_host=query_lens_host)

@@ -39,7 +39,7 @@ def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
 
 
 def mask_of(field: str, value: int | Iterable[str], prefix: str) -> int:
-    """The bits of names such as ``"cascade"``, of constants that begin with `prefix`; a number is taken as it is."""
+    """The bits of names such as ``"lse"``, of constants that begin with `prefix`; a number is taken as it is."""
     if isinstance(value, int):
         return value
     bits = {name.removeprefix(prefix).lower(): bit for name, bit in vars(_declarations).items()
@@ -152,7 +152,7 @@ class LayerDesc:
         What the engine's own cache layout needs, of ``nhd``, ``hnd``, ``packed``, ``latent``, ``separate_strides``: who
         does not read it is refused at selection.
     needed_features : tuple of str
-        What runs need beyond what the other fields say: ``cascade``, ``device_seq_lens`` and such (``ATTN_FEATURE_*``).
+        What runs need beyond what the other fields say: ``batch_invariant``, ``device_seq_lens`` and such (``ATTN_FEATURE_*``).
     extensions : tuple of structs
         Further ones, such as `libattn.extensions.mm_encoder_quant` and `layer_caches`.
     """

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ._declarations import (CacheRole, CopyKind, GroupKind, KvSpecKind, RecurrentGate, ScaleForm, Status, attn_block_memory,
-                            attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_calibration, attn_kv_spec,
-                            attn_kv_view, attn_layer_params, attn_mm_encoder_quant, attn_model_options, attn_step_io)
+from ._declarations import (CacheRole, CopyKind, GroupKind, KvSpecKind, RecurrentGate, ScaleForm, Status, attn_amax_args,
+                            attn_block_memory, attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_kv_spec,
+                            attn_kv_view, attn_layer_params, attn_mm_encoder_quant, attn_model_options)
 from .errors import make
 from .extensions import gdn_state
 from .handles import Owned, Unique
@@ -267,26 +267,19 @@ class Layer(Unique):
             "amax_history_len": quant[0].amax_history_len if quant else 0, "scales": (1, 1, Hk, Hk * Dv),
             **{name: code_of(name, getattr(d, name), ScaleForm) for name in ("q_scale_form", "k_scale_form", "v_scale_form")}}
 
-    def calculate_scales(self, q: Any | None = None, k: Any | None = None, v: Any | None = None, *,
-                         q_scale: Any | None = None, k_scale: Any | None = None, v_scale: Any | None = None,
-                         value_range: float = 0.0, stream: Any | None = None) -> None:
-        """Scales from a first batch: the largest of ``|q|`` and so on by a constant, into float32 tensors [1]."""
-        self._calibrate("layer_calculate_scales", q, k, v, stream, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
-                        range=value_range)
+    def amax(self, x: Any, out: Any, *, per_head: bool = False, accumulate: bool = False,
+             stream: Any | None = None) -> None:
+        """The largest ``|x|``, x [T, heads, size], into float32 `out`: [1], or [heads] with `per_head`.
 
-    def calibrate_v_scales(self, v: Any, amax: Any, v_channel_scale: Any, value_range: float = 0.0,
-                           stream: Any | None = None) -> None:
-        """V's scales per (head, channel) from first batches, one call each: float32 tensors [Hk, Dv], `amax` zeros at
-        first."""
-        self._calibrate("layer_calibrate_v_scales", None, None, v, stream, amax=amax, v_channel_scale=v_channel_scale,
-                        range=value_range)
-
-    def _calibrate(self, function: str, q: Any | None, k: Any | None, v: Any | None, stream: Any | None,
-                   **fields: Any) -> None:
-        io = attn_step_io(stream=stream_handle(stream), q=q, k=k, v=v)
-        struct = attn_calibration(io=io, **fields)
-        check_lengths(struct, f"layer '{self.name}'", **self._dims)
-        self.call(function, byref(struct))
+        Scales from first batches are this by a constant: 200 for q and k and 100 for v are usual. With `accumulate` out
+        keeps what is larger already, so it takes one call for each batch; scales of v per (head, channel) are ``per_head``
+        of v as [T, Hk Dv, 1].
+        """
+        tensor = as_tensor(x)
+        struct = attn_amax_args(stream=stream_handle(stream), x=tensor, out=as_writable("out", out), per_head=per_head,
+                                accumulate=accumulate)
+        check_lengths(struct, f"layer '{self.name}'", heads=tensor.shape[1] if len(tensor.shape) == 3 else 1)
+        self.call("layer_amax", byref(struct))
 
 
 class Model(Owned):
@@ -299,8 +292,7 @@ class Model(Owned):
     assignment : Assignment
         Complete; may be closed afterwards.
     options
-        Of ``struct attn_model_options``: ``before_layer`` and ``after_layer`` (called as f(user, layer, stream)),
-        ``native_device``, ``native_context``, ``backend_options`` (texts "backend.key=value").
+        Of ``struct attn_model_options``: ``native_device``, ``native_context``, ``backend_options`` (texts "backend.key=value").
     """
 
     def __init__(self, runtime: Runtime, assignment: Assignment, **options: Any) -> None:

@@ -147,9 +147,7 @@ NEEDED: dict[tuple[str, str], Callable[[SimpleNamespace], int]] = {
     ("attn_recurrent_weights", "a_log"): lambda d: d.Hv,
     ("attn_recurrent_weights", "dt_bias"): lambda d: d.Hv * d.gate_width,
     ("attn_recurrent_weights", "skip"): lambda d: d.Hv,
-    ("attn_calibration", "amax"): lambda d: d.Hk * d.Dv,
-    ("attn_calibration", "v_channel_scale"): lambda d: d.Hk * d.Dv,
-    **{("attn_calibration", f"{name}_scale"): lambda d: 1 for name in "qkv"},
+    ("attn_amax_args", "out"): lambda d: d.heads if d.struct.per_head else 1,
     **{(struct, name): lambda d: d.R for struct in ("attn_batch", "attn_batch_table", "attn_batch_recurrent",
                                                     "attn_batch_context_parallel")
        for name in ("seq_lens", "seq_lens_host", "encoder_seq_lens", "encoder_seq_lens_host", "block_table_row",
@@ -161,7 +159,6 @@ NEEDED: dict[tuple[str, str], Callable[[SimpleNamespace], int]] = {
     ("attn_batch_recurrent", "state_slots"): lambda d: d.R * max(1, d.struct.state_slots_stride),
     ("attn_batch_recurrent", "initial_slots"): lambda d: d.R * max(1, d.struct.initial_slots_stride),
     ("attn_batch_recurrent", "checkpoint_slots"): lambda d: d.R * max(1, d.struct.checkpoint_slots_stride),
-    ("attn_batch_context_parallel", "query_positions"): lambda d: d.T,
     ("attn_batch", "spans"): lambda d: 2 * d.struct.num_spans,
     ("attn_io_mla", "topk_indices"): lambda d: d.T * d.struct.topk_stride,
     ("attn_io_rope", "positions"): lambda d: d.T,
