@@ -212,8 +212,8 @@ struct attn_api {
     void (*device_graph_destroy)(attn_open_device *opened, void *graph);
 
     /* The name of a code, or of bit number `code` of a mask, in a list (enum attn_name_list), as
-     * reasons and ATTN_BACKEND have it: "fp8_e4m3", "prefix_lm". Constant text; NULL past the last
-     * one. */
+     * reasons and ATTN_BACKEND have it: "fp8_e4m3", "prefix_lm". Constant text; NULL: there is
+     * no such code. */
     const char *(*code_name)(int32_t list, int32_t code);
 
     /* Caches. A layer's list: K and V, MLA's latent rows, or a recurrent layer's state and, if it

@@ -13,28 +13,30 @@ enum attn_kv_dtype {
     ATTN_KV_F16 = 1,
     ATTN_KV_BF16 = 2,
     ATTN_KV_F32 = 3,
-    /* stored = saturate(x / scale), read = stored * scale; e4m3fnuz on gfx940-942 */
+    /* stored = saturate(x / scale), read = stored * scale. E4M3 is OCP's e4m3fn on every device;
+     * E4M3FNUZ is that of gfx940 to gfx942: at most 240, one zero, 0x80 is NaN */
     ATTN_KV_FP8_E4M3 = 4,
     ATTN_KV_FP8_E5M2 = 5,
+    ATTN_KV_FP8_E4M3FNUZ = 6,
     /* e4m3 with a float32 scale per slot and head, see scale views */
-    ATTN_KV_FP8_PER_TOKEN_HEAD = 6,
-    ATTN_KV_INT8_PER_TOKEN_HEAD = 7,
+    ATTN_KV_FP8_PER_TOKEN_HEAD = 7,
+    ATTN_KV_INT8_PER_TOKEN_HEAD = 8,
     /* Hadamard-rotated rows, zero point in the scale's low mantissa bits */
-    ATTN_KV_INT4_PER_TOKEN_HEAD = 8,
+    ATTN_KV_INT4_PER_TOKEN_HEAD = 9,
     /* two-level int8, level 1: k dynamic per (token, head), v static [Hk, D] */
-    ATTN_KV_INT8_KV = 9,
-    ATTN_KV_INT8_K = 10, /* two-level int8, level 2: k int8, v 16-bit */
-    ATTN_KV_NVFP4 = 11,
-    ATTN_KV_FP8_DS_MLA = 12, /* 656-byte rows: 512 e4m3, 4 float32 scales, 64 bf16 */
+    ATTN_KV_INT8_KV = 10,
+    ATTN_KV_INT8_K = 11, /* two-level int8, level 2: k int8, v 16-bit */
+    ATTN_KV_NVFP4 = 12,
+    ATTN_KV_FP8_DS_MLA = 13, /* 656-byte rows: 512 e4m3, 4 float32 scales, 64 bf16 */
     /* TurboQuant: codes of 3 or 4 bits, see attn_kv_view; K8V4's keys are e4m3 without a scale */
-    ATTN_KV_TURBOQUANT_K8V4 = 13,
-    ATTN_KV_TURBOQUANT_4BIT_NC = 14,
-    ATTN_KV_TURBOQUANT_K3V4_NC = 15,
-    ATTN_KV_TURBOQUANT_3BIT_NC = 16,
+    ATTN_KV_TURBOQUANT_K8V4 = 14,
+    ATTN_KV_TURBOQUANT_4BIT_NC = 15,
+    ATTN_KV_TURBOQUANT_K3V4_NC = 16,
+    ATTN_KV_TURBOQUANT_3BIT_NC = 17,
     /* ggml's rows: blocks of 32 elements, one behind the other, see attn_kv_view */
-    ATTN_KV_Q8_0 = 17,
-    ATTN_KV_Q4_0 = 18,
-    ATTN_KV_DTYPE_COUNT = 19
+    ATTN_KV_Q8_0 = 18,
+    ATTN_KV_Q4_0 = 19,
+    ATTN_KV_DTYPE_COUNT = 20
 };
 
 /* A cache of the activations' dtype has their code. */
@@ -42,7 +44,8 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
                        (int)ATTN_KV_BF16 == (int)ATTN_DTYPE_BF16 &&
                        (int)ATTN_KV_F32 == (int)ATTN_DTYPE_F32 &&
                        (int)ATTN_KV_FP8_E4M3 == (int)ATTN_DTYPE_FP8_E4M3 &&
-                       (int)ATTN_KV_FP8_E5M2 == (int)ATTN_DTYPE_FP8_E5M2,
+                       (int)ATTN_KV_FP8_E5M2 == (int)ATTN_DTYPE_FP8_E5M2 &&
+                       (int)ATTN_KV_FP8_E4M3FNUZ == (int)ATTN_DTYPE_FP8_E4M3FNUZ,
                    "one code for one thing");
 
 /* One of K or V as a strided view (block, slot, head, dim) with an inner pack:
@@ -243,7 +246,7 @@ struct attn_kv_spec {
      * `shape` is in their blocks, layer_kv_views gives views of them, and other views may be of
      * either size. Block tables, slots and copies stay in the engine's */
     int32_t kernel_block_size;
-    int32_t reserved;
+    int32_t kv_dtype_v; /* V's; kv_dtype, or what attn_layer_desc.kv_dtype_v says */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 120, "attn_kv_view of ABI 0.3");

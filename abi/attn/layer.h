@@ -19,7 +19,7 @@ struct attn_layer_desc {
     const char *kv_sharing_target;
     int32_t kind;         /* enum attn_layer_kind */
     int32_t dtype;        /* activations: ATTN_DTYPE_F16, BF16 or F32; required */
-    int32_t kv_dtype;     /* enum attn_kv_dtype */
+    int32_t kv_dtype;     /* enum attn_kv_dtype; of K alone where kv_dtype_v is not 0 */
     int32_t num_q_heads;  /* Hq, a multiple of num_kv_heads */
     int32_t num_kv_heads; /* Hk */
     int32_t head_size;    /* D of q and k, a multiple of 8 */
@@ -52,7 +52,10 @@ struct attn_layer_desc {
     /* n: decode requests have up to 1 + n queries (1 + 2n in parallel drafting) */
     int32_t num_speculative_tokens;
     int32_t parallel_drafting;
-    int32_t reserved;          /* 0 */
+    /* enum attn_kv_dtype of V's cache where it is not K's, of a decoder or cross layer: both are
+     * then dtypes that say the same of K as of V (not int8_kv, int8_k, fp8_ds_mla, TurboQuant's).
+     * 0: as kv_dtype, and kernels get 0 wherever both are alike */
+    int32_t kv_dtype_v;
     int64_t padded_page_bytes; /* 0, or a page size to pad to */
     /* enum attn_scale_form; not NONE: q arrives quantized (dtype q_dtype) */
     int32_t q_scale_form;

@@ -21,10 +21,6 @@
 
 #include "tensor.h"
 
-/* A weight_dtype in addition to enum attn_dtype_id: e2m1 with an e8m0 scale for each 32 elements.
- */
-#define ATTN_MLA_WEIGHT_MXFP4 16
-
 struct attn_mla_desc {    /* on attn_layer_desc */
     struct attn_ext ext;  /* id ATTN_EXT_MLA_DESC */
     int32_t kv_lora_rank; /* 512 */
@@ -39,8 +35,7 @@ struct attn_mla_desc {    /* on attn_layer_desc */
      * the first num_q_heads count, the others may hold anything; 0: as num_q_heads. Kernels see
      * this number. */
     int32_t padded_num_q_heads;
-    /* enum attn_dtype_id of W_UK and W_UV as held, 0: as the activations; fp8 with scales; or
-     * ATTN_MLA_WEIGHT_MXFP4 */
+    /* enum attn_dtype_id of W_UK and W_UV as held, 0: as the activations; fp8 with scales; MXFP4 */
     int32_t weight_dtype;
     /* rows of context gathered at a time in prefill; 0: what fits */
     int64_t context_workspace_tokens;

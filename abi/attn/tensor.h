@@ -73,7 +73,7 @@ ATTN_STATIC_ASSERT(offsetof(struct attn_tensor, strides) == 32, "as DLTensor");
 ATTN_STATIC_ASSERT(offsetof(struct attn_tensor, byte_offset) == 40, "as DLTensor");
 
 /* Element types as small codes, for masks in capabilities: bit 1 << ATTN_DTYPE_F16 and so on. The
- * first five are enum attn_kv_dtype's. */
+ * first six are enum attn_kv_dtype's. */
 enum attn_dtype_id {
     ATTN_DTYPE_DEFAULT = 0, /* what the field says; where it says nothing a dtype is required */
     ATTN_DTYPE_F16 = 1,
@@ -83,7 +83,9 @@ enum attn_dtype_id {
     ATTN_DTYPE_FP8_E5M2 = 5,
     ATTN_DTYPE_FP8_E4M3FNUZ = 6,
     ATTN_DTYPE_INT8 = 7,
-    ATTN_DTYPE_COUNT = 8
+    ATTN_DTYPE_COUNT = 8, /* of codes that masks in capabilities have */
+    /* of weights (mla.h): e2m1 with an e8m0 scale for each 32 elements */
+    ATTN_DTYPE_MXFP4 = 16
 };
 
 #endif

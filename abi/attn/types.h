@@ -83,7 +83,9 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 /* a hint: its steps may take memory, and the locks of what they take it from, as those of many
  * libraries do. An engine that must not wait there refuses it (ATTN_SELECT_NO_STEP_ALLOCATION) */
 #define ATTN_FEATURE_STEP_ALLOCATES (1ull << 17)
-#define ATTN_FEATURE_COUNT 18
+/* K and V of different dtypes, each of kv_dtypes (attn_layer_desc.kv_dtype_v) */
+#define ATTN_FEATURE_KV_DTYPE_V (1ull << 18)
+#define ATTN_FEATURE_COUNT 19
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 

@@ -69,7 +69,7 @@ static void add_view(struct planes *all, const attn_layer *layer, const struct a
                      bool value)
 {
     add_rows(all, view, layer_parts(layer, 0), layer->row_bytes[value],
-             kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value));
+             kv_scale_bytes(kv_dtype_of(layer->desc, value), view->head_size, value));
 }
 
 /* A cache beyond those of the kind. */

@@ -142,9 +142,12 @@ int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value);
 static inline bool layer_needs_quant_params(const struct attn_layer_desc *l)
 {
     return (l->kind == ATTN_LAYER_DECODER || l->kind == ATTN_LAYER_CROSS) &&
-           (l->kv_dtype == ATTN_KV_INT8_KV || l->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD);
+           (l->kv_dtype == ATTN_KV_INT8_KV || l->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
+            l->kv_dtype_v == ATTN_KV_INT4_PER_TOKEN_HEAD);
 }
 /* Whether kv_row_bytes counts the scales, which by default stand behind each row. */
 bool kv_scales_in_row(int32_t kv_dtype);
+/* Bytes of the scales of one slot and head that kv_row_bytes does not count. */
+int64_t kv_scales_apart(int32_t kv_dtype, bool value);
 
 #endif

@@ -95,8 +95,9 @@ static bool layouts_meet(const struct layout *a, const struct layout *b, int32_t
 static int64_t data_bytes(const struct attn_layer_desc *l, bool value)
 {
     int32_t head_size = value ? l->head_size_v : l->head_size;
-    return kv_row_bytes(l->kv_dtype, head_size, value) -
-           (kv_scales_in_row(l->kv_dtype) ? kv_scale_bytes(l->kv_dtype, head_size, value) : 0);
+    const int32_t dtype = kv_dtype_of(l, value);
+    return kv_row_bytes(dtype, head_size, value) -
+           (kv_scales_in_row(dtype) ? kv_scale_bytes(dtype, head_size, value) : 0);
 }
 
 attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *wanted,
@@ -154,16 +155,17 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
     const struct wanted_view wanted = {value ? "v" : "k", l->num_kv_heads,
                                        value ? l->head_size_v : l->head_size, l->block_size,
                                        data_bytes(l, value)};
+    const int32_t dtype = kv_dtype_of(l, value);
     attn_status status = check_view_shape(layer, &wanted, view, error);
     if (status == ATTN_OK && view->scale == NULL &&
-        kv_scale_bytes(l->kv_dtype, wanted.head_size, value) > 0) {
+        kv_scale_bytes(dtype, wanted.head_size, value) > 0) {
         return BAD("scale", "layer '%s', %s: scale is NULL; a row of %s has one of its own",
-                   l->name, wanted.which, name_of_kv_dtype(l->kv_dtype));
+                   l->name, wanted.which, name_of_kv_dtype(dtype));
     }
-    if (status == ATTN_OK && kv_rows_are_whole(l->kv_dtype) && view->pack > 0 &&
+    if (status == ATTN_OK && kv_rows_are_whole(dtype) && view->pack > 0 &&
         view->pack < wanted.head_size) {
         return BAD("pack", "layer '%s', %s: pack is %d; a row of %s is in one piece", l->name,
-                   wanted.which, view->pack, name_of_kv_dtype(l->kv_dtype));
+                   wanted.which, view->pack, name_of_kv_dtype(dtype));
     }
     return status;
 }
@@ -181,7 +183,7 @@ static attn_status check_view_form(const attn_layer *layer, const struct attn_kv
     if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
         forms &= ~(ATTN_VIEW_NHD | ATTN_VIEW_HND);
     }
-    const int32_t dtype = layer->desc->kv_dtype;
+    const int32_t dtype = kv_dtype_of(layer->desc, value);
     const int32_t element = dtype == ATTN_KV_F32                            ? 4
                             : dtype == ATTN_KV_F16 || dtype == ATTN_KV_BF16 ? 2
                                                                             : 1;
@@ -366,17 +368,18 @@ static attn_status check_quant_params(const struct attn_layer_desc *l, const str
         ext != NULL ? (const struct attn_kv_quant_params *)ext : &none;
     const struct {
         int32_t kv_dtype;
+        bool of_v;
         const char *field;
         const float *array;
-    } needs[] = {{ATTN_KV_INT8_KV, "v_channel_scale", given->v_channel_scale},
-                 {ATTN_KV_INT4_PER_TOKEN_HEAD, "hadamard_signs_k", given->hadamard_signs_k},
-                 {ATTN_KV_INT4_PER_TOKEN_HEAD, "hadamard_signs_v", given->hadamard_signs_v}};
+    } needs[] = {{ATTN_KV_INT8_KV, true, "v_channel_scale", given->v_channel_scale},
+                 {ATTN_KV_INT4_PER_TOKEN_HEAD, false, "hadamard_signs_k", given->hadamard_signs_k},
+                 {ATTN_KV_INT4_PER_TOKEN_HEAD, true, "hadamard_signs_v", given->hadamard_signs_v}};
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        if (layer_needs_quant_params(l) && l->kv_dtype == needs[i].kv_dtype &&
-            needs[i].array == NULL) {
+        const int32_t dtype = kv_dtype_of(l, needs[i].of_v);
+        if (layer_needs_quant_params(l) && dtype == needs[i].kv_dtype && needs[i].array == NULL) {
             return BAD(needs[i].field,
                        "layer '%s': %s is NULL in attn_kv_quant_params; %s needs it", l->name,
-                       needs[i].field, name_of_kv_dtype(l->kv_dtype));
+                       needs[i].field, name_of_kv_dtype(dtype));
         }
     }
     return ATTN_OK;

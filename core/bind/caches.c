@@ -62,14 +62,14 @@ static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
     struct attn_cache_spec spec = {.role = latent  ? ATTN_CACHE_LATENT
                                            : value ? ATTN_CACHE_V
                                                    : ATTN_CACHE_K,
-                                   .kv_dtype = s->kv_dtype,
+                                   .kv_dtype = value ? s->kv_dtype_v : s->kv_dtype,
                                    .num_heads = s->num_kv_heads,
                                    .head_size = value ? s->head_size_v : s->head_size,
                                    .block_size = s->block_size,
                                    .kernel_block_size = s->kernel_block_size,
                                    .tokens_per_row = 1};
-    int64_t row = kv_row_bytes(s->kv_dtype, spec.head_size, value);
-    row += s->kv_dtype == ATTN_KV_NVFP4 ? 0 : kv_scale_bytes(s->kv_dtype, spec.head_size, value);
+    int64_t row =
+        kv_row_bytes(spec.kv_dtype, spec.head_size, value) + kv_scales_apart(spec.kv_dtype, value);
     spec.page_bytes = latent ? s->page_bytes : (int64_t)s->block_size * s->num_kv_heads * row;
     return spec;
 }
@@ -107,8 +107,7 @@ static struct attn_cache_spec further_spec(const attn_layer *layer, int32_t inde
     spec.kernel_block_size = spec.block_size / layer_parts(layer, c->table);
     spec.page_bytes =
         (int64_t)spec.block_size * c->num_heads *
-        (kv_row_bytes(c->kv_dtype, c->head_size, false) +
-         (c->kv_dtype == ATTN_KV_NVFP4 ? 0 : kv_scale_bytes(c->kv_dtype, c->head_size, false)));
+        (kv_row_bytes(c->kv_dtype, c->head_size, false) + kv_scales_apart(c->kv_dtype, false));
     return spec;
 }
 

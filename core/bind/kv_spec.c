@@ -73,12 +73,20 @@ bool kv_scales_in_row(int32_t kv_dtype)
            (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
 }
 
-/* Of K and V together, those that are not counted with the row. */
-static int64_t scale_bytes(int32_t kv_dtype)
+int64_t kv_scales_apart(int32_t kv_dtype, bool value)
 {
-    return kv_scales_in_row(kv_dtype)
-               ? 0
-               : kv_scale_bytes(kv_dtype, 0, false) + kv_scale_bytes(kv_dtype, 0, true);
+    return kv_scales_in_row(kv_dtype) ? 0 : kv_scale_bytes(kv_dtype, 0, value);
+}
+
+static int64_t row_bytes(const struct attn_kv_spec *s, bool value)
+{
+    return value ? kv_row_bytes(s->kv_dtype_v, s->head_size_v, true)
+                 : kv_row_bytes(s->kv_dtype, s->head_size, false);
+}
+
+static int64_t scales_apart(const struct attn_kv_spec *s, bool value)
+{
+    return kv_scales_apart(value ? s->kv_dtype_v : s->kv_dtype, value);
 }
 
 static int32_t spec_kind(const struct layer *layer)
@@ -108,17 +116,25 @@ static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *sh
  * of bytes. */
 static bool has_whole_pages(const struct attn_kv_spec *spec)
 {
-    return kv_row_bytes(spec->kv_dtype, spec->head_size, false) !=
-               kv_row_bytes(spec->kv_dtype, spec->head_size_v, true) ||
-           scale_bytes(spec->kv_dtype) > 0 || kv_scales_in_row(spec->kv_dtype) ||
-           spec->kv_dtype == ATTN_KV_Q8_0 || spec->kv_dtype == ATTN_KV_Q4_0 ||
-           spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
+    return spec->kv_dtype_v != spec->kv_dtype || row_bytes(spec, false) != row_bytes(spec, true) ||
+           scales_apart(spec, false) > 0 || scales_apart(spec, true) > 0 ||
+           kv_scales_in_row(spec->kv_dtype) || spec->kv_dtype == ATTN_KV_Q8_0 ||
+           spec->kv_dtype == ATTN_KV_Q4_0 || spec->padded_page_bytes != spec->page_bytes ||
+           spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 
 /* Bytes between the kernel's blocks. */
 static int64_t kernel_page(const struct attn_kv_spec *spec)
 {
     return spec->padded_page_bytes / (spec->block_size / spec->kernel_block_size);
+}
+
+/* Bytes of K's or V's rows in a kernel's block. Next to rows of another dtype they end where
+ * float32 may follow. */
+static int64_t plane_bytes(const struct attn_kv_spec *s, bool value)
+{
+    const int64_t bytes = (int64_t)s->kernel_block_size * s->num_kv_heads * row_bytes(s, value);
+    return s->kv_dtype_v != s->kv_dtype ? (bytes + 3) / 4 * 4 : bytes;
 }
 
 /* Logical dimensions are those that engines name; the order says where each lies in memory. */
@@ -154,6 +170,7 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
     *spec = (struct attn_kv_spec){.struct_size = sizeof *spec,
                                   .kind = spec_kind(layer->selected),
                                   .kv_dtype = l->kv_dtype,
+                                  .kv_dtype_v = kv_dtype_of(l, true),
                                   .layout = layout,
                                   .block_size = l->block_size * layer->selected->blocks_per_entry,
                                   .kernel_block_size = l->block_size,
@@ -176,9 +193,10 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
         }
     }
     if (!own) {
-        int64_t row = kv_row_bytes(l->kv_dtype, l->head_size, false) +
-                      kv_row_bytes(l->kv_dtype, l->head_size_v, true) + scale_bytes(l->kv_dtype);
-        spec->page_bytes = (int64_t)spec->block_size * spec->num_kv_heads * row;
+        const int64_t scales = scales_apart(spec, false) + scales_apart(spec, true);
+        spec->page_bytes = (plane_bytes(spec, false) + plane_bytes(spec, true)) *
+                               (spec->block_size / spec->kernel_block_size) +
+                           (int64_t)spec->block_size * spec->num_kv_heads * scales;
     }
     spec->padded_page_bytes =
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
@@ -205,10 +223,9 @@ attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec,
 static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, int64_t num_blocks,
                       struct attn_kv_view *view)
 {
-    int64_t row[2] = {kv_row_bytes(s->kv_dtype, s->head_size, false),
-                      kv_row_bytes(s->kv_dtype, s->head_size_v, true)};
+    int64_t row[2] = {row_bytes(s, false), row_bytes(s, true)};
     int64_t b = s->kernel_block_size, h = s->num_kv_heads, mine = row[value];
-    int64_t plane = b * h * row[0]; /* K of one block */
+    int64_t plane = plane_bytes(s, false); /* K of one block */
     bool split = s->layout == ATTN_KV_LAYOUT_NHD || s->layout == ATTN_KV_LAYOUT_HND;
     bool hnd = s->layout == ATTN_KV_LAYOUT_HND || s->layout == ATTN_KV_LAYOUT_HND_INNER;
     int64_t before = 0;
@@ -248,21 +265,20 @@ static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
 {
     bool by_head = view->stride_head > view->stride_slot;
     int64_t count = (int64_t)s->kernel_block_size * s->num_kv_heads;
-    int64_t rows = count * (kv_row_bytes(s->kv_dtype, s->head_size, false) +
-                            kv_row_bytes(s->kv_dtype, s->head_size_v, true));
-    int64_t mine = kv_scale_bytes(s->kv_dtype, view->head_size, value);
-    if (kv_scales_in_row(s->kv_dtype) && mine > 0) {
-        view->scale =
-            (uint8_t *)view->data + kv_row_bytes(s->kv_dtype, view->head_size, value) - mine;
+    int64_t rows = plane_bytes(s, false) + plane_bytes(s, true);
+    const int32_t dtype = value ? s->kv_dtype_v : s->kv_dtype;
+    int64_t mine = kv_scale_bytes(dtype, view->head_size, value);
+    if (kv_scales_in_row(dtype) && mine > 0) {
+        view->scale = (uint8_t *)view->data + row_bytes(s, value) - mine;
         view->scale_stride_block = view->stride_block;
         view->scale_stride_slot = view->stride_slot;
         view->scale_stride_head = view->stride_head;
         return;
     }
-    if (scale_bytes(s->kv_dtype) == 0 || (value && scale_bytes(s->kv_dtype) == 4)) {
+    if (scales_apart(s, value) == 0) {
         return;
     }
-    view->scale = base + rows + (value ? count * 4 : 0);
+    view->scale = base + rows + (value ? count * scales_apart(s, false) : 0);
     view->scale_stride_block = kernel_page(s);
     view->scale_stride_slot = by_head ? 4 : 4 * (int64_t)s->num_kv_heads;
     view->scale_stride_head = by_head ? 4 * (int64_t)s->kernel_block_size : 4;
@@ -296,6 +312,8 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     }
     if (has_whole_pages(&spec) && spec.layout <= ATTN_KV_LAYOUT_HND) {
         spec.layout += ATTN_KV_LAYOUT_NHD_INNER;
+    } else if (spec.kv_dtype_v != spec.kv_dtype && spec.layout == ATTN_KV_LAYOUT_HND_ROWS) {
+        spec.layout = ATTN_KV_LAYOUT_HND_INNER;
     }
     num_blocks *= spec.block_size / spec.kernel_block_size;
     for (int32_t i = 0; i < 2; i++) {

@@ -40,10 +40,10 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
                                     {"padded_num_q_heads", m->padded_num_q_heads, 0, MAX_HEADS},
                                     {"topk", m->topk, 0, 1 << 20}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
-    if (status == ATTN_OK && m->weight_dtype != ATTN_MLA_WEIGHT_MXFP4 &&
+    if (status == ATTN_OK && m->weight_dtype != ATTN_DTYPE_MXFP4 &&
         (m->weight_dtype < 0 || m->weight_dtype >= ATTN_DTYPE_COUNT)) {
         status = BAD("weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)",
-                     l->name, m->weight_dtype, ATTN_DTYPE_COUNT - 1, ATTN_MLA_WEIGHT_MXFP4);
+                     l->name, m->weight_dtype, ATTN_DTYPE_COUNT - 1, ATTN_DTYPE_MXFP4);
     }
     if (status == ATTN_OK &&
         (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {
@@ -167,7 +167,7 @@ void mla_match(struct check *check, int32_t phase)
     if (mla->absorb_in_core) {
         check_need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, " (absorb and project up)");
         check_compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
-        if (mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4 &&
+        if (mla->weight_dtype == ATTN_DTYPE_MXFP4 &&
             !(check->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS)) {
             reasons_add(check->reasons, "weight_dtype", "mxfp4", "no batched_gemm of it");
         }
@@ -336,7 +336,7 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
 static bool is_declared(const attn_layer *layer, const struct attn_tensor *weights, bool joined)
 {
     const int32_t declared = layer->selected->mla->weight_dtype;
-    if (declared == ATTN_MLA_WEIGHT_MXFP4) {
+    if (declared == ATTN_DTYPE_MXFP4) {
         return !joined && is_mxfp4(weights);
     }
     return dtype_id_of(weights->dtype) ==
@@ -360,7 +360,7 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
                        "activations', %d); mxfp4 (%d) is of w_uk and w_uv in e2m1 (code %d)",
                        layer->desc->name, given[i].name, given[i].tensor->dtype.code,
                        given[i].tensor->dtype.bits, layer->selected->mla->weight_dtype,
-                       layer->desc->dtype, ATTN_MLA_WEIGHT_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);
+                       layer->desc->dtype, ATTN_DTYPE_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);
         }
     }
     return ATTN_OK;

@@ -83,4 +83,17 @@ attn_status assignment_verdict(const attn_assignment *assignment, int32_t layer,
 attn_status assignment_reason(const attn_assignment *assignment, int32_t layer, int32_t phase,
                               int32_t backend, int32_t index, struct attn_reason *reason);
 
+/* The dtype of a layer's K or V in its cache. */
+static inline int32_t kv_dtype_of(const struct attn_layer_desc *l, bool value)
+{
+    return value && l->kv_dtype_v != 0 ? l->kv_dtype_v : l->kv_dtype;
+}
+
+/* One float32 scale, per tensor or per head, is the layer's. */
+static inline bool kv_is_fp8(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_FP8_E4M3 || kv_dtype == ATTN_KV_FP8_E5M2 ||
+           kv_dtype == ATTN_KV_FP8_E4M3FNUZ;
+}
+
 #endif

@@ -119,16 +119,18 @@ static void complete(struct layer *layer)
 {
     struct attn_layer_desc *l = &layer->desc;
     l->head_size_v = l->head_size_v > 0 ? l->head_size_v : l->head_size;
-    if (l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization) {
-        l->kv_dtype = l->dtype;
+    if (l->skip_kv_quantization) {
+        l->kv_dtype = l->kv_dtype_v = ATTN_KV_AUTO;
         l->k_scale_form = l->v_scale_form = ATTN_SCALE_NONE;
     }
-    if (l->kv_dtype == ATTN_KV_FP8_E4M3 || l->kv_dtype == ATTN_KV_FP8_E5M2) {
+    l->kv_dtype = l->kv_dtype != ATTN_KV_AUTO ? l->kv_dtype : l->dtype;
+    l->kv_dtype_v = l->kv_dtype_v != l->kv_dtype ? l->kv_dtype_v : 0;
+    for (int32_t is_v = 0; is_v < 2; is_v++) {
         /* No form stated: the host float, which is one per tensor. */
-        l->k_scale_form =
-            l->k_scale_form != ATTN_SCALE_NONE ? l->k_scale_form : ATTN_SCALE_PER_TENSOR;
-        l->v_scale_form =
-            l->v_scale_form != ATTN_SCALE_NONE ? l->v_scale_form : ATTN_SCALE_PER_TENSOR;
+        int32_t *form = is_v ? &l->v_scale_form : &l->k_scale_form;
+        if (kv_is_fp8(kv_dtype_of(l, is_v)) && *form == ATTN_SCALE_NONE) {
+            *form = ATTN_SCALE_PER_TENSOR;
+        }
     }
     if (!l->has_window) {
         l->window_left = l->window_right = -1;
@@ -140,12 +142,12 @@ bool layer_same_cache(const struct layer *a, const struct layer *b)
     const struct attn_layer_desc *x = &a->desc, *y = &b->desc;
     return (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS) &&
            a->has_states == b->has_states && x->kv_dtype == y->kv_dtype &&
-           x->num_kv_heads == y->num_kv_heads && x->head_size == y->head_size &&
-           x->head_size_v == y->head_size_v && x->block_size == y->block_size &&
-           a->blocks_per_entry == b->blocks_per_entry && x->has_window == y->has_window &&
-           x->window_left == y->window_left && x->chunk_size == y->chunk_size &&
-           x->sink_len == y->sink_len && x->padded_page_bytes == y->padded_page_bytes &&
-           layer_same_caches(a, b);
+           x->kv_dtype_v == y->kv_dtype_v && x->num_kv_heads == y->num_kv_heads &&
+           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
+           x->block_size == y->block_size && a->blocks_per_entry == b->blocks_per_entry &&
+           x->has_window == y->has_window && x->window_left == y->window_left &&
+           x->chunk_size == y->chunk_size && x->sink_len == y->sink_len &&
+           x->padded_page_bytes == y->padded_page_bytes && layer_same_caches(a, b);
 }
 
 /* Shape alone: a sliding layer may read the cache of a full one. */
@@ -153,8 +155,8 @@ static bool readable_cache(const struct layer *reader, const struct layer *owner
 {
     const struct attn_layer_desc *x = &reader->desc, *y = &owner->desc;
     return layer_has_cache(y) && owner->caches == NULL && x->kv_dtype == y->kv_dtype &&
-           x->num_kv_heads == y->num_kv_heads && x->head_size == y->head_size &&
-           x->head_size_v == y->head_size_v &&
+           x->kv_dtype_v == y->kv_dtype_v && x->num_kv_heads == y->num_kv_heads &&
+           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
            x->block_size == y->block_size * owner->blocks_per_entry &&
            (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
 }

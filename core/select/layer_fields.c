@@ -53,7 +53,7 @@ const struct layer_field layer_fields[] = {
     FIELD(block_size, INT, CACHED, 0, MAX_BLOCK),
     FIELD(num_speculative_tokens, INT, CACHED | RECURRENT, 0, 1024),
     FIELD(parallel_drafting, INT, CACHED | RECURRENT, 0, 1),
-    FIELD(reserved, INT, ALL, 0, 0),
+    FIELD(kv_dtype_v, INT, DECODER | CROSS, 0, ATTN_KV_DTYPE_COUNT - 1),
     FIELD(padded_page_bytes, LONG, CACHED | RECURRENT, 0, 0),
     FIELD(q_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_HEAD),
     FIELD(k_scale_form, INT, CACHED, 0, ATTN_SCALE_PER_HEAD),
@@ -152,6 +152,7 @@ static uint32_t scale_forms_of(int32_t kv_dtype, bool is_v)
     switch (kv_dtype) {
     case ATTN_KV_FP8_E4M3:
     case ATTN_KV_FP8_E5M2:
+    case ATTN_KV_FP8_E4M3FNUZ:
         return ~0u;
     case ATTN_KV_NVFP4:
         return tensor;
@@ -162,6 +163,14 @@ static uint32_t scale_forms_of(int32_t kv_dtype, bool is_v)
     }
 }
 
+/* Says what K's rows and what V's rows are. */
+static bool is_of_both(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_INT8_KV || kv_dtype == ATTN_KV_INT8_K ||
+           kv_dtype == ATTN_KV_FP8_DS_MLA ||
+           (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
+}
+
 static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct attn_error *error)
 {
     const bool has_rows = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_RECURRENT;
@@ -170,16 +179,23 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
                    "layer '%s': kv_dtype is %s; a layer of kind %s has no KV cache: auto", l->name,
                    name_of_kv_dtype(l->kv_dtype), name_of_kind(l->kind));
     }
-    /* skip_kv_quantization: both are of the model's other layers */
+    /* skip_kv_quantization: all of it is of the model's other layers */
     for (int32_t is_v = 0; is_v < 2 && !l->skip_kv_quantization; is_v++) {
         const int32_t form = is_v ? l->v_scale_form : l->k_scale_form;
-        if (!(scale_forms_of(l->kv_dtype, is_v) >> form & 1)) {
+        const int32_t kv_dtype = kv_dtype_of(l, is_v);
+        if (l->kv_dtype_v != 0 && l->kv_dtype_v != l->kv_dtype && is_of_both(kv_dtype)) {
+            return BAD("kv_dtype_v",
+                       "layer '%s': kv_dtype %s with kv_dtype_v %s; %s is of K and V together",
+                       l->name, name_of_kv_dtype(l->kv_dtype), name_of_kv_dtype(l->kv_dtype_v),
+                       name_of_kv_dtype(kv_dtype));
+        }
+        if (!(scale_forms_of(kv_dtype, is_v) >> form & 1)) {
             const char *field = is_v ? "v_scale_form" : "k_scale_form";
             return BAD(field,
-                       "layer '%s': %s is %s with kv_dtype %s; fp8_e4m3 and fp8_e5m2 have scales "
-                       "of any form, nvfp4 one per tensor, v of int8_kv one per head and channel, "
-                       "the others none",
-                       l->name, field, name_of_scale_form(form), name_of_kv_dtype(l->kv_dtype));
+                       "layer '%s': %s is %s with kv_dtype %s; fp8_e4m3, fp8_e5m2 and fp8_e4m3fnuz "
+                       "have scales of any form, nvfp4 one per tensor, v of int8_kv one per head "
+                       "and channel, the others none",
+                       l->name, field, name_of_scale_form(form), name_of_kv_dtype(kv_dtype));
         }
     }
     return ATTN_OK;

@@ -110,15 +110,21 @@ static void hold_quantization(struct check *check)
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
     if (layer_has_cache(l) && !check->whole->has_states) {
-        /* `auto` in the mask stands for a cache of the activations' dtype. */
-        bool as_activations = caps->kv_dtypes >> ATTN_KV_AUTO & 1 && l->kv_dtype == l->dtype;
-        if (!as_activations) {
-            check_code(check, "kv_dtype", l->kv_dtype, caps->kv_dtypes, ATTN_KV_DTYPE_COUNT,
-                       name_of_kv_dtype);
+        check_need_feature(check, l->kv_dtype_v != 0, ATTN_FEATURE_KV_DTYPE_V, "kv_dtype_v",
+                           name_of_kv_dtype(l->kv_dtype_v));
+        for (int32_t is_v = 0; is_v < (l->kv_dtype_v != 0 ? 2 : 1); is_v++) {
+            /* `auto` in the mask stands for a cache of the activations' dtype. */
+            const int32_t dtype = kv_dtype_of(l, is_v);
+            if (!(caps->kv_dtypes >> ATTN_KV_AUTO & 1 && dtype == l->dtype)) {
+                check_code(check, is_v ? "kv_dtype_v" : "kv_dtype", dtype, caps->kv_dtypes,
+                           ATTN_KV_DTYPE_COUNT, name_of_kv_dtype);
+            }
         }
-        if (l->kv_dtype == ATTN_KV_FP8_E4M3 || l->kv_dtype == ATTN_KV_FP8_E5M2) {
+        if (kv_is_fp8(l->kv_dtype)) {
             check_code(check, "k_scale_form", l->k_scale_form, caps->k_scale_forms, 4,
                        name_of_scale_form);
+        }
+        if (kv_is_fp8(kv_dtype_of(l, true))) {
             check_code(check, "v_scale_form", l->v_scale_form, caps->v_scale_forms, 4,
                        name_of_scale_form);
         }
@@ -222,8 +228,10 @@ static void check_combinations(struct check *check, int32_t phase)
     uint64_t features = features_of(check->layer);
     for (int32_t i = 0; i < check->caps->num_refused; i++) {
         const struct attn_refused_combination *refused = &check->caps->refused[i];
-        if (is_of(refused->kv_dtypes, l->kv_dtype) && is_of(refused->dtypes, l->dtype) &&
-            is_of(refused->layer_kinds, l->kind) && is_of(refused->phases, phase) &&
+        const bool kv_dtypes = is_of(refused->kv_dtypes, l->kv_dtype) ||
+                               is_of(refused->kv_dtypes, kv_dtype_of(l, true));
+        if (kv_dtypes && is_of(refused->dtypes, l->dtype) && is_of(refused->layer_kinds, l->kind) &&
+            is_of(refused->phases, phase) &&
             (refused->head_size.max == 0 || range_holds(&refused->head_size, 1, l->head_size)) &&
             (terms & refused->terms) == refused->terms &&
             (features & refused->features) == refused->features) {

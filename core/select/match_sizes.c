@@ -78,9 +78,8 @@ void check_head_size(struct check *check)
 static int64_t part_alignment(const struct attn_backend_caps *caps, int32_t kv_dtype)
 {
     const bool halves = kv_dtype == ATTN_KV_F16 || kv_dtype == ATTN_KV_BF16;
-    const bool bytes = kv_dtype == ATTN_KV_FP8_E4M3 || kv_dtype == ATTN_KV_FP8_E5M2 ||
-                       kv_dtype == ATTN_KV_NVFP4 || kv_dtype == ATTN_KV_Q8_0 ||
-                       kv_dtype == ATTN_KV_Q4_0;
+    const bool bytes = kv_is_fp8(kv_dtype) || kv_dtype == ATTN_KV_NVFP4 ||
+                       kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0;
     const int64_t element = bytes ? 1 : halves ? 2 : 4; /* float32 scales, too */
     return caps->kv_alignment > element ? caps->kv_alignment : element;
 }
@@ -101,7 +100,9 @@ static struct uncut try_cut(const struct attn_backend_caps *caps, const struct l
 {
     struct uncut uncut = {NULL, "", "no"};
     const int64_t padded = layer->desc.padded_page_bytes, parts = block_size / kernel;
-    const int64_t alignment = part_alignment(caps, layer->desc.kv_dtype);
+    const int64_t of_k = part_alignment(caps, layer->desc.kv_dtype);
+    const int64_t of_v = part_alignment(caps, kv_dtype_of(&layer->desc, true));
+    const int64_t alignment = of_k > of_v ? of_k : of_v; /* powers of two */
     const int32_t interleave =
         layer->cp != NULL && layer->cp->interleave > 0 ? layer->cp->interleave : 1;
     if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_MAKE_BLOCK_TABLE)) {

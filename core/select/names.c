@@ -34,16 +34,19 @@ static const char *const features[] = {"paged_kv",
                                        "fp8_inputs",
                                        "mxfp4_weights",
                                        "host_bounds",
-                                       "step_allocates"};
+                                       "step_allocates",
+                                       "kv_dtype_v"};
 static const char *const view_forms[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
-static const char *const dtypes[] = {"default",  "f16",      "bf16",         "f32",
-                                     "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
+static const char *const dtypes[] = {"default",      "f16",      "bf16",
+                                     "f32",          "fp8_e4m3", "fp8_e5m2",
+                                     "fp8_e4m3fnuz", "int8",     [ATTN_DTYPE_MXFP4] = "mxfp4"};
 static const char *const kv_dtypes[] = {"auto",
                                         "f16",
                                         "bf16",
                                         "f32",
                                         "fp8_e4m3",
                                         "fp8_e5m2",
+                                        "fp8_e4m3fnuz",
                                         "fp8_per_token_head",
                                         "int8_per_token_head",
                                         "int4_per_token_head",
@@ -69,7 +72,7 @@ static const char *const output_forms[] = {"plain", "fp8_static", "fp8_group_64"
 
 _Static_assert(COUNT(kernels) == ATTN_KERNEL_COUNT, "a name for every kernel");
 _Static_assert(COUNT(kinds) == ATTN_LAYER_KIND_COUNT, "a name for every kind");
-_Static_assert(COUNT(dtypes) == ATTN_DTYPE_COUNT, "a name for every element type");
+_Static_assert(COUNT(dtypes) == ATTN_DTYPE_MXFP4 + 1, "a name for every element type");
 _Static_assert(COUNT(kv_dtypes) == ATTN_KV_DTYPE_COUNT, "a name for every cache's type");
 _Static_assert(COUNT(terms) == ATTN_TERM_COUNT, "a name for every term");
 _Static_assert(COUNT(features) == ATTN_FEATURE_COUNT, "a name for every feature");
@@ -115,7 +118,7 @@ static const char *known_name(int32_t list, int32_t code)
 static int32_t code_in(int32_t list, const char *name)
 {
     for (int32_t i = 0; i < lists[list].count; i++) {
-        if (strcmp(lists[list].names[i], name) == 0) {
+        if (lists[list].names[i] != NULL && strcmp(lists[list].names[i], name) == 0) {
             return i;
         }
     }

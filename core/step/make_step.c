@@ -149,7 +149,8 @@ static void describe_tensors(struct step *step)
     step->merge = prefill->kernels.merge_states;
     step->fused_write = step->writes && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
-    step->fused_decode = step->writes && decode->caps->decode_write_kv_dtypes >> l->kv_dtype & 1;
+    step->fused_decode = step->writes && decode->caps->decode_write_kv_dtypes >> l->kv_dtype & 1 &&
+                         decode->caps->decode_write_kv_dtypes >> kv_dtype_of(l, true) & 1;
     for (const struct composition *const *c = step->layer->compositions; *c != NULL; c++) {
         if ((*c)->describe != NULL) {
             (*c)->describe(step);

@@ -6,6 +6,7 @@
 
 #include "common/entry.h"
 #include "common/gated_delta.h"
+#include "common/number.h"
 #include "common/turboquant.h"
 
 #define COMMON_KERNELS                                                                             \
@@ -74,12 +75,18 @@ static inline bool is_power_of_two(int32_t size)
     return (size & (size - 1)) == 0;
 }
 
+/* ggml's rows. */
+static inline bool kv_is_blocks(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0;
+}
+
 /* Rows of codes split at certain sizes only; latent rows are plain numbers or fp8_ds_mla's, and
  * only they are. */
 static inline void refuse_rows(const struct attn_layer_desc *layer,
                                const struct attn_reason_sink *reasons)
 {
-    const int32_t kv = layer->kv_dtype, k = layer->head_size;
+    const int32_t kv = layer->kv_dtype, kv_v = layer_kv_dtype(layer, true), k = layer->head_size;
     const int32_t v = layer->head_size_v > 0 ? layer->head_size_v : k;
     const bool latent = layer_is_latent(layer), ds_mla = kv == ATTN_KV_FP8_DS_MLA;
     char sizes[32], dtype[16], block[16];
@@ -90,17 +97,18 @@ static inline void refuse_rows(const struct attn_layer_desc *layer,
         bool refused;
         const char *field, *asked, *supported;
     } rows[] = {
-        {kv == ATTN_KV_INT4_PER_TOKEN_HEAD && !(is_power_of_two(k) && is_power_of_two(v)),
+        {(kv == ATTN_KV_INT4_PER_TOKEN_HEAD && !is_power_of_two(k)) ||
+             (kv_v == ATTN_KV_INT4_PER_TOKEN_HEAD && !is_power_of_two(v)),
          "head_size", sizes, "powers of two with kv_dtype int4_per_token_head"},
-        {(kv == ATTN_KV_Q8_0 || kv == ATTN_KV_Q4_0) && (k % 32 != 0 || v % 32 != 0), "head_size",
+        {(kv_is_blocks(kv) && k % 32 != 0) || (kv_is_blocks(kv_v) && v % 32 != 0), "head_size",
          sizes, "multiples of 32 with kv_dtype q8_0 and q4_0"},
-        {kv == ATTN_KV_NVFP4 && (k % 16 != 0 || v % 64 != 0), "head_size", sizes,
-         "multiples of 16, of 64 for v, with kv_dtype nvfp4"},
-        {kv == ATTN_KV_NVFP4 && layer->block_size % 4 != 0, "block_size", block,
-         "multiples of 4 with kv_dtype nvfp4"},
+        {(kv == ATTN_KV_NVFP4 && k % 16 != 0) || (kv_v == ATTN_KV_NVFP4 && v % 64 != 0),
+         "head_size", sizes, "multiples of 16, of 64 for v, with kv_dtype nvfp4"},
+        {(kv == ATTN_KV_NVFP4 || kv_v == ATTN_KV_NVFP4) && layer->block_size % 4 != 0, "block_size",
+         block, "multiples of 4 with kv_dtype nvfp4"},
         {turboquant_bits(kv, false) > 0 && !is_power_of_two(k), "head_size", sizes,
          "powers of two for rotated keys of TurboQuant"},
-        {latent && !ds_mla && !(COMMON_PLAIN_KV_DTYPES >> kv & 1), "kv_dtype", dtype,
+        {latent && !ds_mla && number_of_kv(kv) < 0, "kv_dtype", dtype,
          "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla in MLA layers"},
         {!latent && ds_mla, "kv_dtype", "fp8_ds_mla", "in MLA layers only"},
         {latent && ds_mla && k != 576, "head_size", sizes, "512 + 64 with kv_dtype fp8_ds_mla"},

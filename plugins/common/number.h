@@ -4,7 +4,7 @@
 #ifndef PLUGINS_COMMON_NUMBER_H
 #define PLUGINS_COMMON_NUMBER_H
 
-#include <attn/kv_cache.h>
+#include <attn/layer.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -166,10 +166,16 @@ static inline int32_t number_bytes(int32_t dtype_name)
     return bytes[dtype_name];
 }
 
+/* The dtype of K's or V's rows. */
+static inline int32_t layer_kv_dtype(const struct attn_layer_desc *layer, bool is_v)
+{
+    return is_v && layer->kv_dtype_v != 0 ? layer->kv_dtype_v : layer->kv_dtype;
+}
+
 /* What an element of a cache is where rows are plain numbers, or -1. */
 static inline int32_t number_of_kv(int32_t kv_dtype)
 {
-    return kv_dtype >= ATTN_KV_F16 && kv_dtype <= ATTN_KV_FP8_E5M2 ? kv_dtype : -1;
+    return kv_dtype >= ATTN_KV_F16 && kv_dtype <= ATTN_KV_FP8_E4M3FNUZ ? kv_dtype : -1;
 }
 
 /* `count` contiguous elements to double. */

@@ -38,7 +38,7 @@ static double round_probability(const struct attn_attend_args *args, double w)
     if (args->layer->p_scale_form == ATTN_SCALE_NONE) {
         return w;
     }
-    return args->layer->kv_dtype == ATTN_KV_FP8_E5M2
+    return layer_kv_dtype(args->layer, true) == ATTN_KV_FP8_E5M2
                ? number_from_e5m2(number_to_e5m2(w / scale)) * scale
                : number_from_e4m3(number_to_e4m3(w / scale)) * scale;
 }

@@ -58,7 +58,7 @@ static void store_4(uint8_t *block, const double *x)
 void blocks_store(const struct cache_place *at, const double *row)
 {
     uint8_t *memory = view_row(at->view, at->block, at->slot, at->head);
-    bool eight = at->layer->kv_dtype == ATTN_KV_Q8_0;
+    bool eight = layer_kv_dtype(at->layer, at->is_v) == ATTN_KV_Q8_0;
     for (int32_t d = 0; d < at->view->head_size; d += REF_BLOCK) {
         if (eight) {
             store_8(memory, row + d);
@@ -72,7 +72,7 @@ void blocks_store(const struct cache_place *at, const double *row)
 void blocks_load(const struct cache_place *at, double *row)
 {
     const uint8_t *memory = view_row(at->view, at->block, at->slot, at->head);
-    bool eight = at->layer->kv_dtype == ATTN_KV_Q8_0;
+    bool eight = layer_kv_dtype(at->layer, at->is_v) == ATTN_KV_Q8_0;
     for (int32_t d = 0; d < at->view->head_size; d += REF_BLOCK) {
         uint16_t half;
         memcpy(&half, memory, sizeof half);

@@ -9,9 +9,10 @@
 /* Of plain numbers: what an element is, and the scale of its head. */
 static int32_t number_of_place(const struct cache_place *at)
 {
-    return at->layer->kv_dtype == ATTN_KV_INT8_K            ? at->layer->dtype
-           : at->layer->kv_dtype == ATTN_KV_TURBOQUANT_K8V4 ? ATTN_DTYPE_FP8_E4M3
-                                                            : number_of_kv(at->layer->kv_dtype);
+    return at->layer->kv_dtype == ATTN_KV_INT8_K ? at->layer->dtype
+           : at->layer->kv_dtype == ATTN_KV_TURBOQUANT_K8V4
+               ? ATTN_DTYPE_FP8_E4M3
+               : number_of_kv(layer_kv_dtype(at->layer, at->is_v));
 }
 
 static double scale_of_place(const struct cache_place *at)

@@ -16,9 +16,11 @@ static const struct attn_backend_caps caps = {
     .variant = "",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = COMMON_KERNELS,
-    .kv_dtypes = COMMON_KV_DTYPES | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0),
+    .kv_dtypes =
+        COMMON_KV_DTYPES | BIT(ATTN_KV_FP8_E4M3FNUZ) | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0),
     .terms = BIT(ATTN_TERM_COUNT) - 1,
-    .features = COMMON_FEATURES | ATTN_FEATURE_BATCH_INVARIANT_PREFIX | ATTN_FEATURE_FP8_INPUTS,
+    .features = COMMON_FEATURES | ATTN_FEATURE_BATCH_INVARIANT_PREFIX | ATTN_FEATURE_FP8_INPUTS |
+                ATTN_FEATURE_KV_DTYPE_V,
     .block_sizes = &(const struct attn_range){1, 4096, 1},
     .preferred_layout = ATTN_KV_LAYOUT_NHD,
     .preferred_block_size = 16,

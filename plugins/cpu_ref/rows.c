@@ -32,7 +32,8 @@ static const struct attn_kv_quant_params *quant_params(const struct attn_layer_p
 
 enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
 {
-    switch (layer->kv_dtype) {
+    const int32_t kv_dtype = layer_kv_dtype(layer, is_v);
+    switch (kv_dtype) {
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
         return ROW_FP8_SCALED;
     case ATTN_KV_INT8_PER_TOKEN_HEAD:
@@ -53,9 +54,9 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
     case ATTN_KV_TURBOQUANT_K8V4:
         return is_v ? ROW_TURBOQUANT : ROW_NUMBERS;
     default:
-        return turboquant_bits(layer->kv_dtype, is_v) > 0 ? ROW_TURBOQUANT
-               : number_of_kv(layer->kv_dtype) >= 0       ? ROW_NUMBERS
-                                                          : ROW_UNKNOWN;
+        return turboquant_bits(kv_dtype, is_v) > 0 ? ROW_TURBOQUANT
+               : number_of_kv(kv_dtype) >= 0       ? ROW_NUMBERS
+                                                   : ROW_UNKNOWN;
     }
 }
 

@@ -9,7 +9,15 @@ REFUSAL(kind_code, "kind", "99", l->kind = 99)
 REFUSAL(kind_of_sharing, "kind", "105", l->kind = 105; l->kv_sharing_target = "a")
 REFUSAL(dtype_code, "dtype", "7", l->dtype = ATTN_DTYPE_INT8)
 REFUSAL(dtype_negative, "dtype", "-1", l->dtype = -1)
-REFUSAL(kv_code, "kv_dtype", "19", l->kv_dtype = ATTN_KV_DTYPE_COUNT)
+REFUSAL(kv_code, "kv_dtype", "20", l->kv_dtype = ATTN_KV_DTYPE_COUNT)
+REFUSAL(kv_v_code, "kv_dtype_v", "20", l->kv_dtype_v = ATTN_KV_DTYPE_COUNT)
+REFUSAL(kv_v_of_both, "kv_dtype_v", "int8_kv is of K and V together", l->kv_dtype = ATTN_KV_Q8_0;
+        l->kv_dtype_v = ATTN_KV_INT8_KV)
+REFUSAL(kv_k_of_both, "kv_dtype_v", "turboquant_k8v4 is of K and V together",
+        l->kv_dtype = ATTN_KV_TURBOQUANT_K8V4;
+        l->kv_dtype_v = ATTN_KV_Q8_0)
+REFUSAL(kv_v_scale, "v_scale_form", "per_tensor with kv_dtype q8_0", l->kv_dtype = ATTN_KV_FP8_E4M3;
+        l->kv_dtype_v = ATTN_KV_Q8_0; l->v_scale_form = ATTN_SCALE_PER_TENSOR)
 REFUSAL(q_heads_zero, "num_q_heads", "0", l->num_q_heads = 0)
 REFUSAL(q_heads_huge, "num_q_heads", "2147483647", l->num_q_heads = INT32_MAX)
 REFUSAL(kv_heads_negative, "num_kv_heads", "-8", l->num_kv_heads = -8)
@@ -58,7 +66,6 @@ REFUSAL(gdn_missing, "attn_recurrent_desc", "needs", l->kind = ATTN_LAYER_RECURR
         l->block_size = 0)
 REFUSAL(gdn_heads, "num_v_heads", "6 is not a multiple of num_k_heads 4",
         set_recurrent(l, &gdn_ext))
-REFUSAL(reserved, "reserved", "1; allowed are 0 to 0", l->reserved = 1)
 REFUSAL(cp_reserved_field, "reserved", "1; allowed are 0 to 0", l->next = &cp_reserved.ext)
 REFUSAL(cp_interleave, "interleave", "3 must divide block_size 16", l->next = &cp_ext.ext)
 REFUSAL(dtype_missing, "dtype", "0", l->dtype = ATTN_DTYPE_DEFAULT)

@@ -91,6 +91,10 @@ REFUSAL(no_pages, "paged_kv", "yes", "no", c->features &= ~(uint64_t)ATTN_FEATUR
 REFUSAL(view_forms, "needed_view_forms", "packed", "nhd, latent",
         l->needed_view_forms = ATTN_VIEW_NHD | ATTN_VIEW_PACKED;
         c->view_forms |= ATTN_VIEW_LATENT)
+REFUSAL(kv_dtype_v, "kv_dtype_v", "bf16", "no", l->kv_dtype = ATTN_KV_F16;
+        l->kv_dtype_v = ATTN_KV_BF16)
+REFUSAL(kv_dtype_v_code, "kv_dtype_v", "q8_0", "f16, bf16", l->kv_dtype_v = ATTN_KV_Q8_0;
+        c->features |= ATTN_FEATURE_KV_DTYPE_V)
 REFUSAL(auto_only, "kv_dtype", "f16", "auto", l->kv_dtype = ATTN_KV_F16;
         c->kv_dtypes = 1u << ATTN_KV_AUTO)
 REFUSAL(features, "needed_features", "13", "bits of the backend's features",

@@ -33,6 +33,7 @@ static const struct {
     {"f16", ATTN_KV_F16, 0, BLOCK *HK * 2 * D * 2, 1e-5, 0.02},
     {"fp8_e4m3", ATTN_KV_FP8_E4M3, ATTN_SCALE_PER_TENSOR, BLOCK *HK * 2 * D, 1e-3, 0.6},
     {"fp8_e5m2", ATTN_KV_FP8_E5M2, ATTN_SCALE_PER_TENSOR, BLOCK *HK * 2 * D, 1e-3, 0.9},
+    {"fp8_e4m3fnuz", ATTN_KV_FP8_E4M3FNUZ, ATTN_SCALE_PER_TENSOR, BLOCK *HK * 2 * D, 1e-3, 0.6},
     {"fp8_per_token_head", ATTN_KV_FP8_PER_TOKEN_HEAD, 0, BLOCK *HK *(2 * D + 8), 1e-3, 0.6},
     {"int8_per_token_head", ATTN_KV_INT8_PER_TOKEN_HEAD, 0, BLOCK *HK *(2 * D + 8), 1e-3, 0.1},
     {"int4_per_token_head", ATTN_KV_INT4_PER_TOKEN_HEAD, 0, BLOCK *HK *(D + 8), 1e-2, 0.9},
@@ -72,6 +73,44 @@ TEST(test_every_dtype)
         fixture_finish(&f);
     }
     fixture_finish(&plain);
+}
+
+static bool is_of_both(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_INT8_KV ||
+           (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
+}
+
+/* K of one dtype and V of another: the log-sum-exp is that of K's dtype alone; with queries of 0,
+ * under which all keys count alike, the output is that of V's. */
+TEST(test_two_dtypes)
+{
+    for (size_t i = 0; i < sizeof caches / sizeof *caches * 3; i++) {
+        const size_t of_k = i / 3, of_v = (of_k + 1 + i % 3 * 5) % (sizeof caches / sizeof *caches);
+        struct fixture f[3]; /* K's alone, V's alone, both */
+        if (is_of_both(caches[of_k].kv_dtype) || is_of_both(caches[of_v].kv_dtype)) {
+            continue;
+        }
+        for (int32_t j = 0; j < 3; j++) {
+            struct attn_layer_desc layer = decoder;
+            layer.kv_dtype = caches[j == 1 ? of_v : of_k].kv_dtype;
+            layer.kv_dtype_v = j == 2 ? caches[of_v].kv_dtype : 0;
+            layer.k_scale_form = caches[j == 1 ? of_v : of_k].scale_form;
+            layer.v_scale_form = caches[j == 0 ? of_k : of_v].scale_form;
+            fixture_init(&f[j], "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+            fixture_step(&f[j]);
+        }
+        print_message("%s, %s\n", caches[of_k].name, caches[of_v].name);
+        assert_memory_equal(f[0].lse, f[2].lse, TOKENS * 4 * sizeof *f[0].lse);
+        for (int32_t j = 1; j < 3; j++) {
+            memset(f[j].q, 0, TOKENS * ROW * sizeof *f[j].q);
+            fixture_step(&f[j]);
+        }
+        assert_memory_equal(f[1].out, f[2].out, TOKENS * ROW * sizeof *f[1].out);
+        for (int32_t j = 0; j < 3; j++) {
+            fixture_finish(&f[j]);
+        }
+    }
 }
 
 /* Structs and shapes handed to layer_bind_params are the engine's to forget. */

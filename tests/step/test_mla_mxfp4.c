@@ -71,7 +71,7 @@ static attn_layer *select_mxfp4(struct mla *m)
     m->api->plan_destroy(m->plan);
     m->api->model_destroy(m->model);
     m->plan = NULL;
-    m->desc.weight_dtype = ATTN_MLA_WEIGHT_MXFP4;
+    m->desc.weight_dtype = ATTN_DTYPE_MXFP4;
     CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER(m->s->backend), layers, 1, &m->model,
                           &m->error));
     attn_layer *layer = m->api->model_layer(m->model, 0);
@@ -129,7 +129,7 @@ TEST(test_refused_at_selection)
     attn_assignment *assignment;
     CHECK(m, m->api->select(m->runtime, &poor, layers, 1, &assignment, &m->error));
     m->api->assignment_destroy(assignment);
-    m->desc.weight_dtype = ATTN_MLA_WEIGHT_MXFP4;
+    m->desc.weight_dtype = ATTN_DTYPE_MXFP4;
     assert_int_not_equal(m->api->select(m->runtime, &poor, layers, 1, &assignment, &m->error),
                          ATTN_OK);
     assert_non_null(strstr(m->error.message, "weight_dtype"));

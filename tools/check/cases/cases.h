@@ -188,7 +188,13 @@ static inline bool kv_has_row_scales(int32_t kv_dtype)
 
 static inline bool kv_is_fp8(int32_t kv_dtype)
 {
-    return kv_dtype == ATTN_KV_FP8_E4M3 || kv_dtype == ATTN_KV_FP8_E5M2;
+    return kv_dtype >= ATTN_KV_FP8_E4M3 && kv_dtype <= ATTN_KV_FP8_E4M3FNUZ;
+}
+
+/* The dtype of K's or V's cache in a case. */
+static inline int32_t case_kv(const struct factor_value *v, bool value)
+{
+    return value && v[FACTOR_KV_DTYPE].b != 0 ? v[FACTOR_KV_DTYPE].b : v[FACTOR_KV_DTYPE].a;
 }
 
 /* names.c. "attend.decode.bf16.fp8_e4m3.d128x128.h8-2.b16.…", at most `size` bytes. */

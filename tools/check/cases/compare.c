@@ -65,7 +65,7 @@ struct bound bound_of_case(const struct factor_value *v)
         bound.absolute += INT8_QUERY_BOUND;
     }
     if (v[FACTOR_P_SCALE].a) {
-        bool e5m2 = v[FACTOR_KV_DTYPE].a == ATTN_KV_FP8_E5M2;
+        bool e5m2 = case_kv(v, true) == ATTN_KV_FP8_E5M2;
         bound.absolute += e5m2 ? E5M2_PROBABILITY_BOUND : E4M3_PROBABILITY_BOUND;
     }
     /* where scores of keys differ by x more or less, weights move by x / 2 in all at most */

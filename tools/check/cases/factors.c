@@ -73,6 +73,17 @@ static bool add_cache_factors(struct factor *f, const struct attn_backend_caps *
             ok = ok && add(&f[FACTOR_KV_DTYPE], i, 0);
         }
     }
+    static const struct factor_value pairs[] = {{ATTN_KV_Q8_0, ATTN_KV_F16},
+                                                {ATTN_KV_Q8_0, ATTN_KV_Q4_0},
+                                                {ATTN_KV_Q4_0, ATTN_KV_FP8_E5M2},
+                                                {ATTN_KV_FP8_E4M3, ATTN_KV_BF16},
+                                                {ATTN_KV_FP8_E5M2, ATTN_KV_Q8_0}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const uint64_t both = 1ull << pairs[i].a | 1ull << pairs[i].b;
+        if (caps->features & ATTN_FEATURE_KV_DTYPE_V && (caps->kv_dtypes & both) == both) {
+            ok = ok && add(&f[FACTOR_KV_DTYPE], pairs[i].a, pairs[i].b);
+        }
+    }
     for (size_t i = 0; i < sizeof usual_block_sizes / sizeof *usual_block_sizes; i++) {
         for (int32_t j = 0; j < caps->num_block_sizes; j++) {
             if (in_range(&caps->block_sizes[j], usual_block_sizes[i])) {

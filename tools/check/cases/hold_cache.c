@@ -51,8 +51,12 @@ static int32_t kv_number(int32_t kv_dtype, bool value, int32_t dtype)
     case ATTN_KV_TURBOQUANT_K8V4: /* its keys */
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
         return ATTN_DTYPE_FP8_E4M3;
+    case ATTN_KV_F16:
+    case ATTN_KV_BF16:
+    case ATTN_KV_F32:
     case ATTN_KV_FP8_E5M2:
-        return ATTN_DTYPE_FP8_E5M2;
+    case ATTN_KV_FP8_E4M3FNUZ:
+        return kv_dtype; /* one code for one thing */
     case ATTN_KV_INT8_PER_TOKEN_HEAD:
     case ATTN_KV_INT8_KV:
         return ATTN_DTYPE_INT8;
@@ -316,7 +320,7 @@ enum trial_result hold_cache(struct trial *trial, const struct problem *p, const
     memcpy(patched, found, p->image.size);
     enum trial_result result = TRIAL_PASSED;
     for (int32_t i = 0; i < 2 && result == TRIAL_PASSED; i++) {
-        struct rows rows = {.kv_dtype = p->v[FACTOR_KV_DTYPE].a, .value = i == 1};
+        struct rows rows = {.kv_dtype = case_kv(p->v, i == 1), .value = i == 1};
         uint8_t *bases[] = {(uint8_t *)(uintptr_t)expected, (uint8_t *)(uintptr_t)found, patched};
         struct attn_kv_view *views[] = {&rows.expected, &rows.found, &rows.patched};
         rows.number = kv_number(rows.kv_dtype, rows.value, p->v[FACTOR_DTYPE].a);

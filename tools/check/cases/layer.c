@@ -11,7 +11,7 @@ int32_t case_phase(const struct factor_value *v)
 void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
 {
     bool paged = shape_is_paged(v[FACTOR_SHAPE].a);
-    bool fp8 = kv_is_fp8(v[FACTOR_KV_DTYPE].a), global = v[FACTOR_KV_DTYPE].a == ATTN_KV_NVFP4;
+    bool global = v[FACTOR_KV_DTYPE].a == ATTN_KV_NVFP4;
     *layer = (struct attn_layer_desc){
         .struct_size = sizeof *layer,
         .name = "case",
@@ -21,6 +21,7 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
         .encoder = paged ? 0 : v[FACTOR_ENCODER].a,
         .dtype = v[FACTOR_DTYPE].a,
         .kv_dtype = v[FACTOR_KV_DTYPE].a,
+        .kv_dtype_v = v[FACTOR_KV_DTYPE].b,
         .num_q_heads = v[FACTOR_HEADS].a,
         .num_kv_heads = v[FACTOR_HEADS].b,
         .head_size = v[FACTOR_HEAD_SIZE].a,
@@ -44,12 +45,12 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
         .num_speculative_tokens = v[FACTOR_SHAPE].a == SHAPE_SPECULATIVE ? 3 : 0,
         .q_scale_form = v[FACTOR_QUERY].a ? v[FACTOR_QUERY].b : ATTN_SCALE_NONE,
         .q_dtype = v[FACTOR_QUERY].a,
-        .k_scale_form = fp8      ? v[FACTOR_SCALES].a
-                        : global ? ATTN_SCALE_PER_TENSOR
-                                 : 0,
-        .v_scale_form = fp8      ? v[FACTOR_SCALES].b
-                        : global ? ATTN_SCALE_PER_TENSOR
-                                 : 0,
+        .k_scale_form = kv_is_fp8(case_kv(v, false)) ? v[FACTOR_SCALES].a
+                        : global                     ? ATTN_SCALE_PER_TENSOR
+                                                     : 0,
+        .v_scale_form = kv_is_fp8(case_kv(v, true)) ? v[FACTOR_SCALES].b
+                        : global                    ? ATTN_SCALE_PER_TENSOR
+                                                    : 0,
         .p_scale_form = v[FACTOR_P_SCALE].a,
         .needs_lse = v[FACTOR_LSE].a != 0,
         .needs_block_table_row = v[FACTOR_TABLE_ROW].a,

@@ -25,9 +25,11 @@ void case_name(const struct case_space *space, const struct attend_case *c, char
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         v[i] = case_value(space, c, i);
     }
-    int used = snprintf(name, size, "attend.%s%s.%s.%s.d%dx%d.h%d-%d.b%d.%s.%s",
+    const int32_t kv_v = v[FACTOR_KV_DTYPE].b;
+    int used = snprintf(name, size, "attend.%s%s.%s.%s%s%s.d%dx%d.h%d-%d.b%d.%s.%s",
                         encoders[v[FACTOR_ENCODER].a], shapes[v[FACTOR_SHAPE].a],
                         dtype_name(v[FACTOR_DTYPE].a), kv_dtype_name(v[FACTOR_KV_DTYPE].a),
+                        kv_v != 0 ? "-" : "", kv_v != 0 ? kv_dtype_name(kv_v) : "",
                         v[FACTOR_HEAD_SIZE].a, v[FACTOR_HEAD_SIZE].b, v[FACTOR_HEADS].a,
                         v[FACTOR_HEADS].b, v[FACTOR_BLOCK_SIZE].a, layout_name(v[FACTOR_LAYOUT].a),
                         causal[v[FACTOR_CAUSAL].a]);

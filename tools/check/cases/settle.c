@@ -40,19 +40,24 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
         case_set(space, c, FACTOR_KV_DTYPE, dtype);
     }
     int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
-    if (!kv_is_fp8(kv)) {
+    int32_t kv_v = case_value(space, c, FACTOR_KV_DTYPE).b;
+    kv_v = kv_v != 0 ? kv_v : kv;
+    const bool fp8 = kv_is_fp8(kv) || kv_is_fp8(kv_v);
+    if (!fp8) {
         off(c, FACTOR_SCALES);
+    }
+    if (!kv_is_fp8(kv_v)) {
         off(c, FACTOR_P_SCALE);
     }
     if (kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K ||
         case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
         case_set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
     }
-    if ((kv_is_turboquant(kv) || kv_is_blocks(kv)) &&
+    if ((kv_is_turboquant(kv) || kv_is_blocks(kv) || kv_is_blocks(kv_v)) &&
         case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
         off(c, FACTOR_LAYOUT); /* a row is in one piece */
     }
-    bool scaled = kv_is_fp8(kv) || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;
+    bool scaled = fp8 || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;
     if (!kv_has_row_scales(kv)) {
         off(c, FACTOR_SCALE_PLACE);
     }
@@ -113,8 +118,11 @@ static void settle_write(const struct case_space *space, struct attend_case *c)
 {
     bool decode = shape_is_decode(case_value(space, c, FACTOR_SHAPE).a);
     int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
+    int32_t kv_v = case_value(space, c, FACTOR_KV_DTYPE).b;
+    kv_v = kv_v != 0 ? kv_v : kv;
     if (!(space->caps.features & ATTN_FEATURE_FUSED_WRITE) &&
-        !(decode && space->caps.decode_write_kv_dtypes >> kv & 1)) {
+        !(decode && space->caps.decode_write_kv_dtypes >> kv & 1 &&
+          case_value(space, c, FACTOR_KV_DTYPE).b == 0)) {
         off(c, FACTOR_WRITE);
     }
 }
@@ -203,9 +211,9 @@ bool case_refused(const struct case_space *space, const struct attend_case *c)
             (const void *)((const char *)space->caps.refused +
                            (size_t)i * (size_t)space->caps.refused_bytes);
         if ((terms & r->terms) == r->terms && (features & r->features) == r->features &&
-            is_of(r->kv_dtypes, v[FACTOR_KV_DTYPE].a) && is_of(r->dtypes, layer.dtype) &&
-            is_of(r->layer_kinds, layer.kind) && is_of(r->phases, case_phase(v)) &&
-            in_range(&r->head_size, layer.head_size)) {
+            (is_of(r->kv_dtypes, case_kv(v, false)) || is_of(r->kv_dtypes, case_kv(v, true))) &&
+            is_of(r->dtypes, layer.dtype) && is_of(r->layer_kinds, layer.kind) &&
+            is_of(r->phases, case_phase(v)) && in_range(&r->head_size, layer.head_size)) {
             return true;
         }
     }
@@ -226,7 +234,8 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
             c->index[FACTOR_HEAD_SIZE] = size;
             c->index[FACTOR_BLOCK_SIZE] = block;
             case_settle(space, c);
-            bool same = case_value(space, c, FACTOR_KV_DTYPE).a == kv_dtype;
+            bool same = case_value(space, c, FACTOR_KV_DTYPE).a == kv_dtype &&
+                        case_value(space, c, FACTOR_KV_DTYPE).b == 0;
             if (same && case_value(space, c, FACTOR_HEAD_SIZE).a >= 64 && !case_refused(space, c)) {
                 return true;
             }

@@ -10,6 +10,7 @@ int32_t views_bits(int32_t kv_dtype, bool value)
                                      [ATTN_KV_F32] = {32, 32},
                                      [ATTN_KV_FP8_E4M3] = {8, 8},
                                      [ATTN_KV_FP8_E5M2] = {8, 8},
+                                     [ATTN_KV_FP8_E4M3FNUZ] = {8, 8},
                                      [ATTN_KV_FP8_PER_TOKEN_HEAD] = {8, 8},
                                      [ATTN_KV_INT8_PER_TOKEN_HEAD] = {8, 8},
                                      [ATTN_KV_INT4_PER_TOKEN_HEAD] = {4, 4},
@@ -56,13 +57,13 @@ int64_t views_row_bytes(int32_t kv_dtype, bool value, int32_t head_size)
 
 static int64_t row_bytes(const struct factor_value *v, bool value)
 {
-    return views_row_bytes(v[FACTOR_KV_DTYPE].a, value,
+    return views_row_bytes(case_kv(v, value), value,
                            value ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a);
 }
 
 static int64_t scale_bytes(const struct factor_value *v, bool value)
 {
-    return views_scale_bytes(v[FACTOR_KV_DTYPE].a, value,
+    return views_scale_bytes(case_kv(v, value), value,
                              value ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a);
 }
 
@@ -119,7 +120,7 @@ void views_make(const struct factor_value *v, bool value, int64_t num_blocks, ui
     int64_t size = v[FACTOR_BLOCK_SIZE].a, heads = v[FACTOR_HEADS].b;
     int64_t k_unit = unit_bytes(v, false), mine = unit_bytes(v, value);
     int64_t page = size * heads * (k_unit + unit_bytes(v, true));
-    int32_t layout = v[FACTOR_LAYOUT].a, bits = views_bits(v[FACTOR_KV_DTYPE].a, value);
+    int32_t layout = v[FACTOR_LAYOUT].a, bits = views_bits(case_kv(v, value), value);
     bool hnd = layout == ATTN_KV_LAYOUT_HND || layout == ATTN_KV_LAYOUT_HND_INNER;
     int64_t before = value ? num_rows(v, num_blocks) * k_unit : 0; /* V stands behind K */
     *view = (struct attn_kv_view){

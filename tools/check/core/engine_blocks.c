@@ -153,8 +153,8 @@ static bool rows_hold(const struct attn_kv_view *view, const struct factor_value
     int32_t size = is_v ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a;
     int32_t pack = view->pack > 0 ? view->pack : size;
     size_t bytes =
-        (size_t)views_row_bytes(v[FACTOR_KV_DTYPE].a, is_v, size) * (size_t)pack / (size_t)size;
-    int32_t scale = views_scale_bytes(v[FACTOR_KV_DTYPE].a, is_v, size);
+        (size_t)views_row_bytes(case_kv(v, is_v), is_v, size) * (size_t)pack / (size_t)size;
+    int32_t scale = views_scale_bytes(case_kv(v, is_v), is_v, size);
     size_t data = (size_t)((uint8_t *)view->data - base);
     size_t scales = scale > 0 ? (size_t)((uint8_t *)view->scale - base) : 0;
     for (size_t i = 0; i < sizeof moved / sizeof *moved; i += 2) {
@@ -250,6 +250,9 @@ void blocks_cases(const struct core_sink *sink)
     }
     for (int32_t i = 0; i < space->factors[FACTOR_KV_DTYPE].count; i++) {
         int32_t kv = space->factors[FACTOR_KV_DTYPE].values[i].a;
+        if (space->factors[FACTOR_KV_DTYPE].values[i].b != 0) {
+            continue; /* moved as the caches of each dtype are */
+        }
         for (int32_t layout = 0; layout < space->factors[FACTOR_LAYOUT].count; layout++) {
             struct blocks_case b = {.core = sink->core};
             struct attend_case c;

@@ -203,6 +203,7 @@ static const struct row rows[] = {
     {"device_seq_lens", "device_seq_lens_only", FEATURE(DEVICE_SEQ_LENS),
      LAYER(device_seq_lens_only), 1},
     {"host_bounds", "host_bounds", FEATURE(HOST_BOUNDS), LAYER(host_bounds), 1},
+    {"kv_dtype_v", "kv_dtype_v", FEATURE(KV_DTYPE_V), LAYER(kv_dtype_v), ATTN_KV_FP8_E4M3},
     {"batch_invariant", "batch_invariant", FEATURE(BATCH_INVARIANT), LAYER(batch_invariant), 1},
     {"quantized_query", "q_scale_form", FEATURE(QUANTIZED_QUERY), LAYER(q_scale_form),
      ATTN_SCALE_PER_TENSOR},

@@ -16,7 +16,7 @@ from .structs import Struct, chained
 
 #: Fields that are given by name, and their enumerations.
 _CODES: dict[str, type[IntEnum]] = {
-    "kind": LayerKind, "dtype": DtypeId, "kv_dtype": KvDtype, "alibi": Alibi, "tree_mask": TreeMask,
+    "kind": LayerKind, "dtype": DtypeId, "kv_dtype": KvDtype, "kv_dtype_v": KvDtype, "alibi": Alibi, "tree_mask": TreeMask,
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
     "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope, "weight_dtype": DtypeId,
     "state_dtype": DtypeId, "rule": RecurrentRule, "gate": RecurrentGate, "write_gate": RecurrentWriteGate,
@@ -206,6 +206,7 @@ class LayerDesc:
     needed_features: int | tuple[str, ...] = ()
     needs_page_lists: bool = False
     host_bounds: bool = False
+    kv_dtype_v: str | int = "auto"
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
     context_parallel: ContextParallel | None = None
