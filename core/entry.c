@@ -14,6 +14,24 @@
 #error "the build has to define ATTN_LIBRARY_VERSION"
 #endif
 
+static const struct attn_device_services device_services = {
+    .struct_size = sizeof(struct attn_device_services),
+    .open = device_open,
+    .close = device_close,
+    .allocate = device_allocate,
+    .free = device_free,
+    .copy = device_copy,
+    .fill = device_fill,
+    .of_address = device_of_address,
+    .create_stream = device_stream_create,
+    .destroy_stream = device_stream_destroy,
+    .synchronize = device_synchronize,
+    .begin_capture = device_capture_begin,
+    .end_capture = device_capture_end,
+    .launch_graph = device_graph_launch,
+    .destroy_graph = device_graph_destroy,
+};
+
 static const struct attn_api api_table = {
     .struct_size = sizeof(struct attn_api),
     .abi_version = ATTN_ABI_VERSION,
@@ -40,14 +58,11 @@ static const struct attn_api api_table = {
     .model_num_groups = model_num_groups,
     .model_group = model_group,
     .layer_group = layer_group,
-    .layer_kv_spec = layer_kv_spec,
-    .layer_kv_views = layer_kv_views,
-    .layer_bind_kv = layer_bind_kv,
-    .layer_bind_state = layer_bind_state,
     .layer_num_caches = layer_num_caches,
     .layer_cache_spec = layer_cache_spec,
     .layer_bind_caches = layer_bind_caches,
     .layer_bind_memory = layer_bind_memory,
+    .layer_cache_view = layer_cache_view,
     .layer_bind_params = layer_bind_params,
     .layer_amax = layer_amax,
     .copy_blocks = copy_blocks,
@@ -66,20 +81,7 @@ static const struct attn_api api_table = {
     .context_parallel_length = context_parallel_length,
     .context_parallel_slots = context_parallel_slots,
     .best_device = best_device,
-    .device_open = device_open,
-    .device_close = device_close,
-    .device_allocate = device_allocate,
-    .device_free = device_free,
-    .device_copy = device_copy,
-    .device_fill = device_fill,
-    .device_of_address = device_of_address,
-    .device_stream_create = device_stream_create,
-    .device_stream_destroy = device_stream_destroy,
-    .device_synchronize = device_synchronize,
-    .device_capture_begin = device_capture_begin,
-    .device_capture_end = device_capture_end,
-    .device_graph_launch = device_graph_launch,
-    .device_graph_destroy = device_graph_destroy,
+    .device = &device_services,
     .code_name = code_name,
 };
 

@@ -56,7 +56,7 @@ static void *take(size_t bytes) /* on a GPU this would be device memory */
 static attn_status bind(attn_model *model, int32_t index)
 {
     struct layer *layer = &layers[index];
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .num_blocks = BLOCKS, .device = device};
     const struct attn_limits limits = {.struct_size = sizeof limits,
@@ -66,7 +66,7 @@ static attn_status bind(attn_model *model, int32_t index)
     const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
     struct attn_workspace workspace = {.struct_size = sizeof workspace};
     layer->bound = api->model_layer(model, index);
-    attn_status status = api->layer_kv_spec(layer->bound, &spec, &error);
+    attn_status status = api->layer_cache_spec(layer->bound, 0, &spec, &error);
     memory.base = layer->cache = take((size_t)(BLOCKS * spec.padded_page_bytes));
     status = status ? status : api->layer_bind_memory(layer->bound, &memory, &error);
     int32_t group = api->layer_group(layer->bound, ATTN_GROUP_BLOCK_TABLE, 0);

@@ -135,7 +135,7 @@ static int fail(const struct engine *e, const char *what)
  */
 static attn_status prepare(struct engine *e, attn_model *model, struct attn_batch *batch)
 {
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const struct attn_limits limits = {.struct_size = sizeof limits,
                                        .max_num_reqs = 1,
@@ -144,10 +144,13 @@ static attn_status prepare(struct engine *e, attn_model *model, struct attn_batc
     const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
     struct attn_workspace workspace = {.struct_size = sizeof workspace};
     e->layer = e->api->model_layer(model, 0);
-    attn_status status = e->api->layer_kv_spec(e->layer, &spec, &e->error);
+    attn_status status = e->api->layer_cache_spec(e->layer, 0, &spec, &e->error);
     void *cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
-    status = status ? status : e->api->layer_kv_views(e->layer, cache, BLOCKS, &k, &v, &e->error);
-    status = status ? status : e->api->layer_bind_kv(e->layer, &k, &v, &e->error);
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = cache, .num_blocks = BLOCKS};
+    status = status ? status : e->api->layer_bind_memory(e->layer, &memory, &e->error);
+    status = status ? status : e->api->layer_cache_view(e->layer, 0, &k, &e->error);
+    status = status ? status : e->api->layer_cache_view(e->layer, 1, &v, &e->error);
     status = status ? status : e->api->plan_create(model, 0, &options, &e->plan, &e->error);
     for (int32_t i = 0; status == ATTN_OK && i < LENGTH * HK * D; i++) {
         int64_t j = i / (HK * D), h = i / D % HK, d = i % D;

@@ -2,7 +2,7 @@
 /* The engine's table, got from the one symbol of libattn.so.1.
  *
  *     once        runtime_create, select, model_create
- *     per layer   layer_kv_spec, layer_bind_kv, layer_bind_params
+ *     per layer   layer_cache_spec, layer_bind_memory, layer_bind_params
  *     per group   plan_create, plan_workspace, plan_bind_workspace
  *     per step    plan_batch for each block-table group, then run for each layer
  *
@@ -14,6 +14,7 @@
 #ifndef ATTN_API_H
 #define ATTN_API_H
 
+#include "device_services.h"
 #include "kernels.h"
 #include "model.h"
 
@@ -40,6 +41,10 @@ struct attn_api {
     const char *version; /* of the library: "0.1.0" */
     /* constant; "unknown status" for others */
     const char *(*status_text)(attn_status status);
+    /* The name of a code, or of bit number `code` of a mask, in a list (enum attn_name_list), as
+     * reasons and ATTN_BACKEND have it: "fp8_e4m3", "prefix_lm". Constant text; NULL: there is
+     * no such code. */
+    const char *(*code_name)(int32_t list, int32_t code);
 
     /* Runtime. Bad plugins never fail the creation: see plugin_info. */
     attn_status (*runtime_create)(const struct attn_runtime_options *options,
@@ -54,6 +59,14 @@ struct attn_api {
     int32_t (*backend_count)(const attn_runtime *runtime);
     attn_status (*backend_info)(const attn_runtime *runtime, int32_t index,
                                 struct attn_backend_info *info);
+
+    /* The best device that any backend has: accelerators before the CPU, then the lowest type and
+     * id; where `backend` (NULL: the runtime's selection text) orders backends, theirs. To be
+     * stated in select's options. */
+    attn_status (*best_device)(const attn_runtime *runtime, const char *backend,
+                               struct attn_device *device, struct attn_error *error);
+    /* The table of devices, for engines without memory and streams of their own. */
+    const struct attn_device_services *device;
 
     /* Selection. `layers` holds num_layers pointers; everything is copied. Fails with
      * ATTN_ERROR_NO_BACKEND or ATTN_ERROR_REFUSED naming layer, backend and reasons, unless
@@ -91,19 +104,23 @@ struct attn_api {
                                int32_t *layers, int32_t capacity, int32_t *count);
     /* `phase` counts for ATTN_GROUP_SCHEDULE alone. */
     int32_t (*layer_group)(const attn_layer *layer, int32_t kind, int32_t phase);
-    attn_status (*layer_kv_spec)(const attn_layer *layer, struct attn_kv_spec *spec,
-                                 struct attn_error *error);
-    /* Views of num_blocks blocks in the spec's own layout at base. An MLA layer has a k view only.
-     */
-    attn_status (*layer_kv_views)(const attn_layer *layer, void *base, int64_t num_blocks,
-                                  struct attn_kv_view *k, struct attn_kv_view *v,
-                                  struct attn_error *error);
-    /* Hands cache memory in; refused if the backend cannot read it. Layers that share a cache take
-     * none. v NULL: MLA. Not while a plan holds the layer, or one that reads its cache. */
-    attn_status (*layer_bind_kv)(attn_layer *layer, const struct attn_kv_view *k,
-                                 const struct attn_kv_view *v, struct attn_error *error);
-    attn_status (*layer_bind_state)(attn_layer *layer, const struct attn_recurrent_state *state,
-                                    struct attn_error *error);
+    /* Caches. A layer's list: K and V, MLA's latent rows, or a recurrent layer's state and, if it
+     * has one, convolution's window; then those of attn_layer_caches. None: a layer that shares an
+     * earlier one's, or has no cache. */
+    int32_t (*layer_num_caches)(const attn_layer *layer);
+    attn_status (*layer_cache_spec)(const attn_layer *layer, int32_t index,
+                                    struct attn_cache_spec *spec, struct attn_error *error);
+    /* Memory for all of them in the layout of their specs; layers that have none take none. Not
+     * while a plan holds the layer, or one that reads its caches. */
+    attn_status (*layer_bind_memory)(attn_layer *layer, const struct attn_cache_memory *memory,
+                                     struct attn_error *error);
+    /* Likewise of memory in the engine's own layout, which is refused where the backend cannot read
+     * it: views[i] is that of cache i. */
+    attn_status (*layer_bind_caches)(attn_layer *layer, const struct attn_kv_view *const *views,
+                                     int32_t num_views, struct attn_error *error);
+    /* The view of a cache that is bound, in blocks of kernel_block_size. */
+    attn_status (*layer_cache_view)(const attn_layer *layer, int32_t index,
+                                    struct attn_kv_view *view, struct attn_error *error);
     /* Not while a plan holds the layer: change then what the parameters point at. */
     attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,
                                      struct attn_error *error);
@@ -114,9 +131,6 @@ struct attn_api {
      * (batches, the two parts of MLA's q) with accumulate. */
     attn_status (*layer_amax)(attn_layer *layer, const struct attn_amax_args *args,
                               struct attn_error *error);
-    /* Copies blocks of all layers of a group in one call. */
-    attn_status (*copy_blocks)(attn_model *model, const struct attn_block_transfer *transfer,
-                               struct attn_error *error);
 
     /* Plans. One plan per block-table group and batch in flight. Layers must be bound before
      * plan_create. */
@@ -132,6 +146,20 @@ struct attn_api {
                                        struct attn_error *error);
     int32_t (*plan_graph_level)(const attn_plan *plan); /* the least level of its layers */
     int32_t (*plan_graph_fill)(const attn_plan *plan);  /* for padded seq_lens in a replay */
+
+    /* Helpers. Order of requests for a batch: order[i] = the request that goes to place i: decodes,
+     * short extends, long extends, prefills (no key before the step); stable. order [num_reqs];
+     * *moved = 1 if anything moves. With prompt_lens and short_extend = threshold these are vLLM's
+     * classes. */
+    attn_status (*batch_order)(const struct attn_batch_order *requests, int32_t *order,
+                               int32_t *moved, struct attn_error *error);
+    /* *local = local(length) of struct attn_context_parallel. */
+    attn_status (*context_parallel_length)(const struct attn_rank_keys *keys, int32_t length,
+                                           int32_t *local, struct attn_error *error);
+    /* slots [num_positions] of one request under context parallelism; -1 where the token is another
+     * rank's. */
+    attn_status (*context_parallel_slots)(const struct attn_rank_keys *keys, int64_t *slots,
+                                          struct attn_error *error);
 
     /* A step: allocates nothing, takes no lock, formats no string (unless it fails in
      * plan_batch). */
@@ -157,79 +185,9 @@ struct attn_api {
     attn_status (*run)(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
                        struct attn_error *error);
 
-    /* Helpers. Order of requests for a batch: order[i] = the request that goes to place i: decodes,
-     * short extends, long extends, prefills (no key before the step); stable. order [num_reqs];
-     * *moved = 1 if anything moves. With prompt_lens and short_extend = threshold these are vLLM's
-     * classes. */
-    attn_status (*batch_order)(const struct attn_batch_order *requests, int32_t *order,
-                               int32_t *moved, struct attn_error *error);
-    /* *local = local(length) of struct attn_context_parallel. */
-    attn_status (*context_parallel_length)(const struct attn_rank_keys *keys, int32_t length,
-                                           int32_t *local, struct attn_error *error);
-    /* slots [num_positions] of one request under context parallelism; -1 where the token is another
-     * rank's. */
-    attn_status (*context_parallel_slots)(const struct attn_rank_keys *keys, int64_t *slots,
-                                          struct attn_error *error);
-
-    /* Devices, for engines without memory and streams of their own. The best device that any
-     * backend has: accelerators before the CPU, then the lowest type and id; where `backend` (NULL:
-     * the runtime's selection text) orders backends, theirs. To be stated in select's options. */
-    attn_status (*best_device)(const attn_runtime *runtime, const char *backend,
-                               struct attn_device *device, struct attn_error *error);
-    /* Opens a device that device_info lists. ATTN_ERROR_NOT_FOUND: there is no such device;
-     * ATTN_ERROR_UNSUPPORTED: no backend on it hands out its memory. The CPU's is the host's, and
-     * its stream is NULL. Close it before the runtime is destroyed. */
-    attn_status (*device_open)(attn_runtime *runtime, struct attn_device device,
-                               attn_open_device **opened, struct attn_error *error);
-    void (*device_close)(attn_open_device *opened);
-    /* `kind` is an enum attn_memory_kind. Aligned to 256 bytes; 0 bytes are taken as 1. */
-    attn_status (*device_allocate)(attn_open_device *opened, int32_t kind, size_t bytes,
-                                   void **memory, struct attn_error *error);
-    void (*device_free)(attn_open_device *opened, int32_t kind, void *memory);
-    /* `instance` is NULL, here and in device_fill: the device's. The source is read, or the
-     * destination written, after what the stream holds already: host memory stays as it is until
-     * the stream is done. */
-    attn_status (*device_copy)(attn_open_device *opened, const struct attn_copy_args *copy,
+    /* Between steps. Copies blocks of all layers of a group in one call. */
+    attn_status (*copy_blocks)(attn_model *model, const struct attn_block_transfer *transfer,
                                struct attn_error *error);
-    attn_status (*device_fill)(attn_open_device *opened, const struct attn_fill_args *fill,
-                               struct attn_error *error);
-    /* Whose memory lies at an address, see memory_device in kernels.h. */
-    attn_status (*device_of_address)(attn_open_device *opened, const void *address,
-                                     struct attn_device *device, struct attn_error *error);
-    attn_status (*device_stream_create)(attn_open_device *opened, void **stream,
-                                        struct attn_error *error);
-    void (*device_stream_destroy)(attn_open_device *opened, void *stream);
-    /* NULL: everything on the device. Gives the error that the work has met. */
-    attn_status (*device_synchronize)(attn_open_device *opened, void *stream,
-                                      struct attn_error *error);
-    /* ATTN_ERROR_UNSUPPORTED where the device has no graphs: on a CPU. */
-    attn_status (*device_capture_begin)(attn_open_device *opened, void *stream,
-                                        struct attn_error *error);
-    attn_status (*device_capture_end)(attn_open_device *opened, void *stream, void **graph,
-                                      struct attn_error *error);
-    attn_status (*device_graph_launch)(attn_open_device *opened, void *graph, void *stream,
-                                       struct attn_error *error);
-    void (*device_graph_destroy)(attn_open_device *opened, void *graph);
-
-    /* The name of a code, or of bit number `code` of a mask, in a list (enum attn_name_list), as
-     * reasons and ATTN_BACKEND have it: "fp8_e4m3", "prefix_lm". Constant text; NULL: there is
-     * no such code. */
-    const char *(*code_name)(int32_t list, int32_t code);
-
-    /* Caches. A layer's list: K and V, MLA's latent rows, or a recurrent layer's state and, if it
-     * has one, convolution's window; then those of attn_layer_caches. None: a layer that shares an
-     * earlier one's, or has no cache. */
-    int32_t (*layer_num_caches)(const attn_layer *layer);
-    attn_status (*layer_cache_spec)(const attn_layer *layer, int32_t index,
-                                    struct attn_cache_spec *spec, struct attn_error *error);
-    /* Binds all of them in one call: views[i] is that of cache i. layer_bind_kv and
-     * layer_bind_state bind those of the kind alone, of layers that have no more. */
-    attn_status (*layer_bind_caches)(attn_layer *layer, const struct attn_kv_view *const *views,
-                                     int32_t num_views, struct attn_error *error);
-    /* Likewise of memory in the layout of the layer's specs: layer_kv_views and layer_bind_caches
-     * in one. */
-    attn_status (*layer_bind_memory)(attn_layer *layer, const struct attn_cache_memory *memory,
-                                     struct attn_error *error);
 };
 
 /* The one symbol. Answers with the table if ATTN_VERSION_SERVES(min, max), else with

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory, streams and captured graphs of a device, for engines that have none of their own (the
- * tools, the examples). Optional slots of the vendor's table; the core hands them on through
- * device_open in api.h. None of them is called in a step.
+/* Arguments of the vendor's optional slots for memory, streams and captured graphs of a device. The
+ * core hands them on to engines that have none of their own, see device_services.h. None of them is
+ * called in a step.
  *
  * What one instance gives serves every instance of the plugin on that device in this process. None
  * of these calls changes the caller's current device or context. */

@@ -156,31 +156,66 @@ struct attn_layer_caches {
     int32_t cache_bytes; /* sizeof(struct attn_cache_desc) of the writer */
 };
 
-/* What a cache of a bound layer is, and what one block of it takes if it lies alone. K and V in one
- * page, states with their windows: see attn_kv_spec. */
+enum attn_kv_spec_kind {
+    /* encoder-only, multimodal encoder, or a layer that shares an earlier cache */
+    ATTN_KV_SPEC_NONE = 0,
+    ATTN_KV_SPEC_FULL = 1,
+    ATTN_KV_SPEC_SLIDING_WINDOW = 2,
+    ATTN_KV_SPEC_CHUNKED_LOCAL = 3,
+    ATTN_KV_SPEC_MLA = 4,
+    ATTN_KV_SPEC_SLIDING_WINDOW_MLA = 5,
+    ATTN_KV_SPEC_CROSS = 6,
+    ATTN_KV_SPEC_SINK_FULL = 7,
+    ATTN_KV_SPEC_STATE = 8
+};
+
+#define ATTN_KV_SPEC_MAX_DIMS 8
+
+/* One cache of a bound layer, and what an engine has to allocate for it, in the layout that the
+ * backend would like best; any other layout that the backend reads may be bound instead. The caches
+ * of a layer's kind (K and V, a state and its window) lie together in one memory
+ * (attn_cache_memory.base), of which each of their specs says the same from page_bytes on; a
+ * further cache has its own. Layers of equal specs form one block-table group. */
 struct attn_cache_spec {
     size_t struct_size;
     const struct attn_ext *next;
-    int32_t role;  /* enum attn_cache_role */
-    int32_t of;    /* as described */
-    int32_t table; /* likewise; states are addressed by attn_batch_recurrent */
-    int32_t kv_dtype;
+    int32_t kind;     /* enum attn_kv_spec_kind: the layer's */
+    int32_t role;     /* enum attn_cache_role */
+    int32_t of;       /* as described */
+    int32_t table;    /* likewise; states are addressed by attn_batch_recurrent */
+    int32_t kv_dtype; /* enum attn_kv_dtype, never AUTO */
     int32_t num_heads;
     int32_t head_size;
-    int32_t block_size;
     int32_t tokens_per_row;
-    int64_t page_bytes;
-    int32_t alignment; /* bytes at which the base address must lie */
-    /* rows in a block as the kernels take it: of table 0, block_size is cut as attn_kv_spec's is,
-     * and views may be of either size */
+    int32_t block_size;
+    /* rows in a block as the kernels take it: of table 0 block_size, or a divisor of it. A block b
+     * of the engine is then blocks b m to b m + m - 1 of theirs, m = block_size /
+     * kernel_block_size: `shape` is in their blocks, and views may be of either size. Block tables,
+     * slots and copies stay in the engine's */
     int32_t kernel_block_size;
+    int32_t sliding_window; /* tokens, the query's own included; 0: none */
+    int32_t chunk_size;     /* 0: none */
+    /* 0: none; else the reserved blocks are ceil(sink_len / block_size) */
+    int32_t sink_len;
+    int32_t layout; /* enum attn_kv_layout: the preferred one */
+    /* of one block of this cache, scales included, where it lies in memory of its own */
+    int64_t page_bytes_alone;
+    /* of one block, scales included, without padding */
+    int64_t page_bytes;
+    /* >= page_bytes: the distance between blocks that was asked for */
+    int64_t padded_page_bytes;
+    int32_t alignment; /* bytes at which the base address must lie */
+    int32_t ndim; /* logical shape, with -1 where the number of kernel blocks stands; 0: bytes */
+    int64_t shape[ATTN_KV_SPEC_MAX_DIMS];
+    /* physical position of each logical dimension */
+    int32_t stride_order[ATTN_KV_SPEC_MAX_DIMS];
 };
 
 /* Memory for all caches of a layer, see layer_bind_memory. */
 struct attn_cache_memory {
     size_t struct_size;
     const struct attn_ext *next;
-    void *base;         /* as layer_kv_spec says, padded_page_bytes a block */
+    void *base;         /* of the kind's caches, as their specs say: padded_page_bytes a block */
     int64_t num_blocks; /* there, or state slots */
     /* [num_further], of the caches that attn_layer_caches describes, in their order: page_bytes a
      * block, rows in the order of (the kernels') block, row, head */
@@ -200,59 +235,9 @@ struct attn_layer_cache {
     const struct attn_kv_view *view;
 };
 
-enum attn_kv_spec_kind {
-    /* encoder-only, multimodal encoder, or a layer that shares an earlier cache */
-    ATTN_KV_SPEC_NONE = 0,
-    ATTN_KV_SPEC_FULL = 1,
-    ATTN_KV_SPEC_SLIDING_WINDOW = 2,
-    ATTN_KV_SPEC_CHUNKED_LOCAL = 3,
-    ATTN_KV_SPEC_MLA = 4,
-    ATTN_KV_SPEC_SLIDING_WINDOW_MLA = 5,
-    ATTN_KV_SPEC_CROSS = 6,
-    ATTN_KV_SPEC_SINK_FULL = 7,
-    ATTN_KV_SPEC_STATE = 8
-};
-
-#define ATTN_KV_SPEC_MAX_DIMS 8
-
-/* What an engine has to allocate for one layer, in the layout that the backend would like best. Any
- * other layout that the backend reads may be handed in instead. Layers of equal specs form one
- * block-table group. */
-struct attn_kv_spec {
-    size_t struct_size;
-    const struct attn_ext *next;
-    int32_t kind;     /* enum attn_kv_spec_kind */
-    int32_t kv_dtype; /* enum attn_kv_dtype, never AUTO */
-    int32_t layout;   /* enum attn_kv_layout: the preferred one */
-    int32_t block_size;
-    int32_t num_kv_heads;
-    int32_t head_size;
-    int32_t head_size_v;
-    int32_t sliding_window; /* tokens, the query's own included; 0: none */
-    int32_t chunk_size;     /* 0: none */
-    /* 0: none; else the reserved blocks are ceil(sink_len / block_size) */
-    int32_t sink_len;
-    /* bytes of one block of this layer, K and V, scales included, without padding */
-    int64_t page_bytes;
-    /* >= page_bytes: the distance between blocks that was asked for */
-    int64_t padded_page_bytes;
-    int32_t ndim;      /* logical shape, with -1 where the number of kernel blocks stands */
-    int32_t alignment; /* bytes at which the base address must lie */
-    int64_t shape[ATTN_KV_SPEC_MAX_DIMS];
-    /* physical position of each logical dimension */
-    int32_t stride_order[ATTN_KV_SPEC_MAX_DIMS];
-    /* slots in a block as the kernels take it; block_size, or a divisor of it. A block b of the
-     * engine is then blocks b m to b m + m - 1 of theirs, m = block_size / kernel_block_size:
-     * `shape` is in their blocks, layer_kv_views gives views of them, and other views may be of
-     * either size. Block tables, slots and copies stay in the engine's */
-    int32_t kernel_block_size;
-    int32_t kv_dtype_v; /* V's; kv_dtype, or what attn_layer_desc.kv_dtype_v says */
-};
-
 ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 120, "attn_kv_view of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 184, "attn_kv_spec of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_cache_desc) == 32, "attn_cache_desc of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_cache_spec) == 64, "attn_cache_spec of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_cache_spec) == 200, "attn_cache_spec of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_cache_memory) == 64, "attn_cache_memory of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_layer_cache) == 24, "attn_layer_cache of ABI 0.3");
 

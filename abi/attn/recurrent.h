@@ -66,21 +66,10 @@ struct attn_recurrent_weights { /* on attn_layer_params */
     const float *skip;                   /* device [Hv]; needed iff has_skip */
 };
 
-/* State memory of one layer, handed over with layer_bind_state and borrowed like a KV cache. The
- * gated_delta kernel gets it as two views: args->k_cache with block = state slot, one slot, head =
- * value head, row of Dv Dk float32; args->v_cache (NULL without a convolution) with block = state
- * slot, head = channel, row of the rolling window. */
-struct attn_recurrent_state {
-    size_t struct_size;
-    const struct attn_ext *next;
-    void *state;               /* float32 [slots, Hv, Dv, Dk] */
-    int64_t state_stride_slot; /* elements */
-    void *conv_state;          /* activation dtype [slots, channels, conv_width - 1 (+ drafted)] */
-    int64_t conv_stride_slot;  /* elements */
-    int64_t conv_stride_channel; /* elements */
-    int64_t num_slots;
-    struct attn_device device; /* of both memories; type 0: not stated */
-};
+/* The layer's caches: the state, block = state slot, one slot, head = value head, row of Dv Dk
+ * float32, heads one behind the other; and, with a convolution, the window, block = state slot,
+ * head = channel, row of conv_width - 1 (+ drafted) inputs. The gated_delta kernel gets their views
+ * as args->k_cache and args->v_cache (NULL without a convolution). */
 
 /* A request whose first slot is negative, of either row, or that has no tokens, is left alone, its
  * rows of out too. Speculative, a request of up to 1 + n tokens leaves the state after its token i
@@ -137,7 +126,5 @@ struct attn_recurrent_caps { /* on attn_backend_caps */
     int32_t initial_slots; /* 1: takes has_initial_slots */
     int32_t checkpoints;   /* 1: takes checkpoint_interval */
 };
-
-ATTN_STATIC_ASSERT(sizeof(struct attn_recurrent_state) == 72, "attn_recurrent_state of ABI 0.3");
 
 #endif

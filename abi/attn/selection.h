@@ -59,7 +59,7 @@ struct attn_choice {
     uint32_t composed;   /* ATTN_COMPOSE_* */
     int32_t graph_level; /* the least level of the parts */
     attn_status status;  /* ATTN_OK, ATTN_ERROR_NO_BACKEND, ATTN_ERROR_REFUSED */
-    /* block_size, or a divisor of it that the kernels take, see attn_kv_spec */
+    /* block_size, or a divisor of it that the kernels take, see attn_cache_spec */
     int32_t kernel_block_size;
     int32_t reserved;
 };

@@ -21,7 +21,7 @@ OUTPUT = Path(__file__).resolve().parent / "src" / "libattn" / "_declarations.py
 
 #: Headers in an order in which every struct that is held by value comes first.
 ORDER = ("version", "status", "tensor", "types", "host", "kv_cache", "capability", "runtime", "selection", "layer",
-         "collectives", "batch", "io", "mla", "recurrent", "attend", "cache_kernels", "device_memory",
+         "collectives", "batch", "io", "mla", "recurrent", "attend", "cache_kernels", "device_memory", "device_services",
          "numeric_kernels", "kernels", "plugin", "model", "api")
 
 SCALARS = {
@@ -145,7 +145,7 @@ def struct_lines(name: str, body: str, extensions: dict[str, str]) -> list[str]:
         lines.append(f"    _pointees_ = {{{', '.join(pointers)}}}")
     lines.append("    _fields_ = [")
     lines += [f'        ("{field}", {kind}),' for field, kind in fields_of(body)]
-    if name == "attn_api":
+    if name in ("attn_api", "attn_device_services"):
         failing = re.findall(r"\(\*(\w+)\)\s*\([^;]*?attn_error \*", body)
         lines[3:3] = ["    #: Functions whose last parameter is a ``struct attn_error *``.",
                       f"    _failing_ = frozenset({sorted(failing)})"]

@@ -150,7 +150,7 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, i
         attn_layer *layer = &model->layers[i];
         if (layer->group == group && layer->owner == layer) {
             if (layer->k_cache.data == NULL) {
-                return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv",
+                return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches",
                                  "layer '%s' has no cache bound", layer->desc->name);
             }
             int64_t own = blocks_in_table(layer, table);

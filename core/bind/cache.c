@@ -119,7 +119,7 @@ attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *
                    name, which, view->num_heads, view->head_size, view->block_size,
                    wanted->num_heads, head_size, wanted->block_size);
     }
-    if (view->pack < 0 || head_size % pack != 0) {
+    if (view->pack < 0 || (pack > 0 && head_size % pack != 0)) {
         return BAD("pack", "layer '%s', %s: pack is %d; it must divide %d", name, which, view->pack,
                    head_size);
     }
@@ -271,7 +271,7 @@ attn_status view_cut(const attn_layer *layer, const char *which, int32_t kernel,
         return BAD("block_size",
                    "layer '%s', %s: blocks of %d whose slots are %lld bytes apart and which "
                    "themselves are %lld apart are not cut into the kernel's blocks of %d; bind "
-                   "views of %d, as layer_kv_views gives them",
+                   "views of %d, as layer_bind_memory makes them",
                    layer->desc->name, which, view->block_size, (long long)view->stride_slot,
                    (long long)view->stride_block, kernel, kernel);
     }
@@ -316,7 +316,7 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
     if (status == ATTN_OK && !latent) {
         status = check_apart(layer, views, error);
     }
-    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_kv", error) : status;
+    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_caches", error) : status;
     if (status == ATTN_OK) {
         layer_release_readers(layer);
         layer->k_cache = views[0];
@@ -328,18 +328,6 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
         }
     }
     return status;
-}
-
-attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
-                          const struct attn_kv_view *v, struct attn_error *error)
-{
-    if (layer != NULL && layer->num_further > 0) {
-        return BAD("layer",
-                   "layer '%s' has %d caches beyond those of its kind; layer_bind_caches "
-                   "binds all at once",
-                   layer->desc->name, layer->num_further);
-    }
-    return layer_bind_own(layer, k, v, error);
 }
 
 static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,
@@ -406,32 +394,34 @@ static attn_status check_unread(const struct attn_layer_desc *l, const struct at
     const struct attn_kv_quant_params *quant =
         ext != NULL && !(ext->flags & ATTN_EXT_OPTIONAL) ? (const void *)ext : &none;
     const bool rows = layer_needs_quant_params(l), skips = l->skip_kv_quantization;
-    const bool int4 = (rows && l->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
-    const bool int8 = (rows && l->kv_dtype == ATTN_KV_INT8_KV) || skips;
-    const bool nvfp4 = l->kv_dtype == ATTN_KV_NVFP4;
-    const bool k_scale = l->k_scale_form != ATTN_SCALE_NONE || nvfp4 || skips;
-    const bool v_scale =
-        (l->v_scale_form != ATTN_SCALE_NONE && l->kind != ATTN_LAYER_MLA) || nvfp4 || skips;
+    const int32_t k_dtype = kv_dtype_of(l, false), v_dtype = kv_dtype_of(l, true);
+    const bool int4_k = (rows && k_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
+    const bool int4_v = (rows && v_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
+    const bool int8 = (rows && v_dtype == ATTN_KV_INT8_KV) || skips;
+    const bool k_scale = l->k_scale_form != ATTN_SCALE_NONE || k_dtype == ATTN_KV_NVFP4 || skips;
+    const bool v_scale = (l->v_scale_form != ATTN_SCALE_NONE && l->kind != ATTN_LAYER_MLA) ||
+                         v_dtype == ATTN_KV_NVFP4 || skips;
     const struct {
         const char *field;
         bool given, is_read;
         const char *reader;
-    } fields[] = {
-        {"sinks", p->sinks != NULL, l->has_sinks, "has_sinks"},
-        {"alibi_slopes", p->alibi_slopes != NULL, l->alibi, "alibi"},
-        {"sink_k", p->sink_k != NULL, l->sink_len > 0, "sink_len"},
-        {"sink_v", p->sink_v != NULL, l->sink_len > 0, "sink_len"},
-        {"q_scale", p->q_scale != NULL, l->q_scale_form, "q_scale_form"},
-        {"k_scale", p->k_scale != NULL, k_scale, "k_scale_form"},
-        {"v_scale", p->v_scale != NULL, v_scale, "v_scale_form"},
-        {"p_scale", p->p_scale != NULL, l->p_scale_form, "p_scale_form"},
-        {"q_scale_host", is_scale(p->q_scale_host), l->q_scale_form, "q_scale_form"},
-        {"k_scale_host", is_scale(p->k_scale_host), k_scale, "k_scale_form"},
-        {"v_scale_host", is_scale(p->v_scale_host), v_scale, "v_scale_form"},
-        {"p_scale_host", is_scale(p->p_scale_host), l->p_scale_form, "p_scale_form"},
-        {"hadamard_signs_k", quant->hadamard_signs_k != NULL, int4, "kv_dtype int4_per_token_head"},
-        {"hadamard_signs_v", quant->hadamard_signs_v != NULL, int4, "kv_dtype int4_per_token_head"},
-        {"v_channel_scale", quant->v_channel_scale != NULL, int8, "kv_dtype int8_kv"}};
+    } fields[] = {{"sinks", p->sinks != NULL, l->has_sinks, "has_sinks"},
+                  {"alibi_slopes", p->alibi_slopes != NULL, l->alibi, "alibi"},
+                  {"sink_k", p->sink_k != NULL, l->sink_len > 0, "sink_len"},
+                  {"sink_v", p->sink_v != NULL, l->sink_len > 0, "sink_len"},
+                  {"q_scale", p->q_scale != NULL, l->q_scale_form, "q_scale_form"},
+                  {"k_scale", p->k_scale != NULL, k_scale, "k_scale_form"},
+                  {"v_scale", p->v_scale != NULL, v_scale, "v_scale_form"},
+                  {"p_scale", p->p_scale != NULL, l->p_scale_form, "p_scale_form"},
+                  {"q_scale_host", is_scale(p->q_scale_host), l->q_scale_form, "q_scale_form"},
+                  {"k_scale_host", is_scale(p->k_scale_host), k_scale, "k_scale_form"},
+                  {"v_scale_host", is_scale(p->v_scale_host), v_scale, "v_scale_form"},
+                  {"p_scale_host", is_scale(p->p_scale_host), l->p_scale_form, "p_scale_form"},
+                  {"hadamard_signs_k", quant->hadamard_signs_k != NULL, int4_k,
+                   "kv_dtype int4_per_token_head"},
+                  {"hadamard_signs_v", quant->hadamard_signs_v != NULL, int4_v,
+                   "kv_dtype int4_per_token_head"},
+                  {"v_channel_scale", quant->v_channel_scale != NULL, int8, "kv_dtype int8_kv"}};
     const struct {
         uint32_t id;
         const char *name;

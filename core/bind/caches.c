@@ -2,13 +2,14 @@
 #include "bind/caches.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "bind/model.h"
 #include "bind/place.h"
 #include "select/layer_caches.h"
 #include "util/structs.h"
 
-#define MIN_CACHE_SPEC 64 /* sizes in ABI 0.3 */
+#define MIN_CACHE_SPEC 200 /* sizes in ABI 0.3 */
 #define MIN_CACHE_MEMORY 64
 #define MIN_VIEW 120
 #define ALIGNMENT 256
@@ -57,21 +58,16 @@ int32_t layer_num_caches(const attn_layer *layer)
 /* A cache of the layer's kind that holds keys. */
 static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
 {
-    const struct attn_kv_spec *s = &layer->spec;
-    const bool latent = s->layout == ATTN_KV_LAYOUT_LATENT;
-    struct attn_cache_spec spec = {.role = latent  ? ATTN_CACHE_LATENT
-                                           : value ? ATTN_CACHE_V
-                                                   : ATTN_CACHE_K,
-                                   .kv_dtype = value ? s->kv_dtype_v : s->kv_dtype,
-                                   .num_heads = s->num_kv_heads,
-                                   .head_size = value ? s->head_size_v : s->head_size,
-                                   .block_size = s->block_size,
-                                   .kernel_block_size = s->kernel_block_size,
-                                   .tokens_per_row = 1};
-    int64_t row =
-        kv_row_bytes(spec.kv_dtype, spec.head_size, value) + kv_scales_apart(spec.kv_dtype, value);
-    spec.page_bytes = latent ? s->page_bytes : (int64_t)s->block_size * s->num_kv_heads * row;
-    return spec;
+    const struct kv_page *s = &layer->spec;
+    return (struct attn_cache_spec){.role = s->layout == ATTN_KV_LAYOUT_LATENT ? ATTN_CACHE_LATENT
+                                            : value                            ? ATTN_CACHE_V
+                                                                               : ATTN_CACHE_K,
+                                    .kv_dtype = value ? s->kv_dtype_v : s->kv_dtype,
+                                    .num_heads = s->num_kv_heads,
+                                    .head_size = value ? s->head_size_v : s->head_size,
+                                    .block_size = s->block_size,
+                                    .kernel_block_size = s->kernel_block_size,
+                                    .tokens_per_row = 1};
 }
 
 /* A state, or the window of its convolution, of one slot. */
@@ -79,7 +75,7 @@ static struct attn_cache_spec state_spec(const attn_layer *layer, bool window)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
     const int32_t dtype = window ? layer->desc->dtype : ATTN_KV_F32; /* one code for one thing */
-    struct attn_cache_spec spec = {
+    return (struct attn_cache_spec){
         .role = window ? ATTN_CACHE_CONV : ATTN_CACHE_STATE,
         .kv_dtype = dtype,
         .num_heads = window ? 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v
@@ -89,8 +85,6 @@ static struct attn_cache_spec state_spec(const attn_layer *layer, bool window)
         .block_size = 1,
         .kernel_block_size = 1,
         .tokens_per_row = 1};
-    spec.page_bytes = (int64_t)spec.num_heads * kv_row_bytes(dtype, spec.head_size, false);
-    return spec;
 }
 
 static struct attn_cache_spec further_spec(const attn_layer *layer, int32_t index)
@@ -105,9 +99,6 @@ static struct attn_cache_spec further_spec(const attn_layer *layer, int32_t inde
                                    .block_size = cache_block_size(c, layer->spec.block_size),
                                    .tokens_per_row = c->tokens_per_row};
     spec.kernel_block_size = spec.block_size / layer_parts(layer, c->table);
-    spec.page_bytes =
-        (int64_t)spec.block_size * c->num_heads *
-        (kv_row_bytes(c->kv_dtype, c->head_size, false) + kv_scales_apart(c->kv_dtype, false));
     return spec;
 }
 
@@ -117,8 +108,26 @@ static struct attn_cache_spec spec_of(const attn_layer *layer, int32_t index)
     struct attn_cache_spec spec = index >= own                  ? further_spec(layer, index - own)
                                   : layer->selected->has_states ? state_spec(layer, index == 1)
                                                                 : own_spec(layer, index == 1);
+    const struct kv_page *page = &layer->spec;
     spec.struct_size = sizeof spec;
     spec.alignment = ALIGNMENT;
+    spec.kind = page->kind;
+    spec.layout = page->layout;
+    spec.sliding_window = page->sliding_window;
+    spec.chunk_size = page->chunk_size;
+    spec.sink_len = page->sink_len;
+    spec.page_bytes_alone =
+        (int64_t)spec.block_size * spec.num_heads *
+        (kv_row_bytes(spec.kv_dtype, spec.head_size, spec.role == ATTN_CACHE_V) +
+         kv_scales_apart(spec.kv_dtype, spec.role == ATTN_CACHE_V));
+    spec.page_bytes = spec.padded_page_bytes = spec.page_bytes_alone;
+    if (index < own) { /* one memory for all of these */
+        spec.page_bytes = page->page_bytes;
+        spec.padded_page_bytes = page->padded_page_bytes;
+        spec.ndim = page->ndim;
+        memcpy(spec.shape, page->shape, sizeof spec.shape);
+        memcpy(spec.stride_order, page->stride_order, sizeof spec.stride_order);
+    }
     return spec;
 }
 
@@ -135,6 +144,31 @@ attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn
                : error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_cache_spec",
                            "spec %p; its struct_size of at least %d is needed", (void *)spec,
                            MIN_CACHE_SPEC);
+}
+
+attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn_kv_view *view,
+                             struct attn_error *error)
+{
+    if (index < 0 || index >= layer_num_caches(layer)) {
+        return error_set(error, ATTN_ERROR_NOT_FOUND, "index", "layer %p has %d caches; %d is none",
+                         (const void *)layer, layer_num_caches(layer), index);
+    }
+    const int32_t own = num_own(layer);
+    const struct attn_kv_view *bound = index >= own ? &layer->further[index - own]
+                                       : index == 1 ? &layer->v_cache
+                                                    : &layer->k_cache;
+    if (bound->data == NULL) {
+        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches",
+                         "layer '%s' has no cache bound", layer->desc->name);
+    }
+    struct attn_kv_view known = *bound;
+    known.struct_size = sizeof known;
+    known.next = NULL;
+    return struct_write(view, &known, sizeof known, MIN_VIEW) == ATTN_OK
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_kv_view",
+                           "view %p; its struct_size of at least %d is needed", (void *)view,
+                           MIN_VIEW);
 }
 
 /* One of those beyond the kind's: read into `read`. */
@@ -164,42 +198,47 @@ static attn_status check_further(const attn_layer *layer, int32_t index,
     return status == ATTN_OK ? place_check_view(layer->model, read, which, error) : status;
 }
 
-/* States are kept as two views, see recurrent.h; as the struct they are checked. */
+/* A state, heads one behind the other, and the convolution's window. */
 static attn_status bind_states(attn_layer *layer, const struct attn_kv_view *const *views,
                                struct attn_error *error)
 {
     struct attn_kv_view read[2] = {{0}, {0}};
+    int64_t rows[2] = {0, 0};
     const int32_t count = num_own(layer);
-    for (int32_t i = 0; i < count; i++) {
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
         const struct attn_cache_spec spec = spec_of(layer, i);
-        const struct wanted_view wanted = {i == 1 ? "the window" : "the state", spec.num_heads,
-                                           spec.head_size, 1,
-                                           kv_row_bytes(spec.kv_dtype, spec.head_size, false)};
-        attn_status status =
-            struct_read(&read[i], sizeof read[i], MIN_VIEW, views[i], "attn_kv_view", error);
+        const char *which = i == 1 ? "the window" : "the state";
+        rows[i] = kv_row_bytes(spec.kv_dtype, spec.head_size, false);
+        const struct wanted_view wanted = {which, spec.num_heads, spec.head_size, 1, rows[i]};
+        status = struct_read(&read[i], sizeof read[i], MIN_VIEW, views[i], "attn_kv_view", error);
         status = status == ATTN_OK ? check_view_shape(layer, &wanted, &read[i], error) : status;
-        if (status != ATTN_OK) {
-            return status;
-        }
+        status =
+            status == ATTN_OK ? place_check_view(layer->model, &read[i], which, error) : status;
     }
     const int64_t element = kv_row_bytes(layer->desc->dtype, 1, false);
-    if (read[0].stride_head != 4 * (int64_t)read[0].head_size || read[0].stride_block % 4 != 0 ||
-        read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
-        (count == 2 && read[0].num_blocks != read[1].num_blocks)) {
-        return BAD("stride_head",
-                   "layer '%s': states lie head behind head in whole elements, with as many slots "
-                   "as windows",
-                   layer->desc->name);
+    if (status == ATTN_OK &&
+        (read[0].stride_head != rows[0] || read[0].stride_block % 4 != 0 ||
+         read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
+         (count == 2 && read[0].num_blocks != read[1].num_blocks))) {
+        status = BAD("stride_head",
+                     "layer '%s': states lie head behind head in whole elements, with as many "
+                     "slots as windows",
+                     layer->desc->name);
     }
-    const struct attn_recurrent_state state = {.struct_size = sizeof state,
-                                               .state = read[0].data,
-                                               .state_stride_slot = read[0].stride_block / 4,
-                                               .conv_state = read[1].data,
-                                               .conv_stride_slot = read[1].stride_block / element,
-                                               .conv_stride_channel = read[1].stride_head / element,
-                                               .num_slots = read[0].num_blocks,
-                                               .device = read[0].device};
-    return layer_bind_state(layer, &state, error);
+    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_caches", error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    layer_release_readers(layer);
+    read[0].stride_slot = read[0].stride_head * read[0].num_heads;
+    read[1].stride_slot = read[1].stride_block;
+    layer->has_v_cache = count == 2;
+    layer->k_cache = read[0];
+    layer->v_cache = read[1];
+    layer->row_bytes[0] = rows[0];
+    layer->row_bytes[1] = rows[1];
+    return ATTN_OK;
 }
 
 attn_status layer_bind_caches(attn_layer *layer, const struct attn_kv_view *const *views,
@@ -266,17 +305,20 @@ static attn_status state_views(const attn_layer *layer, const struct attn_cache_
     }
     for (int32_t i = 0; i < num_own(layer); i++) {
         const int64_t row = kv_row_bytes(specs[i].kv_dtype, specs[i].head_size, false);
-        views[i] = (struct attn_kv_view){.struct_size = sizeof views[i],
-                                         .data = (uint8_t *)memory->base +
-                                                 (i == 1 ? specs[0].page_bytes : 0),
-                                         .num_blocks = memory->num_blocks,
-                                         .block_size = 1,
-                                         .num_heads = specs[i].num_heads,
-                                         .head_size = specs[i].head_size,
-                                         .stride_block = layer->spec.padded_page_bytes,
-                                         .stride_slot = specs[i].page_bytes,
-                                         .stride_head = row,
-                                         .device = memory->device};
+        views[i] = (struct attn_kv_view){
+            .struct_size = sizeof views[i],
+            .data = (uint8_t *)memory->base +
+                    (i == 1 ? kv_row_bytes(specs[0].kv_dtype, specs[0].head_size, false) *
+                                  specs[0].num_heads
+                            : 0),
+            .num_blocks = memory->num_blocks,
+            .block_size = 1,
+            .num_heads = specs[i].num_heads,
+            .head_size = specs[i].head_size,
+            .stride_block = layer->spec.padded_page_bytes,
+            .stride_slot = row * specs[i].num_heads,
+            .stride_head = row,
+            .device = memory->device};
     }
     return ATTN_OK;
 }

@@ -25,6 +25,12 @@ attn_status view_cut(const attn_layer *layer, const char *which, int32_t kernel,
 attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
                            const struct attn_kv_view *v, struct attn_error *error);
 
+/* kv_spec.c: views of num_blocks blocks at base, in the layout of the layer's page. Of latent rows
+ * v is NULL. */
+attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
+                           struct attn_kv_view *k, struct attn_kv_view *v,
+                           struct attn_error *error);
+
 /* Makes room for the caches beyond the kind's, none of them bound. */
 attn_status layer_make_caches(attn_layer *layer, struct attn_error *error);
 

@@ -2,12 +2,11 @@
 /* What a layer's cache is made of: page bytes, shape and stride order of the layout that its
  * backend would like. */
 #include "bind/bound.h"
-#include "bind/model.h"
+#include "bind/caches.h"
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_SPEC 184 /* sizes in ABI 0.3 */
-#define MIN_VIEW 120
+#define MIN_VIEW 120 /* size in ABI 0.3 */
 #define ALIGNMENT 256
 
 int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
@@ -78,13 +77,13 @@ int64_t kv_scales_apart(int32_t kv_dtype, bool value)
     return kv_scales_in_row(kv_dtype) ? 0 : kv_scale_bytes(kv_dtype, 0, value);
 }
 
-static int64_t row_bytes(const struct attn_kv_spec *s, bool value)
+static int64_t row_bytes(const struct kv_page *s, bool value)
 {
     return value ? kv_row_bytes(s->kv_dtype_v, s->head_size_v, true)
                  : kv_row_bytes(s->kv_dtype, s->head_size, false);
 }
 
-static int64_t scales_apart(const struct attn_kv_spec *s, bool value)
+static int64_t scales_apart(const struct kv_page *s, bool value)
 {
     return kv_scales_apart(value ? s->kv_dtype_v : s->kv_dtype, value);
 }
@@ -102,7 +101,7 @@ static int32_t spec_kind(const struct layer *layer)
                                        : ATTN_KV_SPEC_FULL;
 }
 
-static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *shape,
+static void set_shape(struct kv_page *spec, int32_t ndim, const int64_t *shape,
                       const int32_t *order)
 {
     spec->ndim = ndim;
@@ -114,7 +113,7 @@ static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *sh
 
 /* Rows of K and V of different sizes, and scales, have no common tensor: a block is then one page
  * of bytes. */
-static bool has_whole_pages(const struct attn_kv_spec *spec)
+static bool has_whole_pages(const struct kv_page *spec)
 {
     return spec->kv_dtype_v != spec->kv_dtype || row_bytes(spec, false) != row_bytes(spec, true) ||
            scales_apart(spec, false) > 0 || scales_apart(spec, true) > 0 ||
@@ -124,21 +123,21 @@ static bool has_whole_pages(const struct attn_kv_spec *spec)
 }
 
 /* Bytes between the kernel's blocks. */
-static int64_t kernel_page(const struct attn_kv_spec *spec)
+static int64_t kernel_page(const struct kv_page *spec)
 {
     return spec->padded_page_bytes / (spec->block_size / spec->kernel_block_size);
 }
 
 /* Bytes of K's or V's rows in a kernel's block. Next to rows of another dtype they end where
  * float32 may follow. */
-static int64_t plane_bytes(const struct attn_kv_spec *s, bool value)
+static int64_t plane_bytes(const struct kv_page *s, bool value)
 {
     const int64_t bytes = (int64_t)s->kernel_block_size * s->num_kv_heads * row_bytes(s, value);
     return s->kv_dtype_v != s->kv_dtype ? (bytes + 3) / 4 * 4 : bytes;
 }
 
 /* Logical dimensions are those that engines name; the order says where each lies in memory. */
-static void set_paged_shape(struct attn_kv_spec *spec)
+static void set_paged_shape(struct kv_page *spec)
 {
     int64_t b = spec->kernel_block_size, h = spec->num_kv_heads, d = spec->head_size;
     static const int32_t straight[] = {0, 1, 2, 3, 4};
@@ -166,21 +165,20 @@ static void set_paged_shape(struct attn_kv_spec *spec)
 void layer_make_spec(attn_layer *layer, int32_t layout)
 {
     const struct attn_layer_desc *l = layer->desc;
-    struct attn_kv_spec *spec = &layer->spec;
-    *spec = (struct attn_kv_spec){.struct_size = sizeof *spec,
-                                  .kind = spec_kind(layer->selected),
-                                  .kv_dtype = l->kv_dtype,
-                                  .kv_dtype_v = kv_dtype_of(l, true),
-                                  .layout = layout,
-                                  .block_size = l->block_size * layer->selected->blocks_per_entry,
-                                  .kernel_block_size = l->block_size,
-                                  .num_kv_heads = l->num_kv_heads,
-                                  .head_size = l->head_size,
-                                  .head_size_v = l->head_size_v,
-                                  .sliding_window = l->has_window ? l->window_left + 1 : 0,
-                                  .chunk_size = l->chunk_size,
-                                  .sink_len = l->sink_len,
-                                  .alignment = ALIGNMENT};
+    struct kv_page *spec = &layer->spec;
+    *spec = (struct kv_page){.kind = spec_kind(layer->selected),
+                             .kv_dtype = l->kv_dtype,
+                             .kv_dtype_v = kv_dtype_of(l, true),
+                             .layout = layout,
+                             .block_size = l->block_size * layer->selected->blocks_per_entry,
+                             .kernel_block_size = l->block_size,
+                             .num_kv_heads = l->num_kv_heads,
+                             .head_size = l->head_size,
+                             .head_size_v = l->head_size_v,
+                             .sliding_window = l->has_window ? l->window_left + 1 : 0,
+                             .chunk_size = l->chunk_size,
+                             .sink_len = l->sink_len,
+                             .alignment = ALIGNMENT};
     if (spec->kind == ATTN_KV_SPEC_NONE) {
         spec->block_size = spec->kernel_block_size = 0;
         return;
@@ -208,19 +206,8 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
     }
 }
 
-attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec,
-                          struct attn_error *error)
-{
-    if (layer == NULL || spec == NULL || struct_write(spec, &layer->spec, sizeof *spec, MIN_SPEC)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "spec",
-                         "layer %p, spec %p; both are needed, and spec.struct_size of at least %d",
-                         (const void *)layer, (void *)spec, MIN_SPEC);
-    }
-    return ATTN_OK;
-}
-
 /* K's or V's view, of the kernel's blocks; `before` is where V's part begins behind K's. */
-static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, int64_t num_blocks,
+static void make_view(const struct kv_page *s, bool value, uint8_t *base, int64_t num_blocks,
                       struct attn_kv_view *view)
 {
     int64_t row[2] = {row_bytes(s, false), row_bytes(s, true)};
@@ -260,7 +247,7 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
 
 /* Scales stand behind the rows of a page: K's, then V's, float32 each, [B, Hk] or, where a head's
  * rows lie together, [Hk, B]. NVFP4's and TurboQuant's stand behind each row. */
-static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
+static void add_scales(const struct kv_page *s, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
     bool by_head = view->stride_head > view->stride_slot;
@@ -295,7 +282,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
             "least",
             (const void *)layer, base, (void *)k, (long long)num_blocks);
     }
-    struct attn_kv_spec spec = layer->spec;
+    struct kv_page spec = layer->spec;
     if (spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_STATE) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
                          "layer '%s' has no cache of keys and values", layer->desc->name);

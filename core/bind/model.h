@@ -17,21 +17,14 @@ int32_t model_num_groups(const attn_model *model, int32_t kind);
 attn_status model_group(const attn_model *model, int32_t kind, int32_t group, int32_t *layers,
                         int32_t capacity, int32_t *count);
 int32_t layer_group(const attn_layer *layer, int32_t kind, int32_t phase);
-attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec,
-                          struct attn_error *error);
-attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
-                           struct attn_kv_view *k, struct attn_kv_view *v,
-                           struct attn_error *error);
-attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
-                          const struct attn_kv_view *v, struct attn_error *error);
-attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_state *state,
-                             struct attn_error *error);
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error);
 attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
                        struct attn_error *error);
 int32_t layer_num_caches(const attn_layer *layer);
 attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec,
+                             struct attn_error *error);
+attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn_kv_view *view,
                              struct attn_error *error);
 attn_status layer_bind_caches(attn_layer *layer, const struct attn_kv_view *const *views,
                               int32_t num_views, struct attn_error *error);

@@ -29,6 +29,7 @@ enum composition_id {
 struct check;
 struct own_tensor;
 struct launch;
+struct kv_page;
 struct layer;
 struct step;
 
@@ -53,7 +54,7 @@ struct composition {
     /* Binding a layer. */
     size_t layer_bytes; /* size of attn_layer.data[id], zeroed */
     /* fills the specification of a cache in a layout of the composition's own */
-    void (*make_spec)(const attn_layer *layer, struct attn_kv_spec *spec);
+    void (*make_spec)(const attn_layer *layer, struct kv_page *spec);
     /* may these two be in one block-table group? asked of every pair */
     bool (*same_table)(const attn_layer *a, const attn_layer *b);
     /* changes the layer as kernels see it, attn_layer.parts and part_params; after each binding */

@@ -216,7 +216,7 @@ bool mla_serves(const attn_layer *layer)
     return layer->selected->mla != NULL;
 }
 
-void mla_make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
+void mla_make_spec(const attn_layer *layer, struct kv_page *spec)
 {
     spec->kind = layer->desc->has_window ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA;
     spec->layout = ATTN_KV_LAYOUT_LATENT;

@@ -4,14 +4,12 @@
 #include <string.h>
 
 #include "bind/model.h"
-#include "bind/place.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 
-#define MIN_STATE 72 /* size in ABI 0.3 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
@@ -171,7 +169,7 @@ static bool same_table(const attn_layer *a, const attn_layer *b)
 }
 
 /* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
-static void make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
+static void make_spec(const attn_layer *layer, struct kv_page *spec)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
     int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
@@ -181,91 +179,6 @@ static void make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
     spec->page_bytes = state + channels * width * (layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
     spec->block_size = spec->kernel_block_size = 1;
     spec->kind = ATTN_KV_SPEC_STATE;
-}
-
-/* All slots of both states within MAX_CACHE bytes. */
-static attn_status check_state_reach(const attn_layer *layer, const struct attn_recurrent_state *s,
-                                     int64_t conv_element, struct attn_error *error)
-{
-    const struct attn_recurrent_desc *g = layer->selected->gdn;
-    const int64_t channels =
-        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-    const int64_t strides[] = {s->state_stride_slot, s->conv_stride_slot, s->conv_stride_channel};
-    const int64_t counts[] = {s->num_slots, s->num_slots, channels};
-    static const char *const names[] = {"state_stride_slot", "conv_stride_slot",
-                                        "conv_stride_channel"};
-    for (int32_t i = 0; i < (g->conv_width > 0 ? 3 : 1); i++) {
-        const int64_t most = MAX_CACHE / (i == 0 ? 4 : conv_element) / counts[i];
-        if (strides[i] < 0 || strides[i] > most) {
-            return error_set(error, ATTN_ERROR_LIMIT, names[i],
-                             "layer '%s': %lld elements between neighbours of %lld; 0 to %lld",
-                             layer->desc->name, (long long)strides[i], (long long)counts[i],
-                             (long long)most);
-        }
-    }
-    return ATTN_OK;
-}
-
-/* State as two views, see recurrent.h: kernels take all memory alike. */
-attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_state *state,
-                             struct attn_error *error)
-{
-    struct attn_recurrent_state read;
-    if (layer == NULL || layer->selected->gdn == NULL) {
-        return BAD("layer", "only a gdn layer takes a state");
-    }
-    const struct attn_recurrent_desc *g = layer->selected->gdn;
-    attn_status status =
-        struct_read(&read, sizeof read, MIN_STATE, state, "attn_recurrent_state", error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    int64_t head = (int64_t)g->head_size_v * g->head_size_k;
-    int64_t element = layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2;
-    int32_t channels = 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v;
-    if (read.state == NULL || read.num_slots <= 0 ||
-        read.state_stride_slot < head * g->num_v_heads ||
-        (g->conv_width > 0 && read.conv_state == NULL)) {
-        return BAD(
-            "state",
-            "layer '%s': state %p of %lld slots, %lld floats apart, conv_state %p; a state of "
-            "at least %lld floats a slot%s is needed",
-            layer->desc->name, read.state, (long long)read.num_slots,
-            (long long)read.state_stride_slot, read.conv_state, (long long)(head * g->num_v_heads),
-            g->conv_width > 0 ? " and the convolution's" : "");
-    }
-    status = check_state_reach(layer, &read, element, error);
-    status = status ? status : place_check_device(layer->model, read.device, "state", error);
-    status = status ? status : place_ask(layer->model, read.state, "state", error);
-    status = status ? status : place_ask(layer->model, read.conv_state, "conv_state", error);
-    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_state", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    layer_release_readers(layer);
-    layer->k_cache = (struct attn_kv_view){.struct_size = sizeof layer->k_cache,
-                                           .data = read.state,
-                                           .num_blocks = read.num_slots,
-                                           .block_size = 1,
-                                           .num_heads = g->num_v_heads,
-                                           .head_size = (int32_t)head,
-                                           .stride_block = 4 * read.state_stride_slot,
-                                           .stride_slot = 4 * head * g->num_v_heads,
-                                           .stride_head = 4 * head};
-    layer->has_v_cache = g->conv_width > 0;
-    layer->v_cache =
-        (struct attn_kv_view){.struct_size = sizeof layer->v_cache,
-                              .data = read.conv_state,
-                              .num_blocks = read.num_slots,
-                              .block_size = 1,
-                              .num_heads = channels,
-                              .head_size = g->conv_width - 1 + g->num_speculative_tokens,
-                              .stride_block = element * read.conv_stride_slot,
-                              .stride_slot = element * read.conv_stride_slot,
-                              .stride_head = element * read.conv_stride_channel};
-    layer->row_bytes[0] = 4 * head;
-    layer->row_bytes[1] = element * layer->v_cache.head_size;
-    return ATTN_OK;
 }
 
 /* f16, bf16 or f32 of so many dimensions. */

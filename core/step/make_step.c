@@ -183,7 +183,7 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
     attn_status status = ATTN_OK;
     step->layer = layer;
     if (layer_has_cache(l) && owner->k_cache.data == NULL) {
-        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
+        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches", "layer '%s' has no %s bound",
                          owner->desc->name,
                          owner->spec.kind == ATTN_KV_SPEC_STATE ? "state" : "cache");
     }

@@ -269,7 +269,8 @@ static attn_status bind_layer(struct attention *a, struct layer *layer)
         return status;
     }
     layer->bound = a->api->model_layer(layer->model, 0);
-    status = a->api->layer_bind_kv(layer->bound, &k, &v, &a->error);
+    status = a->api->layer_bind_caches(layer->bound, (const struct attn_kv_view *const[]){&k, &v},
+                                       2, &a->error);
     return status ? status : a->api->layer_bind_params(layer->bound, &params, &a->error);
 }
 

@@ -149,16 +149,16 @@ bool side_init(struct trial *t, struct side *s)
                                                 .device = {ATTN_DEVICE_CUDA, t->rank->ranks->rank},
                                                 .backend = "cuda_flash"};
     const int64_t blocks = (int64_t)g->reqs * g->blocks;
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
     TRY(t, t->api->select(t->runtime, &options, layers, 1, &s->assignment, &t->error));
     TRY(t, t->api->model_create(t->runtime, s->assignment, NULL, &s->model, &t->error));
     attn_layer *layer = t->api->model_layer(s->model, 0);
-    TRY(t, t->api->layer_kv_spec(layer, &spec, &t->error));
+    TRY(t, t->api->layer_cache_spec(layer, 0, &spec, &t->error));
     s->cache_bytes = (size_t)(blocks * spec.padded_page_bytes);
     s->cache = trial_keep(t, NULL, s->cache_bytes);
-    TRY(t, t->api->layer_kv_views(layer, s->cache, blocks, &k, latent ? NULL : &v, &t->error));
-    TRY(t, t->api->layer_bind_kv(layer, &k, latent ? NULL : &v, &t->error));
+    TRY(t, client_views(t->api, layer, s->cache, blocks, &k, latent ? NULL : &v, &t->error));
+    TRY(t, client_bind(t->api, layer, &k, latent ? NULL : &v, &t->error));
     if (latent && !bind_weights(t, g, layer)) {
         return false;
     }

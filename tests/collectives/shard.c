@@ -61,10 +61,10 @@ static void bind(struct shard *s, struct fixture *f, const struct attn_context_p
                           &f->error));
     attn_layer *bound = f->api->model_layer(s->model, 0);
     CHECK(f, client_cache(f->api, bound, blocks, NULL, &s->cache, &f->error));
-    CHECK(f, f->api->layer_kv_views(bound, s->cache, blocks, &k, &v, &f->error));
+    CHECK(f, client_views(f->api, bound, s->cache, blocks, &k, &v, &f->error));
     CHECK(f, f->api->layer_bind_params(bound, &params, &f->error));
-    CHECK(f, f->api->layer_kv_views(f->api->model_layer(f->model, 0), f->cache, f->num_blocks,
-                                    &full_k, &full_v, &f->error));
+    CHECK(f, client_views(f->api, f->api->model_layer(f->model, 0), f->cache, f->num_blocks,
+                          &full_k, &full_v, &f->error));
     fill(s, f, &full_k, &k);
     fill(s, f, &full_v, &v);
 }

@@ -14,7 +14,7 @@ TEST(spec_counts_a_page)
 {
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_layer_desc layers[] = {fake_layer("plain"), fake_layer("padded"),
                                        fake_layer("encoder")};
     fake_init(&fixture);
@@ -22,16 +22,16 @@ TEST(spec_counts_a_page)
     layers[2].kind = ATTN_LAYER_ENCODER;
     layers[2].causal = layers[2].block_size = 0;
     attn_model *model = fake_model_of(&fixture, layers, 3);
-    assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
+    assert_int_equal(layer_cache_spec(model_layer(model, 0), 0, &spec, &error), ATTN_OK);
     assert_int_equal(spec.page_bytes, PAGE);
     assert_int_equal(spec.padded_page_bytes, PAGE);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_FULL);
-    assert_int_equal(layer_kv_spec(model_layer(model, 1), &spec, &error), ATTN_OK);
+    assert_int_equal(layer_cache_spec(model_layer(model, 1), 0, &spec, &error), ATTN_OK);
     assert_int_equal(spec.page_bytes, PAGE);
     assert_int_equal(spec.padded_page_bytes, PAGE + 256);
-    assert_int_equal(layer_kv_spec(model_layer(model, 2), &spec, &error), ATTN_OK);
-    assert_int_equal(spec.kind, ATTN_KV_SPEC_NONE);
-    assert_int_equal(spec.page_bytes, 0);
+    assert_int_equal(layer_num_caches(model_layer(model, 2)), 0);
+    assert_int_equal(layer_cache_spec(model_layer(model, 2), 0, &spec, &error),
+                     ATTN_ERROR_NOT_FOUND);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
     model_destroy(model);
     fixture_finish(&fixture);
@@ -42,8 +42,7 @@ TEST(spec_names_its_kind)
 {
     struct attn_layer_desc layers[] = {fake_layer("window"), fake_layer("chunks"),
                                        fake_layer("narrow")};
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    struct attn_cache_spec cache = {.struct_size = sizeof cache};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_error error = ATTN_ERROR_INIT;
     struct fixture fixture;
     fake_init(&fixture)->terms |= ATTN_TERM_CHUNKED_LOCAL;
@@ -53,16 +52,16 @@ TEST(spec_names_its_kind)
     layers[2].head_size = 192;
     layers[2].head_size_v = 128;
     attn_model *model = fake_model_of(&fixture, layers, 3);
-    assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
+    assert_int_equal(layer_cache_spec(model_layer(model, 0), 0, &spec, &error), ATTN_OK);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_SLIDING_WINDOW);
     assert_int_equal(spec.sliding_window, 8);
-    assert_int_equal(layer_kv_spec(model_layer(model, 1), &spec, &error), ATTN_OK);
+    assert_int_equal(layer_cache_spec(model_layer(model, 1), 0, &spec, &error), ATTN_OK);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_CHUNKED_LOCAL);
     assert_int_equal(spec.chunk_size, 32);
     for (int32_t i = 0; i < 2; i++) {
-        assert_int_equal(layer_cache_spec(model_layer(model, 2), i, &cache, &error), ATTN_OK);
-        assert_int_equal(cache.head_size, i == 0 ? 192 : 128);
-        assert_int_equal(cache.page_bytes, FAKE_BLOCK_SIZE * 2 * cache.head_size * 4);
+        assert_int_equal(layer_cache_spec(model_layer(model, 2), i, &spec, &error), ATTN_OK);
+        assert_int_equal(spec.head_size, i == 0 ? 192 : 128);
+        assert_int_equal(spec.page_bytes_alone, FAKE_BLOCK_SIZE * 2 * spec.head_size * 4);
     }
     model_destroy(model);
     fixture_finish(&fixture);
@@ -129,7 +128,7 @@ TEST(views_of_each_layout)
         assert_int_equal(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error), ATTN_OK);
         assert_int_equal(k.stride_head > k.stride_slot, layouts[i].heads_apart);
         assert_int_equal(v.stride_head > v.stride_slot, layouts[i].heads_apart);
-        if (layer_bind_kv(model_layer(model, 0), &k, &v, &error) != ATTN_OK) {
+        if (layer_bind_own(model_layer(model, 0), &k, &v, &error) != ATTN_OK) {
             fail_msg("layout %d: %s", layouts[i].layout, error.message);
         }
         model_destroy(model);
@@ -150,7 +149,7 @@ TEST(turboquant_rows)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct fixture fixture;
         struct attn_error error = ATTN_ERROR_INIT;
-        struct attn_kv_spec spec = {.struct_size = sizeof spec};
+        struct attn_cache_spec spec = {.struct_size = sizeof spec};
         struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
         struct attn_layer_desc layer = fake_layer("layer");
         static _Alignas(256) uint8_t cache[3 * FAKE_BLOCK_SIZE * 2 * 196];
@@ -158,7 +157,7 @@ TEST(turboquant_rows)
         layer.kv_dtype = rows[i].kv_dtype;
         layer.head_size = rows[i].head_size;
         attn_model *model = fake_model_of(&fixture, &layer, 1);
-        assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
+        assert_int_equal(layer_cache_spec(model_layer(model, 0), 0, &spec, &error), ATTN_OK);
         assert_int_equal(spec.page_bytes, FAKE_BLOCK_SIZE * 2 * rows[i].bytes);
         assert_int_equal(spec.ndim, 2); /* bytes: K's rows and V's differ */
         assert_int_equal(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error), ATTN_OK);
@@ -218,7 +217,7 @@ TEST(quantized_rows_need_scales)
         assert_int_equal(layer_kv_views(layer, cache, 3, &k, &v, &error), ATTN_OK);
         bad = k;
         bad.scale = NULL;
-        attn_status status = layer_bind_kv(layer, &bad, &v, &error);
+        attn_status status = layer_bind_own(layer, &bad, &v, &error);
         assert_int_equal(status, rows[i].scales ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_OK);
         assert_string_equal(error.field, rows[i].scales ? "scale" : "");
         bad = k;
@@ -226,9 +225,9 @@ TEST(quantized_rows_need_scales)
         bad.stride_pack = 16; /* half of the codes */
         if (rows[i].whole) {
             REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "pack",
-                       layer_bind_kv(layer, &bad, &v, &error));
+                       layer_bind_own(layer, &bad, &v, &error));
         }
-        assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
+        assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
         if (rows[i].field != NULL) {
             REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, rows[i].field,
                        bind_params_with(layer, NULL, NULL, NULL, &error));
@@ -495,16 +494,16 @@ static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k
         struct attn_kv_view low = *v, high = *k;
         low.data = (uint8_t *)k->data + at[i];
         REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "data",
-                   layer_bind_kv(layer, k, &low, &error));
+                   layer_bind_own(layer, k, &low, &error));
         low.data = v->data;
         high.data = (uint8_t *)v->data + at[i];
-        assert_int_equal(layer_bind_kv(layer, &high, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
+        assert_int_equal(layer_bind_own(layer, &high, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
     }
     /* One pool of pages, seen twice a page apart: the table says which are K's. */
     struct attn_kv_view shifted = *k;
     shifted.data = (uint8_t *)k->data + k->stride_block;
-    assert_int_equal(layer_bind_kv(layer, k, &shifted, NULL), ATTN_OK);
-    assert_int_equal(layer_bind_kv(layer, k, v, NULL), ATTN_OK);
+    assert_int_equal(layer_bind_own(layer, k, &shifted, NULL), ATTN_OK);
+    assert_int_equal(layer_bind_own(layer, k, v, NULL), ATTN_OK);
 }
 
 /* Strides and counts whose products leave 64 bits, or any machine's memory. */
@@ -520,7 +519,7 @@ static void views_end_in_memory(attn_layer *layer, const struct attn_kv_view *k,
             views[j].stride_block = blocks[i] > 3 ? views[j].stride_block : INT64_MAX;
         }
         REFUSED_AS(ATTN_ERROR_LIMIT, &error, "num_blocks",
-                   layer_bind_kv(layer, &views[0], &views[1], &error));
+                   layer_bind_own(layer, &views[0], &views[1], &error));
         if (blocks[i] > 3) {
             assert_int_equal(
                 layer_kv_views(layer, k->data, blocks[i], &views[0], &views[1], &error),
@@ -548,37 +547,38 @@ TEST(wrong_views_are_refused)
     bad = k;
     bad.stride_slot /= 2;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "stride_slot",
-               layer_bind_kv(layer, &bad, &v, &error));
+               layer_bind_own(layer, &bad, &v, &error));
     bad = k;
     bad.head_size = 32;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "num_heads",
-               layer_bind_kv(layer, &bad, &v, &error));
+               layer_bind_own(layer, &bad, &v, &error));
     bad = k;
     bad.num_heads = 1;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "num_heads",
-               layer_bind_kv(layer, &bad, &v, &error));
+               layer_bind_own(layer, &bad, &v, &error));
     struct attn_kv_view odd[] = {k, v}; /* one block each: a stride that no block needs */
     odd[0].num_blocks = odd[1].num_blocks = 1;
     odd[0].stride_block += 2;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "data",
-               layer_bind_kv(layer, &odd[0], &odd[1], &error));
+               layer_bind_own(layer, &odd[0], &odd[1], &error));
     bad = k;
     bad.pack = k.head_size - 1;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "pack", layer_bind_kv(layer, &bad, &v, &error));
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "pack",
+               layer_bind_own(layer, &bad, &v, &error));
     bad = k; /* hnd, which the fake does not declare */
     bad.stride_slot = k.stride_head;
     bad.stride_head = k.stride_head * FAKE_BLOCK_SIZE;
     REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &error, "view_forms",
-               layer_bind_kv(layer, &bad, &v, &error));
+               layer_bind_own(layer, &bad, &v, &error));
     bad = v;
     bad.num_blocks = 3;
-    assert_int_equal(layer_bind_kv(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(layer_bind_kv(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(layer_bind_own(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(layer_bind_own(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
     views_share_no_bytes(layer, &k, &v);
     views_end_in_memory(layer, &k, &v);
-    assert_int_equal(layer_bind_kv(model_layer(model, 1), &k, &v, &error),
+    assert_int_equal(layer_bind_own(model_layer(model, 1), &k, &v, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
+    assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
     model_destroy(model);
     free(base);
     fixture_finish(&fixture);
@@ -607,7 +607,7 @@ TEST(copies_blocks_of_spread_planes)
     k.stride_block = v.stride_block = STRIDE;
     k.data = planes[0];
     v.data = planes[1];
-    assert_int_equal(layer_bind_kv(model_layer(model, 0), &k, &v, &error), ATTN_OK);
+    assert_int_equal(layer_bind_own(model_layer(model, 0), &k, &v, &error), ATTN_OK);
     const struct attn_block_transfer move = {.struct_size = sizeof move,
                                              .kind = ATTN_COPY_DEVICE_TO_DEVICE,
                                              .pairs = pairs,
@@ -661,7 +661,7 @@ TEST(moves_every_plane_of_a_block)
                                          .scale_stride_slot = 8,
                                          .scale_stride_head = 4};
     }
-    assert_int_equal(layer_bind_kv(model_layer(model, 0), &views[0], &views[1], &error), ATTN_OK);
+    assert_int_equal(layer_bind_own(model_layer(model, 0), &views[0], &views[1], &error), ATTN_OK);
     struct attn_block_memory other = {swap, BYTES - 1};
     struct attn_block_transfer move = {.struct_size = sizeof move,
                                        .kind = ATTN_COPY_DEVICE_TO_HOST,

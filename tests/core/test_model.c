@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/bind: what a model is made of: its backends, what is kept and prepared of its layers, and
  * where memory may lie and comes from. */
+#include "bind/caches.h"
 #include "fake_backend.h"
 
 #include <stdlib.h>
@@ -181,7 +182,7 @@ TEST(layers_are_prepared_anew)
     attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *layer = model_layer(model, 0);
     assert_int_equal(layer_kv_views(layer, cache, 1, &k, &v, &error), ATTN_OK);
-    assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
+    assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
     assert_int_equal(plan_create(model, 0, &options, &plan, &error), ATTN_OK);
     plan_destroy(plan);
     assert_int_equal(fake_calls.prepares, 2 * ATTN_PHASE_COUNT);
@@ -191,7 +192,7 @@ TEST(layers_are_prepared_anew)
             assert_int_equal(layer_bind_params(layer, &params, &error), ATTN_OK);
         }
         if (anew == CACHE) {
-            assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
+            assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
         }
         assert_int_equal(plan_create(model, 0, &options, &plan, &error), ATTN_OK);
         plan_destroy(plan);

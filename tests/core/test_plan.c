@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/step: what a batch must hold, how it is split, what a run checks; no step allocates. */
+#include "bind/caches.h"
 #include "fake_backend.h"
 #include "step/plan_state.h"
 
@@ -111,7 +112,7 @@ static struct bench *bench_of(struct attn_layer_desc desc, bool validate,
                               void (*change)(struct fixture *fixture))
 {
     struct bench *b = calloc(1, sizeof *b);
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct attn_plan_options options = {
         .struct_size = sizeof options,
@@ -126,13 +127,13 @@ static struct bench *bench_of(struct attn_layer_desc desc, bool validate,
     b->error = (struct attn_error)ATTN_ERROR_INIT;
     b->model = fake_model_of(&b->fixture, &desc, 1);
     attn_layer *layer = model_layer(b->model, 0);
-    layer_kv_spec(layer, &spec, NULL);
+    layer_cache_spec(layer, 0, &spec, NULL);
     if (spec.page_bytes > 0) {
         size_t bytes = (size_t)(spec.page_bytes * BLOCKS);
         b->cache = aligned_alloc(256, bytes);
         memset(b->cache, 0xff, bytes); /* NaN where nothing is written */
         assert_int_equal(layer_kv_views(layer, b->cache, BLOCKS, &k, &v, &b->error), ATTN_OK);
-        assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_OK);
+        assert_int_equal(layer_bind_own(layer, &k, &v, &b->error), ATTN_OK);
     }
     if (sink_params != NULL) {
         assert_int_equal(layer_bind_params(layer, sink_params, &b->error), ATTN_OK);
@@ -491,11 +492,11 @@ TEST(caches_stay_while_a_plan_holds_them)
     struct bench *b = bench_create(fake_layer("a"), false);
     attn_layer *layer = model_layer(b->model, 0);
     assert_int_equal(layer_kv_views(layer, b->cache, 1, &k, &v, &b->error), ATTN_OK);
-    REFUSED_AS(ATTN_ERROR_ORDER, &b->error, "layer_bind_kv",
-               layer_bind_kv(layer, &k, &v, &b->error));
+    REFUSED_AS(ATTN_ERROR_ORDER, &b->error, "layer_bind_caches",
+               layer_bind_own(layer, &k, &v, &b->error));
     plan_destroy(b->plan);
     b->plan = NULL;
-    assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_OK);
+    assert_int_equal(layer_bind_own(layer, &k, &v, &b->error), ATTN_OK);
     bench_destroy(b);
 }
 
@@ -520,12 +521,13 @@ TEST(caches_stay_while_a_readers_plan_holds_them)
     attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *owner = model_layer(model, 0);
     assert_int_equal(layer_kv_views(owner, cache, 1, &k, &v, &error), ATTN_OK);
-    assert_int_equal(layer_bind_kv(owner, &k, &v, &error), ATTN_OK);
+    assert_int_equal(layer_bind_own(owner, &k, &v, &error), ATTN_OK);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2);
     assert_int_equal(plan_create(model, 1, &options, &plan, &error), ATTN_OK);
-    REFUSED_AS(ATTN_ERROR_ORDER, &error, "layer_bind_kv", layer_bind_kv(owner, &k, &v, &error));
+    REFUSED_AS(ATTN_ERROR_ORDER, &error, "layer_bind_caches",
+               layer_bind_own(owner, &k, &v, &error));
     plan_destroy(plan);
-    assert_int_equal(layer_bind_kv(owner, &k, &v, &error), ATTN_OK);
+    assert_int_equal(layer_bind_own(owner, &k, &v, &error), ATTN_OK);
     model_destroy(model);
     fixture_finish(&fixture);
 }

@@ -37,15 +37,15 @@ static void copies_and_fills(struct attn_device device)
     static uint8_t in[BYTES], out[BYTES];
     attn_open_device *opened;
     void *memory, *other, *locked, *stream;
-    assert_int_equal(api->device_open(runtime, device, &opened, NULL), ATTN_OK);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, 0, &other, NULL), 0);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, other);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &other, NULL), 0);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_HOST, BYTES, &locked, NULL), 0);
+    assert_int_equal(api->device->open(runtime, device, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, 0, &other, NULL), 0);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, other);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &other, NULL), 0);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_HOST, BYTES, &locked, NULL), 0);
     assert_int_equal((uintptr_t)memory % 256, 0);
     assert_int_equal((uintptr_t)locked % 256, 0);
-    assert_int_equal(api->device_stream_create(opened, &stream, NULL), ATTN_OK);
+    assert_int_equal(api->device->create_stream(opened, &stream, NULL), ATTN_OK);
     for (int32_t i = 0; i < BYTES; i++) {
         in[i] = (uint8_t)(7 * i + i / 251);
     }
@@ -60,21 +60,21 @@ static void copies_and_fills(struct attn_device device)
     assert_int_equal(
         client_copy(api, opened, out, other, BYTES, ATTN_COPY_DEVICE_TO_HOST, stream, NULL),
         ATTN_OK);
-    assert_int_equal(api->device_synchronize(opened, stream, NULL), ATTN_OK);
+    assert_int_equal(api->device->synchronize(opened, stream, NULL), ATTN_OK);
     assert_memory_equal(in, out, BYTES);
     assert_int_equal(
         client_copy(api, opened, out, memory, BYTES, ATTN_COPY_DEVICE_TO_HOST, NULL, NULL),
         ATTN_OK);
-    assert_int_equal(api->device_synchronize(opened, NULL, NULL), ATTN_OK);
+    assert_int_equal(api->device->synchronize(opened, NULL, NULL), ATTN_OK);
     memset(in, 0x5a, 99);
     assert_memory_equal(in, out, BYTES);
-    api->device_stream_destroy(opened, stream);
-    api->device_free(opened, ATTN_MEMORY_HOST, locked);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, other);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, NULL);
-    api->device_close(opened);
-    api->device_close(NULL);
+    api->device->destroy_stream(opened, stream);
+    api->device->free(opened, ATTN_MEMORY_HOST, locked);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, other);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, NULL);
+    api->device->close(opened);
+    api->device->close(NULL);
 }
 
 TEST(test_fake)
@@ -94,8 +94,8 @@ TEST(test_host_cannot_touch)
     attn_open_device *opened;
     void *memory;
     int status = 0;
-    assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
+    assert_int_equal(api->device->open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
     for (int32_t write = 0; write < 2; write++) {
         pid_t child = fork();
         if (child == 0) {
@@ -109,8 +109,8 @@ TEST(test_host_cannot_touch)
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     }
-    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
-    api->device_close(opened);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device->close(opened);
 }
 
 TEST(test_out_of_memory)
@@ -118,26 +118,26 @@ TEST(test_out_of_memory)
     struct attn_error error = ATTN_ERROR_INIT;
     attn_open_device *opened;
     void *memory, *rest = NULL;
-    assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, 0),
+    assert_int_equal(api->device->open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, 0),
                      ATTN_OK);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, 8193, &rest, &error),
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, 8193, &rest, &error),
                      ATTN_ERROR_OUT_OF_MEMORY);
     assert_null(rest);
     assert_string_equal(error.message, "fake_device: 8193 bytes; 8192 of its 1048576 are free");
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, 8192, &rest, NULL), ATTN_OK);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, rest);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, 8192, &rest, NULL), ATTN_OK);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, rest);
     assert_int_equal(
-        api->device_allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, NULL), ATTN_OK);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
-    api->device_close(opened);
+        api->device->allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, NULL), ATTN_OK);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device->close(opened);
     /* the host's own */
-    assert_int_equal(api->device_open(runtime, cpu, &opened, NULL), ATTN_OK);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, SIZE_MAX - 3, &rest, &error),
+    assert_int_equal(api->device->open(runtime, cpu, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, SIZE_MAX - 3, &rest, &error),
                      ATTN_ERROR_OUT_OF_MEMORY);
     assert_null(rest);
-    api->device_close(opened);
+    api->device->close(opened);
 }
 
 TEST(test_addresses)
@@ -145,14 +145,14 @@ TEST(test_addresses)
     attn_open_device *opened;
     struct attn_device owner;
     void *memory;
-    assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
-    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
-    assert_int_equal(api->device_of_address(opened, (uint8_t *)memory + 9, &owner, NULL), ATTN_OK);
+    assert_int_equal(api->device->open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
+    assert_int_equal(api->device->of_address(opened, (uint8_t *)memory + 9, &owner, NULL), ATTN_OK);
     assert_memory_equal(&owner, &fake, sizeof owner);
-    assert_int_equal(api->device_of_address(opened, &owner, &owner, NULL), ATTN_OK);
+    assert_int_equal(api->device->of_address(opened, &owner, &owner, NULL), ATTN_OK);
     assert_memory_equal(&owner, &cpu, sizeof owner);
-    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
-    api->device_close(opened);
+    api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device->close(opened);
 }
 
 TEST(test_refusals)
@@ -162,16 +162,16 @@ TEST(test_refusals)
     struct attn_device best;
     void *handle = NULL;
     assert_int_equal(
-        api->device_open(runtime, (struct attn_device){ATTN_DEVICE_EXTENSION, 3}, &opened, &error),
+        api->device->open(runtime, (struct attn_device){ATTN_DEVICE_EXTENSION, 3}, &opened, &error),
         ATTN_ERROR_NOT_FOUND);
     assert_null(opened);
     assert_string_equal(error.field, "device");
     assert_string_equal(error.message,
                         "there is no extension:3 here; there is cpu:0, extension:0 of fake_device");
-    assert_int_equal(api->device_open(NULL, fake, &opened, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->device_open(runtime, fake, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->device_open(runtime, fake, &opened, &error), ATTN_OK);
-    assert_int_equal(api->device_allocate(opened, 3, 8, &handle, &error),
+    assert_int_equal(api->device->open(NULL, fake, &opened, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->device->open(runtime, fake, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->device->open(runtime, fake, &opened, &error), ATTN_OK);
+    assert_int_equal(api->device->allocate(opened, 3, 8, &handle, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(client_copy(api, opened, &error, &best, 8, 0, NULL, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
@@ -182,16 +182,16 @@ TEST(test_refusals)
     /* a kernel of the device does not take the host's memory */
     assert_int_equal(client_fill(api, opened, &best, 0, sizeof best, NULL, &error),
                      ATTN_ERROR_DEVICE);
-    assert_int_equal(api->device_capture_begin(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
+    assert_int_equal(api->device->begin_capture(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
     assert_string_equal(error.message, "fake_device has no begin_capture");
-    assert_int_equal(api->device_capture_end(opened, NULL, &handle, &error),
+    assert_int_equal(api->device->end_capture(opened, NULL, &handle, &error),
                      ATTN_ERROR_UNSUPPORTED);
-    assert_int_equal(api->device_graph_launch(opened, NULL, NULL, &error), ATTN_ERROR_UNSUPPORTED);
-    api->device_close(opened);
-    assert_int_equal(api->device_open(runtime, cpu, &opened, &error), ATTN_OK);
-    assert_int_equal(api->device_capture_begin(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
+    assert_int_equal(api->device->launch_graph(opened, NULL, NULL, &error), ATTN_ERROR_UNSUPPORTED);
+    api->device->close(opened);
+    assert_int_equal(api->device->open(runtime, cpu, &opened, &error), ATTN_OK);
+    assert_int_equal(api->device->begin_capture(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
     assert_string_equal(error.message, "a CPU has no begin_capture");
-    api->device_close(opened);
+    api->device->close(opened);
 }
 
 TEST(test_best)

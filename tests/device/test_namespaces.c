@@ -115,7 +115,7 @@ static void test_opened(void **state)
     struct attn_error error = ATTN_ERROR_INIT;
     attn_open_device *opened;
     assert_int_equal(
-        api->device_open(runtime, (struct attn_device){ATTN_DEVICE_EXTENSION, 0}, &opened, &error),
+        api->device->open(runtime, (struct attn_device){ATTN_DEVICE_EXTENSION, 0}, &opened, &error),
         ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(error.field, "device_namespace");
     assert_null(opened);

@@ -108,8 +108,8 @@ static void make_arrays(void)
     f.host.page_start_loc[1] = 3;
     f.host.last_page_len[0] = TOKENS - BLOCK;
     f.host.sinks[0] = f.host.sinks[1] = -100; /* next to nothing */
-    OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE, sizeof f.host, (void **)&f.device,
-                              &error));
+    OK(f.api->device->allocate(f.opened, ATTN_MEMORY_DEVICE, sizeof f.host, (void **)&f.device,
+                               &error));
     OK(client_copy(f.api, f.opened, f.device, &f.host, sizeof f.host, ATTN_COPY_HOST_TO_DEVICE,
                    NULL, &error));
     f.q = tensor(f.device->q, 3, of_rows);
@@ -135,15 +135,15 @@ static void make_arrays(void)
 
 static int set_up(bool validates)
 {
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     memset(&f, 0, sizeof f);
     make_runtime(validates);
-    OK(f.api->device_open(f.runtime, fake, &f.opened, &error));
+    OK(f.api->device->open(f.runtime, fake, &f.opened, &error));
     make_layer();
     make_arrays();
-    OK(f.api->layer_kv_spec(f.layer, &spec, &error));
-    OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE,
-                              (size_t)(BLOCKS * spec.padded_page_bytes), &f.cache, &error));
+    OK(f.api->layer_cache_spec(f.layer, 0, &spec, &error));
+    OK(f.api->device->allocate(f.opened, ATTN_MEMORY_DEVICE,
+                               (size_t)(BLOCKS * spec.padded_page_bytes), &f.cache, &error));
     return 0;
 }
 
@@ -162,16 +162,16 @@ static void bind_all(void)
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const struct attn_layer_params params = {
         .struct_size = sizeof params, .sinks = f.device->sinks, .device = fake};
-    OK(f.api->layer_kv_views(f.layer, f.cache, BLOCKS, &k, &v, &error));
+    OK(client_views(f.api, f.layer, f.cache, BLOCKS, &k, &v, &error));
     assert_memory_equal(&k.device, &fake, sizeof fake);
-    OK(f.api->layer_bind_kv(f.layer, &k, &v, &error));
+    OK(client_bind(f.api, f.layer, &k, &v, &error));
     OK(f.api->layer_bind_params(f.layer, &params, &error));
     OK(f.api->plan_create(f.model, 0, CLIENT_LIMITS(1, TOKENS, TOKENS + 3), &f.plan, &error));
     size_t bytes = client_workspace_bytes(f.api, f.plan);
     void *wrong = client_memory(bytes);
     ELSEWHERE(client_bind_workspace(f.api, f.plan, wrong, bytes, &error), "workspace");
     free(wrong);
-    OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE, bytes, &f.workspace, &error));
+    OK(f.api->device->allocate(f.opened, ATTN_MEMORY_DEVICE, bytes, &f.workspace, &error));
     OK(client_bind_workspace(f.api, f.plan, f.workspace, bytes, &error));
 }
 
@@ -181,9 +181,9 @@ static int tear_down(void **state)
     f.api->plan_destroy(f.plan);
     f.api->model_destroy(f.model);
     for (int32_t i = 0; i < 3; i++) {
-        f.api->device_free(f.opened, ATTN_MEMORY_DEVICE, memory[i]);
+        f.api->device->free(f.opened, ATTN_MEMORY_DEVICE, memory[i]);
     }
-    f.api->device_close(f.opened);
+    f.api->device->close(f.opened);
     f.api->runtime_destroy(f.runtime);
     return 0;
 }
@@ -202,18 +202,18 @@ TEST_AROUND(test_bindings, plain, tear_down)
 {
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct attn_layer_params params = {.struct_size = sizeof params, .sinks = f.device->sinks};
-    OK(f.api->layer_kv_views(f.layer, f.cache, BLOCKS, &k, &v, &error));
+    OK(client_views(f.api, f.layer, f.cache, BLOCKS, &k, &v, &error));
     v.device = cpu;
-    ELSEWHERE(f.api->layer_bind_kv(f.layer, &k, &v, &error), "v");
+    ELSEWHERE(client_bind(f.api, f.layer, &k, &v, &error), "v");
     v.device = (struct attn_device){0, 0}; /* not stated: the driver knows */
     void *own = k.data;
     k.data = &f.host;
     k.data = (void *)((uintptr_t)k.data / 64 * 64);
-    ELSEWHERE(f.api->layer_bind_kv(f.layer, &k, &v, &error), "k");
+    ELSEWHERE(client_bind(f.api, f.layer, &k, &v, &error), "k");
     k.device = (struct attn_device){0, 0};
-    ELSEWHERE(f.api->layer_bind_kv(f.layer, &k, &v, &error), "k");
+    ELSEWHERE(client_bind(f.api, f.layer, &k, &v, &error), "k");
     k.data = own;
-    OK(f.api->layer_bind_kv(f.layer, &k, &v, &error));
+    OK(client_bind(f.api, f.layer, &k, &v, &error));
     params.device = cpu;
     ELSEWHERE(f.api->layer_bind_params(f.layer, &params, &error), "attn_layer_params");
     params.device = fake;

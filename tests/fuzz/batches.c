@@ -9,6 +9,7 @@
 #include <sanitizer/asan_interface.h> /* libFuzzer comes with it; without the sanitizer it does nothing */
 
 #include "backend.h"
+#include "bind/caches.h"
 #include "bind/model.h"
 #include "step/plan.h"
 
@@ -49,24 +50,22 @@ static uint8_t cache[1 << 20] __attribute__((aligned(256)));
 
 static void bind_memory(struct step *s)
 {
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    FUZZ_CHECK(layer_kv_spec(s->layer, &spec, &s->error) == ATTN_OK);
+    if (layer_num_caches(s->layer) > 0) {
+        FUZZ_CHECK(layer_cache_spec(s->layer, 0, &spec, &s->error) == ATTN_OK);
+    }
     if (spec.kind == ATTN_KV_SPEC_STATE) {
-        const struct attn_recurrent_state state = {.struct_size = sizeof state,
-                                                   .state = cache,
-                                                   .state_stride_slot = HEADS * 64 * 64,
-                                                   .conv_state = cache + (sizeof cache >> 1),
-                                                   .conv_stride_slot = 384 * 5,
-                                                   .conv_stride_channel = 5,
-                                                   .num_slots = NUM_SLOTS};
-        FUZZ_CHECK(layer_bind_state(s->layer, &state, &s->error) == ATTN_OK);
+        const struct attn_cache_memory memory = {
+            .struct_size = sizeof memory, .base = cache, .num_blocks = NUM_SLOTS};
+        FUZZ_CHECK(spec.padded_page_bytes * NUM_SLOTS <= (int64_t)sizeof cache);
+        FUZZ_CHECK(layer_bind_memory(s->layer, &memory, &s->error) == ATTN_OK);
     } else if (spec.kind != ATTN_KV_SPEC_NONE) {
         const bool latent =
             spec.kind == ATTN_KV_SPEC_MLA || spec.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
         FUZZ_CHECK(spec.padded_page_bytes * NUM_BLOCKS <= (int64_t)sizeof cache);
         FUZZ_CHECK(layer_kv_views(s->layer, cache, NUM_BLOCKS, &k, &v, &s->error) == ATTN_OK);
-        FUZZ_CHECK(layer_bind_kv(s->layer, &k, latent ? NULL : &v, &s->error) == ATTN_OK);
+        FUZZ_CHECK(layer_bind_own(s->layer, &k, latent ? NULL : &v, &s->error) == ATTN_OK);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend.h"
+#include "bind/caches.h"
 #include "bind/model.h"
 
 #define MOST_LAYERS 4
@@ -109,12 +110,12 @@ static void check_verdicts(const attn_assignment *assignment, int32_t num_backen
 /* The cache that the core asks an engine for is one that it takes back. */
 static void check_cache(attn_layer *layer)
 {
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct attn_error error = ATTN_ERROR_INIT;
     static uint8_t somewhere[256]
         __attribute__((aligned(256))); /* an address; nothing is read there */
-    attn_status status = layer_kv_spec(layer, &spec, &error);
+    attn_status status = layer_cache_spec(layer, 0, &spec, &error);
     fuzz_check_error(status, &error);
     if (status != ATTN_OK || spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_STATE) {
         return;
@@ -126,7 +127,7 @@ static void check_cache(attn_layer *layer)
     if (status == ATTN_OK) {
         const bool latent =
             spec.kind == ATTN_KV_SPEC_MLA || spec.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
-        status = layer_bind_kv(layer, &k, latent ? NULL : &v, &error);
+        status = layer_bind_own(layer, &k, latent ? NULL : &v, &error);
         fuzz_check_error(status, &error);
     }
 }

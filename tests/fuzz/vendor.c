@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend.h"
+#include "bind/caches.h"
 #include "bind/model.h"
 #include "runtime/probe.h"
 #include "step/plan.h"
@@ -214,7 +215,7 @@ static void step(attn_model *model, struct attn_error *error)
     attn_layer *layer = model_layer(model, 0);
     attn_plan *made = NULL;
     attn_status status = layer_kv_views(layer, cache, 1, &k, &v, error);
-    status = status ? status : layer_bind_kv(layer, &k, &v, error);
+    status = status ? status : layer_bind_own(layer, &k, &v, error);
     status = status ? status : plan_create(model, 0, &options, &made, error);
     fuzz_check_error(status, error);
     FUZZ_CHECK((status == ATTN_OK) == (made != NULL));

@@ -38,7 +38,7 @@ static const struct {
     {"output_form_is_unknown", ATTN_OK, ""},
     {"decode_write_is_unknown", ATTN_OK, ""},
     {"decode_write_of_no_cache", ATTN_ERROR_PLUGIN,
-     "decode_write_kv_dtypes: declares: decode_write_kv_dtypes is 0x200; some of kv_dtypes, 0x8, "
+     "decode_write_kv_dtypes: declares: decode_write_kv_dtypes is 0x400; some of kv_dtypes, 0x8, "
      "with the kernel write_kv for the steps of other kinds"},
     {"decode_write_alone", ATTN_ERROR_PLUGIN,
      "decode_write_kv_dtypes: declares: decode_write_kv_dtypes is 0x8; some of kv_dtypes, 0x8, "

@@ -79,8 +79,9 @@ class Declarations(unittest.TestCase):
         """Whatever the table has, the package calls."""
         text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bindings" / "python" / "src").rglob("*.py")
                        if path.name != "_declarations.py")
-        data = {"struct_size", "next", "abi_version", "reserved", "version"}
+        data = {"struct_size", "next", "abi_version", "reserved", "version", "device"}
         slots = [name for name, *_ in declarations.attn_api._fields_ if name not in data]
+        slots += [f"device_{name}" for name, *_ in declarations.attn_device_services._fields_[2:]]
         self.assertGreater(len(slots), 50)
         # written f"{kind}_count", or of no use here: names are enumerations', texts are exceptions'
         others = {f"{kind}_{what}" for kind in ("plugin", "device", "backend") for what in ("count", "info")}

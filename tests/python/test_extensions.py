@@ -89,8 +89,12 @@ class GatedDelta(unittest.TestCase):
         self.run_backend(True)
 
     def test_wrong_state_is_named(self) -> None:
+        desc = libattn.LayerDesc("gdn", self.HK, self.HK, self.DK, kind="recurrent", head_size_v=self.DV,
+                                 gdn=libattn.GdnDesc(self.HK, self.HV, self.DK, self.DV, 0, False, True))
+        runtime = libattn.Runtime(ignore_environment=True)
+        layer = runtime.bind(runtime.select([desc])).layers[0]
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "state.*f16.*float32"):
-            extensions.gdn_state(torch.zeros(1, 2, 3, 4).half())
+            layer.bind_state(torch.zeros(1, 2, 3, 4).half())
 
 
 class Latent(unittest.TestCase):

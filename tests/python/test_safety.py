@@ -194,7 +194,7 @@ class Numbers(unittest.TestCase):
             "pairs": lambda: model.copy_blocks([(2**64, 0)]), "group": lambda: model.copy_blocks([(0, 1)], group=big),
             "num_actual_tokens": lambda: setattr(batch.struct, "num_actual_tokens", big),
             "soft_cap": lambda: runtime.select([desc(soft_cap=1e39)]),
-            "layer_kv_views": lambda: layer.call("layer_kv_views", 0, 2**64, None, None)}
+            "layer_cache_spec": lambda: layer.call("layer_cache_spec", 2**32, None)}
         for field, call in calls.items():
             with self.assertRaisesRegex(Invalid, f"^INVALID_ARGUMENT: {field.strip()}: ", msg=field):
                 call()

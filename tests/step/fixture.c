@@ -42,13 +42,13 @@ static void bind(struct fixture *f, const char *backend)
         f->signs[i] = i * i % 7 < 3 ? -1 : 1;
         f->v_channel_scale[i] = 0.01f; /* v lies within +-1 */
     }
-    const bool int4 = f->layer.kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
-    const bool int8 = f->layer.kv_dtype == ATTN_KV_INT8_KV;
+    const int32_t of_k = f->layer.kv_dtype,
+                  of_v = f->layer.kv_dtype_v != 0 ? f->layer.kv_dtype_v : of_k;
     const struct attn_kv_quant_params quant = {
         .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
-        .hadamard_signs_k = int4 ? f->signs : NULL,
-        .hadamard_signs_v = int4 ? f->signs + 1 : NULL,
-        .v_channel_scale = int8 ? f->v_channel_scale : NULL};
+        .hadamard_signs_k = of_k == ATTN_KV_INT4_PER_TOKEN_HEAD ? f->signs : NULL,
+        .hadamard_signs_v = of_v == ATTN_KV_INT4_PER_TOKEN_HEAD ? f->signs + 1 : NULL,
+        .v_channel_scale = of_v == ATTN_KV_INT8_KV ? f->v_channel_scale : NULL};
     params.next = &quant.ext;
     params.alibi_slopes = f->layer.alibi != ATTN_ALIBI_NONE ? f->sinks : NULL;
     params.sinks = f->layer.has_sinks ? f->sinks : NULL;

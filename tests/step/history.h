@@ -27,7 +27,7 @@ struct history_layer {
     struct attn_layer_desc desc; /* bf16 activations */
     int32_t owner;               /* index of the layer whose cache this one reads */
     int32_t group;
-    struct attn_kv_spec spec;
+    struct attn_cache_spec spec;
     uint8_t *cache;
     size_t cache_bytes;
     float scale, v_channel_scale[H_HK * H_D];

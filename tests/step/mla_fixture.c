@@ -94,7 +94,7 @@ void describe(struct mla *m)
 static void bind(struct mla *m)
 {
     const struct attn_layer_desc *layers[] = {&m->layer};
-    struct attn_kv_spec spec;
+    struct attn_cache_spec spec;
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
     struct attn_layer_params params = {.struct_size = sizeof params,
                                        .next = &weights.ext,

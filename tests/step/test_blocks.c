@@ -49,9 +49,9 @@ static void same_outputs(const struct fixture *a, const struct fixture *b)
 /* What the engine sees of the blocks is its own; what kernels see is theirs. */
 static void hold_spec(const struct fixture *f, int32_t kernel)
 {
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     attn_layer *layer = f->api->model_layer(f->model, 0);
-    assert_int_equal(f->api->layer_kv_spec(layer, &spec, NULL), ATTN_OK);
+    assert_int_equal(f->api->layer_cache_spec(layer, 0, &spec, NULL), ATTN_OK);
     assert_int_equal(spec.block_size, BLOCK);
     assert_int_equal(spec.kernel_block_size, kernel);
     assert_int_equal(spy_counts_of_core()->block_size, kernel);
@@ -105,7 +105,7 @@ TEST(test_own_views)
     fixture_step(&plain);
     attn_layer *layer = split.api->model_layer(split.model, 0);
     CHECK(&split,
-          split.api->layer_kv_views(layer, split.cache, split.num_blocks, &k, &v, &split.error));
+          client_views(split.api, layer, split.cache, split.num_blocks, &k, &v, &split.error));
     assert_int_equal(k.block_size, NARROW);
     assert_int_equal(k.num_blocks, split.num_blocks * BLOCK / NARROW);
     assert_int_equal(k.stride_block, NARROW * k.stride_slot);
@@ -115,7 +115,7 @@ TEST(test_own_views)
     v.stride_block *= BLOCK / NARROW;
     split.api->plan_destroy(split.plan);
     free(split.workspace);
-    CHECK(&split, split.api->layer_bind_kv(layer, &k, &v, &split.error));
+    CHECK(&split, client_bind(split.api, layer, &k, &v, &split.error));
     fixture_plan(&split);
     fixture_step(&split);
     same_outputs(&plain, &split);
@@ -123,7 +123,7 @@ TEST(test_own_views)
     split.plan = NULL;
     k.stride_block += k.stride_slot; /* a gap behind each block: no view of parts has it */
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &split.error, "block_size",
-               split.api->layer_bind_kv(layer, &k, &v, &split.error));
+               client_bind(split.api, layer, &k, &v, &split.error));
     fixture_finish(&plain);
     fixture_finish(&split);
 }

@@ -54,13 +54,13 @@ TEST(test_every_dtype)
     fixture_step(&plain);
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
         struct attn_layer_desc layer = decoder;
-        struct attn_kv_spec spec = {.struct_size = sizeof spec};
+        struct attn_cache_spec spec = {.struct_size = sizeof spec};
         struct fixture f;
         double error = 0, sum = 0;
         layer.kv_dtype = caches[i].kv_dtype;
         layer.k_scale_form = layer.v_scale_form = caches[i].scale_form;
         fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
-        CHECK(&f, f.api->layer_kv_spec(f.api->model_layer(f.model, 0), &spec, &f.error));
+        CHECK(&f, f.api->layer_cache_spec(f.api->model_layer(f.model, 0), 0, &spec, &f.error));
         assert_int_equal(spec.page_bytes, caches[i].page_bytes);
         fixture_step(&f);
         for (int32_t e = 0; e < TOKENS * ROW; e++) {

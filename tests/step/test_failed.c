@@ -163,16 +163,16 @@ TEST(test_bound_while_planned)
     const struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .base = f.cache, .num_blocks = 1};
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    CHECK(&f, f.api->layer_kv_views(layer, f.cache, 1, &k, &v, &f.error));
-    refuse(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error), "layer_bind_kv");
-    refuse(&f, f.api->layer_bind_caches(layer, views, 2, &f.error), "layer_bind_kv");
-    refuse(&f, f.api->layer_bind_memory(layer, &memory, &f.error), "layer_bind_kv");
+    CHECK(&f, client_views(f.api, layer, f.cache, 1, &k, &v, &f.error));
+    refuse(&f, client_bind(f.api, layer, &k, &v, &f.error), "layer_bind_caches");
+    refuse(&f, f.api->layer_bind_caches(layer, views, 2, &f.error), "layer_bind_caches");
+    refuse(&f, f.api->layer_bind_memory(layer, &memory, &f.error), "layer_bind_caches");
     refuse(&f, f.api->layer_bind_params(layer, &params, &f.error), "layer_bind_params");
     assert_int_equal(run(&f), ATTN_OK);
     assert_true(fixture_difference(&right, &f) == 0);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
-    CHECK(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error));
+    CHECK(&f, client_bind(f.api, layer, &k, &v, &f.error));
     CHECK(&f, f.api->layer_bind_caches(layer, views, 2, &f.error));
     CHECK(&f, f.api->layer_bind_memory(layer, &memory, &f.error));
     CHECK(&f, f.api->layer_bind_params(layer, &params, &f.error));

@@ -151,7 +151,7 @@ TEST(test_replay)
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct fixture f, apart;
     struct spy_counts *c = spy_counts_of_core();
     attn_plan *plan;
@@ -159,7 +159,7 @@ TEST(test_replay)
     fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, false);
     fixture_init(&apart, "spy_apart", &layer, ones, lens, 3, 0, NULL, false);
     attn_layer *bound = f.api->model_layer(f.model, 0);
-    CHECK(&f, f.api->layer_kv_spec(bound, &spec, &f.error));
+    CHECK(&f, f.api->layer_cache_spec(bound, 0, &spec, &f.error));
     CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
                           &plan, &workspace, &f.error));
     for (int32_t replay = 0; replay < 3; replay++) {
@@ -318,8 +318,8 @@ TEST(test_bound_again)
     free(f.cache);
     f.cache = aligned_alloc(256, bytes + 256);
     uint8_t *moved = (uint8_t *)f.cache + 256;
-    assert_int_equal(f.api->layer_kv_views(bound, moved, f.num_blocks, &k, &v, NULL), ATTN_OK);
-    assert_int_equal(f.api->layer_bind_kv(bound, &k, &v, NULL), ATTN_OK);
+    assert_int_equal(client_views(f.api, bound, moved, f.num_blocks, &k, &v, NULL), ATTN_OK);
+    assert_int_equal(client_bind(f.api, bound, &k, &v, NULL), ATTN_OK);
     fixture_plan(&f);
     assert_int_equal(c->prepares, 2 * prepared);
     fixture_step(&f);

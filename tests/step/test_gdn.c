@@ -109,23 +109,40 @@ static void describe(struct gdn *g)
 static void bind(struct gdn *g, const char *backend)
 {
     const struct attn_layer_desc *layers[] = {&g->layer};
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     CHECK(g,
           client_model(g->api, g->runtime, CLIENT_ORDER(backend), layers, 1, &g->model, &g->error));
     attn_layer *layer = g->api->model_layer(g->model, 0);
-    CHECK(g, g->api->layer_kv_spec(layer, &spec, &g->error));
+    CHECK(g, g->api->layer_cache_spec(layer, 0, &spec, &g->error));
     int64_t window = g->width > 0 ? g->width - 1 + g->drafted : 0;
     assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);
     assert_int_equal(spec.page_bytes, 4 * (HV * DV * DK + CHANNELS * window));
-    const struct attn_recurrent_state memory = {.struct_size = sizeof memory,
-                                                .state = g->states,
-                                                .state_stride_slot = HV * DV * DK,
-                                                .conv_state = g->width > 0 ? g->windows : NULL,
-                                                .conv_stride_slot = CHANNELS * WINDOW,
-                                                .conv_stride_channel = WINDOW,
-                                                .num_slots = SLOTS};
+    const struct attn_kv_view state = {.struct_size = sizeof state,
+                                       .data = g->states,
+                                       .num_blocks = SLOTS,
+                                       .block_size = 1,
+                                       .num_heads = HV,
+                                       .head_size = DV * DK,
+                                       .stride_block = 4 * HV * DV * DK,
+                                       .stride_slot = 4 * (HV * DV * DK - 1),
+                                       .stride_head = 4 * DV * DK};
+    const struct attn_kv_view inputs = {.struct_size = sizeof inputs,
+                                        .data = g->windows,
+                                        .num_blocks = SLOTS,
+                                        .block_size = 1,
+                                        .num_heads = CHANNELS,
+                                        .head_size = (int32_t)window,
+                                        .stride_block = 4 * CHANNELS * WINDOW,
+                                        .stride_slot = 4 * CHANNELS * WINDOW,
+                                        .stride_head = 4 * WINDOW};
     memset(g->states, 0xff, sizeof g->states);
     memset(g->windows, 0xff, sizeof g->windows);
+    const struct attn_kv_view *second = g->width > 0 ? &inputs : NULL;
+    struct attn_kv_view apart = state; /* gaps between heads */
+    apart.stride_head += 4;
+    apart.stride_block *= 2;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &g->error, "stride_head",
+               client_bind(g->api, layer, &apart, second, &g->error));
     if (g->paged) {
         const size_t bytes = ((size_t)spec.padded_page_bytes * SLOTS + 255) / 256 * 256;
         const struct attn_cache_memory pages = {.struct_size = sizeof pages,
@@ -134,7 +151,7 @@ static void bind(struct gdn *g, const char *backend)
         memset(g->memory, 0xff, bytes);
         CHECK(g, g->api->layer_bind_memory(layer, &pages, &g->error));
     } else {
-        CHECK(g, g->api->layer_bind_state(layer, &memory, &g->error));
+        CHECK(g, client_bind(g->api, layer, &state, second, &g->error));
     }
     struct attn_recurrent_weights weights = {
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
@@ -652,12 +669,17 @@ TEST(test_bad_slots)
 TEST(test_states_too_close)
 {
     struct gdn *g = gdn_create("cpu_ref", 0, 0);
-    const struct attn_recurrent_state close = {.struct_size = sizeof close,
-                                               .state = g->states,
-                                               .state_stride_slot = HV * DV * DK - 1,
-                                               .num_slots = SLOTS};
-    REFUSED(&g->error, "state",
-            g->api->layer_bind_state(g->api->model_layer(g->model, 0), &close, &g->error));
+    const struct attn_kv_view close = {.struct_size = sizeof close,
+                                       .data = g->states,
+                                       .num_blocks = SLOTS,
+                                       .block_size = 1,
+                                       .num_heads = HV,
+                                       .head_size = DV * DK,
+                                       .stride_block = 4 * (HV * DV * DK - 1),
+                                       .stride_slot = 4 * HV * DV * DK,
+                                       .stride_head = 4 * DV * DK};
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &g->error, "stride_slot",
+               client_bind(g->api, g->api->model_layer(g->model, 0), &close, NULL, &g->error));
     gdn_destroy(g);
 }
 

@@ -55,19 +55,19 @@ static void hybrid_bind(struct hybrid *h)
     const struct attn_api *api = h->single[0].api;
     for (int32_t i = 0; i < LAYERS; i++) {
         attn_layer *layer = api->model_layer(h->model, i);
-        struct attn_kv_spec spec = {.struct_size = sizeof spec};
+        struct attn_cache_spec spec = {.struct_size = sizeof spec};
         struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-        CHECK(h, api->layer_kv_spec(layer, &spec, &h->error));
+        CHECK(h, client_spec(api, layer, &spec, &h->error));
         if (i == SHARED) {
             assert_int_equal(spec.kind, ATTN_KV_SPEC_NONE);
-            assert_int_equal(api->layer_bind_kv(layer, &k, &v, &h->error),
+            assert_int_equal(client_bind(api, layer, &k, &v, &h->error),
                              ATTN_ERROR_INVALID_ARGUMENT);
-            assert_non_null(strstr(h->error.message, "kv_sharing_target"));
+            assert_non_null(strstr(h->error.message, "the layer has 0 caches"));
             continue;
         }
-        CHECK(h, api->layer_kv_views(layer, h->single[i].cache, h->single[i].num_blocks, &k, &v,
-                                     &h->error));
-        CHECK(h, api->layer_bind_kv(layer, &k, &v, &h->error));
+        CHECK(h, client_views(api, layer, h->single[i].cache, h->single[i].num_blocks, &k, &v,
+                              &h->error));
+        CHECK(h, client_bind(api, layer, &k, &v, &h->error));
     }
     for (int32_t g = 0; g < 2; g++) {
         CHECK(h, client_plan(api, h->model, g, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),

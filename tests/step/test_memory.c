@@ -71,8 +71,8 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
         attn_layer *layer = api->model_layer(model, i);
         struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-        status = api->layer_kv_views(layer, cache, 4, &k, &v, error);
-        status = status ? status : api->layer_bind_kv(layer, &k, &v, error);
+        status = client_views(api, layer, cache, 4, &k, &v, error);
+        status = status ? status : client_bind(api, layer, &k, &v, error);
         status = status ? status : api->layer_bind_params(layer, i == 0 ? &params : &none, error);
     }
     for (int32_t g = 0; g < 2 && status == ATTN_OK; g++) {

@@ -75,8 +75,8 @@ static attn_layer *select_mxfp4(struct mla *m)
     CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER(m->s->backend), layers, 1, &m->model,
                           &m->error));
     attn_layer *layer = m->api->model_layer(m->model, 0);
-    CHECK(m, m->api->layer_kv_views(layer, m->cache, NUM_BLOCKS, &k, NULL, &m->error));
-    CHECK(m, m->api->layer_bind_kv(layer, &k, NULL, &m->error));
+    CHECK(m, client_views(m->api, layer, m->cache, NUM_BLOCKS, &k, NULL, &m->error));
+    CHECK(m, client_bind(m->api, layer, &k, NULL, &m->error));
     return layer;
 }
 

@@ -106,13 +106,12 @@ static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *ki
     };
 }
 
-static attn_model *bind(const struct attn_layer_desc *layer, struct attn_kv_spec *spec)
+static attn_model *bind(const struct attn_layer_desc *layer, struct attn_cache_spec *spec)
 {
     const struct attn_layer_desc *layers[] = {layer};
     attn_model *model;
-    *spec = (struct attn_kv_spec){.struct_size = sizeof *spec};
     CHECK(&last, client_model(api, runtime, NULL, layers, 1, &model, &last.error));
-    CHECK(&last, api->layer_kv_spec(api->model_layer(model, 0), spec, &last.error));
+    CHECK(&last, client_spec(api, api->model_layer(model, 0), spec, &last.error));
     return model;
 }
 
@@ -148,7 +147,7 @@ static void mark_view(const struct attn_kv_view *view, const uint8_t *base, uint
     }
 }
 
-static void hold_views(attn_model *model, const struct attn_kv_spec *spec,
+static void hold_views(attn_model *model, const struct attn_cache_spec *spec,
                        const struct row_bytes *rows, bool latent)
 {
     int64_t size = BLOCKS * spec->padded_page_bytes, used = 0;
@@ -156,8 +155,8 @@ static void hold_views(attn_model *model, const struct attn_kv_spec *spec,
     uint8_t *map = calloc((size_t)size, 1);
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     attn_layer *layer = api->model_layer(model, 0);
-    CHECK(&last, api->layer_kv_views(layer, base, BLOCKS, &k, latent ? NULL : &v, &last.error));
-    CHECK(&last, api->layer_bind_kv(layer, &k, latent ? NULL : &v, &last.error));
+    CHECK(&last, client_views(api, layer, base, BLOCKS, &k, latent ? NULL : &v, &last.error));
+    CHECK(&last, client_bind(api, layer, &k, latent ? NULL : &v, &last.error));
     mark_view(&k, base, map, size, rows->k, rows->k_scale);
     if (!latent) {
         mark_view(&v, base, map, size, rows->v, rows->v_scale);
@@ -181,7 +180,7 @@ TEST(test_every_dtype)
                            (rows.k + rows.v + rows.k_scale + rows.v_scale);
             for (int32_t padded = 0; padded < 2; padded++) {
                 struct attn_layer_desc layer = describe(t, s, &kinds[0]);
-                struct attn_kv_spec spec;
+                struct attn_cache_spec spec;
                 layer.padded_page_bytes = padded ? page + PADDING : 0;
                 attn_model *model = bind(&layer, &spec);
                 assert_int_equal(spec.page_bytes, page);
@@ -200,7 +199,7 @@ TEST(test_every_kind)
         for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
             struct row_bytes rows = dtypes[t].rows(64, 64);
             struct attn_layer_desc layer = describe(t, 0, &kinds[i]);
-            struct attn_kv_spec spec;
+            struct attn_cache_spec spec;
             bool none = kinds[i].spec == ATTN_KV_SPEC_NONE;
             attn_model *model = bind(&layer, &spec);
             assert_int_equal(spec.kind, kinds[i].spec);
@@ -247,7 +246,7 @@ TEST(test_latent_rows)
                                             .window_left = sliding ? 6 : 0,
                                             .block_size = 32};
             const struct row_bytes row = {rows[i].row, 0, 0, 0};
-            struct attn_kv_spec spec;
+            struct attn_cache_spec spec;
             attn_model *model = bind(&layer, &spec);
             assert_int_equal(spec.kind,
                              sliding ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
@@ -279,7 +278,7 @@ TEST(test_states)
                                           .head_size_v = 64,
                                           .scale = 0.125f,
                                           .causal = 1};
-    struct attn_kv_spec spec;
+    struct attn_cache_spec spec;
     attn_model *model = bind(&layer, &spec);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);
     assert_int_equal(spec.page_bytes, 4 * 64 * 32 * 4 + (2 * 2 * 32 + 4 * 64) * (4 - 1 + 2) * 2);

@@ -605,9 +605,9 @@ TEST(test_odd_address)
     init(&f, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
     CHECK(&f,
-          f.api->layer_kv_views(layer, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error));
+          client_views(f.api, layer, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error));
     k.data = (char *)k.data + 2;
-    refuse(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error), "data", "multiple of 4 bytes");
+    refuse(&f, client_bind(f.api, layer, &k, &v, &f.error), "data", "multiple of 4 bytes");
     fixture_finish(&f);
 }
 

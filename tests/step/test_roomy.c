@@ -151,12 +151,12 @@ static void bind_blocks(struct opened *t, int64_t in_first)
 {
     static const int32_t roles[] = {ATTN_CACHE_K, ATTN_CACHE_V, ATTN_CACHE_SCALE,
                                     ATTN_CACHE_INDEX_K, ATTN_CACHE_COMPRESSED};
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     void *further[FURTHER];
     int64_t blocks[FURTHER] = {in_first, OTHER_BLOCKS, OTHER_BLOCKS};
     assert_int_equal(t->api->layer_num_caches(t->layer), 2 + FURTHER);
-    CHECK(t, t->api->layer_kv_spec(t->layer, &spec, &t->error));
-    const struct attn_kv_spec own = spec;
+    CHECK(t, t->api->layer_cache_spec(t->layer, 0, &spec, &t->error));
+    const struct attn_cache_spec own = spec;
     size_t bytes = (size_t)spec.padded_page_bytes * BLOCKS, at[FURTHER];
     for (int32_t i = 0; i < 2 + FURTHER; i++) {
         struct attn_cache_spec cache = {.struct_size = sizeof cache};
@@ -170,7 +170,8 @@ static void bind_blocks(struct opened *t, int64_t in_first)
             at[i - 2] = bytes;
             bytes += ((size_t)(cache.page_bytes * blocks[i - 2]) + 255) / 256 * 256;
         } else {
-            assert_int_equal(cache.page_bytes, BLOCK * HEADS * D * 4);
+            assert_int_equal(cache.page_bytes_alone, BLOCK * HEADS * D * 4);
+            assert_int_equal(cache.page_bytes, 2 * cache.page_bytes_alone);
         }
     }
     t->memory = aligned_alloc(256, bytes);
@@ -187,8 +188,9 @@ static void bind_blocks(struct opened *t, int64_t in_first)
                                        .device = {ATTN_DEVICE_CPU, 0}};
     REFUSED(&t->error, "further", t->api->layer_bind_memory(t->layer, &memory, &t->error));
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
-    CHECK(t, t->api->layer_kv_views(t->layer, t->memory, BLOCKS, &k, &v, &t->error));
-    assert_int_not_equal(t->api->layer_bind_kv(t->layer, &k, &v, &t->error), ATTN_OK);
+    REFUSED_AS(ATTN_ERROR_ORDER, &t->error, "layer_bind_caches",
+               t->api->layer_cache_view(t->layer, 0, &k, &t->error));
+    assert_int_not_equal(client_bind(t->api, t->layer, &k, &v, &t->error), ATTN_OK);
     REFUSED(&t->error, "num_views", t->api->layer_bind_caches(t->layer, none, 2, &t->error));
     memory.num_further = FURTHER;
     memory.reserved = 1;
@@ -218,10 +220,10 @@ static void bind_own_views(struct opened *t)
                                          .block_size = s.block_size,
                                          .num_heads = s.num_heads,
                                          .head_size = s.head_size,
-                                         .stride_block = s.page_bytes,
+                                         .stride_block = s.page_bytes_alone,
                                          .stride_slot = row * s.num_heads,
                                          .stride_head = row};
-        memory += (s.page_bytes * blocks + 255) / 256 * 256;
+        memory += (s.page_bytes_alone * blocks + 255) / 256 * 256;
         list[i] = &views[i];
     }
     views[2].stride_block += 4; /* a gap: of rows that are one block for the kernel, no matter */

@@ -91,7 +91,8 @@ TEST(test_nothing_skipped)
     history_init(h, "cpu_ref", layers, H_LAYERS);
     assert_int_equal(h->num_groups, 2);
     for (int32_t i = 0; i < H_LAYERS; i++) {
-        assert_int_equal(h->layers[i].spec.kv_dtype, ATTN_KV_INT8_KV);
+        assert_int_equal(h->layers[i].spec.kv_dtype,
+                         h->layers[i].owner == i ? ATTN_KV_INT8_KV : ATTN_KV_AUTO);
     }
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         history_step(h, steps[s], HISTORY_ONE_RUN);

@@ -111,12 +111,12 @@ static void make_parameters(struct subject *subject, struct parameters *p)
 static bool explicit_views(const struct subject *subject, void *base, struct attn_kv_view *k,
                            struct attn_kv_view *v)
 {
-    const struct attn_kv_spec *spec = &subject->layer.spec;
+    const struct attn_cache_spec *spec = &subject->layer.spec;
     int32_t layout = shape_int(&subject->shape, PARAMETER_LAYOUT);
-    int64_t slots = spec->block_size, heads = spec->num_kv_heads;
-    int64_t dims = spec->head_size + spec->head_size_v;
+    int64_t slots = spec->block_size, heads = spec->num_heads;
+    int64_t size_v = subject->layer.desc.head_size_v, dims = spec->head_size + size_v;
     int64_t element = spec->page_bytes / (slots * heads * dims);
-    int64_t k_row = spec->head_size * element, v_row = spec->head_size_v * element;
+    int64_t k_row = spec->head_size * element, v_row = size_v * element;
     bool plain = spec->kv_dtype >= ATTN_KV_F16 && spec->kv_dtype <= ATTN_KV_FP8_E5M2;
     bool hnd = layout == ATTN_KV_LAYOUT_HND || layout == ATTN_KV_LAYOUT_HND_INNER;
     bool inner = layout == ATTN_KV_LAYOUT_NHD_INNER || layout == ATTN_KV_LAYOUT_HND_INNER;
@@ -126,13 +126,13 @@ static bool explicit_views(const struct subject *subject, void *base, struct att
                                .data = base,
                                .num_blocks = subject->num_blocks,
                                .block_size = spec->block_size,
-                               .num_heads = spec->num_kv_heads,
+                               .num_heads = spec->num_heads,
                                .head_size = spec->head_size};
     k->stride_slot = rows ? k_row + v_row : hnd ? k_row : heads * k_row;
     k->stride_head = rows ? slots * (k_row + v_row) : hnd ? slots * k_row : k_row;
     k->stride_block = inner || rows ? page : slots * heads * k_row;
     *v = *k;
-    v->head_size = spec->head_size_v;
+    v->head_size = (int32_t)size_v;
     v->stride_slot = rows ? k_row + v_row : hnd ? v_row : heads * v_row;
     v->stride_head = rows ? slots * (k_row + v_row) : hnd ? slots * v_row : v_row;
     v->stride_block = inner || rows ? page : slots * heads * v_row;
@@ -156,15 +156,14 @@ static attn_status bind_cache(struct subject *subject, attn_layer *layer, struct
     k->struct_size = sizeof *k;
     v->struct_size = sizeof *v;
     if (latent || shape_int(&subject->shape, PARAMETER_LAYOUT) < 0) {
-        attn_status status = api->layer_kv_views(layer, base, subject->num_blocks, k, v, error);
-        return status == ATTN_OK ? api->layer_bind_kv(layer, k, latent ? NULL : v, error) : status;
+        return client_views(api, layer, base, subject->num_blocks, k, latent ? NULL : v, error);
     }
     if (!explicit_views(subject, base, k, v)) {
         strcpy(error->field, "layout");
         strcpy(error->message, "a cache with scales is laid out as its backend asks: layout=own");
         return error->status = ATTN_ERROR_INVALID_ARGUMENT;
     }
-    return api->layer_bind_kv(layer, k, v, error);
+    return client_bind(api, layer, k, v, error);
 }
 
 static attn_status bind_state(struct subject *subject, attn_layer *layer, struct attn_error *error)
@@ -174,21 +173,34 @@ static attn_status bind_state(struct subject *subject, attn_layer *layer, struct
     int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
                        (int64_t)gdn->num_v_heads * gdn->head_size_v;
     int64_t state = (int64_t)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
-    struct attn_recurrent_state memory = {.struct_size = sizeof memory,
-                                          .state_stride_slot = state,
-                                          .conv_stride_slot = channels * width,
-                                          .conv_stride_channel = width,
-                                          .num_slots = slots};
-    memory.state =
+    const int64_t element = subject->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    const int64_t row = (int64_t)gdn->head_size_v * gdn->head_size_k;
+    struct attn_kv_view states = {.struct_size = sizeof states,
+                                  .num_blocks = slots,
+                                  .block_size = 1,
+                                  .num_heads = gdn->num_v_heads,
+                                  .head_size = (int32_t)row,
+                                  .stride_block = 4 * state,
+                                  .stride_slot = 4 * state,
+                                  .stride_head = 4 * row};
+    struct attn_kv_view windows = {.struct_size = sizeof windows,
+                                   .num_blocks = slots,
+                                   .block_size = 1,
+                                   .num_heads = (int32_t)channels,
+                                   .head_size = (int32_t)width,
+                                   .stride_block = element * channels * width,
+                                   .stride_slot = element * channels * width,
+                                   .stride_head = element * width};
+    states.data =
         memory_normal(&subject->memory, ATTN_DTYPE_F32, slots * state, 0.1, &subject->random);
     if (width > 0) {
-        memory.conv_state = memory_normal(&subject->memory, subject->layer.desc.dtype,
-                                          slots * channels * width, 1, &subject->random);
+        windows.data = memory_normal(&subject->memory, subject->layer.desc.dtype,
+                                     slots * channels * width, 1, &subject->random);
     }
     if (subject->memory.failed) {
         return memory_refused(error);
     }
-    return subject->session->api->layer_bind_state(layer, &memory, error);
+    return client_bind(subject->session->api, layer, &states, width > 0 ? &windows : NULL, error);
 }
 
 /* Each request's blocks, in order or shuffled over the whole cache. */
@@ -366,10 +378,9 @@ attn_status subject_bind(struct subject *subject, struct attn_error *error)
     struct parameters parameters;
     attn_status status = ATTN_OK;
     make_parameters(subject, &parameters);
-    subject->layer.spec = (struct attn_kv_spec){.struct_size = sizeof subject->layer.spec};
+    subject->layer.spec = (struct attn_cache_spec){.struct_size = sizeof subject->layer.spec};
     if (subject->layer.has_cache) {
-        status =
-            api->layer_kv_spec(api->model_layer(subject->model, 0), &subject->layer.spec, error);
+        status = client_spec(api, api->model_layer(subject->model, 0), &subject->layer.spec, error);
         if (status == ATTN_OK && !make_table(subject)) {
             status = memory_refused(error);
         }

@@ -25,7 +25,7 @@ static double element_bytes(const struct subject *subject)
 /* K and V of one token, scales included, as the cache holds them. */
 static double slot_bytes(const struct subject *subject)
 {
-    const struct attn_kv_spec *spec = &subject->layer.spec;
+    const struct attn_cache_spec *spec = &subject->layer.spec;
     return (double)spec->page_bytes / (double)spec->block_size;
 }
 

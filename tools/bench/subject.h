@@ -31,7 +31,7 @@ struct subject_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;
     struct attn_recurrent_desc gdn;
-    struct attn_kv_spec spec; /* after bind */
+    struct attn_cache_spec spec; /* after bind */
     bool has_cache;
 };
 

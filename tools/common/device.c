@@ -12,13 +12,13 @@ attn_status device_init(struct device *device, const struct attn_api *api, attn_
                         struct attn_device which, struct attn_error *error)
 {
     *device = (struct device){.device = which, .api = api};
-    return api->device_open(runtime, which, &device->opened, error);
+    return api->device->open(runtime, which, &device->opened, error);
 }
 
 void device_finish(struct device *device)
 {
     if (device->opened != NULL) {
-        device->api->device_close(device->opened);
+        device->api->device->close(device->opened);
     }
     device->opened = NULL;
 }
@@ -32,7 +32,7 @@ attn_status device_take(const struct device *device, bool host, size_t bytes, vo
                         struct attn_error *error)
 {
     if (device->opened != NULL) {
-        return device->api->device_allocate(device->opened, kind_of(host), bytes, memory, error);
+        return device->api->device->allocate(device->opened, kind_of(host), bytes, memory, error);
     }
     *memory = aligned_alloc(DEVICE_ALIGNMENT,
                             (bytes + DEVICE_ALIGNMENT) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT);
@@ -42,7 +42,7 @@ attn_status device_take(const struct device *device, bool host, size_t bytes, vo
 void device_give(const struct device *device, bool host, void *memory)
 {
     if (device->opened != NULL) {
-        device->api->device_free(device->opened, kind_of(host), memory);
+        device->api->device->free(device->opened, kind_of(host), memory);
     } else {
         free(memory);
     }
@@ -50,7 +50,7 @@ void device_give(const struct device *device, bool host, void *memory)
 
 static attn_status wait(const struct device *device, struct attn_error *error)
 {
-    return device->opened != NULL ? device->api->device_synchronize(device->opened, NULL, error)
+    return device->opened != NULL ? device->api->device->synchronize(device->opened, NULL, error)
                                   : ATTN_OK;
 }
 
@@ -124,7 +124,7 @@ void *device_stream_create(const struct device *device)
 {
     void *stream = NULL;
     return device->opened != NULL &&
-                   device->api->device_stream_create(device->opened, &stream, NULL) == ATTN_OK
+                   device->api->device->create_stream(device->opened, &stream, NULL) == ATTN_OK
                ? stream
                : NULL;
 }
@@ -132,32 +132,32 @@ void *device_stream_create(const struct device *device)
 void device_stream_destroy(const struct device *device, void *stream)
 {
     if (stream != NULL) {
-        device->api->device_stream_destroy(device->opened, stream);
+        device->api->device->destroy_stream(device->opened, stream);
     }
 }
 
 bool device_capture_begin(const struct device *device, void *stream)
 {
     return device->opened != NULL &&
-           device->api->device_capture_begin(device->opened, stream, NULL) == ATTN_OK;
+           device->api->device->begin_capture(device->opened, stream, NULL) == ATTN_OK;
 }
 
 void *device_capture_end(const struct device *device, void *stream)
 {
     void *graph = NULL;
-    device->api->device_capture_end(device->opened, stream, &graph, NULL);
+    device->api->device->end_capture(device->opened, stream, &graph, NULL);
     return graph;
 }
 
 bool device_graph_launch(const struct device *device, void *graph, void *stream)
 {
-    return device->api->device_graph_launch(device->opened, graph, stream, NULL) == ATTN_OK;
+    return device->api->device->launch_graph(device->opened, graph, stream, NULL) == ATTN_OK;
 }
 
 void device_graph_finish(const struct device *device, void *graph)
 {
     if (graph != NULL) {
-        device->api->device_graph_destroy(device->opened, graph);
+        device->api->device->destroy_graph(device->opened, graph);
     }
 }
 

@@ -53,7 +53,7 @@ struct request {
 struct run_layer {
     struct model_layer *source;
     attn_layer *handle;
-    struct attn_kv_spec spec;
+    struct attn_cache_spec spec;
     int32_t group;
     void *cache;           /* the device's */
     void *swap;            /* page-locked memory for swapped blocks; NULL: nothing was swapped */

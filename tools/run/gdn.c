@@ -7,6 +7,7 @@
 #include "engine.h"
 #include "support/oracle.h"
 #include "support/number.h"
+#include "support/client.h"
 
 static int64_t channels_of(const struct attn_recurrent_desc *g)
 {
@@ -90,14 +91,28 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
     if (status != ATTN_OK) {
         return status;
     }
-    const struct attn_recurrent_state state = {.struct_size = sizeof state,
-                                               .state = layer->cache,
-                                               .state_stride_slot = state_size(g),
-                                               .conv_state = layer->windows,
-                                               .conv_stride_slot = window_size(g),
-                                               .conv_stride_channel = g->conv_width - 1,
-                                               .num_slots = NUM_STATE_SLOTS};
-    status = engine->api->layer_bind_state(layer->handle, &state, &engine->error);
+    const int64_t element = (int64_t)element_bytes(layer);
+    const int64_t row = (int64_t)g->head_size_v * g->head_size_k, width = g->conv_width - 1;
+    const struct attn_kv_view state = {.struct_size = sizeof state,
+                                       .data = layer->cache,
+                                       .num_blocks = NUM_STATE_SLOTS,
+                                       .block_size = 1,
+                                       .num_heads = g->num_v_heads,
+                                       .head_size = (int32_t)row,
+                                       .stride_block = 4 * state_size(g),
+                                       .stride_slot = 4 * state_size(g),
+                                       .stride_head = 4 * row};
+    const struct attn_kv_view window = {.struct_size = sizeof window,
+                                        .data = layer->windows,
+                                        .num_blocks = NUM_STATE_SLOTS,
+                                        .block_size = 1,
+                                        .num_heads = (int32_t)channels_of(g),
+                                        .head_size = (int32_t)width,
+                                        .stride_block = element * window_size(g),
+                                        .stride_slot = element * window_size(g),
+                                        .stride_head = element * width};
+    status =
+        client_bind(engine->api, layer->handle, &state, width > 0 ? &window : NULL, &engine->error);
     return status == ATTN_OK ? bind_weights(engine, layer) : status;
 }
 

@@ -66,7 +66,7 @@ void *pool_send(struct run_engine *engine, struct pool *pool, const void *source
 
 attn_status engine_wait(struct run_engine *engine)
 {
-    return engine->api->device_synchronize(engine->device.opened, NULL, &engine->error);
+    return engine->api->device->synchronize(engine->device.opened, NULL, &engine->error);
 }
 
 void pool_reset(struct run_engine *engine, struct pool *pool)

@@ -24,8 +24,8 @@ static attn_status open_device(struct run_engine *engine)
     status = status == ATTN_OK ? device_init(&engine->device, engine->api, engine->runtime, device,
                                              &engine->error)
                                : status;
-    return status == ATTN_OK ? engine->api->device_stream_create(engine->device.opened,
-                                                                 &engine->stream, &engine->error)
+    return status == ATTN_OK ? engine->api->device->create_stream(engine->device.opened,
+                                                                  &engine->stream, &engine->error)
                              : status;
 }
 
@@ -114,7 +114,6 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
 static attn_status make_cache(struct run_engine *engine, struct run_layer *layer)
 {
     struct run_group *group = &engine->groups[layer->group];
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     size_t bytes = (size_t)group->num_blocks * (size_t)layer->spec.padded_page_bytes;
     attn_status status = engine_take(engine, false, bytes, "cache", &layer->cache);
     if (status == ATTN_OK) {
@@ -123,12 +122,9 @@ static attn_status make_cache(struct run_engine *engine, struct run_layer *layer
     if (status != ATTN_OK) {
         return status;
     }
-    bool latent = layer->spec.kind == ATTN_KV_SPEC_MLA;
-    status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks, &k,
-                                         latent ? NULL : &v, &engine->error);
-    return status == ATTN_OK
-               ? engine->api->layer_bind_kv(layer->handle, &k, latent ? NULL : &v, &engine->error)
-               : status;
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = layer->cache, .num_blocks = group->num_blocks};
+    return engine->api->layer_bind_memory(layer->handle, &memory, &engine->error);
 }
 
 static attn_status make_group(struct run_engine *engine, struct run_group *group,
@@ -212,7 +208,7 @@ static attn_status bind_layers(struct run_engine *engine)
         layer->handle = engine->api->model_layer(engine->model, i);
         layer->spec.struct_size = sizeof layer->spec;
         layer->group = engine->api->layer_group(layer->handle, ATTN_GROUP_BLOCK_TABLE, 0);
-        status = engine->api->layer_kv_spec(layer->handle, &layer->spec, &engine->error);
+        status = client_spec(engine->api, layer->handle, &layer->spec, &engine->error);
         if (status == ATTN_OK && engine->groups[layer->group].table == NULL) {
             status = make_group(engine, &engine->groups[layer->group], layer);
         }

@@ -120,27 +120,43 @@ static attn_status no_memory(struct attn_error *error, size_t bytes)
     return ATTN_ERROR_OUT_OF_MEMORY;
 }
 
-attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t num_blocks,
-                         struct attn_kv_spec *spec, void **cache, struct attn_error *error)
+attn_status client_spec(const struct attn_api *api, const attn_layer *layer,
+                        struct attn_cache_spec *spec, struct attn_error *error)
 {
-    struct attn_kv_spec own = {.struct_size = sizeof own};
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    *spec = (struct attn_cache_spec){.struct_size = sizeof *spec};
+    return api->layer_num_caches(layer) > 0 ? api->layer_cache_spec(layer, 0, spec, error)
+                                            : ATTN_OK;
+}
+
+attn_status client_views(const struct attn_api *api, attn_layer *layer, void *base,
+                         int64_t num_blocks, struct attn_kv_view *k, struct attn_kv_view *v,
+                         struct attn_error *error)
+{
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = base, .num_blocks = num_blocks};
+    attn_status status = api->layer_bind_memory(layer, &memory, error);
+    if (status == ATTN_OK || status == ATTN_ERROR_ORDER) {
+        status = api->layer_cache_view(layer, 0, k, error);
+    }
+    return status == ATTN_OK && v != NULL ? api->layer_cache_view(layer, 1, v, error) : status;
+}
+
+attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t num_blocks,
+                         struct attn_cache_spec *spec, void **cache, struct attn_error *error)
+{
+    struct attn_cache_spec own;
+    struct attn_cache_memory memory = {.struct_size = sizeof memory, .num_blocks = num_blocks};
     *cache = NULL;
-    attn_status status = api->layer_kv_spec(layer, &own, error);
+    attn_status status = client_spec(api, layer, &own, error);
     if (spec != NULL) {
         *spec = own;
     }
     if (status != ATTN_OK || own.kind == ATTN_KV_SPEC_NONE) {
         return status;
     }
-    const bool latent = own.kind == ATTN_KV_SPEC_MLA || own.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
     const size_t bytes = (size_t)(num_blocks * own.padded_page_bytes);
-    *cache = client_memory(bytes);
-    if (*cache == NULL) {
-        return no_memory(error, bytes);
-    }
-    status = api->layer_kv_views(layer, *cache, num_blocks, &k, latent ? NULL : &v, error);
-    return status == ATTN_OK ? api->layer_bind_kv(layer, &k, latent ? NULL : &v, error) : status;
+    memory.base = *cache = client_memory(bytes);
+    return *cache != NULL ? api->layer_bind_memory(layer, &memory, error) : no_memory(error, bytes);
 }
 
 attn_status client_plan(const struct attn_api *api, attn_model *model, int32_t group,

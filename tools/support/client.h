@@ -40,11 +40,26 @@ int32_t client_refuses(const struct attn_api *api, attn_runtime *runtime,
 /* Bytes of host memory, aligned to 256 and filled with 0xff: NaN in every dtype of a cache. The
  * caller frees it. */
 void *client_memory(size_t bytes);
+/* Binds K and V; latent rows, or a state without a window, where v is NULL. */
+static inline attn_status client_bind(const struct attn_api *api, attn_layer *layer,
+                                      const struct attn_kv_view *k, const struct attn_kv_view *v,
+                                      struct attn_error *error)
+{
+    const struct attn_kv_view *views[] = {k, v};
+    return api->layer_bind_caches(layer, views, v != NULL ? 2 : 1, error);
+}
+/* The spec of a layer's first cache; all 0 where it has none of its own. */
+attn_status client_spec(const struct attn_api *api, const attn_layer *layer,
+                        struct attn_cache_spec *spec, struct attn_error *error);
+/* Binds memory of `num_blocks` blocks, unless a plan holds the layer, and gives the views of it. */
+attn_status client_views(const struct attn_api *api, attn_layer *layer, void *base,
+                         int64_t num_blocks, struct attn_kv_view *k, struct attn_kv_view *v,
+                         struct attn_error *error);
 /* A layer's cache of `num_blocks` blocks in host memory, filled with 0xff and bound; NULL where the
  * layer has none of its own. `spec`, if not NULL, gets the cache's. The caller frees it after the
  * model. */
 attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t num_blocks,
-                         struct attn_kv_spec *spec, void **cache, struct attn_error *error);
+                         struct attn_cache_spec *spec, void **cache, struct attn_error *error);
 
 /* Limits of a plan: requests, tokens of a step, keys of a request. */
 #define CLIENT_LIMITS(reqs, tokens, keys) CLIENT_PLAN(0, reqs, tokens, keys)
@@ -74,7 +89,7 @@ static inline attn_status client_bind_workspace(const struct attn_api *api, attn
     return api->plan_bind_workspace(plan, &workspace, error);
 }
 
-/* device_copy and device_fill of `bytes` on a stream. */
+/* The device's copy and fill of `bytes` on a stream. */
 static inline attn_status client_copy(const struct attn_api *api, attn_open_device *opened,
                                       void *destination, const void *source, size_t bytes,
                                       int32_t kind, void *stream, struct attn_error *error)
@@ -85,7 +100,7 @@ static inline attn_status client_copy(const struct attn_api *api, attn_open_devi
                                         .source = source,
                                         .bytes = bytes,
                                         .kind = kind};
-    return api->device_copy(opened, &copy, error);
+    return api->device->copy(opened, &copy, error);
 }
 
 static inline attn_status client_fill(const struct attn_api *api, attn_open_device *opened,
@@ -99,7 +114,7 @@ static inline attn_status client_fill(const struct attn_api *api, attn_open_devi
                                         .stride = bytes,
                                         .rows = 1,
                                         .value = value};
-    return api->device_fill(opened, &fill, error);
+    return api->device->fill(opened, &fill, error);
 }
 
 /* A plan of a group with its workspace, filled with 0xff and bound. The caller destroys the one and

@@ -23,8 +23,8 @@ attn_status engine_bind(struct engine *engine, struct core *core, const struct d
     }
     engine->layer = api->model_layer(engine->model, 0);
     if (binding->attend.k_cache != NULL) {
-        status = api->layer_bind_kv(engine->layer, binding->attend.k_cache, binding->attend.v_cache,
-                                    error);
+        status = client_bind(api, engine->layer, binding->attend.k_cache, binding->attend.v_cache,
+                             error);
     }
     return status == ATTN_OK ? api->layer_bind_params(engine->layer, &binding->params, error)
                              : status;

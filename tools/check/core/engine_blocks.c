@@ -71,16 +71,16 @@ static attn_status bind_layers(struct caches *c, const struct factor_value *v,
                                struct attn_error *error)
 {
     const struct attn_api *api = c->core->api;
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    attn_status status = api->layer_kv_spec(api->model_layer(c->model, 0), &spec, error);
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    attn_status status = api->layer_cache_spec(api->model_layer(c->model, 0), 0, &spec, error);
     c->page_bytes = spec.page_bytes;
     for (int32_t i = 0; i < LAYERS && status == ATTN_OK; i++) {
         uint8_t *cache = c->memory + (size_t)i * c->layer_bytes;
         for (int32_t j = 0; j < 2; j++) {
             views_make(v, j == 1, BLOCKS, cache, cache + c->scales, &c->views[i][j]);
         }
-        status = api->layer_bind_kv(api->model_layer(c->model, i), &c->views[i][0], &c->views[i][1],
-                                    error);
+        status = client_bind(api, api->model_layer(c->model, i), &c->views[i][0], &c->views[i][1],
+                             error);
     }
     return status;
 }

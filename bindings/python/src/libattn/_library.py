@@ -15,7 +15,7 @@ from typing import Any
 
 from . import errors
 from ._declarations import (ATTN_ABI_VERSION, ATTN_ABI_VERSION_MIN, ATTN_ERROR_FIELD_SIZE, ATTN_ERROR_MESSAGE_SIZE,
-                            Status, attn_api, attn_error)
+                            Status, attn_api, attn_device_services, attn_error)
 
 SONAME = "libattn.so.1"
 
@@ -50,7 +50,8 @@ def find() -> str:
 
 
 class Library:
-    """An opened library: its functions, by their names in ``struct attn_api``.
+    """An opened library: its functions, by their names in ``struct attn_api``, and those of its table of devices as
+    ``device_`` and theirs.
 
     Parameters
     ----------
@@ -75,8 +76,13 @@ class Library:
         # A library of the same version may end earlier than these declarations: what it lacks is not offered.
         for name, _ in attn_api._fields_:
             offset = getattr(attn_api, name).offset
-            if offset < api.struct_size and name not in ("struct_size", "next", "version", "abi_version", "reserved"):
+            if offset < api.struct_size and name not in ("struct_size", "next", "version", "abi_version", "reserved", "device"):
                 setattr(self, name, getattr(api, name))
+        devices = ctypes.cast(api.device, ctypes.POINTER(attn_device_services)).contents
+        for name, _ in attn_device_services._fields_[2:]:
+            if getattr(attn_device_services, name).offset < devices.struct_size:
+                setattr(self, f"device_{name}", getattr(devices, name))
+        self._failing = attn_api._failing_ | {f"device_{name}" for name in attn_device_services._failing_}
 
     def __getattr__(self, name: str) -> Any:
         # Only what was not set: a function that this library ends before.
@@ -95,7 +101,7 @@ class Library:
         for place, (kind, value) in enumerate(zip(function.argtypes, args)):
             if isinstance(value, int) and (kind(value).value or 0) != value:
                 raise errors.make(Status.INVALID_ARGUMENT, name, f"argument {place} is {value}; {kind.__name__} cannot hold it")
-        status = function(*args, _storage.ref) if name in attn_api._failing_ else function(*args)
+        status = function(*args, _storage.ref) if name in self._failing else function(*args)
         if status != 0:
             raise self.error(status)
 

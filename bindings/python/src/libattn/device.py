@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's memory, streams and graphs, for engines that have none of their own (``device_open`` in ``attn/api.h``)."""
+"""A device's memory, streams and graphs, for engines that have none of their own (``attn/device_services.h``)."""
 from __future__ import annotations
 
 import ctypes
@@ -46,7 +46,7 @@ class Stream(Owned):
 
     def __init__(self, device: Device) -> None:
         self.api = device.api
-        self.owner = device.make("stream", "device_stream_create", "device_stream_destroy", before=())
+        self.owner = device.make("stream", "device_create_stream", "device_destroy_stream", before=())
 
     @property
     def ptr(self) -> int | None:
@@ -107,13 +107,13 @@ class Device(Owned):
 
     def capture(self, stream: Stream | int, work: Callable[[], None]) -> Graph:
         """The graph of what `work` puts onto a stream."""
-        self.call("device_capture_begin", _native(stream))
+        self.call("device_begin_capture", _native(stream))
         try:
             work()
         except BaseException:
-            self.make("graph", "device_capture_end", "device_graph_destroy", _native(stream), before=()).close()
+            self.make("graph", "device_end_capture", "device_destroy_graph", _native(stream), before=()).close()
             raise
-        return Graph(self, self.make("graph", "device_capture_end", "device_graph_destroy", _native(stream), before=()))
+        return Graph(self, self.make("graph", "device_end_capture", "device_destroy_graph", _native(stream), before=()))
 
 
 class Graph(Owned):
@@ -125,7 +125,7 @@ class Graph(Owned):
     def launch(self, stream: Stream | int) -> None:
         """Run it on a stream."""
         with self.owner as graph:
-            self.device.call("device_graph_launch", graph, _native(stream))
+            self.device.call("device_launch_graph", graph, _native(stream))
 
 
 def _native(stream: Any) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
                             attn_io_caches, attn_io_mla, attn_io_output_quant, attn_io_recurrent, attn_io_rope,
                             attn_kv_quant_params, attn_layer_caches, attn_mla_weights, attn_mm_encoder_quant,
-                            attn_mm_encoder_state, attn_recurrent_state, attn_recurrent_weights)
+                            attn_mm_encoder_state, attn_recurrent_weights)
 from .layers import code_of
 from .structs import Struct, refused
 from .tensors import as_tensor, as_writable
@@ -60,24 +60,6 @@ def gdn_io(a: Any | None, b: Any | None, mixed_qkv: Any | None = None) -> Struct
     """For `Plan.run`: [T, Hv] twice, or as the gates say, and [T, 2 Hk Dk + Hv Dv] before the convolution; without it
     q, k, v count."""
     return attn_io_recurrent(a=a, b=b, mixed_qkv=mixed_qkv)
-
-
-def gdn_state(state: Any, conv_state: Any | None = None) -> Struct:
-    """For `Layer.bind_state`: float32 [slots, Hv, Dv, Dk] and [slots, channels, width - 1 (+ drafted)]."""
-    t = as_writable("state", state)
-    if t.dtype != "f32" or len(t.shape) != 4 or t.strides[1:] != (t.shape[2] * t.shape[3], t.shape[3], 1):
-        raise refused("state", f"{t}; float32 [slots, Hv, Dv, Dk] with compact slots is needed")
-    made = attn_recurrent_state(state=t.data, state_stride_slot=t.strides[0], num_slots=t.shape[0],
-                                device=t.device_struct)
-    made.kept["state"] = t, 0
-    if conv_state is not None:
-        c = as_writable("conv_state", conv_state)
-        if len(c.shape) != 3 or c.strides[2] != 1 or c.shape[0] != t.shape[0]:
-            raise refused("conv_state", f"{c}; [{t.shape[0]}, channels, width - 1] with a contiguous last dimension is "
-                          "needed")
-        made.conv_state, made.conv_stride_slot, made.conv_stride_channel = c.data, c.strides[0], c.strides[1]
-        made.kept["conv_state"] = c, 0
-    return made
 
 
 def mla_weights(kv_b_proj: Any | None = None, w_uk: Any | None = None, w_uv: Any | None = None,

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ._declarations import (CacheRole, CopyKind, GroupKind, KvSpecKind, RecurrentGate, ScaleForm, Status, attn_amax_args,
-                            attn_block_memory, attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_kv_spec,
-                            attn_kv_view, attn_layer_params, attn_mm_encoder_quant, attn_model_options)
+                            attn_block_memory, attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_kv_view,
+                            attn_layer_params, attn_mm_encoder_quant, attn_model_options)
 from .errors import make
-from .extensions import gdn_state
 from .handles import Owned, Unique
 from .layers import code_of
 from .step import Plan, stream_handle
-from .structs import Record, Struct, chained, check_lengths
+from .structs import Record, Struct, chained, check_lengths, refused
 from .tensors import Tensor, as_tensor, as_writable
 
 if TYPE_CHECKING:
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class KvSpec(Record):
-    """What an engine allocates for a layer, in the layout that the backend likes best: ``struct attn_kv_spec``."""
+    """What an engine allocates for the caches of a layer's kind, in the layout that the backend likes best: what the
+    ``struct attn_cache_spec`` of its first caches say, K's (or the latent rows', the state's) and V's."""
 
     kind: int
     kv_dtype: int
@@ -37,6 +37,7 @@ class KvSpec(Record):
     num_kv_heads: int
     head_size: int
     head_size_v: int
+    kv_dtype_v: int
     sliding_window: int
     chunk_size: int
     sink_len: int
@@ -139,21 +140,31 @@ class Layer(Unique):
     @property
     def kv_spec(self) -> KvSpec:
         """What to allocate for it."""
-        s = attn_kv_spec()
-        self.call("layer_kv_spec", byref(s))
-        return KvSpec(s, shape=tuple(s.shape[:s.ndim]), stride_order=tuple(s.stride_order[:s.ndim]))
+        specs = self._cache_specs()
+        first, second = (specs + 2 * [attn_cache_spec()])[:2]
+        second = second if second.role == CacheRole.V else first
+        return KvSpec(first, num_kv_heads=first.num_heads, head_size_v=second.head_size, kv_dtype_v=second.kv_dtype,
+                      shape=tuple(first.shape[:first.ndim]), stride_order=tuple(first.stride_order[:first.ndim]))
 
     @property
     def caches(self) -> list[CacheSpec]:
         """All its caches: of its kind, then those that its description adds."""
-        found = []
+        return [CacheSpec(s, shape=tuple(s.shape[:s.ndim]), stride_order=tuple(s.stride_order[:s.ndim]))
+                for s in self._cache_specs()]
+
+    def _cache_specs(self) -> list[attn_cache_spec]:
         with self.model.owner:
             count = self.api.layer_num_caches(self._pointer)
-        for i in range(count):
-            s = attn_cache_spec()
+        specs = [attn_cache_spec() for _ in range(count)]
+        for i, s in enumerate(specs):
             self.call("layer_cache_spec", i, byref(s))
-            found.append(CacheSpec(s))
-        return found
+        return specs
+
+    def cache_view(self, index: int) -> attn_kv_view:
+        """The view of a bound cache, ``struct attn_kv_view``."""
+        view = attn_kv_view()
+        self.call("layer_cache_view", index, byref(view))
+        return view
 
     def bind_kv(self, memory: Any, num_blocks: int) -> None:
         """Hand cache memory in, in the spec's own layout.
@@ -165,13 +176,8 @@ class Layer(Unique):
         num_blocks : int
             How many blocks it holds.
         """
-        spec = self.kv_spec
-        t = self._room("memory", memory, num_blocks * spec.padded_page_bytes)
-        k, v = attn_kv_view(), attn_kv_view()
-        v_ref = None if spec.kind in (KvSpecKind.MLA, KvSpecKind.SLIDING_WINDOW_MLA) else byref(v)
-        self.call("layer_kv_views", t.data, num_blocks, byref(k), v_ref)
-        k.device = v.device = t.device_struct
-        self.call("layer_bind_kv", byref(k), v_ref)
+        t = self._room("memory", memory, num_blocks * self.kv_spec.padded_page_bytes)
+        self.call("layer_bind_memory", byref(attn_cache_memory(base=t.data, num_blocks=num_blocks, device=t.device_struct)))
         self._memory = (t,)
 
     @staticmethod
@@ -183,19 +189,35 @@ class Layer(Unique):
 
     def bind_kv_views(self, k: Any, v: Any | None) -> None:
         """Hand the engine's own layout in: strided tensors ``[block, slot, head, dim]`` or `KvView`; `v` None: MLA."""
-        (k_view, k_kept), (v_view, v_kept) = view_of(k), (None, []) if v is None else view_of(v)
-        self.call("layer_bind_kv", byref(k_view), None if v_view is None else byref(v_view))
-        self._memory = (*k_kept, *v_kept)
+        self.bind_caches([k] if v is None else [k, v])
 
     def bind_state(self, state: Any, conv_state: Any | None = None) -> None:
         """Hand a recurrent layer's state in: float32 [slots, Hv, Dv, Dk], and the convolution's window."""
-        struct = gdn_state(state, conv_state)
-        self.call("layer_bind_state", byref(struct))
-        self._memory = (struct,)
+        t = as_writable("state", state)
+        if t.dtype != "f32" or len(t.shape) != 4 or t.strides[1:] != (t.shape[2] * t.shape[3], t.shape[3], 1):
+            raise refused("state", f"{t}; float32 [slots, Hv, Dv, Dk] with compact slots is needed")
+        views, kept = [self._slots(t, t.shape[2] * t.shape[3])], [t]
+        if conv_state is not None:
+            c = as_writable("conv_state", conv_state)
+            if len(c.shape) != 3 or c.strides[2] != 1 or c.shape[0] != t.shape[0]:
+                raise refused("conv_state", f"{c}; [{t.shape[0]}, channels, width - 1] with a contiguous last dimension is "
+                              "needed")
+            views.append(self._slots(c, c.shape[2]))
+            kept.append(c)
+        self._bind_views([(view, kept) for view in views])
+
+    @staticmethod
+    def _slots(t: Tensor, row: int) -> attn_kv_view:
+        """The view of a state or a window: a slot a block, a head or channel a head."""
+        slot, head = (t.itemsize * stride for stride in t.strides[:2])
+        return attn_kv_view(data=t.data, num_blocks=t.shape[0], block_size=1, num_heads=t.shape[1], head_size=row,
+                            stride_block=slot, stride_slot=slot, stride_head=head, device=t.device_struct)
 
     def bind_caches(self, views: Sequence[Any]) -> None:
         """Hand all its caches in, in the order of `caches`: tensors ``[block, slot, head, dim]`` or `KvView`."""
-        made = [view_of(view) for view in views]
+        self._bind_views([view_of(view) for view in views])
+
+    def _bind_views(self, made: Sequence[tuple[attn_kv_view, list[Any]]]) -> None:
         pointers = (c_void_p * max(1, len(made)))(*(addressof(view) for view, _ in made))
         self.call("layer_bind_caches", pointers, len(made))
         self._memory = tuple(kept for _, kept in made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import byref, sizeof
+from ctypes import addressof, c_void_p, sizeof
 
 import numpy as np
 import torch
@@ -64,11 +64,11 @@ def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start
 
 def bind_pages(bound: Bound, at: int, k_pages: torch.Tensor | KvView, v_pages: torch.Tensor | KvView | None) -> None:
     """Hand an engine's pages to a bound layer, while no plan holds it; `v_pages` None: latent rows."""
-    views = tuple(None if pages is None else view_of(pages)[0] if isinstance(pages, KvView) else _view(pages)
-                  for pages in (k_pages, v_pages))
+    views = [view_of(pages)[0] if isinstance(pages, KvView) else _view(pages) for pages in (k_pages, v_pages)
+             if pages is not None]
+    pointers = (c_void_p * len(views))(*map(addressof, views))
     api = bound.model.api
-    api.check(api.layer_bind_kv(bound.model.layers[at].handle, *(None if view is None else byref(view) for view in views),
-                                api.error_ref()))
+    api.check(api.layer_bind_caches(bound.model.layers[at].handle, pointers, len(views), api.error_ref()))
 
 
 def _view(pages: torch.Tensor) -> attn_kv_view:
