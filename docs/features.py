@@ -132,7 +132,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("sparse", kernel("attend_mla_sparse"), "", f"{FORMULAS}attend, {STEP}mla, {RUN}"),
     ]),
     ("5. Recurrent layers: gated delta rule", [
-        ("convolution, step, chunks, drafts", kernel("gated_delta"), "", f"{FORMULAS}delta, {STEP}gdn, {RUN}"),
+        ("convolution, step, chunks, drafts", kernel("recurrent"), "", f"{FORMULAS}delta, {STEP}gdn, {RUN}"),
     ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),

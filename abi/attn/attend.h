@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One attend, its schedule and its memory: the arguments of attend, attend_mla, attend_mla_sparse
- * and gated_delta. */
+ * and recurrent. */
 #ifndef ATTN_ATTEND_H
 #define ATTN_ATTEND_H
 
@@ -51,7 +51,7 @@ struct attn_prepare_args {
     const struct attn_kv_view *v_cache;
     const struct attn_layer_cache *caches;
     int32_t num_caches;
-    int32_t cache_bytes;
+    int32_t cache_stride;
     int32_t phase; /* enum attn_phase */
     int32_t reserved;
 };
@@ -109,7 +109,7 @@ struct attn_attend_args {
     /* those of attn_layer_caches, in their order; the batch's tables address them */
     const struct attn_layer_cache *caches;
     int32_t num_caches;
-    int32_t cache_bytes;         /* from element to element */
+    int32_t cache_stride;        /* from element to element */
     attn_plan_state *plan_state; /* NULL if create_plan_state is NULL */
     void *scratch;               /* schedule_size.scratch_bytes */
     size_t scratch_bytes;

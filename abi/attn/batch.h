@@ -104,7 +104,7 @@ struct attn_batch {
     /* tables 1 to num_tables; 0 is the fields above, and all that plain layers need */
     const struct attn_batch_table *tables;
     int32_t num_tables;
-    int32_t table_bytes; /* sizeof(struct attn_batch_table) of the writer; kernels get their own */
+    int32_t table_stride; /* sizeof(struct attn_batch_table) of the writer; kernels get their own */
     /* Page lists in place of block_table, which is then NULL: request r's blocks are
      * page_indices[i] for i in page_start_loc[r] .. page_start_loc[r + 1] - 1. For layers that say
      * needs_page_lists, in any of the batch's tables; kernels get the block table that is made of

@@ -26,7 +26,7 @@ struct attn_write_kv_args {
      * one above. */
     const struct attn_layer_cache *caches;
     int32_t num_caches;
-    int32_t cache_bytes;
+    int32_t cache_stride;
     const struct attn_batch *batch; /* with caches only, else NULL */
 };
 
@@ -76,7 +76,7 @@ struct attn_copy_blocks_args {
     const struct attn_block_copy *copies;
     const int64_t *pairs;
     int64_t num_pairs;
-    int32_t copy_bytes; /* from element to element of `copies` */
+    int32_t copy_stride; /* from element to element of `copies` */
     int32_t reserved;
 };
 

@@ -68,7 +68,7 @@ struct attn_refused_combination {
 #define ATTN_KERNEL_ATTEND_MLA (1ull << 4)
 #define ATTN_KERNEL_ATTEND_MLA_SPARSE (1ull << 5)
 #define ATTN_KERNEL_GATHER_KV (1ull << 6)
-#define ATTN_KERNEL_GATED_DELTA (1ull << 7)
+#define ATTN_KERNEL_RECURRENT (1ull << 7)
 #define ATTN_KERNEL_BATCHED_GEMM (1ull << 8)
 #define ATTN_KERNEL_QUANTIZE (1ull << 9)
 #define ATTN_KERNEL_AMAX (1ull << 10)
@@ -76,7 +76,6 @@ struct attn_refused_combination {
 #define ATTN_KERNEL_COPY (1ull << 12)
 #define ATTN_KERNEL_FILL (1ull << 13)
 #define ATTN_KERNEL_MAKE_BLOCK_TABLE (1ull << 14) /* the last one of the table */
-#define ATTN_KERNEL_COUNT 15
 
 /* One backend on one device in one variant. Arrays and text are borrowed until the sink returns;
  * the core copies them, and of the extensions those that it knows. Masks: bit 1 << code; bits that
@@ -132,8 +131,8 @@ struct attn_backend_caps {
     uint64_t decode_write_kv_dtypes;
     /* enum attn_cache_role: caches beyond those of a layer's kind that its kernels take */
     uint64_t cache_roles;
-    int32_t max_tables;    /* of a batch, next to its own fields; 0: none */
-    int32_t refused_bytes; /* from row to row of `refused` */
+    int32_t max_tables;     /* of a batch, next to its own fields; 0: none */
+    int32_t refused_stride; /* from row to row of `refused` */
     /* ids of vendors' extensions that its kernels read on layers and runs (version.h) */
     const uint32_t *extensions;
     int32_t num_extensions;

@@ -14,7 +14,7 @@
 #include "numeric_kernels.h"
 #include "status.h"
 
-/* The table. prepare .. schedule serve attend, attend_mla, attend_mla_sparse and gated_delta alike
+/* The table. prepare .. schedule serve attend, attend_mla, attend_mla_sparse and recurrent alike
  * and are optional: a backend without them is stateless. */
 struct attn_kernels {
     size_t struct_size;
@@ -27,7 +27,7 @@ struct attn_kernels {
     attn_status (*attend_mla)(const struct attn_attend_args *args, struct attn_error *error);
     attn_status (*attend_mla_sparse)(const struct attn_attend_args *args, struct attn_error *error);
     attn_status (*gather_kv)(const struct attn_gather_kv_args *args, struct attn_error *error);
-    attn_status (*gated_delta)(const struct attn_attend_args *args, struct attn_error *error);
+    attn_status (*recurrent)(const struct attn_attend_args *args, struct attn_error *error);
     attn_status (*batched_gemm)(const struct attn_batched_gemm_args *args,
                                 struct attn_error *error);
     attn_status (*quantize)(const struct attn_quantize_args *args, struct attn_error *error);

@@ -35,8 +35,7 @@ enum attn_kv_dtype {
     ATTN_KV_TURBOQUANT_3BIT_NC = 17,
     /* ggml's rows: blocks of 32 elements, one behind the other, see attn_kv_view */
     ATTN_KV_Q8_0 = 18,
-    ATTN_KV_Q4_0 = 19,
-    ATTN_KV_DTYPE_COUNT = 20
+    ATTN_KV_Q4_0 = 19
 };
 
 /* A cache of the activations' dtype has their code. */
@@ -103,8 +102,7 @@ enum attn_kv_layout {
     ATTN_KV_LAYOUT_HND_ROWS = 4,
     /* K [N, Hk, D/x, B, x], V [N, Hk, Dv, B] or rows, as the view says */
     ATTN_KV_LAYOUT_PACKED_K = 5,
-    ATTN_KV_LAYOUT_LATENT = 6, /* MLA: [N, B, row] */
-    ATTN_KV_LAYOUT_COUNT = 7
+    ATTN_KV_LAYOUT_LATENT = 6 /* MLA: [N, B, row] */
 };
 
 /* Forms of the views that a backend can read: bits for attn_backend_caps.view_forms. */
@@ -126,8 +124,7 @@ enum attn_cache_role {
     ATTN_CACHE_SCALE = 7,
     ATTN_CACHE_ZERO = 8,       /* likewise zero points */
     ATTN_CACHE_COMPRESSED = 9, /* rows that stand for several tokens each */
-    ATTN_CACHE_EXTRA = 10,     /* what no other role says */
-    ATTN_CACHE_ROLE_COUNT = 11
+    ATTN_CACHE_EXTRA = 10      /* what no other role says */
 };
 
 #define ATTN_MAX_CACHES 16 /* of one layer */
@@ -153,7 +150,7 @@ struct attn_layer_caches {
     struct attn_ext ext; /* id ATTN_EXT_LAYER_CACHES */
     const struct attn_cache_desc *caches;
     int32_t num_caches;
-    int32_t cache_bytes; /* sizeof(struct attn_cache_desc) of the writer */
+    int32_t cache_stride; /* sizeof(struct attn_cache_desc) of the writer */
 };
 
 enum attn_kv_spec_kind {

@@ -73,7 +73,7 @@ struct attn_block_transfer {
     /* one entry per layer of the group (device <-> host), or NULL (device to device inside the
      * cache) */
     const struct attn_block_memory *other;
-    int32_t other_bytes; /* sizeof(struct attn_block_memory) of the writer; 0 without other */
+    int32_t other_stride; /* sizeof(struct attn_block_memory) of the writer; 0 without other */
     int32_t table; /* 0: the batch's own; else as attn_layer_cache.table; a cache lies in it */
     /* host [num_pairs, 2]: source and destination block; in order, so that a destination may be
      * the source of a later pair */

@@ -13,23 +13,20 @@
 
 enum attn_recurrent_rule {
     ATTN_RULE_GATED_DELTA = 0, /* S <- G S; r = beta (v - S k); S <- S + r k^T */
-    ATTN_RULE_ADDITIVE = 1,    /* S <- G S + beta v k^T */
-    ATTN_RULE_COUNT = 2
+    ATTN_RULE_ADDITIVE = 1     /* S <- G S + beta v k^T */
 };
 
 /* G, and where g <= 0 comes from. */
 enum attn_recurrent_gate {
     ATTN_GATE_PER_HEAD = 0,    /* G = e^g, g = -exp(a_log) softplus(a + dt_bias), a [T, Hv] */
     ATTN_GATE_PER_CHANNEL = 1, /* G scales column c by e^g[c]; a [T, Hv Dk], dt_bias [Hv Dk] */
-    ATTN_GATE_CONSTANT = 2,    /* G = e^g, g = -exp(a_log); a is NULL */
-    ATTN_GATE_COUNT = 3
+    ATTN_GATE_CONSTANT = 2     /* G = e^g, g = -exp(a_log); a is NULL */
 };
 
 enum attn_recurrent_write_gate {
     ATTN_WRITE_GATE_SIGMOID = 0, /* beta = sigmoid(b), b [T, Hv] */
     ATTN_WRITE_GATE_NONE = 1,    /* beta = 1; b is NULL */
-    ATTN_WRITE_GATE_STEP = 2,    /* beta = softplus(a + dt_bias), a gate per head; b is NULL */
-    ATTN_WRITE_GATE_COUNT = 3
+    ATTN_WRITE_GATE_STEP = 2     /* beta = softplus(a + dt_bias), a gate per head; b is NULL */
 };
 
 /* On attn_layer_desc, whose num_q_heads and num_kv_heads are then Hk and whose scale is
@@ -68,7 +65,7 @@ struct attn_recurrent_weights { /* on attn_layer_params */
 
 /* The layer's caches: the state, block = state slot, one slot, head = value head, row of Dv Dk
  * float32, heads one behind the other; and, with a convolution, the window, block = state slot,
- * head = channel, row of conv_width - 1 (+ drafted) inputs. The gated_delta kernel gets their views
+ * head = channel, row of conv_width - 1 (+ drafted) inputs. The kernel `recurrent` gets their views
  * as args->k_cache and args->v_cache (NULL without a convolution). */
 
 /* A request whose first slot is negative, of either row, or that has no tokens, is left alone, its

@@ -83,7 +83,6 @@ enum attn_dtype_id {
     ATTN_DTYPE_FP8_E5M2 = 5,
     ATTN_DTYPE_FP8_E4M3FNUZ = 6,
     ATTN_DTYPE_INT8 = 7,
-    ATTN_DTYPE_COUNT = 8, /* of codes that masks in capabilities have */
     /* of weights (mla.h): e2m1 with an e8m0 scale for each 32 elements */
     ATTN_DTYPE_MXFP4 = 16
 };

@@ -14,8 +14,7 @@ enum attn_layer_kind {
     ATTN_LAYER_ENCODER = 1,
     ATTN_LAYER_CROSS = 2, /* keys of the encoder, written once */
     ATTN_LAYER_MLA = 3,
-    ATTN_LAYER_RECURRENT = 4, /* a state instead of keys, see recurrent.h */
-    ATTN_LAYER_KIND_COUNT = 5
+    ATTN_LAYER_RECURRENT = 4 /* a state instead of keys, see recurrent.h */
 };
 
 /* Does a key after a query's position stay hidden? */
@@ -34,7 +33,7 @@ enum attn_encoder {
     ATTN_ENCODER_MULTIMODAL = 2 /* vision or audio tower */
 };
 
-enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUNT = 2 };
+enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1 };
 #define ATTN_MAX_PHASES 4 /* room in arrays by phase */
 
 /* Terms of one attention (docs/semantics.md, section 1), as bits: what a layer needs, what a
@@ -54,7 +53,6 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_TERM_PREFIX_LM (1ull << 11)
 #define ATTN_TERM_TREE_BITS (1ull << 12)
 #define ATTN_TERM_TREE_BIAS (1ull << 13)
-#define ATTN_TERM_COUNT 14
 
 /* Abilities other than the terms. */
 #define ATTN_FEATURE_PAGED_KV (1ull << 0)      /* keys through a block table */
@@ -85,7 +83,6 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_STEP_ALLOCATES (1ull << 17)
 /* K and V of different dtypes, each of kv_dtypes (attn_layer_desc.kv_dtype_v) */
 #define ATTN_FEATURE_KV_DTYPE_V (1ull << 18)
-#define ATTN_FEATURE_COUNT 19
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 
@@ -104,8 +101,7 @@ enum attn_output_form {
     ATTN_OUTPUT_FP8_STATIC = 1,   /* e4m3, one scale per tensor */
     ATTN_OUTPUT_FP8_GROUP_64 = 2, /* e4m3, scale max(amax, 1e-10) / 448 per 64 */
     ATTN_OUTPUT_FP8_GROUP_128 = 3,
-    ATTN_OUTPUT_NVFP4 = 4,
-    ATTN_OUTPUT_FORM_COUNT = 5
+    ATTN_OUTPUT_NVFP4 = 4
 };
 
 /* Each captures what those below it do. Numbers between are left for later levels: in a declaration

@@ -213,8 +213,8 @@ static attn_status read_transfer(const attn_model *model,
     if (t->table < 0) {
         return BAD("table", "table is %d; 0 or above", t->table);
     }
-    if (t->other != NULL && (t->other_bytes < MIN_MEMORY || t->other_bytes > MAX_MEMORY)) {
-        return BAD("other_bytes", "other_bytes is %d; %d to %d with other", t->other_bytes,
+    if (t->other != NULL && (t->other_stride < MIN_MEMORY || t->other_stride > MAX_MEMORY)) {
+        return BAD("other_stride", "other_stride is %d; %d to %d with other", t->other_stride,
                    MIN_MEMORY, MAX_MEMORY);
     }
     return ATTN_OK;
@@ -224,14 +224,14 @@ static attn_status read_transfer(const attn_model *model,
 static attn_status read_memory(const struct attn_block_transfer *t, int32_t index,
                                struct attn_block_memory *memory, struct attn_error *error)
 {
-    const uint8_t *source = (const uint8_t *)t->other + (int64_t)index * t->other_bytes;
+    const uint8_t *source = (const uint8_t *)t->other + (int64_t)index * t->other_stride;
     memcpy(memory, source, sizeof *memory);
-    for (int32_t at = (int32_t)sizeof *memory; at < t->other_bytes; at++) {
+    for (int32_t at = (int32_t)sizeof *memory; at < t->other_stride; at++) {
         if (source[at] != 0) {
             return error_set(error, ATTN_ERROR_STRUCT_SIZE, "other",
-                             "other_bytes is %d and byte %d of other[%d] is not 0; this library "
+                             "other_stride is %d and byte %d of other[%d] is not 0; this library "
                              "knows %zu bytes, and an unknown tail has to be all zero",
-                             t->other_bytes, at, index, sizeof *memory);
+                             t->other_stride, at, index, sizeof *memory);
         }
     }
     return ATTN_OK;
@@ -278,7 +278,7 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
                                              .copies = copies,
                                              .pairs = t.pairs,
                                              .num_pairs = t.num_pairs,
-                                             .copy_bytes = (int32_t)sizeof *copies};
+                                             .copy_stride = (int32_t)sizeof *copies};
         if (instance->kernels.copy_blocks != NULL) {
             status = instance->kernels.copy_blocks(&args, error);
         } else {

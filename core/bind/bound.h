@@ -10,6 +10,7 @@
 #include "compose/composition.h"
 #include "select/assignment.h"
 #include "util/lock.h"
+#include "util/counts.h"
 
 /* A backend, created on its device. */
 struct instance {
@@ -69,7 +70,7 @@ struct attn_layer {
     const struct layer *selected;       /* the assignment's, which the model keeps alive */
     const struct attn_layer_desc *desc; /* selected's, completed */
     attn_layer *owner; /* whose cache this one reads: itself, or its sharing target */
-    struct served served[ATTN_PHASE_COUNT];
+    struct served served[NUM_PHASES];
     const struct composition
         *compositions[MAX_COMPOSITIONS + 1]; /* those that serve the layer; ends with NULL */
     void *data[MAX_COMPOSITIONS]; /* by composition id: layer_bytes of memory of its own */

@@ -9,6 +9,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 #include "util/tensor.h"
+#include "util/counts.h"
 
 #define MIN_VIEW 120 /* sizes in ABI 0.3 */
 #define MIN_PARAMS 104
@@ -187,7 +188,7 @@ static attn_status check_view_form(const attn_layer *layer, const struct attn_kv
     const int32_t element = dtype == ATTN_KV_F32                            ? 4
                             : dtype == ATTN_KV_F16 || dtype == ATTN_KV_BF16 ? 2
                                                                             : 1;
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
         const int32_t alignment = caps->kv_alignment > element ? caps->kv_alignment : element;
         if ((caps->view_forms & forms) != forms) {

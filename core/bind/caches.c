@@ -8,6 +8,7 @@
 #include "bind/place.h"
 #include "select/layer_caches.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_CACHE_SPEC 200 /* sizes in ABI 0.3 */
 #define MIN_CACHE_MEMORY 64
@@ -188,7 +189,7 @@ static attn_status check_further(const attn_layer *layer, int32_t index,
                                           layer_parts(layer, spec.table), read, error)
                                : status;
     status = status == ATTN_OK ? check_view_shape(layer, &wanted, read, error) : status;
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES && status == ATTN_OK; phase++) {
         const int32_t alignment = layer->served[phase].instance->caps->kv_alignment;
         if (alignment > 1 && (uintptr_t)read->data % (uintptr_t)alignment != 0) {
             status = BAD("data", "layer '%s', %s: address %p is not a multiple of %d bytes",

@@ -6,6 +6,7 @@
 #include "bind/model.h"
 #include "select/layer_check.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 /* A layer that reads another's cache goes with that one's table. */
 static bool same_table(attn_layer *a, attn_layer *b)
@@ -109,7 +110,7 @@ void model_make_groups(attn_model *model)
 {
     for (int32_t i = 0; i < model->num_layers; i++) {
         assign_group(model, &model->layers[i]);
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
             assign_plan_group(model, &model->layers[i], phase);
         }
     }
@@ -153,8 +154,7 @@ attn_status model_group(const attn_model *model, int32_t kind, int32_t group, in
 
 int32_t layer_group(const attn_layer *layer, int32_t kind, int32_t phase)
 {
-    if (layer == NULL ||
-        (kind == ATTN_GROUP_SCHEDULE && (phase < 0 || phase >= ATTN_PHASE_COUNT))) {
+    if (layer == NULL || (kind == ATTN_GROUP_SCHEDULE && (phase < 0 || phase >= NUM_PHASES))) {
         return -1;
     }
     return kind == ATTN_GROUP_BLOCK_TABLE ? layer->group

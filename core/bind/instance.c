@@ -5,6 +5,7 @@
 #include "bind/bound.h"
 #include "select/names.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_KERNELS 272 /* size in ABI 0.3 */
 
@@ -42,13 +43,13 @@ static attn_status check_slots(const struct instance *instance, const char *name
                                struct attn_error *error)
 {
     const struct attn_kernels *k = &instance->kernels;
-    const bool there[ATTN_KERNEL_COUNT] = {
-        k->attend != NULL,        k->write_kv != NULL,    k->merge_states != NULL,
-        k->rope_write_kv != NULL, k->attend_mla != NULL,  k->attend_mla_sparse != NULL,
-        k->gather_kv != NULL,     k->gated_delta != NULL, k->batched_gemm != NULL,
-        k->quantize != NULL,      k->amax != NULL,        k->copy_blocks != NULL,
-        k->copy != NULL,          k->fill != NULL,        k->make_block_table != NULL};
-    for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
+    const bool there[NUM_KERNELS] = {
+        k->attend != NULL,        k->write_kv != NULL,   k->merge_states != NULL,
+        k->rope_write_kv != NULL, k->attend_mla != NULL, k->attend_mla_sparse != NULL,
+        k->gather_kv != NULL,     k->recurrent != NULL,  k->batched_gemm != NULL,
+        k->quantize != NULL,      k->amax != NULL,       k->copy_blocks != NULL,
+        k->copy != NULL,          k->fill != NULL,       k->make_block_table != NULL};
+    for (int32_t i = 0; i < NUM_KERNELS; i++) {
         if ((instance->caps->kernels >> i & 1) && !there[i]) {
             const char *kernel = code_name(ATTN_NAMES_KERNEL, i);
             return error_set(error, ATTN_ERROR_PLUGIN, kernel,

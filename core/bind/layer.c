@@ -2,6 +2,7 @@
 /* What a bound layer is to the rooms above: its parts as kernels see them, and what kernels have
  * prepared of them. */
 #include "bind/bound.h"
+#include "util/counts.h"
 
 /* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the
  * phases: a composed step is composed in both or the layer keeps its term and kernels of the other
@@ -57,7 +58,7 @@ attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_att
                                                .v_cache = call->v_cache,
                                                .caches = call->caches,
                                                .num_caches = call->num_caches,
-                                               .cache_bytes = call->cache_bytes,
+                                               .cache_stride = call->cache_stride,
                                                .phase = phase};
         status = kernels->prepare(&args, &served->prepared[part], &why);
         status = status == ATTN_OK ? status : error_relay(error, status, &why);
@@ -69,7 +70,7 @@ attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_att
 
 void layer_release_states(attn_layer *layer)
 {
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         struct served *served = &layer->served[phase];
         for (int32_t part = 0; part < PART_COUNT; part++) {
             if (served->prepared[part] != NULL) {

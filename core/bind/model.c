@@ -7,6 +7,7 @@
 #include "bind/caches.h"
 #include "select/select.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_MODEL_OPTIONS 48 /* size in ABI 0.3 */
 
@@ -38,7 +39,7 @@ static attn_status bind_layer(attn_model *model, int32_t index,
     layer->owner =
         source->layer.sharing_target >= 0 ? &model->layers[source->layer.sharing_target] : layer;
     attn_status status = ATTN_OK;
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES && status == ATTN_OK; phase++) {
         const struct attn_choice *choice = &source->phases[phase].choice;
         struct served *served = &layer->served[phase];
         served->composed = choice->composed;

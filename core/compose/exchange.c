@@ -70,7 +70,7 @@ static attn_status copy_all(const struct exchange_run *run, const struct attn_bl
                                                .copies = copies,
                                                .pairs = run->p->pairs,
                                                .num_pairs = count,
-                                               .copy_bytes = (int32_t)sizeof *copies};
+                                               .copy_stride = (int32_t)sizeof *copies};
     if (count <= 0 || num_copies <= 0) {
         return ATTN_OK;
     }

@@ -9,6 +9,7 @@
 #include "select/match_check.h"
 #include "util/structs.h"
 #include "util/tensor.h"
+#include "util/counts.h"
 
 #define MX_BLOCK 32
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
@@ -41,9 +42,9 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
                                     {"topk", m->topk, 0, 1 << 20}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
     if (status == ATTN_OK && m->weight_dtype != ATTN_DTYPE_MXFP4 &&
-        (m->weight_dtype < 0 || m->weight_dtype >= ATTN_DTYPE_COUNT)) {
+        (m->weight_dtype < 0 || m->weight_dtype >= NUM_DTYPES)) {
         status = BAD("weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)",
-                     l->name, m->weight_dtype, ATTN_DTYPE_COUNT - 1, ATTN_DTYPE_MXFP4);
+                     l->name, m->weight_dtype, NUM_DTYPES - 1, ATTN_DTYPE_MXFP4);
     }
     if (status == ATTN_OK &&
         (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {

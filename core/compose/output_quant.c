@@ -6,6 +6,7 @@
 #include "select/names.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 struct quant {
     size_t plain; /* place in the workspace: [T, Hq, Dv] */
@@ -27,7 +28,7 @@ static void match(struct check *check, int32_t phase)
     } else if (own) {
         check_need_kernel(check, ATTN_KERNEL_QUANTIZE, " (behind a merge or an up-projection)");
     } else {
-        check_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
+        check_code(check, "output_form", form, caps->output_forms, NUM_OUTPUT_FORMS,
                    name_of_output_form);
     }
 }

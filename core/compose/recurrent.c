@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recurrent layers: the gated delta rule (GDN). A request has a state in a slot instead of keys in
- * blocks; a step is one call of gated_delta. */
+ * blocks; a step is one call of the kernel `recurrent`. */
 #include <string.h>
 
 #include "bind/model.h"
@@ -9,6 +9,7 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 #include "util/tensor.h"
+#include "util/counts.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
@@ -22,7 +23,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if (!layer->has_states) {
         return ATTN_OK;
     }
-    layer->kernel = ATTN_KERNEL_GATED_DELTA;
+    layer->kernel = ATTN_KERNEL_RECURRENT;
     const struct attn_layer_desc *l = &layer->desc;
     const struct attn_recurrent_desc *g = layer->gdn;
     const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
@@ -34,9 +35,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                                     {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024},
                                     {"conv_silu", g->conv_silu, 0, 1},
                                     {"qk_l2norm", g->qk_l2norm, 0, 1},
-                                    {"rule", g->rule, 0, ATTN_RULE_COUNT - 1},
-                                    {"gate", g->gate, 0, ATTN_GATE_COUNT - 1},
-                                    {"write_gate", g->write_gate, 0, ATTN_WRITE_GATE_COUNT - 1},
+                                    {"rule", g->rule, 0, NUM_RULES - 1},
+                                    {"gate", g->gate, 0, NUM_GATES - 1},
+                                    {"write_gate", g->write_gate, 0, NUM_WRITE_GATES - 1},
                                     {"has_skip", g->has_skip, 0, 1},
                                     {"has_initial_slots", g->has_initial_slots, 0, 1},
                                     {"checkpoint_interval", g->checkpoint_interval, 0, 1 << 30}};
@@ -103,10 +104,10 @@ static void match_form(struct check *check, const struct attn_recurrent_desc *g,
         int32_t code, count;
         uint32_t mask;
         const char *(*name)(int32_t);
-    } codes[] = {{"rule", g->rule, ATTN_RULE_COUNT, caps->rules, name_of_rule},
-                 {"gate", g->gate, ATTN_GATE_COUNT, caps->gates, name_of_gate},
-                 {"write_gate", g->write_gate, ATTN_WRITE_GATE_COUNT, caps->write_gates,
-                  name_of_write_gate}};
+    } codes[] = {
+        {"rule", g->rule, NUM_RULES, caps->rules, name_of_rule},
+        {"gate", g->gate, NUM_GATES, caps->gates, name_of_gate},
+        {"write_gate", g->write_gate, NUM_WRITE_GATES, caps->write_gates, name_of_write_gate}};
     const struct {
         const char *field;
         int32_t asked, declared;
@@ -133,7 +134,7 @@ static void match(struct check *check, int32_t phase)
         return;
     }
     if (caps == NULL) {
-        if (check->caps->kernels & ATTN_KERNEL_GATED_DELTA) {
+        if (check->caps->kernels & ATTN_KERNEL_RECURRENT) {
             reasons_add(check->reasons, "attn_recurrent_caps", "limits of GDN", "not declared");
         }
         return;
@@ -503,7 +504,7 @@ static bool choose(attn_plan *plan, struct step *step)
 
 static void make_call(const struct step *step, int32_t part, struct launch *launch)
 {
-    launch->kernel = step->layer->served[launch->args.phase].instance->kernels.gated_delta;
+    launch->kernel = step->layer->served[launch->args.phase].instance->kernels.recurrent;
 }
 
 static bool is_contiguous(const struct attn_tensor *t)

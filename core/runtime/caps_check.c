@@ -10,13 +10,13 @@
 #include "util/device.h"
 #include "util/structs.h"
 #include "util/text.h"
+#include "util/counts.h"
 
 #define MAX_RANGES 256
 #define MIN_REFUSED 72 /* size in ABI 0.3 */
 #define MAX_REFUSED_BYTES 4096
 #define MAX_LABEL 255
 #define MAX_ISA 1023
-#define NUM_SCALE_FORMS 4
 #define BIT(code) (UINT64_C(1) << (code))
 #define BAD(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
@@ -68,22 +68,22 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
 static const struct {
     size_t offset;
     int32_t count;
-} masks[] = {MASK(kernels, ATTN_KERNEL_COUNT),
-             MASK(layer_kinds, ATTN_LAYER_KIND_COUNT),
-             MASK(phases, ATTN_PHASE_COUNT),
-             MASK(dtypes, ATTN_DTYPE_COUNT),
-             MASK(kv_dtypes, ATTN_KV_DTYPE_COUNT),
-             MASK(q_dtypes, ATTN_DTYPE_COUNT),
-             MASK(terms, ATTN_TERM_COUNT),
-             MASK(features, ATTN_FEATURE_COUNT),
+} masks[] = {MASK(kernels, NUM_KERNELS),
+             MASK(layer_kinds, NUM_LAYER_KINDS),
+             MASK(phases, NUM_PHASES),
+             MASK(dtypes, NUM_DTYPES),
+             MASK(kv_dtypes, NUM_KV_DTYPES),
+             MASK(q_dtypes, NUM_DTYPES),
+             MASK(terms, NUM_TERMS),
+             MASK(features, NUM_FEATURES),
              MASK(view_forms, NUM_VIEW_FORMS),
-             MASK(layouts, ATTN_KV_LAYOUT_COUNT),
+             MASK(layouts, NUM_KV_LAYOUTS),
              MASK(k_scale_forms, NUM_SCALE_FORMS),
              MASK(v_scale_forms, NUM_SCALE_FORMS),
              MASK(p_scale_forms, NUM_SCALE_FORMS),
-             MASK(output_forms, ATTN_OUTPUT_FORM_COUNT),
-             MASK(decode_write_kv_dtypes, ATTN_KV_DTYPE_COUNT),
-             MASK(cache_roles, ATTN_CACHE_ROLE_COUNT)};
+             MASK(output_forms, NUM_OUTPUT_FORMS),
+             MASK(decode_write_kv_dtypes, NUM_KV_DTYPES),
+             MASK(cache_roles, NUM_CACHE_ROLES)};
 
 void caps_trim(struct attn_backend_caps *c)
 {
@@ -93,7 +93,7 @@ void caps_trim(struct attn_backend_caps *c)
         mask &= BIT(masks[i].count) - 1;
         memcpy((char *)c + masks[i].offset, &mask, sizeof mask);
     }
-    if (c->preferred_layout >= ATTN_KV_LAYOUT_COUNT) {
+    if (c->preferred_layout >= NUM_KV_LAYOUTS) {
         c->preferred_layout = 0;
         while (c->layouts != 0 && !(c->layouts >> c->preferred_layout & 1)) {
             c->preferred_layout++;
@@ -106,7 +106,7 @@ void caps_trim(struct attn_backend_caps *c)
 static bool copy_refused(const struct attn_backend_caps *caps, int32_t at,
                          struct attn_refused_combination *row)
 {
-    const size_t size = (size_t)caps->refused_bytes;
+    const size_t size = (size_t)caps->refused_stride;
     const unsigned char *source = (const unsigned char *)caps->refused + (size_t)at * size;
     memset(row, 0, sizeof *row);
     memcpy(row, source, size < sizeof *row ? size : sizeof *row);
@@ -121,15 +121,15 @@ static bool copy_refused(const struct attn_backend_caps *caps, int32_t at,
 bool refused_read(const struct attn_backend_caps *caps, int32_t at,
                   struct attn_refused_combination *row)
 {
-    bool known = copy_refused(caps, at, row) && row->terms >> ATTN_TERM_COUNT == 0 &&
-                 row->features >> ATTN_FEATURE_COUNT == 0;
+    bool known = copy_refused(caps, at, row) && row->terms >> NUM_TERMS == 0 &&
+                 row->features >> NUM_FEATURES == 0;
     const struct {
         uint64_t *mask;
         int32_t count;
-    } lists[] = {{&row->kv_dtypes, ATTN_KV_DTYPE_COUNT},
-                 {&row->dtypes, ATTN_DTYPE_COUNT},
-                 {&row->layer_kinds, ATTN_LAYER_KIND_COUNT},
-                 {&row->phases, ATTN_PHASE_COUNT}};
+    } lists[] = {{&row->kv_dtypes, NUM_KV_DTYPES},
+                 {&row->dtypes, NUM_DTYPES},
+                 {&row->layer_kinds, NUM_LAYER_KINDS},
+                 {&row->phases, NUM_PHASES}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         const bool any = *lists[i].mask == 0;
         *lists[i].mask &= BIT(lists[i].count) - 1;
@@ -213,9 +213,9 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         }
     }
     if (c->num_refused > 0 &&
-        (c->refused_bytes < MIN_REFUSED || c->refused_bytes > MAX_REFUSED_BYTES)) {
-        return BAD("refused_bytes", "%s: refused_bytes is %d; %d to %d", c->name, c->refused_bytes,
-                   MIN_REFUSED, MAX_REFUSED_BYTES);
+        (c->refused_stride < MIN_REFUSED || c->refused_stride > MAX_REFUSED_BYTES)) {
+        return BAD("refused_stride", "%s: refused_stride is %d; %d to %d", c->name,
+                   c->refused_stride, MIN_REFUSED, MAX_REFUSED_BYTES);
     }
     for (int32_t i = 0; i < c->num_extensions; i++) {
         if (c->extensions[i] < ATTN_EXT_VENDOR) {
@@ -272,7 +272,7 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
          ATTN_KERNEL_ATTEND, "decoder, encoder or cross", "attend"},
         {BIT(ATTN_LAYER_MLA), ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, "mla",
          "attend_mla or attend_mla_sparse"},
-        {BIT(ATTN_LAYER_RECURRENT), ATTN_KERNEL_GATED_DELTA, "gdn", "gated_delta"},
+        {BIT(ATTN_LAYER_RECURRENT), ATTN_KERNEL_RECURRENT, "gdn", "recurrent"},
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         if ((c->layer_kinds & needs[i].kinds) && !(c->kernels & needs[i].kernel)) {
@@ -323,7 +323,7 @@ static bool has_block_size(const struct attn_backend_caps *c, int32_t size)
 
 static attn_status check_cache(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    static const uint64_t form_of_layout[ATTN_KV_LAYOUT_COUNT] = {
+    static const uint64_t form_of_layout[NUM_KV_LAYOUTS] = {
         ATTN_VIEW_NHD, ATTN_VIEW_HND,    ATTN_VIEW_NHD,    ATTN_VIEW_HND,
         ATTN_VIEW_HND, ATTN_VIEW_PACKED, ATTN_VIEW_LATENT,
     };
@@ -332,7 +332,7 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
         return BAD("block_sizes",
                    "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes", c->name);
     }
-    for (int32_t i = 0; i < ATTN_KV_LAYOUT_COUNT; i++) {
+    for (int32_t i = 0; i < NUM_KV_LAYOUTS; i++) {
         if ((c->layouts >> i & 1) && !(c->view_forms & form_of_layout[i])) {
             return BAD("layouts", "%s: layout %d without its form %#llx in view_forms %#llx",
                        c->name, i, (unsigned long long)form_of_layout[i],

@@ -147,7 +147,7 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
                   : NULL;
     failed |= source->num_refused > 0 && refused == NULL;
     caps->num_refused = 0;
-    caps->refused_bytes = (int32_t)sizeof *refused;
+    caps->refused_stride = (int32_t)sizeof *refused;
     for (int32_t i = 0; i < source->num_refused && !failed; i++) {
         struct attn_refused_combination row;
         if (refused_read(source, i, &row)) {

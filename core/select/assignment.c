@@ -3,6 +3,7 @@
 #include "select/assignment.h"
 
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_CHOICE 80 /* sizes in ABI 0.3 */
 #define MIN_REASON 40
@@ -31,7 +32,7 @@ int32_t assignment_num_layers(const attn_assignment *assignment)
 static attn_status find_phase(const attn_assignment *assignment, int32_t layer, int32_t phase,
                               const struct assignment_phase **found)
 {
-    if (assignment == NULL || phase < 0 || phase >= ATTN_PHASE_COUNT) {
+    if (assignment == NULL || phase < 0 || phase >= NUM_PHASES) {
         return ATTN_ERROR_INVALID_ARGUMENT;
     }
     if (layer < 0 || layer >= assignment->num_layers) {

@@ -13,6 +13,7 @@
 
 #include "runtime/runtime.h"
 #include "util/arena.h"
+#include "util/counts.h"
 
 /* A layer as it was asked for, with defaults resolved (head_size_v, kv_dtype never AUTO, block_size
  * chosen: the kernel's, …); text and extensions live in the owner's arena. `desc.next` chains the
@@ -55,7 +56,7 @@ struct assignment_phase {
 
 struct assignment_layer {
     struct layer layer;
-    struct assignment_phase phases[ATTN_PHASE_COUNT];
+    struct assignment_phase phases[NUM_PHASES];
 };
 
 struct attn_assignment {

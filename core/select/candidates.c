@@ -8,6 +8,7 @@
 #include "util/device.h"
 #include "util/error.h"
 #include "util/text.h"
+#include "util/counts.h"
 
 #define MAX_REASONS 32 /* of one plugin against one layer */
 #define MAX_TEXT 1023
@@ -145,8 +146,8 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
 }
 
 int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,
-                                struct candidate *const candidates[ATTN_PHASE_COUNT],
-                                const int32_t chosen[ATTN_PHASE_COUNT])
+                                struct candidate *const candidates[NUM_PHASES],
+                                const int32_t chosen[NUM_PHASES])
 {
     const struct backend *backends = selection->runtime->backends;
     const int32_t prefill = chosen[ATTN_PHASE_PREFILL], decode = chosen[ATTN_PHASE_DECODE];
@@ -184,12 +185,12 @@ static bool better(const struct selection *selection, const struct candidate *ca
 }
 
 static bool one_cache(const struct selection *selection, const struct layer *layer,
-                      struct candidate *const candidates[ATTN_PHASE_COUNT], int32_t prefill,
+                      struct candidate *const candidates[NUM_PHASES], int32_t prefill,
                       int32_t decode)
 {
     const struct attn_backend_caps *a = &selection->runtime->backends[prefill].caps;
     const struct attn_backend_caps *b = &selection->runtime->backends[decode].caps;
-    const int32_t pair[ATTN_PHASE_COUNT] = {prefill, decode};
+    const int32_t pair[NUM_PHASES] = {prefill, decode};
     if (prefill == decode || !layer_has_cache(&layer->desc) || layer->has_states) {
         return true;
     }
@@ -199,12 +200,11 @@ static bool one_cache(const struct selection *selection, const struct layer *lay
 
 void candidates_choose(const struct selection *selection, const struct layer *layer,
                        const struct rule *const *rules,
-                       struct candidate *const candidates[ATTN_PHASE_COUNT],
-                       int32_t chosen[ATTN_PHASE_COUNT])
+                       struct candidate *const candidates[NUM_PHASES], int32_t chosen[NUM_PHASES])
 {
     int32_t count = selection->runtime->num_backends;
     const struct candidate *p = candidates[ATTN_PHASE_PREFILL], *d = candidates[ATTN_PHASE_DECODE];
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         chosen[phase] = -1;
         for (int32_t b = 0; b < count; b++) {
             if (allowed(rules[phase], &candidates[phase][b]) &&

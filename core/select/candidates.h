@@ -8,6 +8,7 @@
 #include "select/grammar.h"
 #include "select/match.h"
 #include "select/ranks.h"
+#include "util/counts.h"
 
 /* What all layers of one selection share. */
 struct selection {
@@ -40,12 +41,11 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
  * else the best pair that can. */
 void candidates_choose(const struct selection *selection, const struct layer *layer,
                        const struct rule *const *rules,
-                       struct candidate *const candidates[ATTN_PHASE_COUNT],
-                       int32_t chosen[ATTN_PHASE_COUNT]);
+                       struct candidate *const candidates[NUM_PHASES], int32_t chosen[NUM_PHASES]);
 
 /* Slots in a block that the chosen backends' kernels both take, 0 if there is none. */
 int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,
-                                struct candidate *const candidates[ATTN_PHASE_COUNT],
-                                const int32_t chosen[ATTN_PHASE_COUNT]);
+                                struct candidate *const candidates[NUM_PHASES],
+                                const int32_t chosen[NUM_PHASES]);
 
 #endif

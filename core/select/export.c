@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "select/names.h"
+#include "util/counts.h"
 
 #define HEAD "attn-assignment 1"
 #define MAX_BLOCK 65536
@@ -14,7 +15,7 @@
 
 /* What a line says of one layer. */
 struct imported {
-    const char *backends[ATTN_PHASE_COUNT]; /* full names */
+    const char *backends[NUM_PHASES]; /* full names */
     int32_t kv_dtype;
     int32_t block_size;
     int32_t layout;
@@ -183,13 +184,13 @@ attn_status import_rules(struct rules *rules, const char *text, int32_t num_laye
     char *copy = arena_string(arena, text);
     struct imported *imported = arena_array(arena, count, sizeof *imported);
     rules->count = 0;
-    rules->rules = arena_array(arena, count * ATTN_PHASE_COUNT, sizeof *rules->rules);
+    rules->rules = arena_array(arena, count * NUM_PHASES, sizeof *rules->rules);
     if (copy == NULL || imported == NULL || rules->rules == NULL) {
         return NO_MEMORY(error);
     }
     attn_status status = parse_text(copy, num_layers, imported, error);
     for (int32_t i = 0; status == ATTN_OK && i < num_layers; i++) {
-        for (int32_t phase = 0; status == ATTN_OK && phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; status == ATTN_OK && phase < NUM_PHASES; phase++) {
             const char *backend = imported[i].backends[phase];
             status = add_rule(&rules->rules[rules->count++], i, phase, backend,
                               (size_t)(backend - copy), arena, error);
@@ -206,7 +207,7 @@ static attn_status hold_layer(const struct assignment_layer *layer, const struct
         return error_set(error, ATTN_ERROR_REFUSED, "name",
                          "layer '%s' is '%s' in the imported text", name, imported->name);
     }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const struct attn_choice *choice = &layer->phases[phase].choice;
         if (choice->backend < 0) {
             continue; /* reported with its reasons */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "select/names.h"
+#include "util/counts.h"
 
 #define MAX_TEXT 4096 /* of a selection text */
 #define MAX_LAYER_INDEX 99999
@@ -114,7 +115,7 @@ static attn_status parse_where(struct rule *rule, struct span span, struct attn_
     if (span.end - span.begin >= 7 && memcmp(span.whole + span.begin, "layers.", 7) == 0) {
         return parse_layers(rule, span, error);
     }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         if (equals(span, name_of_phase(phase))) {
             rule->where = WHERE_PHASE;
             rule->first = phase;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "select/names.h"
+#include "util/counts.h"
 
 int32_t layer_num_tables(const struct layer *layer)
 {
@@ -56,8 +57,8 @@ void check_caches(struct check *check)
         return;
     }
     for (int32_t i = 0; i < own->num_caches; i++) {
-        check_code(check, "caches", own->caches[i].role, check->caps->cache_roles,
-                   ATTN_CACHE_ROLE_COUNT, name_of_cache_role);
+        check_code(check, "caches", own->caches[i].role, check->caps->cache_roles, NUM_CACHE_ROLES,
+                   name_of_cache_role);
         check_own_blocks(check, &own->caches[i]);
     }
     int32_t tables = layer_num_tables(check->whole);

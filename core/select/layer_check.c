@@ -9,6 +9,7 @@
 #include "select/layer_fields.h"
 #include "select/names.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_LAYER_DESC 248 /* sizes in ABI 0.3 */
 #define MAX_NAME 1023
@@ -42,10 +43,10 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
                    "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
                    (double)l->soft_cap);
     }
-    if (l->needed_features >> ATTN_FEATURE_COUNT != 0) {
+    if (l->needed_features >> NUM_FEATURES != 0) {
         return BAD("needed_features",
                    "layer '%s': needed_features is %#llx; bits from %d on are not known here",
-                   l->name, (unsigned long long)l->needed_features, ATTN_FEATURE_COUNT);
+                   l->name, (unsigned long long)l->needed_features, NUM_FEATURES);
     }
     if (l->needed_view_forms >> NUM_VIEW_FORMS != 0) {
         return BAD("needed_view_forms",

@@ -6,6 +6,7 @@
 #include "compose/composition.h"
 #include "select/names.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MAX_CHAIN 64
 #define MIN_CACHE_DESC 32 /* size in ABI 0.3 */
@@ -110,15 +111,14 @@ static attn_status check_cache(const struct layer *layer, const struct attn_cach
                                int32_t index, struct attn_error *error)
 {
     const struct attn_cache_desc *c = &caches[index];
-    const struct ranged ranges[] = {
-        {"role", c->role, ATTN_CACHE_INDEX_K, ATTN_CACHE_ROLE_COUNT - 1},
-        {"of", c->of, 0, 1 + index},
-        {"table", c->table, 0, ATTN_MAX_TABLES},
-        {"kv_dtype", c->kv_dtype, 1, ATTN_KV_DTYPE_COUNT - 1},
-        {"num_heads", c->num_heads, 1, MAX_HEADS},
-        {"head_size", c->head_size, 1, MAX_ROW},
-        {"block_size", c->block_size, 0, MAX_ROW},
-        {"tokens_per_row", c->tokens_per_row, 1, MAX_ROW}};
+    const struct ranged ranges[] = {{"role", c->role, ATTN_CACHE_INDEX_K, NUM_CACHE_ROLES - 1},
+                                    {"of", c->of, 0, 1 + index},
+                                    {"table", c->table, 0, ATTN_MAX_TABLES},
+                                    {"kv_dtype", c->kv_dtype, 1, NUM_KV_DTYPES - 1},
+                                    {"num_heads", c->num_heads, 1, MAX_HEADS},
+                                    {"head_size", c->head_size, 1, MAX_ROW},
+                                    {"block_size", c->block_size, 0, MAX_ROW},
+                                    {"tokens_per_row", c->tokens_per_row, 1, MAX_ROW}};
     attn_status status =
         layer_ranges(layer->desc.name, ranges, sizeof ranges / sizeof *ranges, error);
     for (int32_t i = 0; i < index && status == ATTN_OK; i++) {
@@ -145,9 +145,9 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
         return ATTN_OK;
     }
     if (given->caches == NULL || given->num_caches < 1 || given->num_caches > ATTN_MAX_CACHES ||
-        given->cache_bytes < MIN_CACHE_DESC || given->cache_bytes > MAX_CACHE_DESC) {
+        given->cache_stride < MIN_CACHE_DESC || given->cache_stride > MAX_CACHE_DESC) {
         return BAD("caches", "layer '%s': %d caches of %d bytes at %p; 1 to %d of %d to %d bytes",
-                   name, given->num_caches, given->cache_bytes, (const void *)given->caches,
+                   name, given->num_caches, given->cache_stride, (const void *)given->caches,
                    ATTN_MAX_CACHES, MIN_CACHE_DESC, MAX_CACHE_DESC);
     }
     if (!layer_has_cache(&layer->desc) || layer->desc.kv_sharing_target != NULL ||
@@ -164,13 +164,13 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
     attn_status status = ATTN_OK;
     for (int32_t i = 0; i < given->num_caches && status == ATTN_OK; i++) {
         struct attn_cache_desc *cache = &caches[i];
-        status = element_read(cache, sizeof *cache, given->caches, (size_t)given->cache_bytes, i,
+        status = element_read(cache, sizeof *cache, given->caches, (size_t)given->cache_stride, i,
                               "attn_cache_desc", error);
         cache->tokens_per_row = cache->tokens_per_row > 0 ? cache->tokens_per_row : 1;
         status = status == ATTN_OK ? check_cache(layer, caches, i, error) : status;
     }
     given->caches = caches;
-    given->cache_bytes = (int32_t)sizeof *caches;
+    given->cache_stride = (int32_t)sizeof *caches;
     return status;
 }
 

@@ -7,6 +7,7 @@
 
 #include "select/layer_ext.h"
 #include "select/names.h"
+#include "util/counts.h"
 
 #define MAX_BLOCK 65536
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
@@ -28,9 +29,9 @@
 const struct layer_field layer_fields[] = {
     FIELD(name, TEXT, ALL, 0, 0),
     FIELD(kv_sharing_target, TEXT, CACHED, 0, 0),
-    FIELD(kind, INT, ALL, 0, ATTN_LAYER_KIND_COUNT - 1),
+    FIELD(kind, INT, ALL, 0, NUM_LAYER_KINDS - 1),
     FIELD(dtype, INT, ALL, ATTN_DTYPE_F16, ATTN_DTYPE_F32),
-    FIELD(kv_dtype, INT, ALL, 0, ATTN_KV_DTYPE_COUNT - 1),
+    FIELD(kv_dtype, INT, ALL, 0, NUM_KV_DTYPES - 1),
     FIELD(num_q_heads, INT, ALL, 1, MAX_HEADS),
     FIELD(num_kv_heads, INT, ALL, 1, MAX_HEADS),
     FIELD(head_size, INT, ALL, 1, MAX_LATENT),
@@ -53,14 +54,14 @@ const struct layer_field layer_fields[] = {
     FIELD(block_size, INT, CACHED, 0, MAX_BLOCK),
     FIELD(num_speculative_tokens, INT, CACHED | RECURRENT, 0, 1024),
     FIELD(parallel_drafting, INT, CACHED | RECURRENT, 0, 1),
-    FIELD(kv_dtype_v, INT, DECODER | CROSS, 0, ATTN_KV_DTYPE_COUNT - 1),
+    FIELD(kv_dtype_v, INT, DECODER | CROSS, 0, NUM_KV_DTYPES - 1),
     FIELD(padded_page_bytes, LONG, CACHED | RECURRENT, 0, 0),
     FIELD(q_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_HEAD),
     FIELD(k_scale_form, INT, CACHED, 0, ATTN_SCALE_PER_HEAD),
     FIELD(v_scale_form, INT, DECODER | CROSS, 0, ATTN_SCALE_PER_HEAD_CHANNEL),
     FIELD(p_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_TENSOR),
-    FIELD(q_dtype, INT, ATTENDS, 0, ATTN_DTYPE_COUNT - 1),
-    FIELD(output_form, INT, ALL, 0, ATTN_OUTPUT_FORM_COUNT - 1),
+    FIELD(q_dtype, INT, ATTENDS, 0, NUM_DTYPES - 1),
+    FIELD(output_form, INT, ALL, 0, NUM_OUTPUT_FORMS - 1),
     FIELD(output_scale_pow2, INT, ALL, 0, 1),
     FIELD(output_scale_column_major, INT, ALL, 0, 1),
     FIELD(skip_kv_quantization, INT, CACHED, 0, 1),
@@ -204,7 +205,7 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
 attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_error *error)
 {
     char value[80];
-    const struct ranged kind = {"kind", layer->kind, 0, ATTN_LAYER_KIND_COUNT - 1};
+    const struct ranged kind = {"kind", layer->kind, 0, NUM_LAYER_KINDS - 1};
     attn_status status = layer_ranges(layer->name, &kind, 1, error); /* by which all are checked */
     for (const struct layer_field *f = layer_fields; f->name != NULL && status == ATTN_OK; f++) {
         const bool says = value_of(layer, f, value, sizeof value);

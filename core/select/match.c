@@ -8,6 +8,7 @@
 #include "select/match_check.h"
 #include "select/names.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 static void need_term(struct check *check, uint64_t term, const char *field, const char *asked)
 {
@@ -32,8 +33,7 @@ static void hold_kind(struct check *check)
     } else if (!layer_has_cache(check->layer) && contiguous && bidirectional) {
         check_compose(check, ATTN_COMPOSE_ENCODER, ATTN_GRAPH_ALWAYS);
     } else {
-        check_code(check, "layer_kind", kind, caps->layer_kinds, ATTN_LAYER_KIND_COUNT,
-                   name_of_kind);
+        check_code(check, "layer_kind", kind, caps->layer_kinds, NUM_LAYER_KINDS, name_of_kind);
     }
 }
 
@@ -117,7 +117,7 @@ static void hold_quantization(struct check *check)
             const int32_t dtype = kv_dtype_of(l, is_v);
             if (!(caps->kv_dtypes >> ATTN_KV_AUTO & 1 && dtype == l->dtype)) {
                 check_code(check, is_v ? "kv_dtype_v" : "kv_dtype", dtype, caps->kv_dtypes,
-                           ATTN_KV_DTYPE_COUNT, name_of_kv_dtype);
+                           NUM_KV_DTYPES, name_of_kv_dtype);
             }
         }
         if (kv_is_fp8(l->kv_dtype)) {
@@ -136,7 +136,7 @@ static void hold_quantization(struct check *check)
     if (l->q_scale_form != ATTN_SCALE_NONE) {
         check_need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
                            name_of_scale_form(l->q_scale_form));
-        check_code(check, "q_dtype", l->q_dtype, caps->q_dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
+        check_code(check, "q_dtype", l->q_dtype, caps->q_dtypes, NUM_DTYPES, name_of_dtype);
     }
 }
 
@@ -160,7 +160,7 @@ static void hold_features(struct check *check, int32_t phase)
     check_need_feature(check, l->batch_invariant >= 2, ATTN_FEATURE_BATCH_INVARIANT_PREFIX,
                        "batch_invariant", "with prefix caching");
     uint64_t missing = l->needed_features & ~check->caps->features;
-    for (int32_t i = 0; i < ATTN_FEATURE_COUNT; i++) {
+    for (int32_t i = 0; i < NUM_FEATURES; i++) {
         if (missing >> i & 1) {
             check_refuse_number(check, "needed_features", i, "bits of the backend's features");
         }
@@ -247,8 +247,8 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     struct check check = {caps, &layer->desc, layer, reasons, match};
     *match = (struct match){0, caps->graph_level, 0};
     hold_kind(&check);
-    check_code(&check, "phase", phase, caps->phases, ATTN_PHASE_COUNT, name_of_phase);
-    check_code(&check, "dtype", layer->desc.dtype, caps->dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
+    check_code(&check, "phase", phase, caps->phases, NUM_PHASES, name_of_phase);
+    check_code(&check, "dtype", layer->desc.dtype, caps->dtypes, NUM_DTYPES, name_of_dtype);
     hold_kernels(&check);
     check_heads(&check);
     if (!layer->has_states && !layer->is_latent) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "select/names.h"
+#include "util/counts.h"
 
 void reasons_add(struct reasons *reasons, const char *field, const char *asked,
                  const char *supported)
@@ -51,7 +52,7 @@ void check_refuse_limit(struct check *check, const char *field, int64_t asked, i
 void check_need_kernel(struct check *check, uint64_t kernel, const char *what_for)
 {
     char asked[64];
-    for (int32_t i = 0; !(check->caps->kernels & kernel) && i < ATTN_KERNEL_COUNT; i++) {
+    for (int32_t i = 0; !(check->caps->kernels & kernel) && i < NUM_KERNELS; i++) {
         if (kernel >> i & 1) {
             snprintf(asked, sizeof asked, "%s%s", code_name(ATTN_NAMES_KERNEL, i), what_for);
             reasons_add(check->reasons, "kernel", asked, "not in the backend's table");

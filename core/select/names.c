@@ -4,14 +4,14 @@
 #include <string.h>
 
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
-static const char *const kernels[] = {"attend",        "write_kv",    "merge_states",
-                                      "rope_write_kv", "attend_mla",  "attend_mla_sparse",
-                                      "gather_kv",     "gated_delta", "batched_gemm",
-                                      "quantize",      "amax",        "copy_blocks",
-                                      "copy",          "fill",        "make_block_table"};
+static const char *const kernels[] = {
+    "attend",    "write_kv",  "merge_states",    "rope_write_kv", "attend_mla", "attend_mla_sparse",
+    "gather_kv", "recurrent", "batched_gemm",    "quantize",      "amax",       "copy_blocks",
+    "copy",      "fill",      "make_block_table"};
 static const char *const terms[] = {
     "causal",           "bidirectional", "causal_per_request", "sliding_window",
     "symmetric_window", "chunked_local", "soft_cap",           "alibi",
@@ -70,16 +70,16 @@ static const char *const scale_forms[] = {"none", "per_tensor", "per_head", "per
 static const char *const output_forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",
                                            "nvfp4"};
 
-_Static_assert(COUNT(kernels) == ATTN_KERNEL_COUNT, "a name for every kernel");
-_Static_assert(COUNT(kinds) == ATTN_LAYER_KIND_COUNT, "a name for every kind");
+_Static_assert(COUNT(kernels) == NUM_KERNELS, "a name for every kernel");
+_Static_assert(COUNT(kinds) == NUM_LAYER_KINDS, "a name for every kind");
 _Static_assert(COUNT(dtypes) == ATTN_DTYPE_MXFP4 + 1, "a name for every element type");
-_Static_assert(COUNT(kv_dtypes) == ATTN_KV_DTYPE_COUNT, "a name for every cache's type");
-_Static_assert(COUNT(terms) == ATTN_TERM_COUNT, "a name for every term");
-_Static_assert(COUNT(features) == ATTN_FEATURE_COUNT, "a name for every feature");
+_Static_assert(COUNT(kv_dtypes) == NUM_KV_DTYPES, "a name for every cache's type");
+_Static_assert(COUNT(terms) == NUM_TERMS, "a name for every term");
+_Static_assert(COUNT(features) == NUM_FEATURES, "a name for every feature");
 _Static_assert(COUNT(view_forms) == NUM_VIEW_FORMS, "a name for every form");
-_Static_assert(COUNT(layouts) == ATTN_KV_LAYOUT_COUNT, "a name for every layout");
-_Static_assert(COUNT(cache_roles) == ATTN_CACHE_ROLE_COUNT, "a name for every role");
-_Static_assert(COUNT(output_forms) == ATTN_OUTPUT_FORM_COUNT, "a name for every output form");
+_Static_assert(COUNT(layouts) == NUM_KV_LAYOUTS, "a name for every layout");
+_Static_assert(COUNT(cache_roles) == NUM_CACHE_ROLES, "a name for every role");
+_Static_assert(COUNT(output_forms) == NUM_OUTPUT_FORMS, "a name for every output form");
 
 #define LIST(names)                                                                                \
     {                                                                                              \

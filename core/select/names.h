@@ -11,8 +11,6 @@
 /* attn_api.code_name. */
 const char *code_name(int32_t list, int32_t code);
 
-#define NUM_VIEW_FORMS 5 /* ATTN_VIEW_* */
-
 /* Constant text; "unknown" for codes that are none. */
 const char *name_of_dtype(int32_t dtype);
 const char *name_of_kv_dtype(int32_t kv_dtype);

@@ -9,6 +9,7 @@
 
 #include "select/lines.h"
 #include "select/names.h"
+#include "util/counts.h"
 
 /* A number as attn-bench writes it, whatever the process's locale says of decimal points; *end is
  * where it ends. */
@@ -36,7 +37,7 @@ static bool parse_line(const char *line, struct measurement *item, struct arena 
         item->time_us <= 0) {
         return false;
     }
-    for (item->phase = 0; item->phase < ATTN_PHASE_COUNT; item->phase++) {
+    for (item->phase = 0; item->phase < NUM_PHASES; item->phase++) {
         if (strcmp(phase, name_of_phase(item->phase)) == 0) {
             item->arch = arena_string(arena, arch);
             item->shape = arena_string(arena, shape);

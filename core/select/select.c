@@ -13,6 +13,7 @@
 #include "select/suggest.h"
 #include "util/device.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_SELECT_OPTIONS 64 /* size in ABI 0.3 */
 #define MAX_LAYERS 100000
@@ -127,7 +128,7 @@ static bool same_question(const struct selection *selection, const struct assign
         memcmp((const char *)&x + from, (const char *)&y + from, sizeof x - from) != 0) {
         return false;
     }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         if (rules_find(&selection->rules, index_a, &x, phase) !=
             rules_find(&selection->rules, index_b, &y, phase)) {
             return false;
@@ -141,9 +142,9 @@ static attn_status select_layer(struct selection *selection, int32_t index,
 {
     struct assignment_layer *out = &selection->assignment->layers[index];
     size_t count = (size_t)selection->runtime->num_backends;
-    struct candidate *candidates[ATTN_PHASE_COUNT];
-    struct verdict *verdicts[ATTN_PHASE_COUNT];
-    const struct rule *rules[ATTN_PHASE_COUNT];
+    struct candidate *candidates[NUM_PHASES];
+    struct verdict *verdicts[NUM_PHASES];
+    const struct rule *rules[NUM_PHASES];
     /* Models repeat their layers with short periods. */
     for (int32_t i = index - 1; i >= 0 && i >= index - LONGEST_PERIOD; i--) {
         const struct assignment_layer *other = &selection->assignment->layers[i];
@@ -154,7 +155,7 @@ static attn_status select_layer(struct selection *selection, int32_t index,
             return ATTN_OK;
         }
     }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         candidates[phase] = arena_array(selection->arena, count + 1, sizeof **candidates);
         verdicts[phase] = arena_array(selection->arena, count + 1, sizeof **verdicts);
         if (candidates[phase] == NULL || verdicts[phase] == NULL) {
@@ -176,7 +177,7 @@ static attn_status tell_unserved(const struct attn_assignment *assignment, struc
 {
     const attn_runtime *runtime = assignment->runtime;
     for (int32_t i = 0; i < assignment->num_layers; i++) {
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
             const struct assignment_phase *p = &assignment->layers[i].phases[phase];
             struct text text;
             attn_status status = p->choice.status;
@@ -288,9 +289,9 @@ static attn_status select_all(struct selection *selection,
  * declared. */
 static void drop_undeclared(struct attn_assignment *assignment)
 {
-    for (int32_t i = 0; i < assignment->num_layers * ATTN_PHASE_COUNT; i++) {
-        struct assignment_layer *layer = &assignment->layers[i / ATTN_PHASE_COUNT];
-        const int32_t backend = layer->phases[i % ATTN_PHASE_COUNT].choice.backend;
+    for (int32_t i = 0; i < assignment->num_layers * NUM_PHASES; i++) {
+        struct assignment_layer *layer = &assignment->layers[i / NUM_PHASES];
+        const int32_t backend = layer->phases[i % NUM_PHASES].choice.backend;
         if (backend >= 0) {
             layer_drop_undeclared(&layer->layer, &assignment->runtime->backends[backend].caps);
         }

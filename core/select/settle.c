@@ -5,6 +5,7 @@
 
 #include "select/match.h"
 #include "select/names.h"
+#include "util/counts.h"
 
 static void fill_choice(struct selection *selection, const struct layer *layer,
                         const struct rule *rule, const struct candidate *candidates,
@@ -51,7 +52,7 @@ static int32_t common_layout(const struct selection *selection, const int32_t *c
     if (both >> p->preferred_layout & 1) {
         return p->preferred_layout;
     }
-    for (int32_t layout = 0; layout < ATTN_KV_LAYOUT_COUNT; layout++) {
+    for (int32_t layout = 0; layout < NUM_KV_LAYOUTS; layout++) {
         if (both >> layout & 1) {
             return layout;
         }
@@ -93,17 +94,16 @@ void settle_sharing(struct selection *selection, const struct layer *layer,
 }
 
 void settle_layer(struct selection *selection, struct assignment_layer *out,
-                  const struct rule *const *rules,
-                  struct candidate *const candidates[ATTN_PHASE_COUNT],
-                  struct verdict *const verdicts[ATTN_PHASE_COUNT])
+                  const struct rule *const *rules, struct candidate *const candidates[NUM_PHASES],
+                  struct verdict *const verdicts[NUM_PHASES])
 {
     struct layer *layer = &out->layer;
-    int32_t chosen[ATTN_PHASE_COUNT];
+    int32_t chosen[NUM_PHASES];
     candidates_choose(selection, layer, rules, candidates, chosen);
     if (!layer_has_cache(&layer->desc)) { /* encoders have one phase */
         chosen[ATTN_PHASE_DECODE] = chosen[ATTN_PHASE_PREFILL];
     }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         if (chosen[phase] >= 0) {
             verdicts[phase][chosen[phase]].code = ATTN_VERDICT_CHOSEN;
         }
@@ -122,7 +122,7 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
             layout = target->layout;
             kernel = target->kernel_block_size;
         }
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
             out->phases[phase].choice.block_size = block;
             out->phases[phase].choice.kernel_block_size = kernel;
             out->phases[phase].choice.layout = layout;

@@ -4,6 +4,7 @@
 #define CORE_SELECT_SETTLE_H
 
 #include "select/candidates.h"
+#include "util/counts.h"
 
 /* A layer that reads another's cache has to read what that one was given: candidates that cannot
  * are no longer eligible, and their verdicts say why. */
@@ -12,8 +13,7 @@ void settle_sharing(struct selection *selection, const struct layer *layer,
 
 /* Chooses for both phases of the layer and fills its choices. */
 void settle_layer(struct selection *selection, struct assignment_layer *out,
-                  const struct rule *const *rules,
-                  struct candidate *const candidates[ATTN_PHASE_COUNT],
-                  struct verdict *const verdicts[ATTN_PHASE_COUNT]);
+                  const struct rule *const *rules, struct candidate *const candidates[NUM_PHASES],
+                  struct verdict *const verdicts[NUM_PHASES]);
 
 #endif

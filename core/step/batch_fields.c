@@ -6,6 +6,7 @@
 #include "step/plan_state.h"
 #include "util/error.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
@@ -26,7 +27,7 @@ static const char *keeps_causal(const attn_layer *layer)
     if (l->prefix_lm) {
         return "prefix-LM spans are islands of a causal layer";
     }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         if (!(layer->served[phase].instance->caps->terms & term)) {
             return "its backend does not declare the term";
         }
@@ -48,7 +49,7 @@ void batch_fields_init(attn_plan *plan)
         takes->trees |= 1u << l->tree_mask;
         takes->spans |= l->prefix_lm != 0;
         takes->logits |= l->fast_prefill != 0;
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
             takes->rows &=
                 (layer->served[phase].instance->caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW) != 0;
         }

@@ -2,6 +2,7 @@
 /* What every run's tensors must be, in each dimension, dtype and stride that a kernel goes by. */
 #include "step/plan_state.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
@@ -11,7 +12,7 @@ static const struct attn_dtype float32 = {ATTN_CODE_FLOAT, 32, 1},
 
 int32_t output_group(int32_t form)
 {
-    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
+    static const int32_t groups[NUM_OUTPUT_FORMS] = {1, 1, 64, 128, 16};
     return groups[form];
 }
 

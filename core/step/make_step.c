@@ -3,6 +3,7 @@
  * have to be. */
 #include "select/names.h"
 #include "step/plan_state.h"
+#include "util/counts.h"
 
 /* bytes of one kernel; sums of them stay far from overflow */
 #define MAX_SCHEDULE ((size_t)1 << 40)
@@ -103,7 +104,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
         launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
         launch->args.caches = owner->caches;
         launch->args.num_caches = owner->num_further;
-        launch->args.cache_bytes = owner->num_further > 0 ? (int32_t)sizeof *owner->caches : 0;
+        launch->args.cache_stride = owner->num_further > 0 ? (int32_t)sizeof *owner->caches : 0;
     }
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
         if ((*c)->make_call != NULL) {
@@ -201,7 +202,7 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
             name_of_output_form(l->output_form), group, (long long)step->out.heads,
             (long long)step->out.head_size);
     }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES && status == ATTN_OK; phase++) {
         for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
             if (parts_of(plan, layer, phase) >> part & 1) {
                 status = make_launch(plan, step, phase, part, error);
@@ -221,7 +222,7 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
     if (layer->num_further > 0) {
         step->write.caches = layer->caches;
         step->write.num_caches = layer->num_further;
-        step->write.cache_bytes = (int32_t)sizeof *layer->caches;
+        step->write.cache_stride = (int32_t)sizeof *layer->caches;
         step->write.batch = &plan->given;
     }
     return status;

@@ -6,6 +6,7 @@
 #include "select/layer_ext.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_PLAN_OPTIONS 32 /* sizes in ABI 0.3 */
 #define MIN_LIMITS 40
@@ -206,7 +207,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     for (int32_t i = 0; i < plan->model->num_layers; i++) {
         plan->num_steps += is_in(plan, &plan->model->layers[i]);
     }
-    size_t calls = (size_t)plan->num_steps * ATTN_PHASE_COUNT * PART_COUNT;
+    size_t calls = (size_t)plan->num_steps * NUM_PHASES * PART_COUNT;
     plan->steps = arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->steps);
     plan->schedules = arena_array(&plan->arena, calls, sizeof *plan->schedules);
     plan->step_of_slot =
@@ -383,7 +384,7 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
     plan->shared = read.scratch != NULL ? read.scratch : plan->workspace + plan->scratch.own;
     plan->ready = NULL;
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        for (int32_t j = 0; j < ATTN_PHASE_COUNT * PART_COUNT; j++) {
+        for (int32_t j = 0; j < NUM_PHASES * PART_COUNT; j++) {
             struct launch *launch = &plan->steps[i].launches[j / PART_COUNT][j % PART_COUNT];
             if (launch->schedule != NULL) {
                 launch->args.workspace = plan->workspace + launch->schedule->device_offset;
@@ -398,7 +399,7 @@ int32_t plan_graph_level(const attn_plan *plan)
 {
     int32_t level = ATTN_GRAPH_ALWAYS;
     for (int32_t i = 0; plan != NULL && i < plan->num_steps; i++) {
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
             int32_t mine = plan->steps[i].layer->served[phase].graph_level;
             level = mine < level ? mine : level;
         }

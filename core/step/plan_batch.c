@@ -310,7 +310,7 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     batch.num_pages = read.num_pages;
     batch.tables = read.tables;
     batch.num_tables = read.num_tables;
-    batch.table_bytes = read.table_bytes;
+    batch.table_stride = read.table_stride;
     status = make_plan(plan, &batch, &(struct purpose){ATTN_PLAN_EAGER, same}, stream, error);
     if (status == ATTN_OK && plan != source) {
         plan->source = source;

@@ -10,6 +10,7 @@
 #include "select/layer_ext.h"
 #include "util/structs.h"
 #include "util/tensor.h"
+#include "util/counts.h"
 
 #define WORKSPACE_ALIGNMENT 256
 #define MIN_BATCH 296 /* size of attn_batch in ABI 0.3 */
@@ -109,7 +110,7 @@ struct step {
      * NULL: the run's own are */
     attn_status (*bring_keys)(attn_plan *plan, struct step *step, const struct attn_step_io **io,
                               struct attn_error *error);
-    struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
+    struct launch launches[NUM_PHASES][PART_COUNT];
     struct launch *main[2]; /* chosen: attends of PART_MAIN; NULL: none */
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);

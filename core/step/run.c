@@ -7,6 +7,7 @@
 #include "step/plan.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
+#include "util/counts.h"
 
 #define MIN_IO 72 /* size in ABI 0.3 */
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
@@ -204,7 +205,7 @@ attn_status step_fail(const struct step *step, attn_status status, struct attn_e
     size_t at = append(message, 0, "layer '");
     at = append(message, at, layer->desc->name);
     at = append(message, at, "'");
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const struct instance *instance = layer->served[phase].instance;
         if (instance != NULL && instance != last) {
             at = append(message, at, last != NULL ? " and " : ", ");

@@ -80,16 +80,16 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
 {
     attn_status status = ATTN_OK;
     if (batch->num_tables < plan->num_tables ||
-        (batch->num_tables > 0 && (batch->tables == NULL || batch->table_bytes < MIN_TABLE ||
-                                   batch->table_bytes > MAX_TABLE))) {
+        (batch->num_tables > 0 && (batch->tables == NULL || batch->table_stride < MIN_TABLE ||
+                                   batch->table_stride > MAX_TABLE))) {
         return BAD("tables",
                    "%d tables of %d bytes at %p; the plan's layers need %d, each of %d to %d bytes",
-                   batch->num_tables, batch->table_bytes, (const void *)batch->tables,
+                   batch->num_tables, batch->table_stride, (const void *)batch->tables,
                    plan->num_tables, MIN_TABLE, MAX_TABLE);
     }
     for (int32_t i = 0; i < plan->num_tables && status == ATTN_OK; i++) {
         status = element_read(&plan->tables[0][i], sizeof *plan->tables[0], batch->tables,
-                              (size_t)batch->table_bytes, i, "attn_batch_table", error);
+                              (size_t)batch->table_stride, i, "attn_batch_table", error);
         status = status == ATTN_OK ? places_check_table(plan, &plan->tables[0][i], error) : status;
         status = status == ATTN_OK ? check_table(plan, batch, i + 1, &plan->tables[0][i], error)
                                    : status;
@@ -97,7 +97,7 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
     plan->asked_tables |= status == ATTN_OK && plan->num_tables > 0;
     batch->tables = plan->tables[0]; /* kernels see those that their layers need */
     batch->num_tables = plan->num_tables;
-    batch->table_bytes = plan->num_tables > 0 ? (int32_t)sizeof *plan->tables[0] : 0;
+    batch->table_stride = plan->num_tables > 0 ? (int32_t)sizeof *plan->tables[0] : 0;
     return status;
 }
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/tensor.h"
+#include "util/counts.h"
 
 #include <attn/types.h>
 #include <stddef.h>
 #include <string.h>
 
-static const struct attn_dtype dtypes[ATTN_DTYPE_COUNT] = {
+static const struct attn_dtype dtypes[NUM_DTYPES] = {
     [ATTN_DTYPE_F16] = {ATTN_CODE_FLOAT, 16, 1},
     [ATTN_DTYPE_BF16] = {ATTN_CODE_BFLOAT, 16, 1},
     [ATTN_DTYPE_F32] = {ATTN_CODE_FLOAT, 32, 1},
@@ -21,7 +22,7 @@ struct attn_dtype dtype_of_id(int32_t id)
 
 int32_t dtype_id_of(struct attn_dtype dtype)
 {
-    for (int32_t id = ATTN_DTYPE_F16; id < ATTN_DTYPE_COUNT; id++) {
+    for (int32_t id = ATTN_DTYPE_F16; id < NUM_DTYPES; id++) {
         if (memcmp(&dtype, &dtypes[id], sizeof dtype) == 0) {
             return id;
         }

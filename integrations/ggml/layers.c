@@ -177,7 +177,7 @@ static bool by_heads(const struct ggml_tensor *t)
 /* The reference is many times slower than ggml: it is taken where it was asked for. */
 static bool by_reference_alone(struct attention *a, const attn_assignment *assignment)
 {
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
         struct attn_choice choice = {.struct_size = sizeof choice};
         if (a->api->assignment_choice(assignment, 0, phase, &choice) == ATTN_OK && !choice.forced &&
             strcmp(choice.name, "cpu_ref") == 0) {

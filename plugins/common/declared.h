@@ -12,7 +12,7 @@
 #define COMMON_KERNELS                                                                             \
     (ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |                        \
      ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE |          \
-     ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |                  \
+     ATTN_KERNEL_RECURRENT | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |                    \
      ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX | ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY |        \
      ATTN_KERNEL_FILL)
 /* A latent row may be of these or fp8_ds_mla. */

@@ -162,7 +162,7 @@ static inline int32_t number_dtype_name(struct attn_dtype dtype)
 
 static inline int32_t number_bytes(int32_t dtype_name)
 {
-    static const int32_t bytes[ATTN_DTYPE_COUNT] = {0, 2, 2, 4, 1, 1, 1, 1};
+    static const int32_t bytes[ATTN_DTYPE_INT8 + 1] = {0, 2, 2, 4, 1, 1, 1, 1};
     return bytes[dtype_name];
 }
 

@@ -165,7 +165,7 @@ attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct att
 {
     for (int32_t c = 0; c < args->num_copies; c++) {
         const struct attn_block_copy *copy =
-            (const void *)((const char *)args->copies + (int64_t)c * args->copy_bytes);
+            (const void *)((const char *)args->copies + (int64_t)c * args->copy_stride);
         for (int64_t i = 0; i < args->num_pairs; i++) {
             int64_t from = args->pairs[2 * i], to = args->pairs[2 * i + 1];
             memmove((uint8_t *)copy->destination + to * copy->destination_stride,

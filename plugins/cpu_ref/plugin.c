@@ -18,7 +18,7 @@ static const struct attn_backend_caps caps = {
     .kernels = COMMON_KERNELS,
     .kv_dtypes =
         COMMON_KV_DTYPES | BIT(ATTN_KV_FP8_E4M3FNUZ) | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0),
-    .terms = BIT(ATTN_TERM_COUNT) - 1,
+    .terms = (ATTN_TERM_TREE_BIAS << 1) - 1,
     .features = COMMON_FEATURES | ATTN_FEATURE_BATCH_INVARIANT_PREFIX | ATTN_FEATURE_FP8_INPUTS |
                 ATTN_FEATURE_KV_DTYPE_V,
     .block_sizes = &(const struct attn_range){1, 4096, 1},
@@ -34,7 +34,7 @@ static const struct attn_kernels kernels = {
     .merge_states = ref_merge_states,
     .attend_mla = ref_attend_mla,
     .attend_mla_sparse = ref_attend_mla_sparse,
-    .gated_delta = ref_gated_delta,
+    .recurrent = ref_gated_delta,
     .rope_write_kv = ref_rope_write_kv,
     .gather_kv = ref_gather_kv,
     .batched_gemm = ref_batched_gemm,

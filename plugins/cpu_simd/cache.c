@@ -190,7 +190,7 @@ static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct attn_copy_blocks_args *args = argument;
     for (int64_t i = begin; i < end; i++) {
         const struct attn_block_copy *copy =
-            (const void *)((const char *)args->copies + i * args->copy_bytes);
+            (const void *)((const char *)args->copies + i * args->copy_stride);
         for (int64_t p = 0; p < args->num_pairs; p++) { /* in order: a target may be a source */
             memmove((char *)copy->destination + args->pairs[2 * p + 1] * copy->destination_stride,
                     (const char *)copy->source + args->pairs[2 * p] * copy->source_stride,

@@ -17,7 +17,7 @@ extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
 #endif
 
 /* Those that the kernels write and those that are quantized behind them. */
-#define OUTPUT_FORMS ((1u << ATTN_OUTPUT_FORM_COUNT) - 1)
+#define OUTPUT_FORMS ((1u << (ATTN_OUTPUT_NVFP4 + 1)) - 1)
 
 static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
                           int32_t id)

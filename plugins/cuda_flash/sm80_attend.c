@@ -83,7 +83,7 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
 /* How the cache's elements are multiplied (enum gpu_kind), or -1: none of these. */
 static int32_t kind_of(const struct gpu_params *p)
 {
-    static const int8_t kinds[ATTN_DTYPE_COUNT] = {
+    static const int8_t kinds[ATTN_DTYPE_INT8 + 1] = {
         [ATTN_DTYPE_F32] = KIND_F32 + 1,       [ATTN_DTYPE_F16] = KIND_F16 + 1,
         [ATTN_DTYPE_BF16] = KIND_BF16 + 1,     [ATTN_DTYPE_FP8_E4M3] = KIND_E4M3 + 1,
         [ATTN_DTYPE_FP8_E5M2] = KIND_E5M2 + 1, [ATTN_DTYPE_INT8] = KIND_INT8 + 1,

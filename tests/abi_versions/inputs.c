@@ -75,7 +75,7 @@ int main(int argc, char **argv)
     struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
                                        .caches = &cache,
                                        .num_caches = 1,
-                                       .cache_bytes = sizeof cache};
+                                       .cache_stride = sizeof cache};
     layer.next = &caches.ext;
     for (int i = 0; i < 3; i++) {
         memset(caches.grown_tail, i == 1 ? 0xff : 0, sizeof caches.grown_tail);

@@ -30,7 +30,7 @@ static attn_status report_backend(void *user, const struct attn_backend_caps *ca
     }
     next.refused = refused;
     next.num_refused = 4;
-    next.refused_bytes = sizeof *refused;
+    next.refused_stride = sizeof *refused;
     next.preferred_layout = 40; /* codes of the next version */
     next.graph_level += 1;
     memset(next.grown_tail, 0xff, sizeof next.grown_tail);

@@ -321,7 +321,7 @@ attn_status gdn_with_mistake(const struct attn_instance *me, const struct attn_a
         me->mutant->gdn(&copy);
         args = &copy.args;
     }
-    attn_status status = me->kernels->gated_delta(args, error);
+    attn_status status = me->kernels->recurrent(args, error);
     if (status == ATTN_OK && me->mutant->gdn_after != NULL) {
         me->mutant->gdn_after(args);
     }

@@ -210,14 +210,14 @@ static void copies_by_one_stride(struct attn_copy_blocks_args *args)
 {
     static _Thread_local struct attn_block_copy copies[8];
     for (int32_t i = 0; i < args->num_copies && i < 8; i++) {
-        memcpy(&copies[i], (const char *)args->copies + (size_t)i * (size_t)args->copy_bytes,
+        memcpy(&copies[i], (const char *)args->copies + (size_t)i * (size_t)args->copy_stride,
                sizeof copies[i]);
         bool nearer = copies[i].source_stride < copies[i].destination_stride;
         int64_t stride = nearer ? copies[i].source_stride : copies[i].destination_stride;
         copies[i].source_stride = copies[i].destination_stride = stride;
     }
     args->copies = copies;
-    args->copy_bytes = sizeof *copies;
+    args->copy_stride = sizeof *copies;
 }
 
 /* Rows stand one behind the other, whatever the stride says. */

@@ -74,7 +74,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
         mine.layer_kinds &=
             ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_RECURRENT));
         mine.features |= mutant->features;
-        mine.output_forms |= mutant->codes != NULL ? (1u << ATTN_OUTPUT_FORM_COUNT) - 1 : 0;
+        mine.output_forms |= mutant->codes != NULL ? (1u << (ATTN_OUTPUT_NVFP4 + 1)) - 1 : 0;
         mine.rank[0] = mine.rank[1] = -1;
         status = forward->sink->backend(forward->sink->user, &mine, why);
     }

@@ -103,8 +103,8 @@ REFUSAL(extension, "extension", "0x10000", "0x10001", l->next = &vendors; c->ext
         c->num_extensions = 1)
 REFUSAL(combination, "combination", "windows have no lse", "not together", l->has_window = 1;
         l->needs_lse = 1; c->refused = &together; c->num_refused = 1;
-        c->refused_bytes = sizeof together)
+        c->refused_stride = sizeof together)
 REFUSAL(sized_combination, "combination", "128 in a decode", "not together", c->refused = &sized;
-        c->num_refused = 1; c->refused_bytes = sizeof sized)
+        c->num_refused = 1; c->refused_stride = sizeof sized)
 
 #undef REFUSAL

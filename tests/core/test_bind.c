@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/bind: specs, groups, caches that are handed in, and moving their blocks. */
 #include "fake_backend.h"
+#include "util/counts.h"
 
 #include "bind/caches.h"
 
@@ -335,7 +336,7 @@ TEST(groups_by_spec_and_by_schedule)
     assert_int_equal(model_group(model, ATTN_GROUP_BLOCK_TABLE, 0, members, 2, &count), ATTN_OK);
     assert_int_equal(count, 4);
     assert_int_equal(members[1], 1);
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         int32_t a = layer_group(model_layer(model, 0), ATTN_GROUP_SCHEDULE, phase);
         assert_int_not_equal(a, layer_group(model_layer(model, 1), ATTN_GROUP_SCHEDULE, phase));
         assert_int_equal(a, layer_group(model_layer(model, 2), ATTN_GROUP_SCHEDULE, phase));
@@ -378,7 +379,7 @@ TEST(groups_by_each_difference)
         struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
         struct attn_backend_caps *caps = fake_init(&fixture);
         static const struct attn_head_size_range sizes[] = {{{64, 64, 1}, {64, 128, 64}, 0}};
-        caps->terms = (UINT64_C(1) << ATTN_TERM_COUNT) - 1;
+        caps->terms = (UINT64_C(1) << NUM_TERMS) - 1;
         caps->features |= ATTN_FEATURE_BATCH_INVARIANT;
         caps->head_sizes = sizes;
         caps->num_head_sizes = 1;
@@ -411,7 +412,7 @@ TEST(groups_by_each_difference)
         const bool schedule = i < count ? differences[i].schedule : true;
         const int32_t schedules = model_num_groups(model, ATTN_GROUP_SCHEDULE);
         if (model_num_groups(model, ATTN_GROUP_BLOCK_TABLE) != 1 + table ||
-            (schedules > ATTN_PHASE_COUNT) != schedule) {
+            (schedules > NUM_PHASES) != schedule) {
             fail_msg("difference %zu: %d tables, %d schedules", i,
                      model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), schedules);
         }

@@ -78,6 +78,7 @@ static const struct {
     const char *field, *says;
 } refusals[] = {
 #include "layer_refusals.h"
+#include "util/counts.h"
 };
 
 TEST(test_each_refusal)
@@ -123,10 +124,10 @@ TEST(test_every_field_is_listed)
 /* A kind that does not read a field refuses it by name. */
 TEST(test_fields_of_other_kinds)
 {
-    static const uint32_t all = (1u << ATTN_LAYER_KIND_COUNT) - 1;
-    int32_t refused[ATTN_LAYER_KIND_COUNT] = {0};
+    static const uint32_t all = (1u << NUM_LAYER_KINDS) - 1;
+    int32_t refused[NUM_LAYER_KINDS] = {0};
     for (const struct layer_field *f = layer_fields; f->name != NULL; f++) {
-        for (int32_t kind = 0; kind < ATTN_LAYER_KIND_COUNT && f->kinds != all; kind++) {
+        for (int32_t kind = 0; kind < NUM_LAYER_KINDS && f->kinds != all; kind++) {
             struct attn_layer_desc desc = fixture_layer("l");
             struct attn_error error = ATTN_ERROR_INIT;
             static const char *const target = "other";

@@ -33,6 +33,7 @@ static const struct {
     const char *field, *asked, *supported;
 } refusals[] = {
 #include "match_refusals.h"
+#include "util/counts.h"
 };
 
 /* A backend, a layer, and what matching them found. */
@@ -139,7 +140,7 @@ TEST(test_rows_by_what_they_name)
     struct setting s;
     setting_init(&s);
     s.caps->num_refused = 1;
-    s.caps->refused_bytes = sizeof *others;
+    s.caps->refused_stride = sizeof *others;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         s.caps->refused = &others[i];
         expect_reasons(&s, 0);
@@ -203,11 +204,11 @@ TEST(test_rows_by_each_term_and_feature)
             .terms = rows[i].term, .features = rows[i].feature, .why = "no"};
         struct setting s;
         setting_init(&s);
-        s.caps->terms = (UINT64_C(1) << ATTN_TERM_COUNT) - 1;
-        s.caps->features = (UINT64_C(1) << ATTN_FEATURE_COUNT) - 1;
+        s.caps->terms = (UINT64_C(1) << NUM_TERMS) - 1;
+        s.caps->features = (UINT64_C(1) << NUM_FEATURES) - 1;
         s.caps->q_dtypes = 1u << ATTN_DTYPE_FP8_E4M3;
         s.caps->refused = &row;
-        s.caps->refused_bytes = sizeof row;
+        s.caps->refused_stride = sizeof row;
         s.caps->num_refused = 1;
         row.terms |= ATTN_TERM_CAUSAL;
         expect_reasons(&s, 0);
@@ -454,7 +455,7 @@ TEST(test_gdn)
     expect_reason(&s, "layer_kind");
     expect_reason(&s, "kernel");
     s.caps->layer_kinds |= 1u << ATTN_LAYER_RECURRENT;
-    s.caps->kernels |= ATTN_KERNEL_GATED_DELTA;
+    s.caps->kernels |= ATTN_KERNEL_RECURRENT;
     s.caps->next = &limits.ext;
     expect_reasons(&s, 0);
     limits.head_size_k_max = limits.head_size_v_max = 64;

@@ -115,7 +115,7 @@ TEST(test_zeros)
                                      .seq_lens = &length,
                                      .block_table = &table,
                                      .block_table_stride = 1};
-    for (int32_t kv_dtype = ATTN_KV_F16; kv_dtype < ATTN_KV_DTYPE_COUNT; kv_dtype++) {
+    for (int32_t kv_dtype = ATTN_KV_F16; kv_dtype <= ATTN_KV_Q4_0; kv_dtype++) {
         uint8_t data[2][4 * DIMS], scale[2][8];
         char what[32];
         const struct attn_layer_desc layer = {.struct_size = sizeof layer,

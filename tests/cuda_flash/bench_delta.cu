@@ -274,7 +274,7 @@ struct subject {
         args.workspace = workspace, args.workspace_bytes = size.device_bytes;
         args.limits = &limits, args.stream = stream, args.out = &o;
         MUST(kernels->schedule(&args, ATTN_PLAN_EAGER, nullptr));
-        MUST(kernels->gated_delta(&args, nullptr));
+        MUST(kernels->recurrent(&args, nullptr));
     }
 
     ~subject()

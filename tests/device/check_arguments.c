@@ -270,7 +270,7 @@ attn_status check_copy_blocks(const struct attn_copy_blocks_args *args, struct a
     attn_status status = check_host(args->pairs, "pairs", error);
     for (int32_t i = 0; i < args->num_copies && status == ATTN_OK; i++) {
         const struct attn_block_copy *copy =
-            (const void *)((const char *)args->copies + (int64_t)i * args->copy_bytes);
+            (const void *)((const char *)args->copies + (int64_t)i * args->copy_stride);
         status = check_copy(copy->destination, copy->source, args->kind, error);
     }
     return status;

@@ -274,7 +274,7 @@ static bool fails_late(void)
 ATTEND(attend)
 ATTEND(attend_mla)
 ATTEND(attend_mla_sparse)
-ATTEND(gated_delta)
+ATTEND(recurrent)
 
 #define KERNEL(slot, type, check)                                                                  \
     static attn_status slot(const struct type *args, struct attn_error *error)                     \
@@ -349,7 +349,7 @@ static const struct attn_kernels kernels = {
     .attend_mla = attend_mla,
     .attend_mla_sparse = attend_mla_sparse,
     .gather_kv = gather_kv,
-    .gated_delta = gated_delta,
+    .recurrent = recurrent,
     .batched_gemm = batched_gemm,
     .quantize = quantize,
     .amax = amax,

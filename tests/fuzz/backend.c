@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend.h"
+#include "util/counts.h"
 
 #include <string.h>
 
@@ -172,7 +173,7 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                               .attend_mla = attend_other,
                                               .attend_mla_sparse = attend_other,
                                               .gather_kv = gather_kv,
-                                              .gated_delta = attend_other,
+                                              .recurrent = attend_other,
                                               .batched_gemm = batched_gemm,
                                               .quantize = quantize,
                                               .amax = amax,
@@ -202,13 +203,13 @@ static void declare(struct attn_backend_caps *caps)
                                              .kv_lora_rank_max = 1024,
                                              .qk_rope_head_dim_max = 512};
     caps->next = &mla.ext;
-    caps->layer_kinds = ALL(ATTN_LAYER_KIND_COUNT);
-    caps->dtypes = caps->q_dtypes = ALL(ATTN_DTYPE_COUNT);
-    caps->kv_dtypes = ALL(ATTN_KV_DTYPE_COUNT);
+    caps->layer_kinds = ALL(NUM_LAYER_KINDS);
+    caps->dtypes = caps->q_dtypes = ALL(NUM_DTYPES);
+    caps->kv_dtypes = ALL(NUM_KV_DTYPES);
     caps->view_forms = ALL(5);
-    caps->layouts = ALL(ATTN_KV_LAYOUT_COUNT);
+    caps->layouts = ALL(NUM_KV_LAYOUTS);
     caps->k_scale_forms = caps->v_scale_forms = caps->p_scale_forms = ALL(4);
-    caps->output_forms = ALL(ATTN_OUTPUT_FORM_COUNT);
+    caps->output_forms = ALL(NUM_OUTPUT_FORMS);
     caps->head_sizes = heads;
     caps->num_head_sizes = 1;
     caps->block_sizes = blocks;
@@ -223,15 +224,15 @@ void backend_init(struct fixture *fixture)
     fixture->plugins[0].table = &fixture->plugins[0].table_copy;
     struct attn_backend_caps *parts = fixture_add(fixture, "parts", "", 1);
     declare(parts);
-    parts->kernels = ALL(ATTN_KERNEL_COUNT);
+    parts->kernels = ALL(NUM_KERNELS);
     parts->layer_kinds = 1u << ATTN_LAYER_DECODER | 1u << ATTN_LAYER_MLA;
     parts->output_forms = 1u << ATTN_OUTPUT_PLAIN;
     parts->features &= ~(uint64_t)ATTN_FEATURE_MIXED_BATCH;
     struct attn_backend_caps *whole = fixture_add(fixture, "whole", "", 9);
     declare(whole);
-    whole->kernels = ALL(ATTN_KERNEL_COUNT) & ~ATTN_KERNEL_GATHER_KV;
-    whole->terms = ALL(ATTN_TERM_COUNT);
-    whole->features = ALL(ATTN_FEATURE_COUNT);
+    whole->kernels = ALL(NUM_KERNELS) & ~ATTN_KERNEL_GATHER_KV;
+    whole->terms = ALL(NUM_TERMS);
+    whole->features = ALL(NUM_FEATURES);
 }
 
 void sample_layer(struct sampled *s, int32_t sample)

@@ -5,6 +5,7 @@
 
 #include "common/model_config.h"
 #include "fuzz.h"
+#include "util/counts.h"
 
 static void check_layers(const struct model_config *config)
 {
@@ -18,7 +19,7 @@ static void check_layers(const struct model_config *config)
         FUZZ_CHECK(desc->scale > 0);
         FUZZ_CHECK(desc->next == NULL || desc->next == &layer->mla.ext ||
                    desc->next == &layer->gdn.ext);
-        FUZZ_CHECK(desc->kind >= 0 && desc->kind < ATTN_LAYER_KIND_COUNT);
+        FUZZ_CHECK(desc->kind >= 0 && desc->kind < NUM_LAYER_KINDS);
     }
 }
 

@@ -7,6 +7,7 @@
 #include "../core/select_fixture.h"
 #include "fuzz.h"
 #include "select/grammar.h"
+#include "util/counts.h"
 
 #define NUM_LAYERS 3
 
@@ -25,7 +26,7 @@ static void check_rules(const struct rules *rules, size_t length)
                    rule->first <= rule->last + (rule->where != WHERE_LAYERS));
     }
     for (int32_t i = 0; i < NUM_LAYERS; i++) {
-        const struct rule *found = rules_find(rules, i, &layer, i % ATTN_PHASE_COUNT);
+        const struct rule *found = rules_find(rules, i, &layer, i % NUM_PHASES);
         FUZZ_CHECK(found == NULL || (found >= rules->rules && found < rules->rules + rules->count));
     }
 }
@@ -51,7 +52,7 @@ static void select_by(const char *text)
     attn_status status = fixture_select(&fixture, text, layers, NUM_LAYERS, &assignment, &error);
     fuzz_check_error(status, &error);
     FUZZ_CHECK((status == ATTN_OK) == (assignment != NULL));
-    for (int32_t i = 0; assignment != NULL && i < NUM_LAYERS * ATTN_PHASE_COUNT; i++) {
+    for (int32_t i = 0; assignment != NULL && i < NUM_LAYERS * NUM_PHASES; i++) {
         struct attn_choice choice = {.struct_size = sizeof choice};
         FUZZ_CHECK(assignment_choice(assignment, i / 2, i % 2, &choice) == ATTN_OK);
         FUZZ_CHECK(choice.status == ATTN_OK && choice.backend >= 0 && choice.backend < 4);

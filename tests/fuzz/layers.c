@@ -7,6 +7,7 @@
 #include "backend.h"
 #include "bind/caches.h"
 #include "bind/model.h"
+#include "util/counts.h"
 
 #define MOST_LAYERS 4
 
@@ -85,7 +86,7 @@ static const struct attn_layer_desc *add_layer(struct blocks *blocks, struct inp
 
 static void check_verdicts(const attn_assignment *assignment, int32_t num_backends)
 {
-    for (int32_t i = 0; i < assignment->num_layers * ATTN_PHASE_COUNT; i++) {
+    for (int32_t i = 0; i < assignment->num_layers * NUM_PHASES; i++) {
         struct attn_choice choice = {.struct_size = sizeof choice};
         FUZZ_CHECK(assignment_choice(assignment, i / 2, i % 2, &choice) == ATTN_OK);
         FUZZ_CHECK(choice.backend >= -1 && choice.backend < num_backends);

@@ -10,7 +10,7 @@
 #if defined(HOST_MATRIX) /* a plugin's matrix kernels that are there as fibres, too */
 extern const struct gpu_matrix_kernels HOST_MATRIX;
 #define HOST_MATRIX_KERNELS (&HOST_MATRIX)
-#define HOST_OUTPUT_FORMS ((1u << ATTN_OUTPUT_FORM_COUNT) - 1) /* by way of numbers */
+#define HOST_OUTPUT_FORMS ((1u << (ATTN_OUTPUT_NVFP4 + 1)) - 1) /* by way of numbers */
 #else
 #define HOST_MATRIX_KERNELS NULL
 #define HOST_OUTPUT_FORMS (1u << ATTN_OUTPUT_PLAIN)

@@ -116,7 +116,7 @@ class Declarations(unittest.TestCase):
                 ("attn_context_parallel", libattn.ContextParallel, {"reduce", "order"}),
                 ("attn_batch", libattn.Batch, {
                     "num_reqs", "block_table_stride", "block_table_rows", "num_slots", "num_logits_indices", "num_spans",
-                    "span_start_loc", "tree_stride_request", "tree_stride_row", "num_tables", "table_bytes", "num_pages"}),
+                    "span_start_loc", "tree_stride_request", "tree_stride_row", "num_tables", "table_stride", "num_pages"}),
                 ("attn_layer_params", libattn.Layer.bind_params, {f"{x}_scale_host" for x in "qkvp"}),
                 ("attn_step_io", libattn.Plan.run, set()),
                 ("attn_limits", libattn.Plan.__init__, set()), ("attn_plan_options", libattn.Plan.__init__, {"limits"}),
@@ -130,7 +130,7 @@ class Declarations(unittest.TestCase):
                 ("attn_mm_encoder_state", ext.mm_encoder_state, set()), ("attn_io_rope", ext.rope_io, set()),
                 ("attn_io_output_quant", ext.output_quant, set()), ("attn_io_caches", ext.caches_io, {"num_rows"}),
                 ("attn_batch_context_parallel", ext.context_parallel_batch, set()),
-                ("attn_layer_caches", ext.layer_caches, {"num_caches", "cache_bytes"})):
+                ("attn_layer_caches", ext.layer_caches, {"num_caches", "cache_stride"})):
             fields = {name for name, *_ in declarations.STRUCTS[struct]._fields_}
             self.assertEqual(fields - computed - said - parameters(of), set(), struct)
             self.assertEqual(said - fields, set(), f"{struct}: no such fields")

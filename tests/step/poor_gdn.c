@@ -75,7 +75,7 @@ static attn_status gated_delta(const struct attn_attend_args *a, struct attn_err
 }
 
 static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
-                                            .gated_delta = gated_delta};
+                                            .recurrent = gated_delta};
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
@@ -90,7 +90,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                            .version = "0.1.0",
                                            .vendor = "you",
                                            .device = {ATTN_DEVICE_CPU, 0},
-                                           .kernels = ATTN_KERNEL_GATED_DELTA,
+                                           .kernels = ATTN_KERNEL_RECURRENT,
                                            .layer_kinds = 1 << ATTN_LAYER_RECURRENT,
                                            .phases = 3,
                                            .dtypes = 1 << ATTN_DTYPE_F32,

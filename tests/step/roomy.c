@@ -31,7 +31,7 @@ static const struct attn_layer_cache *cache_of(const struct attn_layer_cache *ca
 static const struct attn_batch_table *table_of(const struct attn_batch *batch, int32_t number)
 {
     return (const struct attn_batch_table *)((const char *)batch->tables +
-                                             (int64_t)(number - 1) * batch->table_bytes);
+                                             (int64_t)(number - 1) * batch->table_stride);
 }
 
 static void put(const struct attn_kv_view *view, int64_t slot, const struct attn_tensor *rows,
@@ -53,7 +53,7 @@ static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_erro
         put(a->v_cache, a->slot_mapping[i], a->v, i);
     }
     for (int32_t c = 0; io != NULL && c < a->num_caches; c++) {
-        const struct attn_layer_cache *cache = cache_of(a->caches, a->cache_bytes, c);
+        const struct attn_layer_cache *cache = cache_of(a->caches, a->cache_stride, c);
         const struct attn_batch_table *table =
             cache->table > 0 ? table_of(a->batch, cache->table) : NULL;
         const int64_t slots = table != NULL ? table->num_slots : a->num_slots;
@@ -108,7 +108,7 @@ static attn_status attend(const struct attn_attend_args *a, struct attn_error *e
                 float sum = 0;
                 for (int32_t c = 0; c < 2 + a->num_caches; c++) {
                     const struct attn_layer_cache *cache =
-                        c < 2 ? &own[c] : cache_of(a->caches, a->cache_bytes, c - 2);
+                        c < 2 ? &own[c] : cache_of(a->caches, a->cache_stride, c - 2);
                     const float *row = seen(a, cache, r, position, h);
                     sum += row != NULL ? row[d % cache->view->head_size] : 0;
                 }
@@ -184,7 +184,7 @@ static attn_status gated_delta(const struct attn_attend_args *a, struct attn_err
 static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
                                             .attend = attend,
                                             .write_kv = write_kv,
-                                            .gated_delta = gated_delta};
+                                            .recurrent = gated_delta};
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
@@ -207,7 +207,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .version = "0.1.0",
         .vendor = "you",
         .device = {ATTN_DEVICE_CPU, 0},
-        .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_GATED_DELTA,
+        .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_RECURRENT,
         .layer_kinds = 1u << ATTN_LAYER_RECURRENT | 1u << ATTN_LAYER_DECODER,
         .phases = 3,
         .dtypes = 1 << ATTN_DTYPE_F32,

@@ -169,7 +169,7 @@ TEST(test_swap)
         struct attn_block_transfer move = {.struct_size = sizeof move,
                                            .kind = ATTN_COPY_DEVICE_TO_HOST,
                                            .other = &later.known,
-                                           .other_bytes = sizeof later,
+                                           .other_stride = sizeof later,
                                            .pairs = out,
                                            .num_pairs = 1};
         CHECK(&f, f.api->copy_blocks(f.model, &move, &f.error));

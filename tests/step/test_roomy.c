@@ -121,7 +121,7 @@ static struct later_cache described[FURTHER] = {{{.role = ATTN_CACHE_SCALE,
 static struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
                                           .caches = &described[0].known,
                                           .num_caches = FURTHER,
-                                          .cache_bytes = sizeof *described};
+                                          .cache_stride = sizeof *described};
 static struct attn_layer_desc many = {.struct_size = sizeof many,
                                       .next = &caches.ext,
                                       .name = "many",
@@ -423,7 +423,7 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
                                .num_slots = s->num_tokens,
                                .tables = &table.known,
                                .num_tables = 1,
-                               .table_bytes = sizeof table};
+                               .table_stride = sizeof table};
     if (form != BLOCK_TABLES) {
         give_lists(t, s, &batch, &table.known, form == LAST_PAGES);
     }
@@ -556,7 +556,7 @@ TEST(test_unsaid_lists)
                                      .block_table_stride = 1,
                                      .tables = &table,
                                      .num_tables = 1,
-                                     .table_bytes = sizeof table};
+                                     .table_stride = sizeof table};
     REFUSED(&t.error, "page_indices", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
     close_all(&t);
 }

@@ -48,7 +48,7 @@ expect 1 "did you mean 'cpu_ref'" env ATTN_BACKEND=cpu_rfe "$info" --model "$mod
 expect 1 'dtype' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/llama-3.1-8b.json"
 expect 0 'mla  *cpu_ref' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$models/deepseek-v3.json"
 expect 1 'kernel attend_mla' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/deepseek-v3.json"
-expect 1 'kernel gated_delta' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/qwen3-next-80b-a3b.json"
+expect 1 'kernel recurrent' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/qwen3-next-80b-a3b.json"
 
 printf '{"model_type": "llama", "num_hidden_layers": 2' >broken.json
 expect 1 'not a JSON object' "$info" --model broken.json

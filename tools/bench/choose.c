@@ -77,8 +77,8 @@ static attn_status take_choice(struct subject *subject, const char *backend, str
                                struct attn_error *error)
 {
     const struct attn_api *api = subject->session->api;
-    struct attn_choice choices[ATTN_PHASE_COUNT];
-    for (int32_t i = 0; i < ATTN_PHASE_COUNT; i++) { /* the measured phase's reasons first */
+    struct attn_choice choices[ATTN_PHASE_DECODE + 1];
+    for (int32_t i = 0; i <= ATTN_PHASE_DECODE; i++) { /* the measured phase's reasons first */
         int32_t phase = i == 0 ? subject->phase : 1 - subject->phase;
         choices[phase] = (struct attn_choice){.struct_size = sizeof choices[phase]};
         api->assignment_choice(subject->assignment, 0, phase, &choices[phase]);

@@ -444,7 +444,7 @@ static bool run_engines(struct run *run)
 
 static bool declared_slots_there(const struct backend *backend, struct attn_error *error)
 {
-    for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
+    for (int32_t i = 0; i < NUM_CALLS; i++) {
         const struct call_target *target = &call_targets[i];
         void (*slot)(void);
         memcpy(&slot, (const char *)&backend->kernels + target->slot, sizeof slot);

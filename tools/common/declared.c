@@ -98,7 +98,7 @@ struct json *declared_json(const struct attn_backend_caps *caps)
     struct json *refused = json_add(root, "refused", json_array());
     for (int32_t i = 0; i < caps->num_refused; i++) {
         const struct attn_refused_combination *row =
-            (const void *)((const char *)caps->refused + (size_t)i * (size_t)caps->refused_bytes);
+            (const void *)((const char *)caps->refused + (size_t)i * (size_t)caps->refused_stride);
         json_push(refused, json_string(row->why != NULL ? row->why : ""));
     }
     for (int32_t i = 0; i < COUNT(numbers); i++) {

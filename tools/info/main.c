@@ -157,7 +157,7 @@ static struct json *backends_json(const struct info *info)
         json_add(device, "id", json_number(backend.caps->device.id));
         json_add(item, "device", device);
         struct json *rank = json_add(item, "rank", json_object());
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
             json_add(rank, phase_names[phase], json_number(backend.caps->rank[phase]));
         }
         json_add(item, "conformance", conformance_json(lines, backend.caps, plugin.file));
@@ -209,7 +209,7 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
 {
     struct json *eligible = json_add(layer, "eligible", json_array());
     struct json *rejected = json_add(layer, "rejected", json_array());
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
         for (int32_t b = 0; b < info->api->backend_count(info->runtime); b++) {
             struct attn_backend_info backend = {.struct_size = sizeof backend};
             int32_t verdict, count;
@@ -244,7 +244,7 @@ static struct json *layers_json(const struct info *info)
         json_add(layer, "index", json_number(i));
         json_add(layer, "name", json_string(info->config.layers[i].name));
         json_add(layer, "kind", json_string(layer_kind_name(&info->config.layers[i].desc)));
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
             add_choice(info, layer, i, phase);
         }
         add_others(info, layer, i);
@@ -275,7 +275,7 @@ static struct json *whole_json(const struct info *info)
 static void print_explanation(const struct json *layer)
 {
     const struct json *rejected, *reason;
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
         const struct json *choice = json_get(layer, phase_names[phase]);
         if (json_get(choice, "backend")->type == JSON_STRING) {
             const char *rule = json_text(choice, "rule");
@@ -490,7 +490,7 @@ static attn_status select_model(struct info *info, struct attn_error *error)
 static bool all_served(const struct info *info)
 {
     for (int32_t i = 0; info->assignment != NULL && i < info->config.num_layers; i++) {
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
             struct attn_choice choice = {.struct_size = sizeof choice};
             info->api->assignment_choice(info->assignment, i, phase, &choice);
             if (choice.backend < 0) {

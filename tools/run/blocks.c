@@ -80,7 +80,7 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
                                                  .kind = out ? ATTN_COPY_DEVICE_TO_HOST
                                                              : ATTN_COPY_HOST_TO_DEVICE,
                                                  .other = others,
-                                                 .other_bytes = sizeof *others,
+                                                 .other_stride = sizeof *others,
                                                  .pairs = pairs,
                                                  .num_pairs = count,
                                                  .stream = engine->stream};

@@ -10,7 +10,7 @@ static const struct {
     int32_t mantissa_bits; /* of the small float formats */
     int32_t bias;
     double largest;
-} formats[ATTN_DTYPE_COUNT] = {
+} formats[ATTN_DTYPE_INT8 + 1] = {
     [ATTN_DTYPE_F16] = {{ATTN_CODE_FLOAT, 16, 1}, 10, 15, 65504.0},
     [ATTN_DTYPE_BF16] = {{ATTN_CODE_BFLOAT, 16, 1}, 7, 127, 3.3895313892515355e38},
     [ATTN_DTYPE_F32] = {{ATTN_CODE_FLOAT, 32, 1}, 23, 127, 3.4028234663852886e38},

@@ -159,7 +159,7 @@ static void code_arrays(struct codec *c, struct attn_backend_caps *caps)
         code_u32(c, &extensions[i]);
     }
     caps->extensions = extensions;
-    caps->refused_bytes = (int32_t)sizeof *refused;
+    caps->refused_stride = (int32_t)sizeof *refused;
     caps->head_sizes = heads;
     caps->block_sizes = blocks;
     caps->refused = refused;

@@ -264,7 +264,7 @@ attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct att
     attn_status status = ATTN_OK;
     for (int32_t i = 0; status == ATTN_OK && i < args->num_copies; i++) {
         const struct attn_block_copy *copy =
-            (const void *)((const char *)args->copies + (int64_t)i * args->copy_bytes);
+            (const void *)((const char *)args->copies + (int64_t)i * args->copy_stride);
         struct gpu_copy_run run = {.from_stride = copy->source_stride,
                                    .to_stride = copy->destination_stride,
                                    .bytes = copy->bytes};

@@ -35,8 +35,8 @@ attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct a
 
 int32_t gpu_output_group(int32_t form)
 {
-    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
-    return form > ATTN_OUTPUT_PLAIN && form < ATTN_OUTPUT_FORM_COUNT ? groups[form] : 0;
+    static const int32_t groups[ATTN_OUTPUT_NVFP4 + 1] = {1, 1, 64, 128, 16};
+    return form > ATTN_OUTPUT_PLAIN && form <= ATTN_OUTPUT_NVFP4 ? groups[form] : 0;
 }
 
 const char *gpu_launch_quantize(const struct gpu_device *device,

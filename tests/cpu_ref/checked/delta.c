@@ -258,7 +258,7 @@ attn_status checked_gated_delta(const struct attn_attend_args *args, struct attn
         bool taken = sequence_of(args, r, &sequences[r]) && take_past(&sequences[r]);
         sequences[r].tokens = taken ? sequences[r].tokens : 0;
     }
-    attn_status status = cpu_ref_kernels->gated_delta(args, error);
+    attn_status status = cpu_ref_kernels->recurrent(args, error);
     for (int32_t r = 0; r < args->batch->num_reqs && status == ATTN_OK; r++) {
         const struct sequence *s = &sequences[r];
         for (int32_t h = 0; h < s->desc->num_v_heads && s->tokens > 0 && status == ATTN_OK; h++) {

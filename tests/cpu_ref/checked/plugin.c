@@ -78,7 +78,7 @@ double checked_rms(const double *row, int64_t count)
 
 int32_t tensor_dtype(const struct attn_tensor *tensor)
 {
-    for (int32_t dtype = 1; dtype < ATTN_DTYPE_COUNT; dtype++) {
+    for (int32_t dtype = 1; dtype <= ATTN_DTYPE_INT8; dtype++) {
         struct attn_dtype known = number_dtype(dtype);
         if (memcmp(&known, &tensor->dtype, sizeof known) == 0) {
             return dtype;
@@ -194,7 +194,7 @@ static attn_status checked_create(const struct attn_create_args *args, attn_inst
         kernels.attend_mla = checked_attend_mla;
         kernels.attend_mla_sparse = checked_attend_mla_sparse;
         kernels.write_kv = checked_write_kv;
-        kernels.gated_delta = checked_gated_delta;
+        kernels.recurrent = checked_gated_delta;
         kernels.merge_states = checked_merge_states;
         kernels.rope_write_kv = checked_rope_write_kv;
         kernels.gather_kv = checked_gather_kv;

@@ -38,7 +38,7 @@ struct format {
         {__VA_ARGS__}, {__VA_ARGS__},                                                              \
     }
 /* of keys, of values */
-static const struct format formats[ATTN_KV_DTYPE_COUNT][2] = {
+static const struct format formats[ATTN_KV_Q4_0 + 1][2] = {
     [ATTN_KV_F16] = BOTH(NUMBERS, ATTN_DTYPE_F16, 16, 0),
     [ATTN_KV_BF16] = BOTH(NUMBERS, ATTN_DTYPE_BF16, 16, 0),
     [ATTN_KV_F32] = BOTH(NUMBERS, ATTN_DTYPE_F32, 32, 0),

@@ -67,7 +67,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     caps.decode_write_kv_dtypes = UINT64_C(1) << ATTN_KV_FP8_E4M3;
     caps.refused = refused;
     caps.num_refused = 3;
-    caps.refused_bytes = sizeof *refused;
+    caps.refused_stride = sizeof *refused;
     caps.extensions = extensions;
     caps.num_extensions = 2;
     status = status ? status : sink->backend(sink->user, &caps, error);

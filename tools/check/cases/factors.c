@@ -68,7 +68,7 @@ static bool add_scale_forms(struct factor *f, const struct attn_backend_caps *ca
 static bool add_cache_factors(struct factor *f, const struct attn_backend_caps *caps)
 {
     bool ok = true;
-    for (int32_t i = ATTN_KV_AUTO + 1; i < ATTN_KV_DTYPE_COUNT; i++) {
+    for (int32_t i = ATTN_KV_AUTO + 1; i <= ATTN_KV_Q4_0; i++) {
         if (i != ATTN_KV_FP8_DS_MLA && caps->kv_dtypes >> i & 1) { /* rows of MLA only */
             ok = ok && add(&f[FACTOR_KV_DTYPE], i, 0);
         }
@@ -148,7 +148,7 @@ static bool add_terms(struct factor *f, const struct attn_backend_caps *caps)
 static bool add_queries(struct factor *factor, const struct attn_backend_caps *caps)
 {
     bool ok = add(factor, 0, 0);
-    for (int32_t i = ATTN_DTYPE_FP8_E4M3; i < ATTN_DTYPE_COUNT; i++) {
+    for (int32_t i = ATTN_DTYPE_FP8_E4M3; i <= ATTN_DTYPE_INT8; i++) {
         bool declared =
             (caps->features & ATTN_FEATURE_QUANTIZED_QUERY) && (caps->q_dtypes >> i & 1);
         ok = ok && (!declared ||

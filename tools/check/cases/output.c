@@ -26,7 +26,7 @@ const struct case_output case_outputs[CASE_OUTPUTS] = {
 
 static int32_t group_of(int32_t form)
 {
-    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
+    static const int32_t groups[ATTN_OUTPUT_NVFP4 + 1] = {1, 1, 64, 128, 16};
     return groups[form];
 }
 

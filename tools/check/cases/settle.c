@@ -209,7 +209,7 @@ bool case_refused(const struct case_space *space, const struct attend_case *c)
     for (int32_t i = 0; i < space->caps.num_refused; i++) {
         const struct attn_refused_combination *r =
             (const void *)((const char *)space->caps.refused +
-                           (size_t)i * (size_t)space->caps.refused_bytes);
+                           (size_t)i * (size_t)space->caps.refused_stride);
         if ((terms & r->terms) == r->terms && (features & r->features) == r->features &&
             (is_of(r->kv_dtypes, case_kv(v, false)) || is_of(r->kv_dtypes, case_kv(v, true))) &&
             is_of(r->dtypes, layer.dtype) && is_of(r->layer_kinds, layer.kind) &&

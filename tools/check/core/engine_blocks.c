@@ -128,7 +128,7 @@ static attn_status move(struct caches *c, struct attn_error *error)
         const struct attn_block_transfer move = {.struct_size = sizeof move,
                                                  .kind = moves[i].kind,
                                                  .other = inside ? NULL : others,
-                                                 .other_bytes = inside ? 0 : sizeof *others,
+                                                 .other_stride = inside ? 0 : sizeof *others,
                                                  .pairs = moves[i].pairs,
                                                  .num_pairs = 2,
                                                  .stream = stream};

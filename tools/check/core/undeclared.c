@@ -23,7 +23,7 @@ static bool names_field(struct core *core, const attn_assignment *assignment, co
         struct attn_backend_info info = {.struct_size = sizeof info};
         bool ours =
             api->backend_info(core->runtime, i, &info) == ATTN_OK && info.caps == core->caps;
-        for (int32_t phase = 0; ours && phase < ATTN_PHASE_COUNT; phase++) {
+        for (int32_t phase = 0; ours && phase <= ATTN_PHASE_DECODE; phase++) {
             struct attn_reason reason = {.struct_size = sizeof reason};
             for (int32_t j = 0;
                  api->assignment_reason(assignment, 0, phase, i, j, &reason) == ATTN_OK; j++) {
@@ -48,7 +48,7 @@ static void ask_plugin(struct trial *trial, const struct attn_layer_desc *layer)
     const struct attn_layer_params params = {.struct_size = sizeof params};
     struct attn_reason_sink sink = {sizeof sink, NULL, NULL, ignore_reason};
     struct attn_error error = ATTN_ERROR_INIT;
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
         attn_prepared *prepared = NULL;
         attn_status status = ATTN_OK;
         const struct attn_supports_args asked = {
@@ -241,7 +241,7 @@ static void try_dtypes(const struct core_sink *sink, const struct attn_layer_des
         try_row(sink, base, &row);
     }
     row = (struct row){name, "kv_dtype", CAPS(kv_dtypes), 0, LAYER(kv_dtype), 0, false};
-    for (int32_t kv = ATTN_KV_FP8_E4M3; kv < ATTN_KV_DTYPE_COUNT; kv++) {
+    for (int32_t kv = ATTN_KV_FP8_E4M3; kv <= ATTN_KV_Q4_0; kv++) {
         snprintf(name, sizeof name, "kv_dtype.%s", kv_dtype_name(kv));
         row.bit = UINT64_C(1) << kv;
         row.value = kv;

@@ -136,7 +136,7 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     mine->block_sizes =
         copy_bytes(caps->block_sizes, (size_t)caps->num_block_sizes * sizeof *caps->block_sizes);
     mine->refused =
-        copy_bytes(caps->refused, (size_t)caps->num_refused * (size_t)caps->refused_bytes);
+        copy_bytes(caps->refused, (size_t)caps->num_refused * (size_t)caps->refused_stride);
     mine->extensions = NULL;
     mine->num_extensions = 0;
     take_extensions(wanted->backend, caps);

@@ -65,7 +65,7 @@ static void try_kernel(const struct kernel_sink *sink, const struct call_target 
         {ATTN_KERNEL_ROPE_WRITE_KV, rope_cases},
         {ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, mla_cases},
         {ATTN_KERNEL_GATHER_KV, gather_cases},
-        {ATTN_KERNEL_GATED_DELTA, gdn_cases},
+        {ATTN_KERNEL_RECURRENT, gdn_cases},
         {ATTN_KERNEL_BATCHED_GEMM, gemm_cases},
         {ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX, quantize_cases},
         {ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL, copy_cases},
@@ -108,7 +108,7 @@ static void try_attend(const struct kernel_sink *sink, const struct call_target 
 
 void call_cases(const struct kernel_sink *sink)
 {
-    for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
+    for (int32_t i = 0; i < NUM_CALLS; i++) {
         const struct call_target *target = &call_targets[i];
         bool attends = target->kernel & (ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV);
         for (int32_t j = 0; j < target->num_places && (sink->caps->kernels & target->kernel); j++) {

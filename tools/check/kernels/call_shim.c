@@ -53,7 +53,7 @@ static const struct call_place gather_places[] = {
     X(attend_mla, ATTEND_MLA, attn_attend_args, PLACES(latent_places))                             \
     X(attend_mla_sparse, ATTEND_MLA_SPARSE, attn_attend_args, PLACES(latent_places))               \
     X(gather_kv, GATHER_KV, attn_gather_kv_args, PLACES(gather_places))                            \
-    X(gated_delta, GATED_DELTA, attn_attend_args, PLACES(latent_places))                           \
+    X(recurrent, RECURRENT, attn_attend_args, PLACES(latent_places))                               \
     X(batched_gemm, BATCHED_GEMM, attn_batched_gemm_args, ONLY(attn_batched_gemm_args))            \
     X(quantize, QUANTIZE, attn_quantize_args, ONLY(attn_quantize_args))                            \
     X(amax, AMAX, attn_amax_args, ONLY(attn_amax_args))                                            \
@@ -64,7 +64,7 @@ static const struct call_place gather_places[] = {
 
 #define TARGET(slot, bit, type, ...)                                                               \
     {#slot, ATTN_KERNEL_##bit, offsetof(struct attn_kernels, slot), __VA_ARGS__},
-const struct call_target call_targets[ATTN_KERNEL_COUNT] = {KERNELS(TARGET)};
+const struct call_target call_targets[NUM_CALLS] = {KERNELS(TARGET)};
 
 /* A changed call's structs, kept as long as the case: a plan may hold what it was given. */
 struct changed {

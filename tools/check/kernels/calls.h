@@ -47,7 +47,9 @@ struct call_place {
 #define CALL_SELF SIZE_MAX
 #define CALL_NOT_THERE (SIZE_MAX - 1)
 
-extern const struct call_target call_targets[ATTN_KERNEL_COUNT]; /* call_shim.c */
+/* Of every kernel that capabilities can declare; call_shim.c. */
+enum { NUM_CALLS = 15 };
+extern const struct call_target call_targets[NUM_CALLS];
 
 /* call_shim.c. A case run with one struct of the target's calls changed. */
 enum trial_result call_run(struct trial *trial, const struct call_target *target,

@@ -69,7 +69,7 @@ static attn_status call_copy_blocks(struct trial *trial, struct memories *m, int
                                                .copies = &copies[0].known,
                                                .pairs = pairs,
                                                .num_pairs = sizeof pairs / sizeof *pairs / 2,
-                                               .copy_bytes = sizeof *copies};
+                                               .copy_stride = sizeof *copies};
     return trial->tested->kernels.copy_blocks(&args, error);
 }
 

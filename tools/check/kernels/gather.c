@@ -121,7 +121,7 @@ void gather_cases(const struct kernel_sink *sink)
         return;
     }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
-        for (int32_t kv = ATTN_KV_F16; kv < ATTN_KV_DTYPE_COUNT; kv++) {
+        for (int32_t kv = ATTN_KV_F16; kv <= ATTN_KV_Q4_0; kv++) {
             struct gather_variant v = {.space = sink->space};
             if (!case_of_cache(sink->space, dtype, kv, &v.attend_case)) {
                 continue;

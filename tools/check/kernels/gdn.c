@@ -76,7 +76,7 @@ static attn_status call_half(struct gdn_step *s, const struct gdn_case *c, struc
         return ATTN_ERROR_DEVICE;
     }
     attn_status status =
-        planned_call(backend, memory, limits, &s->attend, backend->kernels.gated_delta, error);
+        planned_call(backend, memory, limits, &s->attend, backend->kernels.recurrent, error);
     return put_cut(memory, c, base, r, &whole) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
 }
 
@@ -100,7 +100,7 @@ static attn_status call_gdn(struct backend *backend, uint8_t *base, struct attn_
     if (c->part >= 0) {
         narrow(&s, c, c->part);
     }
-    return planned_call(backend, memory, &limits, &s.attend, backend->kernels.gated_delta, error);
+    return planned_call(backend, memory, &limits, &s.attend, backend->kernels.recurrent, error);
 }
 
 /* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal (a
@@ -308,9 +308,9 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
 
 static enum trial_result limits_missing(struct trial *trial, const void *variant, uint64_t seed)
 {
-    return trial_say(
-        trial, TRIAL_FAILED,
-        "gated_delta is declared without attn_recurrent_caps: the core refuses every layer");
+    return trial_say(trial, TRIAL_FAILED,
+                     "the kernel recurrent is declared without attn_recurrent_caps: the core "
+                     "refuses every layer");
 }
 
 /* clang-format off */
@@ -387,7 +387,7 @@ void gdn_cases(const struct kernel_sink *sink)
 {
     const struct attn_recurrent_caps *caps = (const struct attn_recurrent_caps *)backend_extension(
         sink->caps, ATTN_EXT_CAPS_RECURRENT, sizeof *caps);
-    if (!(sink->caps->kernels & ATTN_KERNEL_GATED_DELTA)) {
+    if (!(sink->caps->kernels & ATTN_KERNEL_RECURRENT)) {
         return;
     }
     if (caps == NULL) {

@@ -124,7 +124,7 @@ def _backend(info: attn_backend_info) -> BackendInfo:
         c, plugin=info.plugin, **found,
         head_sizes=tuple(values(s) for s in listed("head_sizes", c.num_head_sizes, attn_head_size_range)),
         block_sizes=tuple(values(s) for s in listed("block_sizes", c.num_block_sizes, attn_range)),
-        refused=tuple(values(s) for s in listed("refused", c.num_refused, attn_refused_combination, c.refused_bytes)),
+        refused=tuple(values(s) for s in listed("refused", c.num_refused, attn_refused_combination, c.refused_stride)),
         extensions=tuple(n.value for n in listed("extensions", c.num_extensions, ctypes.c_uint32)))
 
 

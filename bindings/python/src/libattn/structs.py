@@ -82,8 +82,8 @@ class Struct(ctypes.Structure):
         if kind is not None:
             address, owner, count, size = self._address(name, kind, value)
             self.kept[name] = owner, count
-            for counter, number in ((f"num_{name}", count), (f"{name.removesuffix('s')}_bytes", size)):
-                if hasattr(type(self), counter):
+            for counter, number in ((f"num_{name}", count), (f"{name.removesuffix('s')}_stride", size)):
+                if hasattr(type(self), counter) and counter != "block_table_stride":  # that is the engine's
                     setattr(self, counter, number)
             return address
         if hasattr(value, "__index__") and not hasattr(value, "__dlpack__"):

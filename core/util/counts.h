@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many codes, or bits of a mask, this core knows of each enumeration; select/names.c has a name
+ * for each of them. */
+#ifndef CORE_UTIL_COUNTS_H
+#define CORE_UTIL_COUNTS_H
+
+#include <attn/api.h>
+
+enum {
+    NUM_PHASES = ATTN_PHASE_DECODE + 1,
+    NUM_LAYER_KINDS = ATTN_LAYER_RECURRENT + 1,
+    NUM_DTYPES = ATTN_DTYPE_INT8 + 1, /* that masks have */
+    NUM_KV_DTYPES = ATTN_KV_Q4_0 + 1,
+    NUM_KV_LAYOUTS = ATTN_KV_LAYOUT_LATENT + 1,
+    NUM_CACHE_ROLES = ATTN_CACHE_EXTRA + 1,
+    NUM_OUTPUT_FORMS = ATTN_OUTPUT_NVFP4 + 1,
+    NUM_SCALE_FORMS = ATTN_SCALE_PER_HEAD_CHANNEL + 1,
+    NUM_RULES = ATTN_RULE_ADDITIVE + 1,
+    NUM_GATES = ATTN_GATE_CONSTANT + 1,
+    NUM_WRITE_GATES = ATTN_WRITE_GATE_STEP + 1,
+    NUM_KERNELS = 15,
+    NUM_TERMS = 14,
+    NUM_FEATURES = 19,
+    NUM_VIEW_FORMS = 5
+};
+
+#endif
