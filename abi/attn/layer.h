@@ -12,7 +12,7 @@
 struct attn_layer_desc {
     size_t struct_size;
     /* attn_mla_desc, attn_recurrent_desc, attn_layer_caches, attn_context_parallel,
-     * attn_mm_encoder_quant */
+     * drafts' (draft/) */
     const struct attn_ext *next;
     const char *name; /* unique in the model, not empty */
     /* NULL, or the name of an earlier layer whose cache this one reads */
@@ -100,7 +100,7 @@ struct attn_layer_desc {
  * where skip_kv_quantization leaves them unread. */
 struct attn_layer_params {
     size_t struct_size;
-    /* attn_mla_weights, attn_recurrent_weights, attn_kv_quant_params, attn_mm_encoder_state */
+    /* attn_mla_weights, attn_recurrent_weights, attn_kv_quant_params, drafts' */
     const struct attn_ext *next;
     const float *sinks;        /* device [Hq], float32 logits; needed iff has_sinks */
     const float *alibi_slopes; /* device [Hq]; needed iff alibi is not NONE */
@@ -124,29 +124,6 @@ struct attn_kv_quant_params {
     const float *hadamard_signs_k; /* device [D] of +-1: int4 */
     const float *hadamard_signs_v; /* device [Dv] */
     const float *v_channel_scale;  /* device [Hk, Dv]: INT8_KV */
-};
-
-/* The fp8 path of a multimodal encoder (on attn_layer_desc). */
-struct attn_mm_encoder_quant {
-    struct attn_ext ext; /* id ATTN_EXT_MM_ENCODER */
-    int32_t fp8;         /* 1: q, k, v are quantized to e4m3 before the attend */
-    /* n > 0 (16): scale = largest amax of this and the last n - 1 steps / 448; 0: scales are given
-     */
-    int32_t amax_history_len;
-    float scale_margin;       /* factor on saved scales; 0 reads as 1 */
-    int32_t padded_head_size; /* of q and k, padded with zeros; 0: as head_size */
-};
-
-/* The memory of such an encoder (on attn_layer_params); the engine's, borrowed as long as the
- * parameters are. */
-struct attn_mm_encoder_state {
-    struct attn_ext ext; /* id ATTN_EXT_MM_ENCODER_STATE */
-    /* device [3, amax_history_len], of q, k, v, the latest last: zeros at first, or what an earlier
-     * process left; NULL where scales are given */
-    float *amax_history;
-    /* device [3], of q, k, v: written by every run, or, given, read by it. To keep them for a later
-     * process an engine saves scale_margin times these and gives them with amax_history_len 0 */
-    float *scales;
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 248, "attn_layer_desc of ABI 0.3");

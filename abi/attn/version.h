@@ -98,14 +98,15 @@ struct attn_ext {
 #define ATTN_EXT_OPTIONAL 1u
 #define ATTN_EXT_COPIED_BYTES 4096
 
-/* Ids below 0x1000 are the project's; a vendor takes ATTN_EXT_VENDOR + any number that it owns. An
- * engine may put a vendor's on a layer, and, of ids that the layer has, on its runs; on a batch of
- * ids that every layer of the plan has. The core copies struct_size bytes of a layer's (what they
- * point to must live as long as the assignment and its models) and hands them to kernels: on the
- * layer's `next`, on the batch's, and, of runs, on that of attends and writes which are no part of
- * a composed step. Backends that do not declare the id
- * (attn_backend_caps.extensions) are refused at selection, unless the extension is optional: it is
- * then left out where one of the layer's backends has not declared it. */
+/* Ids below 0x1000 are the project's, from ATTN_EXT_DRAFT on its drafts'; a vendor takes
+ * ATTN_EXT_VENDOR + any number that it owns. An engine may put a vendor's on a layer, and, of ids
+ * that the layer has, on its runs; on a batch of ids that every layer of the plan has. The core
+ * copies struct_size bytes of a layer's (what they point to must live as long as the assignment and
+ * its models) and hands them to kernels: on the layer's `next`, on the batch's, and, of runs, on
+ * that of attends and writes which are no part of a composed step. Backends that do not declare the
+ * id (attn_backend_caps.extensions) are refused at selection, unless the extension is optional: it
+ * is then left out where one of the layer's backends has not declared it. */
+#define ATTN_EXT_DRAFT 0x800u
 #define ATTN_EXT_VENDOR 0x10000u
 enum attn_ext_id {
     ATTN_EXT_MLA_DESC = 1,          /* struct attn_mla_desc, on attn_layer_desc */
@@ -122,8 +123,6 @@ enum attn_ext_id {
     ATTN_EXT_KV_QUANT_PARAMS = 12,  /* struct attn_kv_quant_params, on attn_layer_params */
     ATTN_EXT_CAPS_MLA = 13,         /* struct attn_mla_caps, on attn_backend_caps */
     ATTN_EXT_CAPS_RECURRENT = 14,   /* struct attn_recurrent_caps, on attn_backend_caps */
-    ATTN_EXT_MM_ENCODER = 15,       /* struct attn_mm_encoder_quant, on attn_layer_desc */
-    ATTN_EXT_MM_ENCODER_STATE = 16, /* struct attn_mm_encoder_state, on attn_layer_params */
     ATTN_EXT_LAYER_CACHES = 17,     /* struct attn_layer_caches, on attn_layer_desc */
     ATTN_EXT_IO_CACHES = 18         /* struct attn_io_caches, on attn_step_io */
 };

@@ -22,7 +22,7 @@ OUTPUT = Path(__file__).resolve().parent / "src" / "libattn" / "_declarations.py
 #: Headers in an order in which every struct that is held by value comes first.
 ORDER = ("version", "status", "tensor", "types", "host", "kv_cache", "capability", "runtime", "selection", "layer",
          "collectives", "batch", "io", "mla", "recurrent", "attend", "cache_kernels", "device_memory", "device_services",
-         "numeric_kernels", "kernels", "plugin", "model", "api")
+         "numeric_kernels", "kernels", "plugin", "model", "api", "draft/mm_encoder")
 
 SCALARS = {
     "int8_t": "c_int8", "uint8_t": "c_uint8", "uint16_t": "c_uint16", "int32_t": "c_int32", "uint32_t": "c_uint32",
@@ -154,7 +154,7 @@ def struct_lines(name: str, body: str, extensions: dict[str, str]) -> list[str]:
 
 def generate() -> str:
     """The text of ``_declarations.py``."""
-    found = {path.stem for path in HEADERS.glob("*.h")}
+    found = {path.relative_to(HEADERS).with_suffix("").as_posix() for path in HEADERS.glob("**/*.h")}
     if found != set(ORDER):
         raise SystemExit(f"generate: headers that ORDER does not know, or lacks: {sorted(found ^ set(ORDER))}")
     constants: list[str] = []
@@ -163,6 +163,9 @@ def generate() -> str:
     names: list[str] = []
     text = (HEADERS / "version.h").read_text(encoding="utf-8")
     extensions = {name: number for number, name in re.findall(r"ATTN_EXT_\w+ = (\d+),?\s*/\* struct (\w+),", text)}
+    for path in (HEADERS / "draft").glob("*.h"):
+        extensions |= {name: number for number, name in re.findall(r"#define ATTN_EXT_\w+ (0x\w+)u\s*/\* struct (\w+),",
+                                                                   path.read_text(encoding="utf-8"))}
     for stem in ORDER:
         text = strip((HEADERS / f"{stem}.h").read_text(encoding="utf-8"))
         constants += constant_lines(text)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory handed in: caches, states and parameters, checked before anything is kept. */
 
+#include <attn/draft/mm_encoder.h>
+
 #include "bind/bound.h"
 #include "bind/caches.h"
 #include "bind/model.h"
@@ -432,7 +434,7 @@ static attn_status check_unread(const struct attn_layer_desc *l, const struct at
         {ATTN_EXT_MLA_WEIGHTS, "attn_mla_weights", l->kind == ATTN_LAYER_MLA, "kind mla"},
         {ATTN_EXT_RECURRENT_WEIGHTS, "attn_recurrent_weights", l->kind == ATTN_LAYER_RECURRENT,
          "kind recurrent"},
-        {ATTN_EXT_MM_ENCODER_STATE, "attn_mm_encoder_state", is_extended(l, ATTN_EXT_MM_ENCODER),
+        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, "attn_mm_encoder_state", is_extended(l, ATTN_EXT_DRAFT_MM_ENCODER),
          "attn_mm_encoder_quant"}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (fields[i].given && !fields[i].is_read) {
@@ -454,7 +456,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
                               struct attn_error *error)
 {
     static const uint32_t known[] = {ATTN_EXT_MLA_WEIGHTS, ATTN_EXT_RECURRENT_WEIGHTS,
-                                     ATTN_EXT_KV_QUANT_PARAMS, ATTN_EXT_MM_ENCODER_STATE};
+                                     ATTN_EXT_KV_QUANT_PARAMS, ATTN_EXT_DRAFT_MM_ENCODER_STATE};
     struct attn_layer_params read;
     if (layer == NULL) {
         return BAD("layer", "layer is NULL");

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <attn/draft/mm_encoder.h>
+
 #include "bind/kept.h"
 
 #include <stdbool.h>
@@ -59,7 +61,7 @@ attn_status kept_params_take(struct kept_params *kept, const struct attn_layer_p
     status = status ? status : keep_tensor(kept, &kept->params.sink_v, "sink_v", error);
     keep_extension(kept, given->next, ATTN_EXT_KV_QUANT_PARAMS, &kept->kv_quant.ext,
                    sizeof kept->kv_quant);
-    keep_extension(kept, given->next, ATTN_EXT_MM_ENCODER_STATE, &kept->encoder.ext,
+    keep_extension(kept, given->next, ATTN_EXT_DRAFT_MM_ENCODER_STATE, &kept->encoder.ext,
                    sizeof kept->encoder);
     if (keep_extension(kept, given->next, ATTN_EXT_MLA_WEIGHTS, &kept->mla.ext, sizeof kept->mla)) {
         struct attn_mla_weights *w = &kept->mla;

@@ -5,6 +5,7 @@
 #define CORE_BIND_KEPT_H
 
 #include <attn/recurrent.h>
+#include <attn/draft/mm_encoder.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/status.h>

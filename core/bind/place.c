@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <attn/draft/mm_encoder.h>
+
 #include "bind/place.h"
 
 #include <string.h>
@@ -124,8 +126,8 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
         (const struct attn_recurrent_weights *)ext_find(params->next, ATTN_EXT_RECURRENT_WEIGHTS);
     const struct attn_kv_quant_params *quant =
         (const struct attn_kv_quant_params *)ext_find(params->next, ATTN_EXT_KV_QUANT_PARAMS);
-    const struct attn_mm_encoder_state *encoder =
-        (const struct attn_mm_encoder_state *)ext_find(params->next, ATTN_EXT_MM_ENCODER_STATE);
+    const struct attn_mm_encoder_state *encoder = (const struct attn_mm_encoder_state *)ext_find(
+        params->next, ATTN_EXT_DRAFT_MM_ENCODER_STATE);
     const struct pointed own[] = {
         {"sinks", params->sinks, NULL},     {"alibi_slopes", params->alibi_slopes, NULL},
         {"sink_k", NULL, params->sink_k},   {"sink_v", NULL, params->sink_v},

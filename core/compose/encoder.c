@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Multimodal encoders in fp8: scales from the largest values of the last steps, q, k and v
  * quantized into the workspace (q and k padded with zeros), and one attend over them. On a CPU. */
+#include <attn/draft/mm_encoder.h>
+
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -96,7 +98,8 @@ static bool serves(const attn_layer *layer)
 
 static const struct attn_mm_encoder_state *state_of(const struct attn_layer_params *params)
 {
-    return (const struct attn_mm_encoder_state *)ext_find(params->next, ATTN_EXT_MM_ENCODER_STATE);
+    return (const struct attn_mm_encoder_state *)ext_find(params->next,
+                                                          ATTN_EXT_DRAFT_MM_ENCODER_STATE);
 }
 
 static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,

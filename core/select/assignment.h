@@ -5,6 +5,7 @@
 #define CORE_SELECT_ASSIGNMENT_H
 
 #include <attn/collectives.h>
+#include <attn/draft/mm_encoder.h>
 #include <attn/recurrent.h>
 #include <attn/layer.h>
 #include <attn/mla.h>

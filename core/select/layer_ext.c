@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <attn/draft/mm_encoder.h>
+
 #include "select/layer_ext.h"
 
 #include <string.h>
@@ -178,8 +180,8 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error)
 {
     uint32_t known[5 + MAX_VENDOR_EXTENSIONS] = {ATTN_EXT_MLA_DESC, ATTN_EXT_RECURRENT_DESC,
-                                                 ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER,
-                                                 ATTN_EXT_LAYER_CACHES};
+                                                 ATTN_EXT_CONTEXT_PARALLEL,
+                                                 ATTN_EXT_DRAFT_MM_ENCODER, ATTN_EXT_LAYER_CACHES};
     bool failed = false;
     attn_status status =
         ext_check(next, known, layer_vendor_ids(next, known, 5), "attn_layer_desc", error);
@@ -189,7 +191,8 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     layer->mla = copy_ext(arena, next, ATTN_EXT_MLA_DESC, sizeof *layer->mla, &failed);
     layer->gdn = copy_ext(arena, next, ATTN_EXT_RECURRENT_DESC, sizeof *layer->gdn, &failed);
     layer->cp = copy_ext(arena, next, ATTN_EXT_CONTEXT_PARALLEL, sizeof *layer->cp, &failed);
-    layer->mm_quant = copy_ext(arena, next, ATTN_EXT_MM_ENCODER, sizeof *layer->mm_quant, &failed);
+    layer->mm_quant =
+        copy_ext(arena, next, ATTN_EXT_DRAFT_MM_ENCODER, sizeof *layer->mm_quant, &failed);
     layer->caches = copy_ext(arena, next, ATTN_EXT_LAYER_CACHES, sizeof *layer->caches, &failed);
     layer->desc.next = NULL;
     copy_vendors(arena, layer, next, &failed);

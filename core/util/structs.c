@@ -2,6 +2,7 @@
 #include "util/structs.h"
 
 #include <attn/api.h>
+#include <attn/draft/mm_encoder.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
 #include <string.h>
@@ -117,7 +118,10 @@ bool ext_same(const struct attn_ext *a, const struct attn_ext *b)
     return a == NULL && b == NULL;
 }
 
-/* By id: the size in ABI 0.3, under which none can be, and the size here. */
+/* Where an extension's size stands: drafts' ids come after the others. */
+#define PLACE(id) ((id) < ATTN_EXT_DRAFT ? (id) : (id)-ATTN_EXT_DRAFT + 32)
+
+/* By PLACE(id): the size in ABI 0.3, under which none can be, and the size here. */
 static const struct {
     size_t minimum, size;
     bool is_declared; /* of the class whose unknown tail is ignored */
@@ -135,8 +139,8 @@ static const struct {
              [ATTN_EXT_KV_QUANT_PARAMS] = {48, sizeof(struct attn_kv_quant_params)},
              [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps), true},
              [ATTN_EXT_CAPS_RECURRENT] = {64, sizeof(struct attn_recurrent_caps), true},
-             [ATTN_EXT_MM_ENCODER] = {40, sizeof(struct attn_mm_encoder_quant)},
-             [ATTN_EXT_MM_ENCODER_STATE] = {40, sizeof(struct attn_mm_encoder_state)},
+             [PLACE(ATTN_EXT_DRAFT_MM_ENCODER)] = {40, sizeof(struct attn_mm_encoder_quant)},
+             [PLACE(ATTN_EXT_DRAFT_MM_ENCODER_STATE)] = {40, sizeof(struct attn_mm_encoder_state)},
              [ATTN_EXT_LAYER_CACHES] = {40, sizeof(struct attn_layer_caches)},
              [ATTN_EXT_IO_CACHES] = {40, sizeof(struct attn_io_caches)}};
 
@@ -145,22 +149,23 @@ static const struct {
 static attn_status check_size(const struct attn_ext *ext, bool known, const char *name,
                               struct attn_error *error)
 {
-    bool sized = known && ext->id < sizeof sizes / sizeof *sizes;
-    size_t minimum = sized ? sizes[ext->id].minimum : sizeof(struct attn_ext);
+    const size_t place = PLACE(ext->id);
+    bool sized = known && place < sizeof sizes / sizeof *sizes;
+    size_t minimum = sized ? sizes[place].minimum : sizeof(struct attn_ext);
     if (ext->struct_size < minimum || ext->struct_size > MAX_STRUCT_SIZE) {
         return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
                          "extension %u of %s has struct_size %zu; allowed are %zu to %d", ext->id,
                          name, ext->struct_size, minimum, MAX_STRUCT_SIZE);
     }
-    if (!sized || sizes[ext->id].is_declared) {
+    if (!sized || sizes[place].is_declared) {
         return ATTN_OK;
     }
-    for (size_t at = sizes[ext->id].size; at < ext->struct_size; at++) {
+    for (size_t at = sizes[place].size; at < ext->struct_size; at++) {
         if (((const unsigned char *)ext)[at] != 0) {
             return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
                              "extension %u of %s has struct_size %zu and byte %zu is not 0; this "
                              "library knows %zu bytes, and an unknown tail has to be all zero",
-                             ext->id, name, ext->struct_size, at, sizes[ext->id].size);
+                             ext->id, name, ext->struct_size, at, sizes[place].size);
         }
     }
     return ATTN_OK;

@@ -4,7 +4,7 @@
 set -eu
 abi=$1
 warnings="-Wall -Wextra -Wpedantic -Werror -fsyntax-only"
-for header in "$abi"/attn/*.h; do
+for header in "$abi"/attn/*.h "$abi"/attn/draft/*.h; do
     # shellcheck disable=SC2086
     echo "#include \"$header\"" | cc -std=c11 $warnings -x c -
     # shellcheck disable=SC2086

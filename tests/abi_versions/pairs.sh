@@ -10,8 +10,8 @@ trap 'rm -rf "$work"' EXIT
 
 # The next version's headers: every struct has grown that may: those that tell their size, extensions, and elements of
 # arrays whose owner tells it. The others are listed below.
-mkdir -p "$work/next/attn"
-for header in "$source"/abi/attn/*.h; do
+mkdir -p "$work/next/attn/draft"
+for header in "$source"/abi/attn/*.h "$source"/abi/attn/draft/*.h; do
     awk -v kept="$work/kept" '
         /^#define ATTN_ABI_VERSION 0x/ { $3 = "99u" }
         /^struct attn_[a-z_]+ \{/ {
@@ -22,7 +22,7 @@ for header in "$source"/abi/attn/*.h; do
         /^\};/ && name != "" { if (grows) { print "    uint64_t grown_tail[3];" } else { print name >>kept }; name = "" }
         /^#define ATTN_STATIC_ASSERT/ { print "#define ATTN_STATIC_ASSERT(condition, message) struct attn_not_asserted"; next }
         { print }
-    ' "$header" >"$work/next/attn/$(basename "$header")"
+    ' "$header" >"$work/next/attn/${header#*/abi/attn/}"
 done
 sort "$work/kept" | tr '\n' ' ' >"$work/list"
 if [ "$(cat "$work/list")" != "attn_device attn_dtype attn_error attn_ext attn_head_size_range attn_range attn_tensor " ]; then

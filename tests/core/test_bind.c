@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/bind: specs, groups, caches that are handed in, and moving their blocks. */
-#include "fake_backend.h"
-#include "util/counts.h"
-
-#include "bind/caches.h"
-
+#include <attn/draft/mm_encoder.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "bind/caches.h"
+#include "fake_backend.h"
+#include "util/counts.h"
 
 #define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
 
@@ -87,7 +87,7 @@ TEST(spec_of_further_caches)
         .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof described, NULL},
         .caches = caches,
         .num_caches = 2,
-        .cache_bytes = sizeof *caches};
+        .cache_stride = sizeof *caches};
     struct attn_layer_desc layer = fake_layer("a");
     struct attn_error error = ATTN_ERROR_INIT;
     struct fixture fixture;
@@ -269,7 +269,7 @@ TEST(unread_parameters)
     struct attn_mla_weights mla = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof mla, NULL}};
     struct attn_recurrent_weights gdn = {.ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof gdn, NULL}};
     struct attn_mm_encoder_state encoder = {
-        .ext = {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}};
+        .ext = {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}};
 #define PARAMS(...)                                                                                \
     {                                                                                              \
         .struct_size = sizeof(struct attn_layer_params), __VA_ARGS__                               \
@@ -435,7 +435,7 @@ TEST(groups_of_readers)
     }
     attn_model *model = fake_model_of(&fixture, layers, 3);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
-    assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE), 3 * ATTN_PHASE_COUNT);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE), 3 * NUM_PHASES);
     model_destroy(model);
     fixture_finish(&fixture);
 }
@@ -667,7 +667,7 @@ TEST(moves_every_plane_of_a_block)
     struct attn_block_transfer move = {.struct_size = sizeof move,
                                        .kind = ATTN_COPY_DEVICE_TO_HOST,
                                        .other = &other,
-                                       .other_bytes = sizeof other,
+                                       .other_stride = sizeof other,
                                        .pairs = out,
                                        .num_pairs = 1};
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "other", copy_blocks(model, &move, &error));

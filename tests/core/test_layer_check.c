@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a caller's description to a complete one: what is refused, by field, and what is filled in.
  */
+#include <attn/draft/mm_encoder.h>
+
 #include <math.h>
 #include <string.h>
 
@@ -50,7 +52,7 @@ static const struct attn_recurrent_desc gdn_silu_alone = {
     .head_size_v = 64,
     .conv_silu = 1};
 static const struct attn_mm_encoder_quant history_alone = {
-    .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof history_alone, NULL}, .amax_history_len = 16};
+    .ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof history_alone, NULL}, .amax_history_len = 16};
 static const struct attn_context_parallel cp_ext = {
     .ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp_ext, NULL}, .interleave = 3};
 static const struct attn_context_parallel cp_reserved = {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every reason against a backend, one change at a time: field, asked, supported. */
+#include <attn/draft/mm_encoder.h>
 #include <string.h>
 
 #include "select/layer_check.h"
@@ -388,7 +389,7 @@ TEST(test_further_caches)
     const struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
                                              .caches = &cache,
                                              .num_caches = 1,
-                                             .cache_bytes = sizeof cache};
+                                             .cache_stride = sizeof cache};
     struct setting s;
     setting_init(&s);
     s.layer.next = &caches.ext;
@@ -407,7 +408,7 @@ TEST(test_further_caches)
 /* An encoder's heads are looked for in the size to which they are padded. */
 TEST(test_padded_heads)
 {
-    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL},
+    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
                                           .fp8 = 1};
     struct setting s;
     setting_init(&s);

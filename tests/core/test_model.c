@@ -185,7 +185,7 @@ TEST(layers_are_prepared_anew)
     assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
     assert_int_equal(plan_create(model, 0, &options, &plan, &error), ATTN_OK);
     plan_destroy(plan);
-    assert_int_equal(fake_calls.prepares, 2 * ATTN_PHASE_COUNT);
+    assert_int_equal(fake_calls.prepares, 2 * NUM_PHASES);
     for (int32_t anew = NOTHING; anew <= CACHE; anew++) {
         fake_reset();
         if (anew == PARAMS) {
@@ -196,8 +196,8 @@ TEST(layers_are_prepared_anew)
         }
         assert_int_equal(plan_create(model, 0, &options, &plan, &error), ATTN_OK);
         plan_destroy(plan);
-        assert_int_equal(fake_calls.releases, layers_anew[anew] * ATTN_PHASE_COUNT);
-        assert_int_equal(fake_calls.prepares, layers_anew[anew] * ATTN_PHASE_COUNT);
+        assert_int_equal(fake_calls.releases, layers_anew[anew] * NUM_PHASES);
+        assert_int_equal(fake_calls.prepares, layers_anew[anew] * NUM_PHASES);
     }
     model_destroy(model);
     fixture_finish(&fixture);

@@ -469,7 +469,7 @@ TEST(graphs_need_every_phase)
         .graph = 1,
         .limits = &(const struct attn_limits){
             .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         struct served *served = &model_layer(b->model, 0)->served[phase];
         const int32_t level = served->graph_level;
         attn_plan *plan;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/probe.h"
+#include "util/counts.h"
 #include "support/services.h"
 #include "support/test.h"
 
@@ -213,7 +214,7 @@ TEST(rows_of_unknown_terms_are_left_out)
     static const struct attn_range range = {64, 64, 1};
     static const struct attn_head_size_range size = {{64, 64, 1}, {64, 64, 1}, 1};
     static const struct attn_refused_combination rows[] = {
-        {.terms = ATTN_TERM_CAUSAL | UINT64_C(1) << ATTN_TERM_COUNT, .why = "a later one"},
+        {.terms = ATTN_TERM_CAUSAL | UINT64_C(1) << NUM_TERMS, .why = "a later one"},
         {.terms = ATTN_TERM_CAUSAL, .why = "known"}};
     const struct attn_host host = {
         .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
@@ -241,7 +242,7 @@ TEST(rows_of_unknown_terms_are_left_out)
                                            .preferred_block_size = 64,
                                            .refused = rows,
                                            .num_refused = 2,
-                                           .refused_bytes = sizeof *rows};
+                                           .refused_stride = sizeof *rows};
     struct attn_error error = ATTN_ERROR_INIT;
     struct arena arena;
     struct found found;

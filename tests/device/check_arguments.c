@@ -2,6 +2,7 @@
 #include "check_arguments.h"
 
 #include <attn/collectives.h>
+#include <attn/draft/mm_encoder.h>
 #include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <stdio.h>
@@ -88,7 +89,7 @@ static attn_status check_extensions(const struct attn_ext *ext, struct attn_erro
             ADDRESS(p, hadamard_signs_k);
             ADDRESS(p, hadamard_signs_v);
             ADDRESS(p, v_channel_scale);
-        } else if (ext->id == ATTN_EXT_MM_ENCODER_STATE) {
+        } else if (ext->id == ATTN_EXT_DRAFT_MM_ENCODER_STATE) {
             const struct attn_mm_encoder_state *s = extension;
             ADDRESS(s, amax_history);
             ADDRESS(s, scales);

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <attn/draft/mm_encoder.h>
+
 #include "backend.h"
 #include "util/counts.h"
 
@@ -288,7 +290,7 @@ void sample_layer(struct sampled *s, int32_t sample)
                                        .interleave = 2,
                                        .reduce = ATTN_CP_ALL_TO_ALL};
     s->mm_quant = (struct attn_mm_encoder_quant){
-        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof s->mm_quant, NULL}, .fp8 = 1};
+        .ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof s->mm_quant, NULL}, .fp8 = 1};
     s->desc.next = mla                           ? &s->mla.ext
                    : sample == SAMPLE_GDN        ? &s->gdn.ext
                    : sample == SAMPLE_PARALLEL   ? &s->cp.ext

@@ -6,6 +6,8 @@
 #ifndef TESTS_FUZZ_BACKEND_H
 #define TESTS_FUZZ_BACKEND_H
 
+#include <attn/draft/mm_encoder.h>
+
 #include "../core/select_fixture.h"
 #include "fuzz.h"
 

@@ -3,6 +3,8 @@
  * changed, planned for one layer of each sort, captured and replayed, and run. Arrays are as long
  * as the batch says, so that reading more is caught; the backend's plan slot (backend.c)
  * follows every number that it is handed. */
+#include <attn/draft/mm_encoder.h>
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +97,7 @@ static void bind_params(struct step *s)
                                                &conv,
                                                NULL};
     const struct attn_mm_encoder_state encoder = {
-        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}, NULL, (float *)(void *)cache};
+        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}, NULL, (float *)(void *)cache};
     const struct attn_layer_params params = {.struct_size = sizeof params,
                                              .next = l->kind == ATTN_LAYER_RECURRENT ? &gdn.ext
                                                      : l->next == &s->sampled.mm_quant.ext

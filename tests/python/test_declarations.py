@@ -21,7 +21,8 @@ def compile_and_run(lines: list[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "layout.c"), Path(folder, "layout")
         body = "\n".join(f"    {line}" for line in lines)
-        source.write_text("#include <attn/api.h>\n#include <attn/plugin.h>\n#include <stddef.h>\n#include <stdio.h>\n"
+        drafts = "".join(f"#include <attn/draft/{path.name}>\n" for path in (ROOT / "abi" / "attn" / "draft").glob("*.h"))
+        source.write_text(f"#include <attn/api.h>\n#include <attn/plugin.h>\n{drafts}#include <stddef.h>\n#include <stdio.h>\n"
                           f"int main(void)\n{{\n{body}\n    return 0;\n}}\n", encoding="utf-8")
         subprocess.run([os.environ.get("CC", "cc"), "-std=c11", "-I", str(ROOT / "abi"), str(source), "-o",
                         str(program)], check=True)
@@ -35,7 +36,7 @@ class Declarations(unittest.TestCase):
 
     def test_every_struct_of_the_headers_is_there(self) -> None:
         found = set()
-        for header in (ROOT / "abi" / "attn").glob("*.h"):
+        for header in (ROOT / "abi" / "attn").glob("**/*.h"):
             found |= set(re.findall(r"^struct (\w+) \{", header.read_text(encoding="utf-8"), flags=re.M))
         self.assertEqual(set(declarations.STRUCTS), found)
         self.assertGreater(len(found), 50)
@@ -56,7 +57,7 @@ class Declarations(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_constants_and_enumerations(self) -> None:
-        text = "\n".join(h.read_text(encoding="utf-8") for h in sorted((ROOT / "abi" / "attn").glob("*.h")))
+        text = "\n".join(h.read_text(encoding="utf-8") for h in sorted((ROOT / "abi" / "attn").glob("**/*.h")))
         names = [n for n in vars(declarations) if n.startswith("ATTN_")]
         pairs = [(n, getattr(declarations, n)) for n in names]
         for enum, body in re.findall(r"^enum (\w+) \{(.*?)\};", generate.strip(text), flags=re.S | re.M):

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include <attn/api.h>
+#include <attn/draft/mm_encoder.h>
 
 #include "support/client.h"
 #include "support/number.h"
@@ -172,15 +173,16 @@ static double error_of(const struct encoder *e, const double scale[3])
 /* A burst at step 5 holds the scales up until it is n steps old, and not one step longer. */
 TEST(scales_follow_the_history)
 {
-    struct attn_mm_encoder_quant quant = {
-        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = HISTORY};
+    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
+                                          .fp8 = 1,
+                                          .amax_history_len = HISTORY};
     double seen[3][STEPS];
     for (int32_t padded = 0; padded <= 32; padded += 32) {
         struct encoder e;
         quant.padded_head_size = padded;
         assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
         const struct attn_mm_encoder_state memory = {
-            {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
+            {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
         assert_int_equal(try_bind(&e, &memory), ATTN_OK);
         make_plan(&e);
         for (int32_t i = 0; i < STEPS; i++) {
@@ -220,13 +222,13 @@ TEST(scales_follow_the_history)
 /* A history of zeros divides by nothing; saved scales are used as they are given. */
 TEST(given_scales_are_used)
 {
-    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL},
+    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
                                           .fp8 = 1};
     const float size[3] = {1, 1, 1}, none[3] = {0, 0, 0};
     struct encoder e;
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
     const struct attn_mm_encoder_state given = {
-        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof given, NULL}, NULL, e.scales};
+        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof given, NULL}, NULL, e.scales};
     assert_int_equal(try_bind(&e, &given), ATTN_OK);
     make_plan(&e);
     for (int32_t x = 0; x < 3; x++) {
@@ -239,7 +241,7 @@ TEST(given_scales_are_used)
     quant.amax_history_len = 4;
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
     const struct attn_mm_encoder_state kept = {
-        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof kept, NULL}, e.history[0], e.scales};
+        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof kept, NULL}, e.history[0], e.scales};
     assert_int_equal(try_bind(&e, &kept), ATTN_OK);
     make_plan(&e);
     assert_int_equal(step(&e, 9, none), ATTN_OK);
@@ -259,13 +261,13 @@ TEST(keys_with_starts_of_their_own)
 {
     static const int32_t behind[REQS + 1] = {1, 8, 9, TOKENS + 1};
     struct attn_mm_encoder_quant quant = {
-        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = 1};
+        .ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = 1};
     const float size[3] = {1, 2, 3};
     struct encoder e;
     float out[TOKENS][HEADS][SIZE], scales[3];
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
     const struct attn_mm_encoder_state memory = {
-        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
+        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
     assert_int_equal(try_bind(&e, &memory), ATTN_OK);
     make_plan(&e);
     assert_int_equal(step(&e, 9, size), ATTN_OK);
@@ -279,8 +281,9 @@ TEST(keys_with_starts_of_their_own)
 
 TEST(refusals_say_what_is_missing)
 {
-    struct attn_mm_encoder_quant quant = {
-        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = HISTORY};
+    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
+                                          .fp8 = 1,
+                                          .amax_history_len = HISTORY};
     struct encoder e;
     attn_plan *plan;
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
@@ -289,7 +292,7 @@ TEST(refusals_say_what_is_missing)
     assert_non_null(strstr(e.error.message, "scales of its inputs"));
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "attn_mm_encoder_state", try_bind(&e, NULL));
     const struct attn_mm_encoder_state no_history = {
-        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof no_history, NULL}, NULL, e.scales};
+        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof no_history, NULL}, NULL, e.scales};
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "amax_history", try_bind(&e, &no_history));
     finish(&e);
 

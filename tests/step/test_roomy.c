@@ -529,7 +529,7 @@ TEST(test_fewest_blocks)
                                      .block_table_stride = 1,
                                      .tables = &table,
                                      .num_tables = 1,
-                                     .table_bytes = sizeof table};
+                                     .table_stride = sizeof table};
     REFUSED(&t.error, "block_table", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
     close_all(&t);
 }

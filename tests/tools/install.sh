@@ -16,8 +16,8 @@ plugins=$(dirname "$library")/attn
 for tool in info run check; do
     [ -f "$prefix/share/man/man1/attn-$tool.1" ]
 done
-for header in "$models"/../abi/attn/*.h; do
-    cmp "$header" "$prefix/include/attn/$(basename "$header")"
+for header in "$models"/../abi/attn/*.h "$models"/../abi/attn/draft/*.h; do
+    cmp "$header" "$prefix/include/${header#*/abi/}"
 done
 
 for page in engine writing-a-backend semantics features abi; do
