@@ -434,8 +434,8 @@ static attn_status check_unread(const struct attn_layer_desc *l, const struct at
         {ATTN_EXT_MLA_WEIGHTS, "attn_mla_weights", l->kind == ATTN_LAYER_MLA, "kind mla"},
         {ATTN_EXT_RECURRENT_WEIGHTS, "attn_recurrent_weights", l->kind == ATTN_LAYER_RECURRENT,
          "kind recurrent"},
-        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, "attn_mm_encoder_state", is_extended(l, ATTN_EXT_DRAFT_MM_ENCODER),
-         "attn_mm_encoder_quant"}};
+        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, "attn_mm_encoder_state",
+         is_extended(l, ATTN_EXT_DRAFT_MM_ENCODER), "attn_mm_encoder_quant"}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (fields[i].given && !fields[i].is_read) {
             return BAD(fields[i].field, "layer '%s': %s is given; only a layer with %s reads it",

@@ -129,7 +129,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
 static struct tensor_form rows_of(int32_t dtype, int32_t heads, int32_t head_size)
 {
     const struct attn_tensor tensor = {.ndim = 3, .dtype = dtype_of_id(dtype)};
-    return (struct tensor_form){tensor_kind(&tensor), heads, head_size, 0};
+    return (struct tensor_form){tensor_kind(&tensor), heads, head_size};
 }
 
 static void describe_tensors(struct step *step)
@@ -142,8 +142,6 @@ static void describe_tensors(struct step *step)
     step->k = rows_of(l->dtype, l->num_kv_heads, l->head_size);
     step->v = rows_of(l->dtype, l->num_kv_heads, l->head_size_v);
     step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
-    step->q.device = step->k.device = step->v.device = step->out.device =
-        device_code(&step->layer->model->device);
     step->plain_checks = step->checks_out = true;
     step->keys_are_inputs = !layer_has_cache(l);
     step->writes = layer_has_cache(l) && step->layer->owner == step->layer;

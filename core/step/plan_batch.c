@@ -194,7 +194,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
             plan->steps[i].program = run_idle;
             plan->steps[i].enter = run_general;
             plan->steps[i].bring_keys = NULL;
-            plan->steps[i].no_slots = 0;
+            plan->steps[i].no_slots = false;
         }
         plan->ready = plan->table;
         return ATTN_OK;

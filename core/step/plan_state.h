@@ -45,7 +45,6 @@ struct tensor_form {
     uint64_t kind; /* ndim and dtype: eight neighbouring bytes of attn_tensor as one number */
     int64_t heads;
     int64_t head_size;
-    uint64_t device; /* device_code: the eight bytes before those; checked by the fast ways alone */
 };
 
 static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
@@ -53,13 +52,6 @@ static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
     uint64_t kind;
     memcpy(&kind, (const char *)tensor + offsetof(struct attn_tensor, ndim), sizeof kind);
     return kind;
-}
-
-static inline uint64_t device_code(const struct attn_device *device)
-{
-    uint64_t code;
-    memcpy(&code, device, sizeof code);
-    return code;
 }
 
 static inline void tensor_set_kind(struct attn_tensor *tensor, uint64_t kind)
@@ -81,21 +73,12 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tens
     return tensor_kind(t) == wanted->kind && tensor_has_shape(t, wanted, rows);
 }
 
-/* tensor_is_rows, and on the plan's own device. */
-static inline bool tensor_is_rows_here(const struct attn_tensor *t,
-                                       const struct tensor_form *wanted, int64_t rows)
-{
-    return tensor_kind(t) == wanted->kind && device_code(&t->device) == wanted->device &&
-           tensor_has_shape(t, wanted, rows);
-}
-
 /* One layer in a plan. "Chosen": by plan_batch, for the batch at hand. */
 struct step {
     step_program *enter;   /* chosen: what run() calls; it names the layer in errors */
     step_program *program; /* chosen: the attends, which run_general enters behind its checks */
     step_program *inner;   /* chosen: what output_quant's program calls before it quantizes */
     attn_layer *layer;
-    struct attn_error *error; /* of the run under way */
     struct tensor_form q, k, v, out;
     bool writes;       /* runs fill this layer's own cache */
     bool plain_checks; /* q, k, v, out are [T, heads, D]; else see check_io */
@@ -103,7 +86,8 @@ struct step {
     bool fused_write;     /* all attends write k and v themselves */
     bool fused_decode;    /* an attend of decodes does so where it is the whole step */
     bool fuses;           /* chosen: one of the two holds */
-    uintptr_t no_slots;   /* chosen: all bits set if the cache is its own and gets no slots */
+    bool no_slots;        /* chosen: the cache is its own and gets no slots */
+    bool plain_writes;    /* chosen: a run writes unless its flags say otherwise */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
     bool checks_out;      /* out is of the activations' dtype or the attend's own form */
     /* chosen: replaces *io, until the run ends, by one whose k and v are written and attended;
@@ -228,7 +212,7 @@ attn_status plan_check_area(const attn_plan *plan, const struct step *step, doub
 /* Does a run bring keys that no slot takes? It would then attend to what the cache held before. */
 static inline bool step_leaves_keys(const struct step *step, const struct attn_step_io *io)
 {
-    return ((uintptr_t)io->k & step->no_slots) != 0 && !(io->flags & ATTN_RUN_NO_WRITE);
+    return step->no_slots && io->k != NULL && !(io->flags & ATTN_RUN_NO_WRITE);
 }
 
 /* refusals.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
