@@ -113,7 +113,8 @@ static struct subject subject_of(const struct attn_attend_args *args, int32_t r)
     if (layer->p_scale_form != ATTN_SCALE_NONE) {
         p_scale =
             head_scale(args->params->p_scale, args->params->p_scale_host, layer->p_scale_form, 0);
-        s.mask.round_weight = layer->kv_dtype == ATTN_KV_FP8_E5M2 ? round_e5m2 : round_e4m3;
+        s.mask.round_weight =
+            layer_dtype(layer, true) == ATTN_KV_FP8_E5M2 ? round_e5m2 : round_e4m3;
     }
     return s;
 }

@@ -44,6 +44,7 @@ static const struct format formats[ATTN_KV_Q4_0 + 1][2] = {
     [ATTN_KV_F32] = BOTH(NUMBERS, ATTN_DTYPE_F32, 32, 0),
     [ATTN_KV_FP8_E4M3] = BOTH(NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0),
     [ATTN_KV_FP8_E5M2] = BOTH(NUMBERS, ATTN_DTYPE_FP8_E5M2, 8, 0),
+    [ATTN_KV_FP8_E4M3FNUZ] = BOTH(NUMBERS, ATTN_DTYPE_FP8_E4M3FNUZ, 8, 0),
     [ATTN_KV_FP8_PER_TOKEN_HEAD] = BOTH(SCALED, ATTN_DTYPE_FP8_E4M3, 8, 4),
     [ATTN_KV_INT8_PER_TOKEN_HEAD] = BOTH(SCALED, ATTN_DTYPE_INT8, 8, 4),
     [ATTN_KV_INT4_PER_TOKEN_HEAD] = BOTH(HADAMARD, 0, 4, 4),
@@ -196,7 +197,7 @@ static double tensor_scale(const struct cache_row *row, int32_t form)
 /* TurboQuant's and int8_k's plain rows have no scale. */
 static double number_scale(const struct cache_row *row)
 {
-    bool scaled = row->layer->kv_dtype <= ATTN_KV_FP8_E5M2;
+    bool scaled = layer_dtype(row->layer, row->value) <= ATTN_KV_FP8_E4M3FNUZ;
     return scaled
                ? tensor_scale(row, row->value ? row->layer->v_scale_form : row->layer->k_scale_form)
                : 1;
@@ -406,7 +407,7 @@ static double read_element(const struct cache_row *row, const struct format *f,
 
 static const struct format *format_of(const struct cache_row *row, struct format *own)
 {
-    *own = formats[row->layer->kv_dtype][row->value];
+    *own = formats[layer_dtype(row->layer, row->value)][row->value];
     if (own->form == NUMBERS && own->number == 0) {
         own->number = row->layer->dtype;
         own->bits = 8 * (int32_t)number_bytes(own->number);
