@@ -62,12 +62,14 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     return status;
 }
 
+/* Of tensors that have been checked: q if the run attends, k and v if it reads them. */
 static attn_status validate_inputs(const attn_plan *plan, const struct step *step,
-                                   const struct attn_step_io *io, struct attn_error *error)
+                                   const struct attn_step_io *io, bool attends, bool reads_keys,
+                                   struct attn_error *error)
 {
     const char *layer = step->layer->desc->name;
-    attn_status status = validate_tensor(plan, io->q, "q", layer, error);
-    if (status == ATTN_OK && (step->keys_are_inputs || writes_now(plan, step, io))) {
+    attn_status status = attends ? validate_tensor(plan, io->q, "q", layer, error) : ATTN_OK;
+    if (status == ATTN_OK && reads_keys) {
         status = validate_tensor(plan, io->k, "k", layer, error);
         status = status == ATTN_OK ? validate_tensor(plan, io->v, "v", layer, error) : status;
     }
@@ -91,6 +93,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     attn_status status = ATTN_OK;
     bool attends = !(io->flags & ATTN_RUN_NO_ATTEND);
     bool writes = writes_now(plan, step, io) && step->program != run_idle;
+    bool reads_keys = writes || (attends && step->keys_are_inputs && step->program != run_idle);
     if (!writes && has_rope(step, io) && step->program != run_idle) {
         return FAIL("attn_io_rope",
                     "the run writes no keys, and rope_write_kv rotates q together with the keys "
@@ -103,15 +106,14 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         if (attends) {
             status = step_check_attend(plan, step, io, error);
         }
-        if (status == ATTN_OK &&
-            (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
+        if (status == ATTN_OK && reads_keys) {
             status = step_check_keys(step, io,
                                      writes && step->bring_keys == NULL ? plan->given.num_slots
                                                                         : plan->num_key_rows,
                                      error);
         }
         if (status == ATTN_OK && plan->validate) {
-            status = validate_inputs(plan, step, io, error);
+            status = validate_inputs(plan, step, io, attends, reads_keys, error);
         }
         if (status != ATTN_OK) {
             return status;
@@ -123,8 +125,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     if (status == ATTN_OK && plan->validate && attends) {
         status = validate_outputs(io, error);
     }
-    if (status == ATTN_OK && step->bring_keys != NULL &&
-        (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
+    if (status == ATTN_OK && step->bring_keys != NULL && reads_keys) {
         status = step->bring_keys(plan, step, &io, error);
     }
     /* keys that are rotated on their way have a kernel of their own */

@@ -280,8 +280,10 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
                             const char *name, const char *layer, struct attn_error *error)
 {
     int64_t rows = plan->given.num_actual_tokens;
-    if (tensor == NULL || tensor->data == NULL || plan->model->device.type != ATTN_DEVICE_CPU ||
-        tensor->ndim < 2 || tensor->ndim > 3) {
+    const int32_t mode = plan->given.mode;
+    if (mode == ATTN_BATCH_IDLE || mode == ATTN_BATCH_PROFILE || rows == 0 || tensor == NULL ||
+        tensor->data == NULL || plan->model->device.type != ATTN_DEVICE_CPU || tensor->ndim < 2 ||
+        tensor->ndim > 3) {
         return ATTN_OK;
     }
     const int32_t last = tensor->ndim - 1;

@@ -21,7 +21,7 @@ static attn_status finish(struct attn_error *error)
     if (error != NULL) {
         memset(error->field, 'f', sizeof error->field);
         memset(error->message, 0xf5, sizeof error->message);
-        error->status = -hostile.status;
+        error->status = ~hostile.status;
     }
     return hostile.status;
 }
