@@ -2,6 +2,7 @@
 /* What api.h says of a plan's life: what holds after a failed run, which stream everything goes to,
  * and what may not be bound while a plan holds the layer. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "fixture.h"
@@ -130,8 +131,11 @@ TEST(test_states_of_plans)
 /* The folder of a backend's compiled kernels lies in the engine's cache folder. */
 TEST(test_kernel_folder)
 {
-    static const char *const folders[] = {"", "/nowhere/cache"};
-    static const char *const seen[] = {"none", "/nowhere/cache/kernels/spy"};
+    char folder[] = "/tmp/attn-kernels-XXXXXX", kernels[64], command[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(kernels, sizeof kernels, "%s/kernels/spy", folder);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    const char *const folders[] = {"", folder}, *const seen[] = {"none", kernels};
     for (int32_t i = 0; i < 2; i++) {
         struct attn_runtime_options options = client_options(PLUGINS);
         struct fixture f;
@@ -147,6 +151,7 @@ TEST(test_kernel_folder)
         f.api->runtime_destroy(runtime);
         fixture_finish(&f);
     }
+    assert_int_equal(system(command), 0);
 }
 
 /* By every call that binds; the plan's runs are right before and after. */

@@ -114,7 +114,9 @@ static bool explicit_views(const struct subject *subject, void *base, struct att
     const struct attn_cache_spec *spec = &subject->layer.spec;
     int32_t layout = shape_int(&subject->shape, PARAMETER_LAYOUT);
     int64_t slots = spec->block_size, heads = spec->num_heads;
-    int64_t size_v = subject->layer.desc.head_size_v, dims = spec->head_size + size_v;
+    const struct attn_layer_desc *desc = &subject->layer.desc;
+    int64_t size_v = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
+    int64_t dims = spec->head_size + size_v;
     int64_t element = spec->page_bytes / (slots * heads * dims);
     int64_t k_row = spec->head_size * element, v_row = size_v * element;
     bool plain = spec->kv_dtype >= ATTN_KV_F16 && spec->kv_dtype <= ATTN_KV_FP8_E5M2;
