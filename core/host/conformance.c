@@ -21,7 +21,7 @@ bool conformance_parse(struct conformance *r, const char *line)
     return sscanf(line,
                   "%159s %" SCNd32 ":%" SCNd32 " %" SCNx64 " %" SCNx64 " %31s %15s %" SCNu64
                   " %" SCNd32 " %" SCNd32 " %" SCNd32 " %n",
-                  r->backend, &r->device.type, &r->device.id, &r->file, &r->drivers, r->library,
+                  r->backend, &r->device.type, &r->device.id, &r->file, &r->drivers, r->version,
                   r->mode, &r->seed, &r->passed, &r->failed, &r->skipped, &end) == 11 &&
            line[end] == '\0' && r->passed >= 0 && r->failed >= 0 && r->skipped >= 0;
 }
@@ -32,7 +32,7 @@ bool conformance_text(const struct conformance *r, char *text, size_t size)
                             "%s %" PRId32 ":%" PRId32 " %016" PRIx64 " %016" PRIx64
                             " %s %s %" PRIu64 " %" PRId32 " %" PRId32 " %" PRId32 "\n",
                             r->backend, r->device.type, r->device.id, r->file, r->drivers,
-                            r->library, r->mode, r->seed, r->passed, r->failed, r->skipped) < size;
+                            r->version, r->mode, r->seed, r->passed, r->failed, r->skipped) < size;
 }
 
 bool conformance_is_of(const struct conformance *record, const char *backend,

@@ -20,7 +20,7 @@ struct conformance {
     char backend[160]; /* "name" or "name@variant" */
     struct attn_device device;
     uint64_t file, drivers;
-    char library[32], mode[16];
+    char version[32], mode[16];
     uint64_t seed;
     int32_t passed, failed, skipped;
 };

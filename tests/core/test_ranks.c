@@ -116,7 +116,7 @@ static void write_record(const struct place *place, const char *file, int32_t ch
     struct conformance record = {.backend = "beta",
                                  .device = {ATTN_DEVICE_CPU, 0},
                                  .drivers = drivers_hash(HASH_INIT) + (changed == 2),
-                                 .library = "0.1.0",
+                                 .version = "0.1.0",
                                  .mode = "quick",
                                  .seed = 1,
                                  .passed = 3,

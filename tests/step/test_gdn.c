@@ -341,16 +341,23 @@ TEST(test_pages)
     gdn_destroy(g);
 }
 
-TEST(test_drafts)
+/* Steps with drafts of which some are accepted; request 2 begins with a prompt of `prompt` tokens.
+ */
+static void draft(struct gdn *g, int32_t prompt)
 {
-    struct gdn *g = gdn_create("cpu_ref", WIDTH, DRAFTS);
     for (int32_t r = 0; r < REQS; r++) {
         g->accepted[r] = 1;
     }
-    step(g, (const int32_t[]){3, 3, 20, 1, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
+    step(g, (const int32_t[]){3, 3, prompt, 1, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
     step(g, (const int32_t[]){3, 3, 3, 3, 3}, (const int32_t[]){3, 2, 1, 3, 1}, false);
     step(g, (const int32_t[]){1, 3, 2, 3, 3}, NULL, true);
     step(g, (const int32_t[]){1, 1, 1, 1, 1}, NULL, false);
+}
+
+TEST(test_drafts)
+{
+    struct gdn *g = gdn_create("cpu_ref", WIDTH, DRAFTS);
+    draft(g, 20);
     gdn_destroy(g);
 }
 
@@ -360,13 +367,7 @@ TEST(test_drafts_that_move)
     static const struct gdn given = {
         .width = WIDTH, .drafted = DRAFTS, .interval = 5, .moves = true};
     struct gdn *g = gdn_open("cpu_ref", &given);
-    for (int32_t r = 0; r < REQS; r++) {
-        g->accepted[r] = 1;
-    }
-    step(g, (const int32_t[]){3, 3, 8, 1, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
-    step(g, (const int32_t[]){3, 3, 3, 3, 3}, (const int32_t[]){3, 2, 1, 3, 1}, false);
-    step(g, (const int32_t[]){1, 3, 2, 3, 3}, NULL, true);
-    step(g, (const int32_t[]){1, 1, 1, 1, 1}, NULL, false);
+    draft(g, 8);
     g->ext.initial_slots_stride = DRAFTS;
     REFUSED(&g->error, "initial_slots_stride",
             g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));

@@ -507,16 +507,11 @@ TEST(test_five_caches)
     }
 }
 
-/* Of caches in one table the one with the fewest blocks bounds it. */
-TEST(test_fewest_blocks)
+/* A decode of one key whose batch brings a second table. */
+static void refuse_table(struct opened *t, const int32_t *block_table,
+                         const struct attn_batch_table *table, const char *field)
 {
-    static const int32_t starts[] = {0, 1}, lens[] = {1}, last[] = {BLOCKS - 1}, none[] = {0};
-    struct opened t = {0};
-    make_model(&t, &many, "roomy");
-    bind_blocks(&t, BLOCKS - 1);
-    make_plan(&t);
-    const struct attn_batch_table table = {
-        .block_table = last, .block_table_stride = 1, .seq_lens = none, .seq_lens_host = none};
+    static const int32_t starts[] = {0, 1}, lens[] = {1};
     const struct attn_batch batch = {.struct_size = sizeof batch,
                                      .num_reqs = 1,
                                      .num_tokens = 1,
@@ -525,13 +520,26 @@ TEST(test_fewest_blocks)
                                      .query_start_loc_host = starts,
                                      .seq_lens = lens,
                                      .seq_lens_host = lens,
-                                     .block_table = last,
+                                     .block_table = block_table,
                                      .block_table_stride = 1,
-                                     .tables = &table,
+                                     .tables = table,
                                      .num_tables = 1,
-                                     .table_stride = sizeof table};
-    REFUSED(&t.error, "block_table", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
-    close_all(&t);
+                                     .table_stride = sizeof *table};
+    REFUSED(&t->error, field, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
+    close_all(t);
+}
+
+/* Of caches in one table the one with the fewest blocks bounds it. */
+TEST(test_fewest_blocks)
+{
+    static const int32_t last[] = {BLOCKS - 1}, none[] = {0};
+    struct opened t = {0};
+    make_model(&t, &many, "roomy");
+    bind_blocks(&t, BLOCKS - 1);
+    make_plan(&t);
+    const struct attn_batch_table table = {
+        .block_table = last, .block_table_stride = 1, .seq_lens = none, .seq_lens_host = none};
+    refuse_table(&t, last, &table, "block_table");
 }
 
 /* A layer that does not say so gets no lists, in no table. */
@@ -544,21 +552,7 @@ TEST(test_unsaid_lists)
     make_plan(&t);
     const struct attn_batch_table table = {
         .page_indices = blocks, .page_start_loc = starts, .num_pages = 1, .seq_lens = lens};
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = 1,
-                                     .num_tokens = 1,
-                                     .num_actual_tokens = 1,
-                                     .query_start_loc = starts,
-                                     .query_start_loc_host = starts,
-                                     .seq_lens = lens,
-                                     .seq_lens_host = lens,
-                                     .block_table = blocks,
-                                     .block_table_stride = 1,
-                                     .tables = &table,
-                                     .num_tables = 1,
-                                     .table_stride = sizeof table};
-    REFUSED(&t.error, "page_indices", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
-    close_all(&t);
+    refuse_table(&t, blocks, &table, "page_indices");
 }
 
 /* Whoever has not declared such caches is refused with its reasons; a description that makes no

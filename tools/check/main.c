@@ -356,7 +356,7 @@ static void begin_record(const struct run *run, const char *file)
     const struct attn_backend_caps *caps = &run->trial.tested->caps;
     struct conformance record = {.device = caps->device,
                                  .drivers = drivers_hash(HASH_INIT),
-                                 .library = ATTN_VERSION,
+                                 .version = ATTN_VERSION,
                                  .mode = "quick",
                                  .seed = run->options->seed};
     char line[512];

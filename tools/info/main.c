@@ -127,7 +127,7 @@ static struct json *conformance_json(const char *lines, const struct attn_backen
     json_add(item, "skipped", json_number(last.skipped));
     json_add(item, "mode", json_string(last.mode));
     json_add(item, "seed", json_number((double)last.seed));
-    json_add(item, "version", json_string(last.library));
+    json_add(item, "version", json_string(last.version));
     json_add(item, "conformant", json_bool(lacks == NULL));
     json_add(item, "lacks", json_string(lacks != NULL ? lacks : ""));
     return item;
