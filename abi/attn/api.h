@@ -114,8 +114,9 @@ struct attn_api {
      * while a plan holds the layer, or one that reads its caches. */
     attn_status (*layer_bind_memory)(attn_layer *layer, const struct attn_cache_memory *memory,
                                      struct attn_error *error);
-    /* Likewise of memory in the engine's own layout, which is refused where the backend cannot read
-     * it: views[i] is that of cache i. */
+    /* Binds memory in the engine's own layout, which is refused where the backend cannot read it:
+     * views[i] is that of cache i. Not while a plan holds the layer, or one that reads its caches.
+     */
     attn_status (*layer_bind_caches)(attn_layer *layer, const struct attn_kv_view *const *views,
                                      int32_t num_views, struct attn_error *error);
     /* The view of a cache that is bound, in blocks of kernel_block_size. */

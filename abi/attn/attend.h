@@ -10,7 +10,7 @@
 
 typedef struct attn_instance attn_instance; /* the plugin's own: one device and variant */
 typedef struct attn_prepared attn_prepared; /* the plugin's own: what prepare made for one layer */
-typedef struct attn_plan_state attn_plan_state; /* likewise create_plan_state, for one plan */
+typedef struct attn_plan_state attn_plan_state; /* what create_plan_state made for one plan */
 
 /* Upper bounds of a plan. */
 struct attn_limits {
@@ -26,15 +26,15 @@ struct attn_limits {
 
 /* Memory of one plan: host memory that `schedule` fills and `attend` reads, device workspace, and
  * scratch. All keep their address as long as the plan lives. The host memory is pageable: what the
- * device needs of it is copied before `schedule` returns, so that the next may fill it anew while
+ * device needs of it is copied before `schedule` returns, so that the next may fill it again while
  * earlier attends still run. */
 struct attn_schedule_size {
     size_t struct_size;
     const struct attn_ext *next;
     size_t host_bytes;
     size_t device_bytes; /* aligned to 256 */
-    /* likewise: device memory that holds nothing between one call of schedule or attend and the
-     * next, and that other plans of the stream use in between */
+    /* aligned to 256: device memory that holds nothing between one call of schedule or attend and
+     * the next, and that other plans of the stream use in between */
     size_t scratch_bytes;
 };
 

@@ -137,9 +137,9 @@ struct attn_batch_order {
     size_t struct_size;
     const struct attn_ext *next;
     const int32_t *query_lens; /* host [num_reqs] */
-    const int32_t *seq_lens;   /* likewise, the step's own keys included */
-    /* likewise: a request that has not yet read its whole prompt before this step is no decode,
-     * however short. NULL: lengths alone decide */
+    const int32_t *seq_lens;   /* host [num_reqs], the step's own keys included */
+    /* host [num_reqs]: a request that has not yet read its whole prompt before this step is no
+     * decode, however short. NULL: lengths alone decide */
     const int32_t *prompt_lens;
     int32_t num_reqs;
     int32_t threshold;    /* query_len <= this is a decode */

@@ -179,7 +179,7 @@ struct attn_cache_spec {
     int32_t kind;     /* enum attn_kv_spec_kind: the layer's */
     int32_t role;     /* enum attn_cache_role */
     int32_t of;       /* as described */
-    int32_t table;    /* likewise; states are addressed by attn_batch_recurrent */
+    int32_t table;    /* as described; states are addressed by attn_batch_recurrent */
     int32_t kv_dtype; /* enum attn_kv_dtype, never AUTO */
     int32_t num_heads;
     int32_t head_size;

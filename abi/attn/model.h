@@ -49,7 +49,7 @@ struct attn_workspace {
     struct attn_device device; /* that both lie on; type 0: not stated */
     int32_t alignment;
     int32_t reserved;
-    void *scratch; /* likewise aligned; NULL: behind the plan's own part in `memory` */
+    void *scratch; /* aligned, too; NULL: after the plan's own part in `memory` */
     /* of `bytes`, those of the scratch: with one of its own `memory` has bytes - scratch_bytes */
     size_t scratch_bytes;
 };

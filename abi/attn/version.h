@@ -79,7 +79,7 @@ ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
     ((size_t)((const char *)(&(pointer)->field + 1) - (const char *)(pointer)) <=                  \
      (pointer)->struct_size)
 #define ATTN_HAS_SLOT(table, slot) (ATTN_HAS_FIELD(table, slot) && (table)->slot != NULL)
-/* Likewise of an extension, whose header is its field `ext`. */
+/* The same of an extension, whose header is its field `ext`. */
 #define ATTN_EXT_HAS_FIELD(pointer, field)                                                         \
     ((size_t)((const char *)(&(pointer)->field + 1) - (const char *)(pointer)) <=                  \
      (pointer)->ext.struct_size)

@@ -7,7 +7,7 @@
 
 /* What a selection that asks for them knows of each backend. */
 struct conformant {
-    const char **lacks; /* [num_backends]: NULL, or why it is none */
+    const char **lacks; /* [num_backends]: NULL: conformant; or the reason why not */
 };
 
 /* Hashes the plugins' files. False without memory. */

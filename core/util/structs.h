@@ -46,8 +46,8 @@ struct ext_room {
     _Alignas(max_align_t) unsigned char bytes[ATTN_EXT_COPIED_BYTES];
 };
 
-/* Likewise, and leaves in *next what is known: the chain as it is, or, where it holds anything
- * else, copies in `room`. */
+/* Checks the chain, too, and leaves in *next what is known: the chain as it is, or, where it holds
+ * anything else, copies in `room`. */
 attn_status ext_narrow(const struct attn_ext **next, const uint32_t *known, int32_t num_known,
                        struct ext_room *room, const char *name, struct attn_error *error);
 

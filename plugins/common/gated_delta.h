@@ -93,7 +93,7 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
     return true;
 }
 
-/* Tokens of the step up to its first checkpoint; more than it has: there is none. */
+/* Tokens of the step up to its first checkpoint; more than it has, if it has no checkpoint. */
 static inline int64_t gdn_first_checkpoint(const struct gdn *gdn, const struct gdn_request *request)
 {
     const int32_t interval = gdn->desc->checkpoint_interval;

@@ -69,7 +69,7 @@ int main(int argc, char **argv)
                     strcmp(error.field, "attn_layer_desc") == 0));
     api->assignment_destroy(assignment);
     memset(layer.grown_tail, 0, sizeof layer.grown_tail);
-    /* Likewise an extension, and an element of an array of its. */
+    /* An extension grows in the same way, and an element of one of its arrays. */
     struct attn_cache_desc cache = {
         .role = ATTN_CACHE_EXTRA, .kv_dtype = ATTN_KV_F32, .num_heads = 1, .head_size = 8};
     struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},

@@ -45,7 +45,7 @@ TEST(unfit_kernels_are_refused)
     }
 }
 
-/* A backend gets its own options, and not those of one whose name begins likewise. */
+/* A backend gets its own options, and not those of one whose name begins with its name. */
 TEST(options_go_to_their_backend)
 {
     const char *list[] = {"fork.a=1", "fake.b=2", "fake.c=3"};

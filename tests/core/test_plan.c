@@ -175,8 +175,8 @@ static void bench_destroy(struct bench *b)
     free(b);
 }
 
-/* A plan anew over the workspace that is there. */
-static void plan_anew(struct bench *b)
+/* Makes the plan again, over the same workspace. */
+static void remake_plan(struct bench *b)
 {
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
@@ -319,7 +319,7 @@ TEST(tables_are_updated_in_schedules_of_one_batch)
     struct bench *b = bench_of(fake_layer("a"), false, update_tables);
     attn_plan *source = b->plan;
     b->plan = NULL;
-    plan_anew(b); /* over one workspace: nothing is run */
+    remake_plan(b); /* over one workspace: nothing is run */
     for (int32_t i = 0; i < 3; i++) {
         set_batch(b, queries, 2);
         if (i != 1) {
@@ -553,7 +553,7 @@ TEST(declared_threshold_splits)
     struct attn_batch_split split = {.struct_size = sizeof split};
     for (int32_t declared = 3; declared <= 5; declared++) {
         b->fixture.backends[0].caps.reorder_threshold = declared;
-        plan_anew(b);
+        remake_plan(b);
         set_batch(b, queries, 4);
         assert_int_equal(step(b), ATTN_OK);
         assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
@@ -631,7 +631,7 @@ TEST(cascade_where_it_pays)
         b->plan = NULL;
         free(b->workspace);
         b->workspace = aligned_alloc(256, 1 << 20);
-        plan_anew(b);
+        remake_plan(b);
         set_batch(b, queries, 8);
         for (int32_t r = 0; r < 8; r++) {
             b->lens[r] = 300;

@@ -133,7 +133,7 @@ static void write_record(const struct place *place, const char *file, int32_t ch
     assert_int_equal(chmod(path, 0600), 0);
 }
 
-/* The backend that decode gets of those with records, or why "beta" is none. */
+/* The backend that decode gets of those with records, or why "beta" is not conformant. */
 static const char *chosen_conformant(const struct place *place, char *file)
 {
     static char text[128];
