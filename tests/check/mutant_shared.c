@@ -27,8 +27,8 @@ static void use_common(struct mutable_args *m, const struct kept *kept)
     }
 }
 
-/* Scratch memory of the library: two attends at once spoil each other's result. Each waits up to half a second for the
- * other thread's until two have met, so that the busiest machine sees it. */
+/* Scratch memory of the library: two attends at once spoil each other's result. Each waits up to
+ * half a second for the other thread's until two have met, so that the busiest machine sees it. */
 static atomic_int inside;
 static atomic_bool met;
 
