@@ -38,18 +38,19 @@ ATTN_CACHE_DIR=$PWD/build/cache
 export ATTN_CACHE_DIR
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE ATTN_NUM_THREADS
 ensure_writable
-results=$(mktemp) # a line for each result; stages that run at once add to it
-trap 'rm -f "$results"' EXIT
+results=$(mktemp -d) # a file for each stage: a line for each result, and below a failure the end of its log, indented
+trap 'rm -rf "$results"' EXIT
 trap 'trap - INT; kill 0' INT # what runs in the background, too
 
-# Counts one failure; the end names it once more.
+# Counts one failure; the end of the run names it once more. Arguments: what failed, the last lines of its log if there is one.
 fail() {
     say "failed: $1"
-    echo "failed $1" >>"$results"
+    printf 'failed %s\n%s' "$1" "$(printf '%s\n' "${2:-}" | sed -n 's/^./    &/p')
+" >>"$results/stages"
 }
 
 # Runs Meson tests but those of the suite `more`, adds up the results in their log, and says them for each suite, with the seconds that its tests took
-# together. Arguments: folder, a name for the log, then meson test's.
+# together. The last lines that a failed test wrote are kept for the end. Arguments: folder, a name for the log, then meson test's.
 count_tests() {
     folder=$1 name=$2
     shift 2
@@ -58,9 +59,11 @@ count_tests() {
     counted=$(cat "$folder/meson-logs/$name"*.json 2>/dev/null | jq -r --arg name "$name" '
         (.name | sub("^[^:]*:"; "") | split(" / ") | if length == 1 then [$name] + . else . end) as [$suites, $test] | ($suites | split("+")[0]) as $suite |
         (if .result == "OK" or .result == "EXPECTEDFAIL" then "passed" elif .result == "SKIP" then "skipped" else "failed" end) as $how |
-        "\($how) \($name): \($suite)/\($test) \(.result) \(.duration)"' || true)
+        "\($how) \($name): \($suite)/\($test) \(.result) \(.duration)",
+        if $how == "failed" then .stdout, .stderr | (. // "") / "\n" | map(select(. != ""))[-15:][] | "    " + .[:160] else empty end' || true)
     [ -n "$counted" ] || fail "$name: no test ran in $folder"
-    printf '%s\n' "$counted" | awk -v file="$results" '
+    printf '%s\n' "$counted" | awk -v file="$results/$name" '
+        /^    / { print >>file; next }
         NF { suite = $0; sub(/.*: /, "", suite); sub(/\/.*/, "", suite); count[suite, $1]++; seconds[suite] += $NF; name = $0
              sub(/ [^ ]*$/, "", name); print name >>file }
         END { for (suite in seconds)
@@ -68,13 +71,13 @@ count_tests() {
                 count[suite, "skipped"], seconds[suite] }' | sort | while read -r line; do say "$name: $line"; done
 }
 
-# Ends with what failed, and the line that counts.
+# Ends with what failed, the last lines of its log, and the line that counts.
 finish() {
-    failed=$(grep -c '^failed ' "$results" || true)
-    passed=$(grep -c '^passed ' "$results" || true)
-    skipped=$(grep -c '^skipped ' "$results" || true)
+    failed=$(cat "$results"/* | grep -c '^failed ' || true)
+    passed=$(cat "$results"/* | grep -c '^passed ' || true)
+    skipped=$(cat "$results"/* | grep -c '^skipped ' || true)
     say "end"
-    [ "$failed" -eq 0 ] || { echo "failed:" && sed -n 's/^failed /  /p' "$results"; }
+    [ "$failed" -eq 0 ] || { echo "failed:" && cat "$results"/* | sed -n 's/^failed /  /p; /^    /p'; }
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     exit
@@ -86,7 +89,7 @@ if [ $mode = quick ]; then
         count_tests build-quick format format
         count_tests build-quick "$suite" --suite "$suite"
     else
-        fail "build-quick: not built"
+        fail "build-quick: not built" "$watched_end"
     fi
     finish
 fi
@@ -113,7 +116,7 @@ if [ $mode = user ]; then
         count_tests build python --no-rebuild --suite python --no-suite long
         wait $others || fail "the other tests ended early (status $?)"
     else
-        fail "build: not built"
+        fail "build: not built" "$watched_end"
     fi
     finish
 fi
@@ -127,7 +130,7 @@ stage() {
     if targets=$stage_targets build_folder "$stage_name" "$stage_folder" $stage_options; then
         count_tests "$stage_folder" "$stage_name" "$@"
     else
-        fail "$stage_folder: not built"
+        fail "$stage_folder: not built" "$watched_end"
     fi
 }
 
@@ -142,7 +145,7 @@ other_builds() {
     if build_fuzz; then
         count_tests build-fuzz "fuzzing" --suite fuzz
     else
-        fail "build-fuzz: not built"
+        fail "build-fuzz: not built" "$watched_end"
     fi
     TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1
     export TSAN_OPTIONS
@@ -174,7 +177,7 @@ if build_release tests collectives cuda-flash=hopper,sm_80,compute_80 hip level-
     count_tests build release --timeout-multiplier 2
     count_tests build valgrind --setup valgrind --suite core
 else
-    fail "build: not built"
+    fail "build: not built" "$watched_end"
 fi
 wait $other || fail "the builds next to the release build ended early (status $?)"
 finish

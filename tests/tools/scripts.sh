@@ -54,7 +54,8 @@ setup)
 test)
     case "$*" in *build-asan*) result=FAIL ;; *--suite\ fuzz*) result=TIMEOUT ;; *) result=OK ;; esac
     mkdir -p "$3/meson-logs"
-    printf "{\"name\": \"libattn:core / one\", \"result\": \"%s\", \"duration\": 1.5}\n" $result >"$3/meson-logs/$5.json"
+    printf "{\"name\": \"libattn:core / one\", \"result\": \"%s\", \"duration\": 1.5, \"stdout\": \"%s\", \"stderr\": \"%s\"}\n" $result \
+        "$(printf "line %s\\\\n" 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16)" "why in $3\\n" >"$3/meson-logs/$5.json"
     echo "what meson says"
     [ $result = OK ] ;;
 esac'
@@ -106,7 +107,7 @@ rm "$work/no_json"
 expect 0 'configuring again' demo.sh
 expect 2 "unknown argument '--al'" demo.sh --al
 
-# Every stage is counted, those in the background too, and says why it failed.
+# Every stage is counted, those in the background too; the end says what failed, with the last lines of its log.
 expect 2 "unknown argument '--al'" test.sh --al
 expect 2 'usage' test.sh --filter
 expect 0 '^2 passed, 0 failed, 0 skipped$' test.sh
@@ -115,10 +116,13 @@ expect 3 'run: sudo apt-get' test.sh --all # packages
 rm "$bin/apt-get"
 fake pacman ''
 expect 1 '^3 passed, 4 failed, 0 skipped$' test.sh --all
-for line in '  address sanitizer: core/one FAIL' '  fuzzing: core/one TIMEOUT' '  build-tsan: not built' \
-    '  nvcc is there, but cuda_flash was not built' 'a program did not link' 'what meson says'; do
-    grep -q -- "^$line\$" "$work/said" || { echo "no '$line' in:"; cat "$work/said"; failed=1; }
+grep -q '^what meson says$' "$work/said" || { cat "$work/said"; failed=1; }
+sed '1,/^failed:$/d' "$work/said" >"$work/end"
+for line in '  address sanitizer: core/one FAIL' '    line 2' '    line 16' '    why in build-asan' '  fuzzing: core/one TIMEOUT' \
+    '  build-tsan: not built' '    a program did not link' '  nvcc is there, but cuda_flash was not built'; do
+    grep -q -- "^$line\$" "$work/end" || { echo "no '$line' at the end of:"; cat "$work/said"; failed=1; }
 done
+! grep -q 'line 1$' "$work/end" || { echo "more than 15 lines of a log:"; cat "$work/end"; failed=1; }
 rm -r "$copy/build"
 : >"$copy/build"
 expect 1 'a copy/build cannot be written' demo.sh

@@ -17,13 +17,14 @@ die() {
     exit "${2:-1}"
 }
 
-# Runs a command and says now and then how long it has run and what its last line was; shows its output only if it fails.
-# Ninja on a terminal shows its own progress. Arguments: what it is called, the command. Gives the command's status.
+# Runs a command and says now and then how long it has run and what its last line was; shows its output only if it fails, and
+# keeps the last lines of it in $watched_end. Ninja on a terminal shows its own progress. Arguments: what it is called, the
+# command. Gives the command's status.
 watched() {
     watched_what=$1
     shift
     say "$watched_what"
-    watched_status=0
+    watched_status=0 watched_end=''
     if [ -t 1 ] && [ "$1" = ninja ]; then
         "$@" || watched_status=$?
         return $watched_status
@@ -38,7 +39,11 @@ watched() {
     "$@" >"$watched_log" 2>&1 || watched_status=$?
     kill $watcher 2>/dev/null || true
     wait $watcher 2>/dev/null || true
-    [ $watched_status -eq 0 ] || { say "failed: $watched_what"; cat "$watched_log"; }
+    if [ $watched_status -ne 0 ]; then
+        say "failed: $watched_what"
+        cat "$watched_log"
+        watched_end=$(tail -n 15 "$watched_log")
+    fi
     rm -f "$watched_log"
     return $watched_status
 }
