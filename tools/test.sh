@@ -76,7 +76,8 @@ finish() {
     failed=$(cat "$results"/* | grep -c '^failed ' || true)
     passed=$(cat "$results"/* | grep -c '^passed ' || true)
     skipped=$(cat "$results"/* | grep -c '^skipped ' || true)
-    say "end"
+    read_cpu "$results/cpu"
+    say "end, $cpu s of CPU"
     [ "$failed" -eq 0 ] || { echo "failed:" && cat "$results"/* | sed -n 's/^failed /  /p; /^    /p'; }
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -117,6 +117,7 @@ rm "$bin/apt-get"
 fake pacman ''
 expect 1 '^3 passed, 4 failed, 0 skipped$' test.sh --all
 grep -q '^what meson says$' "$work/said" || { cat "$work/said"; failed=1; }
+grep -q '^\[.*\] end, [0-9]* s of CPU$' "$work/said" || { cat "$work/said"; failed=1; }
 sed '1,/^failed:$/d' "$work/said" >"$work/end"
 for line in '  address sanitizer: core/one FAIL' '    line 2' '    line 16' '    why in build-asan' '  fuzzing: core/one TIMEOUT' \
     '  build-tsan: not built' '    a program did not link' '  nvcc is there, but cuda_flash was not built'; do

@@ -17,9 +17,15 @@ die() {
     exit "${2:-1}"
 }
 
-# Runs a command and says now and then how long it has run and what its last line was; shows its output only if it fails, and
-# keeps the last lines of it in $watched_end. Ninja on a terminal shows its own progress. Arguments: what it is called, the
-# command. Gives the command's status.
+# Sets $cpu to the processor seconds of all commands that this shell has waited for, theirs included.
+read_cpu() {
+    times >"$1"
+    cpu=$(awk 'NR == 2 { gsub(/[ms]/, " "); printf "%.0f", 60 * $1 + $2 + 60 * $3 + $4 }' "$1")
+}
+
+# Runs a command and says now and then how long it has run and what its last line was, and at the end what it took if that was
+# long. Shows its output only if it fails, and keeps the last lines of it in $watched_end. Ninja on a terminal shows its own
+# progress. Arguments: what it is called, the command. Gives the command's status.
 watched() {
     watched_what=$1
     shift
@@ -30,6 +36,8 @@ watched() {
         return $watched_status
     fi
     watched_log=$(mktemp)
+    read_cpu "$watched_log"
+    watched_cpu=$cpu watched_begun=$(date +%s)
     (
         while sleep "$tick" </dev/null >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
             say "  $watched_what: $(tail -n 1 "$watched_log" | tr -d '\r' | cut -c 1-90)"
@@ -44,6 +52,9 @@ watched() {
         cat "$watched_log"
         watched_end=$(tail -n 15 "$watched_log")
     fi
+    read_cpu "$watched_log"
+    watched_seconds=$(($(date +%s) - watched_begun))
+    [ $watched_seconds -lt "$tick" ] || say "  $watched_what: took $watched_seconds s, $((cpu - watched_cpu)) s of CPU"
     rm -f "$watched_log"
     return $watched_status
 }
