@@ -3,11 +3,11 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include "cuda_flash/decode/sm80_launch.h"
 #include "gpu/delta.h"
 #include "gpu/latent.h"
 #include "gpu/params.h"
 #include "kinds.h"
-#include "launch.h"
 
 #define DECLARE_KERNEL(name, params, threads)                                                      \
     extern "C" __global__ void kernel_##name(const __grid_constant__ params p);

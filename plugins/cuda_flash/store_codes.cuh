@@ -5,6 +5,7 @@
 
 #include <attn/types.h>
 
+#include "cuda_flash/ptx/ptx.cuh"
 #include "gpu/device/output.h"
 #include "gpu/output.h"
 

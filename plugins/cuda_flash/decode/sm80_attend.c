@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The attend of sm_80 and later, host side: which arguments it walks, how it divides them, and its
+ * maps. */
+#include "sm80_attend.h"
+
+#include "cuda_flash/kinds.h"
+#include "gpu/host/schedule.h"
+
+#define LONG_QUERIES 8192 /* of a request, on average */
+#define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
+#define FEW_ROWS 8        /* of a request, for which narrow kinds have kernels of their own */
+#define FOUR_ROWS 4       /* 4-bit kinds likewise */
+
+/* Decodes: a stream of rows of 16. Else items of 16 rows, that whoever is free takes, up to
+ * requests of so many queries that 64 rows, which share a key's reading, are faster. On an H200,
+ * 32/8 heads, D 128, a stream of rows of 64 against items of 16: prefill 1 x 2048 0.77 and 0.37 ms,
+ * 1 x 16384 13.9 and 19.6 ms, 4 x 512 next to 32 decodes 0.92 and 0.28 ms; D 256, 1 x 8192: 16.3
+ * and 10.2. */
+static void choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
+                        struct schedule_host *plan)
+{
+    const int32_t *start = batch->query_start_loc_host;
+    bool decode = (int64_t)batch->max_query_len * prepared->group <= GPU_FEW_ROWS;
+    int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
+    bool is_long =
+        queries > LONG_QUERIES * (int64_t)batch->num_reqs && prepared->padded_size <= 128;
+    plan->by_item = prepared->invariant || (!decode && (!is_long || prepared->split));
+    plan->tile_rows = decode || plan->by_item ? 16 : 64;
+}
+
+/* As `shape` in sm80_producer.cuh has it. */
+static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
+{
+    if (prepared->padded_size > 256) {
+        return prepared->narrow && cached ? SM80_TILE : SM80_WIDE_TILE;
+    }
+    bool narrow = prepared->narrow && cached && tile_rows == 16;
+    return narrow && (prepared->padded_size <= 128 || prepared->packed) ? SM80_NARROW_TILE
+                                                                        : SM80_TILE;
+}
+
+/* Whether items have up to 8 rows and a kind whose sums then stand in another order: in a
+ * batch-invariant layer the batch may not decide. */
+static bool takes_few(const struct attn_attend_args *args, int32_t kind)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    return (kind >= KIND_E4M3 || kind == KIND_F32) && plan->tile_rows == 16 &&
+           plan->request_rows <= FEW_ROWS && !args->prepared->invariant;
+}
+
+static enum sm80_few few_of(const struct attn_attend_args *args, int32_t kind)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    bool four = kind >= KIND_INT4 && kind <= KIND_LEVELS && args->prepared->padded_size <= 128;
+    return !takes_few(args, kind)                    ? SM80_MANY
+           : four && plan->request_rows <= FOUR_ROWS ? SM80_FOUR
+                                                     : SM80_FEW;
+}
+
+/* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
+ * items that two would leave twice as many parts of each to be merged. On an H200, 32/8 heads,
+ * D 128, two and one: R 1, L 8192 15.2 and 14.0 us, with 4 queries 24.6 and 19.3, soft cap 15.5 and
+ * 14.6, fp8 14.1 and 13.4; D 64 12.3 and 13.1; two requests 22.9 and 22.7, but 24.0 and 25.8 if one
+ * is 64 times longer. What is scored in calls computes too long for one. */
+static int32_t ctas_of_sm(const struct attn_attend_args *args)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const struct attn_prepared *prepared = args->prepared;
+    const struct schedule_host *plan = args->schedule_host;
+    const struct attn_layer_desc *layer = args->layer;
+    bool in_calls =
+        layer->alibi != ATTN_ALIBI_NONE || layer->tree_mask != ATTN_TREE_NONE || layer->prefix_lm;
+    bool few = plan->num_reqs == 1 && prepared->num_kv_heads * LEAST_PARTS <= device->num_sms;
+    bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
+    bool wide = layer->dtype == ATTN_DTYPE_F32; /* two tiles of float32 fill a multiprocessor */
+    /* `few_ctas` in sm80_producer.cuh */
+    bool three = prepared->dense && takes_few(args, KIND_LEVELS);
+    return wide || prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1
+           : three                                                                      ? 3
+                                                                                        : 2;
+}
+
+/* How the cache's elements are multiplied (enum gpu_kind), or -1: none of these. */
+static int32_t kind_of(const struct gpu_params *p)
+{
+    static const int8_t kinds[ATTN_DTYPE_INT8 + 1] = {
+        [ATTN_DTYPE_F32] = KIND_F32 + 1,       [ATTN_DTYPE_F16] = KIND_F16 + 1,
+        [ATTN_DTYPE_BF16] = KIND_BF16 + 1,     [ATTN_DTYPE_FP8_E4M3] = KIND_E4M3 + 1,
+        [ATTN_DTYPE_FP8_E5M2] = KIND_E5M2 + 1, [ATTN_DTYPE_INT8] = KIND_INT8 + 1,
+    };
+    if (p->k.form == p->v.form && p->k.form == GPU_ROW_INT4) {
+        return KIND_INT4;
+    }
+    if (p->k.form == p->v.form && p->k.form == GPU_ROW_NVFP4) {
+        return KIND_NVFP4;
+    }
+    if (p->k.form == GPU_ROW_LEVELS && p->v.form == GPU_ROW_STEPS) {
+        return KIND_LEVELS;
+    }
+    if (p->k.form == GPU_ROW_NUMBERS && p->k.dtype == ATTN_DTYPE_FP8_E4M3 &&
+        p->v.form == GPU_ROW_STEPS) {
+        return KIND_K8V4;
+    }
+    bool plain = p->k.form < GPU_ROW_INT4 && p->v.form < GPU_ROW_INT4 && p->k.dtype == p->v.dtype;
+    return plain ? kinds[p->k.dtype] - 1 : -1;
+}
+
+static int32_t padded_size(const struct gpu_problem *problem)
+{
+    int32_t size =
+        problem->head_size > problem->head_size_v ? problem->head_size : problem->head_size_v;
+    return size <= 64 ? 64 : size <= 128 ? 128 : size <= 256 ? 256 : SM80_MAX_SIZE;
+}
+
+/* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
+ * those of `shape` in sm80_producer.cuh. False: not two stages of one. */
+static bool fit_stages(const struct attn_attend_args *args, const struct gpu_params *p,
+                       int32_t *ctas, int32_t *stages)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const struct schedule_host *plan = args->schedule_host;
+    int32_t sms = device->num_sms - plan->prefill_sms;
+    int32_t kind = kind_of(p), d = padded_size(&p->problem), tile = p->schedule.tile;
+    bool split = p->schedule.tile_rows == 16;
+    bool turned = kind == KIND_INT4 || kind == KIND_LEVELS;
+    int32_t q_element = kind == KIND_F32 ? 4 : 2;
+    int32_t row = kind == KIND_K8V4   ? d * 3 / 4
+                  : kind >= KIND_INT4 ? d / 2
+                  : kind >= KIND_E4M3 ? d
+                                      : q_element * d;
+    int32_t scales = kind == KIND_LEVELS  ? tile * SM80_LEVELS_ROOM
+                     : kind == KIND_K8V4  ? tile * SM80_K8V4_ROOM
+                     : kind == KIND_NVFP4 ? 2 * tile * (d / 16)
+                     : kind == KIND_INT4  ? 2 * tile * 4
+                                          : 0;
+    bool wide = d > 256;
+    int32_t tail = (split && !wide) || kind >= KIND_E4M3 ? 1024 : 0;
+    int32_t both = 2 * tile * row; /* bytes of a tile's keys and values */
+    int32_t stage = both + (scales > tail ? scales : tail);
+    int32_t fixed = SM80_FIXED_SMEM + (kind >= KIND_E4M3 ? SM80_TERMS_SMEM : 0) +
+                    (split ? (turned ? 3
+                              : wide ? 1
+                                     : 2) *
+                                 16
+                           : 64) *
+                        d * q_element +
+                    (wide ? SM80_SCORES_SMEM(tile) : 0);
+    for (int32_t of_sm = p->schedule.ctas / sms; of_sm > 0; of_sm--) {
+        int32_t room = device->smem_of_sm / of_sm - 1024;
+        room = room < device->smem_of_cta ? room : device->smem_of_cta;
+        int32_t fitting = (room - fixed) / stage;
+        if (fitting >= 2) {
+            int32_t most = SM80_ON_THE_WAY / (of_sm * both);
+            bool all = kind == KIND_F32 || kind >= KIND_E4M3 || wide || most > SM80_MAX_STAGES;
+            most = all ? SM80_MAX_STAGES : most < 2 ? 2 : most;
+            *stages = fitting < most ? fitting : most;
+            *ctas = sms * of_sm;
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint64_t bits_of(const struct gpu_cache *c)
+{
+    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
+           (uint64_t)c->head;
+}
+
+/* Rows of codes as wide as the kernel's, which are copied 4 bytes at a time or more. */
+static bool serves_codes(const struct gpu_params *p, int32_t kind)
+{
+    const struct gpu_problem *problem = &p->problem;
+    uint64_t bits = bits_of(&p->k) | bits_of(&p->v);
+    for (int32_t i = 0; i < 2; i++) {
+        const struct gpu_cache *c = i == 0 ? &p->k : &p->v;
+        bits |= (uint64_t)(uintptr_t)c->row_scale | (uint64_t)c->row_scale_block |
+                (uint64_t)c->row_scale_slot | (uint64_t)c->row_scale_head;
+    }
+    return p->schedule.tile_rows == 16 && problem->paged && bits % 4 == 0 &&
+           problem->head_size == problem->head_size_v &&
+           problem->head_size == padded_size(problem) && problem->head_size <= 256 &&
+           (kind != KIND_NVFP4 || problem->block_size % 4 == 0);
+}
+
+/* Whether rows of `bytes` lie together and spans of `rows` of them are multiples of 16. */
+static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t head, int64_t bytes,
+                      int32_t rows)
+{
+    uint64_t bits =
+        (uint64_t)(uintptr_t)data | (uint64_t)block | (uint64_t)head | (uint64_t)(bytes * rows);
+    return slot == bytes && bits % 16 == 0;
+}
+
+/* The largest pieces of 16, 8 or 4 bytes in which rows of both caches begin alike in all slots; 0:
+ * there are none. KIND_K8V4's keys are read 4 bytes at a time. */
+static int32_t unit_of_rows(const struct gpu_params *p, bool together)
+{
+    const struct gpu_cache *k = &p->k, *v = together ? k : &p->v;
+    uint64_t slots = (uint64_t)(uintptr_t)k->data | (uint64_t)(uintptr_t)v->data |
+                     (uint64_t)k->block | (uint64_t)v->block | (uint64_t)k->slot |
+                     (uint64_t)v->slot;
+    uint64_t heads = (uint64_t)k->head | (uint64_t)v->head;
+    if (slots % 4 != 0 || heads % (k->form == GPU_ROW_LEVELS ? 2 : 4) != 0) {
+        return 0;
+    }
+    return slots % 16 == 0 ? 16 : slots % 8 == 0 ? 8 : 4;
+}
+
+/* Bytes between rows in a stage that come in pieces, whichever the head. */
+static int32_t pitch_in_pieces(const struct gpu_cache *c, int32_t row, int32_t heads, int32_t unit)
+{
+    int64_t before = 0;
+    for (int32_t i = 0; i < heads; i++) {
+        int64_t own = i * c->head % unit;
+        before = own > before ? own : before;
+    }
+    return (row + (int32_t)before + unit - 1) / unit * unit;
+}
+
+/* Where TurboQuant's rows lie in a stage: keys and values of a slot behind each other, or each by
+ * themselves, as spans of whole blocks or in pieces. False: in other ways. */
+static bool place_levels(const struct gpu_device *device, const struct gpu_params *p,
+                         struct sm80_params *a)
+{
+    const struct gpu_cache *k = &p->k, *v = &p->v;
+    int32_t tile = p->schedule.tile, size = p->problem.block_size, codes[2], row[2];
+    for (int32_t i = 0; i < 2; i++) {
+        const struct gpu_cache *c = i == 0 ? k : v;
+        bool has_scale = i == 1 || c->form == GPU_ROW_LEVELS;
+        codes[i] = c->head_size * (has_scale ? c->bits : 8) / 8;
+        row[i] = codes[i] + (!has_scale ? 0 : i == 0 ? 2 : 4);
+        if (has_scale && (c->row_scale != c->data + codes[i] || c->row_scale_block != c->block ||
+                          c->row_scale_slot != c->slot || c->row_scale_head != c->head)) {
+            return false;
+        }
+    }
+    a->box_rows = size < tile ? size : tile;
+    a->together = v->data == k->data + row[0] && v->block == k->block && v->slot == k->slot &&
+                  v->head == k->head;
+    a->scale_spans = 1;
+    a->unit = 1;
+    int32_t pitch[2] = {a->together ? row[0] + row[1] : row[0], row[1]};
+    a->mapped =
+        device->major >= 9 && (size % tile == 0 || tile % size == 0) &&
+        tile / a->box_rows <= device->lanes &&
+        has_spans(k->data, k->block, k->slot, k->head, pitch[0], a->box_rows) &&
+        (a->together || has_spans(v->data, v->block, v->slot, v->head, pitch[1], a->box_rows));
+    if (!a->mapped) {
+        a->unit = unit_of_rows(p, a->together);
+        if (a->unit == 0) {
+            return false;
+        }
+        pitch[0] = pitch_in_pieces(k, pitch[0], p->problem.num_kv_heads, a->unit);
+        pitch[1] = pitch_in_pieces(v, pitch[1], p->problem.num_kv_heads, a->unit);
+    }
+    int32_t at = a->together ? row[0] : tile * pitch[0];
+    pitch[1] = a->together ? pitch[0] : pitch[1];
+    a->planes[0] = (struct sm80_plane){0, pitch[0], codes[0], pitch[0]};
+    a->planes[1] = (struct sm80_plane){at, pitch[1], at + codes[1], pitch[1]};
+    int32_t room = k->form == GPU_ROW_LEVELS ? k->head_size + SM80_LEVELS_ROOM
+                                             : k->head_size * 3 / 2 + SM80_K8V4_ROOM;
+    return (a->together ? pitch[0] : pitch[0] + pitch[1]) <= room;
+}
+
+static bool serves_levels(const struct gpu_device *device, const struct gpu_params *p)
+{
+    const struct gpu_problem *problem = &p->problem;
+    struct sm80_params a;
+    return p->schedule.tile_rows == 16 && problem->paged &&
+           problem->head_size == problem->head_size_v &&
+           problem->head_size == padded_size(problem) && problem->head_size <= 256 &&
+           place_levels(device, p, &a);
+}
+
+/* They copy 16 bytes at a time, and count rows' offsets in 16 bytes and 31 bits. */
+static bool serves_rows(const struct attn_attend_args *args, const struct gpu_params *p,
+                        int32_t kind)
+{
+    const struct gpu_problem *problem = &p->problem;
+    int32_t multiple = kind >= KIND_E4M3 ? 16 : 1;
+    int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
+    int32_t size = padded_size(problem);
+    if ((kind == KIND_F32 && (p->schedule.tile_rows != 16 || size > 128)) ||
+        (size > 256 && (p->schedule.tile_rows != 16 || kind > KIND_E5M2))) {
+        return false;
+    }
+    return (kind >= KIND_E4M3 || p->k.dtype == p->q.dtype) && problem->head_size % multiple == 0 &&
+           problem->head_size_v % multiple == 0 && (bits_of(&p->k) | bits_of(&p->v)) % 16 == 0 &&
+           rows * p->k.block / 16 < INT32_MAX && rows * p->v.block / 16 < INT32_MAX;
+}
+
+static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const struct gpu_problem *problem = &p->problem;
+    int32_t ctas, stages, kind = kind_of(p);
+    uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
+    bool is_short = p->q.dtype == ATTN_DTYPE_BF16 || p->q.dtype == ATTN_DTYPE_F16;
+    if (kind < 0 || (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 ||
+        p->k.pack != 0 || p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
+        problem->head_size_v > SM80_MAX_SIZE) {
+        return false;
+    }
+    bool walks = kind >= KIND_LEVELS ? serves_levels(&args->instance->device, p)
+                 : kind >= KIND_INT4 ? serves_codes(p, kind)
+                                     : serves_rows(args, p, kind);
+    return walks &&
+           p->schedule.tile == tile_of(args->prepared, kind >= KIND_E4M3, p->schedule.tile_rows) &&
+           fit_stages(args, p, &ctas, &stages);
+}
+
+/* Rows of 64, dims in another order and heads over 256 go by way of numbers. */
+static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    return plan->tile_rows == 16 && kind_of(p) >= 0 && kind_of(p) < KIND_INT4 &&
+           padded_size(&p->problem) <= 256;
+}
+
+/* A map of `rows` slots of `blocks` blocks in boxes of box_rows, a row at most 128 bytes each. An
+ * L2 that fetched 256 would fetch halves of other boxes: 0.89 of the read ceiling instead of 0.94.
+ */
+static bool map_rows(const struct gpu_device *device, const struct gpu_cache *cache, int32_t heads,
+                     int64_t rows, int64_t blocks, int32_t box_rows, int32_t padded_size,
+                     struct tensor_map *map)
+{
+    int32_t element = cache->dtype >= ATTN_DTYPE_FP8_E4M3 ? 1
+                      : cache->dtype == ATTN_DTYPE_F32    ? 4
+                                                          : 2;
+    int32_t per_row = 128 / element;
+    const struct map_shape shape = {
+        .rank = 4,
+        .element = element,
+        .fetched = 128,
+        .sizes = {(uint64_t)cache->head_size, (uint64_t)rows, (uint64_t)heads, (uint64_t)blocks},
+        .strides = {(uint64_t)cache->slot, (uint64_t)cache->head, (uint64_t)cache->block},
+        .box = {(uint32_t)(per_row < padded_size ? per_row : padded_size), (uint32_t)box_rows, 1,
+                1},
+    };
+    return tensor_map_encode(device, cache->data, &shape, map);
+}
+
+static bool has_scale_spans(const struct gpu_cache *c, int64_t bytes, int32_t rows)
+{
+    return has_spans(c->row_scale, c->row_scale_block, c->row_scale_slot, c->row_scale_head, bytes,
+                     rows);
+}
+
+/* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
+static void map_caches(const struct attn_attend_args *args, struct sm80_params *a)
+{
+    const struct gpu_device *device = &args->instance->device;
+    struct gpu_params *p = &a->p;
+    int32_t size = padded_size(&p->problem), heads = p->problem.num_kv_heads;
+    int32_t tile = p->schedule.tile, block_size = p->problem.block_size;
+    int64_t rows = block_size, blocks = 1;
+    a->box_rows = tile;
+    if (p->problem.paged) {
+        bool even = block_size % tile == 0 || (block_size % 8 == 0 && tile % block_size == 0);
+        if (!even) {
+            return;
+        }
+        blocks = args->k_cache->num_blocks;
+        a->box_rows = block_size < tile ? block_size : tile;
+    } else { /* one block of all rows */
+        rows = args->k->shape[0] < args->v->shape[0] ? args->k->shape[0] : args->v->shape[0];
+        p->k.slot = p->k.block;
+        p->v.slot = p->v.block;
+        p->problem.block_size = (int32_t)rows;
+    }
+    a->mapped = map_rows(device, &p->k, heads, rows, blocks, a->box_rows, size, &a->k_map) &&
+                map_rows(device, &p->v, heads, rows, blocks, a->box_rows, size, &a->v_map);
+    a->scale_spans = a->mapped && p->problem.paged && size <= 128 && /* a box is a whole row */
+                     (p->k.form != GPU_ROW_SCALED || has_scale_spans(&p->k, 4, a->box_rows)) &&
+                     (p->v.form != GPU_ROW_SCALED || has_scale_spans(&p->v, 4, a->box_rows));
+    if (!a->mapped && !p->problem.paged) {
+        p->k.slot = p->v.slot = 0;
+        p->problem.block_size = 1;
+    }
+}
+
+/* Where a plane's rows lie in a stage: `index` 0 for K, 1 for V. `spans`: slots of a block lie
+ * together, as they do then in the stage. */
+static struct sm80_plane plane_of(const struct gpu_cache *c, int32_t index, int32_t tile,
+                                  bool spans)
+{
+    int32_t row = c->head_size / 2, scale = c->form == GPU_ROW_NVFP4 ? c->head_size / 16 : 4;
+    int64_t before = c->row_scale - c->data;
+    bool together = spans && c->form == GPU_ROW_NVFP4 && c->slot == row + scale && before == row;
+    int32_t at = index * tile * (together ? row + scale : row);
+    return (struct sm80_plane){
+        .at = at,
+        .pitch = together ? row + scale : row,
+        .scale_at = together ? at + row : tile * (2 * row + index * scale),
+        .scale_pitch = together ? row + scale : scale,
+    };
+}
+
+/* Spans of whole blocks where slots of a head lie together and the device copies them. */
+static void map_codes(const struct attn_attend_args *args, struct sm80_params *a)
+{
+    struct gpu_params *p = &a->p;
+    int32_t tile = p->schedule.tile, size = p->problem.block_size, scales = 0, rows = 0;
+    a->box_rows = size < tile ? size : tile;
+    bool even = size % tile == 0 || tile % size == 0;
+    for (int32_t i = 0; i < 2; i++) {
+        const struct gpu_cache *c = i == 0 ? &p->k : &p->v;
+        a->planes[i] = plane_of(c, i, tile, true);
+        struct sm80_plane own = plane_of(c, i, tile, false);
+        rows += has_spans(c->data, c->block, c->slot, c->head, a->planes[i].pitch, a->box_rows);
+        scales +=
+            a->planes[i].pitch != own.pitch || has_scale_spans(c, own.scale_pitch, a->box_rows);
+    }
+    a->mapped = args->instance->device.major >= 9 && even && rows == 2 &&
+                tile / a->box_rows <= args->instance->device.lanes &&
+                a->planes[0].pitch == a->planes[1].pitch;
+    a->scale_spans = a->mapped && scales == 2;
+    for (int32_t i = 0; i < 2 && !a->mapped; i++) {
+        a->planes[i] = plane_of(i == 0 ? &p->k : &p->v, i, tile, false);
+    }
+}
+
+static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p,
+                          bool shared)
+{
+    const struct gpu_device *device = &args->instance->device;
+    struct sm80_params a = {.p = *p, .overlaps = device->major >= 9, .output = gpu_output_of(args)};
+    int32_t kind = kind_of(p);
+    a.few = few_of(args, kind);
+    if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
+        return "shared memory is too small";
+    }
+    if (shared) {
+        const struct schedule_host *plan = args->schedule_host;
+        a.late = a.p.schedule.ctas / (device->num_sms - plan->prefill_sms) * plan->prefill_sms;
+    }
+    if (kind >= KIND_LEVELS) {
+        place_levels(device, p, &a); /* as serves has seen */
+    } else if (kind >= KIND_INT4) {
+        map_codes(args, &a);
+    } else {
+        map_caches(args, &a);
+    }
+    return sm80_launch(device, kind, &a, args->stream);
+}
+
+const struct gpu_matrix_kernels sm80_matrix = {
+    .choose_rows = choose_rows,
+    .tile = tile_of,
+    .groups_of_sm = ctas_of_sm,
+    .serves = serves,
+    .writes_codes = writes_codes,
+    .attend = attend,
+};

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The launchers of the architectures' attends: NULL only loads their kernels, so that no step does.
+ */
+#ifndef CUDA_FLASH_SM80_LAUNCH_H
+#define CUDA_FLASH_SM80_LAUNCH_H
+
+#include <cuda_runtime.h>
+
+#include "sm80_attend.h"
+
+typedef cudaError_t gpu_attend_launcher(const struct sm80_params *params, cudaStream_t stream);
+
+gpu_attend_launcher launch_f32, launch_bf16, launch_f16, launch_e4m3, launch_e5m2, launch_int8,
+    launch_int4, launch_nvfp4, launch_levels, launch_k8v4;
+
+#endif

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* TurboQuant's keys in one warp: codes become f16 levels by byte permutations, and a key's own
+ * products give its length. */
+#ifndef CUDA_FLASH_SM80_TURBOQUANT_CUH
+#define CUDA_FLASH_SM80_TURBOQUANT_CUH
+
+#include "sm80_4bit.cuh"
+
+/* Low and high bytes of f16, of 4 bits by the distance of their code from the middle and without a
+ * sign, of 3 bits by code. They are TURBOQUANT_LEVELS_4 x 1.73358225 and TURBOQUANT_LEVELS_3 x
+ * 1.26067825; of all factors these leave the least to rounding, 7.4e-5 and 2.5e-5. A key is divided
+ * by its length, and the factor with it. */
+template <int BITS>
+constexpr uint32_t level_bytes[4] = {
+    BITS == 4 ? 0x898e6220u : 0xf19fc66cu, BITS == 4 ? 0xbc2c9c5bu : 0x6cc69ff1u,
+    BITS == 4 ? 0x3e3c3933u : 0xb4bbbec1u, BITS == 4 ? 0x44434140u : 0x413e3b34u};
+
+/* A byte for each of 4 selectors: the upper bit of one gives the byte's sign 8 times. */
+static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
+{
+    uint32_t y;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(which));
+    return y;
+}
+
+/* A word of 8 codes as 4 pairs of neighbours. */
+template <int BITS>
+static __device__ __forceinline__ void widen_levels(uint32_t word, uint32_t (&pairs)[4])
+{
+    uint32_t below = ~word & 0x88888888u; /* codes of levels below 0, which count downwards */
+    uint32_t index = BITS == 4 ? (word ^ (below - (below >> 3))) & 0x77777777u : word;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t which = index >> 16 * i;
+        uint32_t low = pick_bytes(level_bytes<BITS>[0], level_bytes<BITS>[1], which);
+        uint32_t high = pick_bytes(level_bytes<BITS>[2], level_bytes<BITS>[3], which);
+        if (BITS == 4) {
+            high += 2 * pick_bytes(0x40404040u, 0x40404040u, word >> 16 * i); /* the sign */
+        }
+        pairs[2 * i] = pick_bytes(low, high, 0x5140);
+        pairs[2 * i + 1] = pick_bytes(low, high, 0x7362);
+    }
+}
+
+/* squares += the diagonal of 16 keys times themselves, 16 dims of each: of key g in elements 0 and
+ * 1 of the first, of key g + 8 in elements 2 and 3 of the last, as column g has it. FEW: the left
+ * side is the one that queries meet, in registers that stand there. SHALLOW: 8 dims at a time,
+ * whose right sides stand there, too. */
+template <int FEW, bool SHALLOW>
+static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1][4], uint32_t x0,
+                                                   uint32_t x1, uint32_t y0, uint32_t y1)
+{
+    if constexpr (SHALLOW) {
+        multiply_shallow(squares[0], x0, y0, x0);
+        multiply_shallow(squares[1], x0, y0, y0);
+        multiply_shallow(squares[0], x1, y1, x1);
+        multiply_shallow(squares[1], x1, y1, y1);
+        return;
+    }
+    const uint32_t low[4] = {x0, FEW ? y0 : 0, x1, FEW ? y1 : 0};
+    const uint32_t high[4] = {FEW ? x0 : 0, y0, FEW ? x1 : 0, y1};
+    multiply<KIND_F16>(squares[0], low, x0, x1);
+    multiply<KIND_F16>(squares[FEW ? 1 : 0], high, y0, y1);
+}
+
+/* Of sums of squares of levels, none of which is 0. */
+static __device__ __forceinline__ float inverse_root(float x)
+{
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* What scores of the lane's keys of 16 are multiplied by: a key's norm over its levels' length. */
+template <int FEW>
+static __device__ __forceinline__ void
+length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
+               const float (&squares)[FEW ? 2 : 1][4], float (*factors)[2])
+{
+    const int g = lane >> 2, c = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* 8 keys each */
+        const float(&of_keys)[4] = squares[FEW ? i : 0];
+        float mine = (g & 1) != 0 ? of_keys[i * 2 + 1] : of_keys[i * 2];
+#pragma unroll
+        for (int own = 0; own < (FEW ? 1 : 2); own++) {
+            int key = FEW ? g : 2 * c + own;
+            float sum = __shfl_sync(0xffffffffu, mine, key * 4 + (key >> 1));
+            const __half *norm = (const __half *)(stage + plane.scale_at +
+                                                  (first + i * 8 + key) * plane.scale_pitch);
+            factors[FEW ? 0 : i][FEW ? i : own] = __half2float(*norm) * inverse_root(sum);
+        }
+    }
+}
+
+/* Raw scores of the rows against 16 SUBS keys from `first` on, in turns, so that no product waits
+ * for the one before, and their factors. */
+template <int D, int FEW, int BITS, bool HAS_REST, int SUBS>
+static __device__ __forceinline__ void
+dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
+              const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
+              float (*s)[4], float (*factors)[2])
+{
+    constexpr bool shallow = SUBS == 2 && FEW != 0;
+    constexpr int words = D / 32, each = FEW ? 1 : 2;
+    constexpr int batch = words > 4 ? 4 : words; /* words loaded together */
+    const code_place place = place_of_codes(stage, plane.at + (first + (lane >> 2)) * plane.pitch +
+                                                       (lane & 3) * words * BITS);
+    float squares[SUBS][FEW ? 2 : 1][4] = {};
+#pragma unroll
+    for (int from = 0; from < words; from += batch) {
+        uint32_t x[2 * SUBS][batch];
+#pragma unroll
+        for (int i = 0; i < 2 * SUBS; i++) {
+            load_codes<BITS>(place, i * 8 * plane.pitch + from * BITS, x[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < batch * SUBS; i++) {
+            const int j = i / SUBS, sub = i % SUBS;
+            uint32_t pairs[2][4];
+            const uint32_t(&a)[4] = pairs[0], (&b)[4] = pairs[1];
+            widen_levels<BITS>(x[2 * sub][j], pairs[0]);
+            widen_levels<BITS>(x[2 * sub + 1][j], pairs[1]);
+            queries.multiply(sq, lane, from + j, high_rows, pairs, &s[sub * each]);
+            add_squares<FEW, shallow>(squares[sub], a[0], a[1], b[0], b[1]);
+            add_squares<FEW, shallow>(squares[sub], a[2], a[3], b[2], b[3]);
+            if (HAS_REST) {
+                queries.from_memory(rest, lane, from + j, high_rows, pairs, &s[sub * each]);
+            }
+        }
+    }
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++) {
+        length_factors<FEW>(stage, plane, first + sub * 16, lane, squares[sub],
+                            &factors[sub * each]);
+    }
+}
+
+/* The same by what is known at run time: without branches in between products overlap. With the
+ * queries' rest there are no registers for keys in turns. */
+template <int D, int FEW, int BITS, int SUBS>
+static __device__ __forceinline__ void
+dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
+                   bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane,
+                   bool high_rows, float (*s)[4], float (*factors)[2])
+{
+    if (!has_rest) {
+        dot_levels_of<D, FEW, BITS, false, SUBS>(stage, plane, sq, rest, queries, first, lane,
+                                                 high_rows, s, factors);
+        return;
+    }
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++) {
+        const int at = sub * (FEW ? 1 : 2);
+        /* Where the rest lies is not found where there is none. */
+        dot_levels_of<D, FEW, BITS, true, 1>(stage, plane, sq, rest, queries, first + sub * 16,
+                                             SUBS > 1 ? kept(lane) : lane, high_rows, s + at,
+                                             factors + at);
+    }
+}
+
+template <int D, int FEW, int SUBS>
+static __device__ __forceinline__ void
+dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
+           bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
+           float (*s)[4], float (*factors)[2])
+{
+    if (bits == 4) {
+        dot_levels_by_rest<D, FEW, 4, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
+                                            high_rows, s, factors);
+    } else {
+        dot_levels_by_rest<D, FEW, 3, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
+                                            high_rows, s, factors);
+    }
+}
+
+/* Raw scores of the rows against 16 SUBS keys of e4m3 from `first` on, rows of them 4 bytes apart
+ * or more. */
+template <int D, int FEW, int SUBS, int N>
+static __device__ __forceinline__ void dot_e4m3_rows(const char *stage, const sm80_plane &plane,
+                                                     const char *sq,
+                                                     const lane_queries<D, FEW> &queries, int first,
+                                                     int lane, bool high_rows, float (&s)[N][4])
+{
+    constexpr int chunks = D / 32, each = N / SUBS; /* of 8 dims, of a lane */
+    const char *from =
+        stage + plane.at + (first + (lane >> 2)) * plane.pitch + (lane & 3) * chunks * 8;
+#pragma unroll
+    for (int j = 0; j < chunks; j++) {
+#pragma unroll
+        for (int sub = 0; sub < SUBS; sub++) {
+            uint32_t pairs[2][4];
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const uint32_t *x =
+                    (const uint32_t *)(from + (sub * 16 + n * 8) * plane.pitch + j * 8);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    pairs[n][2 * i] = widen<KIND_E4M3>(x[i] & 0xffff);
+                    pairs[n][2 * i + 1] = widen<KIND_E4M3>(x[i] >> 16);
+                }
+            }
+            queries.multiply(sq, lane, j, high_rows, pairs, &s[sub * each]);
+        }
+    }
+}
+
+/* Where rows of K (index 0) or V of a head lie in a stage: TurboQuant's may begin inside a piece,
+ * as bytes_of_head has it. */
+static __device__ __forceinline__ sm80_plane plane_behind(const sm80_params &a, int index,
+                                                          int32_t before)
+{
+    sm80_plane plane = a.planes[index];
+    plane.at += before;
+    plane.scale_at += before;
+    return plane;
+}
+
+template <int KIND>
+static __device__ __forceinline__ int32_t bytes_of_head(const sm80_params &a, int index,
+                                                        int32_t head)
+{
+    return KIND >= KIND_LEVELS ? bytes_before(a, index == 0 || a.together ? a.p.k : a.p.v, head)
+                               : 0;
+}
+
+template <int KIND>
+static __device__ __forceinline__ sm80_plane plane_of_head(const sm80_params &a, int index,
+                                                           int32_t head)
+{
+    return plane_behind(a, index, bytes_of_head<KIND>(a, index, head));
+}
+
+/* Steps and lowest values of the lane's keys, `first` the first of the warp's. */
+template <int FEW, int N>
+static __device__ __forceinline__ void load_steps(const char *stage, const sm80_plane &plane,
+                                                  int first, int lane, float (&step)[N][2],
+                                                  float (&lowest)[N][2])
+{
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        int key = first + sums_at<FEW>::first_key(lane) +
+                  sums_at<FEW>::key(i / 2, FEW ? i % 2 * 2 : i % 2);
+        const __half *two = (const __half *)(stage + plane.scale_at + key * plane.scale_pitch);
+        step[i / 2][i % 2] = __half2float(two[0]);
+        lowest[i / 2][i % 2] = __half2float(two[1]);
+    }
+}
+
+#endif

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prefill's schedule, its launches, and the merge of cut items. */
+#include <cuda.h>
+
+#include "sm90_launch.h"
+#include "sm90_merge.cuh"
+#include "sm90_schedule.cuh"
+
+static __global__ void __launch_bounds__(PLAN_THREADS)
+    order(const __grid_constant__ prefill_params a)
+{
+    __shared__ order_memory memory;
+    order_items(a, memory);
+}
+
+static cudaError_t launch_order(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    if (a == nullptr) {
+        cudaFuncAttributes attributes;
+        return cudaFuncGetAttributes(&attributes, order);
+    }
+    order<<<1, PLAN_THREADS, 0, stream>>>(*a);
+    return cudaGetLastError();
+}
+
+static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    if (a == nullptr) {
+        cudaFuncAttributes attributes;
+        cudaError_t error = cudaFuncGetAttributes(&attributes, merge_parts<KIND_BF16>);
+        return error ? error : cudaFuncGetAttributes(&attributes, merge_parts<KIND_F16>);
+    }
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(PREFILL_MOST_PARTS, PREFILL_ROWS / MERGE_ROWS);
+    config.blockDim = dim3(MERGE_THREADS);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return a->p.out.dtype == ATTN_DTYPE_BF16
+               ? cudaLaunchKernelEx(&config, merge_parts<KIND_BF16>, *a)
+               : cudaLaunchKernelEx(&config, merge_parts<KIND_F16>, *a);
+}
+
+typedef CUresult CUDAAPI push_fn(CUcontext);
+typedef CUresult CUDAAPI pop_fn(CUcontext *);
+
+/* Of head sizes 64, 128, 192 and 256. */
+struct sized_launchers {
+    prefill_launcher *of[4];
+};
+static constexpr sized_launchers bf16_launchers = {{launch_prefill_bf16_64, launch_prefill_bf16_128,
+                                                    launch_prefill_bf16_192,
+                                                    launch_prefill_bf16_256}};
+static constexpr sized_launchers f16_launchers = {{launch_prefill_f16_64, launch_prefill_f16_128,
+                                                   launch_prefill_f16_192, launch_prefill_f16_256}};
+static constexpr sized_launchers bf16_copies = {
+    {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256}};
+static constexpr sized_launchers f16_copies = {
+    {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256}};
+
+template <const sized_launchers &LAUNCHERS>
+static cudaError_t launch_size(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    if (a != nullptr) {
+        return LAUNCHERS.of[a->size / 64 - 1](a, num_sms, stream);
+    }
+    cudaError_t error = cudaSuccess;
+    for (prefill_launcher *load : LAUNCHERS.of) {
+        error = error == cudaSuccess && load != nullptr ? load(nullptr, 0, stream) : error;
+    }
+    return error;
+}
+
+static prefill_launcher *const launchers[] = {launch_order,
+                                              launch_merge,
+                                              launch_widen,
+                                              launch_size<bf16_launchers>,
+                                              launch_size<f16_launchers>,
+                                              launch_prefill_wide,
+                                              launch_size<bf16_copies>,
+                                              launch_size<f16_copies>};
+
+extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
+                                      const struct prefill_params *params, void *stream)
+{
+    CUcontext popped;
+    ((push_fn *)device->push)((CUcontext)device->context);
+    int32_t ctas = params != NULL && params->ctas > 0 ? params->ctas : device->num_sms;
+    cudaError_t error = launchers[kernel](params, ctas, (cudaStream_t)stream);
+    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+        (void)cudaGetLastError();
+    }
+    ((pop_fn *)device->pop)(&popped);
+    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+}
+
+extern "C" const char *prefill_load(const struct gpu_device *device)
+{
+    const char *cause = NULL;
+    for (int kernel = PREFILL_ORDER; kernel < PREFILL_KERNELS && cause == NULL; kernel++) {
+        cause = prefill_launch(device, (enum prefill_kernel)kernel, NULL, NULL);
+    }
+    return cause;
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The schedule of prefill: items in the order in which CTAs take them. The longest come first,
+ * within sections whose keys stay in the L2 together. By one CTA. */
+#ifndef CUDA_FLASH_SM90_SCHEDULE_CUH
+#define CUDA_FLASH_SM90_SCHEDULE_CUH
+
+#include "gpu/kernels/cut.h"
+#include "sm90_prefill.h"
+
+#define PREFILL_KEYS (PREFILL_SECTIONS * PREFILL_BUCKETS) /* places that items are sorted to */
+
+struct order_memory {
+    int32_t warps[32];
+    int32_t longest;
+    int32_t starts[PREFILL_KEYS];
+};
+
+/* Sums of the requests' lengths, where they have row tiles, those of copies in whole tiles; all of
+ * them is returned. */
+GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32_t *warps)
+{
+    int32_t total = 0;
+    const gpu_problem &p = a.p.problem;
+    const gpu_schedule &plan = a.p.schedule;
+    for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
+        int32_t r = first + thread_index(), length = 0;
+        if (r < p.num_reqs) {
+            int32_t end = r + 1 < p.num_reqs ? plan.row_tile_start[r + 1] : row_tiles;
+            length = end > plan.row_tile_start[r] ? max(load_request(p, r).length, 0) : 0;
+            if (a.copies) {
+                length = (length + PREFILL_COPY_ROWS - 1) & ~(PREFILL_COPY_ROWS - 1);
+            }
+        }
+        int32_t before = running_sum(length, &total, warps);
+        if (r < p.num_reqs) {
+            a.key_sum[r] = before;
+        }
+    }
+    if (thread_index() == 0) {
+        a.key_sum[p.num_reqs] = total;
+    }
+    sync_group();
+    return total;
+}
+
+/* Where an item stands before those of its own place are told apart. */
+GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &tile, int32_t head,
+                                 int64_t section_keys, int32_t longest)
+{
+    int64_t keys = (int64_t)a.key_sum[tile.request] * a.p.problem.num_kv_heads +
+                   (int64_t)head * max(tile.length, 0);
+    int32_t section = (int32_t)min(keys / section_keys, (int64_t)PREFILL_SECTIONS - 1);
+    int32_t bucket = (int32_t)((int64_t)(tile.num_tiles - 1) * PREFILL_BUCKETS / longest);
+    return section * PREFILL_BUCKETS + PREFILL_BUCKETS - 1 - bucket;
+}
+
+/* Parts of each item of a row tile. */
+GPU_INLINE int32_t parts_of(const gpu_row_tile &tile, int32_t part_tiles)
+{
+    return part_tiles > 0 ? (tile.num_tiles + part_tiles - 1) / part_tiles : 1;
+}
+
+/* The tiles of a row tile that the general way has nothing to do to. */
+GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
+{
+    const gpu_row_tile &row_tile = item.row_tile;
+    const gpu_problem &p = a.p.problem;
+    gpu_request request = request_of_row_tile(row_tile);
+    gpu_interval from = interval_of(p, request, row_tile.first_row / p.group);
+    gpu_interval to =
+        interval_of(p, request, (row_tile.first_row + row_tile.num_rows - 1) / p.group);
+    int32_t low = max(to.first, 0), high = from.last; /* both grow with the position */
+    if (p.tree != nullptr) {
+        high = min(high, row_tile.length - row_tile.query_len - 1);
+    }
+    if (p.alibi == ATTN_ALIBI_LINEAR) { /* distances there are of one sign */
+        high = min(high, from.position);
+    }
+    int32_t keys = a.p.schedule.tile, base = row_tile.k0 & ~(keys - 1);
+    item.inner_first = max(low - base + keys - 1, 0) / keys;
+    item.inner_end = high < base ? 0 : (high + 1 - base) / keys;
+}
+
+/* How many items begin at each place; all of them is returned. */
+GPU_DEVICE int32_t count_items(const prefill_params &a, int32_t row_tiles, int64_t section_keys,
+                               int32_t part_tiles, order_memory &memory)
+{
+    const int32_t heads = a.p.problem.num_kv_heads;
+    for (int32_t i = thread_index(); i < PREFILL_KEYS; i += PLAN_THREADS) {
+        memory.starts[i] = 0;
+    }
+    sync_group();
+    for (int32_t i = thread_index(); i < row_tiles * heads; i += PLAN_THREADS) {
+        const gpu_row_tile &tile = a.p.schedule.row_tiles[i / heads];
+        atomic_add(&memory.starts[place_of_item(a, tile, i % heads, section_keys, memory.longest)],
+                   parts_of(tile, part_tiles));
+    }
+    sync_group();
+    int32_t sum = 0;
+    for (int32_t first = 0; first < PREFILL_KEYS; first += PLAN_THREADS) {
+        int32_t i = first + thread_index();
+        memory.starts[i] = running_sum(memory.starts[i], &sum, memory.warps);
+    }
+    sync_group();
+    return sum;
+}
+
+/* An item in so many parts, from place `at` of the schedule on: whole tiles, the same number of
+ * them but for one. */
+GPU_INLINE void put_item(const prefill_params &a, const gpu_row_tile &row_tile, int32_t head,
+                         int32_t parts, int32_t at)
+{
+    const int32_t keys = a.p.schedule.tile, base = row_tile.k0 & ~(keys - 1);
+    for (int32_t i = 0; i < parts; i++) {
+        int32_t first = (int32_t)((int64_t)row_tile.num_tiles * i / parts);
+        int32_t end = (int32_t)((int64_t)row_tile.num_tiles * (i + 1) / parts);
+        prefill_item item = {end - first, head, row_tile.first_row / a.p.problem.group};
+        item.row_tile = row_tile;
+        item.row_tile.num_tiles = end - first;
+        item.row_tile.k0 = i > 0 ? base + first * keys : row_tile.k0;
+        item.row_tile.k1 = i + 1 < parts ? base + end * keys : row_tile.k1;
+        item.part = parts > 1 ? at + i + 1 : 0;
+        item.parts = parts > 1 && i == 0 ? parts : 0;
+        find_inner(a, item);
+        a.items[at + i] = item;
+    }
+}
+
+GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
+{
+    const gpu_problem &p = a.p.problem;
+    const gpu_schedule &plan = a.p.schedule;
+    int32_t row_tiles = count_row_tiles(p, plan, memory.warps), all = row_tiles;
+    plan_row_tiles(p, plan, &row_tiles, plan.key_tile_start, memory.warps);
+    int64_t total = (int64_t)sum_lengths(a, all, memory.warps) * p.num_kv_heads;
+    int64_t section_keys = max(a.section_keys, total / PREFILL_SECTIONS + 1);
+    if (thread_index() == 0) {
+        memory.longest = 1;
+    }
+    sync_group();
+    for (int32_t i = thread_index(); i < row_tiles; i += PLAN_THREADS) {
+        atomic_max(&memory.longest, plan.row_tiles[i].num_tiles);
+    }
+    sync_group();
+    int32_t part_tiles = a.part_tiles;
+    int32_t items = count_items(a, row_tiles, section_keys, part_tiles, memory);
+    if (part_tiles > 0 && items > PREFILL_MOST_PARTS) { /* more than the host knew of */
+        part_tiles = 0;
+        items = count_items(a, row_tiles, section_keys, part_tiles, memory);
+    }
+    for (int32_t i = thread_index(); i < row_tiles * p.num_kv_heads; i += PLAN_THREADS) {
+        int32_t tile = i / p.num_kv_heads, head = i - tile * p.num_kv_heads;
+        gpu_row_tile v = plan.row_tiles[tile];
+        int32_t place = place_of_item(a, v, head, section_keys, memory.longest);
+        int32_t parts = parts_of(v, part_tiles);
+        int32_t at = atomic_add(&memory.starts[place], parts);
+        if (a.copies) {
+            v.key_start = a.key_sum[v.request];
+        }
+        put_item(a, v, head, parts, at);
+    }
+    if (thread_index() == 0) {
+        *a.header = {items, 0};
+    }
+}
+
+#endif

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How gated delta's kernels of this folder read q, k and v: 16-bit channels of tokens and of the
+ * window before them, and the convolution over these. */
+#ifndef CUDA_FLASH_SM80_DELTA_INPUTS_CUH
+#define CUDA_FLASH_SM80_DELTA_INPUTS_CUH
+
+#include "cuda_flash/ptx/ptx.cuh"
+#include "gpu/device/delta.h"
+#include "sm80_gated_delta.h"
+
+/* The lane, made anew where this stands: addresses made of it do not stay in registers from one use
+ * to the next. */
+static __device__ __forceinline__ int32_t lane_again()
+{
+    int32_t lane = lane_index();
+    asm volatile("mov.b32 %0, %0;" : "+r"(lane));
+    return lane;
+}
+
+/* 16 bytes number `column` of a row of them, where chunk_keys and chunk_head have it: in tiles of
+ * CHUNK rows of 128 bytes, as wgmma reads them. Less the swizzle of row and column: */
+template <int COLUMNS>
+static __device__ __forceinline__ uint32_t tile_at(int32_t row, int32_t column)
+{
+    static_assert(COLUMNS == 8 || COLUMNS == 16, "tiles abreast");
+    return (uint32_t)((column >> 3) * CHUNK + row) * 128;
+}
+
+template <int COLUMNS>
+static __device__ __forceinline__ uint32_t place16(int32_t row, int32_t column)
+{
+    return tile_at<COLUMNS>(row, column) + (uint32_t)((column ^ row) & 7) * 16;
+}
+
+/* The flag of a key head's part of a chunk, see sm80_delta_flag_bytes. */
+static __device__ __forceinline__ uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk,
+                                                    int32_t key_head)
+{
+    return (uint32_t *)(a.memory + chunk * a.chunk_bytes +
+                        a.p.num_k_heads * (int64_t)sizeof(chunk_keys) +
+                        a.p.num_v_heads * (int64_t)sizeof(chunk_head)) +
+           key_head;
+}
+
+template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t bits)
+{
+    if constexpr (KIND == KIND_BF16) {
+        return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+    } else {
+        return __half22float2(*(const __half2 *)&bits);
+    }
+}
+
+/* Two channels in 16 bits each, of which `real` are there; where they cannot be read as a whole. */
+static __device__ __noinline__ uint32_t load_singly(const char *at, int64_t apart, int32_t real)
+{
+    uint32_t two = real > 0 ? *(const uint16_t *)at : 0;
+    return real > 1 ? two | (uint32_t) * (const uint16_t *)(at + apart) << 16 : two;
+}
+
+/* Inputs of COUNT neighbouring channels of one head, from d on: rows of tokens, and the window
+ * before them. */
+template <int COUNT> struct delta_source {
+    const char *rows; /* of the request's first token */
+    int64_t row;      /* bytes */
+    const char *window;
+    int64_t channel; /* bytes between channels of the window */
+    int32_t oldest;  /* token of the first entry of the window, below 0; 0: none is read */
+    int32_t entry;   /* of the window, for token 0 */
+    int32_t first_channel, num_tokens;
+    int32_t real; /* of the channels; the others are read as some that are */
+
+    __device__ delta_source(const gpu_delta_params &p, const delta_request &request,
+                            const gpu_tensor &plain, int32_t head, int64_t first, int32_t dims,
+                            int32_t d)
+    {
+        bool mixed = p.conv_width > 0;
+        real = min(max(dims - d, 0), COUNT);
+        d = real > 0 ? d : 0;
+        row = mixed ? p.mixed.row : plain.row;
+        rows = (mixed ? p.mixed.data + first * 2 : plain.data + head * plain.head) + d * 2 +
+               (int64_t)request.first_row * row;
+        first_channel = (int32_t)first + d;
+        oldest = p.conv_width > 1 && request.has_state ? 1 - p.conv_width : 0;
+        window = p.window + request.window_from * p.window_slot + first_channel * p.window_channel;
+        channel = p.window_channel;
+        entry = request.from + p.conv_width - 1;
+        num_tokens = request.num_tokens;
+    }
+
+    __device__ __forceinline__ void load_slowly(int32_t t, uint32_t (&to)[COUNT / 2]) const
+    {
+        bool is_there = t >= oldest && t < num_tokens;
+        const char *at = t < 0 ? window + (int64_t)(entry + t) * 2 : rows + t * row;
+        int64_t apart = t < 0 ? channel : 2;
+#pragma unroll
+        for (int c = 0; c < COUNT; c += 2) {
+            to[c / 2] = load_singly(at + c * apart, apart, is_there ? real - c : 0);
+        }
+    }
+
+    /* Tokens t .. t + TOKENS - 1. Those behind the last are read as some that is, and mean nothing.
+     */
+    template <int TOKENS>
+    __device__ __forceinline__ void load(int32_t t, bool wide,
+                                         uint32_t (&to)[TOKENS][COUNT / 2]) const
+    {
+        static_assert(COUNT == 2, "a word");
+        if (!wide) {
+#pragma unroll 1
+            for (int i = 0; i < TOKENS; i++) {
+                uint32_t one[COUNT / 2];
+                load_slowly(t + i, one);
+#pragma unroll
+                for (int k = 0; k < TOKENS; k++) {
+#pragma unroll
+                    for (int c = 0; c < COUNT / 2; c++) {
+                        to[k][c] = k == i ? one[c] : to[k][c];
+                    }
+                }
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < TOKENS; i++) {
+            const char *at = rows + min(max(t + i, 0), num_tokens - 1) * row;
+            to[i][0] = *(const uint32_t *)at;
+        }
+        if (t < 0) {
+#pragma unroll
+            for (int i = 0; i < CHUNK_TAPS - 1; i++) {
+                if (t + i < 0) {
+                    load_slowly(t + i, to[i]);
+                }
+            }
+        }
+    }
+};
+
+static __device__ __forceinline__ float fast_silu(float y)
+{
+    return y * fast_reciprocal(1.0f + fast_exp2(y * -1.4426950408889634f));
+}
+
+/* The convolution of COUNT neighbouring channels. */
+template <int COUNT> struct delta_taps {
+    float weight[CHUNK_TAPS][COUNT], bias[COUNT];
+    int32_t first; /* of the taps that there are */
+    bool silu;
+
+    __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_source<COUNT> &s)
+    {
+        bool convolves = p.conv_width > 0;
+        first = convolves ? CHUNK_TAPS - p.conv_width : CHUNK_TAPS - 1;
+        silu = convolves && p.conv_silu;
+        bool whole = p.conv_width == CHUNK_TAPS && p.conv_weight.row == CHUNK_TAPS &&
+                     p.conv_weight.column == 1 && (uint64_t)p.conv_weight.data % 8 == 0;
+        uint32_t bits[CHUNK_TAPS][COUNT], of_bias[COUNT];
+#pragma unroll
+        for (int c = 0; c < COUNT; c++) {
+            int64_t channel = s.first_channel + (c < s.real ? c : 0);
+            const uint16_t *row =
+                (const uint16_t *)p.conv_weight.data + channel * p.conv_weight.row;
+            const uint16_t *one = (const uint16_t *)p.conv_bias.data;
+            of_bias[c] = one != nullptr && convolves ? one[channel * p.conv_bias.column] : 0;
+            if (whole) {
+                uint2 four = *(const uint2 *)row;
+                bits[0][c] = four.x & 0xffff, bits[1][c] = four.x >> 16;
+                bits[2][c] = four.y & 0xffff, bits[3][c] = four.y >> 16;
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < CHUNK_TAPS; i++) {
+                bits[i][c] = convolves && i >= first ? row[(i - first) * p.conv_weight.column]
+                                                     : 0x3f80; /* 1 */
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < COUNT; c++) {
+            bias[c] = two_floats<KIND_BF16>(of_bias[c]).x;
+#pragma unroll
+            for (int i = 0; i < CHUNK_TAPS; i++) {
+                weight[i][c] = two_floats<KIND_BF16>(bits[i][c]).x;
+            }
+        }
+    }
+
+    /* Four taps and SiLU. */
+    __device__ __forceinline__ bool are_usual() const
+    {
+        return first == 0 && silu;
+    }
+
+    /* Of the inputs of a token and the ones before it, the oldest first. */
+    template <bool ARE_USUAL>
+    __device__ __forceinline__ float of(const float (&x)[CHUNK_TAPS], int c) const
+    {
+        float y = bias[c];
+        if constexpr (ARE_USUAL) {
+#pragma unroll
+            for (int i = 0; i < CHUNK_TAPS; i++) {
+                y = fmaf(weight[i][c], x[i], y);
+            }
+            return fast_silu(y);
+        } else {
+#pragma unroll
+            for (int i = 0; i < CHUNK_TAPS; i++) {
+                if (i >= first) {
+                    y = fmaf(weight[i][c], x[i], y);
+                }
+            }
+            return silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
+        }
+    }
+};
+
+#endif

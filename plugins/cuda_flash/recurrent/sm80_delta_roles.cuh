@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rows of a state through a request's chunks, and what tokens add to them: operands, what the
+ * warps of a team hand on, and the two of its roles that the next chunk waits for. */
+#ifndef CUDA_FLASH_SM80_DELTA_ROLES_CUH
+#define CUDA_FLASH_SM80_DELTA_ROLES_CUH
+
+#include "sm80_delta_inputs.cuh"
+
+#define KEY_STEPS (CHUNK_DIMS / 16)
+#define KEY_TILES (CHUNK_DIMS / 8)
+#define TOKEN_STEPS (CHUNK / 16)
+#define TOKEN_TILES (CHUNK / 8)
+#define VALUE_TOKENS 16 /* of a lane that convolves */
+/* Operands' exponents at most: f16 ends at 2^16. R is up to CHUNK times Y. */
+#define STATE_BITS 14
+#define CHANGE_BITS 8
+
+struct alignas(1024) chunk_stage { /* as tiles that wgmma reads must lie */
+    struct chunk_keys keys;
+    struct chunk_head head;
+};
+#define STAGE_BYTES ((int)(sizeof(struct chunk_keys) + sizeof(struct chunk_head))) /* copied */
+
+/* What the warps of a team hand on. */
+struct team_memory {
+    float4 values[2][TOKEN_TILES][GPU_LANES]; /* as sums [row, token] have them, see value_place */
+    /* operands: S, R, and R with the decays up to the end; the scale of the latter two */
+    uint4 state[KEY_STEPS][GPU_LANES], change[TOKEN_STEPS][GPU_LANES];
+    uint4 update[TOKEN_STEPS][GPU_LANES];
+    float2 state_scale[GPU_LANES], change_scale[GPU_LANES], update_scale[GPU_LANES];
+    float largest[2][GROUP_ROWS]; /* of a row's values */
+};
+
+struct team_barriers {
+    uint64_t values_there[2], values_free[2], state_there, change_there, change_free, update_there,
+        update_free;
+    uint64_t state_free; /* of two warps */
+};
+
+#define MOST_STAGES 4
+template <int TEAMS> struct walk_memory {
+    uint64_t there[MOST_STAGES], free[MOST_STAGES];
+    team_barriers barriers[TEAMS];
+    team_memory teams[TEAMS];
+    chunk_stage stages[1]; /* as many as there are */
+};
+
+/* Roles by warps: states, chains, outputs, values, of which the first copies, too. Loops of one
+ * role are short enough to stay near a quarter of a multiprocessor that runs few of them. */
+template <int TEAMS> struct walk_roles {
+    static constexpr int warps = 4 * TEAMS, threads = warps * GPU_LANES;
+};
+enum { ROLE_STATES, ROLE_CHAINS, ROLE_OUTPUTS, ROLE_VALUES };
+
+static __device__ __forceinline__ void barrier_wait_for(const uint64_t &barrier, int32_t count)
+{
+    barrier_wait(shared_address(&barrier), count & 1);
+}
+
+static __device__ __forceinline__ void barrier_give(const uint64_t &barrier)
+{
+    barrier_arrive(shared_address(&barrier));
+}
+
+/* A power of two of which numbers up to `largest` are less than 2^(bits + 1), and its inverse. */
+struct row_scale {
+    float scale, inverse;
+};
+
+static __device__ __forceinline__ row_scale scale_of(float largest, int32_t bits)
+{
+    int32_t exponent = (int32_t)(float_bits(largest) >> 23) - bits;
+    exponent = min(max(exponent, 20), 240);
+    return {bits_float((uint32_t)exponent << 23), bits_float((uint32_t)(254 - exponent) << 23)};
+}
+
+/* Of a power of two. */
+static __device__ __forceinline__ float inverse_of(float scale)
+{
+    return bits_float(254u * (1u << 23) - float_bits(scale));
+}
+
+/* Scales of rows lane / 4 and lane / 4 + 8 of sums. */
+template <int TILES>
+static __device__ __forceinline__ void scale_rows(const float (&x)[TILES][4], int32_t bits,
+                                                  row_scale (&scale)[2])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            largest = fmaxf(largest, fmaxf(fabsf(x[n][2 * half]), fabsf(x[n][2 * half + 1])));
+        }
+        largest = fmaxf(largest, lane_xor(largest, 1));
+        largest = fmaxf(largest, lane_xor(largest, 2));
+        scale[half] = scale_of(largest, bits);
+    }
+}
+
+/* Sums of 16 columns as the left side of a product. */
+static __device__ __forceinline__ void pack_step(uint32_t (&a)[4], const float (&front)[4],
+                                                 const float (&back)[4],
+                                                 const row_scale (&scale)[2])
+{
+    a[0] = pack2<KIND_F16>(front[0] * scale[0].inverse, front[1] * scale[0].inverse);
+    a[1] = pack2<KIND_F16>(front[2] * scale[1].inverse, front[3] * scale[1].inverse);
+    a[2] = pack2<KIND_F16>(back[0] * scale[0].inverse, back[1] * scale[0].inverse);
+    a[3] = pack2<KIND_F16>(back[2] * scale[1].inverse, back[3] * scale[1].inverse);
+}
+
+static __device__ __forceinline__ void pack_whole(uint32_t (&a)[4], const float (&front)[4],
+                                                  const float (&back)[4])
+{
+    a[0] = pack2<KIND_F16>(front[0], front[1]);
+    a[1] = pack2<KIND_F16>(front[2], front[3]);
+    a[2] = pack2<KIND_F16>(back[0], back[1]);
+    a[3] = pack2<KIND_F16>(back[2], back[3]);
+}
+
+/* Where a lane's row of ldmatrix stands in a tile of so many columns of 16 bytes, which lies on 256
+ * bytes; even columns are chosen by xor. Rows of the right side are 16 columns of the product or,
+ * as depths, 16 of the depth. */
+template <int COLUMNS> static __device__ __forceinline__ uint32_t rows_of(uint32_t tile)
+{
+    int32_t lane = lane_index();
+    return tile + place16<COLUMNS>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+}
+
+template <int COLUMNS> static __device__ __forceinline__ uint32_t depths_of(uint32_t tile)
+{
+    int32_t lane = lane_index();
+    return tile + place16<COLUMNS>(lane & 15, lane >> 4);
+}
+
+template <int TILES> static __device__ __forceinline__ void clear(float (&x)[TILES][4])
+{
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.0f;
+    }
+}
+
+/* Where a lane's four values of token tile n stand: those that store them, of tokens far apart,
+ * meet different banks. */
+static __device__ __forceinline__ int32_t value_place(int32_t n, int32_t lane)
+{
+    return lane ^ (lane >> 3) ^ (n >> 1 & 1) << 2;
+}
+
+/* One request's part of a launch. */
+struct walk_item {
+    delta_request request;
+    int32_t head, first_row; /* value head; the team's first row of S */
+    int32_t first_chunk, num_chunks;
+};
+
+/* The slot that takes the state behind chunk c, too; negative: none does. */
+static __device__ __forceinline__ int32_t slot_behind(const sm80_delta_params &a,
+                                                      const walk_item &item, int32_t c)
+{
+    int32_t done = (c + 1) * CHUNK;
+    bool is_whole = done <= item.request.num_tokens && a.p.checkpoint_interval > 0;
+    return is_whole ? checkpoint_slot(a.p, item.request, done) : -1;
+}
+
+/* Right sides of a product's step, for so many pairs of tiles: loads of a step are on the way while
+ * the one before multiplies. */
+template <int PAIRS> struct step_rights {
+    uint32_t r[PAIRS][4];
+
+    template <int COLUMNS>
+    __device__ __forceinline__ void load_rows(uint32_t rows, int32_t column, int32_t first = 0)
+    {
+#pragma unroll
+        for (int i = first; i < PAIRS; i++) {
+            load4(r[i], (rows ^ (column & 7) * 16) + tile_at<COLUMNS>(i * 16, column));
+        }
+    }
+
+    template <int COLUMNS>
+    __device__ __forceinline__ void load_depths(uint32_t depths, int32_t depth, int32_t column,
+                                                int32_t first = 0)
+    {
+#pragma unroll
+        for (int i = first; i < PAIRS; i++) {
+            load4_transposed(r[i], (depths ^ (column + i * 2 & 7) * 16) +
+                                       tile_at<COLUMNS>(depth, column + i * 2));
+        }
+    }
+
+    template <int TILES>
+    __device__ __forceinline__ void add(float (&sums)[TILES][4], const uint32_t (&left)[4],
+                                        int32_t first_tile = 0, int32_t first = 0) const
+    {
+#pragma unroll
+        for (int i = first; i < PAIRS; i++) {
+            multiply<KIND_F16>(sums[first_tile + 2 * i], left, r[i][0], r[i][1]);
+            multiply<KIND_F16>(sums[first_tile + 2 * i + 1], left, r[i][2], r[i][3]);
+        }
+    }
+};
+
+typedef step_rights<TOKEN_TILES / 2> token_rights;
+
+/* The state of a warp's rows, in units of a power of two for each. */
+struct delta_rows {
+    float s[KEY_TILES][4];
+    float unit[2];
+
+    __device__ float *row(const sm80_delta_params &a, const walk_item &item, int32_t slot, int half)
+    {
+        return state_row(a.p, slot, item.head, item.first_row + (lane_index() >> 2) + half * 8);
+    }
+
+    __device__ bool holds(const sm80_delta_params &a, const walk_item &item, int n, int i)
+    {
+        return item.first_row + (lane_index() >> 2) + (i >> 1) * 8 < a.p.head_size_v &&
+               n * 8 + (lane_index() & 3) * 2 + (i & 1) < a.p.head_size_k;
+    }
+
+    __device__ void load(const sm80_delta_params &a, const walk_item &item)
+    {
+        unit[0] = unit[1] = 1.0f;
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *from = row(a, item, item.request.state_from, i >> 1);
+                s[n][i] = item.request.has_state && holds(a, item, n, i)
+                              ? from[n * 8 + (lane_index() & 3) * 2 + (i & 1)]
+                              : 0.0f;
+            }
+        }
+    }
+
+    __device__ void store(const sm80_delta_params &a, const walk_item &item, int32_t slot)
+    {
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (holds(a, item, n, i)) {
+                    float *to = row(a, item, slot, i >> 1);
+                    to[n * 8 + (lane_index() & 3) * 2 + (i & 1)] = s[n][i] * unit[i >> 1];
+                }
+            }
+        }
+    }
+
+    /* The state before chunk c, for the others. */
+    __device__ __forceinline__ void publish(team_memory &team, team_barriers &barriers, int32_t c)
+    {
+        row_scale scale[2];
+        scale_rows(s, STATE_BITS, scale);
+        barrier_wait_for(barriers.state_free, c + 1);
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            uint32_t left[4];
+            pack_step(left, s[2 * step], s[2 * step + 1], scale);
+            team.state[step][lane_index()] = make_uint4(left[0], left[1], left[2], left[3]);
+        }
+        team.state_scale[lane_index()] =
+            make_float2(scale[0].scale * unit[0], scale[1].scale * unit[1]);
+        barrier_give(barriers.state_there);
+    }
+
+    /* S <- decay S + R K, in R's units. */
+    __device__ __forceinline__ void add_keys(const chunk_stage &stage, team_memory &team,
+                                             team_barriers &barriers, int32_t c)
+    {
+        constexpr int parts = 2 * TOKEN_STEPS;
+        uint32_t keys = depths_of<CHUNK_DIMS / 8>(shared_address(stage.keys.k));
+        token_rights rights[2];
+        uint4 r[TOKEN_STEPS];
+        rights[0].load_depths<CHUNK_DIMS / 8>(keys, 0, 0);
+        float decay = stage.head.from_start[CHUNK - 1];
+        barrier_wait_for(barriers.update_there, c);
+        float2 scale = team.update_scale[lane_index()];
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            r[step] = team.update[step][lane_index()];
+        }
+        barrier_give(barriers.update_free);
+        float factor[2] = {decay * (unit[0] * inverse_of(scale.x)),
+                           decay * (unit[1] * inverse_of(scale.y))};
+        unit[0] = scale.x, unit[1] = scale.y;
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                s[n][i] *= factor[i >> 1];
+            }
+        }
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            int next = part + 1;
+            if (next < parts) {
+                rights[next & 1].load_depths<CHUNK_DIMS / 8>(keys, next / 2 * 16,
+                                                             next % 2 * TOKEN_TILES);
+            }
+            const uint4 &four = r[part / 2];
+            const uint32_t left[4] = {four.x, four.y, four.z, four.w};
+            rights[part & 1].add(s, left, part % 2 * TOKEN_TILES);
+        }
+    }
+};
+
+/* What a chunk's tokens add to the state, from the state before it. */
+struct delta_chain {
+    float unit[2]; /* of the chunk before */
+
+    /* The unit of Y, and of R and of the state behind it. Neither |R| <= 64 |Y| nor the state in it
+     * leaves its format: next to a state or a chunk before that is 2^80 times larger, Y is 0. */
+    __device__ __forceinline__ void choose_units(const float (&y)[TOKEN_TILES][4],
+                                                 const float2 &of_state, row_scale (&scale)[2])
+    {
+        scale_rows(y, CHANGE_BITS, scale);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int32_t least = max((int32_t)(float_bits(half ? of_state.y : of_state.x) >> 23) - 80,
+                                (int32_t)(float_bits(unit[half]) >> 23) - 100);
+            int32_t exponent = (int32_t)(float_bits(scale[half].scale) >> 23);
+            exponent = max(exponent, min(least, 240));
+            scale[half].scale = bits_float((uint32_t)exponent << 23);
+            scale[half].inverse = inverse_of(scale[half].scale);
+            unit[half] = scale[half].scale;
+        }
+    }
+
+    /* Y = V - decay S K^T; beta is in the inverse. */
+    __device__ __forceinline__ void subtract_keys(const chunk_stage &stage, team_memory &team,
+                                                  team_barriers &barriers, int32_t c, float2 &scale,
+                                                  float (&x)[TOKEN_TILES][4])
+    {
+        int32_t lane = lane_index(), pair = (lane & 3) * 2;
+        uint32_t keys = rows_of<CHUNK_DIMS / 8>(shared_address(stage.keys.k));
+        token_rights rights[2];
+        rights[0].load_rows<CHUNK_DIMS / 8>(keys, 0);
+        clear(x);
+        barrier_wait_for(barriers.state_there, c);
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            if (step + 1 < KEY_STEPS) {
+                rights[(step + 1) & 1].load_rows<CHUNK_DIMS / 8>(keys, (step + 1) * 2);
+            }
+            uint4 four = team.state[step][lane];
+            const uint32_t left[4] = {four.x, four.y, four.z, four.w};
+            rights[step & 1].add(x, left);
+        }
+        scale = team.state_scale[lane];
+        barrier_give(barriers.state_free);
+        barrier_wait_for(barriers.values_there[c & 1], c >> 1);
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            float4 v = team.values[c & 1][n][value_place(n, lane)];
+            float2 decay = *(const float2 *)&stage.head.from_start[n * 8 + pair];
+            x[n][0] = fmaf(-decay.x * scale.x, x[n][0], v.x);
+            x[n][1] = fmaf(-decay.y * scale.x, x[n][1], v.y);
+            x[n][2] = fmaf(-decay.x * scale.y, x[n][2], v.z);
+            x[n][3] = fmaf(-decay.y * scale.y, x[n][3], v.w);
+        }
+        barrier_give(barriers.values_free[c & 1]);
+    }
+
+    /* R = Y T^T, in units of Y's scale. */
+    __device__ __forceinline__ void multiply_inverse(const chunk_head &head,
+                                                     const float (&y)[TOKEN_TILES][4],
+                                                     const float2 &of_state, row_scale (&scale)[2],
+                                                     float (&r)[TOKEN_TILES][4])
+    {
+        uint32_t inverse = depths_of<CHUNK / 8>(shared_address(head.inverse));
+        token_rights rights[2];
+        rights[0].load_depths<CHUNK / 8>(inverse, 0, 0);
+        choose_units(y, of_state, scale);
+        clear(r);
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            if (step + 1 < TOKEN_STEPS) {
+                rights[(step + 1) & 1].load_depths<CHUNK / 8>(inverse, (step + 1) * 16, 0,
+                                                              step + 1);
+            }
+            uint32_t left[4];
+            pack_step(left, y[2 * step], y[2 * step + 1], scale);
+            rights[step & 1].add(r, left, 0, step);
+        }
+    }
+
+    __device__ __forceinline__ void run_chunk(const chunk_stage &stage, team_memory &team,
+                                              team_barriers &barriers, int32_t c)
+    {
+        int32_t lane = lane_index(), pair = (lane & 3) * 2;
+        float x[TOKEN_TILES][4], r[TOKEN_TILES][4];
+        float2 of_state;
+        row_scale scale[2];
+        subtract_keys(stage, team, barriers, c, of_state, x);
+        multiply_inverse(stage.head, x, of_state, scale, r);
+        float2 scales = make_float2(scale[0].scale, scale[1].scale);
+        barrier_wait_for(barriers.update_free, c + 1);
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            float decayed[2][4];
+            uint32_t left[4];
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                float2 decay = *(const float2 *)&stage.head.to_end[(2 * step + n) * 8 + pair];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    decayed[n][i] = r[2 * step + n][i] * (i & 1 ? decay.y : decay.x);
+                }
+            }
+            pack_whole(left, decayed[0], decayed[1]);
+            team.update[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
+        }
+        team.update_scale[lane] = scales;
+        barrier_give(barriers.update_there);
+        barrier_wait_for(barriers.change_free, c + 1);
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            uint32_t left[4];
+            pack_whole(left, r[2 * step], r[2 * step + 1]);
+            team.change[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
+        }
+        team.change_scale[lane] = scales;
+        barrier_give(barriers.change_there);
+    }
+};
+
+#endif

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The states through a request's chunks. A warp has GROUP_ROWS rows of S [Dv, Dk] of a value head
+ * in registers and needs no other warp's: with S, Y and R as the left sides of products, the sums
+ * of one are the operand of the next,
+ *     X = S K^T;  Y = V - X;  R = Y (T beta)^T;  O = S Q^T + R P^T;  S <- S + R K
+ * (each with its decays). Of a team's warps one has the state, one makes R, one the outputs, one
+ * convolves the values. Operands are f16 behind a power of two for each row of S: 11 bits, which
+ * float32's range keeps. */
+#ifndef CUDA_FLASH_SM80_DELTA_STATE_CUH
+#define CUDA_FLASH_SM80_DELTA_STATE_CUH
+
+#include "sm80_delta_roles.cuh"
+
+/* Two numbers of a row of out, of which `real` are there. */
+static __device__ __noinline__ void store_singly(char *to, uint32_t bits, int32_t real)
+{
+    if (real > 0) {
+        *(uint16_t *)to = (uint16_t)bits;
+    }
+    if (real > 1) {
+        *(uint16_t *)(to + 2) = (uint16_t)(bits >> 16);
+    }
+}
+
+/* Outputs of a chunk, [row of S, token] in sums, to rows of tokens. */
+static __device__ __forceinline__ void store_outputs(const sm80_delta_params &a,
+                                                     const walk_item &item, int32_t first,
+                                                     const float (&o)[TOKEN_TILES][4])
+{
+    int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 2;
+    bool whole = a.wide_out > 1 && first + CHUNK <= item.request.num_tokens &&
+                 item.first_row + GROUP_ROWS <= a.p.head_size_v;
+    char *to = a.p.out.data +
+               (int64_t)(item.request.first_row + first + (lane >> 2)) * a.p.out.row +
+               item.head * a.p.out.head + d * 2;
+    int32_t tokens = item.request.num_tokens - first - (lane >> 2);
+    uint32_t bits[TOKEN_TILES][2];
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            bits[n][half] = pack2<KIND_BF16>(o[n][2 * half], o[n][2 * half + 1]);
+            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(bits[n][half]));
+        }
+    }
+    if (whole) {
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            *(uint32_t *)(to + n * 8 * a.p.out.row) = bits[n][0];
+            *(uint32_t *)(to + n * 8 * a.p.out.row + 16) = bits[n][1];
+        }
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int32_t real = n * 8 < tokens ? a.p.head_size_v - d - half * 8 : 0;
+            store_singly(to + n * 8 * a.p.out.row + half * 16, bits[n][half], real);
+        }
+    }
+}
+
+static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
+                                                    const walk_item &item, const chunk_stage &stage,
+                                                    team_memory &team, team_barriers &barriers,
+                                                    int32_t c)
+{
+    int32_t lane = lane_index(), pair = (lane & 3) * 2;
+    uint32_t queries = rows_of<CHUNK_DIMS / 8>(shared_address(stage.keys.q));
+    uint32_t scores = rows_of<CHUNK / 8>(shared_address(stage.head.scores));
+    float o[TOKEN_TILES][4], r[TOKEN_TILES][4];
+    token_rights rights[2];
+    clear(o);
+    clear(r);
+    rights[0].load_rows<CHUNK_DIMS / 8>(queries, 0);
+    barrier_wait_for(barriers.state_there, c);
+    float2 state_scale = team.state_scale[lane];
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        if (step + 1 < KEY_STEPS) {
+            rights[(step + 1) & 1].load_rows<CHUNK_DIMS / 8>(queries, (step + 1) * 2);
+        }
+        uint4 four = team.state[step][lane];
+        const uint32_t left[4] = {four.x, four.y, four.z, four.w};
+        rights[step & 1].add(o, left);
+    }
+    barrier_give(barriers.state_free);
+    rights[0].load_rows<CHUNK / 8>(scores, 0);
+    barrier_wait_for(barriers.change_there, c);
+    float2 change_scale = team.change_scale[lane];
+#pragma unroll
+    for (int step = 0; step < TOKEN_STEPS; step++) {
+        if (step + 1 < TOKEN_STEPS) {
+            rights[(step + 1) & 1].load_rows<CHUNK / 8>(scores, (step + 1) * 2, step + 1);
+        }
+        uint4 four = team.change[step][lane];
+        const uint32_t left[4] = {four.x, four.y, four.z, four.w};
+        rights[step & 1].add(r, left, 0, step);
+    }
+    barrier_give(barriers.change_free);
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+        float2 decay = *(const float2 *)&stage.head.from_start[n * 8 + pair];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float from_state =
+                o[n][i] * ((i & 1 ? decay.y : decay.x) * (i >> 1 ? state_scale.y : state_scale.x));
+            o[n][i] =
+                a.p.scale * fmaf(r[n][i], i >> 1 ? change_scale.y : change_scale.x, from_state);
+        }
+    }
+    store_outputs(a, item, c * CHUNK, o);
+}
+
+/* A chunk's part from memory, by all lanes of the warp. */
+static __device__ __forceinline__ void copy_part(void *to, const void *from, int32_t bytes,
+                                                 const uint64_t &barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    if (lane_index() == 0) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                     "[%1], %2, [%3];" ::"r"(shared_address(to)),
+                     "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+                     : "memory");
+    }
+#else
+    for (int32_t i = lane_index() * 16; i < bytes; i += GPU_LANES * 16) {
+        copy16(shared_address(to) + i, (const char *)from + i, 16);
+    }
+#endif
+}
+
+template <int TEAMS>
+static __device__ __forceinline__ void copy_chunk(const sm80_delta_params &a, const walk_item &item,
+                                                  int32_t c, walk_memory<TEAMS> &m)
+{
+    if (c >= item.num_chunks) {
+        return;
+    }
+    chunk_stage &stage = m.stages[c % a.stages];
+    const uint64_t &there = m.there[c % a.stages];
+    barrier_wait_for(m.free[c % a.stages], c / a.stages + 1);
+    const gpu_delta_params &p = a.p;
+    const char *chunk = a.memory + (item.first_chunk + c) * a.chunk_bytes;
+    const chunk_head *heads =
+        (const chunk_head *)(chunk + p.num_k_heads * (int64_t)sizeof(chunk_keys));
+    int32_t key_head = item.head / (p.num_v_heads / p.num_k_heads);
+#if __CUDA_ARCH__ >= 900
+    if (lane_index() == 0) {
+        asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(
+                         shared_address(&there)),
+                     "r"(STAGE_BYTES)
+                     : "memory");
+    }
+#endif
+    copy_part(&stage.keys, &((const chunk_keys *)chunk)[key_head], sizeof stage.keys, there);
+    copy_part(&stage.head, &heads[item.head], sizeof stage.head, there);
+#if __CUDA_ARCH__ < 900
+    barrier_arrive_copies(shared_address(&there));
+#endif
+}
+
+/* Values of a team's rows behind the convolution, chunk by chunk; a lane has two rows' of a quarter
+ * of the tokens. The first team's warp copies for all, one stage behind the values. */
+template <int TEAMS>
+static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
+                                                   const walk_item &item, walk_memory<TEAMS> &m,
+                                                   int32_t of_teams)
+{
+    team_memory &team = m.teams[of_teams];
+    team_barriers &barriers = m.barriers[of_teams];
+    const gpu_delta_params &p = a.p;
+    constexpr int loads = VALUE_TOKENS + CHUNK_TAPS - 1;
+    int32_t lane = lane_index(), row = (lane & 7) * 2, quarter = lane >> 3;
+    int32_t begin = quarter * VALUE_TOKENS;
+    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
+    for (int32_t c = 0; of_teams == 0 && c < a.stages - 1; c++) {
+        copy_chunk(a, item, c, m);
+    }
+    delta_source<2> source(p, item.request, p.v, item.head,
+                           2 * keys + (int64_t)item.head * p.head_size_v, p.head_size_v,
+                           item.first_row + row);
+    delta_taps<2> taps;
+    uint32_t raw[loads][1];
+    taps.load(p, source);
+    source.load<loads>(begin - (CHUNK_TAPS - 1), a.wide_values, raw);
+    for (int32_t c = 0; c < item.num_chunks; c++) {
+        barrier_wait_for(barriers.values_free[c & 1], (c >> 1) + 1);
+#pragma unroll
+        for (int i = 0; i < VALUE_TOKENS; i += 2) {
+            float y[2][2];
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float x[2][CHUNK_TAPS];
+#pragma unroll
+                for (int j = 0; j < CHUNK_TAPS; j++) {
+                    float2 two = two_floats<KIND_BF16>(raw[i + k + j][0]);
+                    x[0][j] = two.x, x[1][j] = two.y;
+                }
+#pragma unroll
+                for (int of_two = 0; of_two < 2; of_two++) {
+                    bool real = c * CHUNK + begin + i + k < item.request.num_tokens;
+                    float value = taps.of<false>(x[of_two], of_two);
+                    y[of_two][k] = real && of_two < source.real ? value : 0.0f;
+                }
+            }
+            int32_t tile = quarter * 2 + i / 8;
+#pragma unroll
+            for (int of_two = 0; of_two < 2; of_two++) {
+                int32_t reader = (row + of_two) % 8 * 4 + i % 8 / 2;
+                float *to = (float *)&team.values[c & 1][tile][value_place(tile, reader)];
+                *(float2 *)(to + (row + of_two) / 8 * 2) = make_float2(y[of_two][0], y[of_two][1]);
+            }
+        }
+        barrier_give(barriers.values_there[c & 1]);
+        if (c + 1 < item.num_chunks) {
+            source.load<loads>((c + 1) * CHUNK + begin - (CHUNK_TAPS - 1), a.wide_values, raw);
+        }
+        if (of_teams == 0) {
+            copy_chunk(a, item, c + a.stages - 1, m);
+        }
+    }
+}
+
+/* readers: warps of a team that read stages; of_state: of them, those that read the state. */
+template <int TEAMS>
+static __device__ void init_barriers(walk_memory<TEAMS> &m, int32_t readers, int32_t of_state)
+{
+    if (thread_index() == 0) {
+        for (int32_t i = 0; i < MOST_STAGES; i++) {
+#if __CUDA_ARCH__ >= 900
+            barrier_init(shared_address(&m.there[i]), 1);
+#else
+            barrier_init(shared_address(&m.there[i]), GPU_LANES);
+#endif
+            barrier_init(shared_address(&m.free[i]), readers * TEAMS * GPU_LANES);
+        }
+        for (int32_t team = 0; team < TEAMS; team++) {
+            uint64_t *all = (uint64_t *)&m.barriers[team];
+            for (size_t i = 0; i < sizeof(team_barriers) / sizeof *all; i++) {
+                bool frees_state = &all[i] == &m.barriers[team].state_free;
+                barrier_init(shared_address(&all[i]), (frees_state ? of_state : 1) * GPU_LANES);
+            }
+        }
+#if __CUDA_ARCH__ >= 900
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    }
+    sync_group();
+}
+
+/* The request that is number `number` of those with enough tokens; below 0: there are fewer. All
+ * lanes of a warp take part. */
+static __device__ int32_t find_walk(const gpu_delta_params &p, int32_t number)
+{
+    for (int32_t first = 0; first < p.num_reqs; first += GPU_LANES) {
+        int32_t r = first + lane_index();
+        bool is_long = r < p.num_reqs &&
+                       min(p.query_start[r + 1], p.num_tokens) - p.query_start[r] >= p.chunked_from;
+        uint32_t all = __ballot_sync(GPU_ALL_LANES, is_long);
+        int32_t before = __popc(all & ((1u << lane_index()) - 1));
+        uint32_t wanted = __ballot_sync(GPU_ALL_LANES, is_long && before == number);
+        if (wanted != 0) {
+            return first + __ffs((int)wanted) - 1;
+        }
+        number -= __popc(all);
+    }
+    return -1;
+}
+
+/* What this CTA of `teams` teams walks through; false: nothing. */
+static __device__ bool enter_walk(const sm80_delta_params &a, int32_t teams, int32_t team,
+                                  walk_item &item)
+{
+    const gpu_delta_params &p = a.p;
+    int32_t slice = (int32_t)blockIdx.x % a.slices, rest = (int32_t)blockIdx.x / a.slices;
+    int32_t r = find_walk(p, rest / p.num_v_heads);
+    item.head = rest % p.num_v_heads;
+    if (r < 0 || !enter_request(p, r, item.request) || !goes_in_chunks(p, item.request)) {
+        return false;
+    }
+    item.first_row = (slice * teams + team) * GROUP_ROWS;
+    item.first_chunk = p.query_start[r] / a.tokens_apart + r * a.requests_apart;
+    item.num_chunks = (item.request.num_tokens + CHUNK - 1) / CHUNK;
+    return item.first_chunk + item.num_chunks <= a.num_chunks;
+}
+
+/* KEEPS: states behind chunks may be kept, for which registers are short. */
+template <int TEAMS, bool KEEPS>
+static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
+    delta_walk(const __grid_constant__ sm80_delta_params a)
+{
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL /* where sm90_delta_walk walks */
+    extern __shared__ __align__(1024) char walk_bytes[];
+    walk_memory<TEAMS> &m = *(walk_memory<TEAMS> *)walk_bytes;
+    int32_t team = warp_index() % TEAMS, role = warp_index() / TEAMS;
+    walk_item item;
+    if (!enter_walk(a, TEAMS, team, item)) {
+        return;
+    }
+    init_barriers(m, 3, 2);
+    if (role == ROLE_VALUES) {
+        make_values(a, item, m, team);
+    } else if (role == ROLE_STATES) {
+        delta_rows rows;
+        rows.load(a, item);
+        for (int32_t c = 0; c < item.num_chunks; c++) {
+            int32_t stage = c % a.stages;
+            rows.publish(m.teams[team], m.barriers[team], c);
+            barrier_wait_for(m.there[stage], c / a.stages);
+            rows.add_keys(m.stages[stage], m.teams[team], m.barriers[team], c);
+            barrier_give(m.free[stage]);
+            if constexpr (KEEPS) {
+                int32_t slot = slot_behind(a, item, c);
+                if (slot >= 0) {
+                    rows.store(a, item, slot);
+                }
+            }
+        }
+        rows.store(a, item, item.request.slots[0]);
+    } else if (role == ROLE_CHAINS) {
+        delta_chain chain = {{1.0f, 1.0f}};
+        for (int32_t c = 0; c < item.num_chunks; c++) {
+            int32_t stage = c % a.stages;
+            barrier_wait_for(m.there[stage], c / a.stages);
+            chain.run_chunk(m.stages[stage], m.teams[team], m.barriers[team], c);
+            barrier_give(m.free[stage]);
+        }
+    } else {
+        for (int32_t c = 0; c < item.num_chunks; c++) {
+            int32_t stage = c % a.stages;
+            barrier_wait_for(m.there[stage], c / a.stages);
+            make_outputs(a, item, m.stages[stage], m.teams[team], m.barriers[team], c);
+            barrier_give(m.free[stage]);
+        }
+    }
+#endif
+}
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The states through a request's chunks by wgmma: 64 rows of S [Dv, Dk] of a value head are the
+ * left sides of a warp group's products, from registers, so that sums of one are the next one's
+ * operand. One warp group walks, one makes the outputs from what the first leaves it, two convolve
+ * the values, of every other chunk each.
+ *     X = S K^T;  Y = V - decay X;  R = Y T^T;  O = decay S Q^T + R P^T;  S <- decay S + R K
+ * S, Y and R are f16 operands in units of a power of two for each row. Every token multiplies S by
+ * I - beta k k^T, which with |k| <= 1 lengthens no row, and adds beta v k^T: with M the largest
+ * value of a row in the chunk, |S| grows by CHUNK M at most, and no number of Y, R or S gets past
+ * |S| + (CHUNK + 1) M. So the unit is chosen before anything of the chunk is multiplied. */
+#ifndef CUDA_FLASH_SM90_DELTA_STATE64_CUH
+#define CUDA_FLASH_SM90_DELTA_STATE64_CUH
+
+#include "sm90_delta_state64_update.cuh"
+
+static __device__ __forceinline__ void take_four(uint32_t (&left)[4], const uint4 &four)
+{
+    left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
+}
+
+/* Outputs of a chunk, [row of sums, token], to rows of tokens. */
+static __device__ __forceinline__ void store_wide_outputs(const sm80_delta_params &a,
+                                                          const walk_item &item, int32_t first,
+                                                          const float (&o)[CHUNK / 2])
+{
+    int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 4;
+    int64_t apart = 8 * a.p.out.row;
+    char *to = a.p.out.data +
+               (int64_t)(item.request.first_row + first + (lane >> 2)) * a.p.out.row +
+               item.head * a.p.out.head + d * 2;
+    bool whole = a.wide_out == WIDE_OUT_FOUR && first + CHUNK <= item.request.num_tokens &&
+                 item.first_row + GROUP_ROWS <= a.p.head_size_v;
+    int32_t tokens = item.request.num_tokens - first - (lane >> 2);
+    uint32_t bits[TOKEN_TILES][2];
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+        bits[n][0] = transpose(pack2<KIND_BF16>(o[4 * n], o[4 * n + 1]));
+        bits[n][1] = transpose(pack2<KIND_BF16>(o[4 * n + 2], o[4 * n + 3]));
+    }
+    if (whole) {
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            *(uint2 *)to = make_uint2(bits[n][0], bits[n][1]);
+            to += apart;
+        }
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+        int32_t real = n * 8 < tokens ? a.p.head_size_v - d : 0;
+        store_singly(to, bits[n][0], real);
+        store_singly(to + 4, bits[n][1], real - 2);
+        to += apart;
+    }
+}
+
+static __device__ __forceinline__ void
+make_wide_outputs(const sm80_delta_params &a, const walk_item &kept, const chunk_stage &stage,
+                  team_memory &team, team_barriers &barriers, int32_t c, uint64_t queries,
+                  uint64_t scores)
+{
+    int32_t lane = lane_index(), pair = (lane & 3) * 2;
+    float o[CHUNK / 2], r[CHUNK / 2];
+    uint32_t state[KEY_STEPS][4], change[TOKEN_STEPS][4];
+    barrier_wait_for(barriers.state_there, c);
+    float2 state_scale = team.state_scale[lane];
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        take_four(state[step], team.state[step][lane]);
+    }
+    barrier_give(barriers.state_free);
+    multiply_dims(o, state, queries);
+    wgmma_wait<0>(); /* R comes later than this, and takes S's registers */
+    pin(o);
+    barrier_wait_for(barriers.change_there, c);
+    float2 change_scale = team.change_scale[lane];
+#pragma unroll
+    for (int step = 0; step < TOKEN_STEPS; step++) {
+        take_four(change[step], team.change[step][lane]);
+    }
+    barrier_give(barriers.change_free);
+    pin(r);
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < TOKEN_STEPS; step++) {
+        wgmma_left(r, change[step], scores + step * 2, step > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(r);
+    if (__any_sync(GPU_ALL_LANES,
+                   state_scale.x != change_scale.x || state_scale.y != change_scale.y)) {
+        state_scale.x *= inverse_of(change_scale.x), state_scale.y *= inverse_of(change_scale.y);
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; i++) {
+            o[i] *= i & 2 ? state_scale.y : state_scale.x;
+        }
+    }
+    change_scale.x *= a.p.scale, change_scale.y *= a.p.scale;
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+        float2 decay = *(const float2 *)&stage.head.from_start[n * 8 + pair];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float sum = fmaf(o[4 * n + i], i & 1 ? decay.y : decay.x, r[4 * n + i]);
+            o[4 * n + i] = sum * (i & 2 ? change_scale.y : change_scale.x);
+        }
+    }
+    store_wide_outputs(a, item_of_team(kept, warp_index() % WIDE_TEAMS), c * CHUNK, o);
+}
+
+/* A chunk's values of two rows and a quarter of the tokens, as make_values has them, and the
+ * largest of each row. */
+template <bool ARE_USUAL, int LOADS>
+static __device__ __forceinline__ void
+store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
+             float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
+{
+    int32_t lane = lane_index(), quarter = lane >> 3;
+    int32_t x_of_first = (lane & 6), half = lane & 1; /* rows 2 (lane & 7) and the next */
+    float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < VALUE_TOKENS; i += 2) {
+        float y[2][2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float x[2][CHUNK_TAPS];
+#pragma unroll
+            for (int j = 0; j < CHUNK_TAPS; j++) {
+                float2 two = two_floats<KIND_BF16>(raw[i + k + j][0]);
+                x[0][j] = two.x, x[1][j] = two.y;
+            }
+            y[0][k] = taps.of<ARE_USUAL>(x[0], 0);
+            y[1][k] = taps.of<ARE_USUAL>(x[1], 1);
+        }
+        int32_t tile = quarter * 2 + i / 8;
+#pragma unroll
+        for (int of_two = 0; of_two < 2; of_two++) {
+            int32_t reader = (x_of_first + of_two) * 4 + i % 8 / 2;
+            float *at = (float *)&to[tile][value_place(tile, reader)];
+            *(float2 *)(at + half * 2) = make_float2(y[of_two][0], y[of_two][1]);
+            largest[of_two] = fmaxf(largest[of_two], fabsf(y[of_two][0]));
+            largest[of_two] = fmaxf(largest[of_two], fabsf(y[of_two][1]));
+        }
+    }
+#pragma unroll
+    for (int of_two = 0; of_two < 2; of_two++) {
+        largest[of_two] = fmaxf(largest[of_two], lane_xor(largest[of_two], 8));
+        largest[of_two] = fmaxf(largest[of_two], lane_xor(largest[of_two], 16));
+    }
+    if (quarter == 0) {
+        *(float2 *)&to_largest[half * 8 + x_of_first] = make_float2(largest[0], largest[1]);
+    }
+}
+
+/* Inputs of tokens t .. t + LOADS - 1; those behind the last are the last's, and mean nothing.
+ * Where all of them are there, without a look at each. */
+template <int LOADS>
+static __device__ __forceinline__ void load_inputs(const delta_source<2> &source, int32_t t,
+                                                   bool is_wide, uint32_t (&to)[LOADS][1])
+{
+    if (is_wide && t >= 0 && t + LOADS <= source.num_tokens) {
+        const char *at = source.rows + t * source.row;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            to[i][0] = *(const uint32_t *)at;
+            at += source.row;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < LOADS; i++, t++) {
+        bool is_before = t < 0, is_there = !is_before || t >= source.oldest;
+        const char *at = is_before ? source.window + (int64_t)(source.entry + t) * 2
+                                   : source.rows + min(t, source.num_tokens - 1) * source.row;
+        int64_t apart = source.real < 2 ? 0 : is_before ? source.channel : 2;
+        uint32_t two = 0;
+        if (is_there) {
+            two = *(const uint16_t *)at | (uint32_t) * (const uint16_t *)(at + apart) << 16;
+        }
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            to[k][0] = k == i ? two : to[k][0];
+        }
+    }
+}
+
+/* Until chunk c of an item is there, for ordinary reads and for bulk copies of this warp: a look at
+ * as many flags as it has lanes. Of the chunks below the result all are there. */
+static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params &a,
+                                                         const walk_item &item, int32_t c)
+{
+    int32_t key_head = item.head / a.group;
+    int32_t own = min(c + lane_index(), item.num_chunks - 1);
+    const uint32_t *flag = flag_of(a, item.first_chunk + own, key_head);
+    uint32_t there = 0;
+    while ((there & 1) == 0) {
+        uint32_t is_there;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
+        there = __ballot_sync(GPU_ALL_LANES, is_there != 0);
+    }
+    sync_lanes();
+    asm volatile("fence.proxy.async;" ::: "memory");
+    return c + (~there == 0 ? GPU_LANES : __ffs((int)~there) - 1);
+}
+
+/* Chunk c's keys and head, to stage `place`, once that is free; a warp takes part as a whole. */
+static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a, const walk_item &item,
+                                                  int32_t c, ring_place place, wide_memory &m)
+{
+    chunk_stage &stage = m.stages[place.stage];
+    const uint64_t &there = m.there[place.stage];
+    barrier_wait_for(m.free[place.stage], (int32_t)place.round + 1);
+    const gpu_delta_params &p = a.p;
+    const char *chunk = a.memory + (item.first_chunk + c) * a.chunk_bytes;
+    const chunk_head *heads =
+        (const chunk_head *)(chunk + p.num_k_heads * (int64_t)sizeof(chunk_keys));
+    int32_t key_head = item.head / a.group;
+    if (lane_index() == 0) {
+        barrier_arrive_expect(shared_address(&there), STAGE_BYTES);
+        copy_span(shared_address(&stage.keys), &((const chunk_keys *)chunk)[key_head],
+                  sizeof stage.keys, shared_address(&there));
+        copy_span(shared_address(&stage.head), &heads[item.head], sizeof stage.head,
+                  shared_address(&there));
+    }
+    sync_lanes();
+}
+
+/* The same where the chunk may be still to be prepared, or be none: num_there of the item's chunks
+ * are known to be there. */
+static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a, const walk_item &item,
+                                                  int32_t c, ring_place place, wide_memory &m,
+                                                  int32_t &num_there)
+{
+    if (c >= item.num_chunks) {
+        return;
+    }
+    if (c >= num_there) {
+        num_there = wait_for_chunk(a, item, c);
+    }
+    copy_parts(a, item, c, place, m);
+}
+
+/* A channel's window behind the request: its last inputs. */
+static __device__ __forceinline__ void roll_channel(const gpu_delta_params &p,
+                                                    const delta_request &request, int64_t channel)
+{
+    uint16_t *window =
+        (uint16_t *)(p.window + request.slots[0] * p.window_slot + channel * p.window_channel);
+    const char *from = p.mixed.data + channel * 2;
+    int32_t history = p.conv_width - 1, first = request.num_tokens - history;
+    for (int32_t i = 0; i < history; i++) {
+        window[i] = *(const uint16_t *)(from + (request.first_row + first + i) * p.mixed.row);
+    }
+}
+
+/* The windows of the channels that only they still read: a team's values, once its chunk of
+ * the first tokens is made, and in one CTA of a key head q and k, which are prepared. */
+static __device__ __forceinline__ void
+roll_windows(const sm80_delta_params &a, const walk_item &item, int32_t of_team, bool of_values)
+{
+    const gpu_delta_params &p = a.p;
+    int32_t group = a.group, lane = lane_index();
+    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
+    if (p.conv_width <= 1) {
+        return;
+    }
+    if (of_values) {
+        int32_t d = item.first_row + lane;
+        if (lane < GROUP_ROWS && d < p.head_size_v) {
+            roll_channel(p, item.request, 2 * keys + (int64_t)item.head * p.head_size_v + d);
+        }
+    } else if (item.first_row == of_team * GROUP_ROWS && item.head % group == 0) {
+        if (a.preparers > 0) { /* it read the windows */
+            wait_for_chunk(a, item, 0);
+        }
+        int32_t d = of_team * GPU_LANES + lane;
+        int64_t channel = (int64_t)(item.head / group) * p.head_size_k + d;
+        if (d < p.head_size_k) {
+            roll_channel(p, item.request, channel);
+            roll_channel(p, item.request, keys + channel);
+        }
+    }
+}
+
+/* Values of a team's rows behind the convolution, of every other chunk from `begin` on; inputs of
+ * the next are on the way behind them. Tokens behind the last have numbers that a beta of 0 takes
+ * away, rows behind the last such that nothing reads. The first team's warp copies the stages, two
+ * chunks before they are needed. */
+static __device__ __forceinline__ void make_wide_values(const sm80_delta_params &a,
+                                                        const walk_item &kept, wide_memory &m,
+                                                        int32_t of_team, int32_t begin)
+{
+    static_assert(WIDE_STAGES == 3, "chunk c + 2 is copied once c - 1 is done with");
+    team_memory &team = m.teams[of_team];
+    team_barriers &barriers = m.barriers[of_team];
+    const gpu_delta_params &p = a.p;
+    constexpr int loads = VALUE_TOKENS + CHUNK_TAPS - 1;
+    int32_t lane = lane_index(), token = (lane >> 3) * VALUE_TOKENS - (CHUNK_TAPS - 1);
+    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
+    ring_place place = {begin, 0};
+    const walk_item item = item_of_team(kept, of_team);
+    if (a.preparers == 0) {
+        wait_for_earlier_kernels(); /* chunks are prepared */
+    }
+    int32_t num_there = a.preparers > 0 ? 0 : item.num_chunks;
+    if (of_team == 0) {
+        copy_stage(a, kept, begin, place, m, num_there);
+    }
+    delta_source<2> source(p, item.request, p.v, item.head,
+                           2 * keys + (int64_t)item.head * p.head_size_v, p.head_size_v,
+                           item.first_row + (lane & 7) * 2);
+    delta_taps<2> taps;
+    uint32_t raw[loads][1];
+    load_inputs(source, begin * CHUNK + token, a.wide_values, raw);
+    taps.load(p, source);
+    bool are_usual = taps.are_usual();
+    for (int32_t c = begin; c < kept.num_chunks; c += 2) {
+        barrier_wait_for(barriers.values_free[begin], (c >> 1) + 1);
+        if (are_usual) {
+            store_values<true>(taps, raw, team.values[begin], team.largest[begin]);
+        } else {
+            store_values<false>(taps, raw, team.values[begin], team.largest[begin]);
+        }
+        barrier_give(barriers.values_there[begin]);
+        if (c + 2 < kept.num_chunks) {
+            load_inputs(source, (c + 2) * CHUNK + token, a.wide_values, raw);
+        }
+        if (of_team == 0) {
+            place.advance();
+            place.advance();
+            copy_stage(a, kept, c + 2, place, m, num_there);
+        }
+    }
+    roll_windows(a, item_of_team(kept, of_team), of_team, begin == 0);
+    wait_for_earlier_kernels(); /* a later one waits for this alone */
+}
+
+/* KEEPS: states behind chunks may be kept. A kernel of its own: the loop without is 10 % faster. */
+template <bool KEEPS>
+static __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    delta_walk_wide(const __grid_constant__ sm80_delta_params a)
+{
+    extern __shared__ __align__(1024) char wide_bytes[];
+    __shared__ walk_item kept; /* not in registers through the loops */
+    wide_memory &m = *(wide_memory *)wide_bytes;
+    int32_t warp = warp_index(), team = warp % WIDE_TEAMS, role = warp / WIDE_TEAMS;
+    walk_item entered;
+    if (!enter_walk(a, WIDE_TEAMS, 0, entered)) {
+        wait_for_earlier_kernels(); /* a later one waits for this alone */
+        return;
+    }
+    if (thread_index() == 0) {
+        kept = entered;
+    }
+    init_barriers(m, 2, 1);
+    const chunk_stage &first = m.stages[0];
+    constexpr uint32_t stage_apart = sizeof(chunk_stage) >> 4;
+    ring_place place = {0, 0};
+    if (role == 0) {
+        take_registers<216>();
+        uint64_t keys = matrix_at(shared_address(&first.keys.k), 0, 1024);
+        uint64_t depths = matrix_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
+        uint64_t inverse = matrix_at(shared_address(&first.head.inverse), 0, 1024);
+        wide_rows rows;
+        rows.load(a, item_of_team(kept, team));
+        int32_t num_chunks = kept.num_chunks;
+        for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
+            uint32_t at = place.stage * stage_apart;
+            barrier_wait_for(m.there[place.stage], (int32_t)place.round);
+            rows.run_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
+                           matrix_again(keys, at), matrix_again(depths, at),
+                           matrix_again(inverse, at));
+            barrier_give(m.free[place.stage]);
+            if constexpr (KEEPS) {
+                int32_t slot = slot_behind(a, kept, c);
+                if (slot >= 0) {
+                    rows.store(a, item_of_team(kept, team), slot);
+                }
+            }
+        }
+        rows.store(a, item_of_team(kept, team), kept.request.slots[0]);
+    } else if (role == 1) {
+        give_registers<120>();
+        uint64_t queries = matrix_at(shared_address(&first.keys.q), 0, 1024);
+        uint64_t scores = matrix_at(shared_address(&first.head.scores), 0, 1024);
+        int32_t num_chunks = kept.num_chunks;
+        for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
+            uint32_t at = place.stage * stage_apart;
+            barrier_wait_for(m.there[place.stage], (int32_t)place.round);
+            make_wide_outputs(a, kept, m.stages[place.stage], m.teams[team], m.barriers[team], c,
+                              matrix_again(queries, at), matrix_again(scores, at));
+            barrier_give(m.free[place.stage]);
+        }
+    } else {
+        give_registers<88>();
+        make_wide_values(a, kept, m, team, role - 2);
+    }
+}
+
+#endif

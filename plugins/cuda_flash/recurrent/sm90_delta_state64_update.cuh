@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The warp group that walks: 64 rows of S through a request's chunks, see sm90_delta_state64.cuh.
+ */
+#ifndef CUDA_FLASH_SM90_DELTA_STATE64_UPDATE_CUH
+#define CUDA_FLASH_SM90_DELTA_STATE64_UPDATE_CUH
+
+#include "cuda_flash/ptx/sm90_copy.cuh"
+#include "cuda_flash/ptx/sm90_wgmma.cuh"
+#include "sm80_delta_state.cuh"
+
+#define WIDE_TEAMS 4 /* warps of a warp group, GROUP_ROWS rows of S each */
+#define WIDE_GROUPS 4
+#define WIDE_THREADS (WIDE_GROUPS * WIDE_TEAMS * GPU_LANES)
+#define WIDE_STAGES 3
+/* Numbers of a chunk stay below 2^MOST_BITS of their unit; f16 ends at 2^16. A unit is left alone
+ * for as long as the bound is not below 2^LEAST_BITS of it. */
+#define MOST_BITS 15
+#define LEAST_BITS 10
+#define CHOSEN_BITS 14
+#define NORM_OF_LARGEST 11.3138f /* sqrt(CHUNK_DIMS) */
+#define BOUND_CHUNKS 8           /* from one look at all of S to the next */
+
+typedef walk_memory<WIDE_TEAMS> wide_memory;
+
+/* d = a b, or with `adds` d += a b: a in registers, as sums of 16 columns become when they are
+ * packed; rows of b are 16 numbers deep. */
+static __device__ __forceinline__ void wgmma_left(float (&d)[CHUNK / 2], const uint32_t (&a)[4],
+                                                  uint64_t b, int adds)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
+                 : SUMS32
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
+/* The part of one of a CTA's teams. */
+static __device__ __forceinline__ walk_item item_of_team(const walk_item &of_all, int32_t team)
+{
+    walk_item item = of_all;
+    item.first_row += team * GROUP_ROWS;
+    return item;
+}
+
+/* A stage of the ring and how often it has been round. */
+struct ring_place {
+    int32_t stage;
+    uint32_t round;
+
+    __device__ __forceinline__ void advance()
+    {
+        bool wraps = stage == WIDE_STAGES - 1;
+        stage = wraps ? 0 : stage + 1;
+        round += wraps;
+    }
+};
+
+/* 16 columns of sums as the left side of a product. */
+template <int SUMS>
+static __device__ __forceinline__ void pack_sums(uint32_t (&a)[4], const float (&x)[SUMS], int step)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = pack2<KIND_F16>(x[step * 8 + 2 * i], x[step * 8 + 2 * i + 1]);
+    }
+}
+
+static __device__ __forceinline__ void
+multiply_step(float (&sums)[CHUNK / 2], const uint32_t (&left)[4], uint64_t keys, int step)
+{
+    wgmma_left(sums, left, keys + step / 4 * (CHUNK * 128 >> 4) + step % 4 * 2, step > 0);
+}
+
+/* sums = left k^T, all of a chunk's keys or queries. */
+static __device__ __forceinline__ void
+multiply_dims(float (&sums)[CHUNK / 2], const uint32_t (&left)[KEY_STEPS][4], uint64_t keys)
+{
+    pin(sums);
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        multiply_step(sums, left[step], keys, step);
+    }
+    wgmma_commit();
+}
+
+template <int SUMS> static __device__ __forceinline__ void clear_sums(float (&x)[SUMS])
+{
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        x[i] = 0.0f;
+    }
+}
+
+/* Exponent of a float, biased. */
+static __device__ __forceinline__ int32_t exponent_of(float x)
+{
+    return (int32_t)(float_bits(x) >> 23 & 255);
+}
+
+static __device__ __forceinline__ float power_of(int32_t exponent)
+{
+    return bits_float((uint32_t)exponent << 23);
+}
+
+/* The row of S, of a team's, that row x, or with `half` x + 8, of its sums is: outputs of a lane
+ * then are four rows that lie together. */
+static __device__ __forceinline__ int32_t row_of_sums(int32_t x, int32_t half)
+{
+    return (x >> 1) * 4 + half * 2 + (x & 1);
+}
+
+/* Rows lane / 4 and lane / 4 + 8 of a warp's sums. */
+struct wide_rows {
+    float s[CHUNK_DIMS / 2];
+    float unit[2];
+    float norm[2]; /* at least */
+
+    /* The rows' places: of those behind the last, the last's. */
+    static __device__ __forceinline__ void
+    find_rows(const sm80_delta_params &a, const walk_item &item, int32_t slot, float *(&at)[2])
+    {
+        int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
+        int32_t last = a.p.head_size_v - 1;
+        at[0] = state_row(a.p, slot, item.head, min(row, last));
+        at[1] = state_row(a.p, slot, item.head, min(row + 2, last));
+    }
+
+    /* The column of the pair of numbers that number i is of. */
+    static __device__ __forceinline__ int32_t column_of(int i)
+    {
+        return (i >> 2) * 8 + (lane_index() & 3) * 2;
+    }
+
+    /* The largest number of each row. */
+    __device__ __forceinline__ void find_largest(float (&largest)[2]) const
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float of_half = 0.0f;
+#pragma unroll
+            for (int i = 2 * half; i < CHUNK_DIMS / 2; i += 4) {
+                of_half = fmaxf(of_half, fmaxf(fabsf(s[i]), fabsf(s[i + 1])));
+            }
+            of_half = fmaxf(of_half, lane_xor(of_half, 1));
+            largest[half] = fmaxf(of_half, lane_xor(of_half, 2));
+        }
+    }
+
+    __device__ __forceinline__ void load(const sm80_delta_params &a, const walk_item &item)
+    {
+        float largest[2], *from[2];
+        int32_t dims = a.p.head_size_k;
+        clear_sums(s);
+        if (item.request.has_state) {
+            find_rows(a, item, item.request.state_from, from);
+#pragma unroll
+            for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+                s[i] = from[i >> 1 & 1][min(column_of(i) + (i & 1), dims - 1)];
+            }
+#pragma unroll
+            for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+                s[i] = column_of(i) + (i & 1) < dims ? s[i] : 0.0f;
+            }
+        }
+        find_largest(largest);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            norm[half] = largest[half] * NORM_OF_LARGEST;
+            unit[half] = scale_of(norm[half], CHOSEN_BITS - 1).scale;
+        }
+        multiply(inverse_of(unit[0]), inverse_of(unit[1]));
+    }
+
+    __device__ __forceinline__ void store(const sm80_delta_params &a, const walk_item &item,
+                                          int32_t slot)
+    {
+        float *to[2];
+        find_rows(a, item, slot, to);
+        int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int32_t dims = row + half * 2 < a.p.head_size_v ? a.p.head_size_k : 0;
+#pragma unroll
+            for (int i = 2 * half; i < CHUNK_DIMS / 2; i += 4) {
+                if (column_of(i) < dims) {
+                    to[half][column_of(i)] = s[i] * unit[half];
+                }
+                if (column_of(i) + 1 < dims) {
+                    to[half][column_of(i) + 1] = s[i + 1] * unit[half];
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void multiply(float first, float second)
+    {
+#pragma unroll
+        for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+            s[i] *= i & 2 ? second : first;
+        }
+    }
+
+    /* The unit of the chunk, by its values' largest; true: it is another than before. The state
+     * does not leave its format: next to a unit 2^100 times larger, it is 0. */
+    __device__ __forceinline__ bool choose_units(const float (&of_values)[2], float (&next)[2])
+    {
+        bool is_new = false;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float bound = fmaf((float)(CHUNK + 1), of_values[half], norm[half]);
+            int32_t now = exponent_of(unit[half]), wanted = exponent_of(bound) + 1;
+            int32_t chosen = min(max(max(wanted - CHOSEN_BITS, 20), now - 100), 240);
+            bool keeps = wanted - now <= MOST_BITS && wanted - now >= LEAST_BITS;
+            next[half] = power_of(keeps ? now : chosen);
+            is_new |= next[half] != unit[half];
+        }
+        return is_new;
+    }
+
+    /* The bound of |S| behind the chunk; what S holds before it says more than sums of bounds. */
+    __device__ __forceinline__ void bound_rows(int32_t c, const float (&of_values)[2], float past)
+    {
+        if (c % BOUND_CHUNKS == BOUND_CHUNKS - 1) {
+            float largest[2];
+            find_largest(largest);
+            norm[0] = fminf(norm[0], largest[0] * NORM_OF_LARGEST * unit[0]);
+            norm[1] = fminf(norm[1], largest[1] * NORM_OF_LARGEST * unit[1]);
+        }
+        norm[0] = fmaf(past, norm[0], CHUNK * of_values[0]);
+        norm[1] = fmaf(past, norm[1], CHUNK * of_values[1]);
+    }
+
+    /* Y in x's place, from X: in units of `next`. */
+    __device__ __forceinline__ void subtract_keys(float (&x)[CHUNK / 2],
+                                                  const float (&v)[CHUNK / 2],
+                                                  const float2 (&decay)[TOKEN_TILES]) const
+    {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; i++) {
+            x[i] = fmaf(i & 1 ? -decay[i / 4].y : -decay[i / 4].x, x[i], v[i]);
+        }
+    }
+
+    __device__ __forceinline__ void run_chunk(const chunk_stage &stage, team_memory &team,
+                                              team_barriers &barriers, int32_t c, uint64_t keys,
+                                              uint64_t depths, uint64_t inverse)
+    {
+        int32_t lane = lane_index(), pair = (lane & 3) * 2;
+        const chunk_head &head = stage.head;
+        float x[CHUNK / 2], v[CHUNK / 2], next[2];
+        float2 decay[TOKEN_TILES];
+        uint32_t left[KEY_STEPS][4];
+        pin(x);
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            pack_sums(left[step], s, step);
+            if (step % 2 == 1) { /* the first two are multiplied while others are packed */
+                wgmma_begin();
+                multiply_step(x, left[step - 1], keys, step - 1);
+                multiply_step(x, left[step], keys, step);
+            }
+        }
+        wgmma_commit();
+        barrier_wait_for(barriers.state_free, c + 1);
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            team.state[step][lane] =
+                make_uint4(left[step][0], left[step][1], left[step][2], left[step][3]);
+        }
+        team.state_scale[lane] = make_float2(unit[0], unit[1]);
+        barrier_give(barriers.state_there);
+        barrier_wait_for(barriers.values_there[c & 1], c >> 1);
+        const float of_values[2] = {team.largest[c & 1][lane >> 2],
+                                    team.largest[c & 1][(lane >> 2) + 8]};
+        bool is_new = choose_units(of_values, next);
+        float inverses[2] = {inverse_of(next[0]), inverse_of(next[1])};
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            float4 four = team.values[c & 1][n][value_place(n, lane)];
+            v[4 * n] = four.x * inverses[0], v[4 * n + 1] = four.y * inverses[0];
+            v[4 * n + 2] = four.z * inverses[1], v[4 * n + 3] = four.w * inverses[1];
+            decay[n] = *(const float2 *)&head.from_start[n * 8 + pair];
+        }
+        barrier_give(barriers.values_free[c & 1]);
+        float past = head.from_start[CHUNK - 1];
+        bound_rows(c, of_values, past);
+        wgmma_wait<0>();
+        pin(x);
+        if (__any_sync(GPU_ALL_LANES, is_new)) {
+            float ratio[2] = {unit[0] * inverses[0], unit[1] * inverses[1]};
+            multiply(ratio[0], ratio[1]);
+#pragma unroll
+            for (int i = 0; i < CHUNK / 2; i++) {
+                x[i] *= ratio[i >> 1 & 1];
+            }
+            unit[0] = next[0], unit[1] = next[1];
+        }
+        subtract_keys(x, v, decay);
+        multiply_inverse(x, inverse);
+        multiply(past, past); /* while R is multiplied */
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            decay[n] = *(const float2 *)&head.to_end[n * 8 + pair];
+        }
+        wgmma_wait<0>();
+        pin(x);
+        add_keys(x, decay, depths);
+        hand_on_change(x, team, barriers, c);
+        wgmma_wait<0>();
+        pin(s);
+    }
+
+    /* R = Y T^T in Y's place. */
+    static __device__ __forceinline__ void multiply_inverse(float (&y)[CHUNK / 2], uint64_t inverse)
+    {
+        uint32_t left[TOKEN_STEPS][4];
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            pack_sums(left[step], y, step);
+        }
+        pin(y);
+        wgmma_begin();
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            wgmma_weights<KIND_F16, CHUNK>(y, left[step], inverse + step * (16 * 128 >> 4),
+                                           step > 0);
+        }
+        wgmma_commit();
+    }
+
+    /* S += R K with the decays of R up to the chunk's end, begun. */
+    __device__ __forceinline__ void add_keys(const float (&r)[CHUNK / 2],
+                                             const float2 (&decay)[TOKEN_TILES], uint64_t depths)
+    {
+        uint32_t left[TOKEN_STEPS][4];
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float2 of_pair = decay[2 * step + i / 2];
+                int32_t at = step * 8 + 2 * i;
+                left[step][i] = pack2<KIND_F16>(r[at] * of_pair.x, r[at + 1] * of_pair.y);
+            }
+        }
+        pin(s);
+        wgmma_begin();
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            wgmma_weights<KIND_F16, CHUNK_DIMS>(s, left[step], depths + step * (16 * 128 >> 4));
+        }
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void hand_on_change(const float (&r)[CHUNK / 2], team_memory &team,
+                                                   team_barriers &barriers, int32_t c) const
+    {
+        int32_t lane = lane_index();
+        barrier_wait_for(barriers.change_free, c + 1);
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            uint32_t left[4];
+            pack_sums(left, r, step);
+            team.change[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
+        }
+        team.change_scale[lane] = make_float2(unit[0], unit[1]);
+        barrier_give(barriers.change_there);
+    }
+};
+
+#endif
