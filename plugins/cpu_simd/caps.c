@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each variant declares. */
+/* The capabilities that each variant declares. */
 #define _POSIX_C_SOURCE 200809L
 #include "common/cpu_device.h"
 #include "common/declared.h"
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};

@@ -43,7 +43,7 @@ static inline float f16_to_f32(uint16_t x)
     if (magnitude >= 0x7c00u) {
         return bits_to_f32(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
     }
-    /* as if the exponent had float32's bias, then scaled back: subnormals come right too */
+    /* with float32's exponent bias, then scaled back: subnormals come out right too */
     float value = bits_to_f32(magnitude << 13) * 0x1p112f;
     return bits_to_f32(sign | f32_to_bits(value));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Types of elements: their bytes, and those of tensors. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 const int32_t element_bytes[ELEMENT_COUNT] = {4, 2, 2, 1, 1, 1};
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the machine can do, found on baseline code. */
+/* Detects the machine's ISA extensions, in baseline code. */
 #define _GNU_SOURCE /* syscall */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -17,7 +17,7 @@ struct x86_features {
     bool avx2, avx512, avx512bf16, amx;
 };
 
-/* What the operating system saves: bits of XCR0. */
+/* State that the operating system saves: bits of XCR0. */
 static uint64_t enabled_state(void)
 {
     uint32_t low;

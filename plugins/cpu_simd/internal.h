@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of this plugin know of each other. */
+/* Shared by the files of this plugin. */
 #ifndef CPU_SIMD_INTERNAL_H
 #define CPU_SIMD_INTERNAL_H
 
@@ -12,14 +12,14 @@
 #include <attn/plugin.h>
 
 #include "common/tensors.h"
-#include "engine.h"
+#include "cpu_simd/kernels.h"
 
 #define E4M3_LARGEST 448.0
 #define LN_2 0.69314718055994530942f
 
 #define ITEM_ROWS 768         /* query rows of one work item at head size 128 */
-#define ROW_MULTIPLE 16       /* rows of a gemm that every engine computes alike */
-#define DIRECT_SCORE_ROWS 128 /* most query rows whose scores a decode holds at once */
+#define ROW_MULTIPLE 16       /* rows of a gemm that all kernels compute alike */
+#define DECODE_SCORE_ROWS 128 /* most query rows whose scores the decode path holds at once */
 #define SPLIT_KEYS 256        /* a split part has at least so many */
 
 struct attn_instance {
@@ -31,17 +31,17 @@ struct attn_instance {
 enum row_coding {
     CODING_NONE = 0,
     CODING_NVFP4 = 1,
-    CODING_LEVELS = 2, /* TurboQuant's turned keys */
+    CODING_LEVELS = 2, /* TurboQuant's rotated keys */
     CODING_STEPS = 3,  /* and its values */
     CODING_BLOCKS = 4  /* ggml's, see blocks.c */
 };
 
-/* What the rows of a cache's keys, or of its values, are made of. */
+/* How the rows of a cache's keys, or of its values, are stored. */
 struct row_form {
     int32_t element;    /* enum element_type of a number or code */
     int32_t coding;     /* enum row_coding */
-    int32_t bits;       /* of a code of TurboQuant or of ggml's blocks */
-    bool nibbles;       /* int4: two codes in a byte, of turned rows */
+    int32_t bits;       /* bits of a code of TurboQuant or of ggml's blocks */
+    bool nibbles;       /* int4: two codes in a byte, of rotated rows */
     bool head_scale;    /* fp8: a scale per tensor or head */
     bool row_scale;     /* a float32 next to each row */
     bool channel_scale; /* a float32 per head and channel */
@@ -49,13 +49,14 @@ struct row_form {
 
 /* Sizes that follow from a layer alone. */
 struct layer_shape {
-    const struct engine *engine;
+    const struct tile_kernels *kernels;
     int32_t num_heads; /* KV heads */
     int32_t group;
-    int32_t depth;        /* head_size */
-    int32_t width;        /* head_size_v */
-    int32_t query_parts;  /* 2: what bf16 rounds off a query stands behind it, the key twice */
-    int32_t depth_padded; /* of all parts */
+    int32_t depth;       /* head_size */
+    int32_t width;       /* head_size_v */
+    int32_t query_parts; /* 2: a query is followed by what rounding it to bf16 lost, a key by a copy
+                            of itself */
+    int32_t depth_padded; /* head_size of all query parts, padded */
     int32_t width_padded;
     int32_t item_rows; /* most rows of one item */
     bool batch_invariant;
@@ -66,14 +67,14 @@ struct layer_shape {
     /* A row's bits do not depend on how many of its request's rows are computed with it: all go the
      * packed way, in whole tiles of columns and blocks of rows. */
     bool any_prefix;
-    bool rounds;  /* probabilities are kept in fp8, relative to a row's largest */
+    bool rounds;  /* probabilities are rounded to fp8, relative to the row's largest */
     int32_t topk; /* sparse MLA: entries of a query's list; 0: dense */
     int32_t sink_len;
 };
 
 struct attn_prepared {
     struct layer_shape shape;
-    struct attn_recurrent_desc gdn; /* of a layer of gated delta, which has no shape */
+    struct attn_recurrent_desc gdn; /* a gated delta layer, which has no shape */
     bool is_gdn;
 };
 
@@ -88,28 +89,27 @@ struct row_source {
     int32_t pack;       /* elements; 0: a row's elements are contiguous */
     int32_t element;
     int32_t row_elements;
-    int32_t row_bytes; /* of its elements */
+    int32_t row_bytes; /* bytes of a row's elements */
     int32_t coding;    /* enum row_coding */
     int32_t bits;
     bool is_v;
     bool nibbles;
     bool row_scale;  /* a float32 for each row, which scores or probabilities are multiplied with */
     bool head_scale; /* a scale per tensor or head, which scores or outputs are multiplied with */
-    int32_t copies;  /* of a staged row, one for each part of the queries */
+    int32_t copies;  /* copies of a staged row, one for each part of the queries */
     bool stage;      /* rows cannot be read in place */
-    /* of the decode path: the engine's for codes, which reads them in place, or for what is staged
-     * or needs no staging */
-    const struct direct_engine *direct;
-    bool direct_codes;
+    /* kernels of the decode path: those that read codes in place, or those for rows in the compute
+     * type */
+    const struct decode_kernels *decode;
+    bool decode_codes;
     bool ds_mla;
-    const char
-        *scale; /* what stands next to rows: float32 scales, or what the coding keeps there */
+    const char *scale; /* data next to rows: float32 scales, or the coding's parameters */
     int64_t scale_stride_block;
     int64_t scale_stride_slot;
     int64_t scale_stride_head;
 };
 
-/* What an MLA attend brings in addition to attend's arguments. */
+/* Arguments of an MLA attend beyond attend's. */
 struct latent_parts {
     int32_t rank;
     int32_t rope;
@@ -120,7 +120,7 @@ struct latent_parts {
 };
 
 /* One attend or its plan, with the arguments checked and resolved. */
-struct problem {
+struct attend_problem {
     const struct attn_instance *instance;
     const struct attn_layer_desc *layer;
     const struct attn_layer_params *params;
@@ -152,19 +152,19 @@ struct work_item {
     int32_t key_begin;
     int32_t key_end;
     int32_t partial; /* first row of its partial result, or -1: the item writes the output */
-    int32_t direct;  /* 1: decode path */
+    int32_t decode;  /* 1: decode path */
 };
 
-/* Sums of all heads of a group, of a request's tokens: rows are token * group + head of the group.
- */
+/* Results of all heads of a group for some tokens of a request: rows are token * group + head of
+ * the group. */
 struct row_block {
     int32_t request;
     int32_t head; /* KV head */
     int32_t token;
     int32_t num_tokens;
-    float *accumulator; /* [rows, width_padded] */
-    float *reference;
-    float *sum;
+    float *acc_o; /* [rows, width_padded] */
+    float *row_max;
+    float *row_sum;
 };
 
 /* Rows of an item's output, each of as many partial results as the item has parts. */
@@ -179,30 +179,30 @@ struct merge_item {
     int32_t num_tokens;
 };
 
-/* What batches within a plan's limits take at most. */
+/* Upper bounds for batches within a plan's limits. */
 struct needs {
-    int32_t rows;         /* of one item */
-    int32_t partial_rows; /* of all partial results */
+    int32_t rows;         /* rows of one item */
+    int32_t partial_rows; /* rows of all partial results */
 };
 
-/* Lies in schedule_host: header, items, their order, merges. */
-struct schedule {
+/* Layout of schedule_host: header, items, their order, merges. */
+struct attend_schedule {
     int32_t num_items;
     int32_t num_merges;
     int32_t max_items;
     int32_t max_merges;
-    int32_t num_parts;        /* of items that were split */
-    int32_t num_partial_rows; /* theirs */
+    int32_t num_parts;        /* parts of items that were split */
+    int32_t num_partial_rows; /* rows of their partial results */
     struct needs needs;
 };
 
 /* Offsets of one worker's memory, in bytes. */
 struct scratch_layout {
-    size_t q, accumulator, scores, keys, values, stage_keys, stage_values, zero_row, row;
-    size_t q_scale, reference, sum, rescale, low, high, token_low, token_high, seen, blocks;
+    size_t q, acc_o, scores, keys, values, stage_keys, stage_values, zero_row, row;
+    size_t q_scale, row_max, row_sum, scores_scale, low, high, token_low, token_high, seen, blocks;
     size_t key_rows, value_rows, next_rows, scale_rows, key_scale, value_scale, key_zero,
         value_zero;
-    size_t sink_q, sink_rows; /* of layers with static sinks */
+    size_t sink_q, sink_rows; /* for layers with static sinks */
     size_t bytes;
 };
 
@@ -226,7 +226,7 @@ struct row_place {
     const struct row_form *form;
     bool is_v;
     int64_t block;
-    int64_t slot; /* of the block */
+    int64_t slot; /* slot within the block */
     int64_t head;
 };
 /* from and to `activation` elements, an enum element_type */
@@ -234,16 +234,16 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
 void row_read(const struct row_place *at, char *out, int32_t activation);
 /* Rows of a tile to be staged, and where to. */
 struct stage {
-    const struct problem *problem;
+    const struct attend_problem *problem;
     const struct row_source *source;
     char *memory;
     int32_t padded; /* elements of a staged row */
     int32_t n;
     int32_t first;                 /* key of the first row */
-    const void **rows;             /* as they stand; on return staged */
-    const void *const *scale_rows; /* of rows with something next to them */
+    const void **rows;             /* in: rows in the cache; out: staged rows */
+    const void *const *scale_rows; /* of rows with data next to them */
     int64_t scale_offset;          /* bytes from scale_rows[i] */
-    float *scales;                 /* of rows with a scale each */
+    float *scales;                 /* scales of rows that have one each */
 };
 /* the rows' elements in the compute type, padded; the zero points of int4 leave their scales, and
  * those of TurboQuant's keys are written */
@@ -260,11 +260,12 @@ struct coded_row {
     int32_t pack;
     int64_t stride_pack;
     const char *codes;
-    const uint8_t *kept; /* what its slot and head keep next to the row */
-    int64_t stride_slot; /* of `kept` */
+    const uint8_t *kept; /* parameters of its slot and head */
+    int64_t stride_slot; /* bytes from a slot's parameters to the next */
     int32_t slot;        /* mod 4 */
 };
-/* the row but for a factor, which is returned: 1 but for TurboQuant's keys, which stay turned */
+/* loads a row without its factor, and returns that: 1 but for TurboQuant's keys, which stay rotated
+ */
 float coded_row_load(const struct variant *variant, const struct coded_row *row, float *out);
 void coded_row_write(const struct row_place *at, const float *values);
 void coded_row_read(const struct row_place *at, float *values);
@@ -284,10 +285,10 @@ void block_row_write(const struct variant *variant, int32_t block_bits, char *ro
 
 /* int4.c */
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */
-/* signs NULL: all 1, and nothing is divided */
-void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n);
-void int4_turn_back(const struct variant *variant, const float *signs, float *row, int32_t n);
-/* codes less their zero point, n of them in pieces of `pack` */
+/* signs NULL: all are 1, and the row is not divided by its size */
+void int4_rotate_query(const struct variant *variant, const float *signs, float *row, int32_t n);
+void int4_rotate_back(const struct variant *variant, const float *signs, float *row, int32_t n);
+/* codes minus their zero point, n of them in pieces of `pack` */
 void int4_codes(const struct variant *variant, int8_t *codes, const char *row, int32_t n,
                 int32_t pack, int64_t stride_pack, int32_t zero);
 /* two codes a byte into a row of the view */
@@ -301,25 +302,28 @@ attn_status fail(struct attn_error *error, attn_status status, const char *field
                  const char *message);
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
                            struct layer_shape *shape, struct attn_error *error);
-attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
+attn_status problem_init(struct attend_problem *problem, const struct attn_attend_args *args,
                          const struct latent_parts *latent, bool tensors, struct attn_error *error);
 /* The keys that a token sees; in a sparse run entries of its list. */
-struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
-/* what a KV head's raw scores are multiplied with: of the layer and its queries, and of keys, too
- */
-float query_factor(const struct problem *problem, int32_t head);
-float key_factor(const struct problem *problem, int32_t head);
-/* whether a result of tokens token .. token+count-1 of the request is asked for */
-bool rows_wanted(const struct problem *problem, int32_t request, int32_t token, int32_t count);
-int32_t request_keys(const struct problem *problem, int32_t request);
-int32_t request_queries(const struct problem *problem, int32_t request);
-/* where rows first .. first+n-1 of a head stand, and their scales if there are any */
-void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
-               int32_t head, int32_t first, int32_t n, const void **rows, const void **scale_rows);
-/* Rows that entries first .. first+n-1 of a query's list name and the query sees; their number. */
-int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
+struct interval row_interval(const struct attend_problem *problem, int32_t request, int32_t token);
+/* query_factor: the layer's and queries' factor of a KV head's scores; key_factor: with that of
+ * keys */
+float query_factor(const struct attend_problem *problem, int32_t head);
+float key_factor(const struct attend_problem *problem, int32_t head);
+/* whether the caller wants a result of tokens token .. token+count-1 of the request */
+bool rows_wanted(const struct attend_problem *problem, int32_t request, int32_t token,
+                 int32_t count);
+int32_t request_keys(const struct attend_problem *problem, int32_t request);
+int32_t request_queries(const struct attend_problem *problem, int32_t request);
+/* finds the addresses of rows first .. first+n-1 of a head, and of their scales if there are any */
+void find_rows(const struct attend_problem *problem, const struct row_source *source,
+               int32_t request, int32_t head, int32_t first, int32_t n, const void **rows,
+               const void **scale_rows);
+/* Finds the rows of entries first .. first+n-1 of a query's list that the query sees; returns their
+ * number. */
+int32_t find_listed_rows(const struct attend_problem *problem, int32_t request, int32_t token,
                          int32_t first, int32_t n, const void **rows);
-/* scales[i] = the float32 `offset` bytes behind scale_rows[i] */
+/* scales[i] = the float32 at scale_rows[i] + offset */
 void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float *scales);
 
 /* schedule.c */
@@ -327,67 +331,68 @@ size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits 
                       int32_t num_threads);
 size_t workspace_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
                        int32_t num_threads);
-attn_status schedule_make(const struct problem *problem, const struct attn_limits *limits,
+attn_status schedule_make(const struct attend_problem *problem, const struct attn_limits *limits,
                           void *memory, int32_t num_threads, struct attn_error *error);
-struct work_item *schedule_items(const struct schedule *schedule);
-int32_t *schedule_order(const struct schedule *schedule);
-struct merge_item *schedule_merges(const struct schedule *schedule);
+struct work_item *schedule_items(const struct attend_schedule *schedule);
+int32_t *schedule_order(const struct attend_schedule *schedule);
+struct merge_item *schedule_merges(const struct attend_schedule *schedule);
 void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape,
                   int32_t item_rows);
-/* of a tile's keys, or of its values */
+/* bytes of a tile's packed keys, or of its values */
 size_t packed_bytes(const struct layer_shape *shape, bool keys);
 
-/* finish.c: everything that is the same for both paths */
+/* finish.c: queries and results of both paths */
 struct attend_run {
-    struct problem problem;
+    struct attend_problem problem;
     struct scratch_layout layout;
     const struct attn_attend_args *args;
-    const struct schedule *schedule;
-    char *scratch;   /* of worker 0 */
-    float *partials; /* [partial_rows][width_padded], then references, then sums */
+    const struct attend_schedule *schedule;
+    char *scratch;   /* memory of worker 0 */
+    float *partials; /* [partial_rows][width_padded], then row_max, then row_sum */
 };
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
                   int32_t rows_padded);
-/* A reference of rows that have nothing to write (any more). */
+/* row_max of rows that have been written or have nothing to write. */
 #define ROW_IS_DONE INFINITY
-/* The item's sums of one KV head, which are used up, to the output or to its partial result. */
+/* Writes the results of one KV head of an item to the output or to its partial result, and
+ * overwrites them. */
 void finish_item(const struct attend_run *run, const struct work_item *item,
                  const struct row_block *rows, char *scratch);
 void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch);
 
-/* static_sink.c: what the rows see of the layer's sinks into their sums, which are in plain units
- */
+/* static_sink.c: attends to the layer's sinks; acc_o has to be as if the values had been float32 */
 void add_static_sinks(const struct attend_run *run, const struct row_block *rows, char *scratch);
 
-/* careful.c: what is computed again where the engines' softmax and sums do not hold */
-/* The exponents of rows that are computed again are less by this, so that sums of 2^32 values hold.
- * It has bits below those of every reference from 2^20 on: added to equal ones it is rounded alike,
- * and to neighbours by as much. */
-#define LOWERED 40.015625f
-/* Sets unsound[row] for each; whether there is one. */
-bool find_unsound_rows(const struct problem *problem, int32_t count, const struct row_block *rows,
-                       int32_t *unsound);
-/* Scores in natural units that `softmax` may not take, among the first n of each row. */
+/* recompute.c: a second softmax for rows that the kernels' softmax cannot hold */
+/* The exponents of recomputed rows are lowered by this, so that sums of 2^32 values do not
+ * overflow. It has bits below those of every row_max from 2^20 on: added to equal exponents it is
+ * rounded alike, and to neighbours by as much. */
+#define EXPONENT_SHIFT 40.015625f
+/* Sets out_of_range[row] for each row; returns whether any is. */
+bool find_rows_out_of_range(const struct attend_problem *problem, int32_t count,
+                            const struct row_block *rows, int32_t *out_of_range);
+/* Whether one of the first n scores of a row, in natural units, is too large for `softmax`. */
 bool has_large_scores(const struct variant *variant, const float *scores, int32_t rows, int32_t n);
-/* As the engine's softmax, with every exponent rounded alike, and 2^-lowered of each probability.
- */
-void careful_softmax(const struct engine *engine, const struct softmax_args *args, float lowered);
+/* tile_kernels' softmax, with every exponent rounded alike and probabilities times
+ * 2^-exponent_shift. */
+void recompute_softmax(const struct tile_kernels *kernels, const struct softmax_args *args,
+                       float exponent_shift);
 
-/* tile.c, direct.c */
+/* tile.c, decode.c */
 void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch);
-void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch);
-/* The item's sums of one KV head to where they go, after rows that the engines do not hold have
- * been computed again. */
-void finish_sums(const struct attend_run *run, const struct work_item *item,
-                 const struct row_block *rows, char *scratch);
-/* The packed way over some keys for one head of an item, on top of what its rows have summed;
- * `careful`: by careful_softmax. */
+void run_decode(const struct attend_run *run, const struct work_item *item, char *scratch);
+/* Recomputes rows of one KV head that the kernels could not hold, then writes the results. */
+void finish_head_rows(const struct attend_run *run, const struct work_item *item,
+                      const struct row_block *rows, char *scratch);
+/* The packed path over some keys for one head of an item, added to the rows' results so far;
+ * `recompute`: with recompute_softmax. */
 void run_keys(const struct attend_run *run, const struct work_item *item,
-              const struct row_block *rows, struct interval keys, bool careful, char *scratch);
+              const struct row_block *rows, struct interval keys, bool recompute, char *scratch);
 
 /* tree.c */
-bool tree_row_visible(const struct problem *problem, int32_t request, int32_t token, int32_t key);
-void tree_apply(const struct problem *problem, int32_t request, int32_t token, int32_t first,
+bool tree_row_visible(const struct attend_problem *problem, int32_t request, int32_t token,
+                      int32_t key);
+void tree_apply(const struct attend_problem *problem, int32_t request, int32_t token, int32_t first,
                 int32_t begin, int32_t end, float *scores);
 
 /* kernels */
@@ -411,21 +416,21 @@ attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct a
 attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
                              struct attn_error *error);
 
-/* ahead.c: the rows of the tile to come, asked for in shares between the gemms of this one: only
- * so many lines can be under way */
-struct ahead {
+/* tile_prefetch.c: prefetches the rows of the next tile in shares between the gemms of this one,
+ * since the hardware has few line buffers */
+struct tile_prefetch {
     const void **rows; /* [TILE_KEYS] */
-    int32_t lines;     /* of 64 bytes in a row */
-    int32_t total;     /* lines in all; 0: nothing to come */
+    int32_t lines;     /* lines of 64 bytes in a row */
+    int32_t total;     /* lines in all; 0: no next tile */
     int32_t done;
     int32_t share;
 };
-void ahead_begin(struct ahead *ahead, const struct problem *problem, const struct work_item *item,
-                 int32_t first, int32_t row_blocks);
-void ahead_some(struct ahead *ahead);
-/* depth and columns of one gemm between two shares */
-int32_t depth_step(const struct problem *problem);
-int32_t width_step(const struct problem *problem);
+void tile_prefetch_begin(struct tile_prefetch *prefetch, const struct attend_problem *problem,
+                         const struct work_item *item, int32_t first, int32_t row_blocks);
+void tile_prefetch_share(struct tile_prefetch *prefetch);
+/* depth and columns of one gemm between two prefetches */
+int32_t depth_step(const struct attend_problem *problem);
+int32_t width_step(const struct attend_problem *problem);
 
 /* latent.c */
 attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
@@ -450,7 +455,7 @@ attn_status simd_supports(const struct attn_supports_args *args,
 
 #define INT4_ZERO_MASK 15u
 
-/* takes the zero point off a scale */
+/* splits the zero point off a scale */
 static inline int32_t int4_zero(float *scale)
 {
     uint32_t bits;
@@ -465,12 +470,12 @@ static inline int32_t round_up(int32_t x, int32_t multiple)
     return (x + multiple - 1) / multiple * multiple;
 }
 
-static inline int32_t at_least(int32_t a, int32_t b)
+static inline int32_t max_i32(int32_t a, int32_t b)
 {
     return a > b ? a : b;
 }
 
-static inline int32_t at_most(int32_t a, int32_t b)
+static inline int32_t min_i32(int32_t a, int32_t b)
 {
     return a < b ? a : b;
 }

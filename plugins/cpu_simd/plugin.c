@@ -2,7 +2,7 @@
 /* cpu_simd: the fast CPU backend. The entry, instances, and what is prepared per layer. */
 #include "common/entry.h"
 #include "common/gated_delta.h"
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                                 struct attn_error *error)

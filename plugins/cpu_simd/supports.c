@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the declared masks cannot say. */
+/* Conditions that the declared masks cannot express. */
 #include "common/declared.h"
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
-/* What is asked of latent rows beyond what all backends ask. */
+/* Conditions on latent rows beyond those of all backends. */
 static void supports_latent(const struct attn_layer_desc *layer,
                             const struct attn_reason_sink *reasons)
 {
@@ -34,7 +34,8 @@ attn_status simd_supports(const struct attn_supports_args *args,
     if (layer_is_latent(layer)) {
         supports_latent(layer, reasons);
     }
-    /* those are relative to a row's largest before the first is made, and sinks come last */
+    /* fp8 probabilities are relative to a row's largest score, which has to be known first, and
+     * sinks come last */
     if (layer->sink_len > 0 && layer->p_scale_form != ATTN_SCALE_NONE) {
         reasons->refuse(reasons->user, "p_scale_form", "set", "none with static sinks");
     }

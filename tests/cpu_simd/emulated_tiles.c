@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu_simd's AMX engine with its tile instructions done by vectors, for machines without tiles. One
- * thread at a time. */
+/* cpu_simd's AMX kernels with its tile instructions done by vectors, for machines without tiles.
+ * One thread at a time. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -67,4 +67,4 @@ static void tile_multiply(int c, int a, int b)
 #define _tile_loadconfig(config) ((void)(config))
 #define _tile_release() ((void)0)
 
-#include "cpu_simd/amx_engine.c" /* NOLINT(bugprone-suspicious-include): with tiles of C */
+#include "cpu_simd/vec/isa_amx.c" /* NOLINT(bugprone-suspicious-include): with tiles of C */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The AMX engine's flash, on emulated tiles, against sums in double: masks, padding, references
- * that are raised in the middle of a tile. */
+/* The AMX engine's flash, on emulated tiles, against sums in double: masks, padding, rows
+ * whose row_max is raised in the middle of a tile. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#include "cpu_simd/engine.h"
+#include "cpu_simd/kernels.h"
 #include "support/test.h"
 
 enum { MAX_ROWS = 96, MAX_TILES = 2, MAX_KEYS = MAX_TILES * FLASH_KEYS, MAX_SIZE = 160 };
@@ -19,8 +19,8 @@ static struct {
     _Alignas(64) uint16_t keys[MAX_TILES][FLASH_KEYS * MAX_SIZE];
     _Alignas(64) uint16_t values[MAX_TILES][FLASH_KEYS * MAX_SIZE];
     _Alignas(64) float out[MAX_ROWS * MAX_SIZE];
-    float reference[MAX_ROWS];
-    float sum[MAX_ROWS];
+    float row_max[MAX_ROWS];
+    float row_sum[MAX_ROWS];
     int32_t low[MAX_ROWS]; /* of all keys */
     int32_t high[MAX_ROWS];
     int32_t tile_low[MAX_TILES][MAX_ROWS];
@@ -123,7 +123,7 @@ static void find_blocks(const struct shape *shape, int32_t tile, bool *seen)
     }
 }
 
-static void attend(const struct flash_engine *flash, const struct shape *shape, int32_t tile)
+static void attend(const struct flash_kernels *flash, const struct shape *shape, int32_t tile)
 {
     const struct flash_args args = {.keys = it.keys[tile],
                                     .values = it.values[tile],
@@ -131,13 +131,14 @@ static void attend(const struct flash_engine *flash, const struct shape *shape, 
                                     .low = it.tile_low[tile],
                                     .high = it.tile_high[tile],
                                     .q = it.q,
-                                    .accumulator = it.out,
+                                    .acc_o = it.out,
                                     .depth = shape->depth,
                                     .width = shape->width,
                                     .num_blocks = (shape->rows + FLASH_ROWS - 1) / FLASH_ROWS,
-                                    .factor = 1.44269504f / sqrtf((float)shape->depth) * 4.0f,
-                                    .reference = it.reference,
-                                    .sum = it.sum};
+                                    .softmax_scale_log2 =
+                                        1.44269504f / sqrtf((float)shape->depth) * 4.0f,
+                                    .row_max = it.row_max,
+                                    .row_sum = it.row_sum};
     flash->attend(&args);
 }
 
@@ -159,10 +160,10 @@ static void hold_row(const struct shape *shape, int32_t r)
         sum += exp2(score[j] - most);
     }
     if (it.high[r] <= it.low[r]) {
-        assert_true(it.sum[r] == 0.0f && it.reference[r] == -INFINITY);
+        assert_true(it.row_sum[r] == 0.0f && it.row_max[r] == -INFINITY);
         return;
     }
-    double log_sum = (double)it.reference[r] + log2((double)it.sum[r]);
+    double log_sum = (double)it.row_max[r] + log2((double)it.row_sum[r]);
     /* the exponential is off by 7.5e-5; of rounded probabilities the sum would be by 2e-3 */
     assert_true(fabs(log_sum - (most + log2(sum))) < 2e-4);
     for (int32_t d = 0; d < shape->width; d++) {
@@ -172,7 +173,7 @@ static void hold_row(const struct shape *shape, int32_t r)
             exact += term;
             size += fabs(term);
         }
-        double got = (double)it.out[r * shape->width + d] / (double)it.sum[r];
+        double got = (double)it.out[r * shape->width + d] / (double)it.row_sum[r];
         if (!(fabs(got - exact) <= size / 128 + 1e-6)) {
             fail_msg("row %d, column %d is %g, not %g (%d rows, %d keys, %d x %d, mask %d)", r, d,
                      got, exact, shape->rows, shape->keys, shape->depth, shape->width,
@@ -183,7 +184,7 @@ static void hold_row(const struct shape *shape, int32_t r)
 
 static void hold(const struct shape *shape)
 {
-    const struct flash_engine *flash = variant_amx.bf16->flash;
+    const struct flash_kernels *flash = variant_amx.bf16->flash;
     int32_t tiles = (shape->keys + FLASH_KEYS - 1) / FLASH_KEYS;
     bool seen[MAX_ROWS / FLASH_ROWS] = {false};
     fill(shape);
@@ -200,7 +201,7 @@ static void hold(const struct shape *shape)
         find_blocks(shape, t, seen);
     }
     for (int32_t r = 0; r < MAX_ROWS; r++) {
-        it.reference[r] = -INFINITY;
+        it.row_max[r] = -INFINITY;
     }
     for (int32_t t = 0; t < tiles; t++) {
         attend(flash, shape, t);
@@ -226,7 +227,7 @@ TEST(test_rows_and_masks)
 TEST(test_what_is_not_finite)
 {
     static const uint16_t non_finite[] = {0x7f80, 0xff80, 0x7fc0, 0xffff};
-    const struct flash_engine *flash = variant_amx.bf16->flash;
+    const struct flash_kernels *flash = variant_amx.bf16->flash;
     const void *rows[FLASH_KEYS];
     memset(&it, 0, sizeof it);
     for (int32_t j = 0; j < FLASH_KEYS; j++) {

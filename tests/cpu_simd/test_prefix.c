@@ -247,17 +247,17 @@ static void hold_sinks(const struct setting *s, double bound, const char *varian
 {
     struct setting with_sinks = *s;
     with_sinks.sinks = SINKS;
-    struct prompt *whole = begin(s, variant), *behind = begin(&with_sinks, variant);
-    if (whole == NULL || behind == NULL) {
-        assert_true(whole == behind);
+    struct prompt *whole = begin(s, variant), *rows_after = begin(&with_sinks, variant);
+    if (whole == NULL || rows_after == NULL) {
+        assert_true(whole == rows_after);
         return;
     }
-    behind->skipped = SINKS;
+    rows_after->skipped = SINKS;
     run(whole, s, 0, TOKENS);
-    run(behind, &with_sinks, 0, TOKENS - SINKS);
-    compare(behind, whole, s, SINKS, TOKENS, bound, variant);
+    run(rows_after, &with_sinks, 0, TOKENS - SINKS);
+    compare(rows_after, whole, s, SINKS, TOKENS, bound, variant);
     end(whole);
-    end(behind);
+    end(rows_after);
 }
 
 TEST(sinks_are_keys)

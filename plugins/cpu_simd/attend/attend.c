@@ -3,18 +3,18 @@
 #include <stdatomic.h>
 
 #include "common/gated_delta.h"
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 struct attend_loop {
     const struct attend_run *run;
-    atomic_int next; /* of the schedule's order */
+    atomic_int next; /* index into the schedule's order */
     bool merging;
 };
 
 static void attend_worker(struct attend_loop *loop, int32_t worker)
 {
     const struct attend_run *run = loop->run;
-    const struct schedule *schedule = run->schedule;
+    const struct attend_schedule *schedule = run->schedule;
     const struct variant *variant = run->problem.instance->variant;
     char *scratch = run->scratch + (size_t)worker * run->layout.bytes;
     int32_t count = loop->merging ? schedule->num_merges : schedule->num_items;
@@ -37,8 +37,8 @@ static void attend_worker(struct attend_loop *loop, int32_t worker)
         if (!rows_wanted(&run->problem, item->request, item->token, item->num_tokens)) {
             continue;
         }
-        if (item->direct) {
-            run_direct(run, item, scratch);
+        if (item->decode) {
+            run_decode(run, item, scratch);
         } else {
             run_packed(run, item, scratch);
         }
@@ -61,12 +61,12 @@ static void parallel(const struct attend_run *run, bool merging)
     struct attend_loop loop = {.run = run, .merging = merging};
     atomic_init(&loop.next, 0);
     if (count > 0) {
-        host->parallel_for(host->user, at_most(count, host->num_threads), 1, attend_body, &loop);
+        host->parallel_for(host->user, min_i32(count, host->num_threads), 1, attend_body, &loop);
     }
 }
 
 /* Idle and profiling steps: zeros, and the workspace touched. */
-static void write_zeros(const struct attn_attend_args *args, const struct problem *problem)
+static void write_zeros(const struct attn_attend_args *args, const struct attend_problem *problem)
 {
     const struct attn_tensor *out = args->out;
     int64_t bytes = out->dtype.bits / 8;
@@ -128,7 +128,7 @@ attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *
 attn_status plan_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
                         int32_t mode, struct attn_error *error)
 {
-    struct problem problem;
+    struct attend_problem problem;
     attn_status status = problem_init(&problem, args, parts, false, error);
     if (status != ATTN_OK) {
         return status;
@@ -138,7 +138,7 @@ attn_status plan_attend(const struct attn_attend_args *args, const struct latent
                     "NULL");
     }
     (void)mode; /* lengths are readable in every mode: each is a fresh schedule */
-    struct schedule *schedule = args->schedule_host;
+    struct attend_schedule *schedule = args->schedule_host;
     int32_t num_threads = args->instance->host->num_threads;
     if (no_work(args->batch)) {
         schedule->num_items = 0;

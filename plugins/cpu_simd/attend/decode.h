@@ -1,52 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the direct (decode) path know of each other. */
-#ifndef CPU_SIMD_DIRECT_H
-#define CPU_SIMD_DIRECT_H
+/* Shared by the files of the decode path. */
+#ifndef CPU_SIMD_DECODE_H
+#define CPU_SIMD_DECODE_H
 
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
-struct direct {
+struct decode {
     const struct attend_run *run;
     const struct work_item *item;
     char *scratch;
     const void **key_rows;
     const void **value_rows;
-    const void **next_keys; /* of the tile to come */
+    const void **next_keys; /* rows of the next tile */
     const void **next_values;
     const void **staged_rows;
-    const void **key_scales; /* of the item's first head, where they are kept next to rows */
+    const void **key_scales; /* scales of the item's first head, where they are next to rows */
     const void **value_scales;
     const void **next_key_scales;
     const void **next_value_scales;
-    float *key_scale; /* of the head at hand */
+    float *key_scale; /* scales of the current head */
     float *value_scale;
-    int32_t *key_zero; /* likewise, of int4 rows read in place */
+    int32_t *key_zero; /* zero points of the current head's int4 rows that are read in place */
     int32_t *value_zero;
-    int32_t rows_padded; /* rows of a head in q, scores and the accumulator */
-    int32_t bunch;       /* heads whose scores are taken before their values */
-    bool side_by_side;   /* a token's heads are one run of memory: its rows are read together */
+    int32_t rows_padded;   /* rows of a head in q, scores and the acc_o */
+    int32_t heads_at_once; /* heads whose scores are computed before their values */
+    bool heads_contiguous; /* a token's heads are contiguous: their rows are read together */
 };
 
-/* One engine call: keys from .. from + keys - 1 of a tile of n, of one of a bunch of heads. Heads
- * count within the item. */
-struct direct_step {
+/* One kernel call: keys from .. from + keys - 1 of a tile of n keys, for one of the heads
+ * first_head .. end_head - 1. Heads count within the item. */
+struct decode_step {
     int32_t first;      /* key of the tile */
-    int32_t first_head; /* of the bunch */
+    int32_t first_head; /* first of the heads whose scores are computed together */
     int32_t end_head;
     int32_t head;
     int32_t n;
-    int32_t next_n; /* keys of the tile to come */
+    int32_t next_n; /* keys of the next tile */
     int32_t from;
     int32_t keys;
 };
 
-/* direct_ahead.c: what is prefetched meanwhile */
-int32_t keys_together(const struct direct *direct, const struct row_source *source, int32_t n);
-void ahead_of_scores(const struct direct *direct, const struct direct_step *step,
-                     struct direct_args *args);
-void ahead_of_values(const struct direct *direct, const struct direct_step *step,
-                     struct direct_args *args);
-void prefetch_scales(const struct direct *direct, const struct row_source *source,
+/* decode_prefetch.c: what is prefetched during scores and values */
+int32_t keys_together(const struct decode *decode, const struct row_source *source, int32_t n);
+void prefetch_during_scores(const struct decode *decode, const struct decode_step *step,
+                            struct decode_args *args);
+void prefetch_during_values(const struct decode *decode, const struct decode_step *step,
+                            struct decode_args *args);
+void prefetch_scales(const struct decode *decode, const struct row_source *source,
                      const void **scales, const void **next_scales, int32_t h, int32_t n,
                      int32_t next_n);
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the direct path prefetches: memory in the order in which it is read, about 16 KiB ahead. A
- * prefetch for which no buffer is free is dropped, and then the load waits for all of memory's
- * latency; so lines are asked for evenly, and near enough to be still in the nearest cache. Of the
- * tile to come a line of each page is asked for: between two steps of a model other layers have
- * displaced the page tables, whose entries come from memory, too. */
-#include "direct.h"
+/* Prefetches of the decode path: memory in the order in which it is read, about 16 KiB ahead. The
+ * hardware drops a prefetch for which no line buffer is free, and the load then waits for the full
+ * latency of memory; so prefetches are spread evenly, and near enough that their lines are still in
+ * the nearest cache. One line of each page of the next tile is requested early: between two steps
+ * of a model other layers evict the page tables, whose entries come from memory, too. */
+#include "decode.h"
 
 #define LINE_BYTES 64
 #define PAGE_BYTES 4096
 #define AHEAD_BYTES 16384
 
 /* `keys` rows of `source` at rows[] + offset, `bytes` of each. */
-static void prefetch_rows(struct direct_args *args, const struct row_source *source,
+static void prefetch_rows(struct decode_args *args, const struct row_source *source,
                           const void **rows, int64_t offset, int32_t keys, int64_t bytes)
 {
     args->next_rows = (const char *const *)rows;
@@ -20,22 +20,22 @@ static void prefetch_rows(struct direct_args *args, const struct row_source *sou
     args->next_lines = (int32_t)((bytes + LINE_BYTES - 1) / LINE_BYTES);
 }
 
-/* Keys of one step where tokens' heads lie side by side: their rows, of all heads of the bunch,
- * stay in the nearest cache next to those of the step to come. What is staged, or has its zero
- * points next to it, is taken head by head. */
-int32_t keys_together(const struct direct *direct, const struct row_source *source, int32_t n)
+/* Keys of one step where tokens' heads are contiguous: their rows, for all heads of the step, stay
+ * in the nearest cache together with those of the next step. Rows that are staged or have zero
+ * points next to them are read head by head. */
+int32_t keys_together(const struct decode *decode, const struct row_source *source, int32_t n)
 {
-    bool staged = source->stage && !source->direct_codes;
-    if (!direct->side_by_side || staged || source->nibbles) {
-        return at_least(1, n);
+    bool staged = source->stage && !source->decode_codes;
+    if (!decode->heads_contiguous || staged || source->nibbles) {
+        return max_i32(1, n);
     }
-    int64_t keys = AHEAD_BYTES / (direct->bunch * source->stride_head);
-    return at_most(DIRECT_MOST_KEYS, at_least(8, (int32_t)keys / 8 * 8));
+    int64_t keys = AHEAD_BYTES / (decode->heads_at_once * source->stride_head);
+    return min_i32(DECODE_MAX_KEYS, max_i32(8, (int32_t)keys / 8 * 8));
 }
 
-/* This head's share of a step to come: tokens from .. from + keys - 1, `heads` heads of each from
- * `first_head` on. With many heads a share is a part of a token. */
-static void prefetch_share(const struct direct_step *step, struct direct_args *args,
+/* Prefetches this head's share of the next step: tokens from .. from + keys - 1, `heads` heads of
+ * each from `first_head` on. With many heads a share is a part of a token. */
+static void prefetch_share(const struct decode_step *step, struct decode_args *args,
                            const struct row_source *source, const void **rows, int32_t from,
                            int32_t keys, int32_t first_head, int32_t heads)
 {
@@ -69,101 +69,102 @@ static void touch_pages(const struct row_source *source, const void **rows, int6
     }
 }
 
-/* This step's share of the pages of the tile to come. */
-static void ahead_of_tile(const struct direct *direct, const struct direct_step *step,
-                          const struct row_source *source, const void **next_rows)
+/* Touches this step's share of the next tile's pages. */
+static void touch_next_tile(const struct decode *decode, const struct decode_step *step,
+                            const struct row_source *source, const void **next_rows)
 {
-    if (!direct->side_by_side) {
+    if (!decode->heads_contiguous) {
         touch_pages(source, next_rows, step->head * source->stride_head, step->next_n,
                     source->row_bytes);
     } else if (step->head == step->first_head) {
         touch_pages(source, next_rows + step->from, step->first_head * source->stride_head,
-                    at_most(step->keys, step->next_n - step->from),
+                    min_i32(step->keys, step->next_n - step->from),
                     (step->end_head - step->first_head) * source->stride_head);
     }
 }
 
-static int32_t bunch_heads(const struct direct *direct, int32_t first_head)
+static int32_t heads_from(const struct decode *decode, int32_t first_head)
 {
-    return at_most(direct->bunch, direct->item->num_heads - first_head);
+    return min_i32(decode->heads_at_once, decode->item->num_heads - first_head);
 }
 
-/* The first keys of what follows the bunch: the next one's, or the next tile's. */
-static void ahead_of_bunch(const struct direct *direct, const struct direct_step *step,
-                           struct direct_args *args)
+/* Prefetches the first keys of the next heads, or after the last heads those of the next tile. */
+static void prefetch_next_heads(const struct decode *decode, const struct decode_step *step,
+                                struct decode_args *args)
 {
-    const struct row_source *source = &direct->run->problem.keys;
-    bool last = step->end_head == direct->item->num_heads;
-    const void **rows = last ? direct->next_keys : direct->key_rows;
+    const struct row_source *source = &decode->run->problem.keys;
+    bool last = step->end_head == decode->item->num_heads;
+    const void **rows = last ? decode->next_keys : decode->key_rows;
     int32_t head = last ? 0 : step->end_head;
     int32_t n = last ? step->next_n : step->n;
-    if (direct->side_by_side) {
-        prefetch_share(step, args, source, rows, 0, at_most(n, keys_together(direct, source, n)),
-                       head, bunch_heads(direct, head));
+    if (decode->heads_contiguous) {
+        prefetch_share(step, args, source, rows, 0, min_i32(n, keys_together(decode, source, n)),
+                       head, heads_from(decode, head));
     } else {
         prefetch_rows(args, source, rows, head * source->stride_head, n, source->row_bytes);
     }
 }
 
-void ahead_of_scores(const struct direct *direct, const struct direct_step *step,
-                     struct direct_args *args)
+void prefetch_during_scores(const struct decode *decode, const struct decode_step *step,
+                            struct decode_args *args)
 {
-    const struct row_source *keys = &direct->run->problem.keys;
-    const struct row_source *values = &direct->run->problem.values;
+    const struct row_source *keys = &decode->run->problem.keys;
+    const struct row_source *values = &decode->run->problem.values;
     int32_t heads = step->end_head - step->first_head;
     int32_t next = step->from + step->keys;
-    if (direct->run->problem.latent != NULL) { /* its values are its keys */
-        prefetch_rows(args, keys, direct->next_keys, 0, step->next_n / 2, keys->row_bytes);
+    if (decode->run->problem.latent != NULL) { /* MLA: values are the front of keys */
+        prefetch_rows(args, keys, decode->next_keys, 0, step->next_n / 2, keys->row_bytes);
         return;
     }
-    ahead_of_tile(direct, step, keys, direct->next_keys);
-    if (direct->side_by_side && next < step->n) {
-        prefetch_share(step, args, keys, direct->key_rows, next,
-                       at_most(step->keys, step->n - next), step->first_head, heads);
-    } else if (direct->side_by_side) {
-        int32_t together = at_most(step->n, keys_together(direct, values, step->n));
-        prefetch_share(step, args, values, direct->value_rows, 0, together, step->first_head,
+    touch_next_tile(decode, step, keys, decode->next_keys);
+    if (decode->heads_contiguous && next < step->n) {
+        prefetch_share(step, args, keys, decode->key_rows, next,
+                       min_i32(step->keys, step->n - next), step->first_head, heads);
+    } else if (decode->heads_contiguous) {
+        int32_t together = min_i32(step->n, keys_together(decode, values, step->n));
+        prefetch_share(step, args, values, decode->value_rows, 0, together, step->first_head,
                        heads);
     } else if (step->head + 1 < step->end_head) {
-        prefetch_rows(args, keys, direct->key_rows, (step->head + 1) * keys->stride_head, step->n,
+        prefetch_rows(args, keys, decode->key_rows, (step->head + 1) * keys->stride_head, step->n,
                       keys->row_bytes);
     } else {
-        prefetch_rows(args, values, direct->value_rows, step->first_head * values->stride_head,
+        prefetch_rows(args, values, decode->value_rows, step->first_head * values->stride_head,
                       step->n, values->row_bytes);
     }
 }
 
-void ahead_of_values(const struct direct *direct, const struct direct_step *step,
-                     struct direct_args *args)
+void prefetch_during_values(const struct decode *decode, const struct decode_step *step,
+                            struct decode_args *args)
 {
-    const struct row_source *keys = &direct->run->problem.keys;
-    const struct row_source *values = &direct->run->problem.values;
+    const struct row_source *keys = &decode->run->problem.keys;
+    const struct row_source *values = &decode->run->problem.values;
     int32_t next = step->from + step->keys;
-    if (direct->run->problem.latent != NULL) {
-        prefetch_rows(args, keys, direct->next_keys + step->next_n / 2, 0,
+    if (decode->run->problem.latent != NULL) {
+        prefetch_rows(args, keys, decode->next_keys + step->next_n / 2, 0,
                       step->next_n - step->next_n / 2, keys->row_bytes);
         return;
     }
-    ahead_of_tile(direct, step, values, direct->next_values);
-    if (direct->side_by_side && next < step->n) {
-        prefetch_share(step, args, values, direct->value_rows, next,
-                       at_most(step->keys, step->n - next), step->first_head,
+    touch_next_tile(decode, step, values, decode->next_values);
+    if (decode->heads_contiguous && next < step->n) {
+        prefetch_share(step, args, values, decode->value_rows, next,
+                       min_i32(step->keys, step->n - next), step->first_head,
                        step->end_head - step->first_head);
-    } else if (!direct->side_by_side && step->head + 1 < step->end_head) {
-        prefetch_rows(args, values, direct->value_rows, (step->head + 1) * values->stride_head,
+    } else if (!decode->heads_contiguous && step->head + 1 < step->end_head) {
+        prefetch_rows(args, values, decode->value_rows, (step->head + 1) * values->stride_head,
                       step->n, values->row_bytes);
     } else {
-        ahead_of_bunch(direct, step, args);
+        prefetch_next_heads(decode, step, args);
     }
 }
 
-/* Scales that come next: with heads side by side this head's share of the next tile's slots, all
- * heads of each; with heads apart the next head's, behind the last one the next tile's first. */
-void prefetch_scales(const struct direct *direct, const struct row_source *source,
+/* Prefetches the next scales: where heads are contiguous, this head's share of the next tile's
+ * slots (all heads of each); else the next head's, and after the last head the next tile's first.
+ */
+void prefetch_scales(const struct decode *decode, const struct row_source *source,
                      const void **scales, const void **next_scales, int32_t h, int32_t n,
                      int32_t next_n)
 {
-    int32_t heads = direct->item->num_heads;
+    int32_t heads = decode->item->num_heads;
     bool apart = source->scale_stride_head > source->scale_stride_slot;
     bool here = apart && h + 1 < heads;
     int64_t offset = here ? (h + 1) * source->scale_stride_head : 0;

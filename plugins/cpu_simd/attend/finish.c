@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries in, outputs and log-sum-exps out, and the merge of split parts. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 /* [latent | rope] of a query and head, in the compute type */
-static void load_latent_query(const struct problem *problem, int64_t row, int64_t head, char *out)
+static void load_latent_query(const struct attend_problem *problem, int64_t row, int64_t head,
+                              char *out)
 {
     const struct latent_parts *parts = problem->latent;
-    const struct engine *engine = problem->shape.engine;
-    engine->unpack[problem->q_element](out, tensor_row(parts->q_latent, row, head), parts->rank);
+    const struct tile_kernels *kernels = problem->shape.kernels;
+    kernels->unpack[problem->q_element](out, tensor_row(parts->q_latent, row, head), parts->rank);
     if (parts->rope > 0) {
-        engine->unpack[problem->q_element](out + (int64_t)parts->rank * engine->element_bytes,
-                                           tensor_row(parts->q_rope, row, head), parts->rope);
+        kernels->unpack[problem->q_element](out + (int64_t)parts->rank * kernels->element_bytes,
+                                            tensor_row(parts->q_rope, row, head), parts->rope);
     }
 }
 
-static float value_factor(const struct problem *problem, int32_t head)
+static float value_factor(const struct attend_problem *problem, int32_t head)
 {
     if (!problem->values.head_scale) {
         return 1.0f;
@@ -23,25 +24,26 @@ static float value_factor(const struct problem *problem, int32_t head)
                                 scale_form_of(problem->layer, true), head);
 }
 
-/* As int4 and TurboQuant keep their keys; in bf16 with what that rounds off behind it. */
-static void load_turned_query(const struct problem *problem, const void *memory, char *out)
+/* Loads a query rotated as int4 and TurboQuant rotate their keys; in bf16 followed by what rounding
+ * to bf16 lost. */
+static void load_rotated_query(const struct attend_problem *problem, const void *memory, char *out)
 {
     const struct variant *variant = problem->instance->variant;
     const struct layer_shape *shape = &problem->shape;
-    const struct engine *engine = shape->engine;
+    const struct tile_kernels *kernels = shape->kernels;
     float row[MAX_HEAD_SIZE], rounded[MAX_HEAD_SIZE];
     variant->f32->unpack[problem->q_element](row, memory, shape->depth);
     bool levels = problem->keys.coding == CODING_LEVELS;
     const float *signs = levels ? NULL : int4_signs(problem->params, false);
-    int4_turn_query(variant, signs, row, shape->depth);
-    engine->unpack[ELEMENT_F32](out, row, shape->depth);
+    int4_rotate_query(variant, signs, row, shape->depth);
+    kernels->unpack[ELEMENT_F32](out, row, shape->depth);
     if (shape->query_parts > 1) {
-        variant->f32->unpack[engine->element](rounded, out, shape->depth);
+        variant->f32->unpack[kernels->element](rounded, out, shape->depth);
         for (int32_t d = 0; d < shape->depth; d++) {
             row[d] -= rounded[d];
         }
-        engine->unpack[ELEMENT_F32](out + (size_t)(shape->depth_padded / 2 * engine->element_bytes),
-                                    row, shape->depth);
+        kernels->unpack[ELEMENT_F32](
+            out + (size_t)(shape->depth_padded / 2 * kernels->element_bytes), row, shape->depth);
     }
 }
 
@@ -50,12 +52,12 @@ static void load_turned_query(const struct problem *problem, const void *memory,
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
                   int32_t rows_padded)
 {
-    const struct problem *problem = &run->problem;
+    const struct attend_problem *problem = &run->problem;
     const struct layer_shape *shape = &problem->shape;
-    const struct engine *engine = shape->engine;
+    const struct tile_kernels *kernels = shape->kernels;
     const struct attn_tensor *tensor = run->args->q;
     int64_t first = problem->batch->query_start_loc[item->request] + (int64_t)item->token;
-    size_t row_bytes = (size_t)shape->depth_padded * (size_t)engine->element_bytes;
+    size_t row_bytes = (size_t)shape->depth_padded * (size_t)kernels->element_bytes;
     char *out = q;
     for (int32_t t = 0; t < item->num_tokens; t++) {
         for (int32_t g = 0; g < shape->group; g++, out += row_bytes) {
@@ -64,10 +66,10 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
             if (tensor == NULL) {
                 load_latent_query(problem, first + t, q_head, out);
             } else if (problem->keys.nibbles || problem->keys.coding == CODING_LEVELS) {
-                load_turned_query(problem, tensor_row(tensor, first + t, q_head), out);
+                load_rotated_query(problem, tensor_row(tensor, first + t, q_head), out);
             } else {
-                engine->unpack[problem->q_element](out, tensor_row(tensor, first + t, q_head),
-                                                   shape->depth);
+                kernels->unpack[problem->q_element](out, tensor_row(tensor, first + t, q_head),
+                                                    shape->depth);
             }
         }
     }
@@ -77,10 +79,10 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
     }
 }
 
-/* What was summed as the cache keeps it: int8_kv's channels have scales of their own, int4's rows
- * are turned. In `plain`, or the sums themselves. */
-static const float *plain_values(const struct problem *problem, int32_t head, const float *sums,
-                                 float *plain)
+/* Undoes the cache's form of values in one row of acc_o: int8_kv's channels have scales of their
+ * own, int4's rows are rotated. Returns `plain`, or the row itself where nothing has to be done. */
+static const float *plain_values(const struct attend_problem *problem, int32_t head,
+                                 const float *sums, float *plain)
 {
     int32_t width = problem->shape.width;
     const struct row_form *form = &problem->shape.values;
@@ -89,7 +91,8 @@ static const float *plain_values(const struct problem *problem, int32_t head, co
     }
     if (form->nibbles) {
         memcpy(plain, sums, (size_t)width * sizeof(float));
-        int4_turn_back(problem->instance->variant, int4_signs(problem->params, true), plain, width);
+        int4_rotate_back(problem->instance->variant, int4_signs(problem->params, true), plain,
+                         width);
         return plain;
     }
     const float *scale = channel_scales(&problem->shape, problem->params) + (int64_t)head * width;
@@ -99,13 +102,13 @@ static const float *plain_values(const struct problem *problem, int32_t head, co
     return plain;
 }
 
-/* Sums as the values themselves would have made them. */
-static void to_plain_units(const struct problem *problem, const struct row_block *rows)
+/* Rows of acc_o as if the values had been float32. */
+static void to_plain_units(const struct attend_problem *problem, const struct row_block *rows)
 {
     const struct layer_shape *shape = &problem->shape;
     float plain[MAX_HEAD_SIZE];
     for (int32_t m = 0; m < rows->num_tokens * shape->group; m++) {
-        float *row = rows->accumulator + (int64_t)m * shape->width_padded;
+        float *row = rows->acc_o + (int64_t)m * shape->width_padded;
         const float *values = plain_values(problem, rows->head, row, plain);
         if (values != row) {
             memcpy(row, values, (size_t)shape->width * sizeof(float));
@@ -122,7 +125,7 @@ static char *output_row(const struct attend_run *run, int64_t row, int32_t q_hea
            (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * (out->dtype.bits / 8);
 }
 
-/* Stores wait for lines that are in no cache: an output row's are asked for a token ahead. */
+/* A store waits for a line that is in no cache: an output row is prefetched one token ahead. */
 static void prefetch_row(const struct attend_run *run, int64_t row, int32_t q_head)
 {
     const char *next = output_row(run, row, q_head);
@@ -133,34 +136,34 @@ static void prefetch_row(const struct attend_run *run, int64_t row, int32_t q_he
 }
 
 /* Output row and LSE of query `row` of the step and query head `q_head`. */
-static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
-                      const float *accumulator, float reference, float sum)
+static void write_row(const struct attend_run *run, int64_t row, int32_t q_head, const float *acc_o,
+                      float row_max, float row_sum)
 {
-    const struct problem *problem = &run->problem;
+    const struct attend_problem *problem = &run->problem;
     const struct attn_tensor *out = run->args->out;
     const struct attn_tensor *lse = run->args->lse;
     int32_t head = q_head / problem->shape.group;
     float factor;
-    float top = reference; /* the exponent that `all` is over */
-    float all = sum;
-    bool empty = reference == -INFINITY && sum == 0.0f;
+    float top = row_max; /* the exponent that `all` is relative to */
+    float all = row_sum;
+    bool empty = row_max == -INFINITY && row_sum == 0.0f;
     if (problem->layer->has_sinks != 0) {
         float sink = problem->params->sinks[q_head] * LOG2_E;
-        top = sink > reference ? sink : reference;
-        float shrink = empty ? 0.0f : exp2f(reference - top);
-        all = sum * shrink + (sink == -INFINITY ? 0.0f : exp2f(sink - top));
+        top = sink > row_max ? sink : row_max;
+        float shrink = empty ? 0.0f : exp2f(row_max - top);
+        all = row_sum * shrink + (sink == -INFINITY ? 0.0f : exp2f(sink - top));
         factor = empty ? 0.0f : shrink / all;
     } else {
-        factor = empty ? 0.0f : 1.0f / sum;
+        factor = empty ? 0.0f : 1.0f / row_sum;
     }
     int32_t type = out->dtype.code == ATTN_CODE_BFLOAT ? 2 : out->dtype.bits == 16 ? 1 : 0;
     float plain[MAX_HEAD_SIZE];
     const bool is_plain = problem->shape.sink_len > 0;
     factor *= is_plain ? 1.0f : value_factor(problem, head);
     if (!empty && !is_plain) {
-        accumulator = plain_values(problem, head, accumulator, plain);
+        acc_o = plain_values(problem, head, acc_o, plain);
     }
-    problem->instance->variant->store[type](output_row(run, row, q_head), accumulator, factor,
+    problem->instance->variant->store[type](output_row(run, row, q_head), acc_o, factor,
                                             problem->shape.width);
     if (lse != NULL) {
         int64_t at = q_head * tensor_stride(lse, 0) + row * tensor_stride(lse, 1);
@@ -169,8 +172,8 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     }
 }
 
-/* Where partial results' references begin; their sums follow. */
-static float *partial_state(const struct attend_run *run)
+/* row_max of partial results; their row_sum follows. */
+static float *partial_row_max(const struct attend_run *run)
 {
     return run->partials +
            (size_t)run->schedule->needs.partial_rows * (size_t)run->problem.shape.width_padded;
@@ -184,19 +187,19 @@ static void write_partial(const struct attend_run *run, const struct work_item *
     const size_t count = (size_t)item->num_tokens * (size_t)shape->group;
     const size_t first = (size_t)item->partial + (size_t)(rows->head - item->head) * count;
     const size_t width = (size_t)shape->width_padded;
-    float *references = partial_state(run) + first;
-    float *sums = references + run->schedule->needs.partial_rows;
+    float *row_maxes = partial_row_max(run) + first;
+    float *sums = row_maxes + run->schedule->needs.partial_rows;
     for (size_t m = 0; m < count; m++) {
-        if (rows->reference[m] != ROW_IS_DONE) {
-            memcpy(run->partials + (first + m) * width, rows->accumulator + m * width,
+        if (rows->row_max[m] != ROW_IS_DONE) {
+            memcpy(run->partials + (first + m) * width, rows->acc_o + m * width,
                    width * sizeof(float));
-            references[m] = rows->reference[m];
-            sums[m] = rows->sum[m];
+            row_maxes[m] = rows->row_max[m];
+            sums[m] = rows->row_sum[m];
         }
     }
 }
 
-/* Whole sums of rows to the output. */
+/* Writes finished rows to the output. */
 static void finish_rows(const struct attend_run *run, const struct row_block *rows, char *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
@@ -213,12 +216,12 @@ static void finish_rows(const struct attend_run *run, const struct row_block *ro
             if (t + 1 < rows->num_tokens) {
                 prefetch_row(run, first + t + 1, rows->head * shape->group + g);
             }
-            if (rows->reference[m] == ROW_IS_DONE) {
+            if (rows->row_max[m] == ROW_IS_DONE) {
                 continue;
             }
             write_row(run, first + t, rows->head * shape->group + g,
-                      rows->accumulator + (int64_t)m * shape->width_padded, rows->reference[m],
-                      rows->sum[m]);
+                      rows->acc_o + (int64_t)m * shape->width_padded, rows->row_max[m],
+                      rows->row_sum[m]);
         }
     }
 }
@@ -233,27 +236,27 @@ void finish_item(const struct attend_run *run, const struct work_item *item,
     }
 }
 
-/* Row m of all parts' rows, and 2^-lowered of their sums. */
+/* Merges row m of all parts; probabilities are multiplied with 2^-exponent_shift. */
 static void merge_row(const struct attend_run *run, const struct merge_item *item, int32_t m,
-                      float *row, float *reference, float *sum, float lowered)
+                      float *row, float *row_max, float *row_sum, float exponent_shift)
 {
     size_t width = (size_t)run->problem.shape.width_padded;
-    const float *references = partial_state(run);
-    const float *sums = references + run->schedule->needs.partial_rows;
+    const float *row_maxes = partial_row_max(run);
+    const float *sums = row_maxes + run->schedule->needs.partial_rows;
     int32_t end = item->first + m + item->count * item->part_rows;
     float top = -INFINITY;
     for (int32_t i = item->first + m; i < end; i += item->part_rows) {
-        top = references[i] > top ? references[i] : top;
+        top = row_maxes[i] > top ? row_maxes[i] : top;
     }
-    *reference = top + lowered;
-    *sum = 0.0f;
+    *row_max = top + exponent_shift;
+    *row_sum = 0.0f;
     memset(row, 0, width * sizeof(float));
     for (int32_t i = item->first + m; i < end; i += item->part_rows) {
-        if (references[i] == -INFINITY && sums[i] == 0.0f) {
-            continue; /* sees nothing: its accumulator is 0 */
+        if (row_maxes[i] == -INFINITY && sums[i] == 0.0f) {
+            continue; /* it sees no key: its acc_o is 0 */
         }
-        float weight = top == -INFINITY ? 1.0f : exp2f(references[i] - top - lowered);
-        *sum += sums[i] * weight;
+        float weight = top == -INFINITY ? 1.0f : exp2f(row_maxes[i] - top - exponent_shift);
+        *row_sum += sums[i] * weight;
         run->problem.instance->variant->add_scaled(row, run->partials + (size_t)i * width, weight,
                                                    (int32_t)width);
     }
@@ -266,17 +269,17 @@ void merge_partials(const struct attend_run *run, const struct merge_item *item,
     struct row_block rows = {.request = item->request,
                              .token = item->token,
                              .num_tokens = item->num_tokens,
-                             .accumulator = (float *)(scratch + at->accumulator),
-                             .reference = (float *)(scratch + at->reference),
-                             .sum = (float *)(scratch + at->sum)};
+                             .acc_o = (float *)(scratch + at->acc_o),
+                             .row_max = (float *)(scratch + at->row_max),
+                             .row_sum = (float *)(scratch + at->row_sum)};
     for (int32_t h = 0; h < item->num_heads; h++) {
         for (int32_t m = 0; m < per_head; m++) {
             const int32_t width = run->problem.shape.width_padded;
-            float *row = rows.accumulator + (int64_t)m * width;
-            merge_row(run, item, h * per_head + m, row, &rows.reference[m], &rows.sum[m], 0.0f);
+            float *row = rows.acc_o + (int64_t)m * width;
+            merge_row(run, item, h * per_head + m, row, &rows.row_max[m], &rows.row_sum[m], 0.0f);
             if (!(run->problem.instance->variant->codes->largest(row, width) < INFINITY)) {
-                merge_row(run, item, h * per_head + m, row, &rows.reference[m], &rows.sum[m],
-                          LOWERED);
+                merge_row(run, item, h * per_head + m, row, &rows.row_max[m], &rows.row_sum[m],
+                          EXPONENT_SHIFT);
             }
         }
         rows.head = item->head + h;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packed path by an engine's flash: what each block of rows sees of a tile. */
+/* The packed path with flash kernels: the columns of a tile that each block of rows sees. */
 #include "tile.h"
 
 /* A block of fewer rows is mostly padding. */
 #define FLASH_LEAST_ROWS 17
 
-bool flash_takes(const struct problem *problem, int32_t rows)
+bool flash_takes(const struct attend_problem *problem, int32_t rows)
 {
-    const struct engine *engine = problem->shape.engine;
-    return engine->flash != NULL && engine->row_block == FLASH_ROWS && rows >= FLASH_LEAST_ROWS &&
+    const struct tile_kernels *kernels = problem->shape.kernels;
+    return kernels->flash != NULL && kernels->row_block == FLASH_ROWS && rows >= FLASH_LEAST_ROWS &&
            !problem->terms && !problem->shape.any_prefix && !problem->values.row_scale &&
            problem->latent == NULL;
 }
@@ -16,9 +16,9 @@ bool flash_takes(const struct problem *problem, int32_t rows)
 /* Columns of the tile that a token sees. */
 static struct interval token_columns(const struct tile *tile, int32_t token)
 {
-    int32_t last = at_most(tile->item->key_end, tile->token_high[token]) - tile->first;
-    return (struct interval){at_least(tile->skip, tile->token_low[token] - tile->first),
-                             at_most(tile->n, last)};
+    int32_t last = min_i32(tile->item->key_end, tile->token_high[token]) - tile->first;
+    return (struct interval){max_i32(tile->skip, tile->token_low[token] - tile->first),
+                             min_i32(tile->n, last)};
 }
 
 /* Rows first .. first+rows-1 of the item. */
@@ -28,11 +28,11 @@ static struct flash_block find_block(const struct tile *tile, int32_t first, int
     int32_t low = FLASH_KEYS, high = 0, latest_low = 0, earliest_high = FLASH_KEYS;
     for (int32_t token = first / group; token * group < first + rows; token++) {
         struct interval seen = token_columns(tile, token);
-        latest_low = at_least(latest_low, seen.low);
-        earliest_high = at_most(earliest_high, seen.high);
+        latest_low = max_i32(latest_low, seen.low);
+        earliest_high = min_i32(earliest_high, seen.high);
         if (seen.high > seen.low) {
-            low = at_most(low, seen.low);
-            high = at_least(high, seen.high);
+            low = min_i32(low, seen.low);
+            high = max_i32(high, seen.high);
         }
     }
     struct flash_block block = {0};
@@ -50,7 +50,7 @@ static void find_masks(const struct tile *tile, int32_t first, int32_t rows, int
     int32_t group = tile->run->problem.shape.group;
     for (int32_t m = first; m < first + rows;) {
         struct interval seen = token_columns(tile, m / group);
-        int32_t next = at_most((m / group + 1) * group, first + rows);
+        int32_t next = min_i32((m / group + 1) * group, first + rows);
         for (; m < next; m++) {
             low[m] = seen.low;
             high[m] = seen.high;
@@ -63,17 +63,17 @@ static void find_masks(const struct tile *tile, int32_t first, int32_t rows, int
 
 void flash_attend(struct tile *tile, int32_t rows)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
     for (int32_t first = 0; first < rows; first += FLASH_ROWS) {
-        int32_t of_block = at_most(FLASH_ROWS, rows - first);
+        int32_t of_block = min_i32(FLASH_ROWS, rows - first);
         struct flash_block *block = &tile->blocks[first / FLASH_ROWS];
         *block = find_block(tile, first, of_block);
         if (block->masked) {
             find_masks(tile, first, of_block, tile->low, tile->high);
         }
         if (block->begin < block->end) {
-            block->fresh = !tile->seen[first / FLASH_ROWS];
+            block->first_tile = !tile->seen[first / FLASH_ROWS];
             tile->seen[first / FLASH_ROWS] = 1;
         }
     }
@@ -84,13 +84,13 @@ void flash_attend(struct tile *tile, int32_t rows)
         .low = tile->low,
         .high = tile->high,
         .q = tile->q,
-        .accumulator = tile->accumulator,
+        .acc_o = tile->acc_o,
         .depth = shape->depth_padded,
         .width = shape->width_padded,
         .num_blocks = round_up(rows, FLASH_ROWS) / FLASH_ROWS,
-        .factor = key_factor(problem, tile->item->head) * LOG2_E,
-        .reference = tile->reference,
-        .sum = tile->sum,
+        .softmax_scale_log2 = key_factor(problem, tile->item->head) * LOG2_E,
+        .row_max = tile->row_max,
+        .row_sum = tile->row_sum,
     };
-    shape->engine->flash->attend(&args);
+    shape->kernels->flash->attend(&args);
 }

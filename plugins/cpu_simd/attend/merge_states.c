@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_states: two attends over disjoint keys become one. Bytes: three rows and their sums. */
-#include "internal.h"
+/* merge_states: merges two attends over disjoint keys. Bytes: three rows and their log-sum-exps. */
+#include "cpu_simd/internal.h"
 
 #define MAX_MERGE_SIZE 1024
 
-/* What a tensor has of a token and head, with what does not change from one to the next. */
+/* A tensor's strides between tokens and heads, computed once. */
 struct places {
     char *data;          /* NULL: there is no such tensor */
     int64_t token, head; /* bytes */
@@ -37,14 +37,14 @@ static char *place_of(const struct places *places, int64_t t, int64_t h)
 /* Tokens and heads whose weights are found together. */
 #define MERGE_TOKENS 16
 #define MERGE_HEADS 32
-#define ABSENT (-1e30f) /* weighs nothing next to any log-sum-exp */
+#define ABSENT (-1e30f) /* its weight is 0 next to any log-sum-exp */
 
 struct weights {
     float prefix[MERGE_TOKENS], suffix[MERGE_TOKENS], both[MERGE_TOKENS];
     bool has_prefix[MERGE_TOKENS], has_suffix[MERGE_TOKENS];
 };
 
-/* Of tokens t .. t + count - 1 and a head; their log-sum-exps are written. */
+/* Finds the weights of tokens t .. t + count - 1 of a head, and writes their log-sum-exps. */
 static void find_weights(const struct merge_loop *loop, int64_t t, int64_t count, int64_t h,
                          struct weights *found)
 {
@@ -66,7 +66,7 @@ static void find_weights(const struct merge_loop *loop, int64_t t, int64_t count
     }
 }
 
-/* What is not there is not read; next to it the other weighs 1, or NaN as its log-sum-exp. */
+/* An absent row is not read; the other then has a weight of 1, or NaN where its log-sum-exp is. */
 static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h,
                       const struct weights *weights, int64_t i)
 {

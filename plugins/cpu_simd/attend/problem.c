@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arguments to a problem: shapes, row sources, visible intervals. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 attn_status fail(struct attn_error *error, attn_status status, const char *field,
                  const char *message)
@@ -80,9 +80,9 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
                             "%d; allowed: multiples of 8 up to %d", shape->width, MAX_HEAD_SIZE);
     }
     shape->width_padded = round_up(shape->width, COLUMN_MULTIPLE);
-    /* its accumulator and queries stay within L2: 600 KiB */
-    int32_t rows = ITEM_ROWS * 128 / at_least(128, at_least(shape->depth, shape->width));
-    shape->item_rows = at_least(at_least(rows, 128), shape->group);
+    /* its acc_o and queries stay within L2: 600 KiB */
+    int32_t rows = ITEM_ROWS * 128 / max_i32(128, max_i32(shape->depth, shape->width));
+    shape->item_rows = max_i32(max_i32(rows, 128), shape->group);
     shape->ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
     /* f16 and f32 caches, and codes with steps inside a row, hold more than bf16 can: those are
      * computed in float32, as are probabilities that are to be rounded once */
@@ -93,8 +93,8 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->rounds = layer->p_scale_form != ATTN_SCALE_NONE;
     bool short_math =
         shape->activation == ELEMENT_BF16 && short_rows && !shape->rounds && variant->bf16 != NULL;
-    shape->engine = short_math ? variant->bf16 : variant->f32;
-    /* a turned query has more bits than the query had */
+    shape->kernels = short_math ? variant->bf16 : variant->f32;
+    /* a rotated query has more bits than the query had */
     shape->query_parts = short_math && shape->keys.nibbles ? 2 : 1;
     shape->depth_padded = shape->query_parts * round_up(shape->depth, DEPTH_MULTIPLE);
     shape->batch_invariant = layer->batch_invariant != 0;
@@ -105,7 +105,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     return ATTN_OK;
 }
 
-/* What prepare found, or without its state the layer's. */
+/* The shape that prepare found, or without prepared state the layer's. */
 static attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
                                  struct attn_error *error)
 {
@@ -170,19 +170,19 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
     return ATTN_OK;
 }
 
-static void choose_direct(struct row_source *source, const struct engine *engine)
+static void choose_decode(struct row_source *source, const struct tile_kernels *kernels)
 {
-    const struct direct_engine *codes = source->coding != CODING_NONE     ? NULL
-                                        : source->nibbles                 ? engine->direct_int4
-                                        : source->element == ELEMENT_INT8 ? engine->direct_int8
-                                        : source->element >= ELEMENT_E4M3 ? engine->direct_fp8
-                                                                          : NULL;
-    source->direct_codes = codes != NULL && !source->ds_mla && source->pack == 0 &&
+    const struct decode_kernels *codes = source->coding != CODING_NONE     ? NULL
+                                         : source->nibbles                 ? kernels->decode_int4
+                                         : source->element == ELEMENT_INT8 ? kernels->decode_int8
+                                         : source->element >= ELEMENT_E4M3 ? kernels->decode_fp8
+                                                                           : NULL;
+    source->decode_codes = codes != NULL && !source->ds_mla && source->pack == 0 &&
                            source->row_elements % 64 == 0 && source->row_elements <= 512;
-    source->direct = source->direct_codes ? codes : engine->direct;
+    source->decode = source->decode_codes ? codes : kernels->decode;
 }
 
-attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
+attn_status problem_init(struct attend_problem *problem, const struct attn_attend_args *args,
                          const struct latent_parts *latent, bool tensors, struct attn_error *error)
 {
     memset(problem, 0, sizeof(*problem));
@@ -216,20 +216,20 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
         source_of_tensor(&problem->keys, args->k, shape, shape->depth);
         source_of_tensor(&problem->values, args->v, shape, shape->width);
     }
-    int32_t native = shape->engine->element;
+    int32_t native = shape->kernels->element;
     problem->keys.copies = problem->paged ? shape->query_parts : 1;
     problem->values.copies = 1;
     problem->keys.stage = problem->keys.element != native || problem->keys.pack != 0 ||
                           shape->ds_mla || shape->depth != shape->depth_padded;
     problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
                             shape->ds_mla || shape->width != shape->width_padded;
-    choose_direct(&problem->keys, shape->engine);
-    choose_direct(&problem->values, shape->engine);
+    choose_decode(&problem->keys, shape->kernels);
+    choose_decode(&problem->values, shape->kernels);
     return ATTN_OK;
 }
 
 /* The layer's scale times that of quantized queries. */
-float query_factor(const struct problem *problem, int32_t head)
+float query_factor(const struct attend_problem *problem, int32_t head)
 {
     const struct attn_layer_params *params = problem->params;
     return problem->layer->scale * (float)scale_of_head(params->q_scale, params->q_scale_host,
@@ -237,7 +237,7 @@ float query_factor(const struct problem *problem, int32_t head)
 }
 
 /* That times the keys' scale. */
-float key_factor(const struct problem *problem, int32_t head)
+float key_factor(const struct attend_problem *problem, int32_t head)
 {
     const struct attn_layer_desc *layer = problem->layer;
     const struct attn_layer_params *params = problem->params;
@@ -249,7 +249,8 @@ float key_factor(const struct problem *problem, int32_t head)
     return scale;
 }
 
-bool rows_wanted(const struct problem *problem, int32_t request, int32_t token, int32_t count)
+bool rows_wanted(const struct attend_problem *problem, int32_t request, int32_t token,
+                 int32_t count)
 {
     const struct attn_batch *batch = problem->batch;
     int32_t first = batch->query_start_loc[request] + token;
@@ -264,13 +265,13 @@ bool rows_wanted(const struct problem *problem, int32_t request, int32_t token, 
     return false;
 }
 
-int32_t request_queries(const struct problem *problem, int32_t request)
+int32_t request_queries(const struct attend_problem *problem, int32_t request)
 {
     const int32_t *start = problem->batch->query_start_loc;
     return start[request + 1] - start[request];
 }
 
-int32_t request_keys(const struct problem *problem, int32_t request)
+int32_t request_keys(const struct attend_problem *problem, int32_t request)
 {
     const struct attn_batch *batch = problem->batch;
     if (problem->paged) {
@@ -282,7 +283,7 @@ int32_t request_keys(const struct problem *problem, int32_t request)
 
 /* Inside a span of a request attention is bidirectional; the span holds p, so that the union with
  * what p sees anyway is one interval. */
-static void widen_by_spans(const struct problem *problem, int32_t request, int32_t position,
+static void widen_by_spans(const struct attend_problem *problem, int32_t request, int32_t position,
                            int32_t num_keys, struct interval *seen)
 {
     const struct attn_batch *batch = problem->batch;
@@ -294,15 +295,16 @@ static void widen_by_spans(const struct problem *problem, int32_t request, int32
             continue;
         }
         if (window > 0) {
-            first = at_least(first, position - window + 1);
+            first = max_i32(first, position - window + 1);
         }
-        seen->low = at_most(seen->low, at_least(first, 0));
-        seen->high = at_least(seen->high, at_most(last, num_keys - 1) + 1);
+        seen->low = min_i32(seen->low, max_i32(first, 0));
+        seen->high = max_i32(seen->high, min_i32(last, num_keys - 1) + 1);
     }
 }
 
 /* The keys of its request that a token sees, whether or not they are in a sparse list. */
-static struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token)
+static struct interval visible_keys(const struct attend_problem *problem, int32_t request,
+                                    int32_t token)
 {
     const struct attn_layer_desc *layer = problem->layer;
     const struct attn_batch *batch = problem->batch;
@@ -313,7 +315,7 @@ static struct interval visible_keys(const struct problem *problem, int32_t reque
     int64_t low = 0;
     int64_t high = num_keys;
     if (causal) {
-        high = at_most(num_keys, position + 1);
+        high = min_i32(num_keys, position + 1);
     }
     if (layer->has_window != 0) {
         if (layer->window_left >= 0) {
@@ -332,12 +334,12 @@ static struct interval visible_keys(const struct problem *problem, int32_t reque
     if (layer->prefix_lm != 0 && batch->spans != NULL && batch->span_start_loc != NULL) {
         widen_by_spans(problem, request, position, num_keys, &seen);
     }
-    seen.high = at_least(seen.high, seen.low);
+    seen.high = max_i32(seen.high, seen.low);
     return seen;
 }
 
 /* A sparse query's keys are the entries of its list, visible or not. */
-struct interval row_interval(const struct problem *problem, int32_t request, int32_t token)
+struct interval row_interval(const struct attend_problem *problem, int32_t request, int32_t token)
 {
     if (problem->shape.topk > 0) {
         return (struct interval){0, request_keys(problem, request) > 0 ? problem->shape.topk : 0};
@@ -345,8 +347,9 @@ struct interval row_interval(const struct problem *problem, int32_t request, int
     return visible_keys(problem, request, token);
 }
 
-void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
-               int32_t head, int32_t first, int32_t n, const void **rows, const void **scale_rows)
+void find_rows(const struct attend_problem *problem, const struct row_source *source,
+               int32_t request, int32_t head, int32_t first, int32_t n, const void **rows,
+               const void **scale_rows)
 {
     const struct attn_batch *batch = problem->batch;
     const char *base = source->data + head * source->stride_head;
@@ -386,7 +389,7 @@ void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float
     }
 }
 
-int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
+int32_t find_listed_rows(const struct attend_problem *problem, int32_t request, int32_t token,
                          int32_t first, int32_t n, const void **rows)
 {
     const struct attn_batch *batch = problem->batch;

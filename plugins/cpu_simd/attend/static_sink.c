@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Static sinks: fixed keys at positions before 0 that every query of a request with keys sees. They
- * are attended behind the cache's keys, when a row's sums are in plain units whatever the cache
- * holds, in the layer's engine: sinks and queries are of its activation type. */
-#include "internal.h"
+ * are attended after the cache's keys, when acc_o is as if the values had been float32, with the
+ * kernels of the layer's activation type. */
+#include "cpu_simd/internal.h"
 
 #define SINK_ROWS ROW_BLOCK_MAX
 
-/* Rows of products: where a row's bits may not depend on others, as many as all engines compute
- * alike. Rows of q past `count` are zero; what is added behind an item's
- * sums is not read. */
+/* Rows of products: where a row's bits may not depend on other rows, a number that all kernels
+ * compute alike. Rows of q past `count` are zero; results past an item's rows are not read. */
 static int32_t product_rows(const struct layer_shape *shape, int32_t count)
 {
     return shape->any_prefix ? round_up(count, ROW_MULTIPLE) : count;
@@ -27,43 +26,43 @@ struct sink_tile {
     char *values;
     char *rows; /* before they are packed */
     float *scores;
-    float *rescale;
+    float *scores_scale;
 };
 
 /* Rows of a head in the compute type, of `padded` elements. */
 static void load_sinks(const struct sink_tile *tile, const struct attn_tensor *tensor,
                        int32_t length, int32_t padded, const void **rows)
 {
-    const struct engine *engine = tile->run->problem.shape.engine;
-    const size_t bytes = (size_t)padded * (size_t)engine->element_bytes;
+    const struct tile_kernels *kernels = tile->run->problem.shape.kernels;
+    const size_t bytes = (size_t)padded * (size_t)kernels->element_bytes;
     memset(tile->rows, 0, (size_t)tile->n * bytes);
     for (int32_t i = 0; i < tile->n; i++) {
         char *row = tile->rows + (size_t)i * bytes;
-        engine->unpack[element_of_any(tensor)](row, tensor_row(tensor, tile->first + i, tile->head),
-                                               length);
+        kernels->unpack[element_of_any(tensor)](
+            row, tensor_row(tensor, tile->first + i, tile->head), length);
         rows[i] = row;
     }
 }
 
 static void load_tile(const struct sink_tile *tile)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
     const void *rows[TILE_KEYS];
     load_sinks(tile, problem->params->sink_k, shape->depth, tile->depth, rows);
-    shape->engine->pack_keys(tile->keys, rows, tile->n, tile->padded, tile->depth);
+    shape->kernels->pack_keys(tile->keys, rows, tile->n, tile->padded, tile->depth);
     load_sinks(tile, problem->params->sink_v, shape->width, shape->width_padded, rows);
-    shape->engine->pack_values(tile->values, rows, tile->n, tile->padded, shape->width_padded);
+    shape->kernels->pack_values(tile->values, rows, tile->n, tile->padded, shape->width_padded);
 }
 
 /* Scores of rows first_row .. first_row + count - 1, in natural units. */
 static void score_rows(const struct sink_tile *tile, const struct row_block *rows,
                        int32_t first_row, int32_t count)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct attn_layer_desc *layer = problem->layer;
-    const struct engine *engine = problem->shape.engine;
-    const size_t row_bytes = (size_t)tile->depth * (size_t)engine->element_bytes;
+    const struct tile_kernels *kernels = problem->shape.kernels;
+    const size_t row_bytes = (size_t)tile->depth * (size_t)kernels->element_bytes;
     const int32_t group = problem->shape.group;
     const int64_t start = problem->batch->query_start_loc[rows->request];
     const int32_t before =
@@ -72,12 +71,12 @@ static void score_rows(const struct sink_tile *tile, const struct row_block *row
     for (int32_t r = 0; r < count; r++) {
         const int32_t token = rows->token + (first_row + r) / group;
         const int32_t q_head = tile->head * group + (first_row + r) % group;
-        engine->unpack[problem->q_element](tile->q + (size_t)r * row_bytes,
-                                           tensor_row(tile->run->args->q, start + token, q_head),
-                                           problem->shape.depth);
+        kernels->unpack[problem->q_element](tile->q + (size_t)r * row_bytes,
+                                            tensor_row(tile->run->args->q, start + token, q_head),
+                                            problem->shape.depth);
     }
-    engine->gemm(tile->scores, SCORE_STRIDE, tile->q, tile->depth, tile->keys, TILE_KEYS,
-                 product_rows(&problem->shape, count), tile->padded, tile->depth, 0);
+    kernels->gemm(tile->scores, SCORE_STRIDE, tile->q, tile->depth, tile->keys, TILE_KEYS,
+                  product_rows(&problem->shape, count), tile->padded, tile->depth, 0);
     struct score_terms terms = {.scale = query_factor(problem, tile->head),
                                 .soft_cap = layer->soft_cap,
                                 .alibi = layer->alibi};
@@ -96,11 +95,11 @@ static void score_rows(const struct sink_tile *tile, const struct row_block *row
 static void add_tile(const struct sink_tile *tile, const struct row_block *rows, int32_t first_row,
                      int32_t count)
 {
-    const struct problem *problem = &tile->run->problem;
-    const struct engine *engine = problem->shape.engine;
-    const int64_t p_stride = SCORE_STRIDE * (int64_t)sizeof(float) / engine->element_bytes;
+    const struct attend_problem *problem = &tile->run->problem;
+    const struct tile_kernels *kernels = problem->shape.kernels;
+    const int64_t p_stride = SCORE_STRIDE * (int64_t)sizeof(float) / kernels->element_bytes;
     const int32_t width = problem->shape.width_padded;
-    float *accumulator = rows->accumulator + (int64_t)first_row * width;
+    float *acc_o = rows->acc_o + (int64_t)first_row * width;
     int32_t low[SINK_ROWS] = {0}, high[SINK_ROWS];
     for (int32_t r = 0; r < count; r++) {
         high[r] = tile->n;
@@ -111,23 +110,23 @@ static void add_tile(const struct sink_tile *tile, const struct row_block *rows,
                                          .end = tile->padded,
                                          .low = low,
                                          .high = high,
-                                         .factor = LOG2_E,
-                                         .reference = rows->reference + first_row,
-                                         .sum = rows->sum + first_row,
-                                         .rescale = tile->rescale};
+                                         .softmax_scale_log2 = LOG2_E,
+                                         .row_max = rows->row_max + first_row,
+                                         .row_sum = rows->row_sum + first_row,
+                                         .scores_scale = tile->scores_scale};
     if (has_large_scores(problem->instance->variant, tile->scores, count, tile->padded)) {
-        careful_softmax(engine, &softmax, 0.0f);
+        recompute_softmax(kernels, &softmax, 0.0f);
     } else {
-        engine->softmax(&softmax);
+        kernels->softmax(&softmax);
     }
     for (int32_t r = 0; r < count; r++) {
-        if (tile->rescale[r] != 1.0f) {
-            problem->instance->variant->scale_row(accumulator + (int64_t)r * width,
-                                                  tile->rescale[r], width);
+        if (tile->scores_scale[r] != 1.0f) {
+            problem->instance->variant->scale_row(acc_o + (int64_t)r * width, tile->scores_scale[r],
+                                                  width);
         }
     }
-    engine->gemm(accumulator, width, tile->scores, p_stride, tile->values, width,
-                 product_rows(&problem->shape, count), width, tile->padded, 1);
+    kernels->gemm(acc_o, width, tile->scores, p_stride, tile->values, width,
+                  product_rows(&problem->shape, count), width, tile->padded, 1);
 }
 
 void add_static_sinks(const struct attend_run *run, const struct row_block *rows, char *scratch)
@@ -142,17 +141,17 @@ void add_static_sinks(const struct attend_run *run, const struct row_block *rows
                              .values = scratch + at->values,
                              .rows = scratch + at->sink_rows,
                              .scores = (float *)(scratch + at->scores),
-                             .rescale = (float *)(scratch + at->rescale)};
+                             .scores_scale = (float *)(scratch + at->scores_scale)};
     const int32_t count = rows->num_tokens * shape->group;
     if (request_keys(&run->problem, rows->request) == 0) { /* idle: it sees no sink either */
         return;
     }
     for (tile.first = 0; tile.first < shape->sink_len; tile.first += TILE_KEYS) {
-        tile.n = at_most(TILE_KEYS, shape->sink_len - tile.first);
+        tile.n = min_i32(TILE_KEYS, shape->sink_len - tile.first);
         tile.padded = round_up(tile.n, COLUMN_MULTIPLE);
         load_tile(&tile);
         for (int32_t m = 0; m < count; m += SINK_ROWS) {
-            add_tile(&tile, rows, m, at_most(SINK_ROWS, count - m));
+            add_tile(&tile, rows, m, min_i32(SINK_ROWS, count - m));
         }
     }
 }

@@ -14,14 +14,14 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
         .run = run,
         .item = item,
         .q = scratch + at->q,
-        .accumulator = (float *)(scratch + at->accumulator),
+        .acc_o = (float *)(scratch + at->acc_o),
         .scores = (float *)(scratch + at->scores),
         .keys = scratch + at->keys,
         .values = scratch + at->values,
         .row = (float *)(scratch + at->row),
-        .reference = (float *)(scratch + at->reference),
-        .sum = (float *)(scratch + at->sum),
-        .rescale = (float *)(scratch + at->rescale),
+        .row_max = (float *)(scratch + at->row_max),
+        .row_sum = (float *)(scratch + at->row_sum),
+        .scores_scale = (float *)(scratch + at->scores_scale),
         .low = (int32_t *)(scratch + at->low),
         .high = (int32_t *)(scratch + at->high),
         .token_low = (int32_t *)(scratch + at->token_low),
@@ -34,35 +34,35 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
         .key_scale = (float *)(scratch + at->key_scale),
         .value_scale = (float *)(scratch + at->value_scale),
         .zero_row = scratch + at->zero_row,
-        .ahead = {.rows = (const void **)(scratch + at->next_rows)},
+        .prefetch = {.rows = (const void **)(scratch + at->next_rows)},
     };
 }
 
-/* Masked values that are not finite must not meet a zero probability: they are packed as zero and
- * added by hand to the rows that see them. */
+/* A masked value that is not finite must not be multiplied with a zero probability: such values are
+ * packed as zero and added separately to the rows that see them. */
 static void hide_non_finite_values(struct tile *tile, int32_t padded)
 {
     const struct layer_shape *shape = &tile->run->problem.shape;
-    const struct engine *engine = shape->engine;
-    const struct engine *plain = tile->run->problem.instance->variant->f32;
+    const struct tile_kernels *kernels = shape->kernels;
+    const struct tile_kernels *plain = tile->run->problem.instance->variant->f32;
     const void **rows = tile->value_rows + TILE_KEYS + 2;
     for (int32_t j = 0; j < tile->skip; j++) {
         rows[j] = tile->zero_row;
     }
     for (int32_t j = tile->skip; j < tile->n; j++) {
-        plain->unpack[engine->element](tile->row, tile->value_rows[j], shape->width);
+        plain->unpack[kernels->element](tile->row, tile->value_rows[j], shape->width);
         bool finite = true;
         for (int32_t d = 0; d < shape->width; d++) {
             finite = finite && isfinite(tile->row[d]);
         }
         rows[j] = finite ? tile->value_rows[j] : tile->zero_row;
     }
-    engine->pack_values(tile->values, rows, tile->n, padded, shape->width_padded);
+    kernels->pack_values(tile->values, rows, tile->n, padded, shape->width_padded);
 }
 
 static void add_non_finite_values(struct tile *tile, int32_t first_row, int32_t rows)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
     const struct variant *variant = problem->instance->variant;
     const void **hidden = tile->value_rows + TILE_KEYS + 2;
@@ -70,7 +70,7 @@ static void add_non_finite_values(struct tile *tile, int32_t first_row, int32_t 
         if (hidden[j] != tile->zero_row) {
             continue;
         }
-        variant->f32->unpack[shape->engine->element](tile->row, tile->value_rows[j], shape->width);
+        variant->f32->unpack[shape->kernels->element](tile->row, tile->value_rows[j], shape->width);
         for (int32_t d = shape->width; d < shape->width_padded; d++) {
             tile->row[d] = 0.0f;
         }
@@ -83,19 +83,19 @@ static void add_non_finite_values(struct tile *tile, int32_t first_row, int32_t 
             }
             const float *p_row = tile->scores + (int64_t)r * SCORE_STRIDE;
             float p = p_row[j];
-            if (shape->engine->element == ELEMENT_BF16) {
+            if (shape->kernels->element == ELEMENT_BF16) {
                 uint16_t bits;
                 memcpy(&bits, (const uint16_t *)p_row + j, sizeof(bits));
                 variant->f32->unpack[ELEMENT_BF16](&p, &bits, 1);
             }
-            variant->add_scaled(tile->accumulator + (int64_t)m * shape->width_padded, tile->row, p,
+            variant->add_scaled(tile->acc_o + (int64_t)m * shape->width_padded, tile->row, p,
                                 shape->width_padded);
         }
     }
 }
 
-/* A value's scale that is not finite goes into its staged row, which then counts as non-finite like
- * any other: as a scale it would meet the zero probabilities of rows that do not see it. */
+/* A value's scale that is not finite is moved into its staged row, which then counts as non-finite:
+ * as a scale it would be multiplied with the zero probabilities of rows that do not see it. */
 static void move_non_finite_scales(struct tile *tile)
 {
     const struct layer_shape *shape = &tile->run->problem.shape;
@@ -106,16 +106,16 @@ static void move_non_finite_scales(struct tile *tile)
         for (int32_t d = 0; d < shape->width_padded; d++) {
             tile->row[d] = NAN;
         }
-        tile->run->problem.instance->variant->store[shape->engine->element](
+        tile->run->problem.instance->variant->store[shape->kernels->element](
             (void *)(uintptr_t)tile->value_rows[j], tile->row, 1.0f, shape->width_padded);
         tile->value_scale[j] = 1.0f;
     }
 }
 
-/* Rows of the tile, listed ones without what the query does not see. */
+/* Finds the rows of the tile; of a list, those that the query sees. */
 static void find_tile(struct tile *tile)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct work_item *item = tile->item;
     const void **value_scales = tile->scale_rows + FLASH_KEYS;
     int32_t skip = tile->skip;
@@ -142,7 +142,7 @@ static void find_tile(struct tile *tile)
 static void stage_tile(const struct tile *tile, char *scratch)
 {
     const struct attend_run *run = tile->run;
-    const struct problem *problem = &run->problem;
+    const struct attend_problem *problem = &run->problem;
     int32_t skip = tile->skip;
     struct stage stage = {.problem = problem, .n = tile->n - skip, .first = tile->first + skip};
     if (problem->keys.stage) {
@@ -168,7 +168,7 @@ static void stage_tile(const struct tile *tile, char *scratch)
 static void load_tile(struct tile *tile, char *scratch)
 {
     const struct attend_run *run = tile->run;
-    const struct problem *problem = &run->problem;
+    const struct attend_problem *problem = &run->problem;
     const struct layer_shape *shape = &problem->shape;
     find_tile(tile);
     int32_t padded = round_up(tile->n, shape->any_prefix ? TILE_KEYS : COLUMN_MULTIPLE);
@@ -187,19 +187,19 @@ static void load_tile(struct tile *tile, char *scratch)
     if (problem->values.row_scale) { /* such rows are always staged */
         move_non_finite_scales(tile);
     }
-    const struct engine *engine = shape->engine;
+    const struct tile_kernels *kernels = shape->kernels;
     if (tile->flash) {
-        tile->non_finite = engine->flash->pack_values(tile->values, tile->value_rows, tile->n,
-                                                      padded, shape->width_padded) != 0;
-        engine->flash->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+        tile->non_finite = kernels->flash->pack_values(tile->values, tile->value_rows, tile->n,
+                                                       padded, shape->width_padded) != 0;
+        kernels->flash->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
         return;
     }
-    engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+    kernels->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
     if (tile->only_maxima) {
         return;
     }
-    tile->non_finite = engine->pack_values(tile->values, tile->value_rows, tile->n, padded,
-                                           shape->width_padded) != 0;
+    tile->non_finite = kernels->pack_values(tile->values, tile->value_rows, tile->n, padded,
+                                            shape->width_padded) != 0;
     if (tile->non_finite) {
         hide_non_finite_values(tile, padded);
     }
@@ -208,7 +208,7 @@ static void load_tile(struct tile *tile, char *scratch)
 static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int32_t begin,
                         int32_t end)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct attn_layer_desc *layer = problem->layer;
     const struct work_item *item = tile->item;
     int32_t group = problem->shape.group;
@@ -235,22 +235,22 @@ static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int3
     }
 }
 
-/* Rows of scores to their greatest where they are seen, as references. */
-static void raise_references(struct tile *tile, int32_t first_row, int32_t rows, float factor)
+/* Raises row_max to the largest visible score of each row. */
+static void raise_row_max(struct tile *tile, int32_t first_row, int32_t rows, float factor)
 {
     for (int32_t r = 0; r < rows; r++) {
         const float *scores = tile->scores + (int64_t)r * SCORE_STRIDE;
-        float *reference = &tile->reference[first_row + r];
+        float *row_max = &tile->row_max[first_row + r];
         for (int32_t j = tile->low[first_row + r]; j < tile->high[first_row + r]; j++) {
-            *reference = scores[j] * factor > *reference ? scores[j] * factor : *reference;
+            *row_max = scores[j] * factor > *row_max ? scores[j] * factor : *row_max;
         }
     }
 }
 
-/* Probabilities as an fp8 kernel holds them; their sum is of those before. */
+/* Rounds probabilities to fp8, as an fp8 kernel would; row_sum is of the unrounded ones. */
 static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, int32_t end)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct attn_layer_params *params = problem->params;
     const struct variant *variant = problem->instance->variant;
     int32_t element = problem->layer->kv_dtype == ATTN_KV_FP8_E5M2 ? ELEMENT_E5M2 : ELEMENT_E4M3;
@@ -270,24 +270,24 @@ static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, 
 /* One tile for rows first_row .. first_row+rows-1 of the item. */
 static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_t block)
 {
-    const struct problem *problem = &tile->run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
-    const struct engine *engine = shape->engine;
+    const struct tile_kernels *kernels = shape->kernels;
     int32_t low = TILE_KEYS;
     int32_t high = 0;
     for (int32_t m = first_row, token = m / shape->group; m < first_row + rows; token++) {
-        int32_t last = at_most(tile->item->key_end, tile->token_high[token]) - tile->first;
-        /* keys of the tile before the item's first are another item's */
-        int32_t from = at_least(tile->skip, tile->token_low[token] - tile->first);
-        int32_t to = at_most(tile->n, last);
-        int32_t next = at_most((token + 1) * shape->group, first_row + rows);
+        int32_t last = min_i32(tile->item->key_end, tile->token_high[token]) - tile->first;
+        /* keys of the tile before the item's first belong to another item */
+        int32_t from = max_i32(tile->skip, tile->token_low[token] - tile->first);
+        int32_t to = min_i32(tile->n, last);
+        int32_t next = min_i32((token + 1) * shape->group, first_row + rows);
         for (; m < next; m++) {
             tile->low[m] = from;
             tile->high[m] = to;
         }
         if (to > from) {
-            low = at_most(low, from);
-            high = at_least(high, to);
+            low = min_i32(low, from);
+            high = max_i32(high, to);
         }
     }
     if (high <= low) {
@@ -295,27 +295,27 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     }
     int32_t begin = shape->any_prefix ? 0 : low / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
     int32_t end = shape->any_prefix ? TILE_KEYS : round_up(high, COLUMN_MULTIPLE);
-    /* only the last block has fewer rows than the engine likes, and nothing behind it */
-    bool pad_rows = shape->any_prefix && rows < engine->row_block;
-    int32_t gemm_rows = pad_rows ? at_most(engine->row_block, round_up(rows, ROW_MULTIPLE)) : rows;
-    int64_t element = engine->element_bytes;
-    int64_t pair = engine->element == ELEMENT_BF16 ? 2 : 1;
+    /* only the last block has fewer rows than row_block, and no rows follow it */
+    bool pad_rows = shape->any_prefix && rows < kernels->row_block;
+    int32_t gemm_rows = pad_rows ? min_i32(kernels->row_block, round_up(rows, ROW_MULTIPLE)) : rows;
+    int64_t element = kernels->element_bytes;
+    int64_t pair = kernels->element == ELEMENT_BF16 ? 2 : 1;
     const char *q = tile->q + (int64_t)first_row * shape->depth_padded * element;
     for (int32_t d = 0, step = depth_step(problem); d < shape->depth_padded; d += step) {
-        ahead_some(&tile->ahead);
-        engine->gemm(tile->scores + begin, SCORE_STRIDE, q + d * element, shape->depth_padded,
-                     tile->keys + ((int64_t)d * TILE_KEYS + begin * pair) * element, TILE_KEYS,
-                     gemm_rows, end - begin, at_most(step, shape->depth_padded - d), d > 0);
+        tile_prefetch_share(&tile->prefetch);
+        kernels->gemm(tile->scores + begin, SCORE_STRIDE, q + d * element, shape->depth_padded,
+                      tile->keys + ((int64_t)d * TILE_KEYS + begin * pair) * element, TILE_KEYS,
+                      gemm_rows, end - begin, min_i32(step, shape->depth_padded - d), d > 0);
     }
     if (problem->terms) {
         apply_terms(tile, first_row, rows, begin, end);
     }
     float factor = problem->terms ? LOG2_E : key_factor(problem, tile->item->head) * LOG2_E;
     if (tile->only_maxima) {
-        raise_references(tile, first_row, rows, factor);
+        raise_row_max(tile, first_row, rows, factor);
         return;
     }
-    float *accumulator = tile->accumulator + (int64_t)first_row * shape->width_padded;
+    float *acc_o = tile->acc_o + (int64_t)first_row * shape->width_padded;
     struct softmax_args softmax = {
         .scores = tile->scores,
         .rows = rows,
@@ -323,33 +323,33 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         .end = end,
         .low = tile->low + first_row,
         .high = tile->high + first_row,
-        .factor = factor,
-        .reference = tile->reference + first_row,
-        .sum = tile->sum + first_row,
-        .rescale = tile->rescale,
+        .softmax_scale_log2 = factor,
+        .row_max = tile->row_max + first_row,
+        .row_sum = tile->row_sum + first_row,
+        .scores_scale = tile->scores_scale,
         .value_scale = problem->values.row_scale && !shape->rounds ? tile->value_scale : NULL,
     };
-    if (tile->careful) {
-        careful_softmax(engine, &softmax, shape->rounds ? 0.0f : LOWERED);
+    if (tile->recompute) {
+        recompute_softmax(kernels, &softmax, shape->rounds ? 0.0f : EXPONENT_SHIFT);
     } else {
-        engine->softmax(&softmax);
+        kernels->softmax(&softmax);
     }
     if (shape->rounds) {
         round_probabilities(tile, rows, begin, end);
     }
     for (int32_t r = 0; r < rows && tile->seen[block]; r++) {
-        if (tile->rescale[r] != 1.0f) {
-            problem->instance->variant->scale_row(accumulator + (int64_t)r * shape->width_padded,
-                                                  tile->rescale[r], shape->width_padded);
+        if (tile->scores_scale[r] != 1.0f) {
+            problem->instance->variant->scale_row(acc_o + (int64_t)r * shape->width_padded,
+                                                  tile->scores_scale[r], shape->width_padded);
         }
     }
     const char *p = (const char *)tile->scores + begin * element;
     const char *values = tile->values + (int64_t)begin * shape->width_padded * element;
     for (int32_t d = 0, step = width_step(problem); d < shape->width_padded; d += step) {
-        ahead_some(&tile->ahead);
-        engine->gemm(accumulator + d, shape->width_padded, p, SCORE_STRIDE * pair,
-                     values + d * pair * element, shape->width_padded, gemm_rows,
-                     at_most(step, shape->width_padded - d), end - begin, tile->seen[block]);
+        tile_prefetch_share(&tile->prefetch);
+        kernels->gemm(acc_o + d, shape->width_padded, p, SCORE_STRIDE * pair,
+                      values + d * pair * element, shape->width_padded, gemm_rows,
+                      min_i32(step, shape->width_padded - d), end - begin, tile->seen[block]);
     }
     tile->seen[block] = 1;
     if (tile->non_finite) {
@@ -361,25 +361,25 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
 static void begin_tile(struct tile *tile, int32_t first, int32_t count, char *scratch)
 {
     tile->first = first;
-    tile->skip = at_least(0, tile->item->key_begin - first);
-    tile->n = at_most(count, tile->item->key_end - first);
+    tile->skip = max_i32(0, tile->item->key_begin - first);
+    tile->n = min_i32(count, tile->item->key_end - first);
     load_tile(tile, scratch);
 }
 
 static void run_rows(struct tile *tile, int32_t rows)
 {
-    const struct problem *problem = &tile->run->problem;
-    int32_t step = problem->shape.engine->row_block;
+    const struct attend_problem *problem = &tile->run->problem;
+    int32_t step = problem->shape.kernels->row_block;
     if (problem->latent != NULL) {
-        ahead_begin(&tile->ahead, problem, tile->item, tile->first + TILE_KEYS,
-                    (rows + step - 1) / step);
+        tile_prefetch_begin(&tile->prefetch, problem, tile->item, tile->first + TILE_KEYS,
+                            (rows + step - 1) / step);
     }
     for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
-        row_block(tile, m, at_most(step, rows - m), block);
+        row_block(tile, m, min_i32(step, rows - m), block);
     }
 }
 
-/* Every tile of keys begin .. end-1 of the item, for every block of its rows. Tiles stand at
+/* Runs every tile of keys begin .. end-1 of the item for every block of its rows. Tiles begin at
  * multiples of TILE_KEYS wherever the item begins, so that a row's bits do not depend on which rows
  * share its item. */
 static void run_narrow_tiles(struct tile *tile, int32_t begin, int32_t end, int32_t rows,
@@ -391,7 +391,7 @@ static void run_narrow_tiles(struct tile *tile, int32_t begin, int32_t end, int3
     }
 }
 
-/* The same of all its keys, in tiles of FLASH_KEYS from its first on where flash takes them. */
+/* Runs all keys of the item, in tiles of FLASH_KEYS where flash takes them. */
 static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
 {
     const struct work_item *item = tile->item;
@@ -407,13 +407,13 @@ static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
             continue;
         }
         tile->flash = false;
-        run_narrow_tiles(tile, at_least(first, item->key_begin),
-                         at_most(first + FLASH_KEYS, item->key_end), rows, scratch);
+        run_narrow_tiles(tile, max_i32(first, item->key_begin),
+                         min_i32(first + FLASH_KEYS, item->key_end), rows, scratch);
         tile->flash = true;
     }
 }
 
-/* The item's queries, rows up to `rows_padded` zero, and what each of its tokens sees. */
+/* Loads the item's queries, zeros up to `rows_padded` rows, and the keys that each token sees. */
 static void load_item(struct tile *tile, int32_t rows_padded)
 {
     const struct work_item *item = tile->item;
@@ -427,7 +427,8 @@ static void load_item(struct tile *tile, int32_t rows_padded)
 
 static void run_passes(struct tile *tile, int32_t rows, char *scratch)
 {
-    if (tile->run->problem.shape.rounds) { /* of the largest, which has to be known first */
+    if (tile->run->problem.shape
+            .rounds) { /* relative to the largest score, which has to be known first */
         tile->only_maxima = true;
         run_tiles(tile, rows, scratch);
         tile->only_maxima = false;
@@ -436,20 +437,20 @@ static void run_passes(struct tile *tile, int32_t rows, char *scratch)
 }
 
 void run_keys(const struct attend_run *run, const struct work_item *item,
-              const struct row_block *rows, struct interval keys, bool careful, char *scratch)
+              const struct row_block *rows, struct interval keys, bool recompute, char *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
-    const int32_t count = item->num_tokens * shape->group, step = shape->engine->row_block;
+    const int32_t count = item->num_tokens * shape->group, step = shape->kernels->row_block;
     struct work_item part = *item;
     struct tile tile;
     part.head = rows->head;
     part.key_begin = keys.low;
     part.key_end = keys.high;
     tile_init(&tile, run, &part, scratch);
-    tile.accumulator = rows->accumulator;
-    tile.reference = rows->reference;
-    tile.sum = rows->sum;
-    tile.careful = careful;
+    tile.acc_o = rows->acc_o;
+    tile.row_max = rows->row_max;
+    tile.row_sum = rows->row_sum;
+    tile.recompute = recompute;
     for (int32_t block = 0; block * step < count; block++) {
         tile.seen[block] = 1;
     }
@@ -457,26 +458,25 @@ void run_keys(const struct attend_run *run, const struct work_item *item,
     run_passes(&tile, count, scratch);
 }
 
-void finish_sums(const struct attend_run *run, const struct work_item *item,
-                 const struct row_block *rows, char *scratch)
+void finish_head_rows(const struct attend_run *run, const struct work_item *item,
+                      const struct row_block *rows, char *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
     const int32_t count = item->num_tokens * shape->group;
-    int32_t *unsound = (int32_t *)(scratch + run->layout.low);
-    const bool any = find_unsound_rows(&run->problem, count, rows, unsound);
+    int32_t *out_of_range = (int32_t *)(scratch + run->layout.low);
+    const bool any = find_rows_out_of_range(&run->problem, count, rows, out_of_range);
     finish_item(run, item, rows, scratch);
     if (!any) {
         return;
     }
-    memset(rows->accumulator, 0,
-           (size_t)count * (size_t)shape->width_padded * sizeof *rows->accumulator);
+    memset(rows->acc_o, 0, (size_t)count * (size_t)shape->width_padded * sizeof *rows->acc_o);
     for (int32_t m = 0; m < count; m++) {
-        rows->reference[m] = unsound[m] ? -INFINITY : ROW_IS_DONE;
-        rows->sum[m] = 0.0f;
+        rows->row_max[m] = out_of_range[m] ? -INFINITY : ROW_IS_DONE;
+        rows->row_sum[m] = 0.0f;
     }
     run_keys(run, item, rows, (struct interval){item->key_begin, item->key_end}, true, scratch);
     for (int32_t m = 0; m < count; m++) {
-        rows->reference[m] += shape->rounds ? 0.0f : LOWERED;
+        rows->row_max[m] += shape->rounds ? 0.0f : EXPONENT_SHIFT;
     }
     finish_item(run, item, rows, scratch);
 }
@@ -485,7 +485,7 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
 {
     const struct layer_shape *shape = &run->problem.shape;
     int32_t rows = item->num_tokens * shape->group;
-    int32_t step = shape->engine->row_block;
+    int32_t step = shape->kernels->row_block;
     struct tile tile;
     tile_init(&tile, run, item, scratch);
     tile.flash = flash_takes(&run->problem, rows);
@@ -494,23 +494,23 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
                                               : rows;
     load_item(&tile, rows_padded);
     for (int32_t m = 0; m < rows_padded; m++) {
-        tile.reference[m] = -INFINITY;
-        tile.sum[m] = 0.0f;
+        tile.row_max[m] = -INFINITY;
+        tile.row_sum[m] = 0.0f;
     }
     for (int32_t block = 0; block * step < rows; block++) {
         tile.seen[block] = 0;
     }
     memset(tile.zero_row, 0,
-           (size_t)at_least(shape->width_padded, shape->depth_padded) *
-               (size_t)shape->engine->element_bytes);
+           (size_t)max_i32(shape->width_padded, shape->depth_padded) *
+               (size_t)shape->kernels->element_bytes);
     run_passes(&tile, rows, scratch);
     for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
         if (!tile.seen[block]) {
-            memset(tile.accumulator + (int64_t)m * shape->width_padded, 0,
-                   (size_t)at_most(step, rows - m) * (size_t)shape->width_padded * sizeof(float));
+            memset(tile.acc_o + (int64_t)m * shape->width_padded, 0,
+                   (size_t)min_i32(step, rows - m) * (size_t)shape->width_padded * sizeof(float));
         }
     }
-    const struct row_block sums = {item->request,    item->head,     item->token, item->num_tokens,
-                                   tile.accumulator, tile.reference, tile.sum};
-    finish_sums(run, item, &sums, scratch);
+    const struct row_block sums = {item->request, item->head,   item->token, item->num_tokens,
+                                   tile.acc_o,    tile.row_max, tile.row_sum};
+    finish_head_rows(run, item, &sums, scratch);
 }

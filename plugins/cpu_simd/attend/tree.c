@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tree masks and biases between the step's own tokens: the only term that is no interval. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
-static int32_t context_keys(const struct problem *problem, int32_t request)
+static int32_t context_keys(const struct attend_problem *problem, int32_t request)
 {
     return request_keys(problem, request) - request_queries(problem, request);
 }
@@ -12,7 +12,8 @@ static int64_t tree_row(const struct attn_batch *batch, int32_t request, int32_t
     return request * batch->tree_stride_request + token * batch->tree_stride_row;
 }
 
-bool tree_row_visible(const struct problem *problem, int32_t request, int32_t token, int32_t key)
+bool tree_row_visible(const struct attend_problem *problem, int32_t request, int32_t token,
+                      int32_t key)
 {
     const struct attn_batch *batch = problem->batch;
     int32_t column = key - context_keys(problem, request);
@@ -28,15 +29,15 @@ bool tree_row_visible(const struct problem *problem, int32_t request, int32_t to
 }
 
 /* scores[j] belongs to key first + j, begin <= j < end */
-void tree_apply(const struct problem *problem, int32_t request, int32_t token, int32_t first,
+void tree_apply(const struct attend_problem *problem, int32_t request, int32_t token, int32_t first,
                 int32_t begin, int32_t end, float *scores)
 {
     const struct attn_batch *batch = problem->batch;
     int32_t context = context_keys(problem, request);
     int32_t num_keys = request_keys(problem, request);
     int64_t row = tree_row(batch, request, token);
-    begin = at_least(begin, context - first);
-    end = at_most(end, num_keys - first);
+    begin = max_i32(begin, context - first);
+    end = min_i32(end, num_keys - first);
     for (int32_t j = begin; j < end; j++) {
         if (!tree_row_visible(problem, request, token, first + j)) {
             scores[j] = -INFINITY;

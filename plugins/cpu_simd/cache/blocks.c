@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* q8_0 and q4_0, ggml's rows: blocks of 32 elements in one piece. Their steps lie inside the rows,
  * so that rows are staged in float32; a code times its step has more bits than bf16. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 int32_t block_row_bytes(int32_t block_bits, int32_t n)
 {

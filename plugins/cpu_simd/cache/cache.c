@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* write_kv, rope_write_kv, and the copies of blocks and bytes. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 struct write_loop {
     const struct attn_write_kv_args *args;
@@ -16,22 +16,23 @@ static void place_slot(struct row_place *place, int64_t slot)
     place->slot = slot - place->block * place->view->block_size;
 }
 
-static void ask_for(const void *memory, int64_t bytes)
+static void prefetch_bytes(const void *memory, int64_t bytes)
 {
     for (int64_t at = 0; at < bytes; at += 64) {
         __builtin_prefetch((const char *)memory + at);
     }
 }
 
-/* A row of the next token and where it goes: a row's codes take longer than memory, of which the
- * next row is asked for only behind them. */
-static void row_ahead(const struct row_place *at, const void *source, int64_t source_bytes)
+/* Prefetches a row of the next token and its destination. Encoding a row takes longer than reading
+ * it, and without this the next row is requested only after the encoding. */
+static void prefetch_next_row(const struct row_place *at, const void *source, int64_t source_bytes)
 {
     const int32_t size = at->view->head_size;
-    ask_for(source, source_bytes);
-    ask_for(view_row(at->view, at->block, at->slot, at->head), code_row_bytes(at->form, size));
+    prefetch_bytes(source, source_bytes);
+    prefetch_bytes(view_row(at->view, at->block, at->slot, at->head),
+                   code_row_bytes(at->form, size));
     if (at->form->row_scale || at->form->nibbles) {
-        ask_for(view_scale(at->view, at->block, at->slot, at->head), sizeof(float));
+        prefetch_bytes(view_scale(at->view, at->block, at->slot, at->head), sizeof(float));
     }
 }
 
@@ -56,18 +57,20 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
         if (slot < 0) {
             continue;
         }
-        const bool ahead = t + 1 < end && args->slot_mapping[t + 1] >= 0;
+        const bool prefetch = t + 1 < end && args->slot_mapping[t + 1] >= 0;
         place_slot(&k, slot);
         place_slot(&v, slot);
-        if (ahead) {
+        if (prefetch) {
             place_slot(&next_k, args->slot_mapping[t + 1]);
             place_slot(&next_v, args->slot_mapping[t + 1]);
         }
         for (int64_t h = 0; h < args->layer->num_kv_heads; h++) {
             k.head = v.head = next_k.head = next_v.head = h;
-            if (ahead) {
-                row_ahead(&next_k, tensor_row(args->k, t + 1, h), k.view->head_size * bytes);
-                row_ahead(&next_v, tensor_row(args->v, t + 1, h), v.view->head_size * bytes);
+            if (prefetch) {
+                prefetch_next_row(&next_k, tensor_row(args->k, t + 1, h),
+                                  k.view->head_size * bytes);
+                prefetch_next_row(&next_v, tensor_row(args->v, t + 1, h),
+                                  v.view->head_size * bytes);
             }
             row_write(&k, tensor_row(args->k, t, h), loop->activation);
             row_write(&v, tensor_row(args->v, t, h), loop->activation);
@@ -121,7 +124,7 @@ static void norm_row(const struct attn_io_rope *rope, const struct attn_tensor *
 }
 
 /* Pairs (d, d + half) in the NeoX form, (2d, 2d + 1) in GPT-J's. */
-static void rotate_row(const struct write_loop *loop, int64_t position, float *row, int32_t size)
+static void rope_row(const struct write_loop *loop, int64_t position, float *row, int32_t size)
 {
     const struct attn_io_rope *rope = loop->rope;
     const struct attn_tensor *table = rope->cos_sin;
@@ -144,8 +147,9 @@ static void rotate_row(const struct write_loop *loop, int64_t position, float *r
     }
 }
 
-static void turn_row(const struct write_loop *loop, const struct attn_tensor *tensor,
-                     const struct attn_tensor *weight, int64_t t)
+/* Norm, where there is a weight, and rope of all heads of token t, in place. */
+static void rope_token(const struct write_loop *loop, const struct attn_tensor *tensor,
+                       const struct attn_tensor *weight, int64_t t)
 {
     const struct variant *variant = loop->args->instance->variant;
     int32_t size = (int32_t)tensor->shape[2];
@@ -156,7 +160,7 @@ static void turn_row(const struct write_loop *loop, const struct attn_tensor *te
         if (weight != NULL) {
             norm_row(loop->rope, weight, loop, row, size);
         }
-        rotate_row(loop, loop->rope->positions[t], row, size);
+        rope_row(loop, loop->rope->positions[t], row, size);
         variant->store[loop->activation](at, row, 1.0f, size);
     }
 }
@@ -166,8 +170,8 @@ static void rope_rows(void *argument, int64_t begin, int64_t end, int32_t worker
 {
     const struct write_loop *loop = argument;
     for (int64_t t = begin; t < end; t++) {
-        turn_row(loop, loop->args->q, loop->rope->q_norm_weight, t);
-        turn_row(loop, loop->args->k, loop->rope->k_norm_weight, t);
+        rope_token(loop, loop->args->q, loop->rope->q_norm_weight, t);
+        rope_token(loop, loop->args->k, loop->rope->k_norm_weight, t);
     }
     write_rows(argument, begin, end, worker);
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of nvfp4, of TurboQuant and of fp8_ds_mla. A value of nvfp4, 2 bits times the 4 of its
- * block's scale, is exact in bf16. TurboQuant's are computed in float32: a key stays turned by
- * Hadamard's matrix H, as its query is, and is levels times norm / sqrt(D sum of their squares); a
- * value is code step + zero. */
+/* Rows of nvfp4, TurboQuant and fp8_ds_mla. A value of nvfp4, 2 bits times the 4 of its block's
+ * scale, is exact in bf16. TurboQuant's rows are computed in float32: a key stays rotated by
+ * Hadamard's matrix H, as its query is, and equals levels times norm / sqrt(D sum of their
+ * squares); a value is code step + zero. */
 #include <float.h>
 
 #include "common/number.h"
 #include "common/turboquant.h"
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 #define NVFP4_BLOCK 16
 #define NVFP4_LARGEST 6
@@ -65,7 +65,8 @@ static void store_f16(uint8_t *memory, double x)
     memcpy(memory, &half, sizeof half);
 }
 
-/* Block scale s of a row: a key's stand in order, values' are swizzled within groups of 4 slots. */
+/* Address of block scale s of a row: keys' scales are in order, values' are swizzled within groups
+ * of 4 slots. */
 static int64_t nvfp4_scale_at(bool is_v, int32_t n, int32_t slot, int32_t s, int64_t stride_slot)
 {
     int32_t quarter = n / NVFP4_BLOCK / 4;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* int4 per token and head. A row x is kept as t = H (s x), of signs s and Sylvester's Hadamard
+/* int4 per token and head. A row x is stored as t = H (s x), with signs s and Sylvester's Hadamard
  * matrix H: codes of 4 bits, value (code - zero) scale, the zero point in the scale's low mantissa
- * bits. H H = D, so that q x = (H (s q) / D) t, and a sum of values is that of their t, turned back
- * once. codes - zero are whole numbers up to 15, which every compute type holds. */
-#include "internal.h"
+ * bits. H H = D, so q x = (H (s q) / D) t, and a weighted sum of values is the weighted sum of
+ * their t, rotated back once. codes - zero are integers up to 15, which every compute type holds.
+ */
+#include "cpu_simd/internal.h"
 
 const float *int4_signs(const struct attn_layer_params *params, bool is_v)
 {
@@ -12,7 +13,7 @@ const float *int4_signs(const struct attn_layer_params *params, bool is_v)
     return quant == NULL ? NULL : is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
 }
 
-void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n)
+void int4_rotate_query(const struct variant *variant, const float *signs, float *row, int32_t n)
 {
     float factor = 1.0f / (float)n;
     for (int32_t d = 0; d < n && signs != NULL; d++) {
@@ -21,7 +22,7 @@ void int4_turn_query(const struct variant *variant, const float *signs, float *r
     variant->hadamard(row, n);
 }
 
-void int4_turn_back(const struct variant *variant, const float *signs, float *row, int32_t n)
+void int4_rotate_back(const struct variant *variant, const float *signs, float *row, int32_t n)
 {
     float factor = 1.0f / (float)n;
     variant->hadamard(row, n);

@@ -2,7 +2,7 @@
 /* quantize and amax: each row is read once, in pieces that lie in L1. Bytes bound both. */
 #include <math.h>
 
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 #define GROUP_LEAST_AMAX 1e-10
 #define NVFP4_BLOCK 16
@@ -13,7 +13,7 @@ struct quantize_loop {
     const struct variant *variant;
     int64_t columns; /* heads * D, taken as one row */
     int32_t x_element;
-    int32_t out_element; /* of forms in 8 bits */
+    int32_t out_element; /* largest code of the forms in 8 bits */
 };
 
 /* Where column `column` of a token's [heads, D] row is, and how many of `count` follow it there. */
@@ -45,7 +45,7 @@ static void store_columns(const struct quantize_loop *loop, int64_t token, int64
     }
 }
 
-/* Of those that are numbers. */
+/* Largest magnitude of the elements that are not NaN. */
 static float amax_of(const struct variant *variant, const float *row, int32_t count)
 {
     float largest = variant->codes->largest(row, count);
@@ -201,7 +201,7 @@ static void amax_rows(void *argument, int64_t begin, int64_t end, int32_t worker
 
 attn_status simd_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    if (element_of_any(args->x) < 0) { /* what calibrates may be of any dtype */
+    if (element_of_any(args->x) < 0) { /* calibration inputs may have any dtype */
         return fail(error, ATTN_ERROR_UNSUPPORTED, "x",
                     "its dtype is none of f16, bf16, f32, fp8_e4m3, fp8_e5m2 and int8");
     }

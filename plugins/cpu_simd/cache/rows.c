@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rows of each kv_dtype are made of, one row of a cache in and out, and rows of a tile in
- * the compute type. Divisions are in double, so that scales and codes are those of exact
- * arithmetic.
- */
+/* How each kv_dtype stores rows, one row of a cache in and out, and rows of a tile in the compute
+ * type. Divisions are in double, so that scales and codes are those of exact arithmetic. */
 #include "common/turboquant.h"
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 #define INT8_LARGEST 127.0
 
@@ -176,7 +174,7 @@ static void read_int4(const struct row_place *at, float *values)
     for (int32_t d = 0; d < size; d++) {
         values[d] *= scale;
     }
-    int4_turn_back(at->variant, int4_signs(at->params, at->is_v), values, size);
+    int4_rotate_back(at->variant, int4_signs(at->params, at->is_v), values, size);
 }
 
 void row_read(const struct row_place *at, char *out, int32_t activation)
@@ -223,7 +221,7 @@ static void stage_ds_mla(const struct stage *stage, int32_t i, char *out)
     float row[MAX_HEAD_SIZE];
     int32_t n = stage->source->row_elements;
     ds_mla_load(stage->problem->instance->variant, stage->rows[i], row, n);
-    stage->problem->shape.engine->unpack[ELEMENT_F32](out, row, n);
+    stage->problem->shape.kernels->unpack[ELEMENT_F32](out, row, n);
 }
 
 static void stage_nibbles(const struct stage *stage, int32_t i, char *out)
@@ -234,7 +232,7 @@ static void stage_nibbles(const struct stage *stage, int32_t i, char *out)
     int4_codes(stage->problem->instance->variant, codes, stage->rows[i], n,
                source->pack != 0 ? source->pack : n, source->stride_pack,
                int4_zero(&stage->scales[i]));
-    stage->problem->shape.engine->unpack[ELEMENT_INT8](out, codes, n);
+    stage->problem->shape.kernels->unpack[ELEMENT_INT8](out, codes, n);
 }
 
 static void stage_coded(const struct stage *stage, int32_t i, char *out)
@@ -256,7 +254,7 @@ static void stage_coded(const struct stage *stage, int32_t i, char *out)
     if (source->row_scale) {
         stage->scales[i] = scale;
     }
-    stage->problem->shape.engine->unpack[ELEMENT_F32](out, values, row.n);
+    stage->problem->shape.kernels->unpack[ELEMENT_F32](out, values, row.n);
 }
 
 static void stage_blocks(const struct stage *stage, int32_t i, char *out)
@@ -267,13 +265,13 @@ static void stage_blocks(const struct stage *stage, int32_t i, char *out)
 
 static void stage_plain(const struct stage *stage, int32_t i, char *out)
 {
-    const struct engine *engine = stage->problem->shape.engine;
+    const struct tile_kernels *kernels = stage->problem->shape.kernels;
     const struct row_source *source = stage->source;
     const char *in = stage->rows[i];
     int32_t piece = source->pack != 0 ? source->pack : source->row_elements;
     for (int32_t d = 0; d < source->row_elements; d += piece, in += source->stride_pack) {
-        engine->unpack[source->element](out + (size_t)d * (size_t)engine->element_bytes, in,
-                                        at_most(piece, source->row_elements - d));
+        kernels->unpack[source->element](out + (size_t)d * (size_t)kernels->element_bytes, in,
+                                         min_i32(piece, source->row_elements - d));
     }
 }
 
@@ -284,11 +282,11 @@ bool has_float_scales(const struct row_source *source)
 
 void stage_rows(const struct stage *stage)
 {
-    const struct engine *engine = stage->problem->shape.engine;
+    const struct tile_kernels *kernels = stage->problem->shape.kernels;
     const struct row_source *source = stage->source;
-    size_t row_bytes = (size_t)stage->padded * (size_t)engine->element_bytes;
+    size_t row_bytes = (size_t)stage->padded * (size_t)kernels->element_bytes;
     size_t part_bytes = row_bytes / (size_t)source->copies;
-    size_t used_bytes = (size_t)source->row_elements * (size_t)engine->element_bytes;
+    size_t used_bytes = (size_t)source->row_elements * (size_t)kernels->element_bytes;
     static void (*const of_coding[])(const struct stage *, int32_t,
                                      char *) = {[CODING_NONE] = stage_plain,
                                                 [CODING_NVFP4] = stage_coded,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batched_gemm: out[b] = a[b] w[b] w_scale[b] through the engine's gemm. A block of w, 256 bytes
- * deep and 128 columns wide, is packed once for 48 rows of a: 32 KiB and 0.8 MFLOP in float32, 1.6
- * in bf16; half as deep where rows are staged next to it. Sums are float32. All of a block lies on
- * the stack, of which host.h grants 64 KiB. */
-#include "internal.h"
+/* batched_gemm: out[b] = a[b] w[b] w_scale[b] through tile_kernels' gemm. A block of w, 256 rows by
+ * 128 columns, is packed once for 48 rows of a: 32 KiB and 0.8 MFLOP in float32, 1.6 in bf16; half
+ * as many rows where rows are staged too. Sums are float32. A block is on the stack, of which
+ * host.h grants 64 KiB. */
+#include "cpu_simd/internal.h"
 
 #define BLOCK_ROWS 48
 #define BLOCK_DEPTH_BYTES 256
@@ -12,13 +12,13 @@
 
 struct gemm_loop {
     const struct attn_batched_gemm_args *args;
-    const struct engine *engine;
+    const struct tile_kernels *kernels;
     int32_t a_element; /* enum element_type */
-    int32_t w_element; /* likewise, or ELEMENT_COUNT: mxfp4 */
+    int32_t w_element; /* enum element_type of w, or ELEMENT_COUNT for mxfp4 */
     int32_t out_element;
     int64_t row_blocks;
     int64_t column_blocks;
-    int32_t depth; /* of a block, elements */
+    int32_t depth; /* elements of a block */
 };
 
 /* Operands of one block in the compute type: w packed, and in the second half rows that pack cannot
@@ -35,15 +35,15 @@ static char *stage_of(struct gemm_block *block)
 }
 
 /* `count` elements, `stride` elements apart, to the compute type; zeros up to `padded`. */
-static void stage_row(const struct engine *engine, int32_t element, char *out, const char *in,
-                      int64_t stride, int32_t count, int32_t padded)
+static void stage_row(const struct tile_kernels *kernels, int32_t element, char *out,
+                      const char *in, int64_t stride, int32_t count, int32_t padded)
 {
-    int64_t bytes = engine->element_bytes;
+    int64_t bytes = kernels->element_bytes;
     if (stride == 1) {
-        engine->unpack[element](out, in, count);
+        kernels->unpack[element](out, in, count);
     }
     for (int32_t i = 0; i < count && stride != 1; i++) {
-        engine->unpack[element](out + i * bytes, in + i * stride * element_bytes[element], 1);
+        kernels->unpack[element](out + i * bytes, in + i * stride * element_bytes[element], 1);
     }
     memset(out + count * bytes, 0, (size_t)((padded - count) * bytes));
 }
@@ -53,17 +53,17 @@ static const char *load_left(const struct gemm_loop *loop, struct gemm_block *bl
                              int64_t i, int32_t rows, int64_t p, int32_t deep, int64_t *lda)
 {
     const struct attn_tensor *a = loop->args->a;
-    const struct engine *engine = loop->engine;
+    const struct tile_kernels *kernels = loop->kernels;
     int64_t stride = tensor_stride(a, 2), bytes = element_bytes[loop->a_element];
     int32_t padded = round_up(deep, DEPTH_MULTIPLE);
-    if (stride == 1 && padded == deep && loop->a_element == engine->element) {
+    if (stride == 1 && padded == deep && loop->a_element == kernels->element) {
         *lda = tensor_stride(a, 1);
         return (const char *)tensor_row(a, b, i) + p * bytes;
     }
     *lda = padded;
     for (int32_t r = 0; r < rows; r++) {
-        stage_row(engine, loop->a_element,
-                  stage_of(block) + (int64_t)r * padded * engine->element_bytes,
+        stage_row(kernels, loop->a_element,
+                  stage_of(block) + (int64_t)r * padded * kernels->element_bytes,
                   (const char *)tensor_row(a, b, i + r) + p * stride * bytes, stride, deep, padded);
     }
     return stage_of(block);
@@ -80,14 +80,14 @@ static float from_e8m0(uint8_t power)
     return value;
 }
 
-/* `count` elements from (i, j) of w[b] on, along its rows or down its columns, of mxfp4: an e2m1
- * lies at its offset in elements, two a byte, and its block's scale at the same place of a tensor
- * of which one dimension is 32 times shorter. */
+/* Loads `count` elements of mxfp4 from (i, j) of w[b] on, along its rows or down its columns. An
+ * e2m1 is at its offset in elements, two in a byte; its block's scale is at the same position of a
+ * tensor with one dimension 32 times shorter. */
 static void stage_mxfp4(const struct gemm_loop *loop, char *out, int64_t b, int64_t i, int64_t j,
                         bool down, int32_t count, int32_t padded)
 {
     const struct attn_tensor *w = loop->args->w, *scales = loop->args->w_block_scale;
-    const struct engine *engine = loop->engine;
+    const struct tile_kernels *kernels = loop->kernels;
     const struct variant *variant = loop->args->instance->variant;
     int32_t row_block = (int32_t)(w->shape[1] / scales->shape[1]);
     int32_t column_block = (int32_t)(w->shape[2] / scales->shape[2]);
@@ -110,9 +110,9 @@ static void stage_mxfp4(const struct gemm_loop *loop, char *out, int64_t b, int6
                                      column / column_block * tensor_stride(scales, 2)));
     }
     variant->codes->e2m1(values, codes, scale, run, count);
-    engine->unpack[ELEMENT_F32](out, values, count);
-    memset(out + count * engine->element_bytes, 0,
-           (size_t)((padded - count) * engine->element_bytes));
+    kernels->unpack[ELEMENT_F32](out, values, count);
+    memset(out + count * kernels->element_bytes, 0,
+           (size_t)((padded - count) * kernels->element_bytes));
 }
 
 /* Rows p .. p+deep-1 and columns j .. j+columns-1 of w[b] as gemm's right operand, of rows *ldb
@@ -121,7 +121,7 @@ static void load_right(const struct gemm_loop *loop, struct gemm_block *block, i
                        int32_t deep, int64_t j, int32_t columns, int64_t *ldb)
 {
     const struct attn_tensor *w = loop->args->w;
-    const struct engine *engine = loop->engine;
+    const struct tile_kernels *kernels = loop->kernels;
     int64_t down = tensor_stride(w, 1), across = tensor_stride(w, 2);
     bool mxfp4 = loop->w_element == ELEMENT_COUNT;
     int64_t bytes = mxfp4 ? 0 : element_bytes[loop->w_element];
@@ -129,30 +129,31 @@ static void load_right(const struct gemm_loop *loop, struct gemm_block *block, i
     int32_t count = transposed ? columns : deep, length = transposed ? deep : columns;
     int32_t padded = round_up(length, DEPTH_MULTIPLE);
     bool in_place =
-        padded == length && (transposed || across == 1) && loop->w_element == engine->element;
+        padded == length && (transposed || across == 1) && loop->w_element == kernels->element;
     const char *first = (const char *)tensor_row(w, b, p) + j * across * bytes;
     for (int32_t r = 0; r < count && mxfp4; r++) {
-        block->rows[r] = stage_of(block) + (int64_t)r * padded * engine->element_bytes;
+        block->rows[r] = stage_of(block) + (int64_t)r * padded * kernels->element_bytes;
         stage_mxfp4(loop, (char *)(uintptr_t)block->rows[r], b, transposed ? p : p + r,
                     transposed ? j + r : j, transposed, length, padded);
     }
     for (int32_t r = 0; r < count && !mxfp4; r++) {
         const char *row = first + r * (transposed ? across : down) * bytes;
-        char *staged = stage_of(block) + (int64_t)r * padded * engine->element_bytes;
+        char *staged = stage_of(block) + (int64_t)r * padded * kernels->element_bytes;
         if (!in_place) {
-            stage_row(engine, loop->w_element, staged, row, transposed ? down : across, length,
+            stage_row(kernels, loop->w_element, staged, row, transposed ? down : across, length,
                       padded);
         }
         block->rows[r] = in_place ? row : staged;
     }
     if (transposed) {
         *ldb = TILE_KEYS;
-        engine->pack_keys(block->packed, block->rows, count, round_up(count, COLUMN_MULTIPLE),
-                          padded);
+        kernels->pack_keys(block->packed, block->rows, count, round_up(count, COLUMN_MULTIPLE),
+                           padded);
         return;
     }
     *ldb = padded;
-    engine->pack_values(block->packed, block->rows, count, round_up(count, DEPTH_MULTIPLE), padded);
+    kernels->pack_values(block->packed, block->rows, count, round_up(count, DEPTH_MULTIPLE),
+                         padded);
 }
 
 static void store_rows(const struct gemm_loop *loop, const struct gemm_block *block, int64_t b,
@@ -188,8 +189,8 @@ static void multiply(const struct gemm_loop *loop, struct gemm_block *block, int
         int64_t lda, ldb;
         load_right(loop, block, b, p, deep, j, columns, &ldb);
         const char *a = load_left(loop, block, b, i, rows, p, deep, &lda);
-        loop->engine->gemm(block->sum, BLOCK_COLUMNS, a, lda, block->packed, ldb, rows,
-                           round_up(columns, COLUMN_MULTIPLE), round_up(deep, DEPTH_MULTIPLE), 1);
+        loop->kernels->gemm(block->sum, BLOCK_COLUMNS, a, lda, block->packed, ldb, rows,
+                            round_up(columns, COLUMN_MULTIPLE), round_up(deep, DEPTH_MULTIPLE), 1);
     }
     store_rows(loop, block, b, i, rows, j, columns);
 }
@@ -218,7 +219,7 @@ static void gemm_items(void *argument, int64_t begin, int64_t end, int32_t worke
 static bool in_place(const struct gemm_loop *loop)
 {
     const struct attn_tensor *a = loop->args->a, *w = loop->args->w;
-    return loop->a_element == loop->engine->element && loop->w_element == loop->engine->element &&
+    return loop->a_element == loop->kernels->element && loop->w_element == loop->kernels->element &&
            tensor_stride(a, 2) == 1 && (tensor_stride(w, 1) == 1 || tensor_stride(w, 2) == 1) &&
            w->shape[1] % DEPTH_MULTIPLE == 0 && w->shape[2] % DEPTH_MULTIPLE == 0;
 }
@@ -241,8 +242,8 @@ attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct 
     /* products of what bf16 holds exactly */
     const struct variant *variant = args->instance->variant;
     bool exact = loop.a_element >= ELEMENT_BF16 && loop.w_element >= ELEMENT_BF16;
-    loop.engine = exact && variant->bf16 != NULL ? variant->bf16 : variant->f32;
-    loop.depth = BLOCK_DEPTH_BYTES / loop.engine->element_bytes / (in_place(&loop) ? 1 : 2);
+    loop.kernels = exact && variant->bf16 != NULL ? variant->bf16 : variant->f32;
+    loop.depth = BLOCK_DEPTH_BYTES / loop.kernels->element_bytes / (in_place(&loop) ? 1 : 2);
     loop.row_blocks = (out->shape[1] + BLOCK_ROWS - 1) / BLOCK_ROWS;
     loop.column_blocks = (out->shape[2] + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
     const struct attn_host *host = args->instance->host;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a cache in and out one at a time: the latent rows that write_kv gets from an MLA layer,
  * and gather_kv. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 #define MAX_ROW 1024
 
@@ -65,7 +65,7 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
             continue;
         }
         for (int32_t d = 0; d < size; d += pack, memory += view->stride_pack) {
-            store_elements(loop, memory, row + d, at_most(pack, size - d));
+            store_elements(loop, memory, row + d, min_i32(pack, size - d));
         }
     }
 }

@@ -3,11 +3,11 @@
  * its key's row, with all query heads as rows of a tile. A sparse query's keys are the entries of
  * its list: the list is cut into tiles as a sequence is, and what a tile must not see is left out
  * of it. */
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 #define MAX_LATENT 1024
 
-/* What attend is given in place of an MLA layer's arguments. */
+/* Arguments that attend gets in place of an MLA layer's. */
 struct latent_call {
     struct attn_attend_args args;
     struct attn_layer_desc layer;
@@ -28,7 +28,7 @@ static attn_status call_init(struct latent_call *call, const struct attn_attend_
     call->layer = *args->layer;
     call->params = *args->params;
     call->values = *args->k_cache;
-    /* what an unknown tail says has been heard: it is all zero */
+    /* an unknown tail that is all zero asks for nothing */
     call->args.struct_size = sizeof call->args;
     call->layer.struct_size = sizeof call->layer;
     call->params.struct_size = sizeof call->params;

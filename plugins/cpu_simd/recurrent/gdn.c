@@ -10,14 +10,14 @@
 struct gdn_loop {
     struct gdn gdn;
     float *taps;
-    char *scratch; /* of worker 0 */
+    char *scratch; /* memory of worker 0 */
     size_t scratch_bytes;
     int32_t together; /* value heads of an item */
 };
 
 static int32_t most_together(const struct attn_recurrent_desc *desc)
 {
-    int32_t group = desc->num_v_heads / desc->num_k_heads, count = at_most(group, GDN_TOGETHER);
+    int32_t group = desc->num_v_heads / desc->num_k_heads, count = min_i32(group, GDN_TOGETHER);
     while (group % count != 0) {
         count--;
     }
@@ -32,7 +32,7 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     size_t depth = (size_t)round_up(desc->head_size_k, COLUMN_MULTIPLE);
     size_t width = (size_t)round_up(desc->head_size_v, COLUMN_MULTIPLE);
     size_t wider = depth > width ? depth : width;
-    size_t taps = (size_t)at_least(1, desc->conv_width);
+    size_t taps = (size_t)max_i32(1, desc->conv_width);
 #define PLACE(field, floats)                                                                       \
     (s->field = memory != NULL ? (void *)(memory + at) : NULL,                                     \
      at += ((floats) * sizeof(float) + 63) / 64 * 64 + 64)
@@ -75,8 +75,8 @@ size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_t
     return taps_bytes(desc) + scratch_place(desc, NULL, &scratch) * (size_t)num_threads;
 }
 
-/* Behind the step that follows: its floats were stored one by one, and to read them as vectors
- * waits for all stores before them. */
+/* Run one step late: the step's floats were stored one by one, and loading them as vectors would
+ * wait for all those stores. */
 static void store_pending(const struct gdn *gdn, struct gdn_scratch *s)
 {
     if (s->pending.o != NULL) {
@@ -85,7 +85,8 @@ static void store_pending(const struct gdn *gdn, struct gdn_scratch *s)
     }
 }
 
-/* The recurrence, token by token. A state that is not kept lives in the scratch. */
+/* The recurrence, token by token. A state that the cache does not store is in the scratch memory.
+ */
 static void run_steps(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                       bool new_keys, struct gdn_scratch *s)
 {
@@ -175,8 +176,8 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     }
 }
 
-/* Behind the delta rule, since several value heads read one window. Items are (request, channel).
- */
+/* Runs after the delta rule, since several value heads read one window. Items are (request,
+ * channel). */
 static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct gdn_loop *loop = argument;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of gated_delta share: how a call is computed, and a worker's memory. */
+/* Shared by the files of gated_delta: the call and a worker's memory. */
 #ifndef CPU_SIMD_GDN_H
 #define CPU_SIMD_GDN_H
 
 #include "common/gated_delta.h"
-#include "internal.h"
+#include "cpu_simd/internal.h"
 
 static inline const struct variant *gdn_variant(const struct gdn *gdn)
 {
@@ -39,8 +39,8 @@ struct gdn_scratch {
     float *kk;     /* [C, C]: k k^T */
     float *qk;     /* [C, C]: q k^T */
     float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
-    float *by_q;   /* [C, C]: qk likewise */
-    float *d;      /* [1 + C, C]: decay from behind token j to token t, behind a row of zeros */
+    float *by_q;   /* [C, C]: qk with the decays */
+    float *d;      /* [1 + C, C]: a row of zeros, then the decay from after token j to token t */
     struct product_operand q_left, k_left; /* [C, depth], whole */
     struct product_operand kt_right;       /* [depth, C], whole */
     struct product_operand kt_left;        /* [depth, C] */
@@ -49,15 +49,15 @@ struct gdn_scratch {
     struct product_operand by_r_left;      /* [C, C], a block of rows at a time */
     struct product_operand r_right;        /* [C, width] */
     float (*group_kk)[WALK_TOKENS];        /* [C]: of a token's k with those of its group */
-    float (*group_qk)[WALK_TOKENS];        /* likewise of its q */
-    /* of each head of an item S transposed, [depth, columns] for each `columns` value dims; of a
-     * step S itself */
+    float (*group_qk)[WALK_TOKENS]; /* [C]: products of a token's q with the k of its group */
+    /* For chunks: S transposed for each head of an item, [depth, columns] for each `columns` value
+     * dims. For steps: S itself */
     float *states;
     int32_t columns;
     struct gdn_pending pending;
     float *raw;        /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
-    const float *taps; /* of all heads of the mixed row [conv_width + 1, depth or width]: weights,
-                        * then the bias */
+    const float *taps; /* for all heads of the mixed row [conv_width + 1, depth or width]: weights,
+                          then the bias */
     float ones[MAX_HEAD_SIZE];
     float decay[GDN_CHUNK];
     float beta[GDN_CHUNK];
@@ -78,8 +78,9 @@ static inline int32_t gdn_key_head(const struct attn_recurrent_desc *desc, int32
 void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                     int32_t num_heads, struct gdn_scratch *s);
 
-/* gdn_walk.c: whether chunks walk over states in parts of WALK_COLUMNS; what the heads over a key
- * head share; a head's outputs of the tokens from `first` on, and its state behind them */
+/* gdn_walk.c: gdn_walks() says whether chunks run as groups of tokens over parts of WALK_COLUMNS
+ * value dims; gdn_walk_keys() makes what the heads over a key head share; gdn_walk() a head's
+ * outputs of the tokens from `first` on, and its state after them */
 bool gdn_walks(const struct gdn *gdn);
 void gdn_walk_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s);
 void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
@@ -95,7 +96,8 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
                 int32_t count, int32_t head, struct gdn_scratch *scratch);
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch);
-/* The windows of channels .. end - 1 after the step, and behind the tokens of checkpoints. */
+/* Updates the windows of channels .. end - 1 to the end of the step, and stores those at
+ * checkpoints. */
 void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
                       int64_t end);
 

@@ -1,45 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule in chunks, on the transpose of the state: where the variant can, by groups
- * that walk over it (gdn_walk.c), else by products. Of those, per chunk of C tokens and head,
- * Dk = Dv = D: 6 C D^2 FLOPs with the state and 3 C^2 D between tokens, through the variant's split
- * products where activations have 16 bits, and 2 C^2 D / heads over one key head in float32.
- * Rounded to bf16 each of these products is past the bounds of some layer.
+/* The gated delta rule in chunks, on the transpose of the state: with walk kernels by groups of
+ * tokens (gdn_walk.c), else by products. The products of a chunk of C tokens and a head, Dk = Dv =
+ * D, are 6 C D^2 FLOPs with the state and 3 C^2 D between tokens, by split_products where
+ * activations have 16 bits, and 2 C^2 D / heads over one key head in float32. With operands rounded
+ * to bf16 each of these products fails the error bound of some layer.
  *
- * One chunk, with D[t][j] the decay from behind token j to token t, E[t] that from the chunk's
- * beginning, and S its first state:
- *     r_t = beta_t (v_t - E[t] S k_t - sum_{j<t} D[t][j] (k_j k_t) r_j)
- *     o_t = E[t] S q_t + sum_{j<=t} D[t][j] (k_j q_t) r_j
- *     S  <- E[C-1] S + sum_j D[C-1][j] r_j k_j^T
+ * One chunk, with D[t][j] the decay from after token j to token t, E[t] that from the chunk's
+ * beginning, and S the state before it:
+ *
+ *   r_t = beta_t (v_t - E[t] S k_t - sum_{j<t} D[t][j] (k_j k_t) r_j)
+ *   o_t = E[t] S q_t + sum_{j<=t} D[t][j] (k_j q_t) r_j
+ *   S  <- E[C-1] S + sum_j D[C-1][j] r_j k_j^T
+ *
  * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Decays are
  * products, not differences of sums, so that a decay of 0 stays one. */
 #include "gdn.h"
 
-#define TRIANGLE_ROWS 32 /* what is above the diagonal is computed within blocks of so many */
+#define TRIANGLE_ROWS 32 /* size of the blocks on the diagonal, which are computed whole */
 
-static const struct product_engine *products_of(const struct gdn *gdn)
+static const struct product_kernels *products_of(const struct gdn *gdn)
 {
     const struct variant *variant = gdn_variant(gdn);
     bool rounded = gdn_activation(gdn) != ELEMENT_F32 && variant->split_products != NULL;
     return rounded ? variant->split_products : variant->products;
 }
 
-/* of the same left operands */
-static const struct product_engine *whole_products_of(const struct gdn *gdn)
+/* products with the same left operands */
+static const struct product_kernels *whole_products_of(const struct gdn *gdn)
 {
     const struct variant *variant = gdn_variant(gdn);
     return products_of(gdn) == variant->products ? variant->products : variant->whole_products;
 }
 
-/* kk and qk. The output of a request's first token is its value times one such product, and where
- * key and query are nearly orthogonal, nothing makes up for what the product has lost: so they are
- * as exact as float32's always, and a token's own, as a step has it, a sum of short sums. */
+/* kk and qk, in full float32 precision. The output of a request's first token is its value times
+ * one such product; where key and query are nearly orthogonal, nothing compensates an error of the
+ * product. A token's product with itself is a sum of short sums, as in a step. */
 static void multiply_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    const struct product_engine *whole = whole_products_of(gdn);
+    const struct product_kernels *whole = whole_products_of(gdn);
     struct product_args args = {
         .stride = GDN_CHUNK, .right = &s->kt_right, .by = s->ones, .k = s->depth};
     for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
-        args.m = at_most(TRIANGLE_ROWS, count - args.first);
+        args.m = min_i32(TRIANGLE_ROWS, count - args.first);
         args.n = args.first + TRIANGLE_ROWS;
         args.out = s->kk;
         args.left = &s->k_left;
@@ -56,14 +58,14 @@ static void multiply_keys(const struct gdn *gdn, int32_t count, struct gdn_scrat
 
 static void pack_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    const struct engine *plain = gdn_variant(gdn)->f32;
+    const struct tile_kernels *plain = gdn_variant(gdn)->f32;
     const void *keys[GDN_CHUNK];
     for (int32_t t = 0; t < count; t++) {
         keys[t] = s->k + (int64_t)t * s->depth;
     }
     int32_t padded = round_up(count, COLUMN_MULTIPLE);
     plain->pack_keys(s->kt, keys, count, padded, s->depth);
-    const struct product_engine *whole = whole_products_of(gdn);
+    const struct product_kernels *whole = whole_products_of(gdn);
     whole->left(&s->q_left, s->q, s->depth, count, s->depth);
     whole->left(&s->k_left, s->k, s->depth, count, s->depth);
     whole->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded);
@@ -91,11 +93,11 @@ static void find_decays(const struct gdn *gdn, int32_t count, struct gdn_scratch
  * from which what the blocks before it add is taken by products. */
 static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    const struct product_engine *products = products_of(gdn);
+    const struct product_kernels *products = products_of(gdn);
     const int32_t width = s->width, padded = round_up(count, COLUMN_MULTIPLE);
     memset(s->v + (int64_t)count * width, 0, (size_t)((padded - count) * width) * sizeof(float));
     for (int32_t first = 0; first < count; first += TRIANGLE_ROWS) {
-        const int32_t rows = at_most(TRIANGLE_ROWS, count - first);
+        const int32_t rows = min_i32(TRIANGLE_ROWS, count - first);
         const float *by = s->by_r + (int64_t)first * GDN_CHUNK;
         float *r = s->v + (int64_t)first * width;
         if (first > 0) {
@@ -112,7 +114,7 @@ static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scra
             products->multiply(&args);
         }
         gdn_variant(gdn)->delta->solve(r, width, by + first, GDN_CHUNK, rows);
-        products->right(&s->r_right, s->v, width, first, at_most(first + TRIANGLE_ROWS, padded),
+        products->right(&s->r_right, s->v, width, first, min_i32(first + TRIANGLE_ROWS, padded),
                         width);
     }
 }
@@ -140,7 +142,7 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state
     solve_triangle(gdn, count, s);
 }
 
-/* The outputs, into o, and the state behind the chunk. */
+/* Computes the outputs, into o, and the state after the chunk. */
 static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, struct gdn_scratch *s)
 {
     const struct variant *variant = gdn_variant(gdn);
@@ -160,7 +162,7 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, str
     args.right = &s->r_right;
     args.keep = args.by = s->ones;
     for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
-        args.m = at_most(TRIANGLE_ROWS, count - args.first);
+        args.m = min_i32(TRIANGLE_ROWS, count - args.first);
         args.k = args.first + TRIANGLE_ROWS;
         products_of(gdn)->multiply(&args);
     }
@@ -184,15 +186,15 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, str
     products_of(gdn)->multiply(&args);
 }
 
-/* to[j][i] = from[i][j] for `count` rows of `length` floats, through the engine's packing; rows of
- * `from` are padded to COLUMN_MULTIPLE. */
+/* to[j][i] = from[i][j] for `count` rows of `length` floats, by pack_keys; rows of `from` are
+ * padded to COLUMN_MULTIPLE. */
 static void transpose(const struct gdn *gdn, const struct gdn_scratch *s, const float *from,
                       int64_t from_stride, int32_t count, int32_t length, float *to,
                       int64_t to_stride)
 {
     const void *rows[TILE_KEYS];
     for (int32_t first = 0; first < count; first += TILE_KEYS) {
-        int32_t n = at_most(TILE_KEYS, count - first);
+        int32_t n = min_i32(TILE_KEYS, count - first);
         for (int32_t i = 0; i < n; i++) {
             rows[i] = from + (first + i) * from_stride;
         }
@@ -217,7 +219,7 @@ static void load_state(const struct gdn *gdn, const struct gdn_request *request,
     for (int32_t first = 0; first < dv; first += s->columns) {
         const float *rows = state + (int64_t)first * dk;
         float *part = to + (int64_t)first * s->depth;
-        int32_t count = at_most(s->columns, dv - first);
+        int32_t count = min_i32(s->columns, dv - first);
         if (dk == s->depth) {
             transpose(gdn, s, rows, dk, count, dk, part, s->columns);
             continue;
@@ -237,7 +239,7 @@ static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
     float *state = gdn_state(gdn, slot, head);
     for (int32_t first = 0; first < dv; first += s->columns) {
         transpose(gdn, s, from + (int64_t)first * s->depth, s->columns, dk,
-                  at_most(s->columns, dv - first), state + (int64_t)first * dk, dk);
+                  min_i32(s->columns, dv - first), state + (int64_t)first * dk, dk);
     }
 }
 

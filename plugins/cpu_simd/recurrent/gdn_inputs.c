@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What enters the gated delta rule and what leaves it: the causal convolution over the mixed row
- * and its rolling window, norms, gates (Yang, Kautz, Hatamizadeh 2024; Qwen3-Next). */
-#include "convert.h"
+/* Inputs and outputs of the gated delta rule: the causal convolution over the mixed row and its
+ * rolling window, norms, gates (Yang, Kautz, Hatamizadeh 2024; Qwen3-Next). */
+#include "cpu_simd/convert.h"
 #include "gdn.h"
 
 static float load_element(const void *memory, int32_t element, int64_t i)
@@ -148,8 +148,8 @@ static void prefetch_lines(const char *first, int64_t bytes)
     }
 }
 
-/* What a step's convolution takes of a head to come: too little in one place for the hardware to
- * have asked for it. */
+/* Prefetches what the next head's convolution reads: too little in one place for the hardware's
+ * prefetcher. */
 static void prefetch_head(const struct gdn *gdn, const struct gdn_request *request, int32_t head)
 {
     const struct attn_tensor *mixed = gdn->io->mixed_qkv;
@@ -174,7 +174,7 @@ static void convolve_head(const struct gdn *gdn, const struct gdn_request *reque
     const int32_t element = element_of_any(mixed), width = gdn->desc->conv_width;
     const int64_t history = width - 1;
     const float *taps = scratch->taps + channels.taps;
-    int32_t put = first < history ? at_most(count, (int32_t)(history - first)) : 0;
+    int32_t put = first < history ? min_i32(count, (int32_t)(history - first)) : 0;
     if (channels.size < channels.padded) {
         put = count;
     }
@@ -199,13 +199,13 @@ static void convolve_head(const struct gdn *gdn, const struct gdn_request *reque
     if (put == count) {
         return;
     }
-    const int64_t behind = request->num_tokens - first - count;
+    const int64_t rows_after = request->num_tokens - first - count;
     args.y = rows + (int64_t)put * channels.padded;
     args.x = (const char *)tensor_row(mixed, request->first_row + first + put - history, 0) +
              channels.first * element_bytes[element];
     args.x_bytes = tensor_stride(mixed, 0) * element_bytes[element];
     args.element = element;
-    args.behind = behind < GDN_CHUNK ? (int32_t)behind : GDN_CHUNK;
+    args.rows_after = rows_after < GDN_CHUNK ? (int32_t)rows_after : GDN_CHUNK;
     args.rows = count - put;
     gdn_variant(gdn)->delta->convolve(&args);
 }
@@ -301,7 +301,7 @@ struct entries {
     int32_t element;
 };
 
-/* The first `kept` entries of each channel become those at `before`; NULL: zeros. */
+/* Sets the first `kept` entries of each channel to those at `before`; NULL: zeros. */
 static void keep_entries(const struct entries *to, const char *before, int64_t kept)
 {
 #define KEEP(type)                                                                                 \
@@ -334,8 +334,8 @@ static void fill_entries(const struct entries *to, const char *row, int32_t give
     }
 }
 
-/* Inputs behind the `skipped` first of the window and of the step's first `tokens`, to a slot's
- * window. Entries are read no earlier than they are written. */
+/* Writes the inputs after the first `skipped` ones of the window and the step's first `tokens`
+ * tokens to a slot's window. No entry is written before it has been read. */
 static void roll_window(const struct gdn *gdn, const struct gdn_request *request, int32_t slot,
                         int64_t tokens, int64_t skipped, int64_t channel, int64_t end)
 {
@@ -343,22 +343,22 @@ static void roll_window(const struct gdn *gdn, const struct gdn_request *request
     const int32_t given = element_of_any(mixed);
     const int64_t history = gdn->desc->conv_width - 1, from = request->from + skipped;
     const int64_t kept = history > skipped ? history - skipped : 0;
-    const int64_t fresh = tokens + history - skipped - kept;
+    const int64_t first_tile = tokens + history - skipped - kept;
     struct entries to = {.first = window_of(gdn, slot, channel),
                          .stride = gdn->args->v_cache->stride_head,
                          .channels = end - channel,
                          .element = gdn_activation(gdn)};
     const int64_t bytes = element_bytes[to.element];
     const char *before = window_of(gdn, request->window_from, channel);
-    if (request->has_state && from == fresh && to.stride == (kept + fresh) * bytes) {
+    if (request->has_state && from == first_tile && to.stride == (kept + first_tile) * bytes) {
         /* one run of memory, of which all moves by as many places */
         memmove(to.first, before + from * bytes, (size_t)(to.channels * to.stride - from * bytes));
     } else {
         keep_entries(&to, request->has_state ? before + from * bytes : NULL, kept);
     }
     to.first += kept * bytes;
-    for (int64_t i = 0; i < fresh; i++, to.first += bytes) {
-        const char *row = tensor_row(mixed, request->first_row + tokens - fresh + i, 0);
+    for (int64_t i = 0; i < first_tile; i++, to.first += bytes) {
+        const char *row = tensor_row(mixed, request->first_row + tokens - first_tile + i, 0);
         fill_entries(&to, row + channel * element_bytes[given], given);
     }
 }

@@ -15,7 +15,7 @@ bool gdn_walks(const struct gdn *gdn)
 
 void gdn_walk_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    const struct delta_engine *delta = gdn_variant(gdn)->delta;
+    const struct delta_kernels *delta = gdn_variant(gdn)->delta;
     const int64_t end = (int64_t)round_up(count, WALK_TOKENS) * s->depth;
     const size_t unused = (size_t)(end - (int64_t)count * s->depth) * sizeof(float);
     memset(s->q + (int64_t)count * s->depth, 0, unused);
@@ -27,12 +27,12 @@ void gdn_walk_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
     }
 }
 
-/* Tokens first .. first + tokens - 1 of a head; memory holds its state over `scale`. Returns what
- * it is over behind them, 1 behind the last of a chunk. */
+/* Prepares tokens first .. first + tokens - 1 of a head; memory holds its state over `scale`.
+ * Returns the scale after them, 1 after the last of a chunk. */
 static float group_of(const struct gdn_scratch *s, int32_t first, int32_t tokens, bool last,
                       float scale, struct walk_group *group)
 {
-    float between[WALK_TOKENS] = {0}; /* decay from behind each token of the group */
+    float between[WALK_TOKENS] = {0}; /* decay from after each token of the group */
     float e = scale;
     *group = (struct walk_group){.tokens = tokens, .keep = 1.0f};
     for (int32_t t = 0; t < tokens; t++) {
@@ -73,7 +73,7 @@ void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t 
     int32_t num_groups = 0;
     float scale = 1.0f;
     for (int32_t t = 0; t < count; t += WALK_TOKENS) {
-        int32_t tokens = at_most(WALK_TOKENS, count - t);
+        int32_t tokens = min_i32(WALK_TOKENS, count - t);
         scale = group_of(s, t, tokens, t + tokens == count, scale, &groups[num_groups++]);
     }
     for (int32_t column = 0; column < s->width; column += WALK_COLUMNS) {

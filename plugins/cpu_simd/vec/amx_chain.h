@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chains of tile products: a block of 32 x 32 sums stays in registers 0 .. 3 while products of
- * 32 x 32 x 32 are added, four tdpbf16ps of 16 cycles for four tile loads of 8. Of b the loads go
- * past L1, where rows, sums and probabilities are to stay. */
+/* Chains of tile products: a block of 32 x 32 sums stays in registers 0 .. 3 while products of 32 x
+ * 32 x 32 are added, four tdpbf16ps of 16 cycles for four tile loads of 8. Loads of b bypass L1,
+ * which keeps rows, sums and probabilities. */
 #ifndef CPU_SIMD_AMX_CHAIN_H
 #define CPU_SIMD_AMX_CHAIN_H
 
 #include "amx_pack.h"
 
-/* What the registers hold. */
+/* The destination of what the tile registers hold. */
 struct chain {
     float *to; /* where it belongs; NULL: nowhere */
     int64_t stride;
@@ -20,7 +20,7 @@ INLINE void tiles_and_memory(void)
 }
 
 /* c += a b of 32 x 32 x 32 in two pairs of products; a's rows are `stride` elements apart, b's two
- * tiles adjacent. Vector instructions may stand between the pairs. */
+ * tiles adjacent. Vector instructions may come between the pairs. */
 INLINE void chain_upper(const uint16_t *a, int64_t stride, const uint16_t *b)
 {
     tiles_and_memory();
@@ -41,13 +41,13 @@ INLINE void chain_lower(void)
     tiles_and_memory();
 }
 
-INLINE void chain_go_on(const uint16_t *a, int64_t stride, const uint16_t *b)
+INLINE void chain_continue(const uint16_t *a, int64_t stride, const uint16_t *b)
 {
     chain_upper(a, stride, b);
     chain_lower();
 }
 
-/* Registers 0 .. 3 go where they belong, and begin anew. */
+/* Stores registers 0 .. 3 at their destination and zeroes them. */
 #define CHAIN_TURN(i)                                                                              \
     if (chain->to != NULL) {                                                                       \
         _tile_stored(i, chain->to + (i) / 2 * 16 * chain->stride + (i) % 2 * 16,                   \
@@ -59,8 +59,8 @@ INLINE void chain_go_on(const uint16_t *a, int64_t stride, const uint16_t *b)
         _tile_zero(i);                                                                             \
     }
 
-/* The first product of a chain: what the chain before has summed is stored one register at a time,
- * between products: four tile stores in a row would keep everything behind them from beginning. */
+/* The first product of a chain. The sums of the chain before are stored one register at a time,
+ * between products: four tile stores in a row would stall all that follows. */
 INLINE void chain_begin(struct chain *chain, const uint16_t *a, int64_t stride, const uint16_t *b,
                         const float *from, int64_t from_stride)
 {

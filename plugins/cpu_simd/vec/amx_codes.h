@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode from fp8 caches on AMX, 4 to 16 rows: codes become bf16 on their way into a tile. Order
- * and columns are codes_direct.h's.
+/* Decode from fp8 caches on AMX, 4 to 16 rows: codes are converted to bf16 as a tile is filled.
+ * Order and columns are those of codes_decode.h.
  *
- * Of e4m3 the upper byte follows from 6 bits, the code shifted by one with its last bit kept, the
- * lower from the last 4 bits and whether there are others: a look-up in one register each, where
- * all 7 bits take two of three instructions each. A NaN goes the long way. 64 codes: 10
- * instructions, 5 cycles; 16 keys by 32 dims: a product of 16 cycles, 4 rows or 16. */
+ * For e4m3 the upper byte depends on 6 bits (the code shifted by one with its last bit kept), the
+ * lower byte on the last 4 bits and on whether the others are 0: one look-up in a register each,
+ * where a look-up by all 7 bits would take two of three instructions each. NaNs take a slower path.
+ * 64 codes: 10 instructions, 5 cycles; 16 keys by 32 dims: a product of 16 cycles for 4 to 16 rows.
+ */
 #ifndef CPU_SIMD_AMX_CODES_H
 #define CPU_SIMD_AMX_CODES_H
 
-#include "amx_direct.h"
-#include "codes_direct.h"
+#include "amx_decode.h"
+#include "codes_decode.h"
 
 /* bf16 of e4m3 by the indices above. */
 static const struct e4m3_table {
@@ -30,7 +31,7 @@ static const struct e4m3_table {
 struct e4m3_lookup {
     __m512i low;
     __m512i high;
-    __m512i most[2]; /* of all codes seen, as unsigned and as signed bytes */
+    __m512i most[2]; /* largest of all codes seen, as unsigned and as signed bytes */
 };
 
 INLINE struct e4m3_lookup e4m3_begin(void)
@@ -65,7 +66,7 @@ INLINE bool e4m3_nan(const struct e4m3_lookup *lookup)
 
 /* Up to 16 keys from `first` on, dims 64 c .. 64 c + 63, as two left operands. Returns whether the
  * short tables met a NaN. */
-INLINE bool fp8_widen_keys(uint16_t *out, const struct direct_args *args, int32_t first, int32_t c,
+INLINE bool fp8_widen_keys(uint16_t *out, const struct decode_args *args, int32_t first, int32_t c,
                            const int short_tables, struct lines *lines)
 {
     const struct code_lookup whole = code_lookup_of(args, CODES_FP8);
@@ -85,7 +86,7 @@ INLINE bool fp8_widen_keys(uint16_t *out, const struct direct_args *args, int32_
     return short_tables && e4m3_nan(&lookup);
 }
 
-static void fp8_stage_keys(uint16_t *out, const struct direct_args *args, int32_t first, int32_t c,
+static void fp8_stage_keys(uint16_t *out, const struct decode_args *args, int32_t first, int32_t c,
                            struct lines *lines)
 {
     if (args->element != ELEMENT_E4M3 || fp8_widen_keys(out, args, first, c, 1, lines)) {
@@ -93,8 +94,8 @@ static void fp8_stage_keys(uint16_t *out, const struct direct_args *args, int32_
     }
 }
 
-/* Scores of 16 keys by rows, as sums by key are, `args->rows` apart. */
-INLINE void amx_scores_of_keys(float *scores, const float *sums, const struct direct_args *args)
+/* Transposes [key][row] sums of 16 keys into scores; rows of sums are `args->rows` apart. */
+INLINE void amx_scores_of_keys(float *scores, const float *sums, const struct decode_args *args)
 {
     __m512 block[TILE_ROWS];
     if (args->rows == 4) {
@@ -125,7 +126,7 @@ INLINE void amx_scores_of_keys(float *scores, const float *sums, const struct di
     }
 }
 
-static void amx_fp8_scores(float *scores, const void *q, const struct direct_args *args)
+static void amx_fp8_scores(float *scores, const void *q, const struct decode_args *args)
 {
     /* rows of a tile overlap where there are fewer than 16 */
     _Alignas(64) float sums[TILE_ROWS * TILE_ROWS];
@@ -153,7 +154,7 @@ static void amx_fp8_scores(float *scores, const void *q, const struct direct_arg
 }
 
 /* Keys first .. first + 31, 64 columns from args->column on: four right operands. */
-INLINE bool fp8_widen_values(uint16_t *out, const struct direct_args *args, int32_t first,
+INLINE bool fp8_widen_values(uint16_t *out, const struct decode_args *args, int32_t first,
                              const int short_tables, struct lines *lines)
 {
     const struct code_lookup whole = code_lookup_of(args, CODES_FP8);
@@ -182,7 +183,7 @@ INLINE bool fp8_widen_values(uint16_t *out, const struct direct_args *args, int3
     return short_tables && e4m3_nan(&lookup);
 }
 
-static void fp8_stage_values(uint16_t *out, const struct direct_args *args, int32_t first,
+static void fp8_stage_values(uint16_t *out, const struct decode_args *args, int32_t first,
                              struct lines *lines)
 {
     if (args->element != ELEMENT_E4M3 || fp8_widen_values(out, args, first, 1, lines)) {
@@ -190,7 +191,7 @@ static void fp8_stage_values(uint16_t *out, const struct direct_args *args, int3
     }
 }
 
-/* Up to 32 keys' probabilities of 16 rows; what is behind them is never looked at. */
+/* Up to 32 keys' probabilities of 16 rows; memory past them is not read. */
 INLINE void amx_load_probabilities(uint16_t *left, const uint16_t *p, int32_t rows, int32_t keys)
 {
     __mmask32 some = keys >= 32 ? 0xffffffffu : (1u << keys) - 1u;
@@ -204,12 +205,12 @@ INLINE void amx_load_probabilities(uint16_t *left, const uint16_t *p, int32_t ro
     }
 }
 
-static void amx_fp8_values(float *acc, const void *p, const struct direct_args *args)
+static void amx_fp8_values(float *acc, const void *p, const struct decode_args *args)
 {
     _Alignas(64) uint16_t left[2][TILE_ELEMENTS], pairs[2][4 * TILE_ELEMENTS];
     _Alignas(64) float sums[4][TILE_ROWS][16];
     const int32_t steps = (args->keys + 31) / 32;
-    struct direct_args block = *args;
+    struct decode_args block = *args;
     struct lines lines = lines_begin(args, args->depth / 64 * steps * TILE_ROWS);
     for (int32_t s = 0; s < steps; s++) {
         amx_load_probabilities(left[s], (const uint16_t *)p + 32 * s, args->rows,
@@ -251,7 +252,7 @@ static void amx_fp8_values(float *acc, const void *p, const struct direct_args *
     }
 }
 
-static const struct direct_engine amx_fp8_direct = {
+static const struct decode_kernels amx_fp8_decode = {
     .scores = amx_fp8_scores,
     .values = amx_fp8_values,
     .finish = codes_finish,

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of 5 to 16 rows on AMX, keys and values read where they lie: MLA's heads, and the heads of
+/* Decode of 5 to 16 rows on AMX, keys and values read in place: MLA's heads, and the heads of
  * several queries over one key head.
  *
- * Scores: keys are the left operand, 16 of a tile where they lie, and queries the right one. 128
- * keys of 576 dims: 144 tdpbf16ps (2304 cycles), of queries that are transposed once an item.
- * Values are the right operand where they lie, too: a tile of 16 keys pairs each even column with
- * the odd one behind it, so it meets probabilities with zeros between them, once for the even
- * columns and once for the odd. That is twice the products, 256 for 128 keys of 512 columns (4096
- * cycles), and no instruction for a value. A line comes from L2 once for scores and once for values
- * (some 1.5 cycles), what is summed once for 128 keys. Zero times a value that is infinite or NaN
- * is NaN in its neighbour's column: amx_direct_finish looks for it. */
-#ifndef CPU_SIMD_AMX_DIRECT_H
-#define CPU_SIMD_AMX_DIRECT_H
+ * Scores: 16 keys of a tile, in place, are the left operand and queries the right one. 128 keys of
+ * 576 dims: 144 tdpbf16ps (2304 cycles), with queries transposed once an item. Values are the right
+ * operand, in place too: a tile of 16 keys pairs each even column with the odd one after it, so it
+ * is multiplied with probabilities interleaved with zeros, once for the even columns and once for
+ * the odd. That doubles the products, 256 for 128 keys of 512 columns (4096 cycles), but spends no
+ * instruction on values. A line comes from L2 once for scores and once for values (some 1.5
+ * cycles), acc_o once for 128 keys. Zero times a value that is infinite or NaN is NaN in the
+ * neighbouring column: amx_decode_finish detects it. */
+#ifndef CPU_SIMD_AMX_DECODE_H
+#define CPU_SIMD_AMX_DECODE_H
 
 #include "amx_chain.h"
-#include "bf16_direct.h"
+#include "bf16_decode.h"
 
-enum { AMX_LEAST_ROWS = 5, TILE_ROWS = 16, MOST_GROUPS = DIRECT_MOST_KEYS / TILE_ROWS };
+enum { AMX_LEAST_ROWS = 5, TILE_ROWS = 16, MOST_GROUPS = DECODE_MAX_KEYS / TILE_ROWS };
 
 /* Lines to come, into L2, evenly over the steps of a call: L1 and the buffers of its misses are for
  * what tiles load. */
@@ -27,10 +27,10 @@ struct lines {
     int64_t offset;
     int64_t row_bytes;
     int32_t left;
-    int32_t share; /* of a step */
+    int32_t share; /* keys of a step */
 };
 
-INLINE struct lines lines_begin(const struct direct_args *args, int32_t steps)
+INLINE struct lines lines_begin(const struct decode_args *args, int32_t steps)
 {
     struct lines lines = {.row = args->next_rows,
                           .offset = args->next_offset,
@@ -58,8 +58,8 @@ INLINE void lines_step(struct lines *lines)
     }
 }
 
-/* Rows as right operands, a unit of 64 bytes of all of them behind the other: of each unit
- * [16][rows] of 4 bytes, which for fewer than 16 rows are read as overlapping rows of a tile. */
+/* Rows as right operands, one unit of 64 bytes of all rows after the other: each unit is [16][rows]
+ * of 4 bytes, which for fewer than 16 rows are read as overlapping rows of a tile. */
 static void amx_pack_rows(void *q, void *memory, int32_t rows, int32_t depth)
 {
     const __mmask16 some = (__mmask16)((1u << rows) - 1u);
@@ -79,7 +79,7 @@ static void amx_pack_rows(void *q, void *memory, int32_t rows, int32_t depth)
     }
 }
 
-static void amx_direct_pack(void *q, void *memory, int32_t rows, int32_t depth)
+static void amx_decode_pack(void *q, void *memory, int32_t rows, int32_t depth)
 {
     if (rows >= AMX_LEAST_ROWS) {
         amx_pack_rows(q, memory, rows, depth);
@@ -88,16 +88,17 @@ static void amx_direct_pack(void *q, void *memory, int32_t rows, int32_t depth)
 
 /* Keys by groups of 16, a tile's: where they lie, if they are equally far from each other. */
 struct groups {
-    const struct direct_args *args;
+    const struct decode_args *args;
     int32_t count;
     const char *at[MOST_GROUPS]; /* NULL: apart, or fewer than 16 */
     int64_t stride[MOST_GROUPS];
-    const char *rows[DIRECT_MOST_KEYS]; /* of such; behind the last key the last one again */
+    const char *
+        rows[DECODE_MAX_KEYS]; /* number of such rows; past the last key the last one is repeated */
 };
 
 INLINE void find_group(struct groups *groups, int32_t g)
 {
-    const struct direct_args *args = groups->args;
+    const struct decode_args *args = groups->args;
     const char *const *rows = args->key_rows + (int64_t)TILE_ROWS * g;
     groups->at[g] = NULL;
     if (TILE_ROWS * (g + 1) <= args->keys) {
@@ -115,7 +116,7 @@ INLINE void find_group(struct groups *groups, int32_t g)
     }
 }
 
-INLINE struct groups find_groups(const struct direct_args *args)
+INLINE struct groups find_groups(const struct decode_args *args)
 {
     struct groups groups;
     groups.args = args;
@@ -148,7 +149,8 @@ INLINE const void *gather(uint16_t *copy, const struct groups *groups, int32_t g
     return copy;
 }
 
-/* Likewise into a register; `whole`: they are in place, where they are not read again soon. */
+/* As above, into a register; `whole`: the rows are read in place, with a hint that they are not
+ * read again soon. */
 #define LOAD_GROUP(tile, g, byte, whole)                                                           \
     if ((whole) || groups->at[g] != NULL) {                                                        \
         _tile_stream_loadd(tile, groups->at[g] + (byte), groups->stride[g]);                       \
@@ -156,7 +158,7 @@ INLINE const void *gather(uint16_t *copy, const struct groups *groups, int32_t g
         _tile_loadd(tile, gather(copy[(tile) % 4], groups, g, byte), 64);                          \
     }
 
-/* Sums of a group, [16 keys][16 rows], by row. */
+/* Stores a group's scores, [16 keys][16 rows], by row. */
 INLINE void amx_store_scores(float *scores, const float *sums, int32_t rows)
 {
     __m512 block[TILE_ROWS];
@@ -214,10 +216,10 @@ INLINE void amx_score_groups(float *scores, const char *q, const struct groups *
 
 #undef SCORE_GROUP
 
-static void amx_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void amx_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
     if (args->rows < AMX_LEAST_ROWS) {
-        bf16_direct_scores(scores, q, args);
+        bf16_decode_scores(scores, q, args);
         return;
     }
     const struct groups groups = find_groups(args);
@@ -231,8 +233,8 @@ static void amx_direct_scores(float *scores, const void *q, const struct direct_
     }
 }
 
-/* Probabilities of 16 keys by row, each with a zero behind it, and so, read from an element before,
- * with a zero before it. */
+/* Probabilities of 16 keys by row, each followed by a zero; read one element earlier, each is
+ * preceded by a zero. */
 struct spread {
     _Alignas(64) uint32_t p[TILE_ROWS * TILE_ROWS];
 };
@@ -251,7 +253,7 @@ INLINE void amx_spread_probabilities(struct spread *spread, const uint16_t *p, i
     }
 }
 
-/* What a block of 32 columns, or of twice as many, adds to its sums. */
+/* Adds the products of a block of 32 columns, or of 64, to its acc_o. */
 INLINE void amx_values_block(float *out, const struct groups *groups, const struct spread *spread,
                              int32_t column, const int twice, const int whole, struct lines *lines)
 {
@@ -290,10 +292,10 @@ INLINE void amx_values_block(float *out, const struct groups *groups, const stru
     tiles_and_memory();
 }
 
-static void amx_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void amx_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
     if (args->rows < AMX_LEAST_ROWS) {
-        bf16_direct_values(acc, p, args);
+        bf16_decode_values(acc, p, args);
         return;
     }
     struct spread memory[1 + MOST_GROUPS], *spread = memory + 1;
@@ -319,11 +321,12 @@ static void amx_direct_values(float *acc, const void *p, const struct direct_arg
 }
 #undef LOAD_GROUP
 
-/* Even columns of 32 stand before odd ones. A NaN may be of its neighbour. */
-static bool amx_direct_finish(float *sums, int32_t rows, int32_t depth)
+/* Puts even and odd columns of 32 into plain order. A NaN may have come from the neighbouring
+ * column. */
+static bool amx_decode_finish(float *sums, int32_t rows, int32_t depth)
 {
     if (rows < AMX_LEAST_ROWS) {
-        return bf16_direct_finish(sums, rows, depth);
+        return bf16_decode_finish(sums, rows, depth);
     }
     const __m512i front = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
@@ -338,11 +341,11 @@ static bool amx_direct_finish(float *sums, int32_t rows, int32_t depth)
     return nan == 0;
 }
 
-static const struct direct_engine amx_direct = {.scores = amx_direct_scores,
-                                                .values = amx_direct_values,
-                                                .finish = amx_direct_finish,
-                                                .pack = amx_direct_pack,
-                                                .many_rows = AMX_LEAST_ROWS,
-                                                .tiles = true};
+static const struct decode_kernels amx_decode = {.scores = amx_decode_scores,
+                                                 .values = amx_decode_values,
+                                                 .finish = amx_decode_finish,
+                                                 .pack = amx_decode_pack,
+                                                 .many_rows = AMX_LEAST_ROWS,
+                                                 .tiles = true};
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tiles of keys for all rows of an item on AMX, 32 rows by 32 keys (a unit) at a time. While the
- * vectors turn the scores of a unit into probabilities, the tiles compute the scores of the next;
- * the values follow once a tile, whose rows' sums go from L1 to L2 and back: a tile store there
- * costs three times what a load does.
+/* Tiles of keys for all rows of an item on AMX, 32 rows by 32 keys (a unit) at a time. While vector
+ * instructions turn the scores of a unit into probabilities, the tile unit computes the scores of
+ * the next. The values follow once a tile, since acc_o goes from L1 to L2 and back: a tile store
+ * there costs three times as much as a load.
  *
  * 32 x 128 at head size 128: 128 tdpbf16ps (2048 cycles), under which vectors have a port and a
  * half, 256 vectors of 9 instructions (1150 on two ports), 128 tile loads and 32 stores (2600).
  *
- * References are raised after the fact, where an exponent passes the threshold. Probabilities of
- * keys 16 apart are pairs (amx_pack.h): a masked shuffle makes them of two vectors. */
+ * row_max is raised afterwards, where an exponent passes the threshold. Probabilities of keys 16
+ * apart are pairs (amx_pack.h): a masked shuffle makes them from two vectors. */
 #ifndef CPU_SIMD_AMX_FLASH_H
 #define CPU_SIMD_AMX_FLASH_H
 
@@ -16,26 +16,27 @@
 
 enum {
     UNIT_STEPS = FLASH_KEYS / UNIT, /* units of a tile */
-    FLASH_GROUP = 4,                /* rows whose instructions stand together */
-    FLASH_EARLY = 20                /* rows whose instructions stand between products */
+    FLASH_GROUP = 4,                /* rows whose instructions are interleaved */
+    FLASH_EARLY = 20                /* rows whose instructions come between products */
 };
 
-/* A reference is raised by exponents of more than this. Probabilities of 2^16 lose nothing, in
- * bf16 or in a sum, and raising is dear: what a row has summed is rescaled and the unit's softmax
- * repeated. The bits are those of 2^16 as a bf16. */
+/* row_max is raised where an exponent passes this. Probabilities of 2^16 lose nothing, in bf16 or
+ * in a sum, and raising is expensive: acc_o is rescaled and the unit's softmax repeated. The bits
+ * are those of 2^16 as a bf16. */
 #define FLASH_THRESHOLD 16.0f
 #define FLASH_THRESHOLD_BITS 0x4780
 
 struct flash_state {
-    _Alignas(64) float scores[2][FLASH_ROWS * UNIT]; /* of this unit and the next, in turn */
+    _Alignas(
+        64) float scores[2][FLASH_ROWS * UNIT]; /* scores of this unit and the next, alternating */
     _Alignas(64) uint16_t p[UNIT_STEPS][FLASH_ROWS * UNIT];
-    _Alignas(64) float lanes[2][FLASH_ROWS][16]; /* sums of a row of this block, in turn: before
-                                                  * this unit, and with it */
-    _Alignas(64) float minus[FLASH_ROWS];        /* less the reference */
+    _Alignas(64) float lanes[2][FLASH_ROWS][16]; /* row_sum of this block by lane, alternating:
+                                                    before this unit, and including it */
+    _Alignas(64) float minus[FLASH_ROWS];        /* -row_max */
     const struct flash_args *args;
     const struct flash_block *block;
     int32_t row;  /* first of the block */
-    int32_t turn; /* 0 or 1: where this unit's scores are */
+    int32_t turn; /* 0 or 1: the buffer with this unit's scores */
     struct chain chain;
 };
 
@@ -49,9 +50,10 @@ INLINE uint32_t flash_visible(const struct flash_state *state, int32_t r, int32_
     return from & to;
 }
 
-/* Scores of rows r .. r+FLASH_GROUP-1 of a unit to probabilities; `most` takes in their bits.
- * Sums are of the probabilities before they are rounded. Instructions of all rows stand together:
- * while tiles multiply, vectors have one port, and few instructions that wait fill its queue. */
+/* Turns scores of rows r .. r+FLASH_GROUP-1 of a unit into probabilities; `most` collects their
+ * largest bits. Sums are of the probabilities before rounding. Instructions of all rows are
+ * interleaved: while tiles multiply, vectors have one port, and instructions that wait would fill
+ * its queue. */
 INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked, int32_t r,
                        __m512i *most)
 {
@@ -61,7 +63,7 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
     uint16_t *out = state->p[step] + r * UNIT;
     const __m512i half = _mm512_set1_epi32(0x8000); /* truncation to bf16 then rounds to nearest */
     const __m512i upper = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
-    const __m512 factor = _mm512_set1_ps(args->factor);
+    const __m512 factor = _mm512_set1_ps(args->softmax_scale_log2);
     __m512 x[VECTORS];
     __m512 f[VECTORS];
     __m512 p[VECTORS];
@@ -88,7 +90,7 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
         __m512i p0 = _mm512_add_epi32(_mm512_castps_si512(p[i]), half);
         __m512i p1 = _mm512_add_epi32(_mm512_castps_si512(p[i + 1]), half);
         __m512i pairs = _mm512_mask_shuffle_epi8(p1, 0x3333333333333333u, p0, upper);
-        *most = _mm512_max_epu16(*most, pairs); /* a NaN is more than all */
+        *most = _mm512_max_epu16(*most, pairs); /* a NaN's bits are larger than all others */
         _mm512_store_si512(out + 16 * i, pairs);
         __m512 sum = _mm512_add_ps(p[i], p[i + 1]);
         const float *before = state->lanes[state->turn][r + i / 2];
@@ -122,19 +124,19 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
 ACROSS_16(add_across, _mm512_add_ps)
 ACROSS_16(max_across, _mm512_max_ps)
 
-/* What a row has summed before this unit and its probabilities of this tile, under a new reference.
- */
-static void flash_rescale(struct flash_state *state, int32_t step, int32_t r, float factor)
+/* Rescales a row's acc_o and row_sum from before this unit, and its probabilities of this tile, to
+ * a new row_max. */
+static void flash_rescale_o(struct flash_state *state, int32_t step, int32_t r, float factor)
 {
     const struct flash_args *args = state->args;
     const struct flash_block *block = state->block;
     const __m512i upper = _mm512_set1_epi32((int32_t)0xffff0000u);
     const __m512 by = _mm512_set1_ps(factor);
-    float *out = args->accumulator + (int64_t)(state->row + r) * args->width;
-    for (int32_t d = 0; d < args->width && !block->fresh; d += 16) {
+    float *out = args->acc_o + (int64_t)(state->row + r) * args->width;
+    for (int32_t d = 0; d < args->width && !block->first_tile; d += 16) {
         _mm512_storeu_ps(out + d, _mm512_mul_ps(_mm512_loadu_ps(out + d), by));
     }
-    args->sum[state->row + r] *= factor;
+    args->row_sum[state->row + r] *= factor;
     float *lanes = state->lanes[state->turn][r];
     _mm512_store_ps(lanes, _mm512_mul_ps(_mm512_load_ps(lanes), by));
     for (int32_t before = block->begin / UNIT; before < step; before++) {
@@ -150,13 +152,14 @@ static void flash_rescale(struct flash_state *state, int32_t step, int32_t r, fl
     }
 }
 
-/* New references for the rows whose scores of the unit pass theirs by the threshold; their bits. */
-static uint32_t flash_raise(struct flash_state *state, int32_t step)
+/* Raises row_max of the rows whose scores of the unit pass it by the threshold; returns their bits.
+ */
+static uint32_t flash_raise_row_max(struct flash_state *state, int32_t step)
 {
     const struct flash_args *args = state->args;
     const struct flash_block *block = state->block;
     const __m512 none = _mm512_set1_ps(-INFINITY);
-    int first = block->fresh && step == block->begin / UNIT; /* nothing is summed yet */
+    int first = block->first_tile && step == block->begin / UNIT; /* acc_o is still empty */
     uint32_t raised = 0;
     for (int32_t part = 0; part < FLASH_ROWS; part += 16) {
         __m512 most[16];
@@ -166,17 +169,17 @@ static uint32_t flash_raise(struct flash_state *state, int32_t step)
             if (block->masked) {
                 seen = flash_visible(state, part + r, step);
             }
-            /* a NaN counts as nothing */
+            /* a NaN does not raise row_max */
             most[r] = _mm512_max_ps(_mm512_mask_loadu_ps(none, (__mmask16)seen, x), none);
             most[r] =
                 _mm512_max_ps(_mm512_mask_loadu_ps(none, (__mmask16)(seen >> 16), x + 16), most[r]);
         }
-        __m512 best = _mm512_mul_ps(max_across(most), _mm512_set1_ps(args->factor));
-        float *reference = args->reference + state->row + part;
-        __m512 old = _mm512_loadu_ps(reference);
+        __m512 best = _mm512_mul_ps(max_across(most), _mm512_set1_ps(args->softmax_scale_log2));
+        float *row_max = args->row_max + state->row + part;
+        __m512 old = _mm512_loadu_ps(row_max);
         __mmask16 passed = _mm512_cmp_ps_mask(
             best, _mm512_add_ps(old, _mm512_set1_ps(FLASH_THRESHOLD)), _CMP_GT_OQ);
-        _mm512_mask_storeu_ps(reference, passed, best);
+        _mm512_mask_storeu_ps(row_max, passed, best);
         _mm512_mask_storeu_ps(state->minus + part, passed,
                               _mm512_sub_ps(_mm512_setzero_ps(), best));
         raised |= (uint32_t)passed << part;
@@ -184,7 +187,7 @@ static uint32_t flash_raise(struct flash_state *state, int32_t step)
         _mm512_storeu_ps(before, old);
         for (uint32_t again = first ? 0 : passed; again != 0; again &= again - 1) {
             int32_t r = __builtin_ctz(again);
-            flash_rescale(state, step, part + r, exp2f(before[r] - reference[r]));
+            flash_rescale_o(state, step, part + r, exp2f(before[r] - row_max[r]));
         }
     }
     return raised;
@@ -192,12 +195,12 @@ static uint32_t flash_raise(struct flash_state *state, int32_t step)
 
 static void flash_begin_block(struct flash_state *state)
 {
-    const float *reference = state->args->reference + state->row;
+    const float *row_max = state->args->row_max + state->row;
     for (int32_t r = 0; r < FLASH_ROWS; r++) {
         _mm512_store_ps(state->lanes[state->turn][r], _mm512_setzero_ps());
     }
-    for (int32_t r = 0; r < FLASH_ROWS; r += 16) { /* none yet: whatever comes passes it */
-        __m512 old = _mm512_loadu_ps(reference + r);
+    for (int32_t r = 0; r < FLASH_ROWS; r += 16) { /* no row_max yet: every score passes it */
+        __m512 old = _mm512_loadu_ps(row_max + r);
         __mmask16 none = _mm512_cmp_ps_mask(old, _mm512_set1_ps(-INFINITY), _CMP_EQ_OQ);
         __m512 minus = _mm512_sub_ps(_mm512_setzero_ps(), old);
         _mm512_store_ps(state->minus + r, _mm512_mask_mov_ps(minus, none, _mm512_set1_ps(3e38f)));
@@ -206,7 +209,7 @@ static void flash_begin_block(struct flash_state *state)
 
 static void flash_end_block(struct flash_state *state)
 {
-    float *sum = state->args->sum + state->row;
+    float *sum = state->args->row_sum + state->row;
     for (int32_t r = 0; r < FLASH_ROWS; r += 16) {
         __m512 rows[16];
 #pragma GCC unroll 16
@@ -224,22 +227,22 @@ INLINE void flash_values(struct flash_state *state)
     const struct flash_block *block = state->block;
     for (int32_t j = 0; j < args->width / UNIT; j++) {
         const uint16_t *values = (const uint16_t *)args->values + (int64_t)j * FLASH_KEYS * UNIT;
-        float *out = args->accumulator + (int64_t)state->row * args->width + j * UNIT;
+        float *out = args->acc_o + (int64_t)state->row * args->width + j * UNIT;
         int32_t k = block->begin / UNIT;
         chain_begin(&state->chain, state->p[k], UNIT, values + k * 2 * TILE_ELEMENTS,
-                    block->fresh ? NULL : out, args->width);
+                    block->first_tile ? NULL : out, args->width);
         state->chain = (struct chain){out, args->width};
         for (k++; k < block->end / UNIT; k++) {
-            chain_go_on(state->p[k], UNIT, values + k * 2 * TILE_ELEMENTS);
+            chain_continue(state->p[k], UNIT, values + k * 2 * TILE_ELEMENTS);
         }
     }
 }
 
-/* Rows of the unit that pass their references, once more under new ones. A group's other rows come
- * out as they were. */
-static void flash_redo(struct flash_state *state, int32_t step)
+/* Repeats the softmax for rows of the unit that passed their row_max. The other rows of their
+ * groups get the same result again. */
+static void flash_repeat_softmax(struct flash_state *state, int32_t step)
 {
-    uint32_t raised = flash_raise(state, step);
+    uint32_t raised = flash_raise_row_max(state, step);
     __m512i most = _mm512_setzero_si512();
     for (int32_t r = 0; r < FLASH_ROWS; r += FLASH_GROUP) {
         if ((raised >> r & ((1u << FLASH_GROUP) - 1)) != 0) {
@@ -254,7 +257,7 @@ struct flash_unit {
     int32_t step; /* column / 32 */
 };
 
-/* The unit after `at`; 0: there is none. */
+/* Advances to the next unit; returns 0 if there is none. */
 static int flash_next(const struct flash_args *args, struct flash_unit *at)
 {
     if (at->block >= 0 && ++at->step * UNIT < args->blocks[at->block].end) {
@@ -270,11 +273,11 @@ static int flash_next(const struct flash_args *args, struct flash_unit *at)
     return 0;
 }
 
-/* Softmax of a unit next to the scores of the next: few vector instructions stand between pairs of
- * products, and the scores are stored when FLASH_EARLY rows are done, so that nothing waits for
- * them. */
-INLINE void flash_beside(struct flash_state *state, int32_t step, const struct flash_unit *next,
-                         const int masked)
+/* Softmax of a unit, interleaved with the products of the next unit's scores: few vector
+ * instructions come between pairs of products, and the scores are stored when FLASH_EARLY rows are
+ * done, so that nothing waits for them. */
+INLINE void flash_softmax_and_next_scores(struct flash_state *state, int32_t step,
+                                          const struct flash_unit *next, const int masked)
 {
     const struct flash_args *args = state->args;
     __m512i most = _mm512_setzero_si512();
@@ -283,7 +286,7 @@ INLINE void flash_beside(struct flash_state *state, int32_t step, const struct f
     for (; row + FLASH_GROUP <= (due); row += FLASH_GROUP) {                                       \
         flash_rows(state, step, masked, row, &most);                                               \
     }
-    chain_end(&state->chain); /* values: a new reference may change what is there */
+    chain_end(&state->chain); /* stores the values' products: a new row_max may rescale them */
     if (next != NULL) {
         const int32_t pairs = 2 * (args->depth / UNIT);
         const uint16_t *q =
@@ -302,19 +305,19 @@ INLINE void flash_beside(struct flash_state *state, int32_t step, const struct f
     ROWS_TO(FLASH_ROWS)
 #undef ROWS_TO
     if (_mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(FLASH_THRESHOLD_BITS)) != 0) {
-        flash_redo(state, step);
+        flash_repeat_softmax(state, step);
     }
 }
 
-/* Scores of the first unit, with no softmax meanwhile. */
-static void flash_first(struct flash_state *state, const struct flash_unit *unit)
+/* Scores of the first unit, without a softmax to interleave. */
+static void flash_first_scores(struct flash_state *state, const struct flash_unit *unit)
 {
     const struct flash_args *args = state->args;
     const uint16_t *q = (const uint16_t *)args->q + (int64_t)unit->block * FLASH_ROWS * args->depth;
     const uint16_t *keys = (const uint16_t *)args->keys + (int64_t)unit->step * args->depth * UNIT;
     chain_zero(&state->chain, state->scores[0], UNIT);
     for (int32_t d = 0; d < args->depth / UNIT; d++) {
-        chain_go_on(q + d * UNIT, args->depth, keys + d * 2 * TILE_ELEMENTS);
+        chain_continue(q + d * UNIT, args->depth, keys + d * 2 * TILE_ELEMENTS);
     }
     chain_end(&state->chain);
 }
@@ -329,7 +332,7 @@ static void amx_flash_attend(const struct flash_args *args)
     if (!flash_next(args, &unit)) {
         return;
     }
-    flash_first(&state, &unit);
+    flash_first_scores(&state, &unit);
     for (int more = 1; more; state.turn = 1 - state.turn) {
         struct flash_unit next = unit;
         more = flash_next(args, &next);
@@ -337,14 +340,14 @@ static void amx_flash_attend(const struct flash_args *args)
         state.row = unit.block * FLASH_ROWS;
         if (unit.step == state.block->begin / UNIT) {
             flash_begin_block(&state);
-            if (state.block->fresh) {
-                flash_raise(&state, unit.step);
+            if (state.block->first_tile) {
+                flash_raise_row_max(&state, unit.step);
             }
         }
         if (state.block->masked) {
-            flash_beside(&state, unit.step, more ? &next : NULL, 1);
+            flash_softmax_and_next_scores(&state, unit.step, more ? &next : NULL, 1);
         } else {
-            flash_beside(&state, unit.step, more ? &next : NULL, 0);
+            flash_softmax_and_next_scores(&state, unit.step, more ? &next : NULL, 0);
         }
         if ((unit.step + 1) * UNIT == state.block->end) {
             flash_values(&state);
@@ -355,7 +358,7 @@ static void amx_flash_attend(const struct flash_args *args)
     chain_end(&state.chain);
 }
 
-static const struct flash_engine amx_flash = {
+static const struct flash_kernels amx_flash = {
     .pack_keys = amx_flash_pack_keys,
     .pack_values = amx_flash_pack_values,
     .attend = amx_flash_attend,

@@ -5,7 +5,7 @@
 #ifndef CPU_SIMD_AMX_PACK_H
 #define CPU_SIMD_AMX_PACK_H
 
-#include "bf16_engine.h"
+#include "bf16_tile.h"
 
 enum {
     UNIT = 32,          /* keys, and rows of a chain of products */

@@ -19,7 +19,7 @@ INLINE __m512 amx_upper(__m512 x)
     return _mm512_castsi512_ps(_mm512_and_si512(bits, kept));
 }
 
-enum { PART = 2 * TILE_ELEMENTS }; /* of a block */
+enum { PART = 2 * TILE_ELEMENTS }; /* rows of a block */
 
 /* x, y and what each part rounds off */
 INLINE void amx_left_parts(uint16_t *out, __m512 x, __m512 y, const int32_t parts)
@@ -114,7 +114,7 @@ static void amx_whole_right(struct product_operand *operand, const float *rows, 
     _tile_dpbf16ps(2, 5, 6);                                                                       \
     _tile_dpbf16ps(3, 5, 7);
 
-/* What a block's sums become, rows at a time. */
+/* Writes a block's sums to out, rows at a time. */
 struct amx_rest {
     const float *sums;
     const struct product_args *args;
@@ -146,7 +146,7 @@ INLINE void amx_finish(struct amx_rest *rest, int32_t rows)
     rest->out = out;
 }
 
-/* Registers 0 .. 3 hold a block of sums, which go to `sums` one at a time as the next block begins:
+/* Registers 0 .. 3 hold a block of sums, stored to `sums` one at a time as the next block begins:
  * products wait for one store each, not for four. */
 #define AMX_TURN(i)                                                                                \
     _tile_stored(i, sums + (i) / 2 * 16 * UNIT + (i) % 2 * 16, UNIT * sizeof(float));              \
@@ -160,7 +160,7 @@ INLINE void amx_finish(struct amx_rest *rest, int32_t rows)
     _tile_stream_loadd(6, b + (part)*PART, 64);                                                    \
     _tile_stream_loadd(7, b + (part)*PART + TILE_ELEMENTS, 64);
 
-/* The first of a block's products, behind the loads of a part of both. */
+/* The first of a block's products, after the loads of one part of both operands. */
 INLINE void amx_begin(float *sums, const uint16_t *a, const uint16_t *b)
 {
     _tile_loadd(4, a, 64);
@@ -177,15 +177,15 @@ INLINE void amx_begin(float *sums, const uint16_t *a, const uint16_t *b)
     _tile_dpbf16ps(3, 5, 7);
 }
 
-/* Products, and then some rows of the last block's sums. */
+/* Products, then some rows of the last block's output. */
 #define AMX_GO_ON                                                                                  \
     AMX_FOUR                                                                                       \
     tiles_and_memory();                                                                            \
     amx_finish(rest, rows);                                                                        \
     tiles_and_memory();
 
-/* 32 x 32 of the next sums, while the last block's are finished; the left block's lines stay in L1
- * for the columns to come */
+/* the next 32 x 32 sums, while the last block's output is written; the left block's lines stay in
+ * L1 for the next columns */
 INLINE void amx_product(float *sums, const uint16_t *a, int64_t a_step, const uint16_t *b,
                         int64_t b_step, int32_t k, struct amx_rest *rest)
 {
@@ -206,7 +206,7 @@ INLINE void amx_product(float *sums, const uint16_t *a, int64_t a_step, const ui
     }
 }
 
-/* The same of three parts, the smaller products first, so that a sum rounds like its largest terms.
+/* Products of three parts, the smaller products first, so that a sum rounds like its largest terms.
  */
 INLINE void amx_whole_product(float *sums, const uint16_t *a, int64_t a_step, const uint16_t *b,
                               int64_t b_step, int32_t k, struct amx_rest *rest)
@@ -283,8 +283,8 @@ static void amx_whole_multiply(const struct product_args *args)
     amx_multiply_by(args, true);
 }
 
-static const struct product_engine amx_products = {amx_left, amx_right, amx_multiply};
-static const struct product_engine amx_whole_products = {amx_whole_left, amx_whole_right,
-                                                         amx_whole_multiply};
+static const struct product_kernels amx_products = {amx_left, amx_right, amx_multiply};
+static const struct product_kernels amx_whole_products = {amx_whole_left, amx_whole_right,
+                                                          amx_whole_multiply};
 
 #endif

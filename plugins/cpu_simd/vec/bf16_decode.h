@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decode on AVX512_BF16: rows are query heads of one KV head (1, or blocks of 4), keys and values
- * are read where they lie.
+ * are read in place.
  *
- * Scores: per 32 dims, four keys and four heads 8 loads and 16 dot instructions, whose partial sums
- * are folded at the end. Values: two rows are interleaved into pairs (2 shuffles for 32
- * columns) and meet broadcast pairs of probabilities; columns stay in the order that the
- * interleaving gives until direct_finish. */
-#ifndef CPU_SIMD_BF16_DIRECT_H
-#define CPU_SIMD_BF16_DIRECT_H
+ * Scores: 32 dims of four keys and four heads take 8 loads and 16 dot instructions, whose partial
+ * sums are folded at the end. Values: two rows are interleaved into pairs (2 shuffles for 32
+ * columns) and multiplied with broadcast pairs of probabilities; columns stay in the interleaved
+ * order until decode_finish. */
+#ifndef CPU_SIMD_BF16_DECODE_H
+#define CPU_SIMD_BF16_DECODE_H
 
-#include "bf16_engine.h"
+#include "bf16_tile.h"
 #include "prefetch.h"
 
 enum { MANY_ROWS = 12 }; /* rows of a head from which arithmetic is the bound */
@@ -20,7 +20,7 @@ struct pace {
     struct burst burst;
 };
 
-INLINE struct pace pace_begin(const struct direct_args *args, int32_t steps, const int many)
+INLINE struct pace pace_begin(const struct decode_args *args, int32_t steps, const int many)
 {
     struct pace pace = {.single = {.args = NULL}};
     if (many) {
@@ -60,14 +60,14 @@ INLINE __m512 fold_lanes(const __m512 *v)
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
-INLINE const uint16_t *key_row(const struct direct_args *args, int32_t key)
+INLINE const uint16_t *key_row(const struct decode_args *args, int32_t key)
 {
     int32_t readable = key < args->keys ? key : args->keys - 1;
     return (const uint16_t *)(args->key_rows[readable] + args->offset);
 }
 
 /* Four keys and four rows; chunks of 32 dims, a constant where this is inlined or 0. */
-INLINE void direct_scores_block(float *scores, const uint16_t *q, const uint16_t *const *key,
+INLINE void decode_scores_block(float *scores, const uint16_t *q, const uint16_t *const *key,
                                 int32_t depth, const int fixed_chunks, struct pace *pace,
                                 const int many)
 {
@@ -116,7 +116,7 @@ INLINE void direct_scores_block(float *scores, const uint16_t *q, const uint16_t
 }
 
 /* Keys outside: four of them stay near for all rows. */
-INLINE void direct_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
+INLINE void decode_scores_rows(float *scores, const uint16_t *q, const struct decode_args *args,
                                const int fixed_chunks, const int many)
 {
     const int32_t depth = fixed_chunks > 0 ? 32 * fixed_chunks : args->depth;
@@ -125,13 +125,13 @@ INLINE void direct_scores_rows(float *scores, const uint16_t *q, const struct di
         const uint16_t *key[4] = {key_row(args, j), key_row(args, j + 1), key_row(args, j + 2),
                                   key_row(args, j + 3)};
         for (int32_t r = 0; r < args->rows; r += 4) {
-            direct_scores_block(scores + (int64_t)r * SCORE_STRIDE + j, q + (int64_t)r * depth, key,
+            decode_scores_block(scores + (int64_t)r * SCORE_STRIDE + j, q + (int64_t)r * depth, key,
                                 depth, fixed_chunks, &pace, many);
         }
     }
 }
 
-static void direct_scores_one(float *scores, const uint16_t *q, const struct direct_args *args)
+static void decode_scores_one(float *scores, const uint16_t *q, const struct decode_args *args)
 {
     struct prefetch prefetch = prefetch_begin(args, (args->keys + 15) / 16 * 16);
     const int chunks = args->depth / 32;
@@ -156,25 +156,25 @@ static void direct_scores_one(float *scores, const uint16_t *q, const struct dir
     }
 }
 
-static void bf16_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void bf16_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
     if (args->rows == 1) {
-        direct_scores_one(scores, q, args);
+        decode_scores_one(scores, q, args);
         return;
     }
     if (args->rows > 4) {
-        direct_scores_rows(scores, q, args, 0, 1);
+        decode_scores_rows(scores, q, args, 0, 1);
     } else if (args->depth == 128) {
-        direct_scores_rows(scores, q, args, 4, 0);
+        decode_scores_rows(scores, q, args, 4, 0);
     } else if (args->depth == 64) {
-        direct_scores_rows(scores, q, args, 2, 0);
+        decode_scores_rows(scores, q, args, 2, 0);
     } else {
-        direct_scores_rows(scores, q, args, 0, 0);
+        decode_scores_rows(scores, q, args, 0, 0);
     }
 }
 
 /* rows x (32 chunks) columns from `column` on, 16 vectors of sums at most */
-INLINE void direct_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
+INLINE void decode_values_block(float *acc, const uint16_t *p, const struct decode_args *args,
                                 const int rows, const int chunks, int32_t column, struct pace *pace,
                                 const int many)
 {
@@ -218,7 +218,7 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
 }
 
 /* Columns outside: a block's piece of (32 chunks) columns stays near for all rows. */
-INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direct_args *args,
+INLINE void decode_values_rows(float *acc, const uint16_t *p, const struct decode_args *args,
                                const int rows, const int chunks, const int many)
 {
     const int32_t columns = 32 * chunks;
@@ -229,29 +229,29 @@ INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direc
             float *a = acc + (int64_t)r * args->depth;
             const uint16_t *left = p + (int64_t)r * 2 * SCORE_STRIDE;
             if (column + columns <= args->depth) {
-                direct_values_block(a, left, args, rows, chunks, column, &pace, many);
+                decode_values_block(a, left, args, rows, chunks, column, &pace, many);
             } else {
-                direct_values_block(a, left, args, rows, 1, column, &pace, many);
+                decode_values_block(a, left, args, rows, 1, column, &pace, many);
             }
         }
     }
 }
 
-static void bf16_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void bf16_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
     if (args->rows == 1) {
-        direct_values_rows(acc, p, args, 1, 2, 0);
+        decode_values_rows(acc, p, args, 1, 2, 0);
     } else if (args->rows == 4) {
-        direct_values_rows(acc, p, args, 4, 2, 0);
+        decode_values_rows(acc, p, args, 4, 2, 0);
     } else if (args->rows % 8 == 0) {
-        direct_values_rows(acc, p, args, 8, 1, 1);
+        decode_values_rows(acc, p, args, 8, 1, 1);
     } else {
-        direct_values_rows(acc, p, args, 4, 2, 1);
+        decode_values_rows(acc, p, args, 4, 2, 1);
     }
 }
 
 /* Interleaving two rows of 32 gave columns 0-3, 8-11, 16-19, 24-27 and then the others. */
-static bool bf16_direct_finish(float *sums, int32_t rows, int32_t depth)
+static bool bf16_decode_finish(float *sums, int32_t rows, int32_t depth)
 {
     const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -264,10 +264,10 @@ static bool bf16_direct_finish(float *sums, int32_t rows, int32_t depth)
     return true;
 }
 
-static const struct direct_engine bf16_direct = {
-    .scores = bf16_direct_scores,
-    .values = bf16_direct_values,
-    .finish = bf16_direct_finish,
+static const struct decode_kernels bf16_decode = {
+    .scores = bf16_decode_scores,
+    .values = bf16_decode_values,
+    .finish = bf16_decode_finish,
     .many_rows = MANY_ROWS,
 };
 

@@ -4,7 +4,7 @@
 #ifndef CPU_SIMD_BF16_GEMM_H
 #define CPU_SIMD_BF16_GEMM_H
 
-#include "bf16_engine.h"
+#include "bf16_tile.h"
 
 INLINE void bf16_block(const int rows, const int vectors, float *c, int64_t ldc, const uint16_t *a,
                        int64_t lda, const uint16_t *b, int64_t ldb, int32_t k, int accumulate)

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bf16 engine on AVX512_BF16: bf16 products, float32 sums. Packed operands hold pairs, as
+/* The bf16 kernels on AVX512_BF16: bf16 products, float32 sums. Packed operands hold pairs, as
  * vdpbf16ps and AMX want them: keys [depth / 2][TILE_KEYS][2], values [keys / 2][width][2]. */
-#ifndef CPU_SIMD_BF16_ENGINE_H
-#define CPU_SIMD_BF16_ENGINE_H
+#ifndef CPU_SIMD_BF16_TILE_H
+#define CPU_SIMD_BF16_TILE_H
 
-#include "f32_engine.h"
+#include "f32_tile.h"
 
 INLINE __m512bh bf16_bits(__m512i x)
 {
     return (__m512bh)x;
 }
 
-/* sum += the products of 32 whole numbers of 16 bits, in pairs: gcc 12's intrinsic moves the sum
- * there and back each time. */
+/* sum += the products of 32 pairs of 16-bit integers, in assembly: gcc 12's intrinsic copies the
+ * sum to another register and back each time. */
 INLINE __m512i dot_words(__m512i sum, __m512i a, __m512i b)
 {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -103,27 +103,27 @@ INLINE __m512 exp2_short(__mmask16 mask, __m512 x)
     return _mm512_maskz_scalef_ps(mask, p, x);
 }
 
-/* Probabilities of a row under the reference that it has are taken if all are below this, else its
- * largest score is looked for. 2^16 loses nothing, in bf16 or in a sum. */
+/* Probabilities under the row's old row_max are kept if all are below this, else the row's largest
+ * score is computed. 2^16 loses nothing, in bf16 or in a sum. */
 #define PROBABILITY_LIMIT_BITS 0x4780
 
-/* A row that sees the first columns of a tile up to the last 32 of `pairs` pairs of vectors, and of
- * these `last`. Returns 0, and has changed nothing, where the row has no reference yet, where one
- * of its probabilities passes the limit, or is a NaN. */
+/* Softmax of a row that sees the first columns of a tile, up to the last 32 of `pairs` pairs of
+ * vectors, and of these the columns in `last`. Returns 0, and has changed nothing, where the row
+ * has no row_max yet or one of its probabilities passes the limit or is a NaN. */
 INLINE int bf16_softmax_front(const struct softmax_args *args, int32_t r, const int pairs,
                               __mmask32 last, __m512 *sum)
 {
     enum { MOST_PAIRS = TILE_KEYS / 32 };
-    const __m512 factor = _mm512_set1_ps(args->factor);
-    const __m512 reference = _mm512_set1_ps(args->reference[r]);
+    const __m512 factor = _mm512_set1_ps(args->softmax_scale_log2);
+    const __m512 row_max = _mm512_set1_ps(args->row_max[r]);
     const float *s = args->scores + (int64_t)r * SCORE_STRIDE;
     __m512i p[MOST_PAIRS], most = _mm512_setzero_si512();
     __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 #pragma GCC unroll 4
     for (int i = 0; i < pairs; i++) {
         const __mmask32 seen = i + 1 < pairs ? 0xffffffffu : last;
-        __m512 x0 = _mm512_fmsub_ps(_mm512_loadu_ps(s + 32 * i), factor, reference);
-        __m512 x1 = _mm512_fmsub_ps(_mm512_loadu_ps(s + 32 * i + 16), factor, reference);
+        __m512 x0 = _mm512_fmsub_ps(_mm512_loadu_ps(s + 32 * i), factor, row_max);
+        __m512 x1 = _mm512_fmsub_ps(_mm512_loadu_ps(s + 32 * i + 16), factor, row_max);
         __m512 p0 = exp2_short((__mmask16)seen, x0);
         __m512 p1 = exp2_short((__mmask16)(seen >> 16), x1);
         sums[0] = _mm512_add_ps(sums[0], p0);
@@ -145,15 +145,15 @@ INLINE int bf16_softmax_front(const struct softmax_args *args, int32_t r, const 
     return 1;
 }
 
-/* Any row; its largest score first. */
+/* Softmax of any row; computes its largest score first. */
 static __m512 bf16_softmax_row(const struct softmax_args *args, int32_t r)
 {
-    const __m512 factor = _mm512_set1_ps(args->factor);
+    const __m512 factor = _mm512_set1_ps(args->softmax_scale_log2);
     float *s = args->scores + (int64_t)r * SCORE_STRIDE;
     uint16_t *p_row = (uint16_t *)s;
     const int32_t low = args->low[r], high = args->high[r];
-    float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
-    __m512 reference = _mm512_set1_ps(softmax_reference(args, r, best));
+    float best = f32_row_max(s, args->begin, args->end, low, high) * args->softmax_scale_log2;
+    __m512 row_max = _mm512_set1_ps(update_row_max(args, r, best));
     __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int32_t j = args->begin; j < args->end; j += 32) {
         __mmask16 seen0 = 0xffff, seen1 = 0xffff;
@@ -161,8 +161,8 @@ static __m512 bf16_softmax_row(const struct softmax_args *args, int32_t r)
             seen0 = vf_inside(j, low, high);
             seen1 = vf_inside(j + 16, low, high);
         }
-        __m512 x0 = _mm512_fmsub_ps(_mm512_loadu_ps(s + j), factor, reference);
-        __m512 x1 = _mm512_fmsub_ps(_mm512_loadu_ps(s + j + 16), factor, reference);
+        __m512 x0 = _mm512_fmsub_ps(_mm512_loadu_ps(s + j), factor, row_max);
+        __m512 x1 = _mm512_fmsub_ps(_mm512_loadu_ps(s + j + 16), factor, row_max);
         __m512 p0 = exp2_short(seen0, x0);
         __m512 p1 = exp2_short(seen1, x1);
         sum[0] = _mm512_add_ps(sum[0], p0);
@@ -176,7 +176,8 @@ static __m512 bf16_softmax_row(const struct softmax_args *args, int32_t r)
     return _mm512_add_ps(sum[0], sum[1]);
 }
 
-/* A row that sees keys from the tile's first on, with its probabilities as they are. */
+/* Softmax under the old row_max for a row that sees keys from the tile's first on; returns 0 where
+ * that is not possible. */
 INLINE int bf16_softmax_known(const struct softmax_args *args, int32_t r, __m512 *sum)
 {
     const int32_t high = args->high[r] < args->end ? args->high[r] : args->end;
@@ -184,7 +185,7 @@ INLINE int bf16_softmax_known(const struct softmax_args *args, int32_t r, __m512
         return 0;
     }
     const __mmask32 last = 0xffffffffu >> (-high & 31);
-    args->rescale[r] = 1.0f;
+    args->scores_scale[r] = 1.0f;
     switch ((high + 31) / 32) {
     case 1:
         return bf16_softmax_front(args, r, 1, last, sum);
@@ -211,7 +212,7 @@ static void bf16_softmax(const struct softmax_args *args)
         float of_row[4];
         vf_sum_four(of_row, sum[r], sum[r + 1], sum[r + 2], sum[r + 3]);
         for (int32_t i = 0; i < 4 && r + i < args->rows; i++) {
-            args->sum[r + i] += of_row[i];
+            args->row_sum[r + i] += of_row[i];
         }
     }
 }

@@ -4,7 +4,7 @@
 #ifndef CPU_SIMD_BF16_UNPACK_H
 #define CPU_SIMD_BF16_UNPACK_H
 
-#include "f32_engine.h"
+#include "f32_tile.h"
 
 static void bf16_from_bf16(void *destination, const void *source, int64_t n)
 {

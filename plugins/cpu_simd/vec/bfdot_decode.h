@@ -3,20 +3,20 @@
  * read where they lie. Scores: per key D / 8 loads, and a dot instruction for each of them and
  * head. Values: two rows are zipped into pairs, which meet broadcast pairs of probabilities;
  * columns stay in order. */
-#ifndef CPU_SIMD_BFDOT_DIRECT_H
-#define CPU_SIMD_BFDOT_DIRECT_H
+#ifndef CPU_SIMD_BFDOT_DECODE_H
+#define CPU_SIMD_BFDOT_DECODE_H
 
-#include "bfdot_engine.h"
+#include "bfdot_tile.h"
 #include "prefetch.h"
 
-INLINE const uint16_t *bf16_key(const struct direct_args *args, int32_t key)
+INLINE const uint16_t *bf16_key(const struct decode_args *args, int32_t key)
 {
     int32_t readable = key < args->keys ? key : args->keys - 1;
     return (const uint16_t *)(args->key_rows[readable] + args->offset);
 }
 
 /* Two keys at a time share the loads of q. */
-INLINE void bf16_scores_four(float *scores, const uint16_t *q, const struct direct_args *args,
+INLINE void bf16_scores_four(float *scores, const uint16_t *q, const struct decode_args *args,
                              int with_prefetch)
 {
     struct prefetch prefetch = prefetch_begin(args, (args->keys + 1) / 2);
@@ -52,7 +52,7 @@ INLINE void bf16_scores_four(float *scores, const uint16_t *q, const struct dire
     }
 }
 
-INLINE void bf16_scores_one(float *scores, const uint16_t *q, const struct direct_args *args)
+INLINE void bf16_scores_one(float *scores, const uint16_t *q, const struct decode_args *args)
 {
     struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4);
     for (int32_t j = 0; j < args->keys; j += 4) {
@@ -70,7 +70,7 @@ INLINE void bf16_scores_one(float *scores, const uint16_t *q, const struct direc
     }
 }
 
-static void bf16_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void bf16_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
     if (args->rows == 1) {
         bf16_scores_one(scores, q, args);
@@ -83,7 +83,7 @@ static void bf16_direct_scores(float *scores, const void *q, const struct direct
 }
 
 /* rows x 16 columns from `column` on */
-INLINE void bf16_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
+INLINE void bf16_values_block(float *acc, const uint16_t *p, const struct decode_args *args,
                               const int rows, int32_t column, struct prefetch *prefetch)
 {
     vf sum[4][4];
@@ -128,7 +128,7 @@ INLINE void bf16_values_block(float *acc, const uint16_t *p, const struct direct
     }
 }
 
-INLINE void bf16_values_rows(float *acc, const uint16_t *p, const struct direct_args *args,
+INLINE void bf16_values_rows(float *acc, const uint16_t *p, const struct decode_args *args,
                              const int rows, int with_prefetch)
 {
     struct prefetch state = prefetch_begin(args, (args->keys + 1) / 2 * (args->depth / 16));
@@ -137,7 +137,7 @@ INLINE void bf16_values_rows(float *acc, const uint16_t *p, const struct direct_
     }
 }
 
-static void bf16_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void bf16_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
     if (args->rows == 1) {
         bf16_values_rows(acc, p, args, 1, 1);
@@ -149,7 +149,7 @@ static void bf16_direct_values(float *acc, const void *p, const struct direct_ar
     }
 }
 
-static const struct direct_engine bf16_direct = {.scores = bf16_direct_scores,
-                                                 .values = bf16_direct_values};
+static const struct decode_kernels bf16_decode = {.scores = bf16_decode_scores,
+                                                  .values = bf16_decode_values};
 
 #endif

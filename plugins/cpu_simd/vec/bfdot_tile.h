@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bf16 engine on Advanced SIMD's BFDOT: bf16 products, float32 sums. Packed operands hold
- * pairs, as bf16_engine.h's do: keys [depth / 2][TILE_KEYS][2], values [keys / 2][width][2].
+/* The bf16 kernels on Advanced SIMD's BFDOT: bf16 products, float32 sums. Packed operands hold
+ * pairs, as bf16_tile.h's do: keys [depth / 2][TILE_KEYS][2], values [keys / 2][width][2].
  *
  * gemm: 6 x 4 accumulators; 4 pairs of a row of a are one register, of which each dot instruction
  * takes its lane: 96 of them for 16 loads of b and 6 of a. */
-#ifndef CPU_SIMD_BFDOT_ENGINE_H
-#define CPU_SIMD_BFDOT_ENGINE_H
+#ifndef CPU_SIMD_BFDOT_TILE_H
+#define CPU_SIMD_BFDOT_TILE_H
 
-#include "f32_engine.h"
+#include "f32_tile.h"
 
 INLINE bfloat16x8_t load_pairs(const uint16_t *p)
 {
@@ -163,14 +163,14 @@ INLINE vf exp2_short(vf x)
 /* The sum is of the probabilities before they are rounded for the values: it is the log-sum-exp. */
 static void bf16_softmax(const struct softmax_args *args)
 {
-    vf factor = vf_set1(args->factor);
+    vf factor = vf_set1(args->softmax_scale_log2);
     for (int32_t r = 0; r < args->rows; r++) {
         float *s = args->scores + (int64_t)r * SCORE_STRIDE;
         uint16_t *p_row = (uint16_t *)s;
         int32_t low = args->low[r];
         int32_t high = args->high[r];
-        float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
-        vf minus = vf_set1(-softmax_reference(args, r, best));
+        float best = f32_row_max(s, args->begin, args->end, low, high) * args->softmax_scale_log2;
+        vf minus = vf_set1(-update_row_max(args, r, best));
         vf sum = vf_set1(0.0f);
         for (int32_t j = args->begin; j < args->end; j += 8) {
             vf p0 = exp2_short(vf_fma(vf_load(s + j), factor, minus));
@@ -188,7 +188,7 @@ static void bf16_softmax(const struct softmax_args *args)
             }
             store_pairs(p_row + j, to_bf16(p0, p1));
         }
-        args->sum[r] += vf_sum(sum);
+        args->row_sum[r] += vf_sum(sum);
     }
 }
 

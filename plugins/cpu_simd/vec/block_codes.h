@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ggml's rows of blocks, 32 codes behind a float16 step, out and in. Read: two operations and a
- * conversion per vector of floats. Written in ggml's arithmetic, float32 with a product by 1/step,
- * so that the bytes are its own. */
+/* ggml's rows of blocks, a float16 step followed by 32 codes, read and written. Reading takes two
+ * operations and a conversion for each vector of floats. Writing uses ggml's arithmetic, float32
+ * with a product by 1/step, so that the bytes are the same. */
 #ifndef CPU_SIMD_BLOCK_CODES_H
 #define CPU_SIMD_BLOCK_CODES_H
 
@@ -122,7 +122,7 @@ static void blocks_of_4_write(uint8_t *restrict row, const float *restrict x, in
     }
 }
 
-static const struct block_engine block_operations[2] = {
+static const struct block_kernels block_operations[2] = {
     {.read = blocks_of_4_read, .write = blocks_of_4_write},
     {.read = blocks_of_8_read, .write = blocks_of_8_write}};
 

@@ -6,10 +6,10 @@
  *
  * The interleaving leaves dims in the order (0-7, 16-23, 32-39, 48-55), (8-15, ...) of each 64; q
  * is brought into the same order once (fp8_order), the output back (codes_finish). */
-#ifndef CPU_SIMD_CODES_DIRECT_H
-#define CPU_SIMD_CODES_DIRECT_H
+#ifndef CPU_SIMD_CODES_DECODE_H
+#define CPU_SIMD_CODES_DECODE_H
 
-#include "bf16_direct.h"
+#include "bf16_decode.h"
 #include "code_tables.h"
 
 enum code_kind { CODES_FP8, CODES_INT8, CODES_INT4 };
@@ -19,7 +19,7 @@ struct code_lookup {
     __m512i high[2];
 };
 
-INLINE struct code_lookup code_lookup_of(const struct direct_args *args, const enum code_kind kind)
+INLINE struct code_lookup code_lookup_of(const struct decode_args *args, const enum code_kind kind)
 {
     const struct code_table *table = kind == CODES_INT8              ? &table_int8
                                      : args->element == ELEMENT_E4M3 ? &table_e4m3
@@ -74,7 +74,7 @@ INLINE void nibbles_load(const char *row, int32_t zero, __m512i *first, __m512i 
 }
 
 /* 64 columns of a value, from `column` on */
-INLINE void codes_load(const struct code_lookup *lookup, const struct direct_args *args,
+INLINE void codes_load(const struct code_lookup *lookup, const struct decode_args *args,
                        const char *row, int32_t key, const enum code_kind kind, __m512i *first,
                        __m512i *second)
 {
@@ -85,7 +85,7 @@ INLINE void codes_load(const struct code_lookup *lookup, const struct direct_arg
     }
 }
 
-/* As fold_four and fold_lanes. */
+/* fold_four and fold_lanes for this element type. */
 INLINE __m512i fold_four_int(__m512i a, __m512i b, __m512i c, __m512i d)
 {
     __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -150,7 +150,7 @@ INLINE __m512 codes_fold(__m512i (*sum)[4], const enum code_kind kind)
 
 /* Four keys and four rows at a time, which share each other's loads; chunks of 64 dims. */
 INLINE void codes_scores_rows(float *scores, const uint16_t *q, const float *q_scale,
-                              const struct direct_args *args, const int chunks,
+                              const struct decode_args *args, const int chunks,
                               const enum code_kind kind, struct burst *burst)
 {
     const struct code_lookup lookup = code_lookup_of(args, CODES_FP8);
@@ -208,7 +208,7 @@ INLINE void codes_scores_rows(float *scores, const uint16_t *q, const float *q_s
     }
 }
 
-static void fp8_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void fp8_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
@@ -223,7 +223,7 @@ static void fp8_direct_scores(float *scores, const void *q, const struct direct_
 }
 
 /* 4 rows x 64 columns */
-INLINE void codes_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
+INLINE void codes_values_block(float *acc, const uint16_t *p, const struct decode_args *args,
                                const enum code_kind kind, struct burst *burst)
 {
     struct code_lookup lookup = code_lookup_of(args, kind);
@@ -264,13 +264,13 @@ INLINE void codes_values_block(float *acc, const uint16_t *p, const struct direc
     }
 }
 
-INLINE void codes_values(float *acc, const void *p, const struct direct_args *args,
+INLINE void codes_values(float *acc, const void *p, const struct decode_args *args,
                          const enum code_kind kind)
 {
     int32_t blocks = args->rows / 4 * (args->depth / 64);
     struct burst burst = burst_begin(args, (args->keys + 1) / 2 * blocks);
     for (int32_t r = 0; r < args->rows; r += 4) {
-        struct direct_args block = *args;
+        struct decode_args block = *args;
         for (block.column = 0; block.column < args->depth; block.column += 64) {
             float *out = acc + (int64_t)r * args->depth + block.column;
             const uint16_t *left = (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE;
@@ -279,7 +279,7 @@ INLINE void codes_values(float *acc, const void *p, const struct direct_args *ar
     }
 }
 
-static void fp8_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void fp8_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
     codes_values(acc, p, args, CODES_FP8);
 }
@@ -316,9 +316,9 @@ static bool codes_finish(float *sums, int32_t rows, int32_t depth)
     return true;
 }
 
-static const struct direct_engine fp8_direct = {
-    .scores = fp8_direct_scores,
-    .values = fp8_direct_values,
+static const struct decode_kernels fp8_decode = {
+    .scores = fp8_decode_scores,
+    .values = fp8_decode_values,
     .finish = codes_finish,
     .many_rows = MANY_ROWS,
     .order = fp8_order,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* int4's rows on AVX-512, as codes_to_int4 has them: the same sums in the same order, eight doubles
- * at a time. */
+/* int4's rows on AVX-512: the same sums in the same order as codes_to_int4, eight doubles at a
+ * time. */
 #ifndef CPU_SIMD_CODES_INT4_H
 #define CPU_SIMD_CODES_INT4_H
 
 /* Sums and differences of elements 1, 2 and 4 apart within a vector: a difference is the upper one
  * times -1 plus the lower. */
-INLINE __m512d turn_eight(__m512d x)
+INLINE __m512d rotate_eight(__m512d x)
 {
     const __m512d ones = _mm512_set1_pd(1.0), minus = _mm512_set1_pd(-1.0);
     x = _mm512_fmadd_pd(x, _mm512_mask_mov_pd(ones, 0xaa, minus), _mm512_permute_pd(x, 0x55));
@@ -15,15 +15,15 @@ INLINE __m512d turn_eight(__m512d x)
                            _mm512_shuffle_f64x2(x, x, 0x4e));
 }
 
-/* 8 `count` elements of the row, turned among themselves; a constant where this is inlined. */
-INLINE void turn_part(double *row, const float *x, const float *signs, const int count)
+/* Rotates each 8 `count` elements of the row; a constant where this is inlined. */
+INLINE void rotate_part(double *row, const float *x, const float *signs, const int count)
 {
     __m512d part[16];
 #pragma GCC unroll 16
     for (int i = 0; i < count; i++) {
         __m512d value = _mm512_cvtps_pd(_mm256_loadu_ps(x + 8 * i));
         value = _mm512_mul_pd(value, _mm512_cvtps_pd(_mm256_loadu_ps(signs + 8 * i)));
-        part[i] = turn_eight(value);
+        part[i] = rotate_eight(value);
     }
 #pragma GCC unroll 4
     for (int half = 1; half < count; half *= 2) {
@@ -43,17 +43,17 @@ INLINE void turn_part(double *row, const float *x, const float *signs, const int
 }
 
 /* codes_to_int4's sums, into a row aligned to a vector */
-INLINE void turn_by_eights(double *row, const float *x, const float *signs, int32_t n)
+INLINE void rotate_by_eights(double *row, const float *x, const float *signs, int32_t n)
 {
     if (n == 16) {
-        turn_part(row, x, signs, 2);
+        rotate_part(row, x, signs, 2);
     } else if (n == 32) {
-        turn_part(row, x, signs, 4);
+        rotate_part(row, x, signs, 4);
     } else if (n == 64) {
-        turn_part(row, x, signs, 8);
+        rotate_part(row, x, signs, 8);
     }
     for (int32_t d = 0; d + 128 <= n; d += 128) {
-        turn_part(row + d, x + d, signs + d, 16);
+        rotate_part(row + d, x + d, signs + d, 16);
     }
     for (int32_t half = 128; half < n; half *= 2) {
         for (int32_t first = 0; first < n; first += 2 * half) {
@@ -88,7 +88,7 @@ static int32_t codes_to_int4_by_eights(uint8_t *codes, const float *x, const flo
     _Alignas(64) double row[MAX_HEAD_SIZE];
     __m512d least = _mm512_set1_pd(INFINITY), most = _mm512_set1_pd(-INFINITY);
     __mmask8 nan = 0;
-    turn_by_eights(row, x, signs, n);
+    rotate_by_eights(row, x, signs, n);
     for (int32_t d = 0; d < n; d += 8) {
         __m512d value = _mm512_load_pd(row + d);
         least = _mm512_min_pd(least, value);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of float32 to the codes of quantized caches, each as one rounding of the true quotient gives
- * it. Plain loops without branches, which the compiler turns into the ISA's vectors. Per element
- * one division and some 25 other operations for a byte written. */
+/* Encodes rows of float32 as the codes of quantized caches, each as one rounding of the true
+ * quotient gives it. Plain loops without branches, which the compiler vectorizes. Each element
+ * takes one division and some 25 other operations for a byte written. */
 #ifndef CPU_SIMD_CODES_WRITE_H
 #define CPU_SIMD_CODES_WRITE_H
 
-#include "../convert.h"
-#include "../engine.h"
+#include "cpu_simd/convert.h"
+#include "cpu_simd/kernels.h"
 #include "common/turboquant.h"
 
 /* x - q by without rounding: q is a quotient of theirs */
@@ -52,7 +52,7 @@ INLINE uint8_t fp8_of(int32_t bits, const int32_t mantissa, const int32_t least,
     return (uint8_t)(code | (bits >> 24 & 0x80));
 }
 
-/* To a whole number, halves away from zero; NaN, which shows in the row's scale, to 0. */
+/* Rounds to an integer, halves away from zero; a NaN, which shows in the row's scale, becomes 0. */
 INLINE int8_t int8_of(int32_t bits)
 {
     int32_t size = bits & 0x7fffffff, most = (int32_t)f32_to_bits(127.0f);
@@ -98,8 +98,8 @@ static float codes_largest(const float *x, int32_t n)
     return bits_to_f32((uint32_t)largest);
 }
 
-/* In double: near the middle of two codes the sums' rounding would decide. */
-INLINE void turn_stage(double *restrict row, int32_t n, const int32_t half)
+/* In double: near the midpoint of two codes rounding of the sums would decide. */
+INLINE void rotate_stage(double *restrict row, int32_t n, const int32_t half)
 {
     for (int32_t first = 0; first < n; first += 2 * half) {
         for (int32_t d = first; d < first + half; d++) {
@@ -110,7 +110,7 @@ INLINE void turn_stage(double *restrict row, int32_t n, const int32_t half)
     }
 }
 
-/* Numbers in the order of these are in that of the doubles; NaNs stand beyond the infinities. */
+/* Integers that sort like the doubles; NaNs sort past the infinities. */
 INLINE int64_t order_of(double x)
 {
     int64_t bits;
@@ -159,12 +159,12 @@ static int32_t codes_to_int4(uint8_t *codes, const float *x, const float *signs,
         row[d] = (double)x[d] * (double)signs[d];
     }
     if (n >= 8) {
-        turn_stage(row, n, 1);
-        turn_stage(row, n, 2);
-        turn_stage(row, n, 4);
+        rotate_stage(row, n, 1);
+        rotate_stage(row, n, 2);
+        rotate_stage(row, n, 4);
     }
     for (int32_t half = n >= 8 ? 8 : 1; half < n; half *= 2) {
-        turn_stage(row, n, half);
+        rotate_stage(row, n, half);
     }
     for (int32_t d = 0; d < n; d++) {
         int64_t order = order_of(row[d]);
@@ -201,13 +201,14 @@ static double codes_to_levels(uint8_t *codes, const float *x, const double *half
         return (double)__builtin_nanf("");
     }
     for (int32_t at = 1; at < n; at *= 2) {
-        turn_stage(row, n, at);
+        rotate_stage(row, n, at);
     }
     for (int32_t d = 0; d < n; d++) {
         row[d] = row[d] / (norm + TURBOQUANT_EPSILON);
         away[d] = 0;
     }
-    for (int32_t i = 0; i + 1 < half; i++) { /* what is halfway belongs to the upper one */
+    for (int32_t i = 0; i + 1 < half;
+         i++) { /* a value halfway between two levels gets the upper one */
         for (int32_t d = 0; d < n; d++) {
             away[d] += row[d] >= 0 ? row[d] >= halfway[i] : row[d] < -halfway[i];
         }
@@ -275,15 +276,15 @@ static void codes_threes(int8_t *restrict codes, const uint8_t *restrict packed,
     }
 }
 
-static const struct code_engine code_operations = {.largest = codes_largest,
-                                                   .encode = {[ELEMENT_E4M3] = codes_to_e4m3,
-                                                              [ELEMENT_E5M2] = codes_to_e5m2,
-                                                              [ELEMENT_INT8] = codes_to_int8},
-                                                   .encode_int4 = codes_to_int4,
-                                                   .encode_levels = codes_to_levels,
-                                                   .levels = codes_levels,
-                                                   .steps = codes_steps,
-                                                   .e2m1 = codes_e2m1,
-                                                   .threes = codes_threes};
+static const struct code_kernels code_operations = {.largest = codes_largest,
+                                                    .encode = {[ELEMENT_E4M3] = codes_to_e4m3,
+                                                               [ELEMENT_E5M2] = codes_to_e5m2,
+                                                               [ELEMENT_INT8] = codes_to_int8},
+                                                    .encode_int4 = codes_to_int4,
+                                                    .encode_levels = codes_to_levels,
+                                                    .levels = codes_levels,
+                                                    .steps = codes_steps,
+                                                    .e2m1 = codes_e2m1,
+                                                    .threes = codes_threes};
 
 #endif

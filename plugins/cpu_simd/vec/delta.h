@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "f32_engine.h"
+#include "f32_tile.h"
 
 #define L2_EPSILON 1e-6f
 
@@ -18,9 +18,10 @@ INLINE vf silu(vf x)
     return vf_quotient(x, vf_add(vf_set1(1.0f), e));
 }
 
-#define CONSTANT_WIDTH 4 /* of most models */
+#define CONSTANT_WIDTH 4 /* the size in most models */
 #define CONVOLVED_ROWS 4
-#define ROWS_AHEAD 8 /* of inputs, which lie too far apart for the hardware to follow */
+#define ROWS_AHEAD                                                                                 \
+    8 /* prefetch distance of inputs, which are too far apart for the hardware's prefetcher */
 
 INLINE vf convolved_input(const void *row, int32_t c, const int32_t element)
 {
@@ -38,8 +39,8 @@ INLINE void convolve_rows(const struct convolve_args *args, const int32_t width,
     const int64_t stride = args->stride, x_bytes = args->x_bytes;
     const int32_t bytes = element == ELEMENT_F32 ? 4 : 2;
     const char *x = (const char *)args->x + t * x_bytes;
-    const char *ahead = x + (width - 1 + ROWS_AHEAD) * x_bytes;
-    const bool asks = t + ROWS_AHEAD + rows <= args->rows + args->behind;
+    const char *prefetch = x + (width - 1 + ROWS_AHEAD) * x_bytes;
+    const bool asks = t + ROWS_AHEAD + rows <= args->rows + args->rows_after;
     float *y = args->y + t * stride;
     for (int32_t c = 0; c < args->n; c += VF_WIDTH) {
         vf sum[CONVOLVED_ROWS];
@@ -59,7 +60,7 @@ INLINE void convolve_rows(const struct convolve_args *args, const int32_t width,
         if (asks && c * bytes % 64 == 0) {
 #pragma GCC unroll 4
             for (int32_t r = 0; r < rows; r++) {
-                __builtin_prefetch(ahead + r * x_bytes + (int64_t)c * bytes);
+                __builtin_prefetch(prefetch + r * x_bytes + (int64_t)c * bytes);
             }
         }
 #pragma GCC unroll 4
@@ -243,7 +244,7 @@ static void delta_solve(float *x, int32_t n, const float *by, int64_t stride, in
     }
 }
 
-static const struct product_engine f32_products = {f32_left, f32_right, f32_multiply};
+static const struct product_kernels f32_products = {f32_left, f32_right, f32_multiply};
 
 static float delta_dot(const float *a, const float *b, int32_t n)
 {
@@ -305,8 +306,8 @@ static void delta_gates(float *decay, float *beta, const struct gates_args *args
     }
 }
 
-#define STEP_ROWS 4            /* of a state at a time, whose sums share their shuffles */
-#define STATE_AHEAD (4096 / 4) /* floats of it that are asked for ahead */
+#define STEP_ROWS 4            /* rows of a state at a time, whose sums share their shuffles */
+#define STATE_AHEAD (4096 / 4) /* floats of it to prefetch */
 
 /* Rows d .. d + rows - 1 of the state. With S' = e^g S: r = beta (v - S' k), S = S' + r k^T, and
  * o = S q = S' q + r (k q). */
@@ -379,13 +380,13 @@ static void delta_step(const struct delta_args *args)
 #define WALK .walk = NULL
 #endif
 
-static const struct delta_engine delta_operations = {.convolve = delta_convolve,
-                                                     .decays = delta_decays,
-                                                     .solve = delta_solve,
-                                                     .dot = delta_dot,
-                                                     .normalize = delta_normalize,
-                                                     .gates = delta_gates,
-                                                     .step = delta_step,
-                                                     WALK};
+static const struct delta_kernels delta_operations = {.convolve = delta_convolve,
+                                                      .decays = delta_decays,
+                                                      .solve = delta_solve,
+                                                      .dot = delta_dot,
+                                                      .normalize = delta_normalize,
+                                                      .gates = delta_gates,
+                                                      .step = delta_step,
+                                                      WALK};
 
 #endif

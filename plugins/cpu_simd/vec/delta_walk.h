@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of tokens that pass over a state where it lies, for ISAs with 32 vectors of 64 bytes. A
- * pass adds what the group before has left to a row of the state and multiplies it with k and q of
- * its own: of 24 FMAs 2 loads, 2 stores and 12 broadcasts, so the FMA units bound it. */
+/* Groups of tokens that pass over a state in place, for ISAs with 32 vectors of 64 bytes. A pass
+ * adds the update of the group before to a row of the state and multiplies the row with k and q of
+ * its own group: 24 FMAs for 2 loads, 2 stores and 12 broadcasts, so the FMA units are the limit.
+ */
 #ifndef CPU_SIMD_DELTA_WALK_H
 #define CPU_SIMD_DELTA_WALK_H
 
 #include <stdbool.h>
 
-#include "f32_engine.h"
+#include "f32_tile.h"
 
 #define WALK_VECTORS (WALK_COLUMNS / VF_WIDTH)
 
-/* Of a group, by token. */
+/* Products of a group, by token. */
 struct walk_sums {
     vf k[WALK_TOKENS][WALK_VECTORS];    /* S k */
     vf q[WALK_TOKENS][WALK_VECTORS];    /* S q */
-    vf left[WALK_TOKENS][WALK_VECTORS]; /* what r leaves in memory */
+    vf left[WALK_TOKENS][WALK_VECTORS]; /* the update of memory by r */
 };
 
 /* before: k of the group before, read where `adds`; k and q are read where `looks`. */
@@ -88,8 +89,8 @@ INLINE void walk_store(void *row, int32_t element, const vf *out)
     }
 }
 
-/* r and the outputs of a group, from its sums. Outputs go where they belong at once: their lines
- * come from memory while the group after passes over the state. */
+/* Computes r and the outputs of a group from its sums. Outputs are written at once: their lines
+ * come from memory while the next group passes over the state. */
 INLINE void walk_solve(const struct walk_args *args, const struct walk_group *group,
                        struct walk_sums *sums, const float *v, char *o)
 {

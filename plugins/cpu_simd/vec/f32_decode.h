@@ -2,19 +2,19 @@
 /* Decode in float32, over the vectors of one ISA: rows are query heads of one KV head (1, or blocks
  * of 4); keys and values are float32 rows, in place or staged. Per key, 4 heads and D floats: 16 D
  * FLOPs; two keys at a time share the loads of q. */
-#ifndef CPU_SIMD_F32_DIRECT_H
-#define CPU_SIMD_F32_DIRECT_H
+#ifndef CPU_SIMD_F32_DECODE_H
+#define CPU_SIMD_F32_DECODE_H
 
-#include "f32_engine.h"
+#include "f32_tile.h"
 #include "prefetch.h"
 
-INLINE const float *f32_key(const struct direct_args *args, int32_t key)
+INLINE const float *f32_key(const struct decode_args *args, int32_t key)
 {
     int32_t readable = key < args->keys ? key : args->keys - 1;
     return (const float *)(args->key_rows[readable] + args->offset);
 }
 
-INLINE void f32_scores_four(float *scores, const float *q, const struct direct_args *args,
+INLINE void f32_scores_four(float *scores, const float *q, const struct decode_args *args,
                             int with_prefetch)
 {
     struct prefetch prefetch = prefetch_begin(args, (args->keys + 1) / 2);
@@ -50,7 +50,7 @@ INLINE void f32_scores_four(float *scores, const float *q, const struct direct_a
     }
 }
 
-INLINE void f32_scores_one(float *scores, const float *q, const struct direct_args *args)
+INLINE void f32_scores_one(float *scores, const float *q, const struct decode_args *args)
 {
     struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4);
     for (int32_t j = 0; j < args->keys; j += 4) {
@@ -68,7 +68,7 @@ INLINE void f32_scores_one(float *scores, const float *q, const struct direct_ar
     }
 }
 
-static void f32_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void f32_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
     if (args->rows == 1) {
         f32_scores_one(scores, q, args);
@@ -80,8 +80,8 @@ static void f32_direct_scores(float *scores, const void *q, const struct direct_
     }
 }
 
-/* rows x VF_COLUMNS vectors of the accumulator */
-INLINE void f32_values_block(float *acc, const float *p, const struct direct_args *args,
+/* rows x VF_COLUMNS vectors of the acc_o */
+INLINE void f32_values_block(float *acc, const float *p, const struct decode_args *args,
                              const int rows, const int vectors, int32_t column,
                              struct prefetch *prefetch)
 {
@@ -121,7 +121,7 @@ INLINE void f32_values_block(float *acc, const float *p, const struct direct_arg
     }
 }
 
-INLINE void f32_values_rows(float *acc, const float *p, const struct direct_args *args,
+INLINE void f32_values_rows(float *acc, const float *p, const struct decode_args *args,
                             const int rows, int with_prefetch)
 {
     const int32_t step = VF_COLUMNS * VF_WIDTH;
@@ -136,7 +136,7 @@ INLINE void f32_values_rows(float *acc, const float *p, const struct direct_args
     }
 }
 
-static void f32_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void f32_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
     if (args->rows == 1) {
         f32_values_rows(acc, p, args, 1, 1);
@@ -148,7 +148,7 @@ static void f32_direct_values(float *acc, const void *p, const struct direct_arg
     }
 }
 
-static const struct direct_engine f32_direct = {.scores = f32_direct_scores,
-                                                .values = f32_direct_values};
+static const struct decode_kernels f32_decode = {.scores = f32_decode_scores,
+                                                 .values = f32_decode_values};
 
 #endif

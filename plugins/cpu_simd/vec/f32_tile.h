@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The float32 engine and the row operations over the vectors of one ISA. Included once by each
+/* The float32 kernels and the row operations over the vectors of one ISA. Included once by each
  * ISA's file after its vec_*.h; everything here is static.
  *
  * gemm: VF_ROWS x VF_COLUMNS accumulators, 2 VF_ROWS VF_COLUMNS VF_WIDTH FLOPs for VF_COLUMNS
- * vector loads and VF_ROWS broadcasts: bound by the FMA units while b comes from L2. */
-#ifndef CPU_SIMD_F32_ENGINE_H
-#define CPU_SIMD_F32_ENGINE_H
+ * vector loads and VF_ROWS broadcasts: the FMA units are the limit while b comes from L2. */
+#ifndef CPU_SIMD_F32_TILE_H
+#define CPU_SIMD_F32_TILE_H
 
 #include <math.h>
 
-#include "../engine.h"
+#include "cpu_simd/kernels.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -134,31 +134,32 @@ INLINE float f32_row_max(const float *s, int32_t begin, int32_t end, int32_t low
     return vf_greatest(best);
 }
 
-/* New reference of a row and the factor for what was summed under the old one. */
-INLINE float softmax_reference(const struct softmax_args *args, int32_t r, float best)
+/* Updates row_max of a row; returns it, and sets scores_scale, the factor for what was summed under
+ * the old one. */
+INLINE float update_row_max(const struct softmax_args *args, int32_t r, float best)
 {
-    float old = args->reference[r];
-    args->rescale[r] = 1.0f;
+    float old = args->row_max[r];
+    args->scores_scale[r] = 1.0f;
     if (!(best > old + RESCALE_THRESHOLD)) {
         return old == -INFINITY ? 0.0f : old;
     }
-    args->reference[r] = best;
+    args->row_max[r] = best;
     if (old != -INFINITY) {
-        args->rescale[r] = exp2f(old - best);
-        args->sum[r] *= args->rescale[r];
+        args->scores_scale[r] = exp2f(old - best);
+        args->row_sum[r] *= args->scores_scale[r];
     }
     return best;
 }
 
 static void f32_softmax(const struct softmax_args *args)
 {
-    vf factor = vf_set1(args->factor);
+    vf factor = vf_set1(args->softmax_scale_log2);
     for (int32_t r = 0; r < args->rows; r++) {
         float *s = args->scores + (int64_t)r * SCORE_STRIDE;
         int32_t low = args->low[r];
         int32_t high = args->high[r];
-        float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
-        vf minus = vf_set1(-softmax_reference(args, r, best));
+        float best = f32_row_max(s, args->begin, args->end, low, high) * args->softmax_scale_log2;
+        vf minus = vf_set1(-update_row_max(args, r, best));
         vf sum = vf_set1(0.0f);
         for (int32_t j = args->begin; j < args->end; j += VF_WIDTH) {
             vf p = vf_exp2(vf_fma(vf_load(s + j), factor, minus));
@@ -172,7 +173,7 @@ static void f32_softmax(const struct softmax_args *args)
             }
             vf_store(s + j, p);
         }
-        args->sum[r] += vf_sum(sum);
+        args->row_sum[r] += vf_sum(sum);
     }
 }
 
@@ -312,13 +313,13 @@ DEFINE_STORE(f32_to_f32_row, float, vf_store, SAME)
 DEFINE_STORE(f32_to_f16_row, uint16_t, vf_store_f16, f32_to_f16)
 DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
 
-#define F32_ENGINE                                                                                 \
+#define F32_TILE_KERNELS                                                                           \
     {                                                                                              \
-        .element_bytes = 4, .element = ELEMENT_F32, .row_block = 24, .direct_rows = 8,             \
+        .element_bytes = 4, .element = ELEMENT_F32, .row_block = 24, .decode_rows = 8,             \
         .unpack = {f32_from_f32,  f32_from_f16,  f32_from_bf16,                                    \
                    f32_from_e4m3, f32_from_e5m2, f32_from_int8},                                   \
         .pack_keys = f32_pack_keys, .pack_values = f32_pack_values, .gemm = f32_gemm,              \
-        .softmax = f32_softmax, .direct = &f32_direct                                              \
+        .softmax = f32_softmax, .decode = &f32_decode                                              \
     }
 
 #define ROW_OPERATIONS                                                                             \

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode from int8 caches on AVX512_VNNI. Scores are sums of whole numbers: q becomes 16-bit ones
- * once, of which the largest is 32767, with a scale for the row; the last bit is 2^-8 of a bf16's
- * at that size. Per key, D 128 and 4 heads, 4 loads that widen and 16 dot instructions, where bf16
- * wants 28 more to convert codes. Exact up to 512 dims: 512 * 128 * 32767 < 2^31.
+/* Decode from int8 caches on AVX512_VNNI. Scores are sums of integers: q is converted once to
+ * 16-bit integers, the largest 32767, with a scale for the row; the last bit is 2^-8 of a bf16's at
+ * that size. A key at D 128 and 4 heads takes 4 loads that widen and 16 dot instructions, where
+ * bf16 needs 28 more to convert codes. Exact up to 512 dims: 512 * 128 * 32767 < 2^31.
  *
- * Probabilities are too unlike each other for 16 bits: values go as fp8's do. */
-#ifndef CPU_SIMD_WHOLE_DIRECT_H
-#define CPU_SIMD_WHOLE_DIRECT_H
+ * Probabilities differ too much in size for 16-bit integers: values are computed as fp8's are. */
+#ifndef CPU_SIMD_INT8_DECODE_H
+#define CPU_SIMD_INT8_DECODE_H
 
-#include "codes_direct.h"
+#include "codes_decode.h"
 
 #define QUERY_LARGEST 32767.0f
 
-static void int8_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void int8_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
@@ -28,7 +28,7 @@ static void int8_direct_scores(float *scores, const void *q, const struct direct
 }
 
 /* A row of q has room for two parts, of which int4_order leaves one. */
-static void int4_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void int4_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
@@ -43,12 +43,12 @@ static void int4_direct_scores(float *scores, const void *q, const struct direct
     }
 }
 
-static void int8_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void int8_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
     codes_values(acc, p, args, CODES_INT8);
 }
 
-static void int4_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void int4_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
     codes_values(acc, p, args, CODES_INT4);
 }
@@ -92,7 +92,7 @@ static float int8_order(void *q, int32_t n)
     return scale;
 }
 
-/* Of each 64 dims the even ones before the odd. */
+/* Moves the even dims of each 64 before the odd ones. */
 static float int4_order(void *q, int32_t n)
 {
     const __m512i evens =
@@ -116,16 +116,16 @@ static float int4_order(void *q, int32_t n)
     return scale;
 }
 
-static const struct direct_engine int8_direct = {
-    .scores = int8_direct_scores,
-    .values = int8_direct_values,
+static const struct decode_kernels int8_decode = {
+    .scores = int8_decode_scores,
+    .values = int8_decode_values,
     .finish = codes_finish,
     .order = int8_order,
 };
 
-static const struct direct_engine int4_direct = {
-    .scores = int4_direct_scores,
-    .values = int4_direct_values,
+static const struct decode_kernels int4_decode = {
+    .scores = int4_decode_scores,
+    .values = int4_decode_values,
     .finish = codes_finish,
     .order = int4_order,
 };

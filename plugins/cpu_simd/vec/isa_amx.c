@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AMX: gemm by tiles of 16 x 32 bf16; everything else as AVX512_BF16. 2 x 2 accumulators, so that
- * four tdpbf16ps (16 x 16 x 32 each) stand on four tile loads. */
+/* AMX: gemm in tiles of 16 x 32 bf16; all other kernels are those of AVX512_BF16. Each step has 2 x
+ * 2 accumulators: four tdpbf16ps (16 x 16 x 32 each) for four tile loads. */
 /* L1 has 16 buffers for lines under way, L2 three times as many. */
 #define PREFETCH_HINT 2
 
-#include "vec/vec_avx512.h"
+#include "vec_avx512.h"
 
-#include "vec/f32_direct.h"
+#include "f32_decode.h"
 
-#include "vec/bf16_engine.h"
-#include "vec/bf16_unpack.h"
+#include "bf16_tile.h"
+#include "bf16_unpack.h"
 
-#include "vec/amx_codes.h"
-#include "vec/amx_flash.h"
-#include "vec/amx_products.h"
+#include "amx_codes.h"
+#include "amx_flash.h"
+#include "amx_products.h"
 
-#include "vec/whole_direct.h"
+#include "int8_decode.h"
 
 struct tile_config {
     uint8_t palette;
@@ -25,14 +25,14 @@ struct tile_config {
     uint8_t rows[16];
 };
 
-/* gcc 12's tile intrinsics do not say which memory they read: stores before them may be left out or
- * moved behind. */
+/* gcc 12's tile intrinsics do not declare which memory they read: without this barrier, the
+ * compiler may drop earlier stores or move them past the load. */
 static inline void memory_is_read(const void *memory)
 {
     __asm__ volatile("" : : "r"(memory) : "memory");
 }
 
-#define REST_DEPTH 64 /* of rows copied at a time: 4 KiB of stack with the sums */
+#define REST_DEPTH 64 /* depth of rows copied at a time: 4 KiB of stack with the sums */
 
 static int amx_enter(void)
 {
@@ -103,8 +103,8 @@ static void amx_block_1x2(float *c, int64_t ldc, const uint16_t *a, int64_t lda,
     _tile_stored(1, c + 16, ldc * 4);
 }
 
-/* Fewer than 16 rows, among others of zero: a row's sums do not depend on what stands next to it,
- * and vectors would add in another order. */
+/* Fewer than 16 rows, padded with rows of zeros. A row's result then does not depend on the other
+ * rows of its tile, as it would if vectors added it in another order. */
 static void amx_rest(float *c, int64_t ldc, const uint16_t *a, int64_t lda, const uint16_t *b,
                      int64_t ldb, int32_t m, int32_t n, int32_t k, int accumulate)
 {
@@ -157,13 +157,13 @@ static void amx_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const vo
     }
 }
 
-static const struct engine engine_f32 = F32_ENGINE;
+static const struct tile_kernels f32_kernels = F32_TILE_KERNELS;
 
-static const struct engine engine_bf16 = {
+static const struct tile_kernels bf16_kernels = {
     .element_bytes = 2,
     .element = ELEMENT_BF16,
     .row_block = 32,
-    .direct_rows = DIRECT_ROWS,
+    .decode_rows = DECODE_ROWS,
     .unpack = {bf16_from_f32, bf16_from_f16, bf16_from_bf16, bf16_from_e4m3, bf16_from_e5m2,
                bf16_from_int8},
     .pack_keys = bf16_pack_keys,
@@ -171,15 +171,15 @@ static const struct engine engine_bf16 = {
     .gemm = amx_gemm,
     .softmax = bf16_softmax,
     .flash = &amx_flash,
-    .direct = &amx_direct,
-    .direct_fp8 = &amx_fp8_direct,
-    .direct_int8 = &int8_direct,
-    .direct_int4 = &int4_direct,
+    .decode = &amx_decode,
+    .decode_fp8 = &amx_fp8_decode,
+    .decode_int8 = &int8_decode,
+    .decode_int4 = &int4_decode,
 };
 
 const struct variant variant_amx = {.name = "amx",
-                                    .f32 = &engine_f32,
-                                    .bf16 = &engine_bf16,
+                                    .f32 = &f32_kernels,
+                                    .bf16 = &bf16_kernels,
                                     .split_products = &amx_products,
                                     .whole_products = &amx_whole_products,
                                     .enter = amx_enter,

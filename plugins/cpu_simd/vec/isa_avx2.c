@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "vec/vec_avx2.h"
+#include "vec_avx2.h"
 
-#include "vec/f32_direct.h"
+#include "f32_decode.h"
 
-static const struct engine engine_f32 = F32_ENGINE;
+static const struct tile_kernels f32_kernels = F32_TILE_KERNELS;
 
-const struct variant variant_avx2 = {.name = "avx2", .f32 = &engine_f32, ROW_OPERATIONS};
+const struct variant variant_avx2 = {.name = "avx2", .f32 = &f32_kernels, ROW_OPERATIONS};

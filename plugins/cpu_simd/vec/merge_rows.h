@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two attends over disjoint keys: what their rows weigh, and the sum of two rows. */
+/* Two attends over disjoint keys: the weights of their rows, and the sum of two rows. */
 #ifndef CPU_SIMD_MERGE_ROWS_H
 #define CPU_SIMD_MERGE_ROWS_H
 

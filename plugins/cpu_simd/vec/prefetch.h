@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Software prefetch of the rows that come next, a few lines now and then: what is asked for while
- * the core has all the lines under way that it can have (some 28 on Zen 5) is dropped.
+/* Software prefetch of the next rows, a few lines at a time: the core drops a prefetch while all
+ * its line buffers (some 28 on Zen 5) are busy.
  *
- * Two paces. Where memory bounds the loop, prefetch_step: lines singly, at any place of a row; its
- * dozen instructions a line are free there, and lines that follow each other closely are not (bf16
- * decode, Zen 5: 5 % slower). Where arithmetic bounds it, prefetch_burst: the lines of a step at
- * once, a tenth of the instructions (fp8 decode: 15 % faster, MLA: 12 %). */
+ * Two paces. Where memory is the limit, prefetch_step: single lines, at any place of a row; its
+ * dozen instructions a line are free there, but bursts are not (bf16 decode, Zen 5: 5 % slower).
+ * Where arithmetic is the limit, prefetch_burst: the lines of a step at once, a tenth of the
+ * instructions (fp8 decode: 15 % faster, MLA: 12 %). */
 #ifndef CPU_SIMD_PREFETCH_H
 #define CPU_SIMD_PREFETCH_H
 
 #include <stdbool.h>
 
-#include "../engine.h"
+#include "cpu_simd/kernels.h"
 
 /* Where lines go that are asked for singly: 3 the nearest cache, 2 the second. */
 #ifndef PREFETCH_HINT
@@ -23,7 +23,7 @@
 #endif
 
 struct prefetch {
-    const struct direct_args *args;
+    const struct decode_args *args;
     int32_t steps;
     int32_t total;  /* lines */
     int32_t credit; /* a line is due for each `steps` of it */
@@ -32,7 +32,7 @@ struct prefetch {
 };
 
 /* `steps` calls of prefetch_step follow. */
-INLINE struct prefetch prefetch_begin(const struct direct_args *args, int32_t steps)
+INLINE struct prefetch prefetch_begin(const struct decode_args *args, int32_t steps)
 {
     return (struct prefetch){
         .args = args, .steps = steps, .total = args->next_keys * args->next_lines};
@@ -40,7 +40,7 @@ INLINE struct prefetch prefetch_begin(const struct direct_args *args, int32_t st
 
 INLINE void prefetch_step(struct prefetch *prefetch)
 {
-    const struct direct_args *args = prefetch->args;
+    const struct decode_args *args = prefetch->args;
     for (prefetch->credit += prefetch->total; prefetch->credit >= prefetch->steps;
          prefetch->credit -= prefetch->steps) {
         const char *row = args->next_rows[prefetch->row] + args->next_offset;
@@ -69,7 +69,7 @@ INLINE void burst_row(struct burst *burst)
 }
 
 /* `steps` calls of prefetch_burst follow. */
-INLINE struct burst burst_begin(const struct direct_args *args, int32_t steps)
+INLINE struct burst burst_begin(const struct decode_args *args, int32_t steps)
 {
     struct burst burst = {.row = args->next_rows,
                           .offset = args->next_offset,

@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#include "../convert.h"
+#include "cpu_simd/convert.h"
 
 #define VF_WIDTH 8
 #define VF_COLUMNS 2

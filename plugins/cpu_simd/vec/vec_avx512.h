@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#include "../convert.h"
+#include "cpu_simd/convert.h"
 
 #define VF_WIDTH 16
 #define VF_COLUMNS 4
@@ -152,7 +152,7 @@ static inline vf vf_load_int8(const int8_t *p)
 }
 static inline void vf_store_bf16(uint16_t *p, vf x)
 {
-#ifdef __AVX512BF16__ /* what is below the normal numbers becomes 0 */
+#ifdef __AVX512BF16__ /* results below the normal numbers become 0 */
     _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x));
 #else
     __m512i bits = _mm512_castps_si512(x);

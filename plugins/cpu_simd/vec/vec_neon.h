@@ -5,7 +5,7 @@
 
 #include <arm_neon.h>
 
-#include "../convert.h"
+#include "cpu_simd/convert.h"
 
 /* 24 sums, 4 columns and one broadcast of 32 registers. */
 #define VF_WIDTH 4

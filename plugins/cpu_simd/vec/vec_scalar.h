@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "../convert.h"
+#include "cpu_simd/convert.h"
 
 #define VF_WIDTH 1
 #define VF_COLUMNS 4 /* vectors of a gemm block */

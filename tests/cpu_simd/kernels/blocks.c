@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of ggml's blocks: codes byte for byte as its float32 arithmetic gives them, steps as the
  * nearest float16, and what is read as the product of both. */
-#include "engines.h"
+#include "kernels_test.h"
 
 enum { TIMES = 200, MAX_BYTES = MAX_SIZE / BLOCK_ELEMENTS * BLOCK_BYTES_8 };
 

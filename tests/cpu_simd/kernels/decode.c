@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The decode path of an engine: keys and values read where they lie, in the compute type or as
+/* The decode path of a compute type: keys and values read in place, in the compute type or as
  * codes of a quantized cache. */
-#include "engines.h"
+#include "kernels_test.h"
 
 #include <stdio.h>
 
 enum { TIMES = 30 };
 
 static struct {
-    _Alignas(64) uint8_t rows[DIRECT_MOST_KEYS][4 * MAX_SIZE];
+    _Alignas(64) uint8_t rows[DECODE_MAX_KEYS][4 * MAX_SIZE];
     _Alignas(64) uint8_t zero[4 * MAX_SIZE];
-    _Alignas(64) uint8_t q[DIRECT_ROWS * MAX_SIZE * 4];
-    _Alignas(64) uint8_t packing[DIRECT_ROWS * MAX_SIZE * 4];
-    _Alignas(64) float scores[DIRECT_ROWS * SCORE_STRIDE];
-    _Alignas(64) float acc[DIRECT_ROWS * MAX_SIZE];
-    double a[DIRECT_ROWS][MAX_SIZE];
-    double b[DIRECT_MOST_KEYS][MAX_SIZE];
-    double old[DIRECT_ROWS][MAX_SIZE];
-    float q_scale[DIRECT_ROWS];
-    int32_t zeros[DIRECT_MOST_KEYS + 3];
-    const char *pointers[DIRECT_MOST_KEYS];
+    _Alignas(64) uint8_t q[DECODE_ROWS * MAX_SIZE * 4];
+    _Alignas(64) uint8_t packing[DECODE_ROWS * MAX_SIZE * 4];
+    _Alignas(64) float scores[DECODE_ROWS * SCORE_STRIDE];
+    _Alignas(64) float acc[DECODE_ROWS * MAX_SIZE];
+    double a[DECODE_ROWS][MAX_SIZE];
+    double b[DECODE_MAX_KEYS][MAX_SIZE];
+    double old[DECODE_ROWS][MAX_SIZE];
+    float q_scale[DECODE_ROWS];
+    int32_t zeros[DECODE_MAX_KEYS + 3];
+    const char *pointers[DECODE_MAX_KEYS];
     bool has_nan;
 } it;
 
 /* What a row of the cache holds. */
 struct codes {
-    const struct direct_engine *direct;
+    const struct decode_kernels *decode;
     int32_t element;  /* enum element_type; ELEMENT_COUNT: int4 */
     int32_t multiple; /* of the head size */
     bool in_fours;    /* rows are blocks of 4 */
@@ -37,7 +37,7 @@ static void put_nan(const struct codes *codes, int32_t keys, int32_t size)
 {
     int32_t j = (int32_t)draw((uint32_t)keys), d = (int32_t)draw((uint32_t)size);
     uint8_t *row = (uint8_t *)(uintptr_t)it.pointers[j];
-    if (codes->element == engine->element) {
+    if (codes->element == kernels->element) {
         put_element(row, d, NAN);
     } else {
         row[d] = draw(2) ? 0xff : 0x7f;
@@ -47,18 +47,18 @@ static void put_nan(const struct codes *codes, int32_t keys, int32_t size)
 
 static bool many_rows(const struct codes *codes, int32_t rows)
 {
-    return codes->direct->many_rows > 0 && rows >= codes->direct->many_rows;
+    return codes->decode->many_rows > 0 && rows >= codes->decode->many_rows;
 }
 
 static void fill_keys(const struct codes *codes, int32_t keys, int32_t size)
 {
     bool in_order = draw(2); /* or no two next to each other */
     for (int32_t j = 0; j < keys; j++) {
-        it.pointers[j] = (const char *)it.rows[in_order ? j : j * 37 % DIRECT_MOST_KEYS];
+        it.pointers[j] = (const char *)it.rows[in_order ? j : j * 37 % DECODE_MAX_KEYS];
         it.zeros[j] = (int32_t)draw(16);
         for (int32_t d = 0; d < size; d++) {
             uint32_t code = draw(256);
-            if (codes->element == engine->element) {
+            if (codes->element == kernels->element) {
                 it.b[j][d] = put_element((void *)(uintptr_t)it.pointers[j], d, draw_number(1.0f));
             } else if (codes->element == ELEMENT_COUNT) {
                 uint8_t *pair = (uint8_t *)(uintptr_t)it.pointers[j] + d / 2;
@@ -86,7 +86,7 @@ static void fill_queries(const struct codes *codes, int32_t rows, int32_t size)
     bool two = codes->element == ELEMENT_COUNT;
     int32_t length = two ? 2 * size : size;
     for (int32_t r = 0; r < rows; r++) {
-        uint8_t *row = it.q + (int64_t)r * length * engine->element_bytes;
+        uint8_t *row = it.q + (int64_t)r * length * kernels->element_bytes;
         for (int32_t d = 0; d < size; d++) {
             it.a[r][d] = put_element(row, d, draw_number(1.0f));
             if (two) {
@@ -94,26 +94,26 @@ static void fill_queries(const struct codes *codes, int32_t rows, int32_t size)
             }
         }
         it.q_scale[r] = 1.0f;
-        if (codes->direct->order != NULL) {
-            it.q_scale[r] = codes->direct->order(row, length);
+        if (codes->decode->order != NULL) {
+            it.q_scale[r] = codes->decode->order(row, length);
         }
     }
-    if (codes->direct->pack != NULL) {
-        codes->direct->pack(it.q, it.packing, rows, length);
+    if (codes->decode->pack != NULL) {
+        codes->decode->pack(it.q, it.packing, rows, length);
     }
 }
 
 /* Times scores or values of these rows. */
-static void bench_direct(const struct codes *codes, const struct direct_args *args,
+static void bench_decode(const struct codes *codes, const struct decode_args *args,
                          const char *what)
 {
     char name[64];
     snprintf(name, sizeof name, "%s %s, %d x %d x %d", codes->name, what, args->rows, args->keys,
              args->depth);
     if (what[0] == 's') {
-        BENCH(name, codes->direct->scores(it.scores, it.q, args))
+        BENCH(name, codes->decode->scores(it.scores, it.q, args))
     } else {
-        BENCH(name, codes->direct->values(it.acc, it.scores, args))
+        BENCH(name, codes->decode->values(it.acc, it.scores, args))
     }
 }
 
@@ -121,7 +121,7 @@ static void check_scores(const struct codes *codes, int32_t time, int32_t rows, 
                          int32_t size)
 {
     bool whole = codes->element == ELEMENT_INT8 || codes->element == ELEMENT_COUNT;
-    struct direct_args args = {.keys = keys,
+    struct decode_args args = {.keys = keys,
                                .rows = rows,
                                .q_scale = it.q_scale,
                                .zeros = it.zeros,
@@ -131,7 +131,7 @@ static void check_scores(const struct codes *codes, int32_t time, int32_t rows, 
                                .element = codes->element};
     fill_keys(codes, keys, size);
     fill_queries(codes, rows, size);
-    codes->direct->scores(it.scores, it.q, &args);
+    codes->decode->scores(it.scores, it.q, &args);
     for (int32_t r = 0; r < rows; r++) {
         for (int32_t j = 0; j < keys; j++) {
             double sum = 0, total = 0, sizes = 0;
@@ -146,21 +146,21 @@ static void check_scores(const struct codes *codes, int32_t time, int32_t rows, 
         }
     }
     if (time == 0) {
-        bench_direct(codes, &args, "scores");
+        bench_decode(codes, &args, "scores");
     }
 }
 
 static void check_values(const struct codes *codes, int32_t time, int32_t rows, int32_t keys,
                          int32_t size)
 {
-    struct direct_args args = {.keys = keys,
+    struct decode_args args = {.keys = keys,
                                .rows = rows,
                                .zeros = it.zeros,
                                .depth = size,
                                .key_rows = it.pointers,
                                .zero_row = it.zero,
                                .element = codes->element};
-    double p[DIRECT_ROWS][DIRECT_MOST_KEYS];
+    double p[DECODE_ROWS][DECODE_MAX_KEYS];
     fill_keys(codes, keys, size);
     memset(it.scores, 0, sizeof it.scores);
     memset(it.acc, 0, sizeof it.acc);
@@ -176,9 +176,9 @@ static void check_values(const struct codes *codes, int32_t time, int32_t rows, 
                 }
             }
         }
-        codes->direct->values(it.acc, it.scores, &args);
+        codes->decode->values(it.acc, it.scores, &args);
     }
-    if (codes->direct->finish != NULL && !codes->direct->finish(it.acc, rows, size)) {
+    if (codes->decode->finish != NULL && !codes->decode->finish(it.acc, rows, size)) {
         assert_true(it.has_nan);
         return;
     }
@@ -193,23 +193,23 @@ static void check_values(const struct codes *codes, int32_t time, int32_t rows, 
         }
     }
     if (time == 0) {
-        bench_direct(codes, &args, "values");
+        bench_decode(codes, &args, "values");
     }
 }
 
 static void check_codes(const struct codes *codes)
 {
-    if (codes->direct == NULL) {
+    if (codes->decode == NULL) {
         return;
     }
-    for (int32_t rows = 4; rows <= DIRECT_ROWS; rows *= 2) { /* the cases that --bench times */
+    for (int32_t rows = 4; rows <= DECODE_ROWS; rows *= 2) { /* the cases that --bench times */
         check_scores(codes, 0, rows, 64, 128);
         check_values(codes, 0, rows, 64, 128);
     }
     for (int32_t time = 1; time < TIMES; time++) {
-        int32_t fours = 4 * (1 + (int32_t)draw(DIRECT_ROWS / 4));
+        int32_t fours = 4 * (1 + (int32_t)draw(DECODE_ROWS / 4));
         int32_t rows = !codes->in_fours && draw(3) == 0 ? 1 : fours;
-        int32_t most = many_rows(codes, rows) ? DIRECT_MOST_KEYS : DIRECT_KEYS;
+        int32_t most = many_rows(codes, rows) ? DECODE_MAX_KEYS : DECODE_KEYS;
         int32_t keys = 1 + (int32_t)draw((uint32_t)most);
         int32_t size = codes->multiple * (1 + (int32_t)draw((uint32_t)(256 / codes->multiple)));
         check_scores(codes, time, rows, keys, size);
@@ -217,15 +217,15 @@ static void check_codes(const struct codes *codes)
     }
 }
 
-void test_direct(void **state)
+void test_decode(void **state)
 {
-    check_codes(&(struct codes){engine->direct, engine->element, 32, false, "direct"});
+    check_codes(&(struct codes){kernels->decode, kernels->element, 32, false, "decode"});
 }
 
-void test_direct_codes(void **state)
+void test_decode_codes(void **state)
 {
-    check_codes(&(struct codes){engine->direct_fp8, ELEMENT_E4M3, 64, true, "direct e4m3"});
-    check_codes(&(struct codes){engine->direct_fp8, ELEMENT_E5M2, 64, true, "direct e5m2"});
-    check_codes(&(struct codes){engine->direct_int8, ELEMENT_INT8, 64, true, "direct int8"});
-    check_codes(&(struct codes){engine->direct_int4, ELEMENT_COUNT, 64, true, "direct int4"});
+    check_codes(&(struct codes){kernels->decode_fp8, ELEMENT_E4M3, 64, true, "decode e4m3"});
+    check_codes(&(struct codes){kernels->decode_fp8, ELEMENT_E5M2, 64, true, "decode e5m2"});
+    check_codes(&(struct codes){kernels->decode_int8, ELEMENT_INT8, 64, true, "decode int8"});
+    check_codes(&(struct codes){kernels->decode_int4, ELEMENT_COUNT, 64, true, "decode int4"});
 }

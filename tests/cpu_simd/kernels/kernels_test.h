@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every slot of every ISA level that this machine has, against plain C in double. With --bench the
  * same calls are timed. */
-#ifndef TESTS_CPU_SIMD_ENGINES_H
-#define TESTS_CPU_SIMD_ENGINES_H
+#ifndef TESTS_CPU_SIMD_KERNELS_TEST_H
+#define TESTS_CPU_SIMD_KERNELS_TEST_H
 
 #include <math.h>
 #include <setjmp.h>
@@ -15,15 +15,15 @@
 
 #include <cmocka.h>
 
-#include "cpu_simd/engine.h"
+#include "cpu_simd/kernels.h"
 
 enum { MAX_SIZE = 512 }; /* of a head in these tests */
 
-/* What is being tested: set by main for each variant and engine. */
+/* What is being tested: set by main for each variant and compute type. */
 extern const struct variant *variant;
-extern const struct engine *engine; /* one of the variant's */
+extern const struct tile_kernels *kernels; /* one of the variant's */
 
-/* A whole number below `below`, a number in -size .. size, and one element of an engine. */
+/* A whole number below `below`, a number in -size .. size, and one element of the compute type. */
 uint32_t draw(uint32_t below);
 float draw_number(float size);
 /* Elements of the compute type: stores the nearest one, and gives it back. */
@@ -56,8 +56,8 @@ void test_unpack(void **state);
 void test_scores_gemm(void **state);
 void test_values_gemm(void **state);
 void test_softmax(void **state);
-void test_direct(void **state);
-void test_direct_codes(void **state);
+void test_decode(void **state);
+void test_decode_codes(void **state);
 void test_terms(void **state);
 void test_rows(void **state);
 void test_store(void **state);

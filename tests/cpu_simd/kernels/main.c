@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
-#include "engines.h"
+#include "kernels_test.h"
 
 #include <stdio.h>
 #include <time.h>
 
 const struct variant *variant;
-const struct engine *engine;
+const struct tile_kernels *kernels;
 
 static bool benching;
 static uint64_t random_state;
@@ -50,7 +50,7 @@ double code_value(int32_t element, uint32_t code)
 
 double element_at(const void *elements, int64_t at)
 {
-    if (engine->element == ELEMENT_F32) {
+    if (kernels->element == ELEMENT_F32) {
         return ((const float *)elements)[at];
     }
     return code_value(ELEMENT_BF16, ((const uint16_t *)elements)[at]);
@@ -58,7 +58,7 @@ double element_at(const void *elements, int64_t at)
 
 double put_element(void *elements, int64_t at, float x)
 {
-    if (engine->element == ELEMENT_F32) {
+    if (kernels->element == ELEMENT_F32) {
         ((float *)elements)[at] = x;
         return x;
     }
@@ -71,7 +71,7 @@ double put_element(void *elements, int64_t at, float x)
 
 double element_step(void)
 {
-    return engine->element == ELEMENT_F32 ? 0x1p-24 : 0x1p-8;
+    return kernels->element == ELEMENT_F32 ? 0x1p-24 : 0x1p-8;
 }
 
 void check_near(double found, double wanted, double bound, const char *what, int32_t i, int32_t j)
@@ -115,7 +115,7 @@ bool bench_more(struct bench *bench)
         return true;
     }
     printf("%-11s %-4s %-28s %10.1f ns\n", variant->name,
-           engine->element == ELEMENT_F32 ? "f32" : "bf16", bench->name,
+           kernels->element == ELEMENT_F32 ? "f32" : "bf16", bench->name,
            1e9 * bench->least / BENCH_CALLS);
     return false;
 }
@@ -133,13 +133,13 @@ static int leave(void **state)
     return 0;
 }
 
-/* usage: test_engines [--bench] */
+/* usage: test_kernels [--bench] */
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest of_engine[] = {
+    const struct CMUnitTest of_compute_type[] = {
         cmocka_unit_test(test_unpack),      cmocka_unit_test(test_scores_gemm),
         cmocka_unit_test(test_values_gemm), cmocka_unit_test(test_softmax),
-        cmocka_unit_test(test_direct),      cmocka_unit_test(test_direct_codes),
+        cmocka_unit_test(test_decode),      cmocka_unit_test(test_decode_codes),
     };
     const struct CMUnitTest of_variant[] = {
         cmocka_unit_test(test_terms),     cmocka_unit_test(test_rows),
@@ -172,13 +172,13 @@ int main(int argc, char **argv)
         variant = variants[i];
         printf("variant %s\n", variant->name);
         for (int32_t e = 0; e < 2; e++) {
-            engine = e == 0 ? variant->f32 : variant->bf16;
-            if (engine != NULL) {
-                failed +=
-                    cmocka_run_group_tests_name(e == 0 ? "f32" : "bf16", of_engine, enter, leave);
+            kernels = e == 0 ? variant->f32 : variant->bf16;
+            if (kernels != NULL) {
+                failed += cmocka_run_group_tests_name(e == 0 ? "f32" : "bf16", of_compute_type,
+                                                      enter, leave);
             }
         }
-        engine = variant->f32;
+        kernels = variant->f32;
         failed += cmocka_run_group_tests_name("rows", of_variant, enter, leave);
     }
     return failed;

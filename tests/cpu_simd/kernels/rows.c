@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A variant's operations on single rows: score terms, scaling, rotation, conversion, the gated
  * delta rule's inner loops, and the codes of quantized rows. */
-#include "engines.h"
+#include "kernels_test.h"
 
 enum { TIMES = 40 };
 
@@ -498,7 +498,7 @@ void test_decays(void **state)
 }
 
 /* Products against sums in double: by `step` of the norms of a row and a column. */
-static void check_products(const struct product_engine *products, double step, const char *name)
+static void check_products(const struct product_kernels *products, double step, const char *name)
 {
     enum { ROWS = 75, COLUMNS = 160, DEPTH = 128 };
     static float left[ROWS * DEPTH], right[DEPTH * COLUMNS], out[ROWS * COLUMNS];
@@ -559,7 +559,7 @@ static void check_products(const struct product_engine *products, double step, c
 }
 
 /* Times a chunk's products with a state: 64 x 128 x 128, and its right operand made. */
-static void bench_products(const struct product_engine *products, const char *name)
+static void bench_products(const struct product_kernels *products, const char *name)
 {
     enum { ROWS = 64, SIZE = 128 };
     static float left[ROWS * SIZE], right[SIZE * SIZE], out[ROWS * SIZE], ones[ROWS];

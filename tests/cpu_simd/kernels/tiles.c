@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine's packed tiles: conversion, packing with products, and the softmax between them. */
-#include "engines.h"
+/* Packed tiles of one compute type: conversion, packing with products, and the softmax between
+ * them. */
+#include "kernels_test.h"
 
 enum { MOST_ROWS = 40, TIMES = 40 };
 
@@ -29,7 +30,7 @@ void test_unpack(void **state)
                    (size_t)widths[element]);
         }
         memset(out, 0xee, sizeof out);
-        engine->unpack[element](out, codes, n - odd); /* no multiple of a vector */
+        kernels->unpack[element](out, codes, n - odd); /* no multiple of a vector */
         for (int32_t i = 0; i < n - odd; i++) {
             float x;
             memcpy(&x, codes + 4 * i, sizeof x);
@@ -38,10 +39,10 @@ void test_unpack(void **state)
             check_near(element_at(out, i), expected, 0, "unpack", element, i);
         }
         for (int32_t i = 0; i < 8; i++) {
-            assert_int_equal(out[(n - odd) * engine->element_bytes + i], 0xee);
+            assert_int_equal(out[(n - odd) * kernels->element_bytes + i], 0xee);
         }
     }
-    BENCH("unpack f16, 128", engine->unpack[ELEMENT_F16](out, codes, 128))
+    BENCH("unpack f16, 128", kernels->unpack[ELEMENT_F16](out, codes, 128))
 }
 
 static void fill_left(int32_t m, int32_t k, float size)
@@ -103,10 +104,10 @@ static void check_untouched(int32_t m, int32_t n)
 static void check_alone(int32_t m, int32_t n, int32_t k, int64_t ldb, bool accumulate)
 {
     static _Alignas(64) float alone[MAX_SIZE];
-    int64_t lda = (int64_t)sizeof it.left[0] / engine->element_bytes;
+    int64_t lda = (int64_t)sizeof it.left[0] / kernels->element_bytes;
     int32_t i = (int32_t)draw((uint32_t)m);
     memcpy(alone, it.old[i], sizeof alone);
-    engine->gemm(alone, MAX_SIZE, it.left[i], lda, it.packed, ldb, 1, n, k, accumulate);
+    kernels->gemm(alone, MAX_SIZE, it.left[i], lda, it.packed, ldb, 1, n, k, accumulate);
     assert_memory_equal(alone, it.out[i], (size_t)n * sizeof(float));
 }
 
@@ -116,22 +117,22 @@ void test_scores_gemm(void **state)
         int32_t m = 1 + (int32_t)draw(MOST_ROWS), depth = 32 * (1 + (int32_t)draw(MAX_SIZE / 32));
         int32_t columns = 32 * (1 + (int32_t)draw(TILE_KEYS / 32));
         int32_t n = columns - (int32_t)draw(32);
-        int64_t lda = (int64_t)sizeof it.left[0] / engine->element_bytes;
+        int64_t lda = (int64_t)sizeof it.left[0] / kernels->element_bytes;
         fill_left(m, depth, 1.0f);
         fill_rows(n, depth);
         fill_out();
         bool accumulate = draw(2);
-        engine->pack_keys(it.packed, it.pointers, n, columns, depth);
-        engine->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, TILE_KEYS, m, columns, depth,
-                     accumulate);
+        kernels->pack_keys(it.packed, it.pointers, n, columns, depth);
+        kernels->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, TILE_KEYS, m, columns, depth,
+                      accumulate);
         check_product(m, columns, depth, true, accumulate, "scores");
         check_alone(m, columns, depth, TILE_KEYS, accumulate);
         check_untouched(m, columns);
     }
-    int64_t lda = (int64_t)sizeof it.left[0] / engine->element_bytes;
-    BENCH("pack_keys 128 x 128", engine->pack_keys(it.packed, it.pointers, 128, 128, 128))
+    int64_t lda = (int64_t)sizeof it.left[0] / kernels->element_bytes;
+    BENCH("pack_keys 128 x 128", kernels->pack_keys(it.packed, it.pointers, 128, 128, 128))
     BENCH("gemm 24 x 128 x 128",
-          engine->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, TILE_KEYS, 24, 128, 128, 0))
+          kernels->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, TILE_KEYS, 24, 128, 128, 0))
 }
 
 void test_values_gemm(void **state)
@@ -139,49 +140,49 @@ void test_values_gemm(void **state)
     for (int32_t time = 0; time < TIMES; time++) {
         int32_t m = 1 + (int32_t)draw(MOST_ROWS), width = 32 * (1 + (int32_t)draw(MAX_SIZE / 32));
         int32_t keys = 32 * (1 + (int32_t)draw(TILE_KEYS / 32)), n = keys - (int32_t)draw(32);
-        int64_t lda = (int64_t)sizeof it.left[0] / engine->element_bytes;
+        int64_t lda = (int64_t)sizeof it.left[0] / kernels->element_bytes;
         fill_left(m, keys, 1.0f);
         fill_rows(n, width);
         fill_out();
         bool accumulate = draw(2);
-        assert_int_equal(engine->pack_values(it.packed, it.pointers, n, keys, width), 0);
-        engine->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, width, m, width, keys,
-                     accumulate);
+        assert_int_equal(kernels->pack_values(it.packed, it.pointers, n, keys, width), 0);
+        kernels->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, width, m, width, keys,
+                      accumulate);
         check_product(m, width, keys, false, accumulate, "values");
         check_alone(m, width, keys, width, accumulate);
         check_untouched(m, width);
         int32_t bad = (int32_t)draw((uint32_t)n), at = (int32_t)draw((uint32_t)width);
-        uint32_t inf = engine->element == ELEMENT_F32 ? 0x7f800000u : 0x7f80u;
+        uint32_t inf = kernels->element == ELEMENT_F32 ? 0x7f800000u : 0x7f80u;
         inf |= draw(2); /* or NaN */
-        memcpy(it.rows[bad] + at * engine->element_bytes, &inf, (size_t)engine->element_bytes);
-        assert_int_equal(engine->pack_values(it.packed, it.pointers, n, keys, width), 1);
+        memcpy(it.rows[bad] + at * kernels->element_bytes, &inf, (size_t)kernels->element_bytes);
+        assert_int_equal(kernels->pack_values(it.packed, it.pointers, n, keys, width), 1);
     }
     fill_rows(128, 128);
-    BENCH("pack_values 128 x 128", engine->pack_values(it.packed, it.pointers, 128, 128, 128))
+    BENCH("pack_values 128 x 128", kernels->pack_values(it.packed, it.pointers, 128, 128, 128))
 }
 
 /* One call on random columns of a tile, its state as an earlier call left it. */
 static void softmax_once(int32_t rows, bool first, bool scaled, float growth)
 {
     static _Alignas(64) float scores[MOST_ROWS * SCORE_STRIDE], given[MOST_ROWS * SCORE_STRIDE];
-    static float reference[MOST_ROWS], sum[MOST_ROWS], rescale[MOST_ROWS], scale[TILE_KEYS];
+    static float row_max[MOST_ROWS], sum[MOST_ROWS], scores_scale[MOST_ROWS], scale[TILE_KEYS];
     static int32_t low[MOST_ROWS], high[MOST_ROWS];
     int32_t begin = 32 * (int32_t)draw(3), end = begin + 32 * (1 + (int32_t)draw(2));
     bool whole = draw(3) == 0;
     struct softmax_args args = {
-        scores,    rows, whole ? 0 : begin, whole ? TILE_KEYS : end, low, high, 1.44f,
-        reference, sum,  rescale,           scaled ? scale : NULL};
+        scores,  rows, whole ? 0 : begin, whole ? TILE_KEYS : end, low, high, 1.44f,
+        row_max, sum,  scores_scale,      scaled ? scale : NULL};
     double before_sum[MOST_ROWS], before[MOST_ROWS];
     /* those of AVX512_BF16 let a probability grow to 2^16, all others to 2^8 */
-    const bool grows = engine == variant->bf16 && (strcmp(variant->name, "avx512bf16") == 0 ||
-                                                   strcmp(variant->name, "amx") == 0);
+    const bool grows = kernels == variant->bf16 && (strcmp(variant->name, "avx512bf16") == 0 ||
+                                                    strcmp(variant->name, "amx") == 0);
     const double most = grows ? 0x1.1p16 : 300;
     for (int32_t r = 0; r < rows; r++) {
         low[r] = draw(2) ? -5 : (int32_t)draw(TILE_KEYS);
         high[r] = draw(2) ? TILE_KEYS + 5 : low[r] + (int32_t)draw(TILE_KEYS);
-        reference[r] = first ? -INFINITY : reference[r];
+        row_max[r] = first ? -INFINITY : row_max[r];
         sum[r] = first ? 0.0f : sum[r];
-        before[r] = reference[r];
+        before[r] = row_max[r];
         before_sum[r] = sum[r];
         for (int32_t j = 0; j < TILE_KEYS; j++) {
             float x = draw_number(growth);
@@ -193,13 +194,13 @@ static void softmax_once(int32_t rows, bool first, bool scaled, float growth)
             given[r * SCORE_STRIDE + j] = scores[r * SCORE_STRIDE + j];
         }
     }
-    engine->softmax(&args);
+    kernels->softmax(&args);
     for (int32_t r = 0; r < rows; r++) {
         const void *out = scores + r * SCORE_STRIDE;
-        double at = reference[r] == -INFINITY ? 0 : reference[r], total = 0;
+        double at = row_max[r] == -INFINITY ? 0 : row_max[r], total = 0;
         double kept = before[r] == -INFINITY ? 1 : exp2(before[r] - at);
         /* the difference of the references is rounded once */
-        check_near(rescale[r], kept, (1 + fabs(log2(kept))) * 0x1p-23 * kept, "rescale", r, 0);
+        check_near(scores_scale[r], kept, (1 + fabs(log2(kept))) * 0x1p-23 * kept, "rescale", r, 0);
         for (int32_t j = args.begin; j < args.end; j++) {
             bool sees = j >= low[r] && j < high[r];
             double p = sees ? exp2((double)given[r * SCORE_STRIDE + j] * 1.44f - at) : 0;
@@ -211,7 +212,7 @@ static void softmax_once(int32_t rows, bool first, bool scaled, float growth)
         }
         total += before_sum[r] * kept;
         /* of probabilities as they were before they are rounded */
-        double exponential = engine->element_bytes == 2 ? 1e-4 : 2e-5;
+        double exponential = kernels->element_bytes == 2 ? 1e-4 : 2e-5;
         check_near(sum[r], total, exponential * total, "sum", r, 0);
     }
 }
