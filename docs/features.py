@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BACKENDS = ("cpu_ref", "cpu_simd", "cuda_flash", "hip", "level_zero")
 Caps = dict[str, Any]
-Needs = Callable[[Caps], bool]
+Needs = Callable[[Caps], bool | str]
 
 
 def has(key: str, *values: str) -> Needs:
@@ -41,6 +41,11 @@ def kernel(*names: str) -> Needs:
 
 def both(*needs: Needs) -> Needs:
     return lambda caps: all(need(caps) for need in needs)
+
+
+def levels(*names: str) -> Needs:
+    """Declares the first of these features, or more: which of them, counted from 1."""
+    return lambda caps: ", ".join(str(i + 1) for i, name in enumerate(names) if name in caps["features"])
 
 
 CHECK, RUN = "attn-check", "attn-run"
@@ -110,7 +115,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{STEP}blocks, tests/device/test_places"),
         ("cascade", feature("cascade"), "attend(prefix) + attend(suffix) + merge", f"{STEP}compose, {RUN}, {CHECK}"),
         ("graph capture and replay, level always", lambda caps: caps["graph_level"] == 64, "", f"{STEP}graphs, {CHECK}"),
-        ("batch invariance", feature("batch_invariant"), "", f"{CHECK}"),
+        ("batch invariance, its levels: 1, 2 with a prefix cache too", levels("batch_invariant", "batch_invariant_prefix"), "",
+         f"{CHECK}"),
         ("fast prefill", feature("fast_prefill"), "", f"{STEP}around, {CHECK}"),
         ("context parallelism: decode, contexts", both(feature("lse", "contiguous_kv"), kernel("merge_states")),
          "gather, attend, exchange, merge; few rows by the table's gather_heads and merge_heads",
@@ -163,7 +169,8 @@ def page() -> str:
     for title, rows in SECTIONS:
         lines += [f"## {title}", f"| feature | {' | '.join(BACKENDS)} | core | tests |", "| --- " * (len(BACKENDS) + 3) + "|"]
         for name, needs, core, tests in rows:
-            marks = ["yes" if needs(caps[backend]) else "" for backend in BACKENDS]
+            found = [needs(caps[backend]) for backend in BACKENDS]
+            marks = [mark if isinstance(mark, str) else "yes" if mark else "" for mark in found]
             lines.append("| " + " | ".join([name, *marks, core, tests]) + " |")
         lines.append("")
     lines += ["## Not yet", *[f"- {row}" for row in OPEN], ""]
