@@ -38,6 +38,18 @@ class _CpuPlatform:
         return "vllm's own"
 
 
+_replaced: dict[str, type] = {}
+
+
+class _CustomOp:
+    """vLLM's operators, of which other classes may be made."""
+
+    @classmethod
+    def register_oot(cls, ours: type, name: str) -> None:
+        assert name not in _replaced, name  # as vLLM's own does
+        _replaced[name] = ours
+
+
 _Layout = enum.Enum("KVCacheLayout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
 on_a_cpu = True
 dcp_group: list[Any] = []
@@ -48,6 +60,7 @@ RECORDED = published.install(f"vllm-{RELEASE}", {
         "AttentionBackendEnum": _Registry,
         "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
     "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
+    "vllm.model_executor.custom_op": {"CustomOp": _CustomOp, "op_registry_oot": _replaced},
     "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_KV_CACHE_LAYOUT": None},
     "vllm.version": {"__version__": RELEASE},
     "vllm.config": {"get_current_vllm_config_or_none": lambda: current[0]},
@@ -60,6 +73,7 @@ from libattn.integrations import vllm as adapter  # noqa: E402
 from libattn.integrations.vllm import describe, versions  # noqa: E402
 from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder  # noqa: E402
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl, pages_of  # noqa: E402
+from libattn.integrations.vllm.vision import LibattnTowerAttention  # noqa: E402
 
 BACKEND = RECORDED["modules"]["vllm.v1.attention.backend"]
 HQ, HK, D, BLOCK, BLOCKS = 8, 2, 64, 16, 24
@@ -68,8 +82,10 @@ HQ, HK, D, BLOCK, BLOCKS = 8, 2, 64, 16, 24
 class Interface(unittest.TestCase):
     def test_entry_point(self) -> None:
         adapter.register()
+        adapter.register()
         path = registered["CUSTOM"]
         self.assertEqual(path, f"{LibattnBackend.__module__}.{LibattnBackend.__qualname__}")
+        self.assertIs(_replaced["MMEncoderAttention"], LibattnTowerAttention)
 
     def test_every_call_of_the_engine_fits(self) -> None:
         for ours, name in ((LibattnBackend, "AttentionBackend"), (LibattnMetadataBuilder, "AttentionMetadataBuilder"),

@@ -22,10 +22,12 @@ from common import attention, causal, peaked, worst
 from libattn.integrations.vllm import describe, versions
 from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
+from libattn.integrations.vllm.vision import LibattnTowerAttention
 from test_vllm import BLOCK, D, HK, HQ, metadata
 
 import vllm.envs  # a stand-in, as all of vLLM here
 import vllm.version
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 
 class Settings(unittest.TestCase):
@@ -274,6 +276,75 @@ class Terms(Settings):
                 self.assertLess(worst(out.view(n, HQ, D), expected), 2e-5, (backend, values))
 
 
+class Towers(Settings):
+    """vLLM's layer of vision towers, in whose place libattn's comes."""
+
+    def tower(self, head_size: int, custom: bool = True, forced: str | None = None, fp8: bool = False) -> LibattnTowerAttention:
+        self.config(
+            attention_config=types.SimpleNamespace(backend=AttentionBackendEnum.CUSTOM if custom else "FLASH_ATTN"),
+            model_config=types.SimpleNamespace(multimodal_config=types.SimpleNamespace(mm_encoder_attn_backend=forced)))
+        with mock.patch.object(LibattnTowerAttention, "fp8_enabled", fp8, create=True):
+            made = LibattnTowerAttention(HQ, head_size, num_kv_heads=HK, prefix="visual.blocks.3.attn")
+        made.head_size, made.layer_name = head_size, "visual.blocks.3.attn"  # as vLLM's own does
+        return made
+
+    def test_vision_towers(self) -> None:
+        """Packed images and batches of one size, rows with heads apart and not, slices of one fused row."""
+        generator = torch.Generator().manual_seed(8)
+        starts = torch.tensor([0, 7, 8, 40]).int()
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for size in (64, 72, 80):
+                tower = self.tower(size)
+                for apart, packed in ((False, True), (True, True), (False, False), (True, False)):
+                    fused = peaked(1 if packed else 2, 40, (HQ + 2 * HK) * size, generator=generator)
+                    given = fused.split([HQ * size, HK * size, HK * size], -1)
+                    q, k, v = (t.unflatten(-1, (-1, size)) for t in given)
+                    with torch.inference_mode():
+                        out = tower.forward(*((q, k, v) if apart else given), starts if packed else None, max_seqlen=None)
+                    self.assertEqual(out.shape, q.shape if apart else given[0].shape)
+                    for b in range(len(q)):
+                        for first, end in zip(starts, starts[1:]) if packed else ((0, 40),):
+                            rows = [t[b, first:end] for t in (q, k, v)]
+                            expected, _ = attention(*rows, size**-0.5, torch.ones(len(rows[0]), len(rows[0]), dtype=torch.bool))
+                            self.assertLess(worst(out.view(q.shape)[b, first:end], expected), 2e-5, (backend, size, apart))
+            row = libattn.torch.table()[0]
+            self.assertEqual((row.index, row.kind, row.prefill.split("@")[0]), (3, "mm_encoder", backend))
+
+    def test_towers_of_one_forward_share_a_plan(self) -> None:
+        """Also in inference mode, where tensors have no version."""
+        tower, calls = self.tower(64), 0
+        update = libattn.Plan.update
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return update(*args, **kwargs)
+
+        with mock.patch.object(libattn.Plan, "update", counted), torch.inference_mode():
+            for lengths in ([0, 7, 40], [0, 9, 40]):
+                for _ in range(3):
+                    tower.forward(*(torch.randn(1, 40, n * 64) for n in (HQ, HK, HK)), torch.tensor(lengths).int())
+        self.assertEqual(calls, 2)
+
+    def test_towers_that_are_left_to_vllm(self) -> None:
+        """Unless the engine runs CUSTOM, and where the operator chose another backend for them."""
+        starts = [0, 4, 8]
+        for tower in (self.tower(64, custom=False), self.tower(64, forced="TORCH_SDPA")):
+            self.assertFalse(tower.serves)
+            with self.assertRaises(NotImplementedError):  # the stand-in of vLLM's own
+                tower.maybe_compute_seq_lens("FLASHINFER", starts, "cpu")
+        tower = self.tower(64)
+        self.assertTrue(tower.serves)
+        self.assertIsNone(tower.maybe_compute_seq_lens("FLASHINFER", starts, "cpu"))
+        found = tower.maybe_recompute_cu_seqlens("FLASHINFER", starts, 512, 1, torch.device("cpu"))
+        self.assertEqual((found.tolist(), found.dtype), (starts, torch.int32))
+        with self.assertRaisesRegex(libattn.AttnError, "head_size is 60"):
+            self.tower(60)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "mm_encoder_attn_dtype: fp8; supported: auto"):
+            self.tower(64, fp8=True)
+
+
 class Page(unittest.TestCase):
     """The list of methods in docs/engines.md."""
 
@@ -303,10 +374,12 @@ class Releases(Settings):
     def test_every_call_of_every_release_fits(self) -> None:
         for release, form in (("0.26.0", versions.CacheShape), ("0.32.0", versions.CacheLayout),
                               ("0.33.0", versions.CacheLayout)):
-            classes = published.read(f"vllm-{release}")["modules"]["vllm.v1.attention.backend"]
+            modules = published.read(f"vllm-{release}")["modules"]
+            classes = modules["vllm.v1.attention.backend"] | modules[
+                "vllm.model_executor.layers.attention.mm_encoder_attention"]
             for ours, name in ((LibattnBackend, "AttentionBackend"), (form, "AttentionBackend"),
                                (LibattnMetadataBuilder, "AttentionMetadataBuilder"), (LibattnImpl, "AttentionImpl"),
-                               (LatentImpl, "MLAAttentionImpl")):
+                               (LatentImpl, "MLAAttentionImpl"), (LibattnTowerAttention, "MMEncoderAttention")):
                 self.assertEqual(published.mismatches(ours, classes[name]), [], release)
                 abstract = {m for m, c in classes[name]["methods"].items() if "abstract" in c.words}
                 self.assertEqual(abstract - set(dir(ours)) - set(dir(LibattnBackend)) - set(dir(form)), set(), release)

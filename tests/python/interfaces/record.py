@@ -21,6 +21,7 @@ WANTED = {
         "vllm/v1/attention/backend.py": ["AttentionType", "MultipleOf", "AttentionBackend", "AttentionMetadata",
                                          "CommonAttentionMetadata", "AttentionCGSupport", "AttentionMetadataBuilder",
                                          "AttentionImplBase", "AttentionImpl", "MLAAttentionImpl"],
+        "vllm/model_executor/layers/attention/mm_encoder_attention.py": ["MMEncoderAttention"],
         "vllm/v1/attention/selector.py": ["AttentionSelectorConfig"],
         "vllm/v1/attention/backends/registry.py": ["register_backend"],
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import addressof, c_void_p, sizeof
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -22,6 +23,16 @@ def _lengths(starts: torch.Tensor) -> np.ndarray:
     return starts.detach().cpu().numpy().astype(np.int64)
 
 
+@lru_cache(maxsize=8)
+def _segments_of(query_starts: bytes, key_starts: bytes, rows: int, causal: bool, window: Window) -> Segments:
+    """Of cumulative int64 lengths. The same object for the same numbers, so that layers share a plan where tensors have no
+    version to be known by (`torch.inference_mode`)."""
+    q, k = (np.frombuffer(starts, np.int64) for starts in (query_starts, key_starts))
+    requests = np.stack([np.zeros(len(q) - 1, np.int64), q[:-1], q[1:], k[:-1], k[1:]], axis=1)
+    requests = requests[(q[1:] > q[:-1]) & (k[1:] > k[:-1])]
+    return Segments(requests, causal, window, int((requests[:, 2] - requests[:, 1]).sum()) == rows)
+
+
 def _packed_segments(query_start_loc: torch.Tensor, key_start_loc: torch.Tensor, rows: int, causal: bool,
                      window: Window) -> Segments:
     """Requests of cumulative lengths; kept on `key_start_loc` for the layers that follow."""
@@ -31,10 +42,7 @@ def _packed_segments(query_start_loc: torch.Tensor, key_start_loc: torch.Tensor,
         kept = key_start_loc.__dict__.get("_libattn_segments")
         if kept is not None and kept[0] == key:
             return kept[1]
-    q, k = _lengths(query_start_loc), _lengths(key_start_loc)
-    requests = np.stack([np.zeros(len(q) - 1, np.int64), q[:-1], q[1:], k[:-1], k[1:]], axis=1)
-    requests = requests[(q[1:] > q[:-1]) & (k[1:] > k[:-1])]
-    found = Segments(requests, causal, window, int((requests[:, 2] - requests[:, 1]).sum()) == rows)
+    found = _segments_of(_lengths(query_start_loc).tobytes(), _lengths(key_start_loc).tobytes(), rows, causal, window)
     if key is not None:
         key_start_loc.__dict__["_libattn_segments"] = (key, found)
     return found

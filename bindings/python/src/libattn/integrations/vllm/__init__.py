@@ -8,14 +8,22 @@ against it are what `validate_configuration` answers.
 """
 from __future__ import annotations
 
+import logging
+
 __all__ = ["platform", "register"]
 
 
 def register() -> None:
-    """Make the backend known to vLLM's registry."""
+    """Make the backend known to vLLM's registry, and its class for vision towers."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, "libattn.integrations.vllm.backend.LibattnBackend")
+    try:
+        from . import vision
+    except ImportError as reason:  # of a release that is not served, which must not stop other backends
+        logging.getLogger(__name__).warning("vision towers stay vLLM's own: %s", reason)
+    else:
+        vision.register()
 
 
 def platform() -> str | None:
