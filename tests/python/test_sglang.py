@@ -76,7 +76,7 @@ class Engine:
                  **values: Any) -> None:
         self.dtype, self.kv_dtype, self.device = dtype, kv_dtype or dtype, device
         self.window, self.chunk, self.sinks = window, chunk, sinks
-        self.cap = values.get("logit_cap", 0.0)
+        self.cap, self.encodes = values.get("logit_cap", 0.0), values.get("attn_type") == "encoder_only"
         self.generator = g = torch.Generator().manual_seed(5)
         room = 160
         self.table = torch.zeros(9, room, dtype=torch.int32)
@@ -139,7 +139,7 @@ class Engine:
             assert out.shape == q.shape, (out.shape, q.shape)
             q, out, at = q.view(-1, HQ, D), out.cpu().view(-1, HQ, D), 0
             for r, (c, n) in enumerate(zip(queries, self.lengths)):
-                visible = causal(c, n, self.window)
+                visible = causal(c, n, self.window) | self.encodes
                 if self.chunk:
                     visible &= torch.arange(n - c, n)[:, None] // self.chunk == torch.arange(n) // self.chunk
                 expected, _ = attention(q[at:at + c], stored(keys[0][r, :n], 0.5), stored(keys[1][r, :n], 0.25), D**-0.5,
@@ -164,24 +164,38 @@ class Engine:
 
 
 class Decodes:
-    """A graph of `size` decodes, captured as SGLang captures it: metadata, two warm-ups, and the forward."""
+    """A graph of `size` decodes, captured as SGLang captures it: metadata, two warm-ups, and the forward. `older`: as its
+    releases before 0.5.16 do."""
 
-    def __init__(self, engine: Engine, size: int) -> None:
-        self.engine, self.size = engine, size
+    def __init__(self, engine: Engine, size: int, older: bool = False) -> None:
+        self.engine, self.size, self.older = engine, size, older
         none = types.SimpleNamespace(req_pool_indices=torch.zeros(0, dtype=torch.int64, device=engine.device),
                                      seq_lens=torch.zeros(0, dtype=torch.int64, device=engine.device), batch_size=0,
                                      seq_lens_cpu=torch.zeros(0, dtype=torch.int64),
                                      out_cache_loc=torch.zeros(size, dtype=torch.int64, device=engine.device))
         self.batch, self.static = engine.padded(none, size), engine.there(engine.inputs([], size))
         self.outputs: list[torch.Tensor] = []
-        engine.backend.init_forward_metadata_out_graph(self.batch, in_capture=True)
+        self.metadata(self.batch, in_capture=True)
         for _ in range(2):
             self.capture()
         device = torch.device(engine.device)
         self.graph = Graph(self.forward if device.type == "cpu" else self.capture, device)
 
+    def metadata(self, batch: Any, in_capture: bool = False) -> None:
+        backend, b = self.engine.backend, batch
+        if not self.older:
+            backend.init_forward_metadata_out_graph(b, in_capture=in_capture)
+        elif in_capture:
+            backend.init_forward_metadata_capture_cuda_graph(
+                self.size, self.size, b.req_pool_indices, b.seq_lens, b.encoder_lens, b.forward_mode, b.spec_info)
+        else:
+            backend.init_forward_metadata_replay_cuda_graph(
+                self.size, b.req_pool_indices, b.seq_lens, int(b.seq_lens_cpu.sum()), b.encoder_lens, b.forward_mode,
+                b.spec_info, b.seq_lens_cpu)
+
     def capture(self) -> None:
-        self.engine.backend.init_forward_metadata_in_graph(self.batch)
+        if not self.older:
+            self.engine.backend.init_forward_metadata_in_graph(self.batch)
         self.forward()
 
     def forward(self) -> None:
@@ -195,7 +209,7 @@ class Decodes:
         for kept, new in zip(self.static, inputs):
             for a, b in zip(kept, new):
                 a.copy_(b)
-        engine.backend.init_forward_metadata_out_graph(engine.padded(batch, self.size))
+        self.metadata(engine.padded(batch, self.size))
         self.graph.replay()
         return engine.error(inputs, self.outputs, [1] * requests)
 
@@ -241,6 +255,12 @@ class Steps(unittest.TestCase):
                 self.run_steps(backend, page, chunk=16, use_irope=True)
             self.run_steps(backend, 16, sinks=torch.linspace(-1, 4, HQ))
 
+    def test_encoder_only(self) -> None:
+        """Every query sees every key of its request, over the pool as well."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            self.assertLess(Engine(16, attn_type="encoder_only").step("extend", [6, 19, 1]), 2e-5)
+
     def test_fp8_pool(self) -> None:
         for backend in ("cpu_ref", "cpu_simd"):
             self.run_steps(backend, 16, 1e-4, kv_dtype=torch.float8_e4m3fn)
@@ -271,16 +291,19 @@ class Steps(unittest.TestCase):
         """Graphs of two sizes, whose plans metadata alone brings to the next batch, with eager steps in between. The replay
         of a graph is played: Python runs its calls again."""
         for backend in ("cpu_ref", "cpu_simd"):
-            for page in (1, 16):
+            for page, older in ((1, False), (16, False), (1, True), (16, True)):
                 libattn.torch.configure(ignore_environment=True, backend=backend)
                 sinks = torch.zeros(HQ, dtype=torch.bfloat16)
                 engine = Engine(page, layers=2, sinks=sinks)
                 engine.backend.init_cuda_graph_state(max_bs=3, max_num_tokens=3)
-                graphs = {size: Decodes(engine, size) for size in (3, 1)}
+                graphs = {size: Decodes(engine, size, older) for size in (3, 1)}
                 self.assertLess(engine.step("extend", [20, 7, 100]), 2e-5)
                 for size, requests in ((3, 3), (1, 1), (3, 2), (3, 3)):
                     sinks.data.add_(1.0)
-                    self.assertLess(graphs[size].replay(requests), 2e-5, (backend, page, size, requests))
+                    first = engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].clone()
+                    self.assertLess(graphs[size].replay(requests), 2e-5, (backend, page, older, size, requests))
+                    self.assertTrue(torch.equal(  # padding, of request 0, is not written
+                        first.nan_to_num(), engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].nan_to_num()))
                 self.assertLess(engine.step("extend", [2, 1, 9]), 2e-5)
                 self.assertLess(graphs[3].replay(3), 2e-5)
                 with self.assertRaisesRegex(libattn.OrderError, "replay of 2 requests; they were not captured"):
@@ -320,11 +343,15 @@ class Steps(unittest.TestCase):
             engine.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("extend")), in_capture=True)
         with self.assertRaisesRegex(libattn.OrderError, "init_cuda_graph_state"):
             engine.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("decode")), in_capture=True)
-        with self.assertRaisesRegex(libattn.UnsupportedError, "cuda_graph: capture by the interface of older"):
-            engine.init_forward_metadata_capture_cuda_graph(4, 4)
+        one = torch.ones(1).int()
+        with self.assertRaisesRegex(libattn.UnsupportedError, "forward_mode: a captured target_verify"):
+            engine.init_forward_metadata_capture_cuda_graph(1, 1, one - 1, one, None, Mode("target_verify"), None)
+        engine.init_cuda_graph_state(1, 1)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "spec_info"):
+            engine.init_forward_metadata_replay_cuda_graph(1, one - 1, one, 1, None, Mode("decode"), object(), one)
         with self.assertRaisesRegex(libattn.UnsupportedError, "spec_info"):
             engine.init_forward_metadata(types.SimpleNamespace(forward_mode=Mode("extend"), spec_info=object()))
-        engine.forward_metadata = object()  # type: ignore[assignment]
+        engine.forward_metadata = types.SimpleNamespace(captured=None)  # type: ignore[assignment]
         for field, values in (("attn_type", {"attn_type": "decoder_bidirectional"}),
                               ("attn_type", {"is_cross_attention": True}),
                               ("sliding_window_size", {"attn_type": "encoder_only", "sliding_window_size": 4}),

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import timeit
 import types
 import unittest
 from pathlib import Path
@@ -159,6 +160,28 @@ class Cascade(Settings):
         self.assertTrue(builder.use_cascade_attention(common_prefix_len=256, **asked))
         self.assertFalse(builder.use_cascade_attention(common_prefix_len=240, **asked))
         self.assertFalse(builder.use_cascade_attention(common_prefix_len=256, **asked | {"use_alibi": True}))
+
+    def test_drafts_look_for_no_prefix(self) -> None:
+        """What vLLM's own `build_for_drafting` calls: the batch is not looked through, and right all the same."""
+        generator = torch.Generator().manual_seed(6)
+        tables = torch.cat([torch.arange(20).int().expand(8, -1), 20 + torch.arange(8).int()[:, None]], 1)
+        cache, q = (peaked(*shape, generator=generator) for shape in ((28, HK, BLOCK, 2 * D), (8, HQ, D)))
+        batch = metadata([1] * 8, [321] * 8, tables)
+        seconds = {}
+        for fast in (False, True):
+            m = self.builder().build(0, batch, fast_build=fast)
+            self.assertEqual(m.common_prefix_len, 0 if fast else 320)
+            builder = self.builder()
+            seconds[fast] = min(timeit.repeat(lambda: builder.build(0, batch, fast_build=fast), number=20, repeat=20)) / 20
+        print(f"build of 8 requests: {seconds[False] * 1e6:.0f} us, as a draft {seconds[True] * 1e6:.0f} us")
+        self.assertLess(seconds[True], seconds[False])
+        out = torch.empty(8, HQ * D)
+        impl = LibattnImpl(HQ, D, D**-0.5, HK, kv_sharing_target_layer_name="another")
+        impl.forward(self.layer(), q, None, None, cache, m, out)
+        for r in range(8):
+            k, v = cache[tables[r]].transpose(1, 2).reshape(-1, HK, 2 * D)[:321].split(D, -1)
+            expected, _ = attention(q[r:r + 1], k, v, D**-0.5, causal(1, 321))
+            self.assertLess(worst(out.view(8, HQ, D)[r:r + 1], expected), 2e-5)
 
 
 class Caches(Settings):
@@ -348,17 +371,22 @@ class Towers(Settings):
 class Page(unittest.TestCase):
     """The list of methods in docs/engines.md."""
 
-    def test_every_method_has_its_row(self) -> None:
-        """Of the recorded interfaces; and what a row calls served names tests that are there."""
+    def test_every_class_and_method_has_its_row(self) -> None:
+        """Of the recorded interfaces, with what a class declares; and what a row calls served names tests that are there."""
         root = Path(__file__).resolve().parents[2]
         text = (root / "docs/engines.md").read_text(encoding="utf-8")
         page = text[text.index("## What the interfaces ask"):text.index("## ggml")]
         for name in ("vllm-0.26.0", "vllm-0.32.0", "vllm-0.33.0", "sglang-0.5.23"):
             for items in published.read(name)["modules"].values():
                 for kind, content in items.items():
-                    if isinstance(content, dict) and kind not in ("ForwardMode", "AttentionSelectorConfig", "MultipleOf"):
-                        methods = {m for m in content["methods"] if m not in ("__init__", "__new__", "_eager_attention")}
-                        self.assertEqual({m for m in methods if f"`{m}`" not in page}, set(), (name, kind))
+                    if kind in ("ForwardMode", "AttentionSelectorConfig", "MultipleOf"):
+                        continue
+                    asked = {kind}
+                    if isinstance(content, dict):
+                        asked |= {m for m in content["methods"] if m not in ("__init__", "__new__", "_eager_attention")}
+                        asked |= {a for a in content["attributes"] if not a.startswith("_")}
+                    self.assertEqual({a for a in asked if f"`{a}`" not in page and f"`{kind}.{a}`" not in page}, set(),
+                                     (name, kind))
         written = "".join(file.read_text(encoding="utf-8") for file in root.glob("tests/python/test_*.py"))
         rows = [row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| ")]
         for row in rows:

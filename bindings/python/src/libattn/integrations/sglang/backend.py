@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's attention backend: extend, decode, mixed and idle batches over its token pool, and captured decodes.
 
-Written against the published interface of SGLang 0.5.23. Speculative verification, encoder lengths, hybrid
+Written against the published interface of SGLang 0.5.23; captures also by that of releases before 0.5.16. Speculative verification, encoder lengths, hybrid
 sliding-window pools, MLA and captured prefills are refused with a reason; linear attention (GDN) stays SGLang's own,
 which puts its own backend next to this one.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Step:
     batch: Batch
     num_tokens: int
     captured: Shape | None = None
+    ran: set[int] = field(default_factory=set)  #: layers of a captured step that ran in the present forward
 
 
 @dataclass
@@ -132,16 +134,35 @@ class LibattnBackend(AttentionBackend):
         step = self.forward_metadata
         if step is None or step.captured is None or _is_capturing(self.req_to_token_pool.req_to_token.device):
             return
+        step.ran.clear()
         self._gather()
         if self.together:
             self.steps.capture(step.captured, step, lambda: step.batch, None)
 
-    def init_forward_metadata_capture_cuda_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Of older releases."""
-        refuse("cuda_graph", "capture by the interface of older releases", "that of SGLang 0.5.23; eager steps "
-               "(--disable-cuda-graph)")
+    # Releases before 0.5.16 have this pair instead. They bring no slots: a decode's token is the last of its request.
+    def init_forward_metadata_capture_cuda_graph(self, bs: int, num_tokens: int, req_pool_indices: torch.Tensor,
+                                                 seq_lens: torch.Tensor, encoder_lens: Any, forward_mode: Any,
+                                                 spec_info: Any) -> None:
+        """Comes once before the forwards of a capture; `_run` sees where the second of them begins."""
+        self.init_forward_metadata_out_graph(
+            self._decode(bs, req_pool_indices, seq_lens, None, encoder_lens, forward_mode, spec_info), in_capture=True)
 
-    init_forward_metadata_replay_cuda_graph = init_forward_metadata_capture_cuda_graph
+    def init_forward_metadata_replay_cuda_graph(self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor,
+                                                seq_lens_sum: int, encoder_lens: Any, forward_mode: Any, spec_info: Any,
+                                                seq_lens_cpu: torch.Tensor | None = None, *_: Any) -> None:
+        self.init_forward_metadata_out_graph(
+            self._decode(bs, req_pool_indices, seq_lens, seq_lens_cpu, encoder_lens, forward_mode, spec_info))
+
+    def _decode(self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor | None,
+                encoder_lens: Any, forward_mode: Any, spec_info: Any) -> SimpleNamespace:
+        """A batch of the later interface. A length of 1 is padding, since a decode follows a prompt, and is not written."""
+        indices, lengths = req_pool_indices[:bs], seq_lens[:bs]
+        last = self.req_to_token_pool.req_to_token[indices.long(), (lengths.long() - 1).clamp_min(0)]
+        fill = self.get_cuda_graph_seq_len_fill_value()
+        return SimpleNamespace(
+            forward_mode=forward_mode, spec_info=spec_info, encoder_lens=encoder_lens, req_pool_indices=indices,
+            seq_lens=lengths, seq_lens_cpu=None if seq_lens_cpu is None else seq_lens_cpu[:bs],
+            out_cache_loc=torch.where(lengths > fill, last.long(), -1))
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -184,6 +205,10 @@ class LibattnBackend(AttentionBackend):
         step = self.forward_metadata
         if step is None:
             raise make(Status.ORDER, "init_forward_metadata", "a layer runs and no batch was given")
+        if step.captured is not None:
+            if id(layer) in step.ran:  # another forward begins
+                self.init_forward_metadata_in_graph(None)
+            step.ran.add(id(layer))
         mine = self.layers.get(id(layer)) or PoolLayer(layer)
         mine.ask(q.dtype, self.token_to_kv_pool.get_key_buffer(layer.layer_id),
                  self.token_to_kv_pool.get_value_buffer(layer.layer_id), self.page_size, self.chunk_size, sinks)
@@ -211,4 +236,4 @@ def _numbers(forward_batch: Any, name: str) -> np.ndarray:
     """Lengths on the host: the engine's own copy where there is one."""
     host = getattr(forward_batch, f"{name}_cpu", None)
     values = host if host is not None else getattr(forward_batch, name)
-    return np.array(values.cpu() if isinstance(values, torch.Tensor) else values, dtype=np.int32)
+    return torch.as_tensor(values).cpu().numpy().astype(np.int32)

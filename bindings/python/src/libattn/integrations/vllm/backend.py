@@ -227,13 +227,14 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False,
               **_: Any) -> LibattnMetadata:
-        """`fast_build` is vLLM's word of drafts: a plan is made in microseconds either way."""
+        """`fast_build`, of drafts: no look for a common prefix, which takes longer than the rest of a small batch."""
         m = self._metadata(common_attn_metadata)
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
         m.captured = shape  # replayed plans take lengths from the device alone, as they were captured
         if not self.steps.replay(shape, lambda: batch_of(m, m.num_actual_tokens)):
             m.captured = None
-            m.common_prefix_len = common_prefix_len or prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0))
+            m.common_prefix_len = common_prefix_len or (
+                0 if fast_build else prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0)))
         return m
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> LibattnMetadata:
