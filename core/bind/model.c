@@ -5,6 +5,7 @@
 
 #include "bind/bound.h"
 #include "bind/caches.h"
+#include "select/lock.h"
 #include "select/select.h"
 #include "util/structs.h"
 #include "util/counts.h"
@@ -153,7 +154,8 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
     model->options = read;
     arena_init(&model->arena, &runtime->host);
     lock_init(&model->lock);
-    attn_status status = fill_model(model, assignment, error);
+    attn_status status = lock_apply(assignment, error);
+    status = status == ATTN_OK ? fill_model(model, assignment, error) : status;
     if (status != ATTN_OK) {
         model_destroy(model);
         return status;

@@ -85,12 +85,11 @@ const char *cache_file_open(struct cache_file *file, const char *path, size_t mo
     return why;
 }
 
-bool cache_file_read(struct cache_file *file, void *bytes)
+bool file_read(int descriptor, void *bytes, size_t size)
 {
-    const size_t size = (size_t)file->info.st_size;
     size_t done = 0;
     while (done < size) {
-        const ssize_t got = read(file->descriptor, (char *)bytes + done, size - done);
+        const ssize_t got = read(descriptor, (char *)bytes + done, size - done);
         if (got < 0 && errno == EINTR) {
             continue;
         }
@@ -99,8 +98,14 @@ bool cache_file_read(struct cache_file *file, void *bytes)
         }
         done += (size_t)got;
     }
-    cache_file_close(file);
     return done == size;
+}
+
+bool cache_file_read(struct cache_file *file, void *bytes)
+{
+    const bool read = file_read(file->descriptor, bytes, (size_t)file->info.st_size);
+    cache_file_close(file);
+    return read;
 }
 
 void cache_file_close(struct cache_file *file)
@@ -144,7 +149,7 @@ static bool write_all(int descriptor, const char *bytes, size_t size)
 }
 
 /* SIGXFSZ of this thread waits until it is taken back, unless it was blocked before. */
-static bool write_quietly(int descriptor, const void *bytes, size_t size)
+bool file_write(int descriptor, const void *bytes, size_t size)
 {
     sigset_t signal, before, waiting;
     sigemptyset(&signal);
@@ -177,7 +182,7 @@ bool cache_file_write(const char *path, const void *bytes, size_t size)
     if (descriptor < 0) {
         return false;
     }
-    bool written = write_quietly(descriptor, bytes, size) && fchmod(descriptor, 0600) == 0;
+    bool written = file_write(descriptor, bytes, size) && fchmod(descriptor, 0600) == 0;
     int why = errno;
     if (close(descriptor) != 0 && written) {
         written = false;

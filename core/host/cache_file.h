@@ -31,4 +31,8 @@ void cache_file_close(struct cache_file *file);
  * the size of files is an error like any other, and raises no signal. */
 bool cache_file_write(const char *path, const void *bytes, size_t size);
 
+/* All bytes from or to an open file, whatever it is. False: it has ended before, or errno. */
+bool file_read(int descriptor, void *bytes, size_t size);
+bool file_write(int descriptor, const void *bytes, size_t size); /* raises no SIGXFSZ */
+
 #endif

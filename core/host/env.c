@@ -123,14 +123,23 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
         arena_string(arena, first_of(options->backend, env_get(options, "ATTN_BACKEND"), ""));
     settings->plugin_path = arena_string(
         arena, first_of(options->plugin_path, env_get(options, "ATTN_PLUGIN_PATH"), ""));
+    const char *lock = env_get(options, "ATTN_LOCK");
+    settings->lock = arena_string(arena, lock != NULL ? lock : "");
     settings->cache_dir = arena_string(arena, own != NULL ? own : cache_dir);
-    if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL) {
+    if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL ||
+        settings->lock == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");
     }
     /* The working directory steers nothing. */
     if (settings->cache_dir[0] != '\0' && settings->cache_dir[0] != '/') {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_CACHE_DIR",
                          "'%s' is not an absolute path", settings->cache_dir);
+    }
+    if (settings->lock[0] != '\0' && settings->lock[0] != '/' &&
+        strncmp(settings->lock, "write:/", 7) != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_LOCK",
+                         "'%s' is neither an absolute path nor 'write:' before one",
+                         settings->lock);
     }
     return ATTN_OK;
 }

@@ -200,14 +200,19 @@ static bool is_build_tree(const char *folder, size_t length)
 }
 
 /* <build>/core/libattn.so.1, or <libdir>/libattn.so.1. */
-bool core_place(char folder[PATH_MAX], bool *build_tree)
+bool core_file(char path[PATH_MAX])
 {
     Dl_info info;
     /* Any object of this library shows where it was loaded from. */
     static const char here;
-    bool known = dladdr(&here, &info) != 0 && info.dli_fname != NULL && info.dli_fname[0] == '/' &&
-                 realpath(info.dli_fname, folder) != NULL;
-    if (!known && !mapped_file(&here, folder)) {
+    return (dladdr(&here, &info) != 0 && info.dli_fname != NULL && info.dli_fname[0] == '/' &&
+            realpath(info.dli_fname, path) != NULL) ||
+           mapped_file(&here, path);
+}
+
+bool core_place(char folder[PATH_MAX], bool *build_tree)
+{
+    if (!core_file(folder)) {
         return false;
     }
     *strrchr(folder, '/') = '\0';

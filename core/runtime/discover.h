@@ -14,8 +14,9 @@
  * runtime->searched says what was looked at. */
 attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error);
 
-/* The folder of this library, or, if it lies in a build tree, that tree's, by whatever name it was
- * opened. False: that is not known. */
+/* The file of this library, by whatever name it was opened. False: that is not known. */
+bool core_file(char path[PATH_MAX]);
+/* The folder of this library, or, if it lies in a build tree, that tree's. False as above. */
 bool core_place(char folder[PATH_MAX], bool *build_tree);
 
 #endif

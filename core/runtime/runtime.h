@@ -44,6 +44,7 @@ struct settings {
     char *backend;        /* selection text; never NULL */
     char *plugin_path;    /* never NULL */
     char *cache_dir;      /* never NULL; empty: no cache */
+    char *lock;           /* ATTN_LOCK; NULL or empty: none */
     const char *no_cache; /* why there is no default one, or NULL */
     int32_t num_threads;
     int32_t log_level; /* enum attn_log_level */

@@ -22,6 +22,18 @@ struct imported {
     const char *name;
 };
 
+void assignment_add_layers(struct text *out, const attn_assignment *assignment)
+{
+    for (int32_t i = 0; i < assignment->num_layers; i++) {
+        const struct assignment_layer *l = &assignment->layers[i];
+        const struct attn_choice *choice = &l->phases[ATTN_PHASE_PREFILL].choice;
+        text_add(out, "layer %d prefill=%s decode=%s kv_dtype=%s block_size=%d layout=%s name=%s\n",
+                 i, choice->name, l->phases[ATTN_PHASE_DECODE].choice.name,
+                 name_of_kv_dtype(choice->kv_dtype), choice->block_size,
+                 name_of_layout(choice->layout), l->layer.desc.name);
+    }
+}
+
 attn_status assignment_export(const attn_assignment *assignment, char *text, size_t size,
                               size_t *needed, struct attn_error *error)
 {
@@ -41,15 +53,7 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
     }
     text_init(&out, &assignment->runtime->host);
     text_add_string(&out, HEAD "\n");
-    for (int32_t i = 0; i < assignment->num_layers; i++) {
-        const struct assignment_layer *l = &assignment->layers[i];
-        const struct attn_choice *choice = &l->phases[ATTN_PHASE_PREFILL].choice;
-        text_add(&out,
-                 "layer %d prefill=%s decode=%s kv_dtype=%s block_size=%d layout=%s name=%s\n", i,
-                 choice->name, l->phases[ATTN_PHASE_DECODE].choice.name,
-                 name_of_kv_dtype(choice->kv_dtype), choice->block_size,
-                 name_of_layout(choice->layout), l->layer.desc.name);
-    }
+    assignment_add_layers(&out, assignment);
     if (out.failed) {
         status = error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "text", "no memory for the text");
     } else {

@@ -10,7 +10,10 @@
 
 #include "select/assignment.h"
 #include "select/grammar.h"
+#include "util/text.h"
 
+/* The lines of the layers. */
+void assignment_add_layers(struct text *out, const attn_assignment *assignment);
 /* Replaces the rules by one order per layer and phase. */
 attn_status import_rules(struct rules *rules, const char *text, int32_t num_layers,
                          struct arena *arena, struct attn_error *error);

@@ -52,7 +52,7 @@ bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *
 {
     struct lines lines;
     *ranks = (struct ranks){NULL, 0};
-    if (!lines_read(&lines, runtime, "ranks", "measured ranks", arena)) {
+    if (!lines_read(&lines, runtime, RANKS_FILE, "measured ranks", arena)) {
         return false;
     }
     if (lines.count == 0) {
@@ -65,7 +65,7 @@ bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *
     for (int32_t i = 0; i < lines.count; i++) {
         ranks->count += parse_line(lines.items[i], &ranks->items[ranks->count], arena);
     }
-    lines_warn(runtime, "ranks", "measurement", lines.count - ranks->count);
+    lines_warn(runtime, RANKS_FILE, "measurement", lines.count - ranks->count);
     return true;
 }
 

@@ -11,6 +11,8 @@
 
 #include "select/assignment.h"
 
+#define RANKS_FILE "ranks"
+
 struct measurement {
     const char *arch;
     const char *shape;

@@ -473,6 +473,12 @@ TEST(environment_is_read)
         assert_int_equal(create_in("ATTN_NUM_THREADS", wrong[i], true, "", &plugins), ATTN_OK);
     }
     assert_int_equal(create_in("ATTN_NUM_THREADS", "2", false, "", &plugins), ATTN_OK);
+    const char *const locks[] = {"/lock", "write:/lock", "lock", "write:lock", "write:"};
+    for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) {
+        assert_int_equal(create_in("ATTN_LOCK", locks[i], false, "", &plugins),
+                         i < 2 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
+        assert_int_equal(create_in("ATTN_LOCK", locks[i], true, "", &plugins), ATTN_OK);
+    }
 }
 
 TEST(fork_after_creation)

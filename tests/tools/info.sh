@@ -50,6 +50,32 @@ expect 0 'mla  *cpu_ref' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$mo
 expect 1 'kernel attend_mla' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/deepseek-v3.json"
 expect 1 'kernel recurrent' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/qwen3-next-80b-a3b.json"
 
+# Locks: written, compared, held by whatever binds; what cannot be written leaves nothing.
+locks=$(mktemp -d)
+llama=$models/llama-3.1-8b.json
+expect 0 'layers on' "$info" --model "$llama" --lock "$locks/a"
+expect 0 '' "$info" --model "$llama" --lock "$locks/same"
+expect 0 'decode=cpu_ref' sh -c 'ATTN_BACKEND="layers.1=cpu_ref" "$1" --model "$2" --lock "$3" && cat "$3"' - "$info" "$llama" "$locks/b"
+expect 0 '"same_choice": true' "$info" --json --diff "$locks/a" "$locks/same"
+expect 1 '^layer 1: decode=[^ ]* in .*/a, decode=cpu_ref in .*/b$' "$info" --diff "$locks/a" "$locks/b"
+expect 1 '"same_choice": false' "$info" --json --diff "$locks/a" "$locks/b"
+cat "$locks/a" "$locks/b" >"$locks/two"
+expect 1 'the second lock has more models' "$info" --diff "$locks/a" "$locks/two"
+head -c 1000 "$locks/a" >"$locks/cut"
+expect 1 'cut: is cut short' "$info" --diff "$locks/a" "$locks/cut"
+expect 1 'absent: No such file' "$info" --diff "$locks/absent" "$locks/a"
+expect 1 'is no lock' "$info" --diff "$locks/a" "$llama"
+expect 1 'is not a regular file' "$info" --diff "$locks/a" /dev/zero
+expect 2 'needs two files' "$info" --diff "$locks/a"
+expect 2 'needs --model' "$info" --lock "$locks/a"
+expect 1 'absent/a: lock: No such file' "$info" --model "$llama" --lock "$locks/absent/a"
+expect 1 'a folder, not a file' "$info" --model "$llama" --lock "$locks/"
+expect 1 'File too large' sh -c 'ulimit -f 1; "$@"' - "$info" --model "$llama" --lock "$locks/full"
+expect 1 'ATTN_LOCK' "$info" --model "$llama" --lock /proc/lock
+expect 1 'a layer has no backend' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --model "$llama" --lock "$locks/unserved"
+[ "$(ls -A "$locks" | tr '\n' ' ')" = 'a b cut same two ' ] || { ls -A "$locks"; failed=1; }
+rm -r "$locks"
+
 printf '{"model_type": "llama", "num_hidden_layers": 2' >broken.json
 expect 1 'not a JSON object' "$info" --model broken.json
 printf '{"model_type": "llama", "num_hidden_layers": 1e300, "hidden_size": 64, "num_attention_heads": 1}' >broken.json

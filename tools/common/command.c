@@ -77,10 +77,10 @@ int command_parse(const struct command *command, int argc, char **argv)
     if (optind + operands < argc) {
         fprintf(stderr, "%s: '%s' is no option\n", command->tool, argv[optind + operands]);
     }
-    if (optind + operands != argc) {
+    if (optind + operands < argc || (optind + operands > argc && !command->may_lack_operand)) {
         return show_usage(command, stderr, EXIT_USAGE);
     }
-    if (operands) {
+    if (optind < argc) {
         *command->operand = argv[optind];
     }
     return -1;

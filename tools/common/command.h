@@ -31,6 +31,7 @@ struct command {
     const struct command_option *options;
     int32_t num_options;
     const char **operand; /* the one argument that is no option; NULL: there is none */
+    bool may_lack_operand;
     void *user;
 };
 

@@ -16,11 +16,13 @@
 #include "common/model_config.h"
 #include "common/names.h"
 #include "host/conformance.h"
+#include "info/lock.h"
 #include "util/hash.h"
 
 static const char usage[] =
-    "usage: attn-info [--model FILE] [--explain] [--devices] [--capabilities] [--json]\n"
-    "                 [--help] [--version]\n"
+    "usage: attn-info [--model FILE [--lock FILE]] [--explain] [--devices]\n"
+    "                 [--capabilities] [--json] [--help] [--version]\n"
+    "       attn-info --diff A B\n"
     "\n"
     "Lists plugins and backends; with a model, the backend of every layer and phase.\n"
     "\n"
@@ -29,15 +31,21 @@ static const char usage[] =
     "  --devices       lists the devices, too\n"
     "  --capabilities  lists what each backend declares\n"
     "  --json          one JSON document on stdout\n"
+    "  --lock FILE     writes what was chosen, and the files that it was chosen from; "
+    "ATTN_LOCK=FILE\n"
+    "                  then refuses any other choice\n"
+    "  --diff A B      what differs between two locks\n"
     "\n"
-    "Exit status: 0 every layer is served, 1 a layer is not or an order was refused, 2 usage.\n";
+    "Exit status: 0 every layer is served, 1 a layer is not or an order was refused, 2 usage;\n"
+    "of --diff: 0 the same choice, 1 another.\n";
 
 static const char *const phase_names[] = {"prefill", "decode"};
 static const char *const verdict_names[] = {"chosen", "eligible", "excluded by a rule",
                                             "unsupported", "on another device"};
 
 struct options {
-    const char *model;
+    const char *model, *lock;
+    const char *diff, *with; /* two locks */
     bool explain, devices, capabilities, json;
 };
 
@@ -53,13 +61,29 @@ struct info {
 static int parse(int argc, char **argv, struct options *options)
 {
     const struct command_option names[] = {{"model", .text = &options->model},
+                                           {"lock", .text = &options->lock},
+                                           {"diff", .text = &options->diff},
                                            {"explain", &options->explain},
                                            {"devices", &options->devices},
                                            {"capabilities", &options->capabilities},
                                            {"json", &options->json}};
-    const struct command command = {"attn-info", usage, .options = names,
-                                    .num_options = sizeof names / sizeof *names};
-    return command_parse(&command, argc, argv);
+    const struct command command = {"attn-info",
+                                    usage,
+                                    .options = names,
+                                    .num_options = sizeof names / sizeof *names,
+                                    .operand = &options->with,
+                                    .may_lack_operand = true};
+    const int code = command_parse(&command, argc, argv);
+    if (code < 0 && ((options->diff == NULL) != (options->with == NULL) ||
+                     (options->lock != NULL && options->model == NULL))) {
+        fprintf(stderr, "attn-info: %s\n%s",
+                options->lock != NULL   ? "--lock needs --model"
+                : options->diff != NULL ? "--diff needs two files"
+                                        : "a file is only --diff's",
+                usage);
+        return EXIT_USAGE;
+    }
+    return code;
 }
 
 static struct json *plugins_json(const struct info *info)
@@ -523,10 +547,17 @@ static int show(struct info *info)
 static int run_tool(int argc, char **argv)
 {
     struct info info = {.api = NULL};
+    struct lock_file lock = {.file = NULL};
     struct attn_error error = ATTN_ERROR_INIT;
     int code = parse(argc, argv, &info.options);
     if (code >= 0) {
         return code;
+    }
+    if (info.options.diff != NULL) {
+        return lock_diff(info.options.diff, info.options.with, info.options.json);
+    }
+    if (info.options.lock != NULL && lock_begin(&lock, info.options.lock, &error) != ATTN_OK) {
+        return command_failed("attn-info", info.options.lock, &error);
     }
     if (library_open(&info.api, &error) != ATTN_OK) {
         return command_failed("attn-info", "core", &error);
@@ -538,7 +569,12 @@ static int run_tool(int argc, char **argv)
         code = command_failed("attn-info", info.options.model, &error);
     } else {
         code = show(&info);
+        if (info.options.lock != NULL && code == EXIT_SUCCESS &&
+            lock_write(&lock, info.api, info.runtime, info.assignment, &error) != ATTN_OK) {
+            code = command_failed("attn-info", info.options.lock, &error);
+        }
     }
+    lock_finish(&lock);
     info.api->assignment_destroy(info.assignment);
     info.api->runtime_destroy(info.runtime);
     model_config_finish(&info.config);

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attn-info's --lock and --diff. The core writes locks, under ATTN_LOCK=write:FILE. */
+#ifndef TOOLS_INFO_LOCK_H
+#define TOOLS_INFO_LOCK_H
+
+#include <attn/api.h>
+#include <limits.h>
+#include <stdbool.h>
+
+/* A lock that is written under a name of its own and then takes the place of `file`. */
+struct lock_file {
+    const char *file;
+    char fresh[PATH_MAX];
+};
+
+/* Before the runtime is created, whose environment it sets. */
+attn_status lock_begin(struct lock_file *lock, const char *file, struct attn_error *error);
+/* Binds the assignment, at which the core writes, and puts the file in its place. */
+attn_status lock_write(struct lock_file *lock, const struct attn_api *api, attn_runtime *runtime,
+                       const attn_assignment *assignment, struct attn_error *error);
+
+void lock_finish(const struct lock_file *lock); /* leaves no file that has not got its place */
+
+/* Prints what differs between two locks; the exit status. */
+int lock_diff(const char *a, const char *b, bool as_json);
+
+#endif
