@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What engines hand in besides the plain step: parts of a batch, views, quantized caches and outputs, rotary
 embeddings, the scheduler's helpers. Held against attention as it is defined."""
+import json
+import os
+import pathlib
 import subprocess
 import sys
 import threading
 import unittest
+from typing import Any
 
 import numpy as np
 import torch
@@ -333,6 +337,53 @@ class Info(unittest.TestCase):
     def test_module(self) -> None:
         ran = subprocess.run([sys.executable, "-m", "libattn", "--json"], capture_output=True, text=True, check=True)
         self.assertIn('"cpu_simd"', ran.stdout)
+
+
+class LayoutId(unittest.TestCase):
+    """One id for the same bytes in a block, another for whatever lies otherwise."""
+
+    def test_as_the_tool_says(self) -> None:
+        """Of a decoder and of a recurrent layer of a published model."""
+        config = pathlib.Path(__file__).parents[2] / "models/qwen3-next-80b-a3b.json"
+        info = pathlib.Path(os.environ["ATTN_TEST_BUILD"]) / "tools/attn-info"
+        ran = subprocess.run([info, "--model", config, "--layouts", "--json"], capture_output=True, text=True, check=True,
+                             env={**os.environ, "ATTN_BACKEND": "cpu_simd"})
+        layers = json.loads(ran.stdout)["layers"]
+        gdn = libattn.GdnDesc(16, 32, 128, 128, conv_width=4)
+        descs = [libattn.LayerDesc("a", 16, 16, 128, kind="gdn", gdn=gdn, dtype="bf16"),
+                 libattn.LayerDesc("a", 16, 2, 256, dtype="bf16")]
+        for desc, layer in zip(descs, [layers[0], layers[3]]):
+            bound = bound_layer(desc, "cpu_simd", 3)[1]
+            self.assertEqual(libattn.layout_text(bound).splitlines(), layer["layout"])
+            self.assertEqual(libattn.layout_id(bound), layer["layout_id"])
+
+    @staticmethod
+    def id_of(k: Any, v: Any, **fields: object) -> str:
+        runtime = libattn.Runtime(ignore_environment=True)
+        model = runtime.bind(runtime.select([desc(**{"dtype": "bf16", **fields})], backend="cpu_ref"))
+        model.layers[0].bind_kv_views(k, v)
+        return libattn.layout_id(model.layers[0])
+
+    def test_what_counts(self) -> None:
+        def nhd(blocks: int, dtype: torch.dtype = torch.bfloat16, heads: int = HK) -> torch.Tensor:
+            return torch.zeros(2, blocks, BLOCK, heads, D, dtype=dtype)
+
+        hnd = torch.zeros(2, 3, HK, BLOCK, D, dtype=torch.bfloat16).transpose(2, 3)
+        inner = torch.zeros(3, 2, BLOCK, HK, D, dtype=torch.bfloat16)
+        padded = torch.zeros(3, 3, BLOCK, HK, D, dtype=torch.bfloat16)
+        int8 = torch.zeros(2, 3, BLOCK, HK, D + 4, dtype=torch.int8)  # a row, and its scale
+        scales = [torch.zeros(3, BLOCK, HK) for _ in range(2)]
+        rows, per_token = int8[..., :D], {"kv_dtype": "int8_per_token_head"}
+        behind = int8.view(torch.float32)[..., D // 4]
+        ids = [self.id_of(*nhd(3)), self.id_of(*hnd), self.id_of(inner[:, 0], inner[:, 1]),
+               self.id_of(inner[:, 1], inner[:, 0]), self.id_of(*nhd(3, torch.float32), kv_dtype="f32"),
+               self.id_of(*nhd(3), rope="neox"), self.id_of(*nhd(3, torch.float16), kv_dtype="f16", dtype="f16"),
+               self.id_of(*(libattn.KvView(r, s) for r, s in zip(rows, scales)), **per_token),
+               self.id_of(*(libattn.KvView(r, s) for r, s in zip(rows, behind)), **per_token)]
+        self.assertEqual(len(set(ids)), len(ids))
+        self.assertEqual(ids[0], self.id_of(*nhd(5)))  # neither the number of blocks nor where they lie
+        self.assertEqual(ids[2], self.id_of(padded[:, 0], padded[:, 1]))  # nor the room behind one
+        self.assertEqual(ids[0], "af3fd0c2f279bf67d820246d0020d0b9")  # the same in every release
 
 
 class Meeting:

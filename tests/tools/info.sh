@@ -76,6 +76,14 @@ expect 1 'a layer has no backend' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=ex
 [ "$(ls -A "$locks" | tr '\n' ' ')" = 'a b cut same two ' ] || { ls -A "$locks"; failed=1; }
 rm -r "$locks"
 
+# One id for what lies alike, whatever reads it; another where blocks or rows lie otherwise; none without a cache.
+layout() { ATTN_BACKEND=$1 "$info" --model "$models/$2.json" --layouts | sed -n 's/^      layout //p' | tr '\n' ' '; }
+[ "$(layout cpu_simd gemma-2-9b)" = "$(layout cpu_simd@scalar gemma-2-9b)" ] || { echo 'one layout, two ids'; failed=1; }
+[ "$(layout cpu_simd gemma-2-9b)" != "$(layout cpu_ref gemma-2-9b)" ] || { echo 'two layouts, one id'; failed=1; }
+expect 0 ' layout [0-9a-f]\{32\}$' "$info" --model "$models/qwen3-next-80b-a3b.json" --layouts
+expect 0 '"layout_id": ""' "$info" --model "$models/whisper-large-v3.json" --layouts --json
+expect 2 'needs --model' "$info" --layouts
+
 printf '{"model_type": "llama", "num_hidden_layers": 2' >broken.json
 expect 1 'not a JSON object' "$info" --model broken.json
 printf '{"model_type": "llama", "num_hidden_layers": 1e300, "hidden_size": 64, "num_attention_heads": 1}' >broken.json

@@ -16,11 +16,12 @@
 #include "common/model_config.h"
 #include "common/names.h"
 #include "host/conformance.h"
+#include "info/layouts.h"
 #include "info/lock.h"
 #include "util/hash.h"
 
 static const char usage[] =
-    "usage: attn-info [--model FILE [--lock FILE]] [--explain] [--devices]\n"
+    "usage: attn-info [--model FILE [--layouts] [--lock FILE]] [--explain] [--devices]\n"
     "                 [--capabilities] [--json] [--help] [--version]\n"
     "       attn-info --diff A B\n"
     "\n"
@@ -31,6 +32,7 @@ static const char usage[] =
     "  --devices       lists the devices, too\n"
     "  --capabilities  lists what each backend declares\n"
     "  --json          one JSON document on stdout\n"
+    "  --layouts       for each layer, the id of its caches' layout\n"
     "  --lock FILE     writes what was chosen, and the files that it was chosen from; "
     "ATTN_LOCK=FILE\n"
     "                  then refuses any other choice\n"
@@ -46,7 +48,7 @@ static const char *const verdict_names[] = {"chosen", "eligible", "excluded by a
 struct options {
     const char *model, *lock;
     const char *diff, *with; /* two locks */
-    bool explain, devices, capabilities, json;
+    bool explain, layouts, devices, capabilities, json;
 };
 
 struct info {
@@ -60,13 +62,11 @@ struct info {
 
 static int parse(int argc, char **argv, struct options *options)
 {
-    const struct command_option names[] = {{"model", .text = &options->model},
-                                           {"lock", .text = &options->lock},
-                                           {"diff", .text = &options->diff},
-                                           {"explain", &options->explain},
-                                           {"devices", &options->devices},
-                                           {"capabilities", &options->capabilities},
-                                           {"json", &options->json}};
+    const struct command_option names[] = {
+        {"model", .text = &options->model},       {"lock", .text = &options->lock},
+        {"diff", .text = &options->diff},         {"explain", &options->explain},
+        {"layouts", &options->layouts},           {"devices", &options->devices},
+        {"capabilities", &options->capabilities}, {"json", &options->json}};
     const struct command command = {"attn-info",
                                     usage,
                                     .options = names,
@@ -75,9 +75,10 @@ static int parse(int argc, char **argv, struct options *options)
                                     .may_lack_operand = true};
     const int code = command_parse(&command, argc, argv);
     if (code < 0 && ((options->diff == NULL) != (options->with == NULL) ||
-                     (options->lock != NULL && options->model == NULL))) {
+                     ((options->lock != NULL || options->layouts) && options->model == NULL))) {
         fprintf(stderr, "attn-info: %s\n%s",
                 options->lock != NULL   ? "--lock needs --model"
+                : options->layouts      ? "--layouts needs --model"
                 : options->diff != NULL ? "--diff needs two files"
                                         : "a file is only --diff's",
                 usage);
@@ -396,7 +397,8 @@ static void print_conformance(const struct json *found)
 /* All of two layers but their indices and names. */
 static bool same_layer(const struct json *a, const struct json *b)
 {
-    static const char *const members[] = {"kind", "prefill", "decode", "eligible", "rejected"};
+    static const char *const members[] = {"kind",     "prefill",  "decode",
+                                          "eligible", "rejected", "layout_id"};
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
         if (!json_equal(json_get(a, members[i]), json_get(b, members[i]))) {
             return false;
@@ -442,6 +444,14 @@ static void print_layers(const struct json *layers, const struct options *option
                json_text(prefill, "backend"), json_text(decode, "backend"),
                json_value(decode, "forced") != 0 ? json_text(decode, "rule") : "", which,
                count == 1 ? ": " : "", count == 1 ? json_text(layer, "name") : "");
+        if (json_count(json_get(layer, "layout")) > 0) {
+            const struct json *line;
+            printf("      layout %s\n", json_text(layer, "layout_id"));
+            JSON_EACH(line, json_get(layer, "layout"))
+            {
+                printf("        %s\n", line->text);
+            }
+        }
         if (options->explain) {
             print_explanation(layer);
         }
@@ -529,6 +539,13 @@ static int show(struct info *info)
 {
     struct json *root = whole_json(info);
     bool served = all_served(info);
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (served && info->options.layouts &&
+        layouts_add(info->api, info->runtime, info->assignment, info->device, &info->config,
+                    json_get(root, "layers"), &error) != ATTN_OK) {
+        json_destroy(root);
+        return command_failed("attn-info", info->options.model, &error);
+    }
     if (info->options.json) {
         if (!json_print(root)) {
             puts("{}");

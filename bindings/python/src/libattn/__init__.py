@@ -20,6 +20,7 @@ from ._library import Library, open_library
 from .collectives import Collectives
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
 from .layers import ContextParallel, GdnDesc, LayerDesc, MlaDesc
+from .layout import layout_id, layout_text
 from .memory import allocate
 from .model import KvSpec, KvView, Layer, Model
 from .runtime import BackendInfo, DeviceInfo, PluginInfo, Runtime
@@ -36,5 +37,5 @@ __all__ = [
     "KvLayout", "KvSpec", "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
     "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
     "Verdict", "VerdictCode", "allocate", "as_tensor", "batch_order", "context_parallel_length",
-    "context_parallel_slots", "extensions", "open_library",
+    "context_parallel_slots", "extensions", "layout_id", "layout_text", "open_library",
 ]

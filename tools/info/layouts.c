@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "info/layouts.h"
+
+#include <string.h>
+
+#include "common/device.h"
+#include "common/layout_id.h"
+
+#define NUM_BLOCKS 2 /* so that distances between blocks are known */
+
+/* The caches of a layer's kind lie in one memory, each further one in its own; none is read or
+ * written. */
+static attn_status bind_memory(const struct attn_api *api, attn_layer *layer,
+                               const struct attn_cache_spec *specs, int32_t num_caches,
+                               const struct device *device, void *taken[1 + ATTN_MAX_CACHES],
+                               struct attn_error *error)
+{
+    int64_t blocks[ATTN_MAX_CACHES];
+    struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .num_blocks = NUM_BLOCKS, .device = device->device};
+    attn_status status = device_take(device, false, NUM_BLOCKS * (size_t)specs[0].padded_page_bytes,
+                                     &taken[0], error);
+    for (int32_t i = 0; i < num_caches && status == ATTN_OK; i++) {
+        if (specs[i].role >= ATTN_CACHE_INDEX_K) {
+            blocks[memory.num_further] = NUM_BLOCKS;
+            status = device_take(device, false, NUM_BLOCKS * (size_t)specs[i].page_bytes,
+                                 &taken[1 + memory.num_further++], error);
+        }
+    }
+    memory.base = taken[0];
+    memory.further = &taken[1];
+    memory.further_num_blocks = blocks;
+    return status == ATTN_OK ? api->layer_bind_memory(layer, &memory, error) : status;
+}
+
+static attn_status read_layout(const struct attn_api *api, attn_layer *layer,
+                               const struct attn_layer_desc *desc, const struct device *device,
+                               char text[LAYOUT_TEXT_SIZE], struct attn_error *error)
+{
+    struct attn_cache_spec specs[ATTN_MAX_CACHES];
+    struct attn_kv_view views[ATTN_MAX_CACHES];
+    void *taken[1 + ATTN_MAX_CACHES] = {NULL};
+    const int32_t count = api->layer_num_caches(layer);
+    attn_status status = ATTN_OK;
+    text[0] = '\0';
+    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+        specs[i] = (struct attn_cache_spec){.struct_size = sizeof specs[i]};
+        status = api->layer_cache_spec(layer, i, &specs[i], error);
+    }
+    if (count > 0 && status == ATTN_OK) {
+        status = bind_memory(api, layer, specs, count, device, taken, error);
+    }
+    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+        views[i] = (struct attn_kv_view){.struct_size = sizeof views[i]};
+        status = api->layer_cache_view(layer, i, &views[i], error);
+    }
+    if (count > 0 && status == ATTN_OK) {
+        layout_text(desc, specs, views, count, text);
+    }
+    for (int32_t i = 0; i <= ATTN_MAX_CACHES; i++) {
+        device_give(device, false, taken[i]);
+    }
+    return status;
+}
+
+static void add_layout(struct json *layer, const char *text)
+{
+    char id[LAYOUT_ID_SIZE] = "";
+    struct json *lines = json_array();
+    if (text[0] != '\0') {
+        layout_id(text, id);
+    }
+    json_add(layer, "layout_id", json_string(id));
+    for (size_t length; *text != '\0'; text += length + 1) {
+        char line[LAYOUT_TEXT_SIZE];
+        length = strcspn(text, "\n");
+        memcpy(line, text, length);
+        line[length] = '\0';
+        json_push(lines, json_string(line));
+    }
+    json_add(layer, "layout", lines);
+}
+
+attn_status layouts_add(const struct attn_api *api, attn_runtime *runtime,
+                        const attn_assignment *assignment, struct attn_device which,
+                        const struct model_config *config, struct json *layers,
+                        struct attn_error *error)
+{
+    struct device device = {.device = which};
+    attn_model *model = NULL;
+    char text[LAYOUT_TEXT_SIZE];
+    attn_status status = device_init(&device, api, runtime, which, error);
+    status =
+        status == ATTN_OK ? api->model_create(runtime, assignment, NULL, &model, error) : status;
+    struct json *layer = layers != NULL ? layers->first : NULL;
+    for (int32_t i = 0; status == ATTN_OK && layer != NULL; i++, layer = layer->next) {
+        status = read_layout(api, api->model_layer(model, i), &config->layers[i].desc, &device,
+                             text, error);
+        add_layout(layer, text);
+    }
+    api->model_destroy(model);
+    device_finish(&device);
+    return status;
+}
