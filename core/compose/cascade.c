@@ -92,7 +92,7 @@ static size_t lay_out(attn_plan *plan, size_t at)
         rows = rest->kernel != NULL ? rest->schedule->limits.max_num_tokens : rows;
     }
     views->numbers = at;
-    return at + (size_t)plan_aligned(rows * plan->scratch.row);
+    return at + (size_t)plan_aligned(rows * plan->layout.row);
 }
 
 /* Starts and length of the prefix, lengths of the suffixes. */

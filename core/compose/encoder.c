@@ -190,7 +190,7 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
     int64_t heads = given->shape[1], size = given->shape[2], row = tensor_stride(given, 0);
     int64_t padded = i == 2 ? part->head_size_v : part->head_size;
     uint8_t *from = (uint8_t *)given->data + given->byte_offset,
-            *to = plan->shared + places->inputs[i];
+            *to = plan->scratch + places->inputs[i];
     tensor_set(&in->x, given, from + first * row * (given->dtype.bits / 8), end - first, heads,
                size, row, tensor_stride(given, 1), tensor_stride(given, 2));
     tensor_set_rows(&in->padded, &e4m3, to, end, heads, padded);

@@ -36,7 +36,7 @@ struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
                                    const struct attn_step_io *io, int64_t tokens)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    uint8_t *base = plan->shared;
+    uint8_t *base = plan->scratch;
     struct exchange_run run = {.plan = plan,
                                .p = p,
                                .step = step,
@@ -293,7 +293,7 @@ static attn_status reduce_by_sum(const struct exchange_run *run, struct attn_err
     const struct exchange *x = &run->x;
     const struct parallel_plan *p = run->p;
     int64_t heads = x->n * x->q_heads, count = x->tokens * x->q_heads * (x->out_row / 4);
-    uint8_t *base = run->plan->shared;
+    uint8_t *base = run->plan->scratch;
     float *all = (float *)(base + p->at.all_lse), *other_lse = (float *)(base + p->at.other_lse);
     struct own_tensor out, lse, zeros, others, one;
     int32_t found = 0;
@@ -397,7 +397,7 @@ attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct a
                                    plan->given.num_actual_tokens, error);
     *rows = run->packed;
     if (status == ATTN_OK && run->p->split) {
-        *rows = plan->shared + run->p->at.rows;
+        *rows = plan->scratch + run->p->at.rows;
         status = collective_run(x->rows, x->rows->all_gather, run->packed, *rows,
                                 run->p->widest * row, run->io->stream, error);
     }
@@ -426,8 +426,8 @@ attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
 {
     struct exchange *x = &run->x;
     const attn_plan *plan = run->plan;
-    uint8_t *send = plan->shared + run->p->at.rows_send;
-    uint8_t *received = plan->shared + run->p->at.rows_received;
+    uint8_t *send = plan->scratch + run->p->at.rows_send;
+    uint8_t *received = plan->scratch + run->p->at.rows_received;
     struct own_tensor out, lse, next_out, next_lse;
     attn_status status = ATTN_OK;
     if (x->rows == NULL) {

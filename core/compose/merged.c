@@ -34,10 +34,10 @@ attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
 {
     const struct attn_tensor like = tensor_like(plan, &step->out);
     struct own_tensor out, lse[2];
-    tensor_set_rows(&out, &like, plan->shared + plan->scratch.out, plan->num_tokens,
+    tensor_set_rows(&out, &like, plan->scratch + plan->layout.out, plan->num_tokens,
                     step->out.heads, step->out.head_size);
     for (int32_t i = 0; i < 2; i++) {
-        tensor_set_lse(&lse[i], &like, plan->shared + plan->scratch.lse[i], step->out.heads,
+        tensor_set_lse(&lse[i], &like, plan->scratch + plan->layout.lse[i], step->out.heads,
                        plan->num_tokens);
     }
     attn_status status = launch_run(first, io, &out.tensor, &lse[0].tensor, error);

@@ -35,7 +35,7 @@ static const struct attn_tensor *in_scratch(struct own_tensor *box, const attn_p
 {
     int64_t row = heads * size;
     uintptr_t data =
-        (uintptr_t)(plan->shared + place) - (uintptr_t)(first * row * (like->dtype.bits / 8));
+        (uintptr_t)(plan->scratch + place) - (uintptr_t)(first * row * (like->dtype.bits / 8));
     return tensor_set(box, like, (void *)data, end, heads, size, row, size, 1);
 }
 
@@ -297,8 +297,8 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
     in_scratch(&k, plan, &run->like, run->p->at.k, 0, count, run->heads,
                m->qk_nope_head_dim + m->qk_rope_head_dim);
     in_scratch(&v, plan, &run->like, run->p->at.v, 0, count, run->heads, m->v_head_dim);
-    in_scratch(&out, plan, &run->like, plan->scratch.out, 0, tokens, run->heads, m->v_head_dim);
-    tensor_set_lse(&partial_lse, &run->like, plan->shared + plan->scratch.lse[0], run->heads,
+    in_scratch(&out, plan, &run->like, plan->layout.out, 0, tokens, run->heads, m->v_head_dim);
+    tensor_set_lse(&partial_lse, &run->like, plan->scratch + plan->layout.lse[0], run->heads,
                    tokens);
     mla_chunk_view(plan, chunk, &view);
     struct own_tensor local;
@@ -354,7 +354,7 @@ static attn_status run_per_head(const struct mla_call *run, int64_t first, int64
     in_scratch(&k, plan, &run->like, run->p->at.k, first, end, run->heads, size);
     in_scratch(&v, plan, &run->like, run->p->at.v, first, end, run->heads, m->v_head_dim);
     if (lse == NULL && run->p->num_chunks > 0) {
-        lse = tensor_set_lse(&own_lse, &run->like, plan->shared + plan->scratch.lse[1], run->heads,
+        lse = tensor_set_lse(&own_lse, &run->like, plan->scratch + plan->layout.lse[1], run->heads,
                              tokens);
     }
     attn_status status = join_query(run, first, end, &q);

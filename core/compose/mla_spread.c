@@ -114,9 +114,9 @@ attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct a
     struct exchange_run run = exchange_begin(plan, step, io, chunk->num_rows);
     int64_t element = run.x.dtype.bits / 8, at = 0;
     int64_t row = step->layer->desc->head_size * element;
-    uint8_t *gathered = plan->shared + p->at.gathered;
-    uint8_t *rows = plan->shared + p->at.rows;
-    attn_status status = collective_run(ranks, ranks->all_gather, plan->shared + p->at.local,
+    uint8_t *gathered = plan->scratch + p->at.gathered;
+    uint8_t *rows = plan->scratch + p->at.rows;
+    attn_status status = collective_run(ranks, ranks->all_gather, plan->scratch + p->at.local,
                                         gathered, chunk->num_rows * row, io->stream, error);
     for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size && status == ATTN_OK; i++) {
         int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];

@@ -52,7 +52,7 @@ static size_t lay_out(attn_plan *plan, size_t at)
 {
     struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
     quant->plain = at;
-    return at + plan_aligned(plan->limits.max_num_tokens * (int64_t)plan->scratch.row);
+    return at + plan_aligned(plan->limits.max_num_tokens * (int64_t)plan->layout.row);
 }
 
 static bool wrap(attn_plan *plan, struct step *step)
@@ -72,7 +72,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
     struct own_tensor plain;
     struct attn_step_io numbers = *io;
     numbers.out =
-        tensor_set_rows(&plain, &like, plan->shared + place, plan->given.num_actual_tokens,
+        tensor_set_rows(&plain, &like, plan->scratch + place, plan->given.num_actual_tokens,
                         step->out.heads, step->out.head_size);
     attn_status status = inner(plan, step, &numbers, error);
     struct attn_quantize_args args = {.struct_size = sizeof args,

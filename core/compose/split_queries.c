@@ -255,7 +255,7 @@ static void keys_over(const attn_plan *plan, const struct step *step, int32_t ar
     struct own_tensor *tensors[] = {&keys->k, &keys->v};
     for (int32_t i = 0; i < 2; i++) {
         const struct attn_tensor like = tensor_like(plan, kinds[i]);
-        tensor_set_rows(tensors[i], &like, plan->shared + p->at.keys[i][area], rows,
+        tensor_set_rows(tensors[i], &like, plan->scratch + p->at.keys[i][area], rows,
                         kinds[i]->heads, kinds[i]->head_size);
     }
     keys->io = *io;
@@ -271,8 +271,8 @@ static attn_status copy_runs(const struct exchange_run *run, const struct row_ru
     attn_status status = ATTN_OK;
     for (int32_t part = 0; part < 2; part++) {
         int64_t row = row_bytes(part == 0 ? &run->step->k : &run->step->v);
-        uint8_t *source = plan->shared + p->at.keys[part][from];
-        uint8_t *target = plan->shared + p->at.keys[part][to];
+        uint8_t *source = plan->scratch + p->at.keys[part][from];
+        uint8_t *target = plan->scratch + p->at.keys[part][to];
         for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
             status = copy_rows(run, target + runs[i].to * row, 0, source + runs[i].from * row, 0,
                                runs[i].rows * row, runs[i].rows > 0, error);
@@ -303,12 +303,12 @@ attn_status queries_gather_keys(attn_plan *plan, struct step *step,
         const struct tensor_form *kind = part == 0 ? &step->k : &step->v;
         const size_t *areas = p->at.keys[part];
         int64_t row = row_bytes(kind);
-        status = pack_rows(&run, plan->shared + areas[SENT], inputs[part], kind->heads,
+        status = pack_rows(&run, plan->scratch + areas[SENT], inputs[part], kind->heads,
                            row / kind->heads, plan->given.num_actual_tokens, error);
         if (status == ATTN_OK) {
             status =
-                collective_run(ranks, ranks->all_gather, plan->shared + areas[SENT],
-                               plan->shared + areas[GATHERED], p->widest * row, io->stream, error);
+                collective_run(ranks, ranks->all_gather, plan->scratch + areas[SENT],
+                               plan->scratch + areas[GATHERED], p->widest * row, io->stream, error);
         }
     }
     if (status == ATTN_OK) {

@@ -61,7 +61,7 @@ static void lay_out(attn_plan *plan)
         const struct step *step = &plan->steps[i];
         int64_t bytes = step->out.heads * step->out.head_size *
                         (step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
-        plan->scratch.row = bytes > plan->scratch.row ? bytes : plan->scratch.row;
+        plan->layout.row = bytes > plan->layout.row ? bytes : plan->layout.row;
         heads = step->q.heads > heads ? step->q.heads : heads;
         for (int32_t part = PART_MAIN + 1; part < PART_COUNT; part++) {
             const struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][part];
@@ -72,13 +72,13 @@ static void lay_out(attn_plan *plan)
             }
         }
     }
-    plan->scratch.integers = own;
+    plan->layout.integers = own;
     own += (size_t)plan_aligned(plan->num_integers * (int64_t)sizeof(int32_t));
     own = block_table_lay_out(plan, own);
-    plan->scratch.out = at;
-    at += (size_t)plan_aligned(rows * plan->scratch.row);
+    plan->layout.out = at;
+    at += (size_t)plan_aligned(rows * plan->layout.row);
     for (int32_t i = 0; i < 2; i++) {
-        plan->scratch.lse[i] = at;
+        plan->layout.lse[i] = at;
         at += (size_t)plan_aligned(rows * heads * (int64_t)sizeof(float));
     }
     for (int32_t i = 0; i < plan->num_compositions; i++) {
@@ -91,9 +91,9 @@ static void lay_out(attn_plan *plan)
         own += (size_t)plan_aligned((int64_t)s->device_bytes);
         most_scratch = s->scratch_bytes > most_scratch ? s->scratch_bytes : most_scratch;
     }
-    plan->scratch.of_kernels = at;
-    plan->scratch.own = own;
-    plan->scratch.shared = at + (size_t)plan_aligned((int64_t)most_scratch);
+    plan->layout.of_kernels = at;
+    plan->layout.own_bytes = own;
+    plan->layout.scratch_bytes = at + (size_t)plan_aligned((int64_t)most_scratch);
 }
 
 static attn_status read_options(attn_plan *plan, const struct attn_plan_options *options,
@@ -317,8 +317,9 @@ attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspa
                          (void *)workspace);
     }
     const struct attn_workspace answer = {.struct_size = sizeof answer,
-                                          .bytes = plan->scratch.own + plan->scratch.shared,
-                                          .scratch_bytes = plan->scratch.shared,
+                                          .bytes =
+                                              plan->layout.own_bytes + plan->layout.scratch_bytes,
+                                          .scratch_bytes = plan->layout.scratch_bytes,
                                           .device = plan->model->device,
                                           .alignment = WORKSPACE_ALIGNMENT};
     attn_status status = struct_write(workspace, &answer, sizeof answer, MIN_WORKSPACE);
@@ -331,25 +332,25 @@ attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspa
 static attn_status check_parts(const attn_plan *plan, const struct attn_workspace *given,
                                struct attn_error *error)
 {
-    const size_t own = plan->scratch.own, shared = plan->scratch.shared;
+    const size_t own = plan->layout.own_bytes, scratch = plan->layout.scratch_bytes;
     if (given->scratch == NULL) {
-        return given->bytes >= own + shared
+        return given->bytes >= own + scratch
                    ? ATTN_OK
                    : error_set(error, ATTN_ERROR_WORKSPACE, "bytes",
-                               "%zu bytes; the plan needs %zu", given->bytes, own + shared);
+                               "%zu bytes; the plan needs %zu", given->bytes, own + scratch);
     }
     if ((uintptr_t)given->scratch % WORKSPACE_ALIGNMENT != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "scratch",
                          "scratch %p; an address that is a multiple of %d", given->scratch,
                          WORKSPACE_ALIGNMENT);
     }
-    return given->bytes >= given->scratch_bytes && given->scratch_bytes >= shared &&
+    return given->bytes >= given->scratch_bytes && given->scratch_bytes >= scratch &&
                    given->bytes - given->scratch_bytes >= own
                ? ATTN_OK
                : error_set(error, ATTN_ERROR_WORKSPACE, "scratch_bytes",
                            "%zu bytes, of them %zu of scratch; the plan needs %zu of its own and "
                            "%zu of scratch",
-                           given->bytes, given->scratch_bytes, own, shared);
+                           given->bytes, given->scratch_bytes, own, scratch);
 }
 
 attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *workspace,
@@ -381,14 +382,14 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
         return status;
     }
     plan->workspace = read.memory;
-    plan->shared = read.scratch != NULL ? read.scratch : plan->workspace + plan->scratch.own;
+    plan->scratch = read.scratch != NULL ? read.scratch : plan->workspace + plan->layout.own_bytes;
     plan->ready = NULL;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         for (int32_t j = 0; j < NUM_PHASES * PART_COUNT; j++) {
             struct launch *launch = &plan->steps[i].launches[j / PART_COUNT][j % PART_COUNT];
             if (launch->schedule != NULL) {
                 launch->args.workspace = plan->workspace + launch->schedule->device_offset;
-                launch->args.scratch = plan->shared + plan->scratch.of_kernels;
+                launch->args.scratch = plan->scratch + plan->layout.of_kernels;
             }
         }
     }

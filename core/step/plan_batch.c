@@ -89,7 +89,7 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
     if (bytes == 0) {
         return ATTN_OK;
     }
-    void *to = plan->workspace + plan->scratch.integers;
+    void *to = plan->workspace + plan->layout.integers;
     if (plan->model->device.type == ATTN_DEVICE_CPU) {
         memcpy(to, plan->integers, bytes);
         return ATTN_OK;
@@ -177,7 +177,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
     if (plan->workspace == NULL) { /* which every plan needs some of */
         return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
                          "no workspace is bound; %zu bytes are needed",
-                         plan->scratch.own + plan->scratch.shared);
+                         plan->layout.own_bytes + plan->layout.scratch_bytes);
     }
     status = batch_read(plan, batch, error);
     if (status != ATTN_OK) {

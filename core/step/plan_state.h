@@ -102,14 +102,14 @@ struct step {
 };
 
 /* Places in the workspace for what the core itself needs. */
-struct scratch {
-    size_t integers;   /* lengths and rows of views that the core makes */
-    size_t out;        /* one side of a merge: [T, Hq, Dv] */
-    size_t lse[2];     /* [Hq, T] float32 */
-    int64_t row;       /* bytes of the longest row of out */
-    size_t of_kernels; /* schedules' scratch */
-    size_t own;    /* bytes of the plan's own part; places above but integers are in the other */
-    size_t shared; /* bytes of the part that holds nothing between calls */
+struct workspace_layout {
+    size_t own_bytes;     /* of the plan's own part, which integers lies in */
+    size_t integers;      /* lengths and rows of views that the core makes */
+    size_t scratch_bytes; /* of the scratch, which all of the following lies in */
+    size_t out;           /* one side of a merge: [T, Hq, Dv] */
+    size_t lse[2];        /* [Hq, T] float32 */
+    int64_t row;          /* bytes of the longest row of out */
+    size_t of_kernels;    /* schedules' scratch */
 };
 
 /* Counts of the last capture, which its replays must have. */
@@ -178,9 +178,9 @@ struct attn_plan {
     uint64_t source_serial;
     struct captured captured;
     uint8_t *workspace; /* its own part */
-    uint8_t *shared;    /* scratch */
-    struct scratch scratch;
-    int32_t *integers;    /* host copy of scratch.integers */
+    uint8_t *scratch;   /* attn_workspace.scratch, or behind the own part */
+    struct workspace_layout layout;
+    int32_t *integers;    /* host copy of layout.integers */
     int64_t num_integers; /* up to MAX_INTEGERS */
     int64_t used_integers;
     int32_t decode_threshold; /* most queries of a decode */
@@ -303,7 +303,7 @@ static inline int32_t *plan_take(attn_plan *plan, int64_t count)
 /* Where an array of plan_take will lie on the device. */
 static inline const int32_t *plan_on_device(const attn_plan *plan, const int32_t *host)
 {
-    return (const int32_t *)(plan->workspace + plan->scratch.integers) + (host - plan->integers);
+    return (const int32_t *)(plan->workspace + plan->layout.integers) + (host - plan->integers);
 }
 
 /* This step calls `launch`, over `batch`, which lives as long as the plan. */

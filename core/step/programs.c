@@ -84,10 +84,10 @@ attn_status run_idle(attn_plan *plan, struct step *step, const struct attn_step_
     }
     attn_status status =
         io->out != NULL ? zero_tensor(plan, step, io->out, io->stream, error) : ATTN_OK;
-    const size_t bytes[] = {plan->scratch.own, plan->scratch.shared};
+    const size_t bytes[] = {plan->layout.own_bytes, plan->layout.scratch_bytes};
     for (int32_t i = 0; i < 2 && mode == ATTN_BATCH_PROFILE && status == ATTN_OK; i++) {
         int64_t shape[3] = {1, 1, (int64_t)bytes[i]};
-        struct attn_tensor part = {i == 0 ? plan->workspace : plan->shared,
+        struct attn_tensor part = {i == 0 ? plan->workspace : plan->scratch,
                                    plan->model->device,
                                    3,
                                    {ATTN_CODE_UINT, 8, 1},

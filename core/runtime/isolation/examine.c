@@ -50,12 +50,12 @@ static attn_status adopt(attn_runtime *runtime, struct plugin *plugin, const str
     if (record->status != ATTN_OK) {
         return error_set(why, record->status, record->field, "%s", record->message);
     }
-    struct arena scratch;
-    arena_init(&scratch, &runtime->host);
+    struct arena arrays;
+    arena_init(&arrays, &runtime->host);
     const struct attn_probe_sink sink = found_sink(found);
-    bool whole = record_report(record, &sink, &scratch) && plugin->name[0] != '\0';
-    bool failed = scratch.failed;
-    arena_finish(&scratch);
+    bool whole = record_report(record, &sink, &arrays) && plugin->name[0] != '\0';
+    bool failed = arrays.failed;
+    arena_finish(&arrays);
     if (failed) {
         return no_memory(runtime, why);
     }

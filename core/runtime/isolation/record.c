@@ -17,7 +17,7 @@ struct codec {
     struct text *out;
     const unsigned char *at;
     size_t left;
-    struct arena *scratch;
+    struct arena *arrays;
     bool failed;
 };
 
@@ -97,7 +97,7 @@ static void *code_array(struct codec *c, const void *array, int32_t *count, size
         c->failed = true;
         *count = 0;
     }
-    void *items = *count > 0 ? arena_array(c->scratch, (size_t)*count, size) : NULL;
+    void *items = *count > 0 ? arena_array(c->arrays, (size_t)*count, size) : NULL;
     c->failed |= *count > 0 && items == NULL;
     *count = items != NULL ? *count : 0;
     return items;
@@ -189,7 +189,7 @@ static void code_extensions(struct codec *c, struct attn_backend_caps *caps)
         const void *data = size >= sizeof header && size <= c->left + sizeof header
                                ? take(c, (size_t)size - sizeof header)
                                : NULL;
-        struct attn_ext *copy = data != NULL ? arena_alloc(c->scratch, (size_t)size) : NULL;
+        struct attn_ext *copy = data != NULL ? arena_alloc(c->arrays, (size_t)size) : NULL;
         if (copy == NULL) {
             c->failed = true;
             return;
@@ -325,9 +325,9 @@ const char *record_read(struct record *record, const unsigned char *bytes, size_
 }
 
 bool record_report(const struct record *record, const struct attn_probe_sink *sink,
-                   struct arena *scratch)
+                   struct arena *arrays)
 {
-    struct codec c = {.at = record->items, .left = record->items_size, .scratch = scratch};
+    struct codec c = {.at = record->items, .left = record->items_size, .arrays = arrays};
     int32_t num_devices = 0, num_backends = 0;
     code_i32(&c, &num_devices);
     code_i32(&c, &num_backends);

@@ -44,9 +44,9 @@ void record_write(struct text *out, const struct record *record, const struct fo
 /* Text and items of `record` point into `bytes`. NULL, or what is wrong with the bytes. */
 const char *record_read(struct record *record, const unsigned char *bytes, size_t size);
 
-/* Hands the items to a sink, as the plugin's probe would. False: the bytes are wrong, or `scratch`,
- * which holds arrays until the sink returns, found no memory (scratch->failed). */
+/* Hands the items to a sink, as the plugin's probe would. False: the bytes are wrong, or `arrays`,
+ * which holds arrays until the sink returns, found no memory (arrays->failed). */
 bool record_report(const struct record *record, const struct attn_probe_sink *sink,
-                   struct arena *scratch);
+                   struct arena *arrays);
 
 #endif
