@@ -18,21 +18,6 @@
 #include "kernels.h"
 #include "model.h"
 
-enum attn_name_list {
-    ATTN_NAMES_KERNEL = 0,     /* bits, ATTN_KERNEL_* */
-    ATTN_NAMES_LAYER_KIND = 1, /* enum attn_layer_kind */
-    ATTN_NAMES_PHASE = 2,
-    ATTN_NAMES_DTYPE = 3, /* enum attn_dtype_id */
-    ATTN_NAMES_KV_DTYPE = 4,
-    ATTN_NAMES_TERM = 5,      /* bits, ATTN_TERM_* */
-    ATTN_NAMES_FEATURE = 6,   /* bits, ATTN_FEATURE_* */
-    ATTN_NAMES_VIEW_FORM = 7, /* bits, ATTN_VIEW_* */
-    ATTN_NAMES_KV_LAYOUT = 8,
-    ATTN_NAMES_SCALE_FORM = 9,
-    ATTN_NAMES_OUTPUT_FORM = 10,
-    ATTN_NAMES_CACHE_ROLE = 11
-};
-
 struct attn_api {
     size_t struct_size;
     const struct attn_ext *next;

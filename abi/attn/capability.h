@@ -60,6 +60,14 @@ struct attn_refused_combination {
     int32_t reserved;
 };
 
+/* A vendor's code that a backend takes; an element of an array, whose owner says its size. */
+struct attn_vendor_code {
+    int32_t list; /* enum attn_name_list: DTYPE (of q_dtype), KV_DTYPE, KV_LAYOUT or CACHE_ROLE */
+    int32_t code; /* ATTN_VENDOR_CODE or above */
+    /* for people, [a-z][a-z0-9_]*: "acme_q6"; layers, reasons and assignments have the number */
+    const char *name;
+};
+
 /* Kernel slots, as bits of attn_backend_caps.kernels, in the order of struct attn_kernels. */
 #define ATTN_KERNEL_ATTEND (1ull << 0)
 #define ATTN_KERNEL_WRITE_KV (1ull << 1)
@@ -111,7 +119,8 @@ struct attn_backend_caps {
     int32_t num_head_sizes;
     int32_t num_block_sizes;
     int32_t num_refused;
-    /* enum attn_kv_layout, one of layouts; a code that the core does not know reads as the first */
+    /* enum attn_kv_layout, one of layouts or of vendor_codes; another code that the core does not
+     * know reads as the first of layouts */
     int32_t preferred_layout;
     int32_t preferred_block_size;
     int32_t graph_level;        /* enum attn_graph_level */
@@ -133,12 +142,17 @@ struct attn_backend_caps {
     uint64_t cache_roles;
     int32_t max_tables;     /* of a batch, next to its own fields; 0: none */
     int32_t refused_stride; /* from row to row of `refused` */
-    /* ids of vendors' extensions that its kernels read on layers and runs (version.h) */
+    /* ids of extensions, vendors' and drafts from ATTN_EXT_DRAFT_KERNELS on, that its kernels read
+     * on layers, batches and runs (version.h) */
     const uint32_t *extensions;
     int32_t num_extensions;
     /* most queries of a request in a captured step of decodes (graph levels below ALWAYS); 0: any
      */
     int32_t graph_max_query_len;
+    /* vendors' codes that its kernels take, next to what the masks say */
+    const struct attn_vendor_code *vendor_codes;
+    int32_t num_vendor_codes;
+    int32_t vendor_code_stride; /* from element to element */
 };
 
 /* Where a probe puts what it finds. Each call returns ATTN_OK or, with its reason in `why`, the
@@ -167,7 +181,7 @@ struct attn_reason_sink {
 ATTN_STATIC_ASSERT(sizeof(struct attn_refused_combination) == 72,
                    "attn_refused_combination of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 88, "attn_device_info of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 304, "attn_backend_caps of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 320, "attn_backend_caps of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.3");
 

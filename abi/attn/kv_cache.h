@@ -7,7 +7,8 @@
 #include "tensor.h"
 #include "types.h"
 
-/* What a slot of the cache holds. Text names: auto, f16, bf16, f32, fp8_e4m3 (fp8), fp8_e5m2, … */
+/* What a slot of the cache holds; from ATTN_VENDOR_CODE on vendors' own. Text names: auto, f16,
+ * bf16, f32, fp8_e4m3 (fp8), fp8_e5m2, … */
 enum attn_kv_dtype {
     ATTN_KV_AUTO = 0, /* the activation dtype; selection replaces it by F16, BF16 or F32 */
     ATTN_KV_F16 = 1,
@@ -35,7 +36,10 @@ enum attn_kv_dtype {
     ATTN_KV_TURBOQUANT_3BIT_NC = 17,
     /* ggml's rows: blocks of 32 elements, one behind the other, see attn_kv_view */
     ATTN_KV_Q8_0 = 18,
-    ATTN_KV_Q4_0 = 19
+    ATTN_KV_Q4_0 = 19,
+    /* bytes, as many as the layer's kv_row_bytes and kv_scale_bytes say: engine and backend know
+     * what they hold. A vendor's dtype is the same under a code of its own */
+    ATTN_KV_OPAQUE = 20
 };
 
 /* A cache of the activations' dtype has their code. */
@@ -70,7 +74,12 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
  * - Q8_0: no scale; D/32 blocks of 34 bytes in one piece (pack 0), at any address: a step d in
  *   float16 and 32 int8 c, x = c d.
  * - Q4_0: likewise blocks of 18 bytes: a step d and 16 bytes, elements i and i + 16 in the low and
- *   high half of byte i, x = (c - 8) d. */
+ *   high half of byte i, x = (c - 8) d.
+ * - OPAQUE and vendors': attn_layer_desc.kv_row_bytes in one piece (pack 0), at any address, and
+ *   kv_scale_bytes at the scale's.
+ *
+ * In a vendor's layout a block is stride_block bytes at data + b stride_block, of which the views
+ * of K and of V both name all: they are alike but for head_size, and their other strides are 0. */
 struct attn_kv_view {
     size_t struct_size;
     const struct attn_ext *next;
@@ -91,8 +100,9 @@ struct attn_kv_view {
     struct attn_device device; /* of data and scale; type 0: not stated */
 };
 
-/* Physical orders, as a preference and, as bits, as what a backend can read. A view is NHD if
- * stride_slot >= stride_head, else HND; PACKED if 0 < pack < head_size. */
+/* Physical orders, as a preference and, as bits, as what a backend can read; from ATTN_VENDOR_CODE
+ * on vendors' own, of which the plugin says the bytes of a block (attn_plugin.page_bytes). A view
+ * is NHD if stride_slot >= stride_head, else HND; PACKED if 0 < pack < head_size. */
 enum attn_kv_layout {
     ATTN_KV_LAYOUT_NHD = 0,       /* [2, N, B, Hk, D] */
     ATTN_KV_LAYOUT_HND = 1,       /* [2, N, Hk, B, D] */
@@ -112,7 +122,7 @@ enum attn_kv_layout {
 #define ATTN_VIEW_LATENT (1ull << 3)
 #define ATTN_VIEW_SEPARATE_STRIDES (1ull << 4) /* K and V of different strides */
 
-/* What a cache of a layer holds. */
+/* What a cache of a layer holds; from ATTN_VENDOR_CODE on vendors' own. */
 enum attn_cache_role {
     ATTN_CACHE_K = 1,
     ATTN_CACHE_V = 2,
@@ -134,10 +144,12 @@ enum attn_cache_role {
  * recurrent layer's state). An element of an array, whose owner says the element's size; all zero
  * by default. Caches of one table have one block_size and one tokens_per_row. */
 struct attn_cache_desc {
-    int32_t role;     /* enum attn_cache_role: INDEX_K or above */
-    int32_t of;       /* SCALE, ZERO: the cache in the layer's list that they belong to; else 0 */
-    int32_t table;    /* of the batch: 0, its own fields, or n, tables[n - 1] */
-    int32_t kv_dtype; /* enum attn_kv_dtype of its rows: F16, BF16, F32, FP8_* or, bytes, INT8_* */
+    int32_t role;  /* enum attn_cache_role: INDEX_K or above, or a vendor's */
+    int32_t of;    /* SCALE, ZERO: the cache in the layer's list that they belong to; else 0 */
+    int32_t table; /* of the batch: 0, its own fields, or n, tables[n - 1] */
+    /* enum attn_kv_dtype of its rows: F16, BF16, F32, FP8_* or, bytes, INT8_*, OPAQUE, a vendor's
+     */
+    int32_t kv_dtype;
     int32_t num_heads;
     int32_t head_size;      /* elements of one head's row */
     int32_t block_size;     /* rows in a block; 0: the layer's */

@@ -60,10 +60,12 @@ struct attn_layer_desc {
     int64_t padded_page_bytes; /* 0, or a page size to pad to */
     /* enum attn_scale_form; not NONE: q arrives quantized (dtype q_dtype) */
     int32_t q_scale_form;
-    int32_t k_scale_form; /* fp8: PER_TENSOR or PER_HEAD; nvfp4: PER_TENSOR */
+    /* fp8: PER_TENSOR or PER_HEAD; nvfp4: PER_TENSOR; OPAQUE and vendors' dtypes: any */
+    int32_t k_scale_form;
     int32_t v_scale_form;
-    int32_t p_scale_form;      /* probabilities: NONE or PER_TENSOR */
-    int32_t q_dtype;           /* enum attn_dtype_id of q where q_scale_form is not NONE */
+    int32_t p_scale_form; /* probabilities: NONE or PER_TENSOR */
+    /* enum attn_dtype_id of q where q_scale_form is not NONE; a vendor's comes as uint8 */
+    int32_t q_dtype;
     int32_t output_form;       /* enum attn_output_form */
     int32_t output_scale_pow2; /* group fp8: scales rounded up to powers of two */
     /* group fp8: 1 = scales [groups, T], aligned for TMA */
@@ -91,6 +93,12 @@ struct attn_layer_desc {
     uint64_t needed_view_forms;
     int32_t needs_page_lists; /* 1: batches may bring page lists in place of a block table */
     int32_t host_bounds;      /* 1: batches may say ATTN_BATCH_HOST_BOUNDS */
+    /* bytes of a head's row in one slot of K's and of V's cache, where its dtype is OPAQUE or a
+     * vendor's; MLA's latent row is K's */
+    int32_t kv_row_bytes;
+    int32_t kv_row_bytes_v;
+    int32_t kv_scale_bytes; /* of a row's scales, where they stand apart from it */
+    int32_t kv_scale_bytes_v;
 };
 
 /* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again; the
@@ -126,7 +134,7 @@ struct attn_kv_quant_params {
     const float *v_channel_scale;  /* device [Hk, Dv]: INT8_KV */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 248, "attn_layer_desc of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 264, "attn_layer_desc of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 104, "attn_layer_params of ABI 0.3");
 
 #endif

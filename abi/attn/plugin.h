@@ -41,8 +41,8 @@ struct attn_supports_args {
     const struct attn_backend_caps *caps; /* one of those that probe reported */
     /* complete: its kv_dtype and block_size are not 0 */
     const struct attn_layer_desc *layer;
-    int32_t phase; /* enum attn_phase */
-    int32_t reserved;
+    int32_t phase;  /* enum attn_phase */
+    int32_t layout; /* of page_bytes: the vendor's layout; of supports 0 */
 };
 
 /* Constant data of the plugin; lives as long as the process. */
@@ -67,6 +67,10 @@ struct attn_plugin {
     attn_status (*create)(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error);
     void (*destroy)(attn_instance *instance); /* accepts NULL */
+    /* Needed where a backend's vendor_codes list a layout: *bytes of one block of K and V of the
+     * layer in it, above 0; block_size is the kernels'. Engines move such a block as bytes. */
+    attn_status (*page_bytes)(const struct attn_supports_args *args, int64_t *bytes,
+                              struct attn_error *error);
 };
 
 /* The one symbol. Answers with its plugin if ATTN_VERSION_SERVES(min, max), else with
@@ -81,6 +85,6 @@ ATTN_EXPORT attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_create_args) == 88, "attn_create_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_supports_args) == 40, "attn_supports_args of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 88, "attn_plugin of ABI 0.3");
 
 #endif

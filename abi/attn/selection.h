@@ -61,7 +61,7 @@ struct attn_choice {
     attn_status status;  /* ATTN_OK, ATTN_ERROR_NO_BACKEND, ATTN_ERROR_REFUSED */
     /* block_size, or a divisor of it that the kernels take, see attn_cache_spec */
     int32_t kernel_block_size;
-    int32_t reserved;
+    int32_t kv_dtype_v; /* of V's cache; as kv_dtype where both are alike */
 };
 
 enum attn_verdict_code {

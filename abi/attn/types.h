@@ -6,6 +6,27 @@
 
 #include "version.h"
 
+/* Codes of element types, cache dtypes, cache roles and layouts from here on are vendors'
+ * (abi/VENDORS.md). A backend lists those that it takes (attn_backend_caps.vendor_codes), and a
+ * layer that has any other is refused at selection. */
+#define ATTN_VENDOR_CODE 0x10000
+
+/* Lists of names (attn_api.code_name), and of codes that vendors may have. */
+enum attn_name_list {
+    ATTN_NAMES_KERNEL = 0,     /* bits, ATTN_KERNEL_* */
+    ATTN_NAMES_LAYER_KIND = 1, /* enum attn_layer_kind */
+    ATTN_NAMES_PHASE = 2,
+    ATTN_NAMES_DTYPE = 3, /* enum attn_dtype_id */
+    ATTN_NAMES_KV_DTYPE = 4,
+    ATTN_NAMES_TERM = 5,      /* bits, ATTN_TERM_* */
+    ATTN_NAMES_FEATURE = 6,   /* bits, ATTN_FEATURE_* */
+    ATTN_NAMES_VIEW_FORM = 7, /* bits, ATTN_VIEW_* */
+    ATTN_NAMES_KV_LAYOUT = 8,
+    ATTN_NAMES_SCALE_FORM = 9,
+    ATTN_NAMES_OUTPUT_FORM = 10,
+    ATTN_NAMES_CACHE_ROLE = 11
+};
+
 /* What a layer is. What is a parameter is no kind: sparse MLA is MLA with a topk, a static sink a
  * decoder with a sink_len. */
 enum attn_layer_kind {

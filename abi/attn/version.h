@@ -99,14 +99,17 @@ struct attn_ext {
 #define ATTN_EXT_COPIED_BYTES 4096
 
 /* Ids below 0x1000 are the project's, from ATTN_EXT_DRAFT on its drafts'; a vendor takes
- * ATTN_EXT_VENDOR + any number that it owns. An engine may put a vendor's on a layer, and, of ids
- * that the layer has, on its runs; on a batch of ids that every layer of the plan has. The core
- * copies struct_size bytes of a layer's (what they point to must live as long as the assignment and
- * its models) and hands them to kernels: on the layer's `next`, on the batch's, and, of runs, on
- * that of attends and writes which are no part of a composed step. Backends that do not declare the
- * id (attn_backend_caps.extensions) are refused at selection, unless the extension is optional: it
- * is then left out where one of the layer's backends has not declared it. */
+ * ATTN_EXT_VENDOR + any number that it owns. Drafts from ATTN_EXT_DRAFT_KERNELS on are between
+ * engines and kernels: what follows is said of them as of vendors'. An engine may put a vendor's on
+ * a layer, and, of ids that the layer has, on its runs; on a batch of ids that every layer of the
+ * plan has. The core copies struct_size bytes of a layer's (what they point to must live as long as
+ * the assignment and its models) and hands them to kernels: on the layer's `next`, on the batch's,
+ * and, of runs, on that of attends and writes which are no part of a composed step. Backends that
+ * do not declare the id (attn_backend_caps.extensions) are refused at selection, unless the
+ * extension is optional: it is then left out where one of the layer's backends has not declared it.
+ */
 #define ATTN_EXT_DRAFT 0x800u
+#define ATTN_EXT_DRAFT_KERNELS 0xc00u
 #define ATTN_EXT_VENDOR 0x10000u
 enum attn_ext_id {
     ATTN_EXT_MLA_DESC = 1,          /* struct attn_mla_desc, on attn_layer_desc */

@@ -68,8 +68,14 @@ static void add_rows(struct planes *all, const struct attn_kv_view *view, int64_
 static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
                      bool value)
 {
-    add_rows(all, view, layer_parts(layer, 0), layer->row_bytes[value],
-             kv_scale_bytes(kv_dtype_of(layer->desc, value), view->head_size, value));
+    const int64_t parts = layer_parts(layer, 0);
+    if (layer_has_vendor_pages(layer)) {
+        add_plane(
+            all, (struct plane){view->data, parts * view->stride_block,
+                                (parts - 1) * view->stride_block + layer->spec.page_bytes / parts});
+    } else {
+        add_rows(all, view, parts, layer->row_bytes[value], layer_scale_bytes(layer->desc, value));
+    }
 }
 
 /* A cache beyond those of the kind. */

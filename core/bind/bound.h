@@ -53,6 +53,7 @@ struct kv_page {
     int32_t block_size, kernel_block_size;
     int32_t num_kv_heads;
     int32_t head_size, head_size_v;
+    int64_t row_bytes[2], scales_apart[2]; /* of K and of V: layer_row_bytes, layer_scales_apart */
     int32_t sliding_window, chunk_size, sink_len;
     int64_t page_bytes, padded_page_bytes;
     int32_t ndim;
@@ -139,8 +140,8 @@ attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct at
 #define MAX_CACHE_BITS 56
 #define MAX_CACHE ((int64_t)1 << MAX_CACHE_BITS)
 
-/* kv_spec.c */
-void layer_make_spec(attn_layer *layer, int32_t layout);
+/* kv_spec.c: the plugin says the bytes of a block in a layout of its vendor's */
+attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error *error);
 /* groups.c */
 void model_make_groups(attn_model *model);
 /* instance.c: a backend created on its device; the model's own, made once */
@@ -151,7 +152,8 @@ attn_status model_make_instance(attn_model *model, int32_t backend, struct insta
                                 struct attn_error *error);
 void instance_finish(struct instance *instance);
 
-/* Bytes of a row, one slot's of one head, with the scales that stand in it (kv_scales_in_row). */
+/* Bytes of a row, one slot's of one head, with the scales that stand in it (kv_scales_in_row). Of
+ * opaque rows head_size counts bytes. */
 int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value);
 /* Bytes of the scales of one slot and head: float32, a byte per 16 dims of nvfp4, TurboQuant's one
  * or two float16. */
@@ -167,5 +169,15 @@ static inline bool layer_needs_quant_params(const struct attn_layer_desc *l)
 bool kv_scales_in_row(int32_t kv_dtype);
 /* Bytes of the scales of one slot and head that kv_row_bytes does not count. */
 int64_t kv_scales_apart(int32_t kv_dtype, bool value);
+/* The same three of a layer's K or V, which may be opaque. */
+int64_t layer_row_bytes(const struct attn_layer_desc *l, bool value);
+int64_t layer_scale_bytes(const struct attn_layer_desc *l, bool value);
+int64_t layer_scales_apart(const struct attn_layer_desc *l, bool value);
+
+/* Are blocks of the layer's K and V pages of bytes, which only its backends can read? */
+static inline bool layer_has_vendor_pages(const attn_layer *layer)
+{
+    return layer->spec.layout >= ATTN_VENDOR_CODE;
+}
 
 #endif

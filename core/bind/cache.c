@@ -97,10 +97,7 @@ static bool layouts_meet(const struct layout *a, const struct layout *b, int32_t
 /* Bytes of a row without block scales, which have a place of their own, behind the row or apart. */
 static int64_t data_bytes(const struct attn_layer_desc *l, bool value)
 {
-    int32_t head_size = value ? l->head_size_v : l->head_size;
-    const int32_t dtype = kv_dtype_of(l, value);
-    return kv_row_bytes(dtype, head_size, value) -
-           (kv_scales_in_row(dtype) ? kv_scale_bytes(dtype, head_size, value) : 0);
+    return layer_row_bytes(l, value) - (layer_scale_bytes(l, value) - layer_scales_apart(l, value));
 }
 
 attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *wanted,
@@ -160,15 +157,14 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
                                        data_bytes(l, value)};
     const int32_t dtype = kv_dtype_of(l, value);
     attn_status status = check_view_shape(layer, &wanted, view, error);
-    if (status == ATTN_OK && view->scale == NULL &&
-        kv_scale_bytes(dtype, wanted.head_size, value) > 0) {
+    if (status == ATTN_OK && view->scale == NULL && layer_scale_bytes(l, value) > 0) {
         return BAD("scale", "layer '%s', %s: scale is NULL; a row of %s has one of its own",
-                   l->name, wanted.which, name_of_kv_dtype(dtype));
+                   l->name, wanted.which, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
     }
     if (status == ATTN_OK && kv_rows_are_whole(dtype) && view->pack > 0 &&
         view->pack < wanted.head_size) {
         return BAD("pack", "layer '%s', %s: pack is %d; a row of %s is in one piece", l->name,
-                   wanted.which, view->pack, name_of_kv_dtype(dtype));
+                   wanted.which, view->pack, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
     }
     return status;
 }
@@ -211,6 +207,58 @@ static attn_status check_view_form(const attn_layer *layer, const struct attn_kv
         }
     }
     return ATTN_OK;
+}
+
+/* K's or V's view in a layout of the vendor's: its pages. */
+static attn_status check_pages(const attn_layer *layer, const struct attn_kv_view *view, bool value,
+                               struct attn_error *error)
+{
+    const struct attn_layer_desc *l = layer->desc;
+    const char *which = value ? "v" : "k";
+    const int64_t page = layer->spec.page_bytes / layer_parts(layer, 0);
+    const int32_t head_size = value ? l->head_size_v : l->head_size;
+    if (view->data == NULL || (uintptr_t)view->data % (uintptr_t)layer->spec.alignment != 0 ||
+        view->num_blocks <= 0 || view->stride_block < page ||
+        view->num_blocks > MAX_CACHE / view->stride_block) {
+        return BAD("data",
+                   "layer '%s', %s: %lld blocks at %p, %lld bytes apart; in layout %#x at least 1 "
+                   "at a multiple of %d, %lld bytes or more apart, within 2^%d bytes",
+                   l->name, which, (long long)view->num_blocks, view->data,
+                   (long long)view->stride_block, (unsigned)layer->spec.layout,
+                   layer->spec.alignment, (long long)page, MAX_CACHE_BITS);
+    }
+    if (view->stride_slot != 0 || view->stride_head != 0 || view->stride_pack != 0 ||
+        view->pack != 0 || view->scale != NULL) {
+        return BAD("stride_slot",
+                   "layer '%s', %s: strides (slot %lld, head %lld, pack %lld), pack %d or a scale; "
+                   "none of them is there in layout %#x",
+                   l->name, which, (long long)view->stride_slot, (long long)view->stride_head,
+                   (long long)view->stride_pack, view->pack, (unsigned)layer->spec.layout);
+    }
+    if (view->num_heads != l->num_kv_heads || view->head_size != head_size ||
+        view->block_size != l->block_size) {
+        return BAD("num_heads",
+                   "layer '%s', %s: %d heads of %d in blocks of %d; it has %d heads of %d in "
+                   "blocks of %d",
+                   l->name, which, view->num_heads, view->head_size, view->block_size,
+                   l->num_kv_heads, head_size, l->block_size);
+    }
+    return ATTN_OK;
+}
+
+/* K's and V's views name the same pages. */
+static attn_status check_same_pages(const attn_layer *layer, const struct attn_kv_view views[2],
+                                    struct attn_error *error)
+{
+    return views[0].data == views[1].data && views[0].num_blocks == views[1].num_blocks &&
+                   views[0].stride_block == views[1].stride_block
+               ? ATTN_OK
+               : BAD("data",
+                     "layer '%s': k has %lld blocks at %p, %lld bytes apart, v %lld at %p, %lld "
+                     "apart; in layout %#x they are the same",
+                     layer->desc->name, (long long)views[0].num_blocks, views[0].data,
+                     (long long)views[0].stride_block, (long long)views[1].num_blocks,
+                     views[1].data, (long long)views[1].stride_block, (unsigned)layer->spec.layout);
 }
 
 /* K and V: as many blocks of each, and no byte is both. */
@@ -307,17 +355,22 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
     if (status == ATTN_OK && v != NULL) {
         status = struct_read(&views[1], sizeof views[1], MIN_VIEW, v, "attn_kv_view", error);
     }
+    const bool pages = layer_has_vendor_pages(layer);
     for (int32_t i = 0; i < (latent ? 1 : 2) && status == ATTN_OK; i++) {
-        status = view_cut(layer, i == 1 ? "v" : "k", layer->desc->block_size, layer_parts(layer, 0),
-                          &views[i], error);
-        status = status == ATTN_OK ? check_view(layer, &views[i], i == 1, error) : status;
-        status = status == ATTN_OK ? check_view_form(layer, &views[i], i == 1, error) : status;
+        if (pages) {
+            status = check_pages(layer, &views[i], i == 1, error);
+        } else {
+            status = view_cut(layer, i == 1 ? "v" : "k", layer->desc->block_size,
+                              layer_parts(layer, 0), &views[i], error);
+            status = status == ATTN_OK ? check_view(layer, &views[i], i == 1, error) : status;
+            status = status == ATTN_OK ? check_view_form(layer, &views[i], i == 1, error) : status;
+        }
         status = status == ATTN_OK
                      ? place_check_view(layer->model, &views[i], i == 1 ? "v" : "k", error)
                      : status;
     }
     if (status == ATTN_OK && !latent) {
-        status = check_apart(layer, views, error);
+        status = pages ? check_same_pages(layer, views, error) : check_apart(layer, views, error);
     }
     status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_caches", error) : status;
     if (status == ATTN_OK) {
@@ -370,7 +423,7 @@ static attn_status check_quant_params(const struct attn_layer_desc *l, const str
         if (layer_needs_quant_params(l) && dtype == needs[i].kv_dtype && needs[i].array == NULL) {
             return BAD(needs[i].field,
                        "layer '%s': %s is NULL in attn_kv_quant_params; %s needs it", l->name,
-                       needs[i].field, name_of_kv_dtype(dtype));
+                       needs[i].field, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
         }
     }
     return ATTN_OK;

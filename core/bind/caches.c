@@ -117,10 +117,15 @@ static struct attn_cache_spec spec_of(const attn_layer *layer, int32_t index)
     spec.sliding_window = page->sliding_window;
     spec.chunk_size = page->chunk_size;
     spec.sink_len = page->sink_len;
-    spec.page_bytes_alone =
-        (int64_t)spec.block_size * spec.num_heads *
-        (kv_row_bytes(spec.kv_dtype, spec.head_size, spec.role == ATTN_CACHE_V) +
-         kv_scales_apart(spec.kv_dtype, spec.role == ATTN_CACHE_V));
+    const bool value = spec.role == ATTN_CACHE_V,
+               has_rows = index < own && !layer->selected->has_states;
+    spec.page_bytes_alone = (int64_t)spec.block_size * spec.num_heads *
+                            (has_rows ? page->row_bytes[value] + page->scales_apart[value]
+                                      : kv_row_bytes(spec.kv_dtype, spec.head_size, false) +
+                                            kv_scales_apart(spec.kv_dtype, false));
+    if (index < own && layer_has_vendor_pages(layer)) { /* of both */
+        spec.page_bytes_alone = page->page_bytes;
+    }
     spec.page_bytes = spec.padded_page_bytes = spec.page_bytes_alone;
     if (index < own) { /* one memory for all of these */
         spec.page_bytes = page->page_bytes;

@@ -23,16 +23,18 @@ static bool same_table(attn_layer *a, attn_layer *b)
     }
     return a->owner->spec.kind == b->owner->spec.kind &&
            a->owner->spec.layout == b->owner->spec.layout &&
+           (!layer_has_vendor_pages(a->owner) ||
+            a->owner->spec.page_bytes == b->owner->spec.page_bytes) &&
            a->owner->tokens_per_block == b->owner->tokens_per_block && layer_same_cache(x, y);
 }
 
 /* A vendor's kernels may plan by what its extensions say. */
 static bool same_vendors(const struct attn_ext *a, const struct attn_ext *b)
 {
-    while (a != NULL && a->id < ATTN_EXT_VENDOR) {
+    while (a != NULL && !ext_is_handed_on(a->id)) {
         a = a->next;
     }
-    while (b != NULL && b->id < ATTN_EXT_VENDOR) {
+    while (b != NULL && !ext_is_handed_on(b->id)) {
         b = b->next;
     }
     return ext_same(a, b);

@@ -3,11 +3,13 @@
  * backend would like. */
 #include "bind/bound.h"
 #include "bind/caches.h"
+#include "select/match.h"
 #include "select/names.h"
 #include "util/structs.h"
 
 #define MIN_VIEW 120 /* size in ABI 0.3 */
 #define ALIGNMENT 256
+#define MAX_PAGE ((int64_t)1 << 48) /* as of padded_page_bytes */
 
 int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
 {
@@ -77,15 +79,24 @@ int64_t kv_scales_apart(int32_t kv_dtype, bool value)
     return kv_scales_in_row(kv_dtype) ? 0 : kv_scale_bytes(kv_dtype, 0, value);
 }
 
-static int64_t row_bytes(const struct kv_page *s, bool value)
+int64_t layer_row_bytes(const struct attn_layer_desc *l, bool value)
 {
-    return value ? kv_row_bytes(s->kv_dtype_v, s->head_size_v, true)
-                 : kv_row_bytes(s->kv_dtype, s->head_size, false);
+    return kv_is_opaque(kv_dtype_of(l, value))
+               ? (value ? l->kv_row_bytes_v : l->kv_row_bytes)
+               : kv_row_bytes(kv_dtype_of(l, value), value ? l->head_size_v : l->head_size, value);
 }
 
-static int64_t scales_apart(const struct kv_page *s, bool value)
+int64_t layer_scale_bytes(const struct attn_layer_desc *l, bool value)
 {
-    return kv_scales_apart(value ? s->kv_dtype_v : s->kv_dtype, value);
+    return kv_is_opaque(kv_dtype_of(l, value))
+               ? (value ? l->kv_scale_bytes_v : l->kv_scale_bytes)
+               : kv_scale_bytes(kv_dtype_of(l, value), value ? l->head_size_v : l->head_size,
+                                value);
+}
+
+int64_t layer_scales_apart(const struct attn_layer_desc *l, bool value)
+{
+    return kv_scales_in_row(kv_dtype_of(l, value)) ? 0 : layer_scale_bytes(l, value);
 }
 
 static int32_t spec_kind(const struct layer *layer)
@@ -115,11 +126,10 @@ static void set_shape(struct kv_page *spec, int32_t ndim, const int64_t *shape,
  * of bytes. */
 static bool has_whole_pages(const struct kv_page *spec)
 {
-    return spec->kv_dtype_v != spec->kv_dtype || row_bytes(spec, false) != row_bytes(spec, true) ||
-           scales_apart(spec, false) > 0 || scales_apart(spec, true) > 0 ||
-           kv_scales_in_row(spec->kv_dtype) || spec->kv_dtype == ATTN_KV_Q8_0 ||
-           spec->kv_dtype == ATTN_KV_Q4_0 || spec->padded_page_bytes != spec->page_bytes ||
-           spec->layout == ATTN_KV_LAYOUT_PACKED_K;
+    return spec->kv_dtype_v != spec->kv_dtype || spec->row_bytes[0] != spec->row_bytes[1] ||
+           spec->scales_apart[0] > 0 || spec->scales_apart[1] > 0 ||
+           kv_rows_are_whole(spec->kv_dtype) || kv_scales_in_row(spec->kv_dtype) ||
+           spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 
 /* Bytes between the kernel's blocks. */
@@ -128,12 +138,12 @@ static int64_t kernel_page(const struct kv_page *spec)
     return spec->padded_page_bytes / (spec->block_size / spec->kernel_block_size);
 }
 
-/* Bytes of K's or V's rows in a kernel's block. Next to rows of another dtype they end where
- * float32 may follow. */
+/* Bytes of K's or V's rows in a kernel's block. Next to rows of another dtype, and where rows are
+ * opaque, they end where float32 may follow. */
 static int64_t plane_bytes(const struct kv_page *s, bool value)
 {
-    const int64_t bytes = (int64_t)s->kernel_block_size * s->num_kv_heads * row_bytes(s, value);
-    return s->kv_dtype_v != s->kv_dtype ? (bytes + 3) / 4 * 4 : bytes;
+    const int64_t bytes = (int64_t)s->kernel_block_size * s->num_kv_heads * s->row_bytes[value];
+    return s->kv_dtype_v != s->kv_dtype || kv_is_opaque(s->kv_dtype) ? (bytes + 3) / 4 * 4 : bytes;
 }
 
 /* Logical dimensions are those that engines name; the order says where each lies in memory. */
@@ -162,7 +172,36 @@ static void set_paged_shape(struct kv_page *spec)
     }
 }
 
-void layer_make_spec(attn_layer *layer, int32_t layout)
+/* Bytes of a kernel's block in the vendor's layout. */
+static attn_status ask_page(const attn_layer *layer, int32_t layout, int64_t *bytes,
+                            struct attn_error *error)
+{
+    const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
+    const struct attn_supports_args args = {.struct_size = sizeof args,
+                                            .caps = instance->caps,
+                                            .layer = layer->desc,
+                                            .phase = ATTN_PHASE_DECODE,
+                                            .layout = layout};
+    struct attn_error why = ATTN_ERROR_INIT;
+    *bytes = 0;
+    if (instance->plugin->page_bytes == NULL) {
+        return error_set(error, ATTN_ERROR_PLUGIN, "page_bytes",
+                         "layer '%s': %s has layout %#x and no page_bytes", layer->desc->name,
+                         instance->caps->name, (unsigned)layout);
+    }
+    attn_status status = instance->plugin->page_bytes(&args, bytes, &why);
+    if (status != ATTN_OK) {
+        return error_relay(error, status, &why);
+    }
+    return *bytes > 0 && *bytes <= MAX_PAGE
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_PLUGIN, "page_bytes",
+                           "layer '%s': %s says %lld bytes of a block in layout %#x; 1 to %lld",
+                           layer->desc->name, instance->caps->name, (long long)*bytes,
+                           (unsigned)layout, (long long)MAX_PAGE);
+}
+
+attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error *error)
 {
     const struct attn_layer_desc *l = layer->desc;
     struct kv_page *spec = &layer->spec;
@@ -179,9 +218,13 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
                              .chunk_size = l->chunk_size,
                              .sink_len = l->sink_len,
                              .alignment = ALIGNMENT};
+    for (int32_t i = 0; i < 2; i++) {
+        spec->row_bytes[i] = layer_row_bytes(l, i == 1);
+        spec->scales_apart[i] = layer_scales_apart(l, i == 1);
+    }
     if (spec->kind == ATTN_KV_SPEC_NONE) {
         spec->block_size = spec->kernel_block_size = 0;
-        return;
+        return ATTN_OK;
     }
     bool own = false;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
@@ -190,27 +233,35 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
             own = true;
         }
     }
-    if (!own) {
-        const int64_t scales = scales_apart(spec, false) + scales_apart(spec, true);
+    const bool vendors = layer_has_vendor_pages(layer);
+    if (vendors) {
+        attn_status status = ask_page(layer, layout, &spec->page_bytes, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        spec->page_bytes *= spec->block_size / spec->kernel_block_size;
+    } else if (!own) {
+        const int64_t scales = spec->scales_apart[0] + spec->scales_apart[1];
         spec->page_bytes = (plane_bytes(spec, false) + plane_bytes(spec, true)) *
                                (spec->block_size / spec->kernel_block_size) +
                            (int64_t)spec->block_size * spec->num_kv_heads * scales;
     }
     spec->padded_page_bytes =
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
-    if (own) { /* a block is one page of bytes */
+    if (own || vendors) { /* a block is one page of bytes */
         static const int32_t straight[] = {0, 1};
         set_shape(spec, 2, (const int64_t[]){-1, kernel_page(spec)}, straight);
     } else {
         set_paged_shape(spec);
     }
+    return ATTN_OK;
 }
 
 /* K's or V's view, of the kernel's blocks; `before` is where V's part begins behind K's. */
 static void make_view(const struct kv_page *s, bool value, uint8_t *base, int64_t num_blocks,
                       struct attn_kv_view *view)
 {
-    int64_t row[2] = {row_bytes(s, false), row_bytes(s, true)};
+    const int64_t *row = s->row_bytes;
     int64_t b = s->kernel_block_size, h = s->num_kv_heads, mine = row[value];
     int64_t plane = plane_bytes(s, false); /* K of one block */
     bool split = s->layout == ATTN_KV_LAYOUT_NHD || s->layout == ATTN_KV_LAYOUT_HND;
@@ -223,7 +274,10 @@ static void make_view(const struct kv_page *s, bool value, uint8_t *base, int64_
                                   .head_size = value ? s->head_size_v : s->head_size,
                                   .stride_slot = hnd ? mine : h * mine,
                                   .stride_head = hnd ? b * mine : mine};
-    if (split) { /* all keys, then all values */
+    if (s->layout >= ATTN_VENDOR_CODE) { /* the page alone */
+        view->stride_block = kernel_page(s);
+        view->stride_slot = view->stride_head = 0;
+    } else if (split) { /* all keys, then all values */
         view->stride_block = b * h * mine;
         before = value ? num_blocks * plane : 0;
     } else { /* both in one page */
@@ -245,8 +299,9 @@ static void make_view(const struct kv_page *s, bool value, uint8_t *base, int64_
     view->data = base + before;
 }
 
-/* Scales stand behind the rows of a page: K's, then V's, float32 each, [B, Hk] or, where a head's
- * rows lie together, [Hk, B]. NVFP4's and TurboQuant's stand behind each row. */
+/* Scales stand behind the rows of a page: K's, then V's, float32 each or as many bytes as the layer
+ * says, [B, Hk] or, where a head's rows lie together, [Hk, B]. NVFP4's and TurboQuant's stand
+ * behind each row. */
 static void add_scales(const struct kv_page *s, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
@@ -254,21 +309,24 @@ static void add_scales(const struct kv_page *s, uint8_t *base, bool value,
     int64_t count = (int64_t)s->kernel_block_size * s->num_kv_heads;
     int64_t rows = plane_bytes(s, false) + plane_bytes(s, true);
     const int32_t dtype = value ? s->kv_dtype_v : s->kv_dtype;
-    int64_t mine = kv_scale_bytes(dtype, view->head_size, value);
-    if (kv_scales_in_row(dtype) && mine > 0) {
-        view->scale = (uint8_t *)view->data + row_bytes(s, value) - mine;
-        view->scale_stride_block = view->stride_block;
-        view->scale_stride_slot = view->stride_slot;
-        view->scale_stride_head = view->stride_head;
+    const int64_t apart = s->scales_apart[value];
+    if (kv_scales_in_row(dtype)) {
+        const int64_t mine = kv_scale_bytes(dtype, view->head_size, value);
+        if (mine > 0) {
+            view->scale = (uint8_t *)view->data + s->row_bytes[value] - mine;
+            view->scale_stride_block = view->stride_block;
+            view->scale_stride_slot = view->stride_slot;
+            view->scale_stride_head = view->stride_head;
+        }
         return;
     }
-    if (scales_apart(s, value) == 0) {
+    if (apart == 0 || s->layout >= ATTN_VENDOR_CODE) {
         return;
     }
-    view->scale = base + rows + (value ? count * scales_apart(s, false) : 0);
+    view->scale = base + rows + (value ? count * s->scales_apart[0] : 0);
     view->scale_stride_block = kernel_page(s);
-    view->scale_stride_slot = by_head ? 4 : 4 * (int64_t)s->num_kv_heads;
-    view->scale_stride_head = by_head ? 4 * (int64_t)s->kernel_block_size : 4;
+    view->scale_stride_slot = by_head ? apart : apart * s->num_kv_heads;
+    view->scale_stride_head = by_head ? apart * s->kernel_block_size : apart;
 }
 
 attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
@@ -311,7 +369,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     if (spec.layout == ATTN_KV_LAYOUT_LATENT) {
         views[0].num_heads = 1;
         views[0].stride_block = kernel_page(&spec);
-        views[0].stride_slot = kv_row_bytes(spec.kv_dtype, spec.head_size, false);
+        views[0].stride_slot = spec.row_bytes[0];
         views[0].stride_head = views[0].stride_slot;
     }
     if (struct_write(k, &views[0], sizeof *k, MIN_VIEW) != ATTN_OK ||

@@ -53,7 +53,7 @@ static attn_status bind_layer(attn_model *model, int32_t index,
         for (int32_t part = 0; part < PART_COUNT; part++) {
             layer->part_params[part].struct_size = sizeof layer->part_params[part];
         }
-        layer_make_spec(layer, source->phases[ATTN_PHASE_DECODE].choice.layout);
+        status = layer_make_spec(layer, source->phases[ATTN_PHASE_DECODE].choice.layout, error);
         layer_rewrite_parts(layer);
     }
     return status;

@@ -221,7 +221,7 @@ void mla_make_spec(const attn_layer *layer, struct kv_page *spec)
 {
     spec->kind = layer->desc->has_window ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA;
     spec->layout = ATTN_KV_LAYOUT_LATENT;
-    spec->page_bytes = spec->block_size * kv_row_bytes(spec->kv_dtype, spec->head_size, false);
+    spec->page_bytes = spec->block_size * spec->row_bytes[0];
 }
 
 static void head_weights_set(struct head_weights *w, const struct attn_tensor *source,

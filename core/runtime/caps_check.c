@@ -14,7 +14,8 @@
 
 #define MAX_RANGES 256
 #define MIN_REFUSED 72 /* size in ABI 0.3 */
-#define MAX_REFUSED_BYTES 4096
+#define MIN_VENDOR_CODE 16
+#define MAX_ELEMENT 4096 /* bytes */
 #define MAX_LABEL 255
 #define MAX_ISA 1023
 #define BIT(code) (UINT64_C(1) << (code))
@@ -85,6 +86,28 @@ static const struct {
              MASK(decode_write_kv_dtypes, NUM_KV_DTYPES),
              MASK(cache_roles, NUM_CACHE_ROLES)};
 
+const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at)
+{
+    return (const void *)((const char *)caps->vendor_codes +
+                          (size_t)at * (size_t)caps->vendor_code_stride);
+}
+
+/* Is one of the vendor's codes of that list there, `code` or, with 0, any? False, too, of an array
+ * that caps_check refuses. */
+static bool has_vendor_code(const struct attn_backend_caps *c, int32_t list, int32_t code)
+{
+    const bool readable = c->vendor_codes != NULL && c->num_vendor_codes <= MAX_RANGES &&
+                          c->vendor_code_stride >= MIN_VENDOR_CODE &&
+                          c->vendor_code_stride <= MAX_ELEMENT;
+    for (int32_t i = 0; readable && i < c->num_vendor_codes; i++) {
+        const struct attn_vendor_code *own = vendor_code_at(c, i);
+        if (own->list == list && (code == 0 || own->code == code)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void caps_trim(struct attn_backend_caps *c)
 {
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
@@ -93,7 +116,8 @@ void caps_trim(struct attn_backend_caps *c)
         mask &= BIT(masks[i].count) - 1;
         memcpy((char *)c + masks[i].offset, &mask, sizeof mask);
     }
-    if (c->preferred_layout >= NUM_KV_LAYOUTS) {
+    if (c->preferred_layout >= NUM_KV_LAYOUTS &&
+        !has_vendor_code(c, ATTN_NAMES_KV_LAYOUT, c->preferred_layout)) {
         c->preferred_layout = 0;
         while (c->layouts != 0 && !(c->layouts >> c->preferred_layout & 1)) {
             c->preferred_layout++;
@@ -175,6 +199,28 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
     return ATTN_OK;
 }
 
+/* A list that the core does not know is a newer one, of which nothing is asked. */
+static attn_status check_vendor_codes(const struct attn_backend_caps *c, struct attn_error *error)
+{
+    if (c->num_vendor_codes > 0 &&
+        (c->vendor_code_stride < MIN_VENDOR_CODE || c->vendor_code_stride > MAX_ELEMENT)) {
+        return BAD("vendor_code_stride", "%s: vendor_code_stride is %d; %d to %d", c->name,
+                   c->vendor_code_stride, MIN_VENDOR_CODE, MAX_ELEMENT);
+    }
+    for (int32_t i = 0; i < c->num_vendor_codes; i++) {
+        const struct attn_vendor_code *code = vendor_code_at(c, i);
+        if (code->code < ATTN_VENDOR_CODE || !text_is_name(code->name)) {
+            return BAD(
+                "vendor_codes",
+                "%s: vendor_codes[%d] is %#x named '%.63s'; vendors' begin at %#x, and names "
+                "are [a-z][a-z0-9_]* of at most 63 bytes",
+                c->name, i, (unsigned)code->code,
+                text_is_clean(code->name, MAX_LABEL) ? code->name : "?", ATTN_VENDOR_CODE);
+        }
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_lists(const struct attn_backend_caps *c, struct attn_error *error)
 {
     const struct {
@@ -184,7 +230,8 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
     } lists[] = {{"head_sizes", c->head_sizes, c->num_head_sizes},
                  {"block_sizes", c->block_sizes, c->num_block_sizes},
                  {"refused", c->refused, c->num_refused},
-                 {"extensions", c->extensions, c->num_extensions}};
+                 {"extensions", c->extensions, c->num_extensions},
+                 {"vendor_codes", c->vendor_codes, c->num_vendor_codes}};
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (lists[i].count < 0 || lists[i].count > MAX_RANGES ||
@@ -213,16 +260,18 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         }
     }
     if (c->num_refused > 0 &&
-        (c->refused_stride < MIN_REFUSED || c->refused_stride > MAX_REFUSED_BYTES)) {
+        (c->refused_stride < MIN_REFUSED || c->refused_stride > MAX_ELEMENT)) {
         return BAD("refused_stride", "%s: refused_stride is %d; %d to %d", c->name,
-                   c->refused_stride, MIN_REFUSED, MAX_REFUSED_BYTES);
+                   c->refused_stride, MIN_REFUSED, MAX_ELEMENT);
     }
     for (int32_t i = 0; i < c->num_extensions; i++) {
-        if (c->extensions[i] < ATTN_EXT_VENDOR) {
-            return BAD("extensions", "%s: extensions[%d] is %#x; vendors' begin at %#x", c->name, i,
-                       c->extensions[i], ATTN_EXT_VENDOR);
+        if (!ext_is_handed_on(c->extensions[i])) {
+            return BAD("extensions",
+                       "%s: extensions[%d] is %#x; vendors' begin at %#x, drafts of kernels at %#x",
+                       c->name, i, c->extensions[i], ATTN_EXT_VENDOR, ATTN_EXT_DRAFT_KERNELS);
         }
     }
+    status = check_vendor_codes(c, error);
     for (int32_t i = 0; i < c->num_refused && status == ATTN_OK; i++) {
         status = check_refused(c, i, error);
     }
@@ -327,8 +376,10 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
         ATTN_VIEW_NHD, ATTN_VIEW_HND,    ATTN_VIEW_NHD,    ATTN_VIEW_HND,
         ATTN_VIEW_HND, ATTN_VIEW_PACKED, ATTN_VIEW_LATENT,
     };
+    const bool pages = has_vendor_code(c, ATTN_NAMES_KV_LAYOUT, 0);
     if ((c->features & ATTN_FEATURE_PAGED_KV) &&
-        (c->num_block_sizes == 0 || c->layouts == 0 || c->view_forms == 0 || c->kv_dtypes == 0)) {
+        (c->num_block_sizes == 0 || (!pages && (c->layouts == 0 || c->view_forms == 0)) ||
+         (c->kv_dtypes == 0 && !has_vendor_code(c, ATTN_NAMES_KV_DTYPE, 0)))) {
         return BAD("block_sizes",
                    "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes", c->name);
     }
@@ -339,7 +390,9 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
                        (unsigned long long)c->view_forms);
         }
     }
-    if (c->preferred_layout < 0 || (c->layouts != 0 && !(c->layouts >> c->preferred_layout & 1))) {
+    if (c->preferred_layout < 0 ||
+        (c->preferred_layout < NUM_KV_LAYOUTS && (c->layouts != 0 || pages) &&
+         !(c->layouts >> c->preferred_layout & 1))) {
         return BAD("preferred_layout", "%s: preferred_layout %d is not one of its layouts", c->name,
                    c->preferred_layout);
     }

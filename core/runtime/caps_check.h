@@ -15,6 +15,9 @@ void caps_trim(struct attn_backend_caps *caps);
 bool refused_read(const struct attn_backend_caps *caps, int32_t at,
                   struct attn_refused_combination *row);
 
+/* Element `at` of vendor_codes that have passed caps_check. */
+const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at);
+
 /* `variant` is not NULL; extensions have passed ext_check. */
 attn_status caps_check(const struct attn_backend_caps *caps, struct attn_error *error);
 

@@ -18,7 +18,7 @@
 #include "util/structs.h"
 #include "util/text.h"
 
-#define MIN_PLUGIN 80 /* size in ABI 0.3 */
+#define MIN_PLUGIN 88 /* size in ABI 0.3 */
 #define MAX_LABEL 127
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 

@@ -11,7 +11,7 @@
 #include "util/structs.h"
 
 #define MIN_DEVICE_INFO 88 /* sizes in ABI 0.3 */
-#define MIN_CAPS 304
+#define MIN_CAPS 320
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
 #define BAD(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
@@ -157,6 +157,18 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
         }
     }
     caps->refused = refused;
+    struct attn_vendor_code *codes =
+        source->num_vendor_codes > 0
+            ? arena_array(found->arena, (size_t)source->num_vendor_codes, sizeof *codes)
+            : NULL;
+    for (int32_t i = 0; i < source->num_vendor_codes && codes != NULL; i++) {
+        codes[i] = *vendor_code_at(source, i); /* no more than is known of it */
+        codes[i].name = arena_string(found->arena, codes[i].name);
+        failed |= codes[i].name == NULL;
+    }
+    failed |= source->num_vendor_codes > 0 && codes == NULL;
+    caps->vendor_codes = codes;
+    caps->vendor_code_stride = (int32_t)sizeof *codes;
     caps->next = copy_extensions(found->arena, source->next, &failed);
     failed |=
         !backend->full_name || !caps->name || !caps->variant || !caps->version || !caps->vendor;

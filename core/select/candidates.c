@@ -194,7 +194,8 @@ static bool one_cache(const struct selection *selection, const struct layer *lay
     if (prefill == decode || !layer_has_cache(&layer->desc) || layer->has_states) {
         return true;
     }
-    return (a->layouts & b->layouts) != 0 &&
+    return ((a->layouts & b->layouts) != 0 ||
+            declares_code(a, ATTN_NAMES_KV_LAYOUT, 0, b->preferred_layout)) &&
            candidates_kernel_block(selection, layer, candidates, pair) > 0;
 }
 

@@ -16,7 +16,7 @@
 /* What a line says of one layer. */
 struct imported {
     const char *backends[NUM_PHASES]; /* full names */
-    int32_t kv_dtype;
+    int32_t kv_dtype, kv_dtype_v;     /* alike, if it names one */
     int32_t block_size;
     int32_t layout;
     const char *name;
@@ -29,8 +29,8 @@ void assignment_add_layers(struct text *out, const attn_assignment *assignment)
         const struct attn_choice *choice = &l->phases[ATTN_PHASE_PREFILL].choice;
         text_add(out, "layer %d prefill=%s decode=%s kv_dtype=%s block_size=%d layout=%s name=%s\n",
                  i, choice->name, l->phases[ATTN_PHASE_DECODE].choice.name,
-                 name_of_kv_dtype(choice->kv_dtype), choice->block_size,
-                 name_of_layout(choice->layout), l->layer.desc.name);
+                 kv_dtypes_text(choice->kv_dtype, choice->kv_dtype_v).text, choice->block_size,
+                 code_text(ATTN_NAMES_KV_LAYOUT, choice->layout).text, l->layer.desc.name);
     }
 }
 
@@ -113,7 +113,7 @@ static attn_status parse_line(char *line, int32_t index, struct imported *out,
     }
     out->backends[ATTN_PHASE_PREFILL] = value_of(&rest, "prefill");
     out->backends[ATTN_PHASE_DECODE] = value_of(&rest, "decode");
-    const char *kv_dtype = value_of(&rest, "kv_dtype");
+    char *kv_dtype = value_of(&rest, "kv_dtype");
     const char *block_size = value_of(&rest, "block_size");
     const char *layout = value_of(&rest, "layout");
     if (out->backends[0] == NULL || out->backends[1] == NULL || kv_dtype == NULL ||
@@ -122,12 +122,17 @@ static attn_status parse_line(char *line, int32_t index, struct imported *out,
             error, index + 2,
             "prefill=, decode=, kv_dtype=, block_size=, layout= and name= are expected");
     }
-    out->kv_dtype = kv_dtype_of_name(kv_dtype);
-    out->layout = layout_of_name(layout);
-    if (out->kv_dtype < 0 || out->layout < 0 ||
-        !read_number(block_size, MAX_BLOCK, &out->block_size)) {
+    char *second = strchr(kv_dtype, '/');
+    if (second != NULL) {
+        *second++ = '\0';
+    }
+    out->kv_dtype = code_of_text(ATTN_NAMES_KV_DTYPE, kv_dtype);
+    out->kv_dtype_v = second != NULL ? code_of_text(ATTN_NAMES_KV_DTYPE, second) : out->kv_dtype;
+    out->layout = code_of_text(ATTN_NAMES_KV_LAYOUT, layout);
+    const bool dtypes = out->kv_dtype >= 0 && out->kv_dtype_v >= 0;
+    if (!dtypes || out->layout < 0 || !read_number(block_size, MAX_BLOCK, &out->block_size)) {
         return malformed(error, index + 2,
-                         out->kv_dtype < 0 ? "unknown kv_dtype"
+                         !dtypes           ? "unknown kv_dtype"
                          : out->layout < 0 ? "unknown layout"
                                            : "block_size is no number up to 65536");
     }
@@ -221,14 +226,16 @@ static attn_status hold_layer(const struct assignment_layer *layer, const struct
                              "layer '%s', %s: %s in the imported text, %s here", name,
                              name_of_phase(phase), imported->backends[phase], choice->name);
         }
-        if (choice->kv_dtype != imported->kv_dtype || choice->layout != imported->layout ||
-            choice->block_size != imported->block_size) {
-            return error_set(error, ATTN_ERROR_REFUSED, "kv_cache",
-                             "layer '%s': kv_dtype %s, block_size %d, layout %s in the imported "
-                             "text; %s, %d, %s here",
-                             name, name_of_kv_dtype(imported->kv_dtype), imported->block_size,
-                             name_of_layout(imported->layout), name_of_kv_dtype(choice->kv_dtype),
-                             choice->block_size, name_of_layout(choice->layout));
+        if (choice->kv_dtype != imported->kv_dtype || choice->kv_dtype_v != imported->kv_dtype_v ||
+            choice->layout != imported->layout || choice->block_size != imported->block_size) {
+            return error_set(
+                error, ATTN_ERROR_REFUSED, "kv_cache",
+                "layer '%s': kv_dtype %s, block_size %d, layout %s in the imported "
+                "text; %s, %d, %s here",
+                name, kv_dtypes_text(imported->kv_dtype, imported->kv_dtype_v).text,
+                imported->block_size, code_text(ATTN_NAMES_KV_LAYOUT, imported->layout).text,
+                kv_dtypes_text(choice->kv_dtype, choice->kv_dtype_v).text, choice->block_size,
+                code_text(ATTN_NAMES_KV_LAYOUT, choice->layout).text);
         }
     }
     return ATTN_OK;

@@ -4,7 +4,8 @@
  *     attn-assignment 1
  *     layer 0 prefill=cpu_ref decode=cpu_ref kv_dtype=bf16 block_size=16 layout=nhd name=layers.0
  *
- * The name stands last since it may hold spaces. */
+ * kv_dtype is K's/V's where they differ, and a vendor's code is its number, 0x10001. The name
+ * stands last since it may hold spaces. */
 #ifndef CORE_SELECT_EXPORT_H
 #define CORE_SELECT_EXPORT_H
 

@@ -57,8 +57,12 @@ void check_caches(struct check *check)
         return;
     }
     for (int32_t i = 0; i < own->num_caches; i++) {
-        check_code(check, "caches", own->caches[i].role, check->caps->cache_roles, NUM_CACHE_ROLES,
-                   name_of_cache_role);
+        check_listed(check, "caches", ATTN_NAMES_CACHE_ROLE, own->caches[i].role,
+                     check->caps->cache_roles);
+        if (kv_is_opaque(own->caches[i].kv_dtype)) {
+            check_listed(check, "caches", ATTN_NAMES_KV_DTYPE, own->caches[i].kv_dtype,
+                         check->caps->kv_dtypes);
+        }
         check_own_blocks(check, &own->caches[i]);
     }
     int32_t tables = layer_num_tables(check->whole);

@@ -11,7 +11,7 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_LAYER_DESC 248 /* sizes in ABI 0.3 */
+#define MIN_LAYER_DESC 264 /* sizes in ABI 0.3 */
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
 #define MAX_PAGE ((int64_t)1 << 48)
@@ -123,6 +123,7 @@ static void complete(struct layer *layer)
     if (l->skip_kv_quantization) {
         l->kv_dtype = l->kv_dtype_v = ATTN_KV_AUTO;
         l->k_scale_form = l->v_scale_form = ATTN_SCALE_NONE;
+        l->kv_row_bytes = l->kv_row_bytes_v = l->kv_scale_bytes = l->kv_scale_bytes_v = 0;
     }
     l->kv_dtype = l->kv_dtype != ATTN_KV_AUTO ? l->kv_dtype : l->dtype;
     l->kv_dtype_v = l->kv_dtype_v != l->kv_dtype ? l->kv_dtype_v : 0;
@@ -138,26 +139,32 @@ static void complete(struct layer *layer)
     }
 }
 
+/* Rows of one dtype, heads and sizes. */
+static bool same_rows(const struct attn_layer_desc *x, const struct attn_layer_desc *y)
+{
+    return x->kv_dtype == y->kv_dtype && x->kv_dtype_v == y->kv_dtype_v &&
+           x->kv_row_bytes == y->kv_row_bytes && x->kv_row_bytes_v == y->kv_row_bytes_v &&
+           x->kv_scale_bytes == y->kv_scale_bytes && x->kv_scale_bytes_v == y->kv_scale_bytes_v &&
+           x->num_kv_heads == y->num_kv_heads && x->head_size == y->head_size &&
+           x->head_size_v == y->head_size_v;
+}
+
 bool layer_same_cache(const struct layer *a, const struct layer *b)
 {
     const struct attn_layer_desc *x = &a->desc, *y = &b->desc;
     return (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS) &&
-           a->has_states == b->has_states && x->kv_dtype == y->kv_dtype &&
-           x->kv_dtype_v == y->kv_dtype_v && x->num_kv_heads == y->num_kv_heads &&
-           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
-           x->block_size == y->block_size && a->blocks_per_entry == b->blocks_per_entry &&
-           x->has_window == y->has_window && x->window_left == y->window_left &&
-           x->chunk_size == y->chunk_size && x->sink_len == y->sink_len &&
-           x->padded_page_bytes == y->padded_page_bytes && layer_same_caches(a, b);
+           a->has_states == b->has_states && same_rows(x, y) && x->block_size == y->block_size &&
+           a->blocks_per_entry == b->blocks_per_entry && x->has_window == y->has_window &&
+           x->window_left == y->window_left && x->chunk_size == y->chunk_size &&
+           x->sink_len == y->sink_len && x->padded_page_bytes == y->padded_page_bytes &&
+           layer_same_caches(a, b);
 }
 
 /* Shape alone: a sliding layer may read the cache of a full one. */
 static bool readable_cache(const struct layer *reader, const struct layer *owner)
 {
     const struct attn_layer_desc *x = &reader->desc, *y = &owner->desc;
-    return layer_has_cache(y) && owner->caches == NULL && x->kv_dtype == y->kv_dtype &&
-           x->kv_dtype_v == y->kv_dtype_v && x->num_kv_heads == y->num_kv_heads &&
-           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
+    return layer_has_cache(y) && owner->caches == NULL && same_rows(x, y) &&
            x->block_size == y->block_size * owner->blocks_per_entry &&
            (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
 }
@@ -195,9 +202,10 @@ static attn_status check_names(struct layer *layer, int32_t index,
             "layer '%s' (%d KV heads of %d and %d, %s, blocks of %d) cannot read the cache of "
             "'%s' (%d KV heads of %d and %d, %s, blocks of %d)",
             name, layer->desc.num_kv_heads, layer->desc.head_size, layer->desc.head_size_v,
-            name_of_kv_dtype(layer->desc.kv_dtype), layer->desc.block_size, target,
-            owner->desc.num_kv_heads, owner->desc.head_size, owner->desc.head_size_v,
-            name_of_kv_dtype(owner->desc.kv_dtype),
+            kv_dtypes_text(layer->desc.kv_dtype, layer->desc.kv_dtype_v).text,
+            layer->desc.block_size, target, owner->desc.num_kv_heads, owner->desc.head_size,
+            owner->desc.head_size_v,
+            kv_dtypes_text(owner->desc.kv_dtype, owner->desc.kv_dtype_v).text,
             owner->desc.block_size * owner->blocks_per_entry);
     }
     return ATTN_OK;

@@ -13,7 +13,6 @@
 #define MAX_CHAIN 64
 #define MIN_CACHE_DESC 32 /* size in ABI 0.3 */
 #define MAX_CACHE_DESC 4096
-#define MAX_ROW 65536
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 attn_status layer_ranges(const char *name, const struct ranged *ranges, size_t count,
@@ -60,7 +59,7 @@ int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t *ids, int32_t cou
 {
     const int32_t most = count + MAX_VENDOR_EXTENSIONS;
     for (int32_t i = 0; next != NULL && i < MAX_CHAIN && count < most; i++, next = next->next) {
-        if (next->id >= ATTN_EXT_VENDOR) {
+        if (ext_is_handed_on(next->id)) {
             ids[count++] = next->id;
         }
     }
@@ -73,7 +72,7 @@ static void copy_vendors(struct arena *arena, struct layer *layer, const struct 
 {
     const struct attn_ext **last = &layer->desc.next;
     for (; next != NULL && !*failed; next = next->next) {
-        if (next->id >= ATTN_EXT_VENDOR) {
+        if (ext_is_handed_on(next->id)) {
             struct attn_ext *copy = arena_alloc(arena, next->struct_size);
             *failed = copy == NULL;
             if (copy != NULL) {
@@ -93,7 +92,7 @@ bool declares_extension(const struct attn_backend_caps *caps, uint32_t id)
             return true;
         }
     }
-    return id < ATTN_EXT_VENDOR;
+    return !ext_is_handed_on(id);
 }
 
 void layer_drop_undeclared(struct layer *layer, const struct attn_backend_caps *caps)
@@ -109,18 +108,25 @@ void layer_drop_undeclared(struct layer *layer, const struct attn_backend_caps *
     }
 }
 
+/* A vendor's code is as good as `like`, which is a known one. */
+static int32_t known_part(int32_t code, int32_t like)
+{
+    return code >= ATTN_VENDOR_CODE ? like : code;
+}
+
 static attn_status check_cache(const struct layer *layer, const struct attn_cache_desc *caches,
                                int32_t index, struct attn_error *error)
 {
     const struct attn_cache_desc *c = &caches[index];
-    const struct ranged ranges[] = {{"role", c->role, ATTN_CACHE_INDEX_K, NUM_CACHE_ROLES - 1},
-                                    {"of", c->of, 0, 1 + index},
-                                    {"table", c->table, 0, ATTN_MAX_TABLES},
-                                    {"kv_dtype", c->kv_dtype, 1, NUM_KV_DTYPES - 1},
-                                    {"num_heads", c->num_heads, 1, MAX_HEADS},
-                                    {"head_size", c->head_size, 1, MAX_ROW},
-                                    {"block_size", c->block_size, 0, MAX_ROW},
-                                    {"tokens_per_row", c->tokens_per_row, 1, MAX_ROW}};
+    const struct ranged ranges[] = {
+        {"role", known_part(c->role, ATTN_CACHE_EXTRA), ATTN_CACHE_INDEX_K, NUM_CACHE_ROLES - 1},
+        {"of", c->of, 0, 1 + index},
+        {"table", c->table, 0, ATTN_MAX_TABLES},
+        {"kv_dtype", known_part(c->kv_dtype, ATTN_KV_OPAQUE), 1, NUM_KV_DTYPES - 1},
+        {"num_heads", c->num_heads, 1, MAX_HEADS},
+        {"head_size", c->head_size, 1, MAX_ROW},
+        {"block_size", c->block_size, 0, MAX_ROW},
+        {"tokens_per_row", c->tokens_per_row, 1, MAX_ROW}};
     attn_status status =
         layer_ranges(layer->desc.name, ranges, sizeof ranges / sizeof *ranges, error);
     for (int32_t i = 0; i < index && status == ATTN_OK; i++) {

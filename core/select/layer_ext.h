@@ -10,6 +10,7 @@
 #define MAX_VENDOR_EXTENSIONS 8 /* of one layer */
 #define MAX_HEAD_SIZE 512
 #define MAX_LATENT 1024
+#define MAX_ROW 65536 /* bytes or elements of a row in a cache */
 
 /* A field that has to lie in a range. */
 struct ranged {

@@ -31,7 +31,7 @@ const struct layer_field layer_fields[] = {
     FIELD(kv_sharing_target, TEXT, CACHED, 0, 0),
     FIELD(kind, INT, ALL, 0, NUM_LAYER_KINDS - 1),
     FIELD(dtype, INT, ALL, ATTN_DTYPE_F16, ATTN_DTYPE_F32),
-    FIELD(kv_dtype, INT, ALL, 0, NUM_KV_DTYPES - 1),
+    FIELD(kv_dtype, CODE, ALL, 0, NUM_KV_DTYPES - 1),
     FIELD(num_q_heads, INT, ALL, 1, MAX_HEADS),
     FIELD(num_kv_heads, INT, ALL, 1, MAX_HEADS),
     FIELD(head_size, INT, ALL, 1, MAX_LATENT),
@@ -54,13 +54,13 @@ const struct layer_field layer_fields[] = {
     FIELD(block_size, INT, CACHED, 0, MAX_BLOCK),
     FIELD(num_speculative_tokens, INT, CACHED | RECURRENT, 0, 1024),
     FIELD(parallel_drafting, INT, CACHED | RECURRENT, 0, 1),
-    FIELD(kv_dtype_v, INT, DECODER | CROSS, 0, NUM_KV_DTYPES - 1),
+    FIELD(kv_dtype_v, CODE, DECODER | CROSS, 0, NUM_KV_DTYPES - 1),
     FIELD(padded_page_bytes, LONG, CACHED | RECURRENT, 0, 0),
     FIELD(q_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_HEAD),
     FIELD(k_scale_form, INT, CACHED, 0, ATTN_SCALE_PER_HEAD),
     FIELD(v_scale_form, INT, DECODER | CROSS, 0, ATTN_SCALE_PER_HEAD_CHANNEL),
     FIELD(p_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_TENSOR),
-    FIELD(q_dtype, INT, ATTENDS, 0, NUM_DTYPES - 1),
+    FIELD(q_dtype, CODE, ATTENDS, 0, NUM_DTYPES - 1),
     FIELD(output_form, INT, ALL, 0, NUM_OUTPUT_FORMS - 1),
     FIELD(output_scale_pow2, INT, ALL, 0, 1),
     FIELD(output_scale_column_major, INT, ALL, 0, 1),
@@ -80,6 +80,10 @@ const struct layer_field layer_fields[] = {
     FIELD(needed_view_forms, BITS, CACHED, 0, 0),
     FIELD(needs_page_lists, INT, CACHED, 0, 1),
     FIELD(host_bounds, INT, ALL, 0, 1),
+    FIELD(kv_row_bytes, INT, CACHED, 0, MAX_ROW),
+    FIELD(kv_row_bytes_v, INT, DECODER | CROSS, 0, MAX_ROW),
+    FIELD(kv_scale_bytes, INT, DECODER | CROSS, 0, MAX_ROW),
+    FIELD(kv_scale_bytes_v, INT, DECODER | CROSS, 0, MAX_ROW),
     {NULL, 0, FIELD_INT, 0, 0, 0},
 };
 
@@ -94,6 +98,7 @@ static bool value_of(const struct attn_layer_desc *layer, const struct layer_fie
     const char *string;
     switch (field->type) {
     case FIELD_INT:
+    case FIELD_CODE:
         memcpy(&number, at, sizeof number);
         snprintf(text, size, "%d", number);
         return number != 0;
@@ -160,7 +165,7 @@ static uint32_t scale_forms_of(int32_t kv_dtype, bool is_v)
     case ATTN_KV_INT8_KV:
         return 1u << ATTN_SCALE_NONE | (is_v ? 1u << ATTN_SCALE_PER_HEAD_CHANNEL : 0);
     default:
-        return 1u << ATTN_SCALE_NONE;
+        return kv_is_opaque(kv_dtype) ? ~0u : 1u << ATTN_SCALE_NONE;
     }
 }
 
@@ -172,13 +177,30 @@ static bool is_of_both(int32_t kv_dtype)
            (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
 }
 
+/* Bytes of rows are said of dtypes that do not say them, and of no others. */
+static attn_status check_row_bytes(const struct attn_layer_desc *l, bool is_v,
+                                   struct attn_error *error)
+{
+    const int32_t kv_dtype = kv_dtype_of(l, is_v);
+    const int32_t row = is_v ? l->kv_row_bytes_v : l->kv_row_bytes;
+    const int32_t scale = is_v ? l->kv_scale_bytes_v : l->kv_scale_bytes;
+    const char *field = is_v ? "kv_row_bytes_v" : "kv_row_bytes";
+    if (kv_is_opaque(kv_dtype) ? row > 0 : row == 0 && scale == 0) {
+        return ATTN_OK;
+    }
+    return BAD(field,
+               "layer '%s': %s is %d, with scales of %d bytes, and the dtype is %s; opaque and "
+               "vendors' dtypes have rows of 1 to %d bytes, of others both are 0",
+               l->name, field, row, scale, code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text, MAX_ROW);
+}
+
 static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct attn_error *error)
 {
     const bool has_rows = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_RECURRENT;
     if (!has_rows && l->kv_dtype != ATTN_KV_AUTO && l->kv_dtype != l->dtype) {
         return BAD("kv_dtype",
                    "layer '%s': kv_dtype is %s; a layer of kind %s has no KV cache: auto", l->name,
-                   name_of_kv_dtype(l->kv_dtype), name_of_kind(l->kind));
+                   code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text, name_of_kind(l->kind));
     }
     /* skip_kv_quantization: all of it is of the model's other layers */
     for (int32_t is_v = 0; is_v < 2 && !l->skip_kv_quantization; is_v++) {
@@ -187,16 +209,25 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
         if (l->kv_dtype_v != 0 && l->kv_dtype_v != l->kv_dtype && is_of_both(kv_dtype)) {
             return BAD("kv_dtype_v",
                        "layer '%s': kv_dtype %s with kv_dtype_v %s; %s is of K and V together",
-                       l->name, name_of_kv_dtype(l->kv_dtype), name_of_kv_dtype(l->kv_dtype_v),
-                       name_of_kv_dtype(kv_dtype));
+                       l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text,
+                       code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype_v).text,
+                       code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
+        }
+        if (has_rows && !(is_v && l->kind == ATTN_LAYER_MLA)) {
+            attn_status status = check_row_bytes(l, is_v, error);
+            if (status != ATTN_OK) {
+                return status;
+            }
         }
         if (!(scale_forms_of(kv_dtype, is_v) >> form & 1)) {
             const char *field = is_v ? "v_scale_form" : "k_scale_form";
             return BAD(field,
-                       "layer '%s': %s is %s with kv_dtype %s; fp8_e4m3, fp8_e5m2 and fp8_e4m3fnuz "
-                       "have scales of any form, nvfp4 one per tensor, v of int8_kv one per head "
+                       "layer '%s': %s is %s with kv_dtype %s; fp8_e4m3, fp8_e5m2, fp8_e4m3fnuz "
+                       "and opaque ones have scales of any form, nvfp4 one per tensor, v of "
+                       "int8_kv one per head "
                        "and channel, the others none",
-                       l->name, field, name_of_scale_form(form), name_of_kv_dtype(kv_dtype));
+                       l->name, field, name_of_scale_form(form),
+                       code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
         }
     }
     return ATTN_OK;
@@ -209,11 +240,12 @@ attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_
     attn_status status = layer_ranges(layer->name, &kind, 1, error); /* by which all are checked */
     for (const struct layer_field *f = layer_fields; f->name != NULL && status == ATTN_OK; f++) {
         const bool says = value_of(layer, f, value, sizeof value);
-        if (f->type == FIELD_INT) {
+        if (f->type == FIELD_INT || f->type == FIELD_CODE) {
             int32_t number;
             memcpy(&number, (const char *)layer + f->at, sizeof number);
             const struct ranged range = {f->name, number, f->min, f->max};
-            status = layer_ranges(layer->name, &range, 1, error);
+            const bool is_vendors = f->type == FIELD_CODE && number >= ATTN_VENDOR_CODE;
+            status = is_vendors ? ATTN_OK : layer_ranges(layer->name, &range, 1, error);
         }
         if (status == ATTN_OK && f->kinds != ALL && says && !(f->kinds >> layer->kind & 1)) {
             status = BAD(f->name, "layer '%s': %s is %s; a layer of kind %s takes none",

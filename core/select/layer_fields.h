@@ -5,14 +5,14 @@
 
 #include "select/assignment.h"
 
-enum field_type { FIELD_INT, FIELD_FLOAT, FIELD_LONG, FIELD_BITS, FIELD_TEXT };
+enum field_type { FIELD_INT, FIELD_CODE, FIELD_FLOAT, FIELD_LONG, FIELD_BITS, FIELD_TEXT };
 
 struct layer_field {
     const char *name;
     size_t at; /* offset in struct attn_layer_desc */
     enum field_type type;
     uint32_t kinds;   /* bits 1 << enum attn_layer_kind: for the others it is 0 */
-    int32_t min, max; /* of FIELD_INT */
+    int32_t min, max; /* of FIELD_INT and FIELD_CODE, which may be a vendor's as well */
 };
 
 /* In the order of the struct; ends with a field without a name. */

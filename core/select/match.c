@@ -111,20 +111,22 @@ static void hold_quantization(struct check *check)
     const struct attn_backend_caps *caps = check->caps;
     if (layer_has_cache(l) && !check->whole->has_states) {
         check_need_feature(check, l->kv_dtype_v != 0, ATTN_FEATURE_KV_DTYPE_V, "kv_dtype_v",
-                           name_of_kv_dtype(l->kv_dtype_v));
+                           code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype_v).text);
         for (int32_t is_v = 0; is_v < (l->kv_dtype_v != 0 ? 2 : 1); is_v++) {
             /* `auto` in the mask stands for a cache of the activations' dtype. */
             const int32_t dtype = kv_dtype_of(l, is_v);
             if (!(caps->kv_dtypes >> ATTN_KV_AUTO & 1 && dtype == l->dtype)) {
-                check_code(check, is_v ? "kv_dtype_v" : "kv_dtype", dtype, caps->kv_dtypes,
-                           NUM_KV_DTYPES, name_of_kv_dtype);
+                check_listed(check, is_v ? "kv_dtype_v" : "kv_dtype", ATTN_NAMES_KV_DTYPE, dtype,
+                             caps->kv_dtypes);
             }
         }
-        if (kv_is_fp8(l->kv_dtype)) {
+        if (kv_is_fp8(l->kv_dtype) ||
+            (kv_is_opaque(l->kv_dtype) && l->k_scale_form != ATTN_SCALE_NONE)) {
             check_code(check, "k_scale_form", l->k_scale_form, caps->k_scale_forms, 4,
                        name_of_scale_form);
         }
-        if (kv_is_fp8(kv_dtype_of(l, true))) {
+        if (kv_is_fp8(kv_dtype_of(l, true)) ||
+            (kv_is_opaque(kv_dtype_of(l, true)) && l->v_scale_form != ATTN_SCALE_NONE)) {
             check_code(check, "v_scale_form", l->v_scale_form, caps->v_scale_forms, 4,
                        name_of_scale_form);
         }
@@ -136,7 +138,7 @@ static void hold_quantization(struct check *check)
     if (l->q_scale_form != ATTN_SCALE_NONE) {
         check_need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
                            name_of_scale_form(l->q_scale_form));
-        check_code(check, "q_dtype", l->q_dtype, caps->q_dtypes, NUM_DTYPES, name_of_dtype);
+        check_listed(check, "q_dtype", ATTN_NAMES_DTYPE, l->q_dtype, caps->q_dtypes);
     }
 }
 
@@ -217,7 +219,7 @@ static uint64_t features_of(const struct attn_layer_desc *l)
 
 static bool is_of(uint64_t mask, int32_t code)
 {
-    return mask == 0 || mask >> code & 1;
+    return mask == 0 || (code < ATTN_VENDOR_CODE && mask >> code & 1);
 }
 
 /* What a backend serves, but not together; after compositions are decided. */

@@ -42,7 +42,7 @@ bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value);
 /* No kernel cuts such a row: view.pack is 0 or the head's size. */
 static inline bool kv_rows_are_whole(int32_t kv_dtype)
 {
-    return kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_Q4_0;
+    return kv_dtype >= ATTN_KV_TURBOQUANT_K8V4;
 }
 
 #endif

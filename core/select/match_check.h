@@ -22,6 +22,10 @@ void check_need_kernel(struct check *check, uint64_t kernel, const char *what_fo
 /* A code against a mask, with the mask's names as what is supported. */
 void check_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
                 const char *(*name)(int32_t));
+/* Likewise a code that vendors may have (enum attn_name_list), against the backend's vendor_codes,
+ * too. */
+void check_listed(struct check *check, const char *field, int32_t list, int32_t code,
+                  uint64_t mask);
 void check_need_feature(struct check *check, bool wanted, uint64_t feature, const char *field,
                         const char *asked);
 /* The core does `what` itself; the layer is then captured at most at this level. */

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/names.h"
 
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "util/structs.h"
@@ -59,7 +62,8 @@ static const char *const kv_dtypes[] = {"auto",
                                         "turboquant_k3v4_nc",
                                         "turboquant_3bit_nc",
                                         "q8_0",
-                                        "q4_0"};
+                                        "q4_0",
+                                        "opaque"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
 static const char *const kinds[] = {"decoder", "encoder", "cross", "mla", "gdn"};
@@ -115,14 +119,52 @@ static const char *known_name(int32_t list, int32_t code)
     return name != NULL ? name : "unknown";
 }
 
-static int32_t code_in(int32_t list, const char *name)
+struct code_text code_text(int32_t list, int32_t code)
 {
+    struct code_text text;
+    if (code >= ATTN_VENDOR_CODE) {
+        snprintf(text.text, sizeof text.text, "%#x", (unsigned)code);
+    } else {
+        snprintf(text.text, sizeof text.text, "%s", known_name(list, code));
+    }
+    return text;
+}
+
+struct kv_dtypes_text kv_dtypes_text(int32_t kv_dtype, int32_t kv_dtype_v)
+{
+    struct kv_dtypes_text text;
+    const bool two = kv_dtype_v != 0 && kv_dtype_v != kv_dtype;
+    snprintf(text.text, sizeof text.text, "%s%s%s", code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text,
+             two ? "/" : "", two ? code_text(ATTN_NAMES_KV_DTYPE, kv_dtype_v).text : "");
+    return text;
+}
+
+int32_t code_of_text(int32_t list, const char *text)
+{
+    char *end;
     for (int32_t i = 0; i < lists[list].count; i++) {
-        if (lists[list].names[i] != NULL && strcmp(lists[list].names[i], name) == 0) {
+        if (lists[list].names[i] != NULL && strcmp(lists[list].names[i], text) == 0) {
             return i;
         }
     }
-    return -1;
+    errno = 0;
+    const long code = strncmp(text, "0x", 2) == 0 ? strtol(text, &end, 16) : -1;
+    return code >= ATTN_VENDOR_CODE && code <= INT32_MAX && errno == 0 && *end == '\0'
+               ? (int32_t)code
+               : -1;
+}
+
+bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t mask, int32_t code)
+{
+    if (code < ATTN_VENDOR_CODE) {
+        return mask >> code & 1;
+    }
+    for (int32_t i = 0; i < caps->num_vendor_codes; i++) {
+        if (caps->vendor_codes[i].list == list && caps->vendor_codes[i].code == code) {
+            return true;
+        }
+    }
+    return false;
 }
 
 #define NAME_OF(what, list)                                                                        \
@@ -131,10 +173,7 @@ static int32_t code_in(int32_t list, const char *name)
         return known_name(list, code);                                                             \
     }
 NAME_OF(dtype, ATTN_NAMES_DTYPE)
-NAME_OF(kv_dtype, ATTN_NAMES_KV_DTYPE)
-NAME_OF(layout, ATTN_NAMES_KV_LAYOUT)
 NAME_OF(kind, ATTN_NAMES_LAYER_KIND)
-NAME_OF(cache_role, ATTN_NAMES_CACHE_ROLE)
 NAME_OF(phase, ATTN_NAMES_PHASE)
 NAME_OF(scale_form, ATTN_NAMES_SCALE_FORM)
 NAME_OF(view_form, ATTN_NAMES_VIEW_FORM)
@@ -188,14 +227,26 @@ const char *name_of_layer(const struct attn_layer_desc *layer)
                                    : "full";
 }
 
-int32_t kv_dtype_of_name(const char *name)
+void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t list,
+                uint64_t mask)
 {
-    return code_in(ATTN_NAMES_KV_DTYPE, name);
-}
-
-int32_t layout_of_name(const char *name)
-{
-    return code_in(ATTN_NAMES_KV_LAYOUT, name);
+    bool any = false;
+    for (int32_t i = 0; i < lists[list].count; i++) {
+        if (mask >> i & 1) {
+            text_add(text, "%s%s", any ? ", " : "", known_name(list, i));
+            any = true;
+        }
+    }
+    for (int32_t i = 0; i < caps->num_vendor_codes; i++) {
+        const struct attn_vendor_code *code = &caps->vendor_codes[i];
+        if (code->list == list) {
+            text_add(text, "%s%#x (%s)", any ? ", " : "", (unsigned)code->code, code->name);
+            any = true;
+        }
+    }
+    if (!any) {
+        text_add_string(text, "none");
+    }
 }
 
 void name_mask(struct text *text, uint64_t mask, int32_t count, const char *(*name)(int32_t))

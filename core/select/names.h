@@ -5,6 +5,7 @@
 #define CORE_SELECT_NAMES_H
 
 #include <attn/api.h>
+#include <stdbool.h>
 
 #include "util/text.h"
 
@@ -13,10 +14,7 @@ const char *code_name(int32_t list, int32_t code);
 
 /* Constant text; "unknown" for codes that are none. */
 const char *name_of_dtype(int32_t dtype);
-const char *name_of_kv_dtype(int32_t kv_dtype);
-const char *name_of_layout(int32_t layout);
 const char *name_of_kind(int32_t kind);
-const char *name_of_cache_role(int32_t role);
 const char *name_of_phase(int32_t phase);
 const char *name_of_scale_form(int32_t form);
 const char *name_of_view_form(int32_t bit);
@@ -27,11 +25,27 @@ int32_t graph_level_known(int32_t level);
 /* By its kind and what it says next to it; of a complete description. */
 const char *name_of_layer(const struct attn_layer_desc *layer);
 
-/* The code of a name, or -1. */
-int32_t kv_dtype_of_name(const char *name);
-int32_t layout_of_name(const char *name);
+/* A code of a list (enum attn_name_list) as text: its name, a vendor's as "0x10001", "unknown" for
+ * what is neither. */
+struct code_text {
+    char text[24];
+};
+struct code_text code_text(int32_t list, int32_t code);
+/* "q8_0", or "q8_0/q4_0" where V's dtype is another one than K's. */
+struct kv_dtypes_text {
+    char text[48];
+};
+struct kv_dtypes_text kv_dtypes_text(int32_t kv_dtype, int32_t kv_dtype_v);
 
+/* The code that a text of code_text stands for, or -1. */
+int32_t code_of_text(int32_t list, const char *text);
+
+/* Does a mask have the code, or, of a vendor's, the list of the backend's codes? */
+bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t mask, int32_t code);
 /* "f16, bf16": the names of a mask's bits; "none" if there are none. */
 void name_mask(struct text *text, uint64_t mask, int32_t count, const char *(*name)(int32_t));
+/* "f16, bf16, 0x10001 (acme_q6)": likewise of a list, and what the backend's vendor_codes have. */
+void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t list,
+                uint64_t mask);
 
 #endif

@@ -78,7 +78,7 @@ double ranks_find(const struct ranks *ranks, const char *arch, const struct attn
     }
     snprintf(shape, sizeof shape, "%d/%dx%dx%d.%s.%s", layer->num_q_heads, layer->num_kv_heads,
              layer->head_size, layer->head_size_v, name_of_dtype(layer->dtype),
-             name_of_kv_dtype(layer->kv_dtype));
+             kv_dtypes_text(layer->kv_dtype, layer->kv_dtype_v).text);
     for (int32_t i = ranks->count - 1; i >= 0; i--) {
         const struct measurement *item = &ranks->items[i];
         if (item->phase == phase && strcmp(item->backend, backend) == 0 &&

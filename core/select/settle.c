@@ -18,6 +18,7 @@ static void fill_choice(struct selection *selection, const struct layer *layer,
                                    .name = "",
                                    .rule = rule != NULL ? rule->text : "",
                                    .kv_dtype = layer->desc.kv_dtype,
+                                   .kv_dtype_v = kv_dtype_of(&layer->desc, true),
                                    .status = ATTN_OK};
     if (backend < 0) {
         choice->forced = named && !rule->wish;
@@ -37,20 +38,27 @@ static void fill_choice(struct selection *selection, const struct layer *layer,
     choice->kernel_block_size = candidate->match.kernel_block_size;
 }
 
-/* Layout: what decode prefers if prefill can read it; a sharing layer takes its target's. */
+/* Layout: what decode prefers if prefill can read it, a vendor's for K and V alone; a sharing layer
+ * takes its target's. */
 static int32_t common_layout(const struct selection *selection, const int32_t *chosen,
-                             int32_t kv_dtype)
+                             const struct layer *layer)
 {
     const struct attn_backend_caps *d = &selection->runtime->backends[chosen[1]].caps;
     const struct attn_backend_caps *p = &selection->runtime->backends[chosen[0]].caps;
     const uint64_t cut = UINT64_C(1) << ATTN_KV_LAYOUT_PACKED_K;
     uint64_t both = d->layouts & p->layouts;
-    both &= kv_rows_are_whole(kv_dtype) && both != cut ? ~cut : both;
-    if (both >> d->preferred_layout & 1) {
+    if (d->preferred_layout >= ATTN_VENDOR_CODE && !layer->is_latent && !layer->has_states &&
+        declares_code(p, ATTN_NAMES_KV_LAYOUT, 0, d->preferred_layout)) {
         return d->preferred_layout;
     }
-    if (both >> p->preferred_layout & 1) {
-        return p->preferred_layout;
+    const bool whole = kv_rows_are_whole(layer->desc.kv_dtype) ||
+                       kv_rows_are_whole(kv_dtype_of(&layer->desc, true));
+    both &= whole && both != cut ? ~cut : both;
+    for (int32_t i = 0; i < 2; i++) {
+        const int32_t preferred = (i == 0 ? d : p)->preferred_layout;
+        if (preferred < ATTN_VENDOR_CODE && both >> preferred & 1) {
+            return preferred;
+        }
     }
     for (int32_t layout = 0; layout < NUM_KV_LAYOUTS; layout++) {
         if (both >> layout & 1) {
@@ -74,8 +82,9 @@ void settle_sharing(struct selection *selection, const struct layer *layer,
         if (!candidates[b].eligible) {
             continue;
         }
-        if (!(caps->layouts >> target->layout & 1)) {
-            reasons_add(&reasons, "kv_sharing_target", name_of_layout(target->layout),
+        if (!declares_code(caps, ATTN_NAMES_KV_LAYOUT, caps->layouts, target->layout)) {
+            reasons_add(&reasons, "kv_sharing_target",
+                        code_text(ATTN_NAMES_KV_LAYOUT, target->layout).text,
                         "other layouts than the target's");
         }
         if (!range_holds(caps->block_sizes, caps->num_block_sizes, target->kernel_block_size)) {
@@ -114,8 +123,7 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
     if (chosen[0] >= 0 && chosen[1] >= 0 && layer_has_cache(&layer->desc)) {
         int32_t block = out->phases[ATTN_PHASE_DECODE].choice.block_size;
         int32_t kernel = candidates_kernel_block(selection, layer, candidates, chosen);
-        int32_t layout =
-            common_layout(selection, chosen, out->phases[ATTN_PHASE_DECODE].choice.kv_dtype);
+        int32_t layout = common_layout(selection, chosen, layer);
         if (layer->sharing_target >= 0) {
             const struct attn_choice *target =
                 &selection->assignment->layers[layer->sharing_target].phases[0].choice;

@@ -132,6 +132,12 @@ static struct tensor_form rows_of(int32_t dtype, int32_t heads, int32_t head_siz
     return (struct tensor_form){tensor_kind(&tensor), heads, head_size};
 }
 
+/* A vendor's dtype is in no mask: FUSED_WRITE may say it. */
+static bool writes_in_decodes(const struct attn_backend_caps *caps, int32_t kv_dtype)
+{
+    return kv_dtype < ATTN_VENDOR_CODE && caps->decode_write_kv_dtypes >> kv_dtype & 1;
+}
+
 static void describe_tensors(struct step *step)
 {
     const struct attn_layer_desc *l = step->layer->desc;
@@ -148,8 +154,8 @@ static void describe_tensors(struct step *step)
     step->merge = prefill->kernels.merge_states;
     step->fused_write = step->writes && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
-    step->fused_decode = step->writes && decode->caps->decode_write_kv_dtypes >> l->kv_dtype & 1 &&
-                         decode->caps->decode_write_kv_dtypes >> kv_dtype_of(l, true) & 1;
+    step->fused_decode = step->writes && writes_in_decodes(decode->caps, l->kv_dtype) &&
+                         writes_in_decodes(decode->caps, kv_dtype_of(l, true));
     for (const struct composition *const *c = step->layer->compositions; *c != NULL; c++) {
         if ((*c)->describe != NULL) {
             (*c)->describe(step);

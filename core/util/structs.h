@@ -29,6 +29,12 @@ attn_status element_read(void *copy, size_t size, const void *array, size_t give
  * zero-filling the tail; the caller's `struct_size` and `next` stay. */
 attn_status struct_write(void *destination, const void *source, size_t size, size_t minimum);
 
+/* Is it between engines and kernels alone: a vendor's, or such a draft? */
+static inline bool ext_is_handed_on(uint32_t id)
+{
+    return id >= ATTN_EXT_VENDOR || (id >= ATTN_EXT_DRAFT_KERNELS && id < 0x1000);
+}
+
 /* The extension of that id in a chain that has passed ext_check, or NULL. */
 const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id);
 

@@ -17,7 +17,8 @@ static const struct attn_dtype dtypes[NUM_DTYPES] = {
 
 struct attn_dtype dtype_of_id(int32_t id)
 {
-    return dtypes[id];
+    static const struct attn_dtype of_vendors = {ATTN_CODE_UINT, 8, 1};
+    return id < NUM_DTYPES ? dtypes[id] : of_vendors;
 }
 
 int32_t dtype_id_of(struct attn_dtype dtype)

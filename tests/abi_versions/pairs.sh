@@ -15,7 +15,7 @@ for header in "$source"/abi/attn/*.h "$source"/abi/attn/draft/*.h; do
     awk -v kept="$work/kept" '
         /^#define ATTN_ABI_VERSION 0x/ { $3 = "99u" }
         /^struct attn_[a-z_]+ \{/ {
-            grows = $2 ~ /^attn_(cache_desc|batch_table|layer_cache|refused_combination|block_copy|block_memory)$/
+            grows = $2 ~ /^attn_(cache_desc|vendor_code|batch_table|layer_cache|refused_combination|block_copy|block_memory)$/
             held = $2 ~ /^attn_(error|ext)$/; name = $2
         }
         /^    (size_t struct_size|struct attn_ext ext);/ { grows = !held }

@@ -9,8 +9,8 @@ REFUSAL(kind_code, "kind", "99", l->kind = 99)
 REFUSAL(kind_of_sharing, "kind", "105", l->kind = 105; l->kv_sharing_target = "a")
 REFUSAL(dtype_code, "dtype", "7", l->dtype = ATTN_DTYPE_INT8)
 REFUSAL(dtype_negative, "dtype", "-1", l->dtype = -1)
-REFUSAL(kv_code, "kv_dtype", "20", l->kv_dtype = NUM_KV_DTYPES)
-REFUSAL(kv_v_code, "kv_dtype_v", "20", l->kv_dtype_v = NUM_KV_DTYPES)
+REFUSAL(kv_code, "kv_dtype", "21", l->kv_dtype = NUM_KV_DTYPES)
+REFUSAL(kv_v_code, "kv_dtype_v", "21", l->kv_dtype_v = NUM_KV_DTYPES)
 REFUSAL(kv_v_of_both, "kv_dtype_v", "int8_kv is of K and V together", l->kv_dtype = ATTN_KV_Q8_0;
         l->kv_dtype_v = ATTN_KV_INT8_KV)
 REFUSAL(kv_k_of_both, "kv_dtype_v", "turboquant_k8v4 is of K and V together",
@@ -18,6 +18,15 @@ REFUSAL(kv_k_of_both, "kv_dtype_v", "turboquant_k8v4 is of K and V together",
         l->kv_dtype_v = ATTN_KV_Q8_0)
 REFUSAL(kv_v_scale, "v_scale_form", "per_tensor with kv_dtype q8_0", l->kv_dtype = ATTN_KV_FP8_E4M3;
         l->kv_dtype_v = ATTN_KV_Q8_0; l->v_scale_form = ATTN_SCALE_PER_TENSOR)
+REFUSAL(opaque_bytes, "kv_row_bytes",
+        "kv_row_bytes is 0, with scales of 0 bytes, and the dtype is opaque",
+        l->kv_dtype = ATTN_KV_OPAQUE)
+REFUSAL(vendors_bytes_v, "kv_row_bytes_v", "the dtype is 0x10001", l->kv_dtype = 0x10001;
+        l->kv_row_bytes = 80)
+REFUSAL(bytes_of_others, "kv_row_bytes", "kv_row_bytes is 80", l->kv_row_bytes = 80)
+REFUSAL(scales_of_others, "kv_row_bytes_v", "scales of 2 bytes, and the dtype is bf16",
+        l->kv_dtype = ATTN_KV_OPAQUE;
+        l->kv_row_bytes = 80; l->kv_dtype_v = ATTN_KV_BF16; l->kv_scale_bytes_v = 2)
 REFUSAL(q_heads_zero, "num_q_heads", "0", l->num_q_heads = 0)
 REFUSAL(q_heads_huge, "num_q_heads", "2147483647", l->num_q_heads = INT32_MAX)
 REFUSAL(kv_heads_negative, "num_kv_heads", "-8", l->num_kv_heads = -8)

@@ -95,6 +95,24 @@ REFUSAL(kv_dtype_v, "kv_dtype_v", "bf16", "no", l->kv_dtype = ATTN_KV_F16;
         l->kv_dtype_v = ATTN_KV_BF16)
 REFUSAL(kv_dtype_v_code, "kv_dtype_v", "q8_0", "f16, bf16", l->kv_dtype_v = ATTN_KV_Q8_0;
         c->features |= ATTN_FEATURE_KV_DTYPE_V)
+REFUSAL(opaque, "kv_dtype", "opaque", "f16, bf16", l->kv_dtype = ATTN_KV_OPAQUE;
+        l->kv_row_bytes = l->kv_row_bytes_v = 80)
+REFUSAL(vendors_dtype, "kv_dtype", "0x10001", "f16, bf16", l->kv_dtype = 0x10001;
+        l->kv_row_bytes = l->kv_row_bytes_v = 80)
+REFUSAL(other_vendors, "kv_dtype", "0x10002", "f16, bf16, 0x10001 (acme_q6)", l->kv_dtype = 0x10002;
+        l->kv_row_bytes = l->kv_row_bytes_v = 80; c->vendor_codes = codes; c->num_vendor_codes = 3)
+REFUSAL(vendors_scales, "k_scale_form", "per_head", "none", l->kv_dtype = 0x10001;
+        l->kv_row_bytes = l->kv_row_bytes_v = 80; l->k_scale_form = ATTN_SCALE_PER_HEAD;
+        c->k_scale_forms = 1; c->vendor_codes = codes; c->num_vendor_codes = 3)
+REFUSAL(vendors_query, "q_dtype", "0x10001", "fp8_e4m3, 0x10002 (acme_q)",
+        l->q_scale_form = ATTN_SCALE_PER_TENSOR;
+        l->q_dtype = 0x10001; c->features |= ATTN_FEATURE_QUANTIZED_QUERY;
+        c->q_dtypes = 1u << ATTN_DTYPE_FP8_E4M3; c->vendor_codes = codes; c->num_vendor_codes = 3)
+REFUSAL(vendors_role, "caches", "0x10004", "0x10003 (acme_sums)", l->next = &strange_role.ext;
+        c->vendor_codes = codes; c->num_vendor_codes = 3)
+REFUSAL(vendors_rows, "caches", "0x10005", "f16, bf16, 0x10001 (acme_q6)",
+        l->next = &strange_rows.ext;
+        c->vendor_codes = codes; c->num_vendor_codes = 3)
 REFUSAL(auto_only, "kv_dtype", "f16", "auto", l->kv_dtype = ATTN_KV_F16;
         c->kv_dtypes = 1u << ATTN_KV_AUTO)
 REFUSAL(features, "needed_features", "13", "bits of the backend's features",

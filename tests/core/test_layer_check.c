@@ -109,11 +109,9 @@ TEST(test_each_refusal)
 /* No field is missing from the table: what lies between two is alignment. */
 TEST(test_every_field_is_listed)
 {
-    static const size_t sizes[] = {[FIELD_INT] = 4,
-                                   [FIELD_FLOAT] = 4,
-                                   [FIELD_LONG] = 8,
-                                   [FIELD_BITS] = 8,
-                                   [FIELD_TEXT] = sizeof(char *)};
+    static const size_t sizes[] = {
+        [FIELD_INT] = 4,  [FIELD_CODE] = 4, [FIELD_FLOAT] = 4,
+        [FIELD_LONG] = 8, [FIELD_BITS] = 8, [FIELD_TEXT] = sizeof(char *)};
     size_t end = offsetof(struct attn_layer_desc, name);
     for (const struct layer_field *f = layer_fields; f->name != NULL; f++) {
         size_t size = sizes[f->type];
@@ -140,7 +138,7 @@ TEST(test_fields_of_other_kinds)
             desc.kind = kind;
             desc.block_size = desc.causal = 0;
             memcpy((char *)&desc + f->at, f->type == FIELD_TEXT ? (const void *)&target : &one,
-                   f->type == FIELD_INT || f->type == FIELD_FLOAT ? 4 : 8);
+                   f->type <= FIELD_FLOAT ? 4 : 8);
             if (f->type == FIELD_FLOAT) {
                 memcpy((char *)&desc + f->at, &(const float){0.5f}, sizeof(float));
             }

@@ -20,6 +20,17 @@ static const struct attn_refused_combination sized = {.why = "128 in a decode",
 static const struct attn_ext vendors = {ATTN_EXT_VENDOR, 0, sizeof vendors, NULL};
 static const uint32_t declared = ATTN_EXT_VENDOR + 1;
 
+static const struct attn_vendor_code codes[] = {{ATTN_NAMES_KV_DTYPE, 0x10001, "acme_q6"},
+                                                {ATTN_NAMES_DTYPE, 0x10002, "acme_q"},
+                                                {ATTN_NAMES_CACHE_ROLE, 0x10003, "acme_sums"}};
+static const struct attn_cache_desc sums[] = {
+    {.role = 0x10004, .kv_dtype = ATTN_KV_F32, .num_heads = 1, .head_size = 8},
+    {.role = 0x10003, .kv_dtype = 0x10005, .num_heads = 1, .head_size = 8}};
+static const struct attn_layer_caches strange_role = {
+    {ATTN_EXT_LAYER_CACHES, 0, sizeof strange_role, NULL}, &sums[0], 1, sizeof *sums};
+static const struct attn_layer_caches strange_rows = {
+    {ATTN_EXT_LAYER_CACHES, 0, sizeof strange_rows, NULL}, &sums[1], 1, sizeof *sums};
+
 #define REFUSAL(name, field, asked, supported, ...)                                                \
     static void name(struct attn_layer_desc *l, struct attn_backend_caps *c)                       \
     {                                                                                              \

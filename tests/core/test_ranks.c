@@ -54,7 +54,7 @@ static void write_ranks(const struct place *place, mode_t mode)
 }
 
 /* The backend that decode gets; "beta" is the plugin's estimate, "alpha" the measurement's. */
-static const char *chosen(const struct place *place)
+static const char *chosen_for(const struct place *place, int32_t kv_dtype_v)
 {
     static char name[64];
     struct attn_layer_desc layer = fixture_layer("l");
@@ -64,6 +64,9 @@ static const char *chosen(const struct place *place)
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     fixture_add(&f, "beta", "", 50);
+    layer.kv_dtype_v = kv_dtype_v;
+    f.backends[0].caps.features |= ATTN_FEATURE_KV_DTYPE_V;
+    f.backends[1].caps.features |= ATTN_FEATURE_KV_DTYPE_V;
     f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
     alarm(20); /* a select that hangs ends the test */
     assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
@@ -74,6 +77,11 @@ static const char *chosen(const struct place *place)
     return name;
 }
 
+static const char *chosen(const struct place *place)
+{
+    return chosen_for(place, 0);
+}
+
 #define CASE(name) TEST_AROUND(name, set_up, tear_down)
 
 CASE(own_file_is_read)
@@ -82,6 +90,8 @@ CASE(own_file_is_read)
     assert_string_equal(chosen(place), "beta");
     write_ranks(place, 0644);
     assert_string_equal(chosen(place), "alpha");
+    assert_string_equal(chosen_for(place, ATTN_KV_BF16), "alpha");
+    assert_string_equal(chosen_for(place, ATTN_KV_F16), "beta"); /* measured with other values */
 }
 
 CASE(foreign_files_steer_nothing)

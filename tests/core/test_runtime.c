@@ -136,9 +136,9 @@ TEST(defects_are_refused)
         {"null_slot", ATTN_ERROR_PLUGIN,
          "probe: a required slot is NULL: probe NULL, create there, destroy there"},
         {"table_size_small", ATTN_ERROR_STRUCT_SIZE,
-         "attn_plugin: attn_plugin.struct_size is 8; allowed are 80 to 65536"},
+         "attn_plugin: attn_plugin.struct_size is 8; allowed are 88 to 65536"},
         {"table_size_large", ATTN_ERROR_STRUCT_SIZE,
-         "attn_plugin: attn_plugin.struct_size is 18446744073709551615; allowed are 80 to 65536"},
+         "attn_plugin: attn_plugin.struct_size is 18446744073709551615; allowed are 88 to 65536"},
         {"abi_refused", ATTN_ERROR_ABI_VERSION, "speaks ABI 9.0 only"},
         {"abi_too_new", ATTN_ERROR_ABI_VERSION, "abi_version: the plugin was built for ABI 9.0; *"},
         {"bad_backend_name", ATTN_ERROR_PLUGIN,
@@ -149,7 +149,7 @@ TEST(defects_are_refused)
          "preferred_layout: preferred_layout: preferred_layout 1 is not one of its layouts"},
         {"caps_size_lies", ATTN_ERROR_STRUCT_SIZE,
          "attn_backend_caps: attn_backend_caps.struct_size is 18446744073709551615; allowed are "
-         "304 "
+         "320 "
          "to 65536"},
         {"endless_text", ATTN_ERROR_DEVICE,
          "fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff: mmmm*"},

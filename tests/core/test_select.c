@@ -498,6 +498,35 @@ TEST(test_export_import)
     fixture_finish(&f);
 }
 
+/* A cache is K's dtype and V's: an assignment for other values is another one. */
+TEST(test_export_of_two_dtypes)
+{
+    struct attn_layer_desc layers[2] = {fixture_layer("one"), fixture_layer("two")};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL, *b = NULL;
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    char text[1024];
+    size_t needed;
+    layers[1].kv_dtype_v = ATTN_KV_F16;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 9)->features |= ATTN_FEATURE_KV_DTYPE_V;
+    assert_int_equal(fixture_select(&f, "", layers, 2, &a, &error), ATTN_OK);
+    assert_int_equal(assignment_choice(a, 1, D, &choice), ATTN_OK);
+    assert_int_equal(choice.kv_dtype, ATTN_KV_BF16);
+    assert_int_equal(choice.kv_dtype_v, ATTN_KV_F16);
+    assert_int_equal(assignment_export(a, text, sizeof text, &needed, &error), ATTN_OK);
+    assert_non_null(strstr(text, "kv_dtype=bf16 block_size=16 layout=nhd name=one\n"));
+    assert_non_null(strstr(text, "kv_dtype=bf16/f16 block_size=16 layout=nhd name=two\n"));
+    assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_OK);
+    assignment_destroy(b);
+    layers[1].kv_dtype_v = 0;
+    assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(error.message, "kv_dtype bf16/f16, block_size 16"));
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
 TEST(test_malformed_import)
 {
     static const char *const texts[] = {
@@ -508,6 +537,10 @@ TEST(test_malformed_import)
         "attn-assignment 1\nlayer 1 prefill=alpha decode=alpha kv_dtype=bf16 block_size=16 "
         "layout=nhd name=l\n",
         "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=bf17 block_size=16 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=bf16/ block_size=16 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=0xffff block_size=16 "
         "layout=nhd name=l\n",
         "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=bf16 block_size=-1 "
         "layout=nhd name=l\n",

@@ -96,6 +96,20 @@ static const struct {
      "refused: declares: -1 refused at NULL; 0 to 256 in an array"},
     {"refused_has_no_array", ATTN_ERROR_PLUGIN,
      "refused: declares: 3 refused at NULL; 0 to 256 in an array"},
+    {"vendor_codes_serve", ATTN_OK, ""},
+    {"vendor_code_is_low", ATTN_ERROR_PLUGIN,
+     "vendor_codes: declares: vendor_codes[1] is 0x7 named 'acme_pages'; vendors' begin at "
+     "0x10000, "
+     "and names are [a-z][a-z0-9_]* of at most 63 bytes"},
+    {"vendor_code_has_no_name", ATTN_ERROR_PLUGIN,
+     "vendor_codes: declares: vendor_codes[0] is 0x10001 named '?'; vendors' begin at 0x10000, and "
+     "names are [a-z][a-z0-9_]* of at most 63 bytes"},
+    {"vendor_codes_have_no_array", ATTN_ERROR_PLUGIN,
+     "vendor_codes: declares: 2 vendor_codes at NULL; 0 to 256 in an array"},
+    {"vendor_codes_overlap", ATTN_ERROR_PLUGIN,
+     "vendor_code_stride: declares: vendor_code_stride is 8; 16 to 4096"},
+    {"vendor_codes_prefer_none", ATTN_ERROR_PLUGIN,
+     "preferred_layout: declares: preferred_layout 0 is not one of its layouts"},
     {"refused_is_empty", ATTN_ERROR_PLUGIN,
      "refused: declares: refused[0] is empty and would refuse every layer"},
     {"refused_is_unknown", ATTN_OK, ""},
@@ -108,7 +122,8 @@ static const struct {
     {"refused_size_runs_back", ATTN_ERROR_PLUGIN,
      "refused: declares: refused[0].head_size is 0..-1 in steps of 0"},
     {"extension_is_the_abis", ATTN_ERROR_PLUGIN,
-     "extensions: declares: extensions[1] is 0x7; vendors' begin at 0x10000"},
+     "extensions: declares: extensions[1] is 0x7; vendors' begin at 0x10000, drafts of "
+     "kernels at 0xc00"},
     {"alignment_is_48", ATTN_ERROR_PLUGIN,
      "kv_alignment: declares: kv_alignment 48, io_alignment 0; powers of two"},
     {"threshold_is_negative", ATTN_ERROR_PLUGIN,

@@ -67,6 +67,14 @@ class Describing(unittest.TestCase):
         self.assertIn("layers.0", str(caught.exception))
         self.assertIn("q_dtype", str(caught.exception))
 
+    def test_a_vendors_code_is_refused_by_its_number(self) -> None:
+        layer = libattn.LayerDesc("a", 2, 1, 64, block_size=16, kv_dtype=0x10007, kv_row_bytes=80, kv_row_bytes_v=72,
+                                  kv_scale_bytes=2)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "kv_dtype 0x10007"):
+            libattn.Runtime(ignore_environment=True, num_threads=1).select([layer])
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "kv_row_bytes is 80, .* the dtype is f16"):
+            libattn.Runtime(ignore_environment=True, num_threads=1).select([dataclasses.replace(layer, kv_dtype="f16")])
+
     def test_unknown_backend_and_bad_values(self) -> None:
         with self.assertRaises(libattn.AttnError):
             self.runtime.select([libattn.LayerDesc("a", HQ, HK, D)], backend="no_such_backend")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # attn-info: selection, orders, refusals and bad input, by exit status and text.
 set -u
-models=$1 info=$2 plugin=$3
+models=$1 info=$2 plugin=$3 opaque=${4:-}
 failed=0
 
 # expect STATUS PATTERN command...
@@ -25,6 +25,9 @@ expect 0 'usage' "$info" --help
 expect 2 'usage' "$info" --no-such-option
 expect 0 'terms: causal' "$info" --capabilities
 expect 0 '"capabilities": {' "$info" --capabilities --json
+if [ -n "$opaque" ]; then # by number, and by the name that its plugin gives
+    expect 0 'vendor_codes: kv_dtype 0x10007 (tagged), layout 0x10008 (pages)' env ATTN_PLUGIN_PATH="$(realpath "$opaque")" "$info" --capabilities
+fi
 expect 0 'example could serve decode: declared rank -1' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --model float32.json
 expect 0 '"eligible":' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --json --model float32.json
 # A crowded folder does not displace the project's own plugins, and what is passed over is said.

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/declared.h"
 
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/names.h"
@@ -69,6 +71,27 @@ static struct json *range_json(const struct attn_range *range)
     return values;
 }
 
+/* "kv_dtype 0x10001 (acme_q6)": by the names of their lists, which have none of their own. */
+static struct json *vendor_codes_json(const struct attn_backend_caps *caps)
+{
+    static const char *const lists[] = {[ATTN_NAMES_DTYPE] = "dtype",
+                                        [ATTN_NAMES_KV_DTYPE] = "kv_dtype",
+                                        [ATTN_NAMES_KV_LAYOUT] = "layout",
+                                        [ATTN_NAMES_CACHE_ROLE] = "cache_role"};
+    struct json *codes = json_array();
+    for (int32_t i = 0; i < caps->num_vendor_codes; i++) {
+        const struct attn_vendor_code *code =
+            (const void *)((const char *)caps->vendor_codes +
+                           (size_t)i * (size_t)caps->vendor_code_stride);
+        const bool known = code->list >= 0 && code->list < COUNT(lists);
+        const char *list = known && lists[code->list] != NULL ? lists[code->list] : "other";
+        char text[128];
+        snprintf(text, sizeof text, "%s %#x (%s)", list, (unsigned)code->code, code->name);
+        json_push(codes, json_string(text));
+    }
+    return codes;
+}
+
 struct json *declared_json(const struct attn_backend_caps *caps)
 {
     struct json *root = json_object();
@@ -100,6 +123,9 @@ struct json *declared_json(const struct attn_backend_caps *caps)
         const struct attn_refused_combination *row =
             (const void *)((const char *)caps->refused + (size_t)i * (size_t)caps->refused_stride);
         json_push(refused, json_string(row->why != NULL ? row->why : ""));
+    }
+    if (caps->num_vendor_codes > 0) {
+        json_add(root, "vendor_codes", vendor_codes_json(caps));
     }
     for (int32_t i = 0; i < COUNT(numbers); i++) {
         json_add(root, numbers[i].name, json_number(number_of(caps, &numbers[i])));

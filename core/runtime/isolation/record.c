@@ -21,7 +21,7 @@ struct codec {
     bool failed;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 88 && sizeof(struct attn_backend_caps) == 304,
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 88 && sizeof(struct attn_backend_caps) == 320,
                    "a field that is added is coded below, and RECORD_FORMAT goes up");
 
 static const void *take(struct codec *c, size_t size)
@@ -158,6 +158,15 @@ static void code_arrays(struct codec *c, struct attn_backend_caps *caps)
     for (int32_t i = 0; i < caps->num_extensions; i++) {
         code_u32(c, &extensions[i]);
     }
+    struct attn_vendor_code *codes =
+        code_array(c, caps->vendor_codes, &caps->num_vendor_codes, sizeof *codes);
+    for (int32_t i = 0; i < caps->num_vendor_codes; i++) {
+        code_i32(c, &codes[i].list);
+        code_i32(c, &codes[i].code);
+        code_text(c, &codes[i].name);
+    }
+    caps->vendor_codes = codes;
+    caps->vendor_code_stride = (int32_t)sizeof *codes;
     caps->extensions = extensions;
     caps->refused_stride = (int32_t)sizeof *refused;
     caps->head_sizes = heads;

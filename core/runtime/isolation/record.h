@@ -18,7 +18,7 @@
 #include "util/arena.h"
 #include "util/text.h"
 
-#define RECORD_FORMAT 8
+#define RECORD_FORMAT 9
 #define RECORD_MAX_SIZE ((size_t)4 << 20)
 
 struct found;

@@ -17,6 +17,8 @@ static struct attn_refused_combination rows[1] = {{ATTN_TERM_ALIBI, 0, 0, "no"}}
 static struct attn_mla_caps mla[2] = {
     {{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0},
     {{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0}};
+static struct attn_vendor_code codes[2] = {{ATTN_NAMES_KV_DTYPE, 0x10001, "acme_q6"},
+                                           {ATTN_NAMES_KV_LAYOUT, 0x10002, "acme_pages"}};
 static const uint32_t low_ids[2] = {0x10000, 7};
 static struct attn_ext stranger = {0x123456, 0, sizeof stranger, NULL};
 
@@ -43,7 +45,7 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(feature_is_unknown, c->features |= BIT(63));
     CHANGE(view_form_is_unknown, c->view_forms |= BIT(5));
     CHANGE(output_form_is_unknown, c->output_forms |= BIT((ATTN_OUTPUT_NVFP4 + 1)));
-    CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT((ATTN_KV_Q4_0 + 1)));
+    CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT((ATTN_KV_OPAQUE + 1)));
     CHANGE(decode_write_of_no_cache, c->decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV));
     CHANGE(decode_write_alone, c->decode_write_kv_dtypes = c->kv_dtypes;
            c->kernels = ATTN_KERNEL_ATTEND; c->features |= ATTN_FEATURE_FUSED_WRITE);
@@ -67,6 +69,20 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(heads_run_backwards, heads[0].qk.max = 32; c->head_sizes = heads);
     CHANGE(head_size_v_is_zero, heads[0].same = 0; heads[0].v.min = 0; c->head_sizes = heads);
     CHANGE(same_is_seven, heads[0].same = 7; c->head_sizes = heads);
+    if (strncmp(wanted, "vendor_code", 11) == 0) {
+        codes[0].name = "acme_q6"; /* as no other case has left them */
+        codes[1].code = 0x10002;
+        c->vendor_codes = codes;
+        c->num_vendor_codes = 2;
+        c->vendor_code_stride = sizeof *codes;
+    }
+    CHANGE(vendor_code_is_low, codes[1].code = 7);
+    CHANGE(vendor_code_has_no_name, codes[0].name = NULL);
+    CHANGE(vendor_codes_have_no_array, c->vendor_codes = NULL);
+    CHANGE(vendor_codes_overlap, c->vendor_code_stride = 8);
+    CHANGE(vendor_codes_serve, c->preferred_layout = 0x10002; c->layouts = c->view_forms = 0;
+           c->kv_dtypes = 0);
+    CHANGE(vendor_codes_prefer_none, c->layouts = c->view_forms = 0);
     CHANGE(block_size_is_zero, ranges[1].min = 0; c->block_sizes = ranges; c->num_block_sizes = 2);
     CHANGE(step_is_negative, ranges[0].multiple = -16; c->block_sizes = ranges);
     CHANGE(lists_are_endless, c->num_block_sizes = 1 << 30);

@@ -29,7 +29,7 @@ _KINDS = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_si
 
 
 def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
-    """The number of a name such as ``"fp8_e4m3"``; numbers are taken as they are."""
+    """The number of a name such as ``"fp8_e4m3"``; numbers, vendors' codes too, are taken as they are."""
     if isinstance(value, str):
         if value.upper() not in codes.__members__:
             raise make(Status.INVALID_ARGUMENT, field,
@@ -207,6 +207,10 @@ class LayerDesc:
     needs_page_lists: bool = False
     host_bounds: bool = False
     kv_dtype_v: str | int = "auto"
+    kv_row_bytes: int = 0
+    kv_row_bytes_v: int = 0
+    kv_scale_bytes: int = 0
+    kv_scale_bytes_v: int = 0
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
     context_parallel: ContextParallel | None = None
