@@ -26,7 +26,7 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
 }
 
 /* Quantized queries in `dtype`, as matrix kernels take them: where they will stand in the
- * workspace. False: they are not quantized, or there is no room for them. */
+ * scratch. False: they are not quantized, or there is no room for them. */
 static bool widened_query(const struct gpu_params *p, const struct attn_attend_args *args,
                           int32_t dtype, struct gpu_widen_params *w)
 {
@@ -40,7 +40,7 @@ static bool widened_query(const struct gpu_params *p, const struct attn_attend_a
                                  plan->num_rows, plan->by_item);
     *w = (struct gpu_widen_params){
         .from = p->q,
-        .to = {(char *)args->workspace + at.query, prepared->query_bytes,
+        .to = {(char *)args->scratch + at.query, prepared->query_bytes,
                (int64_t)p->problem.head_size * 2, dtype},
         .query_start = p->problem.query_start,
         .num_reqs = p->problem.num_reqs,
@@ -53,7 +53,7 @@ static bool widened_query(const struct gpu_params *p, const struct attn_attend_a
 
 typedef const char *attend_way(const struct attn_attend_args *args, const struct gpu_params *p);
 
-/* In a way that writes no codes: numbers into the workspace, which are quantized behind it. */
+/* In a way that writes no codes: numbers into the scratch, which are quantized behind it. */
 static const char *attend_numbers(const struct attn_attend_args *args, const struct gpu_params *p,
                                   attend_way *way)
 {

@@ -105,12 +105,11 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
                 (plan->has_steps && !p->steps_apart) ||
                 (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));
     int64_t chunks = own->num_chunks(p->num_reqs, p->num_tokens);
-    if (ways->chunks &&
-        (args->workspace == NULL ||
-         (uint64_t)(chunks * args->prepared->chunk_bytes) > args->workspace_bytes)) {
-        return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
+    if (ways->chunks && (args->scratch == NULL ||
+                         (uint64_t)(chunks * args->prepared->chunk_bytes) > args->scratch_bytes)) {
+        return plugin_error(error, ATTN_ERROR_WORKSPACE, "scratch",
                             "%zu bytes; %lld chunks of %lld are needed",
-                            args->workspace != NULL ? args->workspace_bytes : 0, (long long)chunks,
+                            args->scratch != NULL ? args->scratch_bytes : 0, (long long)chunks,
                             (long long)args->prepared->chunk_bytes);
     }
     return ATTN_OK;
@@ -153,7 +152,7 @@ attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_err
         cause = run_tokens(device, &p, args->stream);
     }
     if (cause == NULL && ways.chunks) {
-        cause = own->run(device, &p, args->prepared->chunk_bytes, args->workspace, args->stream);
+        cause = own->run(device, &p, args->prepared->chunk_bytes, args->scratch, args->stream);
     }
     if (cause == NULL && p.conv_width > 1 &&
         (ways.few || (ways.chunks && (!p.chunks_roll || p.checkpoint_interval > 0)))) {

@@ -39,11 +39,10 @@ struct attn_prepared {
     int32_t split;     /* 1: items of 16 rows are the only fast ones: 4-bit caches, float32 */
     /* of a token's queries in 16 bits, where they come in 8; 0: they do not */
     int32_t query_bytes;
-    int64_t out_bytes;  /* of a token's output as numbers, where it is codes; else 0 */
-    int64_t copy_bytes; /* the plugin's prefill: gpu_prefill */
-    int32_t few_rows;   /* of a request at most that does not go the plugin's prefill */
-    int64_t
-        chunk_bytes; /* of the workspace for a chunk of gated delta; 0: it goes token by token */
+    int64_t out_bytes;   /* of a token's output as numbers, where it is codes; else 0 */
+    int64_t copy_bytes;  /* the plugin's prefill: gpu_prefill */
+    int32_t few_rows;    /* of a request at most that does not go the plugin's prefill */
+    int64_t chunk_bytes; /* of the scratch for a chunk of gated delta; 0: it goes token by token */
 };
 
 /* output.c: outputs that are codes. */
@@ -52,7 +51,7 @@ struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args);
 struct gpu_output gpu_output_of(const struct attn_attend_args *args);
 /* Whether groups lie within heads, and codes of 4 dims in aligned words: kernels may write them. */
 bool gpu_output_is_near(const struct attn_attend_args *args);
-/* Where numbers stand in the workspace of a plan until gpu_quantize_output makes the batch's rows
+/* Where numbers stand in the scratch until gpu_quantize_output makes the batch's rows
  * of them codes in out. The latter: NULL or the cause of a failure. */
 struct gpu_tensor gpu_output_numbers(const struct attn_attend_args *args);
 const char *gpu_quantize_output(const struct attn_attend_args *args);

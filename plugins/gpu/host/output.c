@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Outputs of an attend that are codes: by the kernels themselves, or as numbers in the workspace
+/* Outputs of an attend that are codes: by the kernels themselves, or as numbers in the scratch
  * that are quantized behind them. */
 #include "gpu/host/schedule.h"
 
@@ -62,7 +62,7 @@ struct gpu_tensor gpu_output_numbers(const struct attn_attend_args *args)
     const struct schedule_host *plan = args->schedule_host;
     struct layout at = layout_of(args->instance, args->prepared, plan->num_reqs,
                                  plan->num_row_tiles, plan->num_rows, plan->by_item);
-    return (struct gpu_tensor){(char *)args->workspace + at.out, args->prepared->out_bytes,
+    return (struct gpu_tensor){(char *)args->scratch + at.out, args->prepared->out_bytes,
                                args->prepared->out_bytes / layer->num_q_heads, layer->dtype};
 }
 

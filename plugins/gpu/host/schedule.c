@@ -54,12 +54,12 @@ struct layout layout_of(const struct attn_instance *instance, const struct attn_
         at.row_tiles + round_up((size_t)(row_tiles + 1) * sizeof(struct gpu_row_tile));
     at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
     at.arrived = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
-    at.parts =
+    at.end =
         at.arrived + round_up((size_t)row_tiles * (size_t)prepared->num_kv_heads * sizeof(int32_t));
-    at.query = at.parts +
-               round_up((size_t)part_rows * ((size_t)prepared->padded_size + 2) * sizeof(float));
+    at.parts = 0;
+    at.query = round_up((size_t)part_rows * ((size_t)prepared->padded_size + 2) * sizeof(float));
     at.out = at.query + round_up((size_t)rows * (size_t)prepared->query_bytes);
-    at.end = at.out + round_up((size_t)rows * (size_t)prepared->out_bytes);
+    at.scratch_end = at.out + round_up((size_t)rows * (size_t)prepared->out_bytes);
     return at;
 }
 
@@ -155,7 +155,7 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     const attn_prepared *prepared = args->prepared;
     const struct attn_limits *limits = args->limits;
     size->host_bytes = sizeof(struct schedule_host);
-    size->device_bytes = 0;
+    size->device_bytes = size->scratch_bytes = 0;
     if (prepared->way == GPU_WAY_WITHOUT_PLAN) {
         return ATTN_OK;
     }
@@ -163,17 +163,21 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
         bool chunks =
             limits->max_query_len == 0 || limits->max_query_len >= instance->chunks->tokens;
         int64_t most = instance->chunks->num_chunks(limits->max_num_reqs, limits->max_num_tokens);
-        size->device_bytes = chunks ? round_up((size_t)(most * prepared->chunk_bytes)) : 0;
+        size->scratch_bytes = chunks ? round_up((size_t)(most * prepared->chunk_bytes)) : 0;
         return ATTN_OK;
     }
     int64_t least = prepared->way == GPU_WAY_LATENT ? least_rows(instance, prepared) : 16;
     int64_t row_tiles = ((int64_t)limits->max_num_tokens * prepared->group + least - 1) / least +
                         limits->max_num_reqs;
     int64_t reqs = limits->max_num_reqs, rows = limits->max_num_tokens;
-    size_t by_item = layout_of(instance, prepared, reqs, row_tiles, rows, true).end;
-    size_t stream = layout_of(instance, prepared, reqs, row_tiles, rows, false).end;
-    bool items = prepared->invariant || prepared->way == GPU_WAY_LATENT;
-    size->device_bytes = items || by_item > stream ? by_item : stream;
+    struct layout by_item = layout_of(instance, prepared, reqs, row_tiles, rows, true);
+    struct layout stream = layout_of(instance, prepared, reqs, row_tiles, rows, false);
+    if (prepared->invariant || prepared->way == GPU_WAY_LATENT) {
+        stream = by_item;
+    }
+    size->device_bytes = by_item.end > stream.end ? by_item.end : stream.end;
+    size->scratch_bytes =
+        by_item.scratch_end > stream.scratch_end ? by_item.scratch_end : stream.scratch_end;
     if (instance->prefill != NULL) {
         size->device_bytes += instance->prefill->bytes(prepared, limits);
     }
@@ -263,7 +267,7 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     s->row_tile_start = (int32_t *)(memory + at.row_tile_start);
     s->key_tile_start = (int32_t *)(memory + at.key_tile_start);
     s->arrived = (int32_t *)(memory + at.arrived);
-    s->parts = (float *)(memory + at.parts);
+    s->parts = (float *)(void *)((char *)args->scratch + at.parts);
 }
 
 static void choose_rows(struct schedule_host *plan, const struct attn_attend_args *args)

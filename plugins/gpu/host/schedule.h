@@ -118,10 +118,10 @@ struct gpu_latent_kernel {
 struct gpu_delta_chunks {
     int32_t tokens; /* the fewest of such a request */
     const char *(*load)(const struct gpu_device *device);
-    /* Of workspace for a chunk of a layer; 0: it serves none of its requests. */
+    /* Of scratch for a chunk of a layer; 0: it serves none of its requests. */
     int64_t (*chunk_bytes)(const struct gpu_device *device, const struct attn_recurrent_desc *desc,
                            int32_t dtype);
-    /* Chunks that there is workspace for, for such a batch. */
+    /* Chunks that there is scratch for, for such a batch. */
     int64_t (*num_chunks)(int64_t reqs, int64_t tokens);
     /* Whether it takes these arguments. */
     bool (*takes)(const struct gpu_delta_params *p);
@@ -140,9 +140,11 @@ struct gpu_delta_chunks {
 /* Rows of an item of that kernel, at most `most`: as many of a query's heads as divide them. */
 int32_t gpu_latent_rows(int32_t most, int32_t group);
 
+/* Bytes from the beginning of the workspace, which keeps a plan's schedule, and of the scratch,
+ * which holds what one attend writes and reads. */
 struct layout {
-    size_t segments, row_tiles, row_tile_start, key_tile_start, arrived, parts, query, out,
-        end; /* bytes */
+    size_t segments, row_tiles, row_tile_start, key_tile_start, arrived, end;
+    size_t parts, query, out, scratch_end;
     int32_t max_segments;
 };
 
