@@ -65,6 +65,31 @@ class Shapes(unittest.TestCase):
             libattn.torch.attend(q, k, k, torch.ones(2, 1, 3, 5).long(), scale=0.125, causal=True)
 
 
+class Scratch(unittest.TestCase):
+    def test_one_for_all_plans_of_a_stream(self) -> None:
+        """Plans of different layers, the largest first; a smaller one takes no memory of its own for it."""
+        taken: list[int] = []
+        bind = libattn.Plan.bind_workspace
+
+        def watched(plan: libattn.Plan, memory: torch.Tensor, scratch: torch.Tensor | None = None) -> None:
+            assert scratch is not None
+            taken.append(scratch.data_ptr())
+            self.assertGreaterEqual(scratch.numel(), plan.scratch_bytes)
+            self.assertGreaterEqual(memory.numel(), plan.workspace_bytes - plan.scratch_bytes)
+            bind(plan, memory, scratch)
+
+        libattn.torch.configure(ignore_environment=True, backend="cpu_simd")
+        generator = torch.Generator().manual_seed(5)
+        with unittest.mock.patch.object(libattn.Plan, "bind_workspace", watched):
+            for heads, rows in ((8, 300), (4, 70), (2, 7)):
+                q, k, v = (torch.randn(1, heads, rows, 64, generator=generator) for _ in range(3))
+                out = libattn.torch.attend(q, k, v, scale=0.125, causal=True)
+                rows_of = [t[0].transpose(0, 1) for t in (q, k, v)]
+                self.assertLess(worst(out[0], attention(*rows_of, 0.125, causal(rows, rows))[0]), 2e-5)
+        self.assertEqual(len(taken), 3)
+        self.assertEqual(len(set(taken)), 1)
+
+
 class Pages(unittest.TestCase):
     def test_two_layouts_of_one_memory(self) -> None:
         generator = torch.Generator().manual_seed(4)

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from .. import memory
 from .._declarations import Status
 from ..errors import make
 from ..layers import ContextParallel, LayerDesc
 from ..model import KvView
 from ..step import Batch, Plan
 from .paged import Step, bind_pages
-from .store import Bound, Params, Workspace, store, stream_of
+from .store import Bound, Params, Workspace, bind_workspace, store, stream_of
 
 #: By what a captured batch is known: requests, rows and the longest query.
 Shape = tuple[int, int, int]
@@ -130,8 +129,7 @@ class Steps:
             plan = bound.model.plan(0, max_num_reqs=shape[0], max_num_tokens=shape[1], max_query_len=shape[2],
                                     max_seq_len=max(batch.struct.max_seq_len, self.max_seq_len),
                                     max_blocks_per_req=batch.struct.block_table_stride, graph=True)
-            if plan.workspace_bytes:
-                plan.bind_workspace(memory.allocate(plan.workspace_bytes, bound.device))
+            bind_workspace(plan, bound.device, stream_of(bound.device))
             plan.update(batch, stream_of(bound.device), "capture")
             bound.captured[shape] = plan
         self._captured[shape] = len(self._bounds())

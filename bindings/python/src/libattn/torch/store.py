@@ -39,7 +39,8 @@ Params = tuple[tuple[str, torch.Tensor | float], ...]
 
 
 class Workspace:
-    """Memory for plans that never run at the same time; what the last of them planned lies in it."""
+    """Memory for plans that never run at the same time; what the last of them planned lies in it. Or their scratch, which
+    holds nothing between two calls: that of a device and stream is one for all plans whose steps go there."""
 
     def __init__(self) -> None:
         self.memory: torch.Tensor | None = None
@@ -67,6 +68,7 @@ class Bound:
     kept: tuple[Any, ...] = ()
     converted: tuple[list[torch.Tensor], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
     plan: Plan | None = None
+    stream: int | None = None  # whose scratch the plan has
     limits: tuple[int, ...] = (0, 0, 0, 0)
     planned: Any = None
     rows: dict[Any, Rows] = field(default_factory=dict)
@@ -143,11 +145,23 @@ class Bound:
                                 for n, limit in zip(needed, self.limits))
             self.plan = self.model.plan(0, max_num_reqs=self.limits[0], max_num_tokens=self.limits[1],
                                         max_seq_len=self.limits[2], max_blocks_per_req=self.limits[3])
-            if self.plan.workspace_bytes:
-                self.plan.bind_workspace(self.workspace.take(self.plan.workspace_bytes, self.device))
+            bind_workspace(self.plan, self.device, stream, self.workspace)
+        elif self.stream != stream:  # a step on another stream has that one's scratch
+            bind_workspace(self.plan, self.device, stream, self.workspace)
+        self.stream = stream
         self.planned, self.workspace.planned = None, self
         self.plan.update(batch, stream)
         self.planned = key
+
+
+def bind_workspace(plan: Plan, device: torch.device, stream: int | None, workspace: Workspace | None = None) -> None:
+    """Give a plan its own part of `workspace`, or memory of its own, and the scratch of its stream. Addresses stay as long as
+    the plan: a larger scratch is of the plans that come after."""
+    whole, scratch = plan.workspace_bytes, plan.scratch_bytes
+    if whole > 0:
+        own = max(whole - scratch, 1)
+        plan.bind_workspace(workspace.take(own, device) if workspace is not None else memory.allocate(own, device),
+                            store.scratch(device, stream).take(scratch, device) if scratch > 0 else None)
 
 
 def device_pair(device: torch.device) -> tuple[int, int]:
@@ -301,7 +315,12 @@ class Store:
         local = self._local
         if getattr(local, "generation", None) != self._generation:
             local.generation, local.layers, local.near, local.workspaces = self._generation, {}, {}, {}
+            local.scratch = {}
         return local
+
+    def scratch(self, device: torch.device, stream: int | None) -> Workspace:
+        """This thread's scratch for steps on a device's stream."""
+        return self._here().scratch.setdefault((device, stream), Workspace())
 
     def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
               params: Sequence[Params], workspace: Workspace | None = None) -> Bound:
