@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys and values of 8 and 4 bits become rows of 16 bits that prefill walks as contiguous ones:
- * codes of keys, which are exact there, with their scales next to them, and values times theirs. A
- * warp has 32 keys of a head at a time, a lane 16 numbers of a row. The limit is memory. */
+/* Copies keys and values of 8 and 4 bits to contiguous rows of 16 bits for prefill. Keys stay
+ * unscaled, which is exact, and their scales are stored next to them; values are scaled. A warp has
+ * 32 keys of a head at a time, a lane 16 elements of a row. The limit is memory bandwidth. */
 #ifndef CUDA_FLASH_SM90_WIDEN_CUH
 #define CUDA_FLASH_SM90_WIDEN_CUH
 
@@ -12,21 +12,21 @@
 #include "gpu/device/visible.h"
 
 #define WIDEN_THREADS 256
-#define WIDEN_ROWS 4 /* of a lane that are on the way together */
+#define WIDEN_ROWS 4 /* rows of a lane in flight together */
 
-/* How a row's 16 numbers are stored. */
+/* The storage of a row's 16 elements. */
 enum widen_form {
     WIDEN_E4M3,
     WIDEN_E5M2,
     WIDEN_INT8,
-    WIDEN_CHANNEL, /* int8, a scale for each dim */
+    WIDEN_CHANNEL, /* int8 with a scale for each dim */
     WIDEN_INT4,
     WIDEN_NVFP4,
-    WIDEN_NUMBERS, /* 16 bits already */
-    WIDEN_NOTHING  /* 8 bits, which stay so */
+    WIDEN_NUMBERS, /* 16 bits already; only gathered */
+    WIDEN_NOTHING  /* 8 bits that stay 8 bits */
 };
 
-/* 16 numbers as they are stored, and e4m3 scale of the block of nvfp4. */
+/* 16 stored elements, and the e4m3 scale of an nvfp4 block. */
 struct widen_codes {
     uint4 x, y;
     uint32_t scale;
@@ -51,7 +51,7 @@ static __device__ __forceinline__ widen_codes load_codes(const gpu_cache &c, con
     return v;
 }
 
-/* 16 float32 of them; INT4: without zero point, of the row as it was turned. */
+/* Converts 16 elements to float32. INT4: without the zero point, still Hadamard-transformed. */
 template <int FORM>
 static __device__ __forceinline__ void enter_codes(const widen_codes &v, float (&x)[16])
 {
@@ -64,9 +64,8 @@ static __device__ __forceinline__ void enter_codes(const widen_codes &v, float (
     for (int i = 0; i < 16; i++) {
         uint32_t byte = words[i / 4] >> i % 4 * 8 & 255, code = words[i / 8] >> i % 8 * 4 & 15;
         if (FORM == WIDEN_E4M3 || FORM == WIDEN_E5M2) {
-            uint32_t two = widen < FORM == WIDEN_E5M2
-                               ? KIND_E5M2
-                               : KIND_E4M3 > (words[i / 4] >> (i & 2) * 8 & 0xffff);
+            constexpr int kind = FORM == WIDEN_E5M2 ? KIND_E5M2 : KIND_E4M3;
+            uint32_t two = widen<kind>(words[i / 4] >> (i & 2) * 8 & 0xffff);
             x[i] = float_of_half_bits((uint16_t)(i & 1 ? two >> 16 : two));
         } else if (FORM == WIDEN_INT4) {
             x[i] = (float)code;
@@ -78,7 +77,7 @@ static __device__ __forceinline__ void enter_codes(const widen_codes &v, float (
     }
 }
 
-/* A row's numbers without the turn; `lanes` neighbouring lanes have it. */
+/* Undoes the Hadamard transform of a row, which `lanes` neighbouring lanes hold. */
 static __device__ __forceinline__ void unturn_codes(const gpu_cache &c, int32_t d, int32_t lanes,
                                                     float (&x)[16])
 {
@@ -107,14 +106,14 @@ static __device__ __forceinline__ void unturn_codes(const gpu_cache &c, int32_t 
     }
 }
 
-/* What a lane knows of one of the warp's 32 keys. */
+/* What a lane knows about one of the warp's 32 keys. */
 struct widen_key {
-    unsigned long long row, blocks; /* addresses; row 0: none to read, it becomes zero */
-    uint32_t scale;                 /* of enter_row */
+    unsigned long long row, blocks; /* addresses; row 0: nothing to read, the copy becomes zero */
+    uint32_t scale;                 /* from enter_row */
     bool wanted;                    /* its row is written */
 };
 
-/* Key number `at` of all requests' copies. */
+/* Looks up key number `at` of all requests' copies. */
 template <bool NIBBLES>
 static __device__ __forceinline__ widen_key enter_key(const prefill_params &a, const gpu_cache &c,
                                                       int32_t at, int32_t head)
@@ -126,7 +125,7 @@ static __device__ __forceinline__ widen_key enter_key(const prefill_params &a, c
     key_range(p, request, 0, 1, &k0, &k1);
     v.wanted = j >= (k0 & ~(PREFILL_COPY_ROWS - 1));
     v.scale = float_bits(0.0f);
-    if (j >= k0 && j < request.length) { /* the table has no other blocks */
+    if (j >= k0 && j < request.length) { /* the block table has no other blocks */
         int64_t table = p.block_table_row != nullptr ? p.block_table_row[r] : r;
         int32_t index = j / p.block_size;
         int64_t block = p.block_table[table * p.block_table_stride + index];
@@ -138,7 +137,7 @@ static __device__ __forceinline__ widen_key enter_key(const prefill_params &a, c
     return v;
 }
 
-/* Keys 32 `group` .. + 31 of KV head `head`. PLANE: 0 keys, 1 values. */
+/* Copies keys 32 x group .. + 31 of KV head `head`. PLANE: 0 keys, 1 values. */
 template <int KIND, int FORM, int PLANE>
 static __device__ __forceinline__ void widen_keys(const prefill_params &a, int32_t group,
                                                   int32_t head)

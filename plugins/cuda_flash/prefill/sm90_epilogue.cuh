@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of an item: rows are divided by their sums and written. Rows that came out as no numbers
- * are computed again, key by key: a weight of 0 may have met a NaN of a key that they do not see.
- */
+/* The epilogue of an item: acc_o is divided by row_sum and written. Rows with a result that is not
+ * finite are recomputed key by key, because a probability of 0 may have met a NaN value of a masked
+ * key. */
 #ifndef CUDA_FLASH_SM90_EPILOGUE_CUH
 #define CUDA_FLASH_SM90_EPILOGUE_CUH
 
@@ -12,7 +12,7 @@
 struct prefill_out {
     char *data;
     float *lse;
-    float sink; /* base 2; -inf: none */
+    float sink; /* base 2; -inf without a sink */
 };
 
 static __device__ __forceinline__ prefill_out out_of_item(const prefill_params &a,
@@ -29,7 +29,7 @@ static __device__ __forceinline__ prefill_out out_of_item(const prefill_params &
     return v;
 }
 
-/* The same, of a part where the item is one. */
+/* Returns where a row is written: the output, or the item's part where the item is cut. */
 template <class S>
 static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a,
                                                          const prefill_item &item, int32_t row)
@@ -41,7 +41,7 @@ static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a
     return out_of_item(a, item, row);
 }
 
-template <int KIND> static __device__ __forceinline__ float number_at(const char *row, int32_t d)
+template <int KIND> static __device__ __forceinline__ float load_number(const char *row, int32_t d)
 {
     if constexpr (KIND == KIND_BF16) {
         return float_of_bf16(((const uint16_t *)row)[d]);
@@ -49,16 +49,18 @@ template <int KIND> static __device__ __forceinline__ float number_at(const char
     return __half2float(((const __half *)row)[d]);
 }
 
-/* Of a query or key. */
-template <class S> static __device__ __forceinline__ float key_number(const char *row, int32_t d)
+/* Loads one element of a query or key row. */
+template <class S>
+static __device__ __forceinline__ float load_key_number(const char *row, int32_t d)
 {
     if constexpr (S::fp8) {
         return float_of_fp8(false, ((const uint8_t *)row)[d]);
     }
-    return number_at<S::kind>(row, d);
+    return load_number<S::kind>(row, d);
 }
 
-template <int KIND> static __device__ __forceinline__ void put_number(char *row, int32_t d, float x)
+template <int KIND>
+static __device__ __forceinline__ void store_number(char *row, int32_t d, float x)
 {
     if constexpr (KIND == KIND_BF16) {
         ((uint16_t *)row)[d] = bf16_of(x);
@@ -67,7 +69,7 @@ template <int KIND> static __device__ __forceinline__ void put_number(char *row,
     }
 }
 
-/* Where K or V of a key lies. */
+/* Returns the address of K or V of key j. */
 template <class S>
 static __device__ __forceinline__ const char *
 row_of_key(const prefill_params &a, const gpu_cache &c, const prefill_item &item, int32_t j)
@@ -83,7 +85,7 @@ row_of_key(const prefill_params &a, const gpu_cache &c, const prefill_item &item
     return at + block * c.block + (j - index * p.problem.block_size) * c.slot;
 }
 
-/* Score of one key in base 2, -inf where a tree hides it. */
+/* The score of one key in base 2; -inf where a tree mask hides the key. */
 static __device__ __forceinline__ float score_of(const gpu_params &p, const prefill_item &item,
                                                  int32_t index, int32_t position, float slope,
                                                  float product, int32_t j)
@@ -91,7 +93,8 @@ static __device__ __forceinline__ float score_of(const gpu_params &p, const pref
     float s = product * p.problem.scale;
     s = p.problem.soft_cap > 0.0f ? p.problem.soft_cap * tanhf(s / p.problem.soft_cap) : s;
     float bias = bias_of(p.problem, request_of_row_tile(item.row_tile), index, position, slope, j);
-    s = bias == -INFINITY ? -INFINITY : LOG2E * (s + bias); /* NaN of a hidden key too */
+    /* a hidden key's NaN becomes -inf, too */
+    s = bias == -INFINITY ? -INFINITY : LOG2E * (s + bias);
     int32_t column = j - (item.row_tile.length - item.row_tile.query_len);
     if (p.problem.tree_mask == ATTN_TREE_BITS && p.problem.tree != nullptr && column >= 0) {
         const uint32_t *bits = (const uint32_t *)p.problem.tree +
@@ -102,18 +105,18 @@ static __device__ __forceinline__ float score_of(const gpu_params &p, const pref
     return s;
 }
 
-/* Whether a kernel's output is codes, which are made of what it would write else. */
+/* Whether the output is quantized. The codes are made from the 16-bit values that a plain output
+ * would get. */
 template <class S> static __device__ __forceinline__ bool writes_codes(const prefill_params &a)
 {
     return S::codes && a.output.form != ATTN_OUTPUT_PLAIN;
 }
 
-/* 8 numbers of a row, dims d .. d + 7, as codes; by a warp whose neighbouring lanes have the next
- * dims. */
+/* Quantizes dims d .. d + 7 of a row. Neighbouring lanes of the warp hold the next dims. */
 template <int KIND>
-static __device__ __forceinline__ void write_codes(const prefill_params &a,
-                                                   const prefill_item &item, int32_t row, int32_t d,
-                                                   bool is_there, uint4 numbers)
+static __device__ __forceinline__ void quantize_8(const prefill_params &a, const prefill_item &item,
+                                                  int32_t row, int32_t d, bool is_there,
+                                                  uint4 numbers)
 {
     const gpu_params &p = a.p;
     const uint32_t words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
@@ -124,42 +127,44 @@ static __device__ __forceinline__ void write_codes(const prefill_params &a,
     float x[8];
 #pragma unroll
     for (int e = 0; e < 8; e++) {
-        x[e] = number_at<KIND>((const char *)words, e);
+        x[e] = load_number<KIND>((const char *)words, e);
     }
     store_codes(a.output, token, head, d, is_there && d < p.problem.head_size_v, x,
                 p.out.data + token * p.out.row + head * p.out.head + byte);
 }
 
-/* Of a query and a key, whose rows begin at multiples of 16 bytes; 16 bytes at a time where there
- * are registers for it. */
+/* The dot product of a query and a key, whose rows are aligned to 16 bytes. Kernels with enough
+ * registers read 16 bytes at a time. */
 template <class S>
-static __device__ __forceinline__ float product_of(const char *q, const char *k, int32_t size)
+static __device__ __forceinline__ float dot_product(const char *q, const char *k, int32_t size)
 {
-    constexpr int piece = S::fp8 ? 16 : 8; /* numbers in 16 bytes */
+    constexpr int piece = S::fp8 ? 16 : 8; /* elements in 16 bytes */
     float product = 0.0f;
     int32_t d = 0;
 #pragma unroll 1
-    for (; S::walks && d + piece <= size; d += piece) {
+    for (; S::has_inner_loop && d + piece <= size; d += piece) {
         const uint4 x = *(const uint4 *)(q + d * (16 / piece)),
                     y = *(const uint4 *)(k + d * (16 / piece));
         const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
         for (int i = 0; i < piece; i++) {
-            product += key_number<S>((const char *)xs, i) * key_number<S>((const char *)ys, i);
+            product +=
+                load_key_number<S>((const char *)xs, i) * load_key_number<S>((const char *)ys, i);
         }
     }
 #pragma unroll 1
     for (; d < size; d++) {
-        product += key_number<S>(q, d) * key_number<S>(k, d);
+        product += load_key_number<S>(q, d) * load_key_number<S>(k, d);
     }
     return product;
 }
 
-/* One row by one warp, numbers of codes to `part`: a pass over its keys for their sum, then one for
- * each 128 dims of values. Products of weight 0 are left out. */
+/* One warp recomputes one row: a first pass over the keys makes row_max and row_sum, and each
+ * further pass makes 128 dims of the output. Probabilities of 0 skip their value. A quantized
+ * output's row goes to `out_smem` first. */
 template <class S>
-static __device__ __forceinline__ void exact_row(const prefill_params &a, const prefill_item &item,
-                                                 int32_t row, char *part)
+static __device__ __forceinline__ void
+recompute_row(const prefill_params &a, const prefill_item &item, int32_t row, char *out_smem)
 {
     const gpu_params &p = a.p;
     constexpr int own = (S::dv < 128 ? S::dv : 128) / 32;
@@ -173,20 +178,20 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
         p.q.data + (int64_t)(item.row_tile.query_start + index) * p.q.row + head * p.q.head;
     float slope = p.problem.slopes != nullptr ? p.problem.slopes[head] : 0.0f;
     prefill_out out = out_of_row<S>(a, item, row);
-    float high = -INFINITY, sum = 0.0f, factor = 0.0f;
+    float row_max = -INFINITY, row_sum = 0.0f, factor = 0.0f;
 #pragma unroll 1
     for (int32_t first = -32 * own; first < p.problem.head_size_v; first += 32 * own) {
-        float o[own];
+        float acc_o[own];
 #pragma unroll
         for (int i = 0; i < own; i++) {
-            o[i] = 0.0f;
+            acc_o[i] = 0.0f;
         }
 #pragma unroll 1
         for (int32_t base = v.first; base <= v.last; base += 32) {
             float x = -INFINITY;
             if (base + lane <= v.last) {
                 const char *k = row_of_key<S>(a, p.k, item, base + lane);
-                float product = product_of<S>(q, k, p.problem.head_size);
+                float product = dot_product<S>(q, k, p.problem.head_size);
                 if (S::by_head) {
                     product *= item.scale;
                 } else if (S::scales == PREFILL_BY_KEY) {
@@ -195,17 +200,17 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
                 x = score_of(p, item, index, v.position, slope, product, base + lane);
             }
             if (first < 0) {
-                float most = fmaxf(high, x);
+                float new_max = fmaxf(row_max, x);
 #pragma unroll
                 for (int d = 16; d > 0; d >>= 1) {
-                    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+                    new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, d));
                 }
-                float from = softmax_base(most);
-                sum = sum * exp2f(high - from) + exp2f(x - from); /* of this lane's keys */
-                high = most;
+                float from = softmax_base(new_max);
+                row_sum = row_sum * exp2f(row_max - from) + exp2f(x - from); /* this lane's keys */
+                row_max = new_max;
                 continue;
             }
-            float weight = exp2f(x - softmax_base(high));
+            float weight = exp2f(x - softmax_base(row_max));
 #pragma unroll 1
             for (int t = 0; t < 32 && base + t <= v.last; t++) {
                 float w = __shfl_sync(0xffffffffu, weight, t);
@@ -216,83 +221,87 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
 #pragma unroll
                 for (int i = 0; i < own; i++) {
                     int32_t d = first + lane + 32 * i;
-                    o[i] += d < p.problem.head_size_v ? w * number_at<S::kind>(value, d) : 0.0f;
+                    acc_o[i] +=
+                        d < p.problem.head_size_v ? w * load_number<S::kind>(value, d) : 0.0f;
                 }
             }
         }
         if (first < 0) {
 #pragma unroll
             for (int d = 16; d > 0; d >>= 1) {
-                sum += __shfl_xor_sync(0xffffffffu, sum, d);
+                row_sum += __shfl_xor_sync(0xffffffffu, row_sum, d);
             }
-            factor = softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
+            factor = softmax_close_base2(out.sink, row_max, row_sum, lane == 0 ? out.lse : nullptr);
             continue;
         }
 #pragma unroll
         for (int i = 0; i < own; i++) {
             int32_t d = first + lane + 32 * i;
             if (d < p.problem.head_size_v) {
-                put_number<S::kind>(writes_codes<S>(a) ? part : out.data, d, o[i] * factor);
+                store_number<S::kind>(writes_codes<S>(a) ? out_smem : out.data, d,
+                                      acc_o[i] * factor);
             }
         }
     }
 }
 
-/* The numbers of a row in shared memory as codes; by one warp. */
+/* One warp quantizes a row that lies in shared memory. */
 template <class S>
-static __device__ __forceinline__ void code_row(const prefill_params &a, const prefill_item &item,
-                                                int32_t row, const char *numbers)
+static __device__ __forceinline__ void
+quantize_row(const prefill_params &a, const prefill_item &item, int32_t row, const char *numbers)
 {
     const int lane = threadIdx.x & 31;
 #pragma unroll 1
     for (int first = 0; first < S::dv; first += 256) {
         const int32_t d = first + lane * 8;
         const bool has = d < S::dv;
-        write_codes<S::kind>(a, item, row, d, has, *(const uint4 *)(numbers + (has ? d : 0) * 2));
+        quantize_8<S::kind>(a, item, row, d, has, *(const uint4 *)(numbers + (has ? d : 0) * 2));
     }
 }
 
-/* NaN or infinite where one of four packed numbers or of those so far was, or theirs are past 1e19,
- * which costs time alone: `odd` is a sum of products. */
+/* Adds packed results to `nonfinite` such that it ends non-finite if one of them is. Finite values
+ * past 1e19 may raise it as well, which costs a recomputation but no accuracy. */
 template <int KIND>
-static __device__ __forceinline__ void note_odd(uint32_t v, uint32_t w, uint32_t &odd)
+static __device__ __forceinline__ void note_nonfinite(uint32_t v, uint32_t w, uint32_t &nonfinite)
 {
     if constexpr (KIND == KIND_BF16) {
-        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(v), "r"(w));
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(nonfinite) : "r"(v), "r"(w));
     } else {
-        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(v), "r"(0u));
-        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(w), "r"(0u));
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(nonfinite) : "r"(v), "r"(0u));
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(nonfinite) : "r"(w), "r"(0u));
     }
 }
 
 /* Whether one of two packed numbers is not finite. */
-template <int KIND> static __device__ __forceinline__ bool is_odd(uint32_t w)
+template <int KIND> static __device__ __forceinline__ bool is_nonfinite(uint32_t w)
 {
     constexpr uint32_t exponent = KIND == KIND_BF16 ? 0x7f80 : 0x7c00;
     return (w & exponent) == exponent || (w >> 16 & exponent) == exponent;
 }
 
-/* Where 16 bytes of an output row lie in a warp's part of shared memory, so that those of 8 rows at
- * the same place are in different banks: columns of 64 dims as TMA swizzles them, or padded rows.
- */
-template <class S> static __device__ __forceinline__ int place_of_out(int row, int chunk)
+/* The offset of 16 bytes of an output row in a warp's staging memory. Rows are swizzled as TMA does
+ * or padded, so that the same chunk of 8 rows lies in different banks. */
+template <class S> static __device__ __forceinline__ int out_smem_offset(int row, int chunk)
 {
     return S::swizzles ? (chunk >> 3) * 2048 + row * 128 + ((chunk ^ row) & 7) * 16
                        : row * S::out_pitch + chunk * 16;
 }
 
-/* The warp's 16 rows from `top` on, dims first .. first + out_dims - 1, from its part of shared
- * memory to where they belong. `data`: a lane's row, top + (lane & 15). */
+/* Copies dims first .. first + out_dims - 1 of the warp's 16 rows, the first of which is `top`,
+ * from shared memory to global memory. `data` is the address of row top + (lane & 15). */
 template <class S>
 static __device__ __forceinline__ void write_rows(const prefill_params &a, const prefill_item &item,
-                                                  int32_t top, int32_t first, const char *part,
+                                                  int32_t top, int32_t first, const char *out_smem,
                                                   char *data)
 {
-    constexpr int lanes = S::out_dims / 8, rows = 32 / lanes; /* of a row, and at a time */
+    /* lanes for each row, and rows at a time */
+    constexpr int lanes = S::out_dims / 8, rows = 32 / lanes;
     const int lane = threadIdx.x & 31;
     const int32_t d = first + lane % lanes * 8, left = item.row_tile.num_rows - top;
     const bool is_wide = a.wide_rows != 0, is_there = d < a.p.problem.head_size_v;
-    auto at = [&](int i) { return part + place_of_out<S>(lane / lanes + i * rows, lane % lanes); };
+    auto at = [&](int i) {
+        return out_smem + out_smem_offset<S>(lane / lanes + i * rows, lane % lanes);
+    };
 #pragma unroll
     for (int i = 0; i < 16 / rows; i++) {
         const int r = lane / lanes + i * rows;
@@ -315,55 +324,55 @@ static __device__ __forceinline__ void write_rows(const prefill_params &a, const
     }
 }
 
-/* The same as codes. */
+/* As write_rows, for a quantized output. */
 template <class S>
-static __device__ __forceinline__ void write_coded_rows(const prefill_params &a,
-                                                        const prefill_item &item, int32_t top,
-                                                        int32_t first, const char *part)
+static __device__ __forceinline__ void write_quantized_rows(const prefill_params &a,
+                                                            const prefill_item &item, int32_t top,
+                                                            int32_t first, const char *out_smem)
 {
     constexpr int lanes = S::out_dims / 8, rows = 32 / lanes;
     const int lane = threadIdx.x & 31;
     const int32_t d = first + lane % lanes * 8, left = item.row_tile.num_rows - top;
 #pragma unroll 1
     for (int32_t r = lane / lanes; r < 16; r += rows) {
-        write_codes<S::kind>(a, item, top + r, d, r < left,
-                             *(const uint4 *)(part + place_of_out<S>(r, lane % lanes)));
+        quantize_8<S::kind>(a, item, top + r, d, r < left,
+                            *(const uint4 *)(out_smem + out_smem_offset<S>(r, lane % lanes)));
     }
 }
 
-/* The warp's 16 rows from `top` on, all there, as one box. */
+/* Stores the warp's 16 rows from `top` on, all of them in range, as one TMA box. */
 static __device__ __forceinline__ void store_rows(const prefill_params &a, const prefill_item &item,
-                                                  int32_t top, const char *part)
+                                                  int32_t top, const char *out_smem)
 {
     fence_for_boxes();
-    __syncwarp(); /* all lanes' rows are there */
+    __syncwarp(); /* all lanes have written their rows */
     if ((threadIdx.x & 31) == 0) {
         prefill_row at = split_row(a, top);
         store_box4(&a.out_map, 0, item.head * a.p.problem.group + at.head,
                    item.row_tile.query_start + item.first_query + at.query, 0,
-                   shared_address(part));
+                   shared_address(out_smem));
     }
 }
 
-/* Rows `row` and row + 8 of this lane; m is in base 2. `part`: of shared memory, the warp's. What o
- * holds is lost: codes, and rows that are computed again, leave zeros, whose registers they need.
- */
+/* Finishes rows `row` and row + 8 of this lane. row_max is in base 2; `out_smem` is the warp's
+ * staging memory. acc_o is overwritten: quantization and recomputation need its registers and leave
+ * zeros. */
 template <class S>
 static __device__ __forceinline__ void
-finish_item(const prefill_params &a, const prefill_item &item, int32_t row, const float (&m)[2],
-            const float (&l)[2], float (&o)[S::dv / 2], char *part)
+epilogue(const prefill_params &a, const prefill_item &item, int32_t row, const float (&row_max)[2],
+         const float (&row_sum)[2], float (&acc_o)[S::dv / 2], char *out_smem)
 {
     const int lane = threadIdx.x & 31;
     const int32_t top = row - (lane >> 2);
-    float by[2], sum[2] = {l[0], l[1]};
+    float inv_sum[2], sum[2] = {row_sum[0], row_sum[1]};
     if (S::boxes_rows && lane == 0) {
-        wait_for_stored_boxes(); /* of the item before */
+        wait_for_stored_boxes(); /* the previous item's box has been read */
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-        by[r] = sum[r] == 0.0f ? 0.0f : fast_reciprocal(sum[r]);
+        inv_sum[r] = sum[r] == 0.0f ? 0.0f : fast_reciprocal(sum[r]);
     }
     if (a.p.problem.sinks != nullptr || a.p.lse.data != nullptr || (S::cuts && item.part > 0)) {
 #pragma unroll
@@ -371,80 +380,81 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
             if (row + 8 * r < item.row_tile.num_rows) {
                 prefill_out out = out_of_row<S>(a, item, row + 8 * r);
                 float *lse = (lane & 3) == 0 ? out.lse : nullptr;
-                float factor = softmax_close_base2(out.sink, m[r], sum[r], lse);
-                by[r] = a.p.problem.sinks != nullptr ? factor : by[r];
+                float factor = softmax_close_base2(out.sink, row_max[r], sum[r], lse);
+                inv_sum[r] = a.p.problem.sinks != nullptr ? factor : inv_sum[r];
             }
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) { /* weights past float32's range: the row is computed again */
-        const bool lacks = S::steady && sum[r] < PREFILL_LEAST && m[r] != -INFINITY;
-        by[r] = sum[r] > PREFILL_LARGEST || lacks ? NAN : by[r];
+    for (int r = 0; r < 2; r++) { /* row_sum out of range: recompute the row */
+        const bool lacks = S::lazy_rescale && sum[r] < PREFILL_MIN_SUM && row_max[r] != -INFINITY;
+        inv_sum[r] = sum[r] > PREFILL_MAX_SUM || lacks ? NAN : inv_sum[r];
     }
-    const uint32_t to = shared_address(part) + place_of_out<S>(lane & 15, lane >> 4);
+    const uint32_t to = shared_address(out_smem) + out_smem_offset<S>(lane & 15, lane >> 4);
     const int32_t left = item.row_tile.num_rows - top;
-    uint32_t odd[2] = {0, 0}, bad[2];
+    uint32_t nonfinite[2] = {0, 0}, bad_rows[2];
 #pragma unroll
     for (int first = 0; first < S::dv; first += S::out_dims) {
-        __syncwarp(); /* what was there is read */
+        __syncwarp(); /* the previous contents have been read */
 #pragma unroll
         for (int n = 0; n < S::out_dims / 8; n += 2) {
-            uint32_t w[4];
+            uint32_t packed[4];
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 int i = first / 2 + 4 * (n + (c >> 1)) + 2 * (c & 1);
-                w[c] = pack2<S::kind>(o[i] * by[c & 1], o[i + 1] * by[c & 1]);
+                packed[c] =
+                    pack2<S::kind>(acc_o[i] * inv_sum[c & 1], acc_o[i + 1] * inv_sum[c & 1]);
             }
-            note_odd<S::kind>(w[0], w[2], odd[0]);
-            note_odd<S::kind>(w[1], w[3], odd[1]);
-            /* four registers next to each other, without moves */
+            note_nonfinite<S::kind>(packed[0], packed[2], nonfinite[0]);
+            note_nonfinite<S::kind>(packed[1], packed[3], nonfinite[1]);
+            /* Packs into four consecutive registers, without moves. */
 #pragma unroll
             for (int c = 0; S::packs_in_place && c < 4; c++) {
-                o[first / 2 + 4 * n + c] = __uint_as_float(w[c]);
+                acc_o[first / 2 + 4 * n + c] = __uint_as_float(packed[c]);
             }
-            store4(S::swizzles ? (to ^ (n & 7) * 16) + (n >> 3) * 2048 : to + n * 16, w);
+            store4(S::swizzles ? (to ^ (n & 7) * 16) + (n >> 3) * 2048 : to + n * 16, packed);
         }
         if (first + S::out_dims == S::dv) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                bad[r] = __ballot_sync(0xffffffffu, row + 8 * r < item.row_tile.num_rows &&
-                                                        is_odd<S::kind>(odd[r]));
+                bad_rows[r] = __ballot_sync(0xffffffffu, row + 8 * r < item.row_tile.num_rows &&
+                                                             is_nonfinite<S::kind>(nonfinite[r]));
             }
         }
-        if (S::boxes_rows && a.boxes_rows && left >= 16 && (bad[0] | bad[1]) == 0) {
-            store_rows(a, item, top, part);
+        if (S::boxes_rows && a.boxes_rows && left >= 16 && (bad_rows[0] | bad_rows[1]) == 0) {
+            store_rows(a, item, top, out_smem);
             return;
         }
-        __syncwarp(); /* the rows are there */
+        __syncwarp(); /* all lanes have written their rows */
         if (!writes_codes<S>(a)) {
-            write_rows<S>(a, item, top, first, part,
+            write_rows<S>(a, item, top, first, out_smem,
                           out_of_row<S>(a, item, top + (lane & 15)).data);
             continue;
         }
-        write_coded_rows<S>(a, item, top, first, part);
+        write_quantized_rows<S>(a, item, top, first, out_smem);
 #pragma unroll
         for (int i = first / 2; i < (first + S::out_dims) / 2; i++) {
-            o[i] = 0.0f;
+            acc_o[i] = 0.0f;
         }
     }
-    if ((bad[0] | bad[1]) == 0) {
+    if ((bad_rows[0] | bad_rows[1]) == 0) {
         return;
     }
-    __syncwarp(); /* what is written again comes second */
+    __syncwarp(); /* recomputed rows must overwrite what was written above */
 #pragma unroll
     for (int i = 0; S::codes && i < S::dv / 2; i++) {
-        o[i] = 0.0f; /* as above */
+        acc_o[i] = 0.0f; /* frees its registers */
     }
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
-        uint32_t lanes = (i < 8 ? bad[0] : bad[1]) >> (i & 7) * 4;
+        uint32_t lanes = (i < 8 ? bad_rows[0] : bad_rows[1]) >> (i & 7) * 4;
         if ((lanes & 15) != 0) {
             const bool codes = writes_codes<S>(a);
-            exact_row<S>(a, item, top + i, part);
+            recompute_row<S>(a, item, top + i, out_smem);
             if (codes) {
-                __syncwarp(); /* the numbers are there */
-                code_row<S>(a, item, top + i, part);
-                __syncwarp(); /* they are read */
+                __syncwarp(); /* the row is complete */
+                quantize_row<S>(a, item, top + i, out_smem);
+                __syncwarp(); /* the row has been read */
             }
         }
     }

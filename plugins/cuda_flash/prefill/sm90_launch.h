@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launchers of prefill by element type and head size; params NULL: only loads their kernels. */
+/* Launchers of prefill by element type and head size. With params NULL they only load their
+ * kernels. */
 #ifndef CUDA_FLASH_SM90_LAUNCH_H
 #define CUDA_FLASH_SM90_LAUNCH_H
 
@@ -10,12 +11,12 @@
 typedef cudaError_t prefill_launcher(const struct prefill_params *params, int32_t num_sms,
                                      cudaStream_t stream);
 
-prefill_launcher launch_prefill_wide, launch_widen;
+prefill_launcher launch_prefill_head64, launch_widen;
 prefill_launcher launch_prefill_bf16_64, launch_prefill_bf16_128, launch_prefill_bf16_192,
     launch_prefill_bf16_256;
 prefill_launcher launch_prefill_f16_64, launch_prefill_f16_128, launch_prefill_f16_192,
     launch_prefill_f16_256;
-/* over copies of narrow keys and values, which have no size of their own for 192 */
+/* over copies of narrow keys and values; there is none for head size 192 */
 prefill_launcher launch_copies_bf16_64, launch_copies_bf16_128, launch_copies_bf16_256;
 prefill_launcher launch_copies_f16_64, launch_copies_f16_128, launch_copies_f16_256;
 

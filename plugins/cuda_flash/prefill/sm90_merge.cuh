@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of cut prefill items, merged in their order: of an item 16 rows a CTA, 16 lanes a row.
- */
+/* Merges the parts of cut prefill items in their order. A CTA has 16 rows of an item and 16 lanes
+ * for each row. */
 #ifndef CUDA_FLASH_SM90_MERGE_CUH
 #define CUDA_FLASH_SM90_MERGE_CUH
 
@@ -9,7 +9,7 @@
 #define MERGE_ROWS 16
 #define MERGE_THREADS 256
 
-/* 8 dims of a row, from d on, of parts that begin at place `first`. */
+/* Merges 8 dims of a row, starting with d, from the parts that begin at `first`. */
 template <int KIND>
 static __device__ __forceinline__ void merge_dims(const prefill_params &a, int32_t first,
                                                   int32_t parts, int32_t row, int32_t d, float base,
@@ -24,8 +24,8 @@ static __device__ __forceinline__ void merge_dims(const prefill_params &a, int32
         const uint4 w = *(const uint4 *)(a.parts + (at * a.size_v + d) * 2);
         const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-        for (int e = 0; e < 8; e++) { /* of no key: numbers without a meaning */
-            x[e] += weight == 0.0f ? 0.0f : weight * number_at<KIND>((const char *)words, e);
+        for (int e = 0; e < 8; e++) { /* a part without visible keys holds undefined values */
+            x[e] += weight == 0.0f ? 0.0f : weight * load_number<KIND>((const char *)words, e);
         }
     }
     if (a.wide_rows != 0 && d + 8 <= size) {
@@ -37,7 +37,7 @@ static __device__ __forceinline__ void merge_dims(const prefill_params &a, int32
 #pragma unroll
     for (int e = 0; e < 8; e++) {
         if (d + e < size) {
-            put_number<KIND>(to, d + e, x[e] * factor);
+            store_number<KIND>(to, d + e, x[e] * factor);
         }
     }
 }

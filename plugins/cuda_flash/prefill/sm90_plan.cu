@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill's schedule, its launches, and the merge of cut items. */
+/* The kernels that plan prefill and merge cut items, and all launches of prefill. */
 #include <cuda.h>
 
 #include "sm90_launch.h"
@@ -7,19 +7,19 @@
 #include "sm90_schedule.cuh"
 
 static __global__ void __launch_bounds__(PLAN_THREADS)
-    order(const __grid_constant__ prefill_params a)
+    plan_items(const __grid_constant__ prefill_params a)
 {
-    __shared__ order_memory memory;
-    order_items(a, memory);
+    __shared__ schedule_memory memory;
+    schedule_items(a, memory);
 }
 
-static cudaError_t launch_order(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+static cudaError_t launch_plan(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
     if (a == nullptr) {
         cudaFuncAttributes attributes;
-        return cudaFuncGetAttributes(&attributes, order);
+        return cudaFuncGetAttributes(&attributes, plan_items);
     }
-    order<<<1, PLAN_THREADS, 0, stream>>>(*a);
+    plan_items<<<1, PLAN_THREADS, 0, stream>>>(*a);
     return cudaGetLastError();
 }
 
@@ -47,7 +47,7 @@ static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaSt
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
 
-/* Of head sizes 64, 128, 192 and 256. */
+/* By head size: 64, 128, 192, 256. */
 struct sized_launchers {
     prefill_launcher *of[4];
 };
@@ -74,12 +74,12 @@ static cudaError_t launch_size(const prefill_params *a, int32_t num_sms, cudaStr
     return error;
 }
 
-static prefill_launcher *const launchers[] = {launch_order,
+static prefill_launcher *const launchers[] = {launch_plan,
                                               launch_merge,
                                               launch_widen,
                                               launch_size<bf16_launchers>,
                                               launch_size<f16_launchers>,
-                                              launch_prefill_wide,
+                                              launch_prefill_head64,
                                               launch_size<bf16_copies>,
                                               launch_size<f16_copies>};
 
@@ -90,7 +90,7 @@ extern "C" const char *prefill_launch(const struct gpu_device *device, enum pref
     ((push_fn *)device->push)((CUcontext)device->context);
     int32_t ctas = params != NULL && params->ctas > 0 ? params->ctas : device->num_sms;
     cudaError_t error = launchers[kernel](params, ctas, (cudaStream_t)stream);
-    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
         (void)cudaGetLastError();
     }
     ((pop_fn *)device->pop)(&popped);
@@ -100,7 +100,7 @@ extern "C" const char *prefill_launch(const struct gpu_device *device, enum pref
 extern "C" const char *prefill_load(const struct gpu_device *device)
 {
     const char *cause = NULL;
-    for (int kernel = PREFILL_ORDER; kernel < PREFILL_KERNELS && cause == NULL; kernel++) {
+    for (int kernel = PREFILL_PLAN; kernel < PREFILL_KERNELS && cause == NULL; kernel++) {
         cause = prefill_launch(device, (enum prefill_kernel)kernel, NULL, NULL);
     }
     return cause;

@@ -1,30 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill on sm_90a, host side: which layers and tensors it takes, its memory, and its launches. */
+/* Prefill on sm_90a, host side: which layers and tensors it serves, its workspace and its launches.
+ */
 #include "gpu/host/schedule.h"
 #include "sm90_prefill.h"
 
-#define SECTION_BYTES (8 << 20) /* of keys and values that stay in the L2 */
-#define MOST_BOXES 32           /* of a tile: a lane has one */
-#define OUT_ROWS 16             /* of an item that a warp writes */
-#define LEAST_PARTS 8           /* of an item, whose CTAs have a multiprocessor each */
-#define LEAST_SCALE 1e-6f       /* of scores that count in raw products */
-#define CLOCKS_OF_TILE 5600     /* 128 rows and keys, D 128, next to decodes */
+#define SECTION_BYTES (8 << 20) /* K and V of a section, which stay in the L2 */
+#define MOST_BOXES 32           /* boxes of a tile; each lane has one */
+#define OUT_ROWS 16             /* rows of an item that a warp writes */
+#define LEAST_PARTS 8           /* parts of an item with a multiprocessor each */
+#define LEAST_SCALE 1e-6f       /* a smaller softmax scale is applied to the scores first */
+#define CLOCKS_OF_TILE 5600     /* a tile of 128 rows and keys, D 128, next to decodes */
 #define CLOCKS_OF_ITEM 8400
-#define BYTES_OF_CLOCK 2500     /* of all multiprocessors' reads */
-#define BYTES_OF_SM 32          /* of one's, at least */
-#define LONG_ITEM 1024          /* keys, from which on an item is worth cutting */
-#define LEAST_PART_TILES 4      /* of a part of an item */
-#define TILES_OF_CUT 5          /* that writing parts and merging them takes the time of */
-#define WIDE_WAVES 2            /* of wide items, from which on they pay */
-#define LONG_TILES 11           /* of an item from which on parts may pay */
-#define MOST_COPIED (512 << 20) /* bytes of workspace for copies of narrow keys and values */
+#define BYTES_OF_CLOCK 2500     /* read by all multiprocessors together */
+#define BYTES_OF_SM 32          /* read by one multiprocessor, at least */
+#define LONG_ITEM 1024          /* keys from which on cutting an item may pay */
+#define LEAST_PART_TILES 4      /* tiles of one part */
+#define TILES_OF_CUT 5          /* the cost of writing and merging parts, in tiles */
+#define HEAD64_WAVES 2          /* items for each multiprocessor from which on 192 rows pay */
+#define LONG_TILES 11           /* tiles of an item from which on parts may pay */
+#define MOST_COPIED (512 << 20) /* workspace for copies of narrow keys and values */
 
 static size_t round_up(size_t bytes)
 {
     return (bytes + 255) & ~(size_t)255;
 }
 
-/* The kernel's head size of keys; that of values is the same, but 128 with 192. */
+/* The kernel's padded head size of K. V has the same size, except 128 with 192. */
 static int32_t size_of(int32_t head_size, int32_t head_size_v)
 {
     int32_t larger = head_size > head_size_v ? head_size : head_size_v;
@@ -39,30 +40,30 @@ static int32_t keys_of(int32_t size)
     return size == 256 ? 64 : 128;
 }
 
-/* Rows of a page that one box has: a power of two, so that a tile has whole boxes. */
+/* Rows of a page in one box: a power of two, so that a tile consists of whole boxes. */
 static int32_t box_rows_of(int32_t block_size, int32_t keys)
 {
     int32_t rows = block_size & -block_size;
     return rows < keys ? rows : keys;
 }
 
-/* Whether boxes of a page's rows make a tile. */
+/* Whether a tile can be assembled from boxes of page rows. */
 static bool has_boxes(int32_t block_size, int32_t size)
 {
     int32_t keys = keys_of(size), rows = box_rows_of(block_size, keys);
     return rows >= 8 && keys / rows * (size / 64) <= MOST_BOXES;
 }
 
-/* Bytes of the copies of a key and its value of one KV head; 0: the layer's caches are walked as
- * they are, or not at all. Codes of keys have to be exact in the layer's type: those of int4 once
- * they are turned back have 11 bits. */
+/* Bytes of a copied key and value of one KV head; 0 if the layer's caches are read in place or are
+ * not served. A copied key must be exact in the layer's type, and an int4 key without its Hadamard
+ * transform has 11 bits. */
 static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn_kv_view *view)
 {
     int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
     int32_t size = size_of(layer->head_size, layer->head_size_v), of_boxes = size;
     bool is_short = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
     bool served = false;
-    size = size == 192 ? 256 : size; /* copies are padded to that */
+    size = size == 192 ? 256 : size; /* copies are padded to 256 */
     switch (layer->kv_dtype) {
     case ATTN_KV_FP8_E4M3:
     case ATTN_KV_FP8_E5M2:
@@ -87,7 +88,7 @@ static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn
     return served ? 4 * (int64_t)size + (int64_t)sizeof(float) : 0;
 }
 
-/* Whether the cache's rows can be copied: 16 numbers at a time. */
+/* Whether rows of the cache can be read 16 elements at a time. */
 static bool can_copy(const struct attn_kv_view *view, int32_t kv_dtype)
 {
     bool nibbles = kv_dtype == ATTN_KV_NVFP4 || kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
@@ -121,7 +122,8 @@ static bool serves(const struct attn_attend_args *args)
     return has_boxes(args->k_cache->block_size, size_of(layer->head_size, layer->head_size_v));
 }
 
-/* Tiles of an item of a request's last queries: of other items of the request there are fewer. */
+/* The number of tiles of the item with a request's last queries; no other item of the request has
+ * more. */
 static int64_t tiles_of_items(const struct attn_attend_args *args, int64_t queries, int64_t keys)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -137,14 +139,14 @@ static int64_t tiles_of_items(const struct attn_attend_args *args, int64_t queri
     return ((most < keys ? most + tile : keys) + tile - 1) / tile;
 }
 
-/* Whether scores of a layer are products in their unit, without terms. */
+/* Whether scores have no terms and the softmax scale can be applied in the exponent. */
 static bool is_plain(const struct attn_layer_desc *layer)
 {
     return layer->alibi == ATTN_ALIBI_NONE && layer->tree_mask == ATTN_TREE_NONE &&
            !layer->prefix_lm && !(layer->soft_cap > 0) && layer->scale >= LEAST_SCALE;
 }
 
-/* Whether items of a layer may be cut: `cuts` in sm90_shape.cuh. */
+/* Whether items of a layer may be cut; agrees with `cuts` in sm90_shape.cuh. */
 static bool has_parts(const struct attn_layer_desc *layer, const struct attn_prepared *prepared)
 {
     int32_t size = size_of(layer->head_size, layer->head_size_v);
@@ -153,8 +155,8 @@ static bool has_parts(const struct attn_layer_desc *layer, const struct attn_pre
     return !prepared->invariant && (size <= 128 || (size == 192 && !copies)) && (plain || !copies);
 }
 
-/* Items of the batch in parts of so many tiles, 0: as they are; counted no further than above
- * `most`. Also the most tiles of one item. */
+/* Counts the items of a batch when each is cut into parts of `part` tiles (0: uncut); stops above
+ * `most`. Also returns the tiles of the longest item. */
 static int64_t count_parts(const struct attn_attend_args *args, int64_t part, int64_t most,
                            int64_t *longest)
 {
@@ -174,8 +176,8 @@ static int64_t count_parts(const struct attn_attend_args *args, int64_t part, in
     return parts;
 }
 
-/* Where there are fewer items than multiprocessors: the fewest tiles of a part with which each of
- * those is busy at most once, if that is worth the parts' merge; else 0. */
+/* The smallest part, in tiles, with which a batch of few items gives each multiprocessor at most
+ * one part; 0 if cutting costs more than it gains. */
 static int32_t cut_of(const struct attn_attend_args *args)
 {
     const int32_t sms = args->instance->device.num_sms;
@@ -201,7 +203,7 @@ static int32_t cut_of(const struct attn_attend_args *args)
     return (int32_t)low;
 }
 
-/* Few items of many keys that are not cut would leave multiprocessors idle. */
+/* Few long items that are not cut would leave multiprocessors idle. */
 static bool pays(const struct attn_attend_args *args)
 {
     const struct attn_batch *batch = args->batch;
@@ -217,10 +219,9 @@ static bool pays(const struct attn_attend_args *args)
                          batch->max_seq_len <= LONG_ITEM || cut_of(args) > 0);
 }
 
-/* Multiprocessors on which prefill runs next to the attend of the other requests, whose keys fill
- * the memory's bandwidth from the rest: as many as end at the same time. Clocks of an H200: a tile
- * and an item's ends, and the bytes of a clock that the memory and one multiprocessor have at most.
- */
+/* The number of multiprocessors for prefill in a mixed batch; decodes run on the others, limited by
+ * memory, and both shall end together. The constants are clocks of an H200: a tile, an item's
+ * prologue and epilogue, and the bytes per clock of the whole memory and of one multiprocessor. */
 static int32_t share_of(const struct attn_attend_args *args)
 {
     const struct attn_batch *batch = args->batch;
@@ -229,7 +230,7 @@ static int32_t share_of(const struct attn_attend_args *args)
     const struct schedule_host *plan = args->schedule_host;
     const int32_t *start = batch->query_start_loc_host;
     const int64_t sms = args->instance->device.num_sms;
-    int64_t clocks = 0, bytes = 0; /* of one multiprocessor; of one KV head */
+    int64_t clocks = 0, bytes = 0; /* on one multiprocessor; of one KV head */
     if (prepared->copy_bytes > 0 || batch->seq_lens_host == NULL || args->k_cache == NULL) {
         return 0;
     }
@@ -251,9 +252,10 @@ static int32_t share_of(const struct attn_attend_args *args)
 }
 
 struct prefill_layout {
-    size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, parts, part_lse; /* bytes */
-    size_t end;   /* of a plan whose items may be cut; `parts` of others */
-    int64_t room; /* for so many items */
+    /* offsets in bytes */
+    size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, parts, part_lse;
+    size_t end;   /* with parts; a plan without parts ends at `parts` */
+    int64_t room; /* capacity of `items` */
 };
 
 static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepared, int64_t reqs,
@@ -277,7 +279,7 @@ static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepa
     return at;
 }
 
-/* Of a plan: where copies may begin. */
+/* The offset of the copies: the end of the plan. */
 static int64_t end_of_schedule(const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
@@ -285,20 +287,20 @@ static int64_t end_of_schedule(const struct attn_attend_args *args)
     return (int64_t)(plan->part_tiles > 0 ? at.end : at.parts);
 }
 
-/* Rows of copies for so many requests of so many keys. */
+/* Rows of copies for `reqs` requests of `keys` keys. */
 static int64_t rows_of_copies(int64_t reqs, int64_t keys)
 {
     return reqs * ((keys + PREFILL_COPY_ROWS - 1) / PREFILL_COPY_ROWS * PREFILL_COPY_ROWS);
 }
 
-/* Requests with so few queries that their rows are few are not among them. */
+/* The largest number of prefill requests. Requests with few rows are decodes and need no copy. */
 static int64_t most_copied(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens)
 {
     int64_t most = tokens * prepared->group / (prepared->few_rows + 1);
     return most < reqs ? most : reqs;
 }
 
-/* Copies of as many heads as there is room for, one at least. */
+/* The workspace: the plan, and copies for as many heads as fit into MOST_COPIED. */
 static size_t bytes_of(const struct attn_prepared *prepared, const struct attn_limits *limits)
 {
     int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
@@ -311,7 +313,7 @@ static size_t bytes_of(const struct attn_prepared *prepared, const struct attn_l
            round_up((size_t)(copies < MOST_COPIED ? copies : MOST_COPIED));
 }
 
-/* Rows of the copies of a plan's requests, as far as the host knows their lengths. */
+/* Rows of copies of the plan's requests, from the lengths that the host knows. */
 static int64_t count_copied(const struct attn_attend_args *args, int32_t mode)
 {
     const struct attn_batch *batch = args->batch;
@@ -333,7 +335,7 @@ static int64_t count_copied(const struct attn_attend_args *args, int32_t mode)
     return rows;
 }
 
-/* Heads whose copies fit together behind the schedule; < 1: not even those of one. */
+/* The number of heads whose copies fit into the workspace together; < 1 if not even one fits. */
 static int64_t heads_at_once(const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
@@ -343,9 +345,10 @@ static int64_t heads_at_once(const struct attn_attend_args *args)
     return heads < args->prepared->num_kv_heads ? heads : args->prepared->num_kv_heads;
 }
 
-/* Rows of an item. Kernels of three warp groups are for heads of 64 dims without terms, and want
- * some items for each multiprocessor, since theirs are longer. A batch-invariant layer has them
- * always: which rows share an item depends on that. */
+/* Rows of an item. Kernels with three consumer warp groups serve heads of 64 dims without terms.
+ * Their items are longer, so they pay only with several items for each multiprocessor. A
+ * batch-invariant layer always uses them, because the rows that share an item must not depend on
+ * the batch. */
 static int32_t rows_of_items(const struct attn_attend_args *args, int32_t mode)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -353,13 +356,13 @@ static int32_t rows_of_items(const struct attn_attend_args *args, int32_t mode)
     const struct attn_prepared *prepared = args->prepared;
     const struct schedule_host *plan = args->schedule_host;
     const int32_t *start = batch->query_start_loc_host;
-    const int64_t queries = PREFILL_WIDE_ROWS / prepared->group;
+    const int64_t queries = PREFILL_HEAD64_ROWS / prepared->group;
     if (size_of(layer->head_size, layer->head_size_v) != 64 || !is_plain(layer) ||
         prepared->copy_bytes > 0) {
         return PREFILL_ROWS;
     }
     if (prepared->invariant) {
-        return PREFILL_WIDE_ROWS;
+        return PREFILL_HEAD64_ROWS;
     }
     if (plan->part_tiles > 0 || plan->prefill_sms > 0) {
         return PREFILL_ROWS;
@@ -373,8 +376,8 @@ static int32_t rows_of_items(const struct attn_attend_args *args, int32_t mode)
         }
     }
     items *= prepared->num_kv_heads;
-    return items >= WIDE_WAVES * (int64_t)args->instance->device.num_sms ? PREFILL_WIDE_ROWS
-                                                                         : PREFILL_ROWS;
+    return items >= HEAD64_WAVES * (int64_t)args->instance->device.num_sms ? PREFILL_HEAD64_ROWS
+                                                                           : PREFILL_ROWS;
 }
 
 static bool fits(const struct attn_attend_args *args, int32_t mode)
@@ -385,7 +388,7 @@ static bool fits(const struct attn_attend_args *args, int32_t mode)
         return true;
     }
     plan->copied_rows = count_copied(args, mode);
-    /* Batch-invariant layers do not change their way with the batch. */
+    /* A batch-invariant layer uses the same kernel for every batch. */
     bool always = args->prepared->invariant && args->limits != NULL;
     int64_t most = always ? rows_of_copies(most_copied(args->prepared, args->limits->max_num_reqs,
                                                        args->limits->max_num_tokens),
@@ -394,7 +397,7 @@ static bool fits(const struct attn_attend_args *args, int32_t mode)
     return heads_at_once(args) > 0 && most * args->prepared->copy_bytes <= MOST_COPIED;
 }
 
-/* What the plan and the attends after it read alike. */
+/* Sets what the plan and its attends share. */
 static void set_items(struct prefill_params *a, const struct attn_attend_args *args, char *memory)
 {
     const struct schedule_host *plan = args->schedule_host;
@@ -429,10 +432,10 @@ static const char *plan_prefill(const struct attn_attend_args *args,
 {
     struct prefill_params a = {.p.problem = *problem};
     set_items(&a, args, memory);
-    return prefill_launch(&args->instance->device, PREFILL_ORDER, &a, args->stream);
+    return prefill_launch(&args->instance->device, PREFILL_PLAN, &a, args->stream);
 }
 
-/* Contiguous rows: tiles begin at any of them, and what lies behind the last reads as zero. */
+/* A map of contiguous rows: tiles begin at any row, and rows after the last read as zero. */
 static bool walk_rows(struct prefill_walk *w, const struct gpu_device *device,
                       const struct gpu_cache *c, int64_t rows, int32_t heads, int32_t size,
                       int32_t keys)
@@ -464,8 +467,8 @@ static bool walk_rows(struct prefill_walk *w, const struct gpu_device *device,
     return tensor_map_encode(device, c->data, &shape, &w->map);
 }
 
-/* Pages: a box has rows of one of them. With all columns in one box, 8 rows of each column stand
- * together: {64 dims, 8 slots, columns of all heads, slots / 8, blocks}. */
+/* A map of pages, where a box has rows of one page. If one box has all columns, then 8 rows of each
+ * column are contiguous: {64 dims, 8 slots, columns of all heads, slots / 8, blocks}. */
 static bool walk_pages(struct prefill_walk *w, const struct gpu_device *device,
                        const struct gpu_cache *c, int64_t blocks, int32_t block_size, int32_t heads,
                        int32_t size, int32_t keys, bool whole)
@@ -520,7 +523,7 @@ static bool map_queries(struct prefill_params *a, const struct attn_attend_args 
 {
     const struct gpu_device *device = &args->instance->device;
     const struct gpu_params *p = &a->p;
-    /* two numbers of 8 bits are one of TMA's */
+    /* TMA's element has 16 bits, two fp8 numbers. */
     int32_t of_element = a->scales == PREFILL_IN_FP8 ? 2 : 1;
     const struct map_shape queries = {
         .rank = 5,
@@ -535,8 +538,8 @@ static bool map_queries(struct prefill_params *a, const struct attn_attend_args 
     return tensor_map_encode(device, p->q.data, &queries, &a->q_map);
 }
 
-/* Boxes of 16 rows of an item, whose first row is a multiple of 16: (query, head of the group) as
- * they lie in the output, where a query's heads are whole boxes or a box has whole queries. */
+/* A map of the output in boxes of 16 rows of an item, the first a multiple of 16. A row is (query,
+ * head of the group); either a query's heads are whole boxes or a box has whole queries. */
 static void map_output(struct prefill_params *a, const struct attn_attend_args *args)
 {
     const struct gpu_params *p = &a->p;
@@ -574,8 +577,9 @@ static bool map_tensors(struct prefill_params *a, const struct attn_attend_args 
                       a->size_v, keys, a->grouped);
 }
 
-/* Whether a kernel has just these terms (`has_capped` and the like in sm90_prefill.cuh): no model
- * has ALiBi and heads over 128, nor a soft cap in f16 or with the head sizes of MLA's prefill. */
+/* Whether a kernel has exactly these terms; agrees with `has_capped` etc. in sm90_prefill.cuh. No
+ * known model has ALiBi with heads over 128, or a soft cap in f16 or with the head sizes of MLA's
+ * prefill. */
 static bool has_kernel(const struct gpu_params *p, int32_t terms)
 {
     int32_t size = size_of(p->problem.head_size, p->problem.head_size_v);
@@ -583,16 +587,16 @@ static bool has_kernel(const struct gpu_params *p, int32_t terms)
            (terms == PREFILL_CAPPED && size != 192 && p->out.dtype == ATTN_DTYPE_BF16);
 }
 
-/* Scores count in raw products, or in a soft cap's tanh, wherever that unit is sound. */
+/* The exponent applies the softmax scale or the soft cap wherever that is accurate. */
 static void set_terms(struct prefill_params *a)
 {
     const float log2e = 1.4426950408889634f;
     const struct gpu_problem *p = &a->p.problem;
     bool capped = p->soft_cap > 0, raw = p->scale >= LEAST_SCALE;
     float unit = capped ? p->soft_cap : raw ? p->scale : 1;
-    a->into = capped ? p->scale / p->soft_cap : p->scale;
-    a->unit = unit * log2e;
-    a->of_bias = 1 / unit;
+    a->pre_scale = capped ? p->scale / p->soft_cap : p->scale;
+    a->scale_log2 = unit * log2e;
+    a->bias_scale = 1 / unit;
     a->terms = (capped ? PREFILL_CAPPED
                 : raw  ? 0
                        : PREFILL_MULTIPLIED) |
@@ -600,11 +604,11 @@ static void set_terms(struct prefill_params *a)
                (p->alibi == ATTN_ALIBI_SQRT ? PREFILL_ROOT : 0) | (p->tree ? PREFILL_TREE : 0) |
                (p->spans ? PREFILL_SPANS : 0);
     a->kernel = has_kernel(&a->p, a->terms) ? a->terms : PREFILL_ANY;
-    a->terms |= (a->terms & ~(PREFILL_TREE | PREFILL_SPANS)) == 0 ? 0 : PREFILL_MIXED;
+    a->terms |= (a->terms & ~(PREFILL_TREE | PREFILL_SPANS)) == 0 ? 0 : PREFILL_GENERAL;
 }
 
-/* Whether queries and keys are multiplied in e4m3, as they come. The matrix units add such products
- * to some 14 bits, which bf16 needs and f16 does not have enough of. */
+/* Whether Q K^T runs in e4m3. The tensor cores accumulate such products to some 14 bits, enough for
+ * bf16 but not for f16. */
 static bool in_fp8(const struct gpu_params *p)
 {
     const struct gpu_problem *problem = &p->problem;
@@ -615,13 +619,13 @@ static bool in_fp8(const struct gpu_params *p)
            problem->scale >= LEAST_SCALE;
 }
 
-/* Keys and values of a launch's heads, copied. */
+/* Maps the copied keys and values of a launch's heads. */
 static bool map_copies(struct prefill_params *a, const struct attn_attend_args *args)
 {
     const struct gpu_device *device = &args->instance->device;
     int32_t heads = a->end_head - a->first_head, keys = a->p.schedule.tile;
     struct gpu_cache *const views[2] = {&a->p.k, &a->p.v};
-    struct prefill_walk *const walks[2] = {&a->k, &a->v};
+    struct prefill_walk *const has_inner_loop[2] = {&a->k, &a->v};
     bool mapped = true;
     a->p.problem.paged = 0;
     for (int32_t i = 0; i < 2; i++) {
@@ -634,12 +638,13 @@ static bool map_copies(struct prefill_params *a, const struct attn_attend_args *
             .head_size = size,
             .scale_host = 1,
         };
-        mapped = mapped && walk_rows(walks[i], device, views[i], a->copied_rows, heads, size, keys);
+        mapped = mapped &&
+                 walk_rows(has_inner_loop[i], device, views[i], a->copied_rows, heads, size, keys);
     }
     return mapped;
 }
 
-/* Some heads at a time: their keys and values are copied, then attended. */
+/* Copies and attends some heads at a time. */
 static const char *attend_copies(struct prefill_params *a, const struct attn_attend_args *args,
                                  char *memory)
 {
@@ -670,7 +675,7 @@ static const char *attend_copies(struct prefill_params *a, const struct attn_att
     return cause;
 }
 
-/* Over copies: the kernel, and the scales of its keys. */
+/* Chooses the kernel over copies and the form of its key scales. */
 static void choose_scales(struct prefill_params *a, const struct gpu_params *p)
 {
     bool own = a->kernel == 0 || a->kernel == PREFILL_CAPPED;
@@ -679,13 +684,13 @@ static void choose_scales(struct prefill_params *a, const struct gpu_params *p)
     a->scales = in_fp8(p) && !by_key ? PREFILL_IN_FP8 : by_key ? PREFILL_BY_KEY : PREFILL_BY_HEAD;
 }
 
-/* As `codes` in sm90_shape.cuh: some kernels lack the registers. */
+/* Agrees with `codes` in sm90_shape.cuh: some kernels lack the registers. */
 static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     struct prefill_params a = {.p = *p};
     bool copies = args->prepared->copy_bytes > 0 && args->k_cache != NULL;
     const struct schedule_host *plan = args->schedule_host;
-    if (plan->part_tiles > 0) { /* merged behind it */
+    if (plan->part_tiles > 0) { /* the merge writes the output */
         return false;
     }
     set_terms(&a);
@@ -693,7 +698,7 @@ static bool writes_codes(const struct attn_attend_args *args, const struct gpu_p
         choose_scales(&a, p);
     }
     int32_t size = size_of(p->problem.head_size, p->problem.head_size_v);
-    bool halves = (!copies && size == 192) || a.scales == PREFILL_BY_KEY; /* out_dims there */
+    bool halves = (!copies && size == 192) || a.scales == PREFILL_BY_KEY; /* out_dims is 64 there */
     if (halves && gpu_output_group(args->layer->output_form) > 64) {
         return false;
     }
@@ -703,7 +708,7 @@ static bool writes_codes(const struct attn_attend_args *args, const struct gpu_p
     return a.kernel == 0 && a.scales != PREFILL_BY_KEY;
 }
 
-/* Behind the launch of cut items. */
+/* Merges cut items. */
 static const char *merge_items(const struct prefill_params *a, const struct attn_attend_args *args)
 {
     return a->part_tiles > 0
@@ -747,9 +752,9 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         return false;
     }
     *cause = prefill_launch(&args->instance->device,
-                            plan->prefill_rows == PREFILL_WIDE_ROWS ? PREFILL_WIDE
-                            : bf16                                  ? PREFILL_BF16
-                                                                    : PREFILL_F16,
+                            plan->prefill_rows == PREFILL_HEAD64_ROWS ? PREFILL_HEAD64
+                            : bf16                                    ? PREFILL_BF16
+                                                                      : PREFILL_F16,
                             &a, args->stream);
     *cause = *cause == NULL ? merge_items(&a, args) : *cause;
     return true;

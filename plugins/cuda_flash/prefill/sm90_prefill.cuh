@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill on sm_90a: 128 rows of one KV head against tiles of keys, by wgmma. Two warp groups have
- * 64 rows each; scores of the next tile are multiplied while weights of this one are made, also
- * from one item to the next. Tiles that all rows see whole are walked in a loop that holds nothing
- * but arithmetic; the others, at the edges of what rows see, go a general way that gives the same
- * bits. A tile of 128 keys of D 128: 64 KiB of keys and values, 8.4 MFLOP in 2048 clocks of the
- * tensor cores; its 16384 exponentials take 1024 clocks. Keys are taken from the last tile to the
- * first on a grid from position 0, an item by one CTA. */
+/* Prefill on sm_90a by wgmma: a CTA has 128 rows of one KV head, 64 for each of two consumer warp
+ * groups, and loops over tiles of keys. Q K^T of the next tile runs during the softmax of the
+ * current one, across items as well. Tiles that every row sees completely (inner tiles) run in a
+ * loop without masks; the others take a general path that gives the same bits. A tile of 128 keys
+ * of D 128 has 64 KiB of K and V and 8.4 MFLOP: 2048 clocks of the tensor cores next to 1024 of its
+ * 16384 exponentials. An item belongs to one CTA, which takes its tiles from the last to the first,
+ * aligned to position 0. */
 #ifndef CUDA_FLASH_SM90_PREFILL_CUH
 #define CUDA_FLASH_SM90_PREFILL_CUH
 
@@ -15,73 +15,74 @@
 #include "sm90_producer.cuh"
 
 template <class S>
-static __device__ __forceinline__ void step_keys(uint64_t q, uint64_t k, float (&s)[S::keys / 2])
+static __device__ __forceinline__ void issue_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
 {
 #pragma unroll
     for (int i = 0; i < S::q_row / 32; i++) {
         const uint64_t a = q + (i >> 2) * (S::rows * 8) + (i & 3) * 2;
         const uint64_t b = k + (i >> 2) * (S::column / 16) + (i & 3) * 2;
         if constexpr (S::fp8) {
-            wgmma_rows_fp8<S::keys>(s, a, b, i > 0);
+            wgmma_rows_fp8<S::keys>(acc_s, a, b, i > 0);
         } else {
-            wgmma_rows<S::kind, S::keys>(s, a, b, i > 0);
+            wgmma_rows<S::kind, S::keys>(acc_s, a, b, i > 0);
         }
     }
 }
 
-/* s = queries x keys; places of matrix_at. */
+/* Starts acc_s = Q K^T; q and k are descriptors from matrix_at. */
 template <class S>
-static __device__ __forceinline__ void multiply_keys(uint64_t q, uint64_t k,
-                                                     float (&s)[S::keys / 2])
+static __device__ __forceinline__ void start_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
 {
-    pin(s);
+    pin(acc_s);
     wgmma_begin();
-    step_keys<S>(q, k, s);
+    issue_qk<S>(q, k, acc_s);
     wgmma_commit();
 }
 
-/* The same plus slopes x keys' places in the tile. */
+/* As start_qk, plus slopes x position of the key in its tile. */
 template <class S>
-static __device__ __forceinline__ void multiply_sloping_keys(uint64_t q, uint64_t k,
-                                                             const uint32_t (&slopes)[4],
-                                                             uint64_t ramp, float (&s)[S::keys / 2])
+static __device__ __forceinline__ void start_qk_alibi(uint64_t q, uint64_t k,
+                                                      const uint32_t (&slopes)[4], uint64_t ramp,
+                                                      float (&acc_s)[S::keys / 2])
 {
-    pin(s);
+    pin(acc_s);
     wgmma_begin();
-    step_keys<S>(q, k, s);
-    wgmma_terms<S::kind, S::keys>(s, slopes, ramp);
+    issue_qk<S>(q, k, acc_s);
+    wgmma_terms<S::kind, S::keys>(acc_s, slopes, ramp);
     wgmma_commit();
 }
 
-/* o = weights x values, or with `adds` o += weights x values. */
+/* Starts acc_o = P V, or acc_o += P V if `accumulates`. */
 template <class S>
-static __device__ __forceinline__ void
-multiply_values(uint64_t v, const uint32_t (&w)[S::keys / 16][4], int adds, float (&o)[S::dv / 2])
+static __device__ __forceinline__ void start_pv(uint64_t v, const uint32_t (&p)[S::keys / 16][4],
+                                                int accumulates, float (&acc_o)[S::dv / 2])
 {
-    pin(o);
+    pin(acc_o);
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < S::keys / 16; i++) {
-        wgmma_weights<S::kind, S::dv>(o, w[i], v + i * (S::v_group / 8), /* two groups */
-                                      i > 0 ? 1 : adds);
+        /* 16 keys are two groups of 8 */
+        wgmma_weights<S::kind, S::dv>(acc_o, p[i], v + i * (S::v_group / 8),
+                                      i > 0 ? 1 : accumulates);
     }
     wgmma_commit();
 }
 
 template <class S>
-static __device__ __forceinline__ void pack_weights(const float (&s)[S::keys / 2],
-                                                    uint32_t (&w)[S::keys / 16][4])
+static __device__ __forceinline__ void pack_p(const float (&acc_s)[S::keys / 2],
+                                              uint32_t (&p)[S::keys / 16][4])
 {
 #pragma unroll
     for (int i = 0; i < S::keys / 16; i++) {
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            w[i][c] = pack2<S::kind>(s[8 * i + 2 * c], s[8 * i + 2 * c + 1]);
+            p[i][c] = pack2<S::kind>(acc_s[8 * i + 2 * c], acc_s[8 * i + 2 * c + 1]);
         }
     }
 }
 
-/* Keys of an item that have values: those of whole boxes from its first on, before its end. */
+/* The keys of an item whose values are in shared memory: those of whole boxes from its first key
+ * on, up to the request's end. */
 static __device__ __forceinline__ prefill_range valued_keys(const prefill_params &a,
                                                             const prefill_item &item)
 {
@@ -97,8 +98,8 @@ static __device__ __forceinline__ bool lacks_values(const prefill_params &a,
     return base < keys.first || base + S::keys > keys.end;
 }
 
-/* Values that were not copied, or lie behind the request's end, become zero: 0 x NaN is NaN. Both
- * warp groups do it for themselves; they write the same. */
+/* Clears values that were not copied or lie past the request's end, because 0 x NaN is NaN. Each
+ * warp group does so on its own; both write the same. */
 template <class S>
 static __device__ __forceinline__ void clear_values(const prefill_params &a,
                                                     const prefill_item &item, int32_t base,
@@ -118,7 +119,7 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
         }
     }
     fence_for_boxes();
-    barrier_group(barrier); /* all of it is zero */
+    barrier_group(barrier); /* all threads' zeros are written */
 }
 
 template <int N> static __device__ __forceinline__ void clear(float (&x)[N])
@@ -129,85 +130,85 @@ template <int N> static __device__ __forceinline__ void clear(float (&x)[N])
     }
 }
 
-/* What a lane of a computing warp group has. */
-template <class S> struct prefill_lane {
-    float s[S::keys / 2], o[S::dv / 2], m[2], l[2], f[2];
-    bool shrinks; /* sums by f */
-    uint32_t w[S::keys / 16][4];
+/* The registers of a consumer thread. */
+template <class S> struct consumer_state {
+    float acc_s[S::keys / 2], acc_o[S::dv / 2], row_max[2], row_sum[2], scores_scale[2];
+    bool rescales; /* acc_o must be multiplied by scores_scale */
+    uint32_t p[S::keys / 16][4];
 };
 
 template <class S> static __device__ __forceinline__ void arrive_once(uint64_t &barrier)
 {
-    if (S::wide ? elected() : (threadIdx.x & 31) == 0) {
+    if (S::three_groups ? elected() : (threadIdx.x & 31) == 0) {
         barrier_arrive(shared_address(&barrier));
     }
 }
 
-/* The weights are used, and what they are replaced by is made. BEHIND: not before those are known,
- * which the general way needs; in the loops of inner tiles, where ptxas waits some way into the
- * exponentials, it costs 9 %. */
-template <class S, bool BEHIND>
-static __device__ __forceinline__ void leave_values(prefill_lane<S> &x, uint64_t &empty)
+/* Waits for P V, releases its stage and packs the next P. AFTER_SOFTMAX orders the wait after the
+ * exponentials, which the general path needs; inner loops where ptxas places the wait well lose 9 %
+ * by it. */
+template <class S, bool AFTER_SOFTMAX>
+static __device__ __forceinline__ void finish_pv(consumer_state<S> &x, uint64_t &empty)
 {
-    if (BEHIND) {
-        pin(x.s);
-        wgmma_wait_behind<0>(x.l[0] + x.l[1]);
+    if (AFTER_SOFTMAX) {
+        pin(x.acc_s);
+        wgmma_wait_behind<0>(x.row_sum[0] + x.row_sum[1]);
     } else {
         wgmma_wait<0>();
     }
-    pin(x.o);
+    pin(x.acc_o);
     arrive_once<S>(empty);
-    pack_weights<S>(x.s, x.w);
+    pack_p<S>(x.acc_s, x.p);
 }
 
-template <class S> static __device__ __forceinline__ void shrink_sums(prefill_lane<S> &x)
+template <class S> static __device__ __forceinline__ void rescale_o(consumer_state<S> &x)
 {
-    if (!S::steady || x.shrinks) {
+    if (!S::lazy_rescale || x.rescales) {
 #pragma unroll
         for (int i = 0; i < S::dv / 2; i++) {
-            x.o[i] *= x.f[(i >> 1) & 1];
+            x.acc_o[i] *= x.scores_scale[(i >> 1) & 1];
         }
     }
 }
 
-/* Inner tiles of an item, from stage.at on, `base` being the first key of them: nothing but the
- * arithmetic. `before`: the tile before them, whose weights are made. */
+/* The loop over inner tiles of an item. stage is the first tile's, `base` its first key, and
+ * `before` the stage of the previous tile, whose P is ready. */
 template <class S>
 static __device__ __forceinline__ void
-walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item &item, int32_t row,
+inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item &item, int32_t row,
             uint64_t q, uint64_t k, uint64_t v, uint64_t places, int32_t tiles, int32_t base,
             ring_place<PREFILL_STAGES> before, ring_place<PREFILL_STAGES> &stage,
-            prefill_lane<S> &x)
+            consumer_state<S> &x)
 {
-    prefill_rows rows;
+    row_bounds rows;
     prefill_ramp ramp;
     if (S::terms == PREFILL_LINEAR) {
-        enter_rows<S>(a, item, row, rows);
+        load_row_bounds<S>(a, item, row, rows);
     }
     if (S::ramps) {
-        ramp = ramp_of_rows<S>(rows, unit_of<S>(a, item), base);
+        ramp = ramp_of_rows<S>(rows, scale_log2_of<S>(a, item), base);
     }
 #pragma unroll 1
     for (; tiles > 0; tiles--) {
         const uint64_t keys = matrix_again(k, stage.at * (S::k_bytes / 16));
         if constexpr (S::ramps) {
-            multiply_sloping_keys<S>(matrix_again(q), keys, ramp.w, matrix_again(places), x.s);
+            start_qk_alibi<S>(matrix_again(q), keys, ramp.w, matrix_again(places), x.acc_s);
         } else {
-            multiply_keys<S>(matrix_again(q), keys, x.s);
+            start_qk<S>(matrix_again(q), keys, x.acc_s);
         }
-        shrink_sums<S>(x);
-        barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
-        multiply_values<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.w, 1, x.o);
-        x.shrinks = !S::steady || move_bases(x.m, x.l, x.f);
+        rescale_o<S>(x);
+        barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
+        start_pv<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.p, 1, x.acc_o);
+        x.rescales = !S::lazy_rescale || lazy_update_row_max(x.row_max, x.row_sum, x.scores_scale);
         wgmma_wait<1>();
-        pin(x.s);
+        pin(x.acc_s);
         if constexpr (S::scales == PREFILL_BY_KEY) {
-            scale_keys(mine.key_scale[stage.at] + (threadIdx.x & 3) * 2, x.s);
+            scale_keys(smem.key_scale[stage.at] + (threadIdx.x & 3) * 2, x.acc_s);
         }
-        arrive_once<S>(mine.k_empty[stage.at]);
+        arrive_once<S>(smem.k_empty[stage.at]);
         float shift[2] = {0.0f, 0.0f};
         if constexpr (S::terms == PREFILL_CAPPED) {
-            cap_scores(into_of<S>(a, item), x.s);
+            apply_softcap(pre_scale_of<S>(a, item), x.acc_s);
         } else if constexpr (S::ramps) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
@@ -215,154 +216,160 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
                 ramp.before[r] += (float)S::keys;
             }
         } else if constexpr (S::terms == PREFILL_LINEAR) {
-            slope_scores(a, rows, base + (threadIdx.x & 3) * 2, x.s, shift);
+            add_linear_alibi(a, rows, base + (threadIdx.x & 3) * 2, x.acc_s, shift);
         }
-        if (!S::steady) {
-            raise_bases<S>(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
+        if (!S::lazy_rescale) {
+            update_row_max<S>(scale_log2_of<S>(a, item), shift, x.acc_s, x.row_max, x.row_sum,
+                              x.scores_scale);
         }
-        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l);
-        leave_values<S, S::waits_behind>(x, mine.v_empty[before.at]);
+        scale_apply_exp2(scale_log2_of<S>(a, item), shift, x.acc_s, x.row_max, x.row_sum);
+        finish_pv<S, S::pv_waits_late>(x, smem.v_empty[before.at]);
         before = stage;
         stage.step();
         base -= S::keys;
-        barrier_wait(shared_address(&mine.k_full[stage.at]), stage.parity);
+        barrier_wait(shared_address(&smem.k_full[stage.at]), stage.parity);
     }
 }
 
-/* The scores of the next tile are multiplied while the weights of the tile before it are added up,
- * and when those are, the scores of the tile after it begin before anything else. */
+/* A consumer warp group. Q K^T of the next tile runs while P V of the previous tile does, and it is
+ * issued before anything else as soon as acc_s is free. */
 template <class S>
-static __device__ __forceinline__ void compute(const prefill_params &a, prefill_shared<S> &mine,
-                                               int group)
+static __device__ __forceinline__ void consumer(const prefill_params &a, prefill_shared<S> &smem,
+                                                int group)
 {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);
-    const uint64_t q = matrix_at(shared_address(mine.q[0]) + group * (64 * 128), 0, 1024),
-                   k = matrix_at(shared_address(mine.k[0]), 0, S::k_group),
-                   v = matrix_at(shared_address(mine.v[0]), S::column, S::v_group),
-                   places = S::ramps ? plain_matrix_at(shared_address(mine.ramp), 128, 128) : 0;
-    char *const part = mine.out[group * 4 + warp];
-    prefill_lane<S> x;
-    x.m[0] = x.m[1] = x.l[0] = x.l[1] = 0.0f;
+    const uint64_t q = matrix_at(shared_address(smem.q[0]) + group * (64 * 128), 0, 1024),
+                   k = matrix_at(shared_address(smem.k[0]), 0, S::k_group),
+                   v = matrix_at(shared_address(smem.v[0]), S::column, S::v_group),
+                   places = S::ramps ? plain_matrix_at(shared_address(smem.ramp), 128, 128) : 0;
+    char *const out_smem = smem.out[group * 4 + warp];
+    consumer_state<S> x;
+    x.row_max[0] = x.row_max[1] = x.row_sum[0] = x.row_sum[1] = 0.0f;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
     ring_place<PREFILL_STAGES> stage;
-    /* Of the item; the buffer's number is read from one lane, as in matrix_at: places made of it
-     * are then in uniform registers. */
+    /* The queries' descriptor. The buffer's index is read from one lane, as in matrix_at, so
+     * that descriptors stay in uniform registers. */
     auto queries = [&]() {
         const int at = S::query_buffers > 1 ? __shfl_sync(0xffffffffu, query.at, 0) : 0;
         return matrix_again(q, at * (S::q_bytes / 16));
     };
-    int32_t left = 0, base = 0; /* of the item, the tile at `base` counted */
-    float kept_m[2], kept_l[2]; /* of the item before */
-    bool turns;                 /* the tile at `base` is its item's first */
-    auto begin_scores = [&]() {
-        const prefill_item &item = mine.items[slot.at];
-        if (turns) {
+    int32_t left = 0, base = 0;             /* tiles of the item, including the one at `base` */
+    float prev_row_max[2], prev_row_sum[2]; /* of the previous item */
+    bool starts_item;                       /* the tile at `base` is its item's first */
+    auto begin_qk = [&]() {
+        const prefill_item &item = smem.items[slot.at];
+        if (starts_item) {
             left = item.tiles;
             base = tile_base(item, left - 1, S::keys);
-            kept_m[0] = x.m[0], kept_m[1] = x.m[1], kept_l[0] = x.l[0], kept_l[1] = x.l[1];
-            x.m[0] = x.m[1] = -INFINITY;
-            x.l[0] = x.l[1] = 0.0f;
-            barrier_wait(shared_address(&mine.q_full[query.at]), query.parity);
+            prev_row_max[0] = x.row_max[0], prev_row_max[1] = x.row_max[1],
+            prev_row_sum[0] = x.row_sum[0], prev_row_sum[1] = x.row_sum[1];
+            x.row_max[0] = x.row_max[1] = -INFINITY;
+            x.row_sum[0] = x.row_sum[1] = 0.0f;
+            barrier_wait(shared_address(&smem.q_full[query.at]), query.parity);
         }
-        multiply_keys<S>(queries(), matrix_again(k, stage.at * (S::k_bytes / 16)), x.s);
+        start_qk<S>(queries(), matrix_again(k, stage.at * (S::k_bytes / 16)), x.acc_s);
     };
-    /* What the rows see, where that matters for the tile; there are no registers to keep it in from
-     * tile to tile. */
-    auto look = [&](const prefill_item &item, prefill_rows &rows) {
+    /* Loads what the rows see, if the tile needs it; no registers are left to keep it from tile to
+     * tile. Returns whether it is an inner tile. */
+    auto load_bounds = [&](const prefill_item &item, row_bounds &rows) {
         int32_t tile = left - 1;
         bool inner = tile >= item.inner_first && tile < item.inner_end;
         if (!inner || (S::terms == PREFILL_ANY ? a.terms != 0 : S::terms == PREFILL_LINEAR)) {
-            enter_rows<S>(a, item, row, rows);
+            load_row_bounds<S>(a, item, row, rows);
         }
         return inner;
     };
-    /* The scores of the tile at `base` become weights; the tile after it is looked at. */
-    auto weigh = [&](const prefill_rows &rows, bool inner) {
-        const prefill_item &item = mine.items[slot.at];
+    /* Turns acc_s of the tile at `base` into P and moves to the tile after it. */
+    auto softmax_tile = [&](const row_bounds &rows, bool inner) {
+        const prefill_item &item = smem.items[slot.at];
         int32_t key = base + (lane & 3) * 2;
         float shift[2] = {0.0f, 0.0f};
-        pin(x.s);
+        pin(x.acc_s);
         if constexpr (S::scales == PREFILL_BY_KEY) {
-            scale_keys(mine.key_scale[stage.at] + (lane & 3) * 2, x.s);
+            scale_keys(smem.key_scale[stage.at] + (lane & 3) * 2, x.acc_s);
         }
-        arrive_once<S>(mine.k_empty[stage.at]);
+        arrive_once<S>(smem.k_empty[stage.at]);
         left--;
         base -= S::keys;
-        turns = left == 0;
-        if (turns) {
-            arrive_once<S>(mine.q_empty[query.at]);
+        starts_item = left == 0;
+        if (starts_item) {
+            arrive_once<S>(smem.q_empty[query.at]);
             query.step();
         }
-        /* Those of s, of keys from the lane's first on; without a look at them where bases are
-         * settled as in walk_inside. */
-        auto weigh_keys = [&](int32_t first, auto &s, bool settled) {
+        /* Softmax of keys from the lane's key `first` on. `lazy`: row_max is not updated from the
+         * scores, as in inner_tiles. */
+        auto softmax_keys = [&](int32_t first, auto &acc_s, bool lazy) {
             if (S::terms != 0 && (S::terms != PREFILL_ANY || a.terms != 0)) {
-                add_terms<S>(a, item, rows, row, first, inner, s, shift);
+                add_terms<S>(a, item, rows, row, first, inner, acc_s, shift);
             }
             if (!inner || (S::terms == PREFILL_ANY && a.terms != 0)) {
-                mask_tile(rows, first - (lane & 3) * 2, first, s);
+                apply_mask(rows, first - (lane & 3) * 2, first, acc_s);
             }
-            x.shrinks = S::steady && move_bases(x.m, x.l, x.f);
-            if (!settled) {
-                raise_bases<S>(unit_of<S>(a, item), shift, s, x.m, x.l, x.f);
-                x.shrinks = true;
+            x.rescales =
+                S::lazy_rescale && lazy_update_row_max(x.row_max, x.row_sum, x.scores_scale);
+            if (!lazy) {
+                update_row_max<S>(scale_log2_of<S>(a, item), shift, acc_s, x.row_max, x.row_sum,
+                                  x.scores_scale);
+                x.rescales = true;
             }
-            soften(unit_of<S>(a, item), shift, s, x.m, x.l);
+            scale_apply_exp2(scale_log2_of<S>(a, item), shift, acc_s, x.row_max, x.row_sum);
         };
-        /* Where no row sees one half of the keys, the other is all. Votes tell the compiler that
-         * the branches are a warp's: else it has no uniform registers for any descriptor. */
+        /* If no row sees one half of the keys, only the other half is computed. The votes show the
+         * compiler that the branches are uniform; otherwise it keeps no descriptor in uniform
+         * registers. */
         constexpr int n = S::keys / 4;
-        float(&low)[n] = (float(&)[n])x.s, (&high)[n] = (float(&)[n])x.s[n];
+        float(&low)[n] = (float(&)[n])x.acc_s, (&high)[n] = (float(&)[n])x.acc_s[n];
         const int32_t middle = key - (lane & 3) * 2 + S::keys / 2;
-        if (S::steady && inner && left + 1 < item.tiles) {
-            enter_bases(x.m);
-            weigh_keys(key, x.s, true);
-        } else if (S::halves && !inner && __any_sync(0xffffffffu, item.row_tile.k1 <= middle)) {
-            weigh_keys(key, low, false);
+        if (S::lazy_rescale && inner && left + 1 < item.tiles) {
+            init_row_max(x.row_max);
+            softmax_keys(key, x.acc_s, true);
+        } else if (S::half_tiles && !inner && __any_sync(0xffffffffu, item.row_tile.k1 <= middle)) {
+            softmax_keys(key, low, false);
             clear(high);
-        } else if (S::halves && !inner && __any_sync(0xffffffffu, item.row_tile.k0 >= middle)) {
-            weigh_keys(key + S::keys / 2, high, false);
+        } else if (S::half_tiles && !inner && __any_sync(0xffffffffu, item.row_tile.k0 >= middle)) {
+            softmax_keys(key + S::keys / 2, high, false);
             clear(low);
         } else {
-            weigh_keys(key, x.s, false);
+            softmax_keys(key, x.acc_s, false);
         }
     };
-    barrier_wait(shared_address(&mine.k_full[0]), 0);
-    if (mine.items[0].tiles < 0) {
+    barrier_wait(shared_address(&smem.k_full[0]), 0);
+    if (smem.items[0].tiles < 0) {
         return;
     }
-    turns = true;
-    /* The second group begins when the first has its scores: groups that begin together stay in
-     * step, with products of both, then weights of both. The first does not wait for this parity.
-     */
-    barrier_wait(shared_address(&mine.first_scores), 1 - group);
-    begin_scores();
-    prefill_rows rows;
-    bool inner = look(mine.items[0], rows);
+    starts_item = true;
+    /* The second group starts when the first has its scores. Groups that start together stay in
+     * step and compete for the tensor cores, then for the exponential unit. The first group does
+     * not wait at this parity. */
+    barrier_wait(shared_address(&smem.first_scores), 1 - group);
+    begin_qk();
+    row_bounds rows;
+    bool inner = load_bounds(smem.items[0], rows);
     wgmma_wait<0>();
-    arrive_once<S>(mine.first_scores);
-    int adds = 0; /* the tile before, whose weights are made, is not its item's first */
-    /* not as it is: an item's second tile goes the general way wherever the item stands */
+    arrive_once<S>(smem.first_scores);
+    int accumulates = 0; /* the previous tile, whose P is ready, is not its item's first */
+    /* Starts false even for an inner tile: an item's second tile takes the general path wherever
+     * the item stands in the CTA's sequence. */
     bool before_inner = false;
-    weigh(rows, inner);
-    pack_weights<S>(x.s, x.w);
-    x.f[0] = x.f[1] = 0.0f;
+    softmax_tile(rows, inner);
+    pack_p<S>(x.acc_s, x.p);
+    x.scores_scale[0] = x.scores_scale[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::dv / 2; i++) {
-        x.o[i] = 0.0f;
+        x.acc_o[i] = 0.0f;
     }
-    /* Goes to the tile after it; false: there is none. */
+    /* Advances to the next tile; false at the end. */
     auto advance = [&]() {
         stage.step();
-        barrier_wait(shared_address(&mine.k_full[stage.at]), stage.parity);
-        if (turns) {
+        barrier_wait(shared_address(&smem.k_full[stage.at]), stage.parity);
+        if (starts_item) {
             slot.step();
         }
-        return mine.items[slot.at].tiles >= 0;
+        return smem.items[slot.at].tiles >= 0;
     };
-    /* The ring's place before `stage`, where the tile before is, and the slot of its item. */
+    /* The stage of the previous tile and the slot of an earlier item. */
     auto stage_before = [&]() {
         ring_place<PREFILL_STAGES> before = stage;
         before.at ^= 1;
@@ -370,110 +377,112 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         return before;
     };
     auto slot_before = [&](int items) { return (slot.at - items) & (PREFILL_SLOTS - 1); };
-    auto add_values = [&]() {
+    auto begin_pv = [&]() {
         const ring_place<PREFILL_STAGES> before = stage_before();
-        barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
-        if (!S::walks || !before_inner) { /* an inner tile has values for all of its keys */
-            const prefill_item &item = mine.items[slot_before(turns)];
-            clear_values<S>(a, item, turns ? tile_base(item, 0, S::keys) : base + S::keys,
-                            mine.v[before.at], 1 + group);
+        barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
+        if (!S::has_inner_loop || !before_inner) { /* all keys of an inner tile have values */
+            const prefill_item &item = smem.items[slot_before(starts_item)];
+            clear_values<S>(a, item, starts_item ? tile_base(item, 0, S::keys) : base + S::keys,
+                            smem.v[before.at], 1 + group);
         }
-        multiply_values<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.w, adds, x.o);
+        start_pv<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.p, accumulates, x.acc_o);
     };
     bool ends = false;
-    float m[2], l[2];
-    auto settle = [&](const float(&item_m)[2], const float(&item_l)[2]) {
+    float ended_row_max[2], ended_row_sum[2];
+    auto rescale_or_finish = [&](const float(&item_row_max)[2], const float(&item_row_sum)[2]) {
         if (!ends) {
-            shrink_sums<S>(x);
+            rescale_o<S>(x);
             return;
         }
-        const int ended = slot_before(1 + turns);
-        finish_item<S>(a, mine.items[ended], row, item_m, item_l, x.o, part);
+        const int ended = slot_before(1 + starts_item);
+        epilogue<S>(a, smem.items[ended], row, item_row_max, item_row_sum, x.acc_o, out_smem);
         __syncwarp(); /* all lanes have read the item */
-        arrive_once<S>(mine.item_empty[ended]);
+        arrive_once<S>(smem.item_empty[ended]);
     };
     bool more = advance();
 #pragma unroll 1
     while (more) {
-        /* Inner tiles behind one of their item. */
-        if (S::walks && !ends && !turns && before_inner &&
-            (S::terms != PREFILL_ANY || !(a.terms & PREFILL_MIXED))) {
-            const prefill_item &item = mine.items[slot.at];
+        /* Inner tiles after an inner tile of the same item. */
+        if (S::has_inner_loop && !ends && !starts_item && before_inner &&
+            (S::terms != PREFILL_ANY || !(a.terms & PREFILL_GENERAL))) {
+            const prefill_item &item = smem.items[slot.at];
             int32_t tiles = left - max(item.inner_first, S::query_buffers == 1);
             if (tiles > 0) {
-                walk_inside<S>(a, mine, item, row, queries(), k, v, places, tiles, base,
+                inner_tiles<S>(a, smem, item, row, queries(), k, v, places, tiles, base,
                                stage_before(), stage, x);
                 left -= tiles;
                 base -= tiles * S::keys;
-                adds = 1;
+                accumulates = 1;
                 if (left == 0) {
-                    turns = true;
-                    arrive_once<S>(mine.q_empty[query.at]);
+                    starts_item = true;
+                    arrive_once<S>(smem.q_empty[query.at]);
                     query.step();
                     slot.step();
-                    more = mine.items[slot.at].tiles >= 0;
+                    more = smem.items[slot.at].tiles >= 0;
                     if (!more) {
                         break;
                     }
                 }
             }
         }
-        if (!S::early) {
-            settle(kept_m, kept_l);
+        if (!S::epilogue_after_qk) {
+            rescale_or_finish(prev_row_max, prev_row_sum);
         }
-        begin_scores();
-        if (S::early) {
-            settle(m, l);
+        begin_qk();
+        if (S::epilogue_after_qk) {
+            rescale_or_finish(ended_row_max, ended_row_sum);
         }
-        add_values();
-        inner = look(mine.items[slot.at], rows);
+        begin_pv();
+        inner = load_bounds(smem.items[slot.at], rows);
         wgmma_wait<1>();
-        ends = turns;
-        m[0] = kept_m[0], m[1] = kept_m[1], l[0] = kept_l[0], l[1] = kept_l[1];
-        weigh(rows, inner);
-        leave_values<S, true>(x, mine.v_empty[stage.at ^ 1]);
+        ends = starts_item;
+        ended_row_max[0] = prev_row_max[0], ended_row_max[1] = prev_row_max[1],
+        ended_row_sum[0] = prev_row_sum[0], ended_row_sum[1] = prev_row_sum[1];
+        softmax_tile(rows, inner);
+        finish_pv<S, true>(x, smem.v_empty[stage.at ^ 1]);
         before_inner = inner;
-        adds = !ends;
+        accumulates = !ends;
         more = advance();
     }
-    settle(S::early ? m : kept_m, S::early ? l : kept_l);
-    add_values();
+    rescale_or_finish(S::epilogue_after_qk ? ended_row_max : prev_row_max,
+                      S::epilogue_after_qk ? ended_row_sum : prev_row_sum);
+    begin_pv();
     wgmma_wait<0>();
-    pin(x.o);
-    finish_item<S>(a, mine.items[slot_before(1)], row, x.m, x.l, x.o, part);
+    pin(x.acc_o);
+    epilogue<S>(a, smem.items[slot_before(1)], row, x.row_max, x.row_sum, x.acc_o, out_smem);
     if (S::boxes_rows && lane == 0) {
         wait_for_stored_boxes();
     }
 }
 
-/* The same of three warp groups: sm90_head64.cuh. */
+/* The consumer of kernels with three warp groups: sm90_head64.cuh. */
 template <class S>
-static __device__ __forceinline__ void compute_wide(const prefill_params &a,
-                                                    prefill_shared<S> &mine, int group);
+static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
+                                                       prefill_shared<S> &smem, int group);
 
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__ prefill_params a)
 {
     extern __shared__ __align__(1024) char memory[];
-    prefill_shared<S> &mine = *(prefill_shared<S> *)memory;
+    prefill_shared<S> &smem = *(prefill_shared<S> *)memory;
     const int group = threadIdx.x >> 7;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::query_buffers; i++) {
-            barrier_init(shared_address(&mine.q_full[i]), 1);
-            barrier_init(shared_address(&mine.q_empty[i]), S::warps);
+            barrier_init(shared_address(&smem.q_full[i]), 1);
+            barrier_init(shared_address(&smem.q_empty[i]), S::warps);
         }
         for (int i = 0; i < PREFILL_STAGES; i++) {
-            barrier_init(shared_address(&mine.k_full[i]), 1);
-            barrier_init(shared_address(&mine.k_empty[i]), S::warps);
-            barrier_init(shared_address(&mine.v_full[i]), 1);
-            barrier_init(shared_address(&mine.v_empty[i]), S::warps);
+            barrier_init(shared_address(&smem.k_full[i]), 1);
+            barrier_init(shared_address(&smem.k_empty[i]), S::warps);
+            barrier_init(shared_address(&smem.v_full[i]), 1);
+            barrier_init(shared_address(&smem.v_empty[i]), S::warps);
         }
         for (int i = 0; i < PREFILL_SLOTS; i++) {
-            barrier_init(shared_address(&mine.item_full[i]), 32);
-            barrier_init(shared_address(&mine.item_empty[i]), S::warps);
+            barrier_init(shared_address(&smem.item_full[i]), 32);
+            barrier_init(shared_address(&smem.item_empty[i]), S::warps);
         }
-        barrier_init(shared_address(&mine.item_wanted), 1);
-        barrier_init(shared_address(&mine.first_scores), 4);
+        barrier_init(shared_address(&smem.item_wanted), 1);
+        barrier_init(shared_address(&smem.first_scores), 4);
         fence_barriers();
         fetch_map(&a.q_map);
         fetch_map(&a.k.map);
@@ -483,27 +492,27 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
         }
     }
     if (S::ramps) {
-        fill_ramp<S>(mine.ramp);
+        fill_ramp<S>(smem.ramp);
     }
-    __syncthreads(); /* the barriers are there */
+    __syncthreads(); /* the barriers are initialized */
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (group == 0) {
-        give_registers<S::copy_registers>();
+        give_registers<S::producer_registers>();
         const int warp = threadIdx.x >> 5;
         if (warp == 0) {
-            copy_items<S, false>(a, mine);
+            producer<S, false>(a, smem);
         } else if (warp == 1) {
-            copy_items<S, true>(a, mine);
+            producer<S, true>(a, smem);
         } else if (warp == 2) {
-            take_items<S>(a, mine);
+            draw_items<S>(a, smem);
         }
     } else {
-        take_registers<S::compute_registers>();
-        if constexpr (S::wide) {
-            compute_wide<S>(a, mine, group - 1);
+        take_registers<S::consumer_registers>();
+        if constexpr (S::three_groups) {
+            consumer_head64<S>(a, smem, group - 1);
         } else {
-            compute<S>(a, mine, group - 1);
+            consumer<S>(a, smem, group - 1);
         }
     }
 }
@@ -531,15 +540,14 @@ static cudaError_t launch_prefill_shape(const prefill_params *a, int32_t num_sms
     return cudaLaunchKernelEx(&config, prefill<S>, *a);
 }
 
-/* Whether there are kernels of their own for terms, and which; other calls take PREFILL_ANY, whose
- * pages come column by column: `has_kernel` and `map_tensors` in sm90_prefill.c. */
+/* Which terms have kernels of their own; other calls use PREFILL_ANY, whose pages come column by
+ * column. Agrees with `has_kernel` and `map_tensors` in sm90_prefill.c. */
 template <int KIND> static constexpr bool has_capped = KIND == KIND_BF16;
 template <int TERMS> static constexpr bool has_groups = TERMS != PREFILL_ANY;
 template <int TERMS> static constexpr bool has_mixed = TERMS == 0 || TERMS == PREFILL_ANY;
 template <int TERMS> static constexpr bool has_large = TERMS != PREFILL_LINEAR;
 
-/* The shape of a head size. SIZE 192 is with values of 128; copies have none of their own for it.
- */
+/* The shape for a head size. SIZE 192 has values of 128 dims and no kernel over copies. */
 template <int KIND, int SIZE, bool GROUPED, int TERMS, int SCALES> struct prefill_sized {
     static constexpr int queries =
         SIZE >= 192 || (SIZE == 128 && TERMS == PREFILL_ANY && SCALES == PREFILL_BY_KEY) ? 1 : 2;
@@ -550,7 +558,7 @@ template <int KIND, int SIZE, bool GROUPED, int TERMS, int SCALES> struct prefil
                                 queries, GROUPED, TERMS, SCALES>;
 };
 
-/* a NULL: only loads the kernel. */
+/* With a NULL, only loads the kernel. */
 template <int KIND, int SIZE, bool GROUPED, int TERMS, int SCALES = PREFILL_UNSCALED>
 static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
                                        cudaStream_t stream)
@@ -562,7 +570,7 @@ static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
     return a == nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* Over copies of narrow values and keys of e4m3, by queries in it. */
+/* Kernels over copied values and e4m3 keys, with e4m3 queries. */
 template <int KIND, int SIZE>
 static cudaError_t launch_fp8(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
@@ -572,7 +580,7 @@ static cudaError_t launch_fp8(const prefill_params *a, int32_t num_sms, cudaStre
     return a == nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* Over copies of narrow keys and values. */
+/* Kernels over copies of narrow keys and values. */
 template <int KIND, int SIZE>
 static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
@@ -608,7 +616,7 @@ static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaS
                                          : any)(a, num_sms, stream);
 }
 
-/* a NULL: only loads the kernels. */
+/* With a NULL, only loads the kernels. */
 template <int KIND, int SIZE, int TERMS>
 static cudaError_t launch_prefill_layout(const prefill_params *a, int32_t num_sms,
                                          cudaStream_t stream)

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The schedule of prefill: items in the order in which CTAs take them. The longest come first,
- * within sections whose keys stay in the L2 together. By one CTA. */
+/* The schedule of prefill, made by one CTA: the order in which CTAs take items. Items are sorted
+ * into sections whose keys fit the L2, and the longest of a section come first. */
 #ifndef CUDA_FLASH_SM90_SCHEDULE_CUH
 #define CUDA_FLASH_SM90_SCHEDULE_CUH
 
 #include "gpu/kernels/cut.h"
 #include "sm90_prefill.h"
 
-#define PREFILL_KEYS (PREFILL_SECTIONS * PREFILL_BUCKETS) /* places that items are sorted to */
+#define PREFILL_KEYS (PREFILL_SECTIONS * PREFILL_BUCKETS) /* buckets of the sort */
 
-struct order_memory {
+struct schedule_memory {
     int32_t warps[32];
     int32_t longest;
     int32_t starts[PREFILL_KEYS];
 };
 
-/* Sums of the requests' lengths, where they have row tiles, those of copies in whole tiles; all of
- * them is returned. */
+/* Prefix sums of the lengths of requests with row tiles, rounded up to whole tiles where keys are
+ * copied. Returns the total. */
 GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32_t *warps)
 {
     int32_t total = 0;
@@ -43,7 +43,7 @@ GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32
     return total;
 }
 
-/* Where an item stands before those of its own place are told apart. */
+/* The bucket of an item. */
 GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &tile, int32_t head,
                                  int64_t section_keys, int32_t longest)
 {
@@ -54,13 +54,13 @@ GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &ti
     return section * PREFILL_BUCKETS + PREFILL_BUCKETS - 1 - bucket;
 }
 
-/* Parts of each item of a row tile. */
+/* The number of parts of each item of a row tile. */
 GPU_INLINE int32_t parts_of(const gpu_row_tile &tile, int32_t part_tiles)
 {
     return part_tiles > 0 ? (tile.num_tiles + part_tiles - 1) / part_tiles : 1;
 }
 
-/* The tiles of a row tile that the general way has nothing to do to. */
+/* Finds the inner tiles of a row tile: those that need no mask. */
 GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
 {
     const gpu_row_tile &row_tile = item.row_tile;
@@ -73,7 +73,7 @@ GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
     if (p.tree != nullptr) {
         high = min(high, row_tile.length - row_tile.query_len - 1);
     }
-    if (p.alibi == ATTN_ALIBI_LINEAR) { /* distances there are of one sign */
+    if (p.alibi == ATTN_ALIBI_LINEAR) { /* there all distances have one sign */
         high = min(high, from.position);
     }
     int32_t keys = a.p.schedule.tile, base = row_tile.k0 & ~(keys - 1);
@@ -81,9 +81,9 @@ GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
     item.inner_end = high < base ? 0 : (high + 1 - base) / keys;
 }
 
-/* How many items begin at each place; all of them is returned. */
+/* Counts items by bucket and turns the counts into start positions. Returns the number of items. */
 GPU_DEVICE int32_t count_items(const prefill_params &a, int32_t row_tiles, int64_t section_keys,
-                               int32_t part_tiles, order_memory &memory)
+                               int32_t part_tiles, schedule_memory &memory)
 {
     const int32_t heads = a.p.problem.num_kv_heads;
     for (int32_t i = thread_index(); i < PREFILL_KEYS; i += PLAN_THREADS) {
@@ -105,8 +105,8 @@ GPU_DEVICE int32_t count_items(const prefill_params &a, int32_t row_tiles, int64
     return sum;
 }
 
-/* An item in so many parts, from place `at` of the schedule on: whole tiles, the same number of
- * them but for one. */
+/* Writes an item as `parts` parts to positions from `at` on. Parts have whole tiles, and their
+ * sizes differ by at most one. */
 GPU_INLINE void put_item(const prefill_params &a, const gpu_row_tile &row_tile, int32_t head,
                          int32_t parts, int32_t at)
 {
@@ -126,7 +126,7 @@ GPU_INLINE void put_item(const prefill_params &a, const gpu_row_tile &row_tile, 
     }
 }
 
-GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
+GPU_DEVICE void schedule_items(const prefill_params &a, schedule_memory &memory)
 {
     const gpu_problem &p = a.p.problem;
     const gpu_schedule &plan = a.p.schedule;
@@ -144,7 +144,7 @@ GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
     sync_group();
     int32_t part_tiles = a.part_tiles;
     int32_t items = count_items(a, row_tiles, section_keys, part_tiles, memory);
-    if (part_tiles > 0 && items > PREFILL_MOST_PARTS) { /* more than the host knew of */
+    if (part_tiles > 0 && items > PREFILL_MOST_PARTS) { /* more items than the host counted */
         part_tiles = 0;
         items = count_items(a, row_tiles, section_keys, part_tiles, memory);
     }

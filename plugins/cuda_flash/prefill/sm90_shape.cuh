@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes and shared memory of a prefill CTA: a warp group that copies and two or three that compute.
- */
+/* Sizes and shared memory of a prefill CTA: a producer warp group and two or three consumer warp
+ * groups. */
 #ifndef CUDA_FLASH_SM90_SHAPE_CUH
 #define CUDA_FLASH_SM90_SHAPE_CUH
 
@@ -9,8 +9,8 @@
 #include "gpu/device/visible.h"
 #include "sm90_prefill.h"
 
-/* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. TERMS: of
- * enum prefill_terms, those that scores have; or PREFILL_ANY. SCALES: of enum prefill_scales. */
+/* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. TERMS: the
+ * scores' terms (enum prefill_terms) or PREFILL_ANY. SCALES: enum prefill_scales. */
 template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED, int TERMS,
           int SCALES = PREFILL_UNSCALED, int GROUPS = 2>
 struct prefill_shape {
@@ -18,55 +18,59 @@ struct prefill_shape {
                          scales = SCALES;
     static constexpr int query_buffers = QUERIES_;
     static constexpr bool grouped = GROUPED;
-    /* warp groups that compute, of 64 rows each */
+    /* consumer warp groups, 64 rows each */
     static constexpr int groups = GROUPS, rows = 64 * groups, warps = 4 * groups,
                          threads = 128 + 128 * groups;
-    static constexpr bool wide = GROUPS == 3; /* sm90_head64.cuh */
+    static constexpr bool three_groups = GROUPS == 3; /* sm90_head64.cuh */
     static constexpr bool fp8 = SCALES == PREFILL_IN_FP8;
     static constexpr bool by_head = fp8 || SCALES == PREFILL_BY_HEAD;
     static constexpr int q_row = d * (fp8 ? 1 : 2), q_bytes = rows * q_row;
     static constexpr int k_bytes = keys * q_row, v_bytes = keys * dv * 2;
-    /* an item's end waits until the next scores have begun, where there are registers for both */
-    static constexpr bool early = DV_ <= 128 && TERMS != PREFILL_ANY;
-    /* rows' bases seldom move (move_bases): f16 has not the exponents for it. Linear ALiBi falls
-     * from tile to tile, since they are walked from the last on */
-    static constexpr bool steady =
+    /* the previous item's epilogue runs after Q K^T of the next item has started, where registers
+     * suffice */
+    static constexpr bool epilogue_after_qk = DV_ <= 128 && TERMS != PREFILL_ANY;
+    /* row_max is a reference that is seldom updated (lazy_update_row_max); f16 lacks the exponent
+     * range. Linear ALiBi decreases from tile to tile, since tiles go from the last to the first */
+    static constexpr bool lazy_rescale =
         KIND_ == KIND_BF16 && (TERMS & ~(PREFILL_CAPPED | PREFILL_LINEAR)) == 0;
-    /* inner tiles wait for products of values behind their exponentials (leave_values) */
-    static constexpr bool waits_behind =
-        (steady && (DV_ == 64 || (DV_ == 128 && TERMS == PREFILL_CAPPED))) ||
+    /* inner tiles wait for P V after their exponentials (finish_pv) */
+    static constexpr bool pv_waits_late =
+        (lazy_rescale && (DV_ == 64 || (DV_ == 128 && TERMS == PREFILL_CAPPED))) ||
         (TERMS == PREFILL_LINEAR && DV_ > 128);
-    /* linear ALiBi comes out of the products of inner tiles (prefill_ramp), where there are
-     * registers for it; bytes of the table of keys' places in a tile */
+    /* inner tiles compute linear ALiBi as part of Q K^T (prefill_ramp), where registers suffice;
+     * bytes of the table of key positions */
     static constexpr bool ramps = TERMS == PREFILL_LINEAR && DV_ <= 128;
     static constexpr int ramp_bytes = ramps ? KEYS_ * 16 + 128 : 16;
-    /* loops of their own for inner tiles, where there are registers for them */
-    static constexpr bool walks =
+    /* inner tiles have a loop of their own, where registers suffice */
+    static constexpr bool has_inner_loop =
         TERMS != PREFILL_ANY || (DV_ <= 128 && SCALES == PREFILL_UNSCALED);
-    /* of tiles at edges only the half that rows see is weighed, where there are registers for it */
-    static constexpr bool halves = KEYS_ == 128 && walks && (TERMS == 0 || D_ == DV_) &&
-                                   TERMS != PREFILL_ANY && SCALES != PREFILL_BY_KEY;
-    /* dims of an output row that wait in shared memory at a time, whether they can leave it as
-     * boxes, and how 8 rows lie in different banks there: swizzled, or by 16 bytes more
-     * (place_of_out) */
+    /* edge tiles compute only the visible half, where registers suffice */
+    static constexpr bool half_tiles = KEYS_ == 128 && has_inner_loop &&
+                                       (TERMS == 0 || D_ == DV_) && TERMS != PREFILL_ANY &&
+                                       SCALES != PREFILL_BY_KEY;
+    /* dims of an output row that are staged in shared memory at a time, whether TMA stores them,
+     * and how 8 rows avoid bank conflicts: by the swizzle or by 16 bytes of padding
+     * (out_smem_offset) */
     static constexpr int out_dims = d == dv && d > 64 && SCALES != PREFILL_BY_KEY ? 128 : 64;
-    static constexpr bool boxes_rows = out_dims == DV_ && TERMS != PREFILL_ANY && !wide;
+    static constexpr bool boxes_rows = out_dims == DV_ && TERMS != PREFILL_ANY && !three_groups;
     static constexpr bool swizzles = boxes_rows || ramps;
     static constexpr int out_pitch = out_dims * 2 + (swizzles ? 0 : 16);
-    /* packed numbers take the place of sums; with f16 ptxas serialises all wgmma then (C7511) */
-    static constexpr bool packs_in_place = KIND_ == KIND_BF16 && TERMS != PREFILL_ANY && !wide;
-    /* of a tile, where keys have one each */
+    /* packed results reuse the registers of acc_o; in f16 this makes ptxas serialize wgmma (C7511)
+     */
+    static constexpr bool packs_in_place =
+        KIND_ == KIND_BF16 && TERMS != PREFILL_ANY && !three_groups;
+    /* key scales of a tile */
     static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
-    /* items may be parts, likewise */
+    /* items may be cut into parts, where registers suffice */
     static constexpr bool cuts =
         rows == PREFILL_ROWS && DV_ <= 128 && (TERMS != PREFILL_ANY || SCALES != PREFILL_BY_KEY);
-    /* outputs that are codes, where there are registers for them */
+    /* quantized outputs, where registers suffice */
     static constexpr bool codes = DV_ <= 128 ? TERMS != PREFILL_ANY || SCALES == PREFILL_UNSCALED
                                              : TERMS == 0 && SCALES != PREFILL_BY_KEY;
-    /* of a thread; as many of each as there are for all when the kernel begins */
-    static constexpr int copy_registers = groups == 2 ? 40 : 32;
-    static constexpr int compute_registers = groups == 2 ? 232 : 160;
-    static_assert(copy_registers + groups * compute_registers <=
+    /* registers of a thread; together no more than the CTA starts with */
+    static constexpr int producer_registers = groups == 2 ? 40 : 32;
+    static constexpr int consumer_registers = groups == 2 ? 232 : 160;
+    static_assert(producer_registers + groups * consumer_registers <=
                       (groups + 1) * (65536 / threads / 8 * 8),
                   "registers of a CTA");
     /* bytes between groups of 8 rows of a tile, and between its columns of 64 dims */
@@ -76,7 +80,7 @@ struct prefill_shape {
     static_assert((keys & (keys - 1)) == 0, "tiles are aligned to their size");
 };
 
-/* Whether scores have a term: known to the compiler but in the kernel for any terms. */
+/* Whether scores have a term; a constant in all kernels except PREFILL_ANY. */
 template <class S>
 static __device__ __forceinline__ bool has_term(const prefill_params &a, int term)
 {
@@ -88,7 +92,7 @@ struct prefill_range {
     int32_t first, end;
 };
 
-/* The query of a row, counted from its item's first, and its head in the group. */
+/* A row's query, counted from its item's first, and its head in the group. */
 struct prefill_row {
     int32_t query, head;
 };
@@ -105,17 +109,18 @@ template <class S> struct prefill_shared {
     alignas(1024) char v[PREFILL_STAGES][S::v_bytes];
     alignas(1024) char out[S::warps][16 * S::out_pitch];
     alignas(128) char ramp[S::ramp_bytes];
-    float4 ended[S::wide ? S::warps * 32 : 1]; /* of a lane: bases and sums of the item before */
+    float4 prev_rows[S::three_groups ? S::warps * 32
+                                     : 1]; /* a lane's row_max and row_sum of the previous item */
     alignas(16) float key_scale[PREFILL_STAGES][S::num_scales];
     alignas(16) prefill_item items[PREFILL_SLOTS];
     uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];
     uint64_t k_full[PREFILL_STAGES], k_empty[PREFILL_STAGES];
     uint64_t v_full[PREFILL_STAGES], v_empty[PREFILL_STAGES];
     uint64_t item_full[PREFILL_SLOTS], item_empty[PREFILL_SLOTS], item_wanted;
-    uint64_t first_scores; /* of one warp group, then of the other */
+    uint64_t first_scores; /* the first warp group has its scores; then the other */
 };
 
-/* A place in a ring of COUNT and the parity of the turn. */
+/* A position in a ring of COUNT stages and the parity of its round. */
 template <int COUNT> struct ring_place {
     int at = 0, parity = 0;
     __device__ __forceinline__ void step()
@@ -125,13 +130,13 @@ template <int COUNT> struct ring_place {
     }
 };
 
-/* First key of an item's tile `t`. */
+/* The first key of an item's tile `t`. */
 static __device__ __forceinline__ int32_t tile_base(const prefill_item &item, int32_t t, int keys)
 {
     return (item.row_tile.k0 & ~(keys - 1)) + t * keys;
 }
 
-/* The scales of an item's keys, from its request's first on. */
+/* The scales of the item's keys, from its request's first key on. */
 static __device__ __forceinline__ const float *key_scales_of(const prefill_params &a,
                                                              const prefill_item &item)
 {

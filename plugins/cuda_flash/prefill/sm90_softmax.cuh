@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scores of a tile in a lane's registers: terms, masks where a tile needs them, online softmax.
- * Sum i of a lane: its row (i >> 1) & 1 of two, key (i >> 2) * 8 + (i & 1) from its first on. No
- * function here may be a call: wgmma would wait for each other across it. The compiler has several
- * copies of this, which give the same bits: products that may be fused are written as fused. */
+/* Softmax of a tile in registers: terms, masks, online softmax. acc_s[i] of a lane belongs to row
+ * (i >> 1) & 1 of its two rows and to key (i >> 2) * 8 + (i & 1), counted from its first. All
+ * functions must be inlined, since wgmma would be serialized across a call. The compiler keeps
+ * several copies of this code which must give the same bits; therefore fused multiply-adds are
+ * written out. */
 #ifndef CUDA_FLASH_SM90_SOFTMAX_CUH
 #define CUDA_FLASH_SM90_SOFTMAX_CUH
 
 #include "sm90_shape.cuh"
 
-/* What a lane's two rows of an item see, 8 rows apart. Rows that are not there see everything, so
- * that no tile is masked for them. */
-struct prefill_rows {
+/* What a lane's two rows, 8 apart, see. Rows out of range see everything, so that no tile is masked
+ * because of them. */
+struct row_bounds {
     int32_t first[2], last[2], position[2];
-    float slope[2]; /* of a bias, in the unit of scores */
+    float slope[2]; /* slope of ALiBi, divided by the scale of scores */
 };
 
-/* An interval even with spans: each that holds the query's position only makes it longer. */
+/* The visible interval of a query. A span that contains the query's position extends the interval.
+ */
 template <class S>
 static __device__ __forceinline__ gpu_interval visible_to(const gpu_params &p,
                                                           const gpu_request &request, int32_t index)
@@ -40,10 +42,10 @@ static __device__ __forceinline__ gpu_interval visible_to(const gpu_params &p,
     return v;
 }
 
-/* Rows `row` and row + 8 of an item. */
+/* Loads the bounds of rows `row` and row + 8 of an item. */
 template <class S>
-static __device__ __forceinline__ void enter_rows(const prefill_params &a, const prefill_item &item,
-                                                  int32_t row, prefill_rows &rows)
+static __device__ __forceinline__ void
+load_row_bounds(const prefill_params &a, const prefill_item &item, int32_t row, row_bounds &rows)
 {
     const gpu_params &p = a.p;
     gpu_request request = request_of_row_tile(item.row_tile);
@@ -61,16 +63,16 @@ static __device__ __forceinline__ void enter_rows(const prefill_params &a, const
             rows.position[i] = v.position;
             if (has_term<S>(a, PREFILL_LINEAR | PREFILL_ROOT)) {
                 rows.slope[i] =
-                    -p.problem.slopes[item.head * p.problem.group + at.head] * a.of_bias;
+                    -p.problem.slopes[item.head * p.problem.group + at.head] * a.bias_scale;
             }
         }
     }
 }
 
-/* Tree masks and biases between the step's own tokens, from key `start` on. */
+/* Applies tree masks and biases, which concern keys from `start` on, the step's own tokens. */
 template <int N>
 static __device__ __forceinline__ void add_tree(const prefill_params &a, const prefill_item &item,
-                                                int32_t row, int32_t key, float (&s)[N])
+                                                int32_t row, int32_t key, float (&acc_s)[N])
 {
     const gpu_params &p = a.p;
     int32_t start = item.row_tile.length - item.row_tile.query_len;
@@ -85,55 +87,57 @@ static __device__ __forceinline__ void add_tree(const prefill_params &a, const p
 #pragma unroll
         for (int i = 2 * r; i < N; i += (i & 1) ? 3 : 1) {
             int32_t column = key + (i >> 2) * 8 + (i & 1) - start;
-            keep_order_of_loads(); /* one load at a time: registers are few */
+            keep_order_of_loads(); /* one load at a time, to save registers */
             if (column < 0 || column >= item.row_tile.query_len) {
                 continue;
             }
             if (p.problem.tree_mask == ATTN_TREE_BITS) {
-                s[i] = bits[column / 32] >> (column % 32) & 1 ? s[i] : -INFINITY;
+                acc_s[i] = bits[column / 32] >> (column % 32) & 1 ? acc_s[i] : -INFINITY;
             } else {
                 float bias = __uint_as_float(bits[column]);
-                s[i] = bias == -INFINITY ? -INFINITY : s[i] + a.of_bias * bias;
+                acc_s[i] = bias == -INFINITY ? -INFINITY : acc_s[i] + a.bias_scale * bias;
             }
         }
     }
 }
 
-/* `into`: what products are multiplied by first. */
-template <int N> static __device__ __forceinline__ void cap_scores(float into, float (&s)[N])
+/* acc_s = tanh(acc_s x pre_scale). */
+template <int N>
+static __device__ __forceinline__ void apply_softcap(float pre_scale, float (&acc_s)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        s[i] = fast_tanh(s[i] * into);
+        acc_s[i] = fast_tanh(acc_s[i] * pre_scale);
     }
 }
 
-/* Linear ALiBi of a tile whose keys lie at or before every row's position: what a lane's keys share
- * goes into `shift`, in base 2; `key`: the lane's first. */
+/* Adds linear ALiBi to a tile whose keys are all at or before every row's position. The part that a
+ * lane's keys share goes to `shift`, in base 2. `key` is the lane's first. */
 template <int N>
-static __device__ __forceinline__ void slope_scores(const prefill_params &a,
-                                                    const prefill_rows &rows, int32_t key,
-                                                    float (&s)[N], float (&shift)[2])
+static __device__ __forceinline__ void add_linear_alibi(const prefill_params &a,
+                                                        const row_bounds &rows, int32_t key,
+                                                        float (&acc_s)[N], float (&shift)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        shift[r] = __fmul_rn(__fmul_rn(rows.slope[r], a.unit), (float)(rows.position[r] - key));
+        shift[r] =
+            __fmul_rn(__fmul_rn(rows.slope[r], a.scale_log2), (float)(rows.position[r] - key));
     }
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        s[i] = fmaf(-rows.slope[(i >> 1) & 1], (float)((i >> 2) * 8 + (i & 1)), s[i]);
+        acc_s[i] = fmaf(-rows.slope[(i >> 1) & 1], (float)((i >> 2) * 8 + (i & 1)), acc_s[i]);
     }
 }
 
-/* Linear ALiBi of inner tiles as one more step of the product of queries and keys: the slopes of a
- * lane's rows times the places of keys in their tile. */
+/* Linear ALiBi of inner tiles as one more k-step of Q K^T: the slopes of the rows times the
+ * positions of keys in their tile. */
 struct prefill_ramp {
-    uint32_t w[4];   /* the step's left side */
-    float fall[2];   /* of a key, in base 2; what a row's keys share */
-    float before[2]; /* keys of the request between the tile's first and the row's position */
+    uint32_t w[4];   /* left operand of the k-step */
+    float fall[2];   /* slope in base 2 */
+    float before[2]; /* distance from the tile's first key to the row's position */
 };
 
-/* x in three numbers of 16 bits; of f16 the first counts in 256. */
+/* Splits x into three 16-bit numbers; in f16 the first is in units of 256. */
 template <int KIND> static __device__ __forceinline__ void split_slope(float x, float (&parts)[3])
 {
 #pragma unroll
@@ -150,8 +154,8 @@ template <int KIND> static __device__ __forceinline__ void split_slope(float x, 
 }
 
 template <class S>
-static __device__ __forceinline__ prefill_ramp ramp_of_rows(const prefill_rows &rows, float unit,
-                                                            int32_t base)
+static __device__ __forceinline__ prefill_ramp ramp_of_rows(const row_bounds &rows,
+                                                            float scale_log2, int32_t base)
 {
     const int place = threadIdx.x & 3;
     prefill_ramp ramp;
@@ -163,14 +167,14 @@ static __device__ __forceinline__ prefill_ramp ramp_of_rows(const prefill_rows &
                        second = pack2<S::kind>(parts[2], 0.0f);
         ramp.w[r] = place == 0 ? first : place == 1 ? second : 0;
         ramp.w[2 + r] = 0;
-        ramp.fall[r] = __fmul_rn(rows.slope[r], unit);
+        ramp.fall[r] = __fmul_rn(rows.slope[r], scale_log2);
         ramp.before[r] = (float)(rows.position[r] - base);
     }
     return ramp;
 }
 
-/* The step's right side: rows of 8 numbers, of which three are a key's place. Behind the last group
- * of keys lies another that meets zeros. */
+/* Fills the right operand of the k-step: rows of 8 numbers, three of which hold a key's position.
+ * One more group of keys follows the last, since wgmma reads it; it meets zeros. */
 template <class S> static __device__ __forceinline__ void fill_ramp(char *ramp)
 {
     for (int key = threadIdx.x; key < S::ramp_bytes / 16; key += S::threads) {
@@ -182,48 +186,51 @@ template <class S> static __device__ __forceinline__ void fill_ramp(char *ramp)
     fence_for_boxes();
 }
 
-/* Products of a tile's keys with their scales, `scales` being those of the lane's first. */
+/* Multiplies acc_s by the scales of its keys; `scales` points to the scale of the lane's first key.
+ */
 template <int N>
-static __device__ __forceinline__ void scale_keys(const float *scales, float (&s)[N])
+static __device__ __forceinline__ void scale_keys(const float *scales, float (&acc_s)[N])
 {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         const float2 x = *(const float2 *)(scales + 8 * i);
-        s[4 * i] *= x.x, s[4 * i + 1] *= x.y;
-        s[4 * i + 2] *= x.x, s[4 * i + 3] *= x.y;
+        acc_s[4 * i] *= x.x, acc_s[4 * i + 1] *= x.y;
+        acc_s[4 * i + 2] *= x.x, acc_s[4 * i + 3] *= x.y;
     }
 }
 
-/* What products are multiplied by before a soft cap, and what a score's unit is in base 2, in an
- * item. */
+/* An item's factor before a soft cap, and its factor of scores in base 2. */
 template <class S>
-static __device__ __forceinline__ float into_of(const prefill_params &a, const prefill_item &item)
+static __device__ __forceinline__ float pre_scale_of(const prefill_params &a,
+                                                     const prefill_item &item)
 {
-    return S::by_head ? a.into * item.scale : a.into;
+    return S::by_head ? a.pre_scale * item.scale : a.pre_scale;
 }
 
 template <class S>
-static __device__ __forceinline__ float unit_of(const prefill_params &a, const prefill_item &item)
+static __device__ __forceinline__ float scale_log2_of(const prefill_params &a,
+                                                      const prefill_item &item)
 {
-    return S::by_head && S::terms != PREFILL_CAPPED ? a.unit * item.scale : a.unit;
+    return S::by_head && S::terms != PREFILL_CAPPED ? a.scale_log2 * item.scale : a.scale_log2;
 }
 
-/* Raw products become scores, whose unit is a.unit in base 2, but for what goes into `shift`. */
+/* Applies the terms to the products. Scores are then in units of a.scale_log2, apart from what goes
+ * to `shift`. */
 template <class S, int N>
 static __device__ __forceinline__ void add_terms(const prefill_params &a, const prefill_item &item,
-                                                 const prefill_rows &rows, int32_t row, int32_t key,
-                                                 bool inner, float (&s)[N], float (&shift)[2])
+                                                 const row_bounds &rows, int32_t row, int32_t key,
+                                                 bool inner, float (&acc_s)[N], float (&shift)[2])
 {
     if (has_term<S>(a, PREFILL_CAPPED)) {
-        cap_scores(into_of<S>(a, item), s);
+        apply_softcap(pre_scale_of<S>(a, item), acc_s);
     } else if (has_term<S>(a, PREFILL_MULTIPLIED)) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            s[i] *= a.into;
+            acc_s[i] *= a.pre_scale;
         }
     }
     if (has_term<S>(a, PREFILL_LINEAR) && inner) {
-        slope_scores(a, rows, key, s, shift);
+        add_linear_alibi(a, rows, key, acc_s, shift);
     } else if (has_term<S>(a, PREFILL_LINEAR | PREFILL_ROOT)) {
         bool root = has_term<S>(a, PREFILL_ROOT);
 #pragma unroll
@@ -231,131 +238,136 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
             int r = (i >> 1) & 1;
             float distance = (float)(rows.position[r] - key) - (float)((i >> 2) * 8 + (i & 1));
             distance = root ? fast_sqrt(fmaxf(distance, 0.0f)) : fabsf(distance);
-            s[i] = fmaf(rows.slope[r], distance, s[i]);
+            acc_s[i] = fmaf(rows.slope[r], distance, acc_s[i]);
         }
     }
     if (has_term<S>(a, PREFILL_TREE) &&
         key + 2 * N > item.row_tile.length - item.row_tile.query_len) { /* 2 N keys are one tile */
-        add_tree(a, item, row, key, s);
+        add_tree(a, item, row, key, acc_s);
     }
 }
 
-/* Keys that a row does not see become -inf, a NaN too. `key`: the lane's first; `base`: the tile's.
+/* Sets keys that a row does not see to -inf, NaN too. `key` is the lane's first, `base` the tile's.
  */
 template <int N>
-static __device__ __forceinline__ void mask_tile(const prefill_rows &rows, int32_t base,
-                                                 int32_t key, float (&s)[N])
+static __device__ __forceinline__ void apply_mask(const row_bounds &rows, int32_t base, int32_t key,
+                                                  float (&acc_s)[N])
 {
     int32_t end = base + 2 * N - 1;
     const int32_t last[2] = {rows.last[0] - key, rows.last[1] - key};
     if (__any_sync(0xffffffffu, min(rows.last[0], rows.last[1]) < end)) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            s[i] = (i >> 2) * 8 + (i & 1) <= last[(i >> 1) & 1] ? s[i] : -INFINITY;
+            acc_s[i] = (i >> 2) * 8 + (i & 1) <= last[(i >> 1) & 1] ? acc_s[i] : -INFINITY;
         }
     }
     if (__any_sync(0xffffffffu, max(rows.first[0], rows.first[1]) > base)) {
         const int32_t first[2] = {rows.first[0] - key, rows.first[1] - key};
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            s[i] = (i >> 2) * 8 + (i & 1) >= first[(i >> 1) & 1] ? s[i] : -INFINITY;
+            acc_s[i] = (i >> 2) * 8 + (i & 1) >= first[(i >> 1) & 1] ? acc_s[i] : -INFINITY;
         }
     }
 }
 
-/* The largest of a row's four lanes. */
-static __device__ __forceinline__ float largest_of_row(float x)
+/* The maximum over the four lanes of a row. */
+static __device__ __forceinline__ float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-/* Largest of a lane's scores in row r. Two maxima at a time: one would wait for itself. */
-template <int N> static __device__ __forceinline__ float largest_score(const float (&s)[N], int r)
+/* The maximum of a lane's scores of row r; two chains halve the latency. */
+template <int N> static __device__ __forceinline__ float thread_max(const float (&acc_s)[N], int r)
 {
-    float high = s[2 * r], other = s[2 * r + 1];
+    float high = acc_s[2 * r], other = acc_s[2 * r + 1];
 #pragma unroll
     for (int i = 1; i < N / 4; i++) {
-        high = fmaxf(high, s[4 * i + 2 * r]);
-        other = fmaxf(other, s[4 * i + 2 * r + 1]);
+        high = fmaxf(high, acc_s[4 * i + 2 * r]);
+        other = fmaxf(other, acc_s[4 * i + 2 * r + 1]);
     }
     return fmaxf(high, other);
 }
 
-/* What a lane's weights of a row add up to where the row's base moves. Where a tile's weights are
- * more than float32 holds, past 2^127, the row comes out as no number and is computed again. */
-#define PREFILL_MOST 1e12f
-/* Rows whose sums end outside of these are computed again, too: a reciprocal of more is 0, and of
- * weights far below their base little is left. */
-#define PREFILL_LARGEST 1e37f
-#define PREFILL_LEAST 1e-30f
+/* row_sum of a lane from which on lazy_update_row_max raises row_max. A tile whose probabilities
+ * exceed float32, past 2^127, makes the row non-finite, and it is recomputed. */
+#define PREFILL_RESCALE_SUM 1e12f
+/* Rows whose row_sum ends outside of these bounds are recomputed as well: the reciprocal of a
+ * larger sum is 0, and probabilities far below row_max lose precision. */
+#define PREFILL_MAX_SUM 1e37f
+#define PREFILL_MIN_SUM 1e-30f
 
-/* Bases of rows of steady shapes; true: sums shrink by f, of one of the warp's rows by less than 1.
- * m: the base in base 2, from which weights count. bf16 has float32's exponents, so it need not be
- * the largest score of all, and inner tiles become weights without a look at their scores. */
-static __device__ __forceinline__ bool move_bases(float (&m)[2], float (&l)[2], float (&f)[2])
+/* For lazy_rescale: raises row_max, here a reference in base 2 and not the true maximum, only when
+ * row_sum gets large. bf16 has the exponents of float32, so inner tiles need no maximum of their
+ * scores. Returns true if scores_scale of a row of the warp is below 1. */
+static __device__ __forceinline__ bool lazy_update_row_max(float (&row_max)[2], float (&row_sum)[2],
+                                                           float (&scores_scale)[2])
 {
-    f[0] = f[1] = 1.0f;
-    if (!__any_sync(0xffffffffu, fmaxf(l[0], l[1]) > PREFILL_MOST)) {
+    scores_scale[0] = scores_scale[1] = 1.0f;
+    if (!__any_sync(0xffffffffu, fmaxf(row_sum[0], row_sum[1]) > PREFILL_RESCALE_SUM)) {
         return false;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float most = largest_of_row(l[r]);
-        if (most > PREFILL_MOST) { /* infinite: the row is lost */
+        const float most = quad_max(row_sum[r]);
+        if (most > PREFILL_RESCALE_SUM) { /* the row overflowed and will be recomputed */
             const int32_t up = min((__float_as_int(most) >> 23) - 127, 100);
-            f[r] = __int_as_float((127 - up) << 23); /* 2^-up */
-            m[r] += (float)up;
-            l[r] *= f[r];
+            scores_scale[r] = __int_as_float((127 - up) << 23); /* 2^-up */
+            row_max[r] += (float)up;
+            row_sum[r] *= scores_scale[r];
         }
     }
     return true;
 }
 
-/* Bases of rows that saw nothing so far, before a tile whose scores are not looked at. */
-static __device__ __forceinline__ void enter_bases(float (&m)[2])
+/* Makes row_max finite for rows without visible keys so far, before a tile whose maximum is not
+ * computed. */
+static __device__ __forceinline__ void init_row_max(float (&row_max)[2])
 {
-    m[0] = m[0] == -INFINITY ? 0.0f : m[0];
-    m[1] = m[1] == -INFINITY ? 0.0f : m[1];
+    row_max[0] = row_max[0] == -INFINITY ? 0.0f : row_max[0];
+    row_max[1] = row_max[1] == -INFINITY ? 0.0f : row_max[1];
 }
 
-/* The same with a look at the scores: the base is the largest so far. For shapes that are not
- * steady, and for tiles at edges, whose f has what move_bases left. */
+/* Updates row_max from the scores and sets scores_scale. For tiles at edges, and for all tiles
+ * without lazy_rescale; with lazy_rescale, scores_scale already holds the factor of
+ * lazy_update_row_max. */
 template <class S, int N>
-static __device__ __forceinline__ void raise_bases(float unit, const float (&shift)[2],
-                                                   const float (&s)[N], float (&m)[2],
-                                                   float (&l)[2], float (&f)[2])
+static __device__ __forceinline__ void update_row_max(float scale_log2, const float (&shift)[2],
+                                                      const float (&acc_s)[N], float (&row_max)[2],
+                                                      float (&row_sum)[2], float (&scores_scale)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float high = largest_of_row(fmaf(largest_score(s, r), unit, shift[r]));
-        high = fmaxf(high, m[r]);
-        const float by = fast_exp2(m[r] - (high == -INFINITY ? 0.0f : high)); /* 1: it stays */
-        f[r] = S::steady ? f[r] * by : by;
-        m[r] = high;
-        l[r] *= by;
+        float high = quad_max(fmaf(thread_max(acc_s, r), scale_log2, shift[r]));
+        high = fmaxf(high, row_max[r]);
+        const float scale =
+            /* 1 if row_max does not change */
+            fast_exp2(row_max[r] - (high == -INFINITY ? 0.0f : high));
+        scores_scale[r] = S::lazy_rescale ? scores_scale[r] * scale : scale;
+        row_max[r] = high;
+        row_sum[r] *= scale;
     }
 }
 
-/* Scores become weights. A score in base 2, as m is, is s times `unit` plus the lane's shift for
- * its row. */
+/* acc_s becomes P = exp2(acc_s x scale_log2 + shift - row_max), and row_sum grows by it. */
 template <int N>
-static __device__ __forceinline__ void soften(float unit, const float (&shift)[2], float (&s)[N],
-                                              const float (&m)[2], float (&l)[2])
+static __device__ __forceinline__ void
+scale_apply_exp2(float scale_log2, const float (&shift)[2], float (&acc_s)[N],
+                 const float (&row_max)[2], float (&row_sum)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float base = shift[r] - (m[r] == -INFINITY ? 0.0f : m[r]);
+        const float base = shift[r] - (row_max[r] == -INFINITY ? 0.0f : row_max[r]);
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
-            float x = fast_exp2(fmaf(s[4 * i + 2 * r], unit, base));
-            float y = fast_exp2(fmaf(s[4 * i + 2 * r + 1], unit, base));
-            s[4 * i + 2 * r] = x;
-            s[4 * i + 2 * r + 1] = y;
+            float x = fast_exp2(fmaf(acc_s[4 * i + 2 * r], scale_log2, base));
+            float y = fast_exp2(fmaf(acc_s[4 * i + 2 * r + 1], scale_log2, base));
+            acc_s[4 * i + 2 * r] = x;
+            acc_s[4 * i + 2 * r + 1] = y;
             sum += x + y;
         }
-        l[r] += sum;
+        row_sum[r] += sum;
     }
 }
 
