@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One tile of 4-bit codes in one warp: products of raw codes, widened on the way into the matrix
- * units. A word is 8 codes; as pairs (n, n + 4) of them, four registers of two f16:
- *   int4:  a code's bits are an f16 without exponent: code x 2^-24, or x 2^-20 for odd n.
- *   nvfp4: an element's bits lie at the seam of f16's exponent and fraction: x 2^-14, and times its
- *          block's scale an exact f16, too: a multiple of 2^-24 of up to 6 bits.
- * sm80_turboquant.cuh has the keys of TurboQuant, whose values are as int4's. */
+/* One tile of 4-bit codes in one warp: codes expand to f16 on the way into mma.sync, and their
+ * offsets and scales are applied to the sums. A word has 8 codes and expands to the pairs (n, n +
+ * 4), four registers of two f16:
+ *   int4:  a code is a subnormal f16: code x 2^-24, or x 2^-20 for odd n.
+ *   nvfp4: an element's bits straddle f16's exponent and fraction: x 2^-14. Times its block's scale
+ * it is still an exact f16, a multiple of 2^-24 with up to 6 bits.
+ * Keys of TurboQuant are in sm80_turboquant.cuh; its values are handled like int4's. */
 #ifndef CUDA_FLASH_SM80_4BIT_CUH
 #define CUDA_FLASH_SM80_4BIT_CUH
 
 #include "sm80_query.cuh"
 
-/* A number that is made once, and where it stands: the compiler would make it anew in each tile, or
- * ahead of a branch. */
-static __device__ __forceinline__ int32_t kept(int32_t x)
+/* Hides a value from the compiler, which would otherwise recompute it in each tile or move it
+ * before a branch. */
+static __device__ __forceinline__ int32_t opaque(int32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
@@ -27,9 +28,9 @@ static __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pai
         pairs[1] = word & 0x00f000f0u;
         pairs[2] = above & 0x000f000fu;
         pairs[3] = above & 0x00f000f0u;
-    } else { /* bytes of f16's upper half first */
+    } else { /* the upper bytes of f16 first */
         uint32_t odd = (word & 0x80808080u) | (word >> 3 & 0x0e0e0e0eu);
-        /* the sum carries an even code's sign to the top of its byte, and nothing else */
+        /* the addition moves an even code's sign to the top of its byte and changes nothing else */
         uint32_t even = (word & 0x0f0f0f0fu) * 2 + 0x70707070u;
         pairs[0] = even << 8 & 0x8e008e00u;
         pairs[1] = __byte_perm(odd, 0, 0x2404);
@@ -38,7 +39,7 @@ static __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pai
     }
 }
 
-/* N words from an address that is a multiple of ALIGN. */
+/* Loads N words from an address that is a multiple of ALIGN. */
 template <int N, int ALIGN>
 static __device__ __forceinline__ void load_words(const char *from, uint32_t *words)
 {
@@ -57,10 +58,10 @@ static __device__ __forceinline__ void load_words(const char *from, uint32_t *wo
     }
 }
 
-/* Rows of nvfp4 may be followed by their scales: D / 2 + D / 16 bytes apart. */
+/* Rows of nvfp4 may be followed by their scales; then rows are D / 2 + D / 16 bytes apart. */
 template <int KIND, int D> constexpr int row_align = KIND == KIND_NVFP4 &&D < 256 ? D / 16 : 16;
 
-/* Codes of 3 bits, 8 of them in the low 24 of x, 4 bits apart. */
+/* Spreads 8 codes of 3 bits, in the low 24 bits of x, to 4 bits each. */
 static __device__ __forceinline__ uint32_t spread_codes(uint32_t x)
 {
     x = (x & 0x00000fffu) | (x << 4 & 0x0fff0000u);
@@ -68,8 +69,8 @@ static __device__ __forceinline__ uint32_t spread_codes(uint32_t x)
     return (x & 0x07070707u) | (x << 1 & 0x70707070u);
 }
 
-/* Codes of TurboQuant from any byte of a stage on: whole words, and the bits of the first that are
- * not theirs. Rows 8 apart begin alike in their words. */
+/* Codes of TurboQuant at any byte of a stage: the address of their first whole word and the bits
+ * before them in it. Rows 8 apart have the same shift. */
 struct code_place {
     const char *from;
     int shift;
@@ -80,7 +81,7 @@ static __device__ __forceinline__ code_place place_of_codes(const char *stage, i
     return {stage + (at & ~3), (at & 3) * 8};
 }
 
-/* N words of 8 codes of BITS, 4 bits apart, `bytes` behind a place: whole words. */
+/* Loads N words of 8 codes of BITS, spread to 4 bits each, `bytes` (whole words) after a place. */
 template <int BITS, int N>
 static __device__ __forceinline__ void load_codes(const code_place &place, int bytes,
                                                   uint32_t (&x)[N])
@@ -105,64 +106,65 @@ static __device__ __forceinline__ void load_codes(const code_place &place, int b
     }
 }
 
-/* The chunk of a query row that meets a word of codes. */
+/* The chunk of a query row that matches a word of codes. */
 template <int D>
 static __device__ __forceinline__ uint4 query_chunk(const char *sq, int row, int chunk)
 {
     return *(const uint4 *)(sq + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16);
 }
 
-/* A word of 8 codes of each key, of 16 keys those of 0 - 7 and of 8 - 15, times the queries'
- * chunk: of rows 0 - 7, and of 8 - 15. */
-template <int FEW>
-static __device__ __forceinline__ void multiply_words(const uint4 &low, const uint4 &high,
-                                                      const uint32_t (&pairs)[2][4], float (*s)[4])
+/* acc_s += Q K^T for one word of 8 codes of 16 keys (0 - 7 and 8 - 15). low and high are the
+ * queries' chunks of rows 0 - 7 and 8 - 15. */
+template <int SWAP>
+static __device__ __forceinline__ void mma_words(const uint4 &low, const uint4 &high,
+                                                 const uint32_t (&pairs)[2][4], float (*acc_s)[4])
 {
     const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
     const uint32_t(&x)[4] = pairs[0], (&y)[4] = pairs[1];
     const uint32_t b[2][4] = {{x[0], x[1], y[0], y[1]}, {x[2], x[3], y[2], y[3]}};
-    multiply_keys<FEW>(s, a[0], b[0]);
-    multiply_keys<FEW>(s, a[1], b[1]);
+    mma_qk<SWAP>(acc_s, a[0], b[0]);
+    mma_qk<SWAP>(acc_s, a[1], b[1]);
 }
 
-/* The queries of a lane's words of keys. Up to 8 rows of up to 128 dims stay in registers. */
-template <int D, int FEW> struct lane_queries {
-    static constexpr bool kept = FEW && D <= 128;
-    uint4 chunks[kept ? D / 32 : 1];
+/* The queries that match a lane's words of keys. Up to 8 rows of up to 128 dims stay in registers.
+ */
+template <int D, int SWAP> struct lane_queries {
+    static constexpr bool in_registers = SWAP && D <= 128;
+    uint4 chunks[in_registers ? D / 32 : 1];
 
-    __device__ __forceinline__ void keep(const char *sq, int lane)
+    __device__ __forceinline__ void load(const char *sq, int lane)
     {
 #pragma unroll
-        for (int j = 0; j < D / 32 && kept; j++) {
+        for (int j = 0; j < D / 32 && in_registers; j++) {
             chunks[j] = query_chunk<D>(sq, lane >> 2, (lane & 3) * (D / 32) + j);
         }
     }
     __device__ __forceinline__ void multiply(const char *sq, int lane, int j, bool high_rows,
-                                             const uint32_t (&pairs)[2][4], float (*s)[4]) const
+                                             const uint32_t (&pairs)[2][4], float (*acc_s)[4]) const
     {
-        if constexpr (kept) {
-            multiply_words<FEW>(chunks[j], make_uint4(0, 0, 0, 0), pairs, s);
+        if constexpr (in_registers) {
+            mma_words<SWAP>(chunks[j], make_uint4(0, 0, 0, 0), pairs, acc_s);
         } else {
-            from_memory(sq, lane, j, high_rows, pairs, s);
+            from_memory(sq, lane, j, high_rows, pairs, acc_s);
         }
     }
     static __device__ __forceinline__ void from_memory(const char *sq, int lane, int j,
                                                        bool high_rows,
-                                                       const uint32_t (&pairs)[2][4], float (*s)[4])
+                                                       const uint32_t (&pairs)[2][4],
+                                                       float (*acc_s)[4])
     {
         const int row = lane >> 2, chunk = (lane & 3) * (D / 32) + j;
         uint4 low = query_chunk<D>(sq, row, chunk), high = make_uint4(0, 0, 0, 0);
-        if (!FEW && high_rows) {
+        if (!SWAP && high_rows) {
             high = query_chunk<D>(sq, row + 8, chunk);
         }
-        multiply_words<FEW>(low, high, pairs, s);
+        mma_words<SWAP>(low, high, pairs, acc_s);
     }
 };
 
-/* Bytes from a stage to the codes of the lane's first key and first value. Lane (g, c) has of key g
- * the words from c D / 32 on, and of the values of keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9 those from
- * g D / 64 on; odd c takes neighbours in the other order, since those of even rows share their
- * banks. */
+/* Byte offsets in a stage of the lane's first key and first value. Lane (g, c) has the words of key
+ * g from c D / 32 on, and of the values of keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9 the words from g D /
+ * 64 on. Odd c takes neighbouring keys in the other order, since even rows share banks. */
 struct lane_codes {
     int32_t key, value;
 };
@@ -176,7 +178,7 @@ static __device__ __forceinline__ lane_codes find_codes(const sm80_plane (&plane
             planes[1].at + (first + 2 * c + (c & 1)) * planes[1].pitch + g * (D / 64) * 4};
 }
 
-/* Two e4m3 scales for each word of the lane's keys, first + g and first + 8 + g. */
+/* Loads two e4m3 scales for each word of the lane's keys, first + g and first + 8 + g. */
 template <int D>
 static __device__ __forceinline__ void load_block_scales(const char *stage, const sm80_plane &plane,
                                                          int first, int lane,
@@ -198,17 +200,17 @@ static __device__ __forceinline__ void load_block_scales(const char *stage, cons
     }
 }
 
-/* Scores of the rows against 16 SUBS keys, `first` the first of them, raw; `codes`: the lane's of
- * that one. `rest`: of the queries, where has_rest. All keys' products of some words, so that none
- * waits for the one before. */
-template <int KIND, int D, int FEW, int SUBS, int N>
+/* Raw scores against 16 SUBS keys from `first` on. `codes` is the lane's address of the first;
+ * `rest` has the queries' rounding errors, if has_rest. Products of all keys alternate, so that
+ * none waits for the previous one. */
+template <int KIND, int D, int SWAP, int SUBS, int N>
 static __device__ __forceinline__ void
 dot_codes(const char *stage, const char *codes, const sm80_plane &plane, const char *sq,
-          const char *rest, bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane,
-          bool high_rows, float (&s)[N][4])
+          const char *rest, bool has_rest, const lane_queries<D, SWAP> &queries, int first,
+          int lane, bool high_rows, float (&acc_s)[N][4])
 {
     constexpr int words = D / 32, each = N / SUBS;
-    constexpr int batch = FEW && words > 1 ? 2 : 1; /* words widened together */
+    constexpr int batch = SWAP && words > 1 ? 2 : 1; /* words expanded together */
     uint32_t x[SUBS][2][words], scales[SUBS][2][(D / 64 + 1) / 2];
 #pragma unroll
     for (int sub = 0; sub < SUBS; sub++) {
@@ -240,49 +242,51 @@ dot_codes(const char *stage, const char *codes, const sm80_plane &plane, const c
 #pragma unroll
         for (int i = 0; i < batch * SUBS; i++) {
             const int word = i / SUBS, sub = i % SUBS;
-            queries.multiply(sq, lane, from + word, high_rows, pairs[word][sub], &s[sub * each]);
+            queries.multiply(sq, lane, from + word, high_rows, pairs[word][sub],
+                             &acc_s[sub * each]);
         }
         if (KIND == KIND_INT4 && has_rest) {
 #pragma unroll
             for (int i = 0; i < batch * SUBS; i++) {
                 const int word = i / SUBS, sub = i % SUBS;
                 queries.from_memory(rest, lane, from + word, high_rows, pairs[word][sub],
-                                    &s[sub * each]);
+                                    &acc_s[sub * each]);
             }
         }
     }
 }
 
-/* The zero point of a row's scale. */
+/* The zero point in the low bits of a row's scale. */
 static __device__ __forceinline__ float zero_point(float scale)
 {
     return bits_float((float_bits(scale) & ZERO_POINT_MASK) | 0x4b000000u) - 8388608.0f;
 }
 
-/* Raw scores less the keys' zero points, times their scales; `scales`: of int4's keys from the
- * lane's first on. */
-template <int KIND, int FEW, int N>
-static __device__ __forceinline__ void close_scores(const row_terms &terms, const float *scales,
-                                                    float (&s)[N][4])
+/* Applies zero points and scales to raw scores. `scales` is int4's, from the lane's first key on.
+ */
+template <int KIND, int SWAP, int N>
+static __device__ __forceinline__ void scale_scores(const row_terms &terms, const float *scales,
+                                                    float (&acc_s)[N][4])
 {
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float unit = terms.unit[KIND == KIND_INT8 ? 0 : sums_at<FEW>::which(e)];
-            float zero = terms.zero[sums_at<FEW>::which(e)];
+            float unit = terms.unit[KIND == KIND_INT8 ? 0 : acc_layout<SWAP>::which(e)];
+            float zero = terms.zero[acc_layout<SWAP>::which(e)];
             if constexpr (KIND == KIND_INT4) {
-                float both = scales[sums_at<FEW>::key(n, e)];
+                float both = scales[acc_layout<SWAP>::key(n, e)];
                 float scale = bits_float(float_bits(both) & ~ZERO_POINT_MASK);
-                s[n][e] = fmaf(-zero, zero_point(both), s[n][e] * unit) * scale;
+                acc_s[n][e] = fmaf(-zero, zero_point(both), acc_s[n][e] * unit) * scale;
             } else {
-                s[n][e] = KIND == KIND_INT8 ? fmaf(s[n][e], unit, -zero) : s[n][e] * unit;
+                acc_s[n][e] =
+                    KIND == KIND_INT8 ? fmaf(acc_s[n][e], unit, -zero) : acc_s[n][e] * unit;
             }
         }
     }
 }
 
-/* Where the scale of a slot's block lies in a stage: as block_scale_at has it. */
+/* The address of a block's scale in a stage; the layout of block_scale_at. */
 template <int D>
 static __device__ __forceinline__ const char *
 value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
@@ -292,17 +296,18 @@ value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
            block % quarter * 4 + (key & 3);
 }
 
-/* o += weights x values of 16 keys from `first` on, raw; `codes`: the lane's of those, BITS each of
- * KIND_LEVELS; int4: z += weights x zero points. */
-template <int KIND, int D, int FEW, int BITS>
+/* acc_o += P x codes of 16 keys from `first` on. `codes` is the lane's address of them; BITS is for
+ * KIND_LEVELS. For int4, zero_sum += P x zero points. */
+template <int KIND, int D, int SWAP, int BITS>
 static __device__ __forceinline__ void
 add_codes_of(const char *stage, const char *codes, const sm80_plane &plane, int first, int lane,
-             packed_weights<FEW> weights, float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
+             packed_probs<SWAP> probs, float (&acc_o)[SWAP ? D / 16 : D / 8][4],
+             float (&zero_sum)[4])
 {
     constexpr int words = D / 64, align = row_align<KIND, D>;
     const int c = lane & 3, odd = KIND >= KIND_LEVELS ? 0 : c & 1, key = first + 2 * c;
     const uint32_t order = odd != 0 ? 0x1032 : 0x3210;
-    weights.arrange(order);
+    probs.arrange(order);
     if constexpr (KIND == KIND_INT4) {
         uint32_t zeros[2];
 #pragma unroll
@@ -310,7 +315,7 @@ add_codes_of(const char *stage, const char *codes, const sm80_plane &plane, int 
             uint2 two = *(const uint2 *)(stage + plane.scale_at + (key + 8 * i) * 4);
             zeros[i] = __byte_perm(two.x, two.y, odd != 0 ? 0x1054 : 0x5410) & 0x000f000fu;
         }
-        weights.add_offsets(z, zeros[0], zeros[1]);
+        probs.add_offsets(zero_sum, zeros[0], zeros[1]);
     }
     uint32_t x[4][words], scale[2][(words + 1) / 2];
 #pragma unroll
@@ -335,7 +340,7 @@ add_codes_of(const char *stage, const char *codes, const sm80_plane &plane, int 
         }
     }
 #pragma unroll
-    for (int j = 0; j < 2 * words; j++) { /* 4 codes of two keys, each */
+    for (int j = 0; j < 2 * words; j++) { /* 4 codes of each of two keys */
         uint32_t b[2][4];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -350,25 +355,25 @@ add_codes_of(const char *stage, const char *codes, const sm80_plane &plane, int 
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             const uint32_t even[2] = {b[0][n], b[1][n]}, other[2] = {b[0][n + 1], b[1][n + 1]};
-            weights.add(&o[(4 * j + n) / (FEW ? 2 : 1)], even, other);
+            probs.add(&acc_o[(4 * j + n) / (SWAP ? 2 : 1)], even, other);
         }
     }
 }
 
-template <int KIND, int D, int FEW>
-static __device__ __forceinline__ void add_codes(const char *stage, const char *codes,
-                                                 const sm80_plane &plane, int bits, int first,
-                                                 int lane, const packed_weights<FEW> &weights,
-                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
+template <int KIND, int D, int SWAP>
+static __device__ __forceinline__ void
+add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bits, int first,
+          int lane, const packed_probs<SWAP> &probs, float (&acc_o)[SWAP ? D / 16 : D / 8][4],
+          float (&zero_sum)[4])
 {
     if (KIND < KIND_LEVELS || bits == 4) {
-        add_codes_of<KIND, D, FEW, 4>(stage, codes, plane, first, lane, weights, o, z);
+        add_codes_of<KIND, D, SWAP, 4>(stage, codes, plane, first, lane, probs, acc_o, zero_sum);
     } else {
-        add_codes_of<KIND, D, FEW, 3>(stage, codes, plane, first, lane, weights, o, z);
+        add_codes_of<KIND, D, SWAP, 3>(stage, codes, plane, first, lane, probs, acc_o, zero_sum);
     }
 }
 
-/* What raw sums of column tile n are multiplied by. */
+/* The factor of raw sums of column tile n. */
 template <int KIND> static __device__ __forceinline__ float unit_of_sum(int n)
 {
     return KIND == KIND_INT8    ? 0x1p24f
@@ -377,7 +382,7 @@ template <int KIND> static __device__ __forceinline__ float unit_of_sum(int n)
                                 : 1.0f;
 }
 
-/* Scales of values outside keys low .. high - 1 become zero: a box brought them along. */
+/* Clears scales of values outside keys low .. high - 1, which a box brought along. */
 template <int KIND, int D>
 static __device__ __forceinline__ void clear_scales(char *stage, const sm80_plane &plane, int first,
                                                     int keys, int low, int high, int lane)
@@ -402,8 +407,8 @@ static __device__ __forceinline__ void clear_scales(char *stage, const sm80_plan
 
 /* Whether one of nvfp4's block scales is a NaN. */
 template <int D>
-static __device__ __forceinline__ bool scales_odd(const char *stage, const sm80_plane &plane,
-                                                  int first, int keys, int lane)
+static __device__ __forceinline__ bool has_nan_scales(const char *stage, const sm80_plane &plane,
+                                                      int first, int keys, int lane)
 {
     bool odd = false;
     for (int i = lane; i < keys * (D / 16); i += 32) {

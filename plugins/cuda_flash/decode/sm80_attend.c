@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attend of sm_80 and later, host side: which arguments it walks, how it divides them, and its
- * maps. */
+/* The attend of sm_80 and later, host side: which arguments it serves, how it divides them, and its
+ * tensor maps. */
 #include "sm80_attend.h"
 
 #include "cuda_flash/kinds.h"
 #include "gpu/host/schedule.h"
 
-#define LONG_QUERIES 8192 /* of a request, on average */
-#define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
-#define FEW_ROWS 8        /* of a request, for which narrow kinds have kernels of their own */
-#define FOUR_ROWS 4       /* 4-bit kinds likewise */
+#define LONG_QUERIES 8192 /* mean queries of a request */
+#define LEAST_PARTS 8     /* parts of an item with a multiprocessor each */
+#define SWAP8_ROWS 8      /* rows of a request up to which operands are swapped */
+#define SWAP4_ROWS 4      /* the same for the 4-row kernels of 4-bit caches */
 
-/* Decodes: a stream of rows of 16. Else items of 16 rows, that whoever is free takes, up to
- * requests of so many queries that 64 rows, which share a key's reading, are faster. On an H200,
- * 32/8 heads, D 128, a stream of rows of 64 against items of 16: prefill 1 x 2048 0.77 and 0.37 ms,
- * 1 x 16384 13.9 and 19.6 ms, 4 x 512 next to 32 decodes 0.92 and 0.28 ms; D 256, 1 x 8192: 16.3
- * and 10.2. */
+/* Decodes form one stream of tiles with 16 rows. Other batches are items of 16 rows, which CTAs
+ * draw one by one, unless their requests have so many queries that 64 rows, which share the reading
+ * of keys, are faster. On an H200, 32/8 heads, D 128, a stream with 64 rows against items of 16
+ * rows: prefill 1 x 2048 0.77 and 0.37 ms, 1 x 16384 13.9 and 19.6 ms, 4 x 512 next to 32 decodes
+ * 0.92 and 0.28 ms; D 256, 1 x 8192: 16.3 and 10.2. */
 static void choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
                         struct schedule_host *plan)
 {
@@ -28,40 +28,40 @@ static void choose_rows(const struct attn_prepared *prepared, const struct attn_
     plan->tile_rows = decode || plan->by_item ? 16 : 64;
 }
 
-/* As `shape` in sm80_producer.cuh has it. */
+/* Keys of a tile; agrees with `decode_shape` in sm80_producer.cuh. */
 static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
     if (prepared->padded_size > 256) {
-        return prepared->narrow && cached ? SM80_TILE : SM80_WIDE_TILE;
+        return prepared->narrow && cached ? SM80_TILE : SM80_LARGE_HEAD_TILE;
     }
     bool narrow = prepared->narrow && cached && tile_rows == 16;
     return narrow && (prepared->padded_size <= 128 || prepared->packed) ? SM80_NARROW_TILE
                                                                         : SM80_TILE;
 }
 
-/* Whether items have up to 8 rows and a kind whose sums then stand in another order: in a
- * batch-invariant layer the batch may not decide. */
-static bool takes_few(const struct attn_attend_args *args, int32_t kind)
+/* Whether the kernel with swapped operands runs: up to 8 rows and a kind that has it. It sums in
+ * another order, so a batch-invariant layer never uses it. */
+static bool takes_swap(const struct attn_attend_args *args, int32_t kind)
 {
     const struct schedule_host *plan = args->schedule_host;
     return (kind >= KIND_E4M3 || kind == KIND_F32) && plan->tile_rows == 16 &&
-           plan->request_rows <= FEW_ROWS && !args->prepared->invariant;
+           plan->request_rows <= SWAP8_ROWS && !args->prepared->invariant;
 }
 
-static enum sm80_few few_of(const struct attn_attend_args *args, int32_t kind)
+static enum sm80_swap swap_of(const struct attn_attend_args *args, int32_t kind)
 {
     const struct schedule_host *plan = args->schedule_host;
     bool four = kind >= KIND_INT4 && kind <= KIND_LEVELS && args->prepared->padded_size <= 128;
-    return !takes_few(args, kind)                    ? SM80_MANY
-           : four && plan->request_rows <= FOUR_ROWS ? SM80_FOUR
-                                                     : SM80_FEW;
+    return !takes_swap(args, kind)                    ? SM80_NO_SWAP
+           : four && plan->request_rows <= SWAP4_ROWS ? SM80_SWAP4
+                                                      : SM80_SWAP8;
 }
 
-/* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
- * items that two would leave twice as many parts of each to be merged. On an H200, 32/8 heads,
- * D 128, two and one: R 1, L 8192 15.2 and 14.0 us, with 4 queries 24.6 and 19.3, soft cap 15.5 and
- * 14.6, fp8 14.1 and 13.4; D 64 12.3 and 13.1; two requests 22.9 and 22.7, but 24.0 and 25.8 if one
- * is 64 times longer. What is scored in calls computes too long for one. */
+/* CTAs of a multiprocessor. One CTA, with more tiles in flight, is faster for a single request with
+ * so few items that two CTAs would double the parts to merge. On an H200, 32/8 heads, D 128, two
+ * and one: R 1, L 8192 15.2 and 14.0 us, with 4 queries 24.6 and 19.3, soft cap 15.5 and 14.6, fp8
+ * 14.1 and 13.4; D 64 12.3 and 13.1; two requests 22.9 and 22.7, but 24.0 and 25.8 if one is 64
+ * times longer. Terms that are computed in calls take too long for one CTA. */
 static int32_t ctas_of_sm(const struct attn_attend_args *args)
 {
     const struct gpu_device *device = &args->instance->device;
@@ -73,14 +73,14 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
     bool few = plan->num_reqs == 1 && prepared->num_kv_heads * LEAST_PARTS <= device->num_sms;
     bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
     bool wide = layer->dtype == ATTN_DTYPE_F32; /* two tiles of float32 fill a multiprocessor */
-    /* `few_ctas` in sm80_producer.cuh */
-    bool three = prepared->dense && takes_few(args, KIND_LEVELS);
+    /* `swap_ctas` in sm80_producer.cuh */
+    bool three = prepared->dense && takes_swap(args, KIND_LEVELS);
     return wide || prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1
            : three                                                                      ? 3
                                                                                         : 2;
 }
 
-/* How the cache's elements are multiplied (enum gpu_kind), or -1: none of these. */
+/* The kernel for the cache's elements (enum gpu_kind); -1 if there is none. */
 static int32_t kind_of(const struct gpu_params *p)
 {
     static const int8_t kinds[ATTN_DTYPE_INT8 + 1] = {
@@ -112,8 +112,8 @@ static int32_t padded_size(const struct gpu_problem *problem)
     return size <= 64 ? 64 : size <= 128 ? 128 : size <= 256 ? 256 : SM80_MAX_SIZE;
 }
 
-/* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
- * those of `shape` in sm80_producer.cuh. False: not two stages of one. */
+/* Finds the number of CTAs, at most the plan's, and of stages in each. The sizes are those of
+ * `decode_shape` in sm80_producer.cuh. False if not even one CTA with two stages fits. */
 static bool fit_stages(const struct attn_attend_args *args, const struct gpu_params *p,
                        int32_t *ctas, int32_t *stages)
 {
@@ -122,7 +122,7 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
     int32_t sms = device->num_sms - plan->prefill_sms;
     int32_t kind = kind_of(p), d = padded_size(&p->problem), tile = p->schedule.tile;
     bool split = p->schedule.tile_rows == 16;
-    bool turned = kind == KIND_INT4 || kind == KIND_LEVELS;
+    bool hadamard = kind == KIND_INT4 || kind == KIND_LEVELS;
     int32_t q_element = kind == KIND_F32 ? 4 : 2;
     int32_t row = kind == KIND_K8V4   ? d * 3 / 4
                   : kind >= KIND_INT4 ? d / 2
@@ -135,12 +135,12 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
                                           : 0;
     bool wide = d > 256;
     int32_t tail = (split && !wide) || kind >= KIND_E4M3 ? 1024 : 0;
-    int32_t both = 2 * tile * row; /* bytes of a tile's keys and values */
+    int32_t both = 2 * tile * row; /* bytes of K and V of a tile */
     int32_t stage = both + (scales > tail ? scales : tail);
     int32_t fixed = SM80_FIXED_SMEM + (kind >= KIND_E4M3 ? SM80_TERMS_SMEM : 0) +
-                    (split ? (turned ? 3
-                              : wide ? 1
-                                     : 2) *
+                    (split ? (hadamard ? 3
+                              : wide   ? 1
+                                       : 2) *
                                  16
                            : 64) *
                         d * q_element +
@@ -167,7 +167,7 @@ static uint64_t bits_of(const struct gpu_cache *c)
            (uint64_t)c->head;
 }
 
-/* Rows of codes as wide as the kernel's, which are copied 4 bytes at a time or more. */
+/* Whether 4-bit rows have the kernel's head size and can be copied at least 4 bytes at a time. */
 static bool serves_codes(const struct gpu_params *p, int32_t kind)
 {
     const struct gpu_problem *problem = &p->problem;
@@ -183,7 +183,8 @@ static bool serves_codes(const struct gpu_params *p, int32_t kind)
            (kind != KIND_NVFP4 || problem->block_size % 4 == 0);
 }
 
-/* Whether rows of `bytes` lie together and spans of `rows` of them are multiples of 16. */
+/* Whether rows of `bytes` are contiguous, and `rows` of them can be copied as one span of whole 16
+ * bytes. */
 static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t head, int64_t bytes,
                       int32_t rows)
 {
@@ -192,8 +193,8 @@ static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t hea
     return slot == bytes && bits % 16 == 0;
 }
 
-/* The largest pieces of 16, 8 or 4 bytes in which rows of both caches begin alike in all slots; 0:
- * there are none. KIND_K8V4's keys are read 4 bytes at a time. */
+/* The largest copy of 16, 8 or 4 bytes with which rows of both caches have the same offset in every
+ * slot; 0 if there is none. Keys of KIND_K8V4 are read 4 bytes at a time. */
 static int32_t unit_of_rows(const struct gpu_params *p, bool together)
 {
     const struct gpu_cache *k = &p->k, *v = together ? k : &p->v;
@@ -207,7 +208,8 @@ static int32_t unit_of_rows(const struct gpu_params *p, bool together)
     return slots % 16 == 0 ? 16 : slots % 8 == 0 ? 8 : 4;
 }
 
-/* Bytes between rows in a stage that come in pieces, whichever the head. */
+/* The pitch of rows in a stage that holds for every head when rows are copied in aligned pieces of
+ * `unit` bytes. */
 static int32_t pitch_in_pieces(const struct gpu_cache *c, int32_t row, int32_t heads, int32_t unit)
 {
     int64_t before = 0;
@@ -218,8 +220,8 @@ static int32_t pitch_in_pieces(const struct gpu_cache *c, int32_t row, int32_t h
     return (row + (int32_t)before + unit - 1) / unit * unit;
 }
 
-/* Where TurboQuant's rows lie in a stage: keys and values of a slot behind each other, or each by
- * themselves, as spans of whole blocks or in pieces. False: in other ways. */
+/* Lays out TurboQuant's rows in a stage: a slot's key and value consecutive or in planes of their
+ * own, copied as spans of whole blocks or in pieces. False if the cache has another layout. */
 static bool place_levels(const struct gpu_device *device, const struct gpu_params *p,
                          struct sm80_params *a)
 {
@@ -273,7 +275,8 @@ static bool serves_levels(const struct gpu_device *device, const struct gpu_para
            place_levels(device, p, &a);
 }
 
-/* They copy 16 bytes at a time, and count rows' offsets in 16 bytes and 31 bits. */
+/* Rows are copied 16 bytes at a time, and their offsets are counted in units of 16 bytes with 31
+ * bits. */
 static bool serves_rows(const struct attn_attend_args *args, const struct gpu_params *p,
                         int32_t kind)
 {
@@ -309,7 +312,8 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
            fit_stages(args, p, &ctas, &stages);
 }
 
-/* Rows of 64, dims in another order and heads over 256 go by way of numbers. */
+/* Other outputs (items of 64 rows, permuted dims, heads over 256) are written plain and quantized
+ * by another kernel. */
 static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct schedule_host *plan = args->schedule_host;
@@ -317,8 +321,8 @@ static bool writes_codes(const struct attn_attend_args *args, const struct gpu_p
            padded_size(&p->problem) <= 256;
 }
 
-/* A map of `rows` slots of `blocks` blocks in boxes of box_rows, a row at most 128 bytes each. An
- * L2 that fetched 256 would fetch halves of other boxes: 0.89 of the read ceiling instead of 0.94.
+/* A map of `rows` slots of `blocks` blocks in boxes of box_rows rows, up to 128 bytes each. L2
+ * fetches of 256 bytes would fetch halves of other boxes: 0.89 of the read ceiling instead of 0.94.
  */
 static bool map_rows(const struct gpu_device *device, const struct gpu_cache *cache, int32_t heads,
                      int64_t rows, int64_t blocks, int32_t box_rows, int32_t padded_size,
@@ -346,7 +350,8 @@ static bool has_scale_spans(const struct gpu_cache *c, int64_t bytes, int32_t ro
                      rows);
 }
 
-/* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
+/* TMA copies boxes of whole blocks, which must be multiples of 8 rows, the period of its swizzle.
+ */
 static void map_caches(const struct attn_attend_args *args, struct sm80_params *a)
 {
     const struct gpu_device *device = &args->instance->device;
@@ -362,7 +367,7 @@ static void map_caches(const struct attn_attend_args *args, struct sm80_params *
         }
         blocks = args->k_cache->num_blocks;
         a->box_rows = block_size < tile ? block_size : tile;
-    } else { /* one block of all rows */
+    } else { /* all rows are one block */
         rows = args->k->shape[0] < args->v->shape[0] ? args->k->shape[0] : args->v->shape[0];
         p->k.slot = p->k.block;
         p->v.slot = p->v.block;
@@ -379,8 +384,8 @@ static void map_caches(const struct attn_attend_args *args, struct sm80_params *
     }
 }
 
-/* Where a plane's rows lie in a stage: `index` 0 for K, 1 for V. `spans`: slots of a block lie
- * together, as they do then in the stage. */
+/* The layout of a plane in a stage; `index` is 0 for K and 1 for V. With `spans`, rows and scales
+ * of a block may be contiguous in the cache and stay so in the stage. */
 static struct sm80_plane plane_of(const struct gpu_cache *c, int32_t index, int32_t tile,
                                   bool spans)
 {
@@ -396,7 +401,7 @@ static struct sm80_plane plane_of(const struct gpu_cache *c, int32_t index, int3
     };
 }
 
-/* Spans of whole blocks where slots of a head lie together and the device copies them. */
+/* Copies spans of whole blocks where a head's slots are contiguous and the device supports it. */
 static void map_codes(const struct attn_attend_args *args, struct sm80_params *a)
 {
     struct gpu_params *p = &a->p;
@@ -426,7 +431,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     const struct gpu_device *device = &args->instance->device;
     struct sm80_params a = {.p = *p, .overlaps = device->major >= 9, .output = gpu_output_of(args)};
     int32_t kind = kind_of(p);
-    a.few = few_of(args, kind);
+    a.swap = swap_of(args, kind);
     if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }
@@ -435,7 +440,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
         a.late = a.p.schedule.ctas / (device->num_sms - plan->prefill_sms) * plan->prefill_sms;
     }
     if (kind >= KIND_LEVELS) {
-        place_levels(device, p, &a); /* as serves has seen */
+        place_levels(device, p, &a); /* cannot fail: `serves` has checked it */
     } else if (kind >= KIND_INT4) {
         map_codes(args, &a);
     } else {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attend kernel. CTAs of 4 warps that compute and 2 that copy walk segments of the plan's
- * stream of tiles. An item is a tile of rows (query, head of the group) of one KV head with all of
- * their keys; a run is what one segment has of an item, a stage one tile of keys in shared memory.
- *   SPLIT: 16 rows; each warp takes 16 keys of a tile, and the warps join at the end of a run.
+/* The attend kernel. CTAs of 4 consumer warps and 1 or 2 producer warps process segments of the
+ * plan's stream of tiles. An item is a tile of rows (query, head of the group) of one KV head with
+ * all of its keys; a run is the part of an item in one segment; a stage holds one tile of keys.
+ *   SPLIT: 16 rows; each warp takes a part of a tile's keys, and the warps' results are combined at
+ * the end of a run.
  *   else:  64 rows; each warp takes 16 rows and all keys of a tile.
  * A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. SPLIT is bound by memory, the
  * other by mma.sync. */
@@ -12,51 +13,53 @@
 #include "sm80_4bit_4rows.cuh"
 #include "sm80_head512.cuh"
 
-template <int KIND, int D, bool SPLIT, int FEW>
-static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND, D, SPLIT> &mine)
+template <int KIND, int D, bool SPLIT, int SWAP>
+static __device__ __forceinline__ void consumer(const sm80_params &a,
+                                                shared_storage<KIND, D, SPLIT> &smem)
 {
     const gpu_params &p = a.p;
-    using S = shape<KIND, D, SPLIT>;
-    using A = sums_at<FEW>;
+    using S = decode_shape<KIND, D, SPLIT>;
+    using A = acc_layout<SWAP>;
     constexpr int subs = SPLIT ? S::tile / 64 : 4, own = SPLIT ? 16 * subs : 16;
-    constexpr int num_scores = FEW ? subs : 2 * subs, num_sums = FEW ? D / 16 : D / 8;
+    constexpr int num_scores = SWAP ? subs : 2 * subs, num_sums = SWAP ? D / 16 : D / 8;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int q_row = SPLIT ? 0 : warp * 16, first = SPLIT ? warp * own : 0;
     const bool slow =
         p.problem.spans != nullptr || p.problem.tree != nullptr || p.problem.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
     const bool k_scaled = S::bytes && p.k.form == GPU_ROW_SCALED;
-    const bool v_scaled = S::turned || S::steps || (S::bytes && p.v.form == GPU_ROW_SCALED);
-    /* float16 wants more of a turned query than it holds itself */
-    const bool has_rest = S::turned && p.q.dtype == ATTN_DTYPE_F16;
-    char *rest = (char *)terms_of(mine) + SM80_TERMS_SMEM;
-    float o[num_sums][4], m[2], l[2], scale = 0.0f;
-    value_sums sums = {};
+    const bool v_scaled = S::hadamard || S::steps || (S::bytes && p.v.form == GPU_ROW_SCALED);
+    /* a Hadamard-transformed f16 query needs a second f16 for its rounding error */
+    const bool has_rest = S::hadamard && p.q.dtype == ATTN_DTYPE_F16;
+    char *rest = (char *)terms_of(smem) + SM80_TERMS_SMEM;
+    float acc_o[num_sums][4], row_max[2], row_sum[2], scale = 0.0f;
+    value_scaling sums = {};
     row_terms terms;
-    lane_queries<S::packed ? D : 32, FEW> queries;
+    lane_queries<S::packed ? D : 32, SWAP> queries;
     const lane_codes codes = find_codes<D>(a.planes, first, lane);
-    lane_rows rows;
-    ring_place place;
-    int32_t left = 0;      /* tiles of the run that are not done */
+    row_bounds rows;
+    pipeline_state place;
+    int32_t left = 0;      /* remaining tiles of the run */
     int32_t tile_base = 0; /* first key of the tile */
     const gpu_run *run = nullptr;
-    char *sq = mine.q[0];
+    char *sq = smem.q[0];
     bool high_rows = true;
-    clear_rows(m, l, o);
+    clear_acc(row_max, row_sum, acc_o);
 #pragma unroll 1
     for (;;) {
-        barrier_wait(shared_address(&mine.full[place.stage]), place.phase);
+        barrier_wait(shared_address(&smem.full[place.stage]), place.phase);
         if (left == 0) {
-            int32_t slot = mine.run_of_stage[place.stage];
+            int32_t slot = smem.run_of_stage[place.stage];
             if (slot == NO_RUN) {
                 break;
             }
-            run = &mine.runs[slot];
+            run = &smem.runs[slot];
             left = run->count;
             tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + run->tile * S::tile;
-            sq = mine.q[place.q_slot];
-            rows = enter_rows(p, *run, q_row + A::row(lane, 0), FEW ? 1 : 8, mine.all_see[warp]);
-            high_rows = FEW || !SPLIT || run->row_tile.num_rows > 8;
+            sq = smem.q[place.q_slot];
+            rows =
+                load_row_bounds(p, *run, q_row + A::row(lane, 0), SWAP ? 1 : 8, smem.all_see[warp]);
+            high_rows = SWAP || !SPLIT || run->row_tile.num_rows > 8;
             scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS || p.k.form == GPU_ROW_NVFP4
                                            ? cache_scale(p.k, run->head)
                                            : 1.0f);
@@ -64,51 +67,51 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             scale *= p.problem.soft_cap > 0.0f ? 1.0f : LOG2E;
             if constexpr (S::prepared) {
                 prepare_query<KIND, D, S::rows>(p, *run, sq, has_rest ? rest : nullptr,
-                                                terms_of(mine));
-                terms = load_terms<S::rows>(terms_of(mine), q_row + A::row(lane, 0),
+                                                terms_of(smem));
+                terms = load_terms<S::rows>(terms_of(smem), q_row + A::row(lane, 0),
                                             q_row + A::row(lane, 1), scale);
                 if constexpr (S::packed) {
-                    queries.keep(sq, lane);
+                    queries.load(sq, lane);
                 }
             } else if (S::bytes && from_bf16) {
                 convert_query(sq, S::q_bytes);
             }
         }
-        char *at = stage_at(mine, place.stage);
-        /* of the lane's keys */
+        char *at = stage_at(smem, place.stage);
+        /* from the lane's first key on */
         const float *k_scales = (const float *)(at + 2 * S::half) + first + A::first_key(lane);
         const float *v_scales = k_scales + S::tile;
-        float s[num_scores][4];
+        float acc_s[num_scores][4];
 #pragma unroll
         for (int n = 0; n < num_scores; n++) {
-            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+            acc_s[n][0] = acc_s[n][1] = acc_s[n][2] = acc_s[n][3] = 0.0f;
         }
         const sm80_plane k_plane = plane_of_head<KIND>(a, 0, run->head);
-        float factors[num_scores][2]; /* of the lane's keys: KIND_LEVELS */
+        float factors[num_scores][2]; /* KIND_LEVELS: the factors of the lane's keys */
         if constexpr (KIND == KIND_LEVELS) {
-            constexpr int each = FEW ? 1 : 2; /* two would spill */
+            constexpr int each = SWAP ? 1 : 2; /* two at a time would spill */
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                dot_levels<D, FEW, 1>(at, k_plane, p.k.bits, sq, rest, has_rest, queries,
-                                      first + sub * 16, lane, high_rows, &s[sub * each],
-                                      &factors[sub * each]);
+                dot_levels<D, SWAP, 1>(at, k_plane, p.k.bits, sq, rest, has_rest, queries,
+                                       first + sub * 16, lane, high_rows, &acc_s[sub * each],
+                                       &factors[sub * each]);
             }
         } else if constexpr (KIND == KIND_K8V4) {
-            dot_e4m3_rows<D, FEW, subs>(at, k_plane, sq, queries, first, lane, high_rows, s);
+            dot_e4m3_rows<D, SWAP, subs>(at, k_plane, sq, queries, first, lane, high_rows, acc_s);
         } else if constexpr (S::packed) {
-            dot_codes<KIND, D, FEW, subs>(at, at + codes.key, k_plane, sq, rest, has_rest, queries,
-                                          first, lane, high_rows, s);
-        } else if constexpr (KIND == KIND_F32 && FEW) {
+            dot_codes<KIND, D, SWAP, subs>(at, at + codes.key, k_plane, sq, rest, has_rest, queries,
+                                           first, lane, high_rows, acc_s);
+        } else if constexpr (KIND == KIND_F32 && SWAP) {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
                 if (run->row_tile.num_rows <= 4) {
-                    dot_few_floats<D, S::tile, 4>(at, sq, first + sub * 16, lane, s[sub]);
+                    dot_floats_8rows<D, S::tile, 4>(at, sq, first + sub * 16, lane, acc_s[sub]);
                 } else {
-                    dot_few_floats<D, S::tile, 8>(at, sq, first + sub * 16, lane, s[sub]);
+                    dot_floats_8rows<D, S::tile, 8>(at, sq, first + sub * 16, lane, acc_s[sub]);
                 }
             }
         } else if constexpr (KIND == KIND_F32) {
-            dot_floats<D, S::tile, subs>(at, sq, first, lane, s);
+            dot_floats<D, S::tile, subs>(at, sq, first, lane, acc_s);
         } else {
 #pragma unroll
             for (int kk = 0; kk < D / 16; kk++) {
@@ -116,15 +119,15 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 load_query<KIND, D>(sq, q_row, kk, lane, query);
 #pragma unroll
                 for (int sub = 0; sub < subs; sub++) {
-                    dot_step<KIND, D, S::tile, FEW>(at, first + sub * 16, kk, lane, query,
-                                                    &s[FEW ? sub : 2 * sub]);
+                    dot_step<KIND, D, S::tile, SWAP>(at, first + sub * 16, kk, lane, query,
+                                                     &acc_s[SWAP ? sub : 2 * sub]);
                 }
             }
         }
         const sm80_plane v_plane = plane_of_head<KIND>(a, 1, run->head);
         int32_t base = tile_base + first;
-        int view = view_of_tile(p, *run, rows, mine.all_see[warp], base, base + 16 * subs - 1);
-        /* rows that a warp has to itself do not say what is behind the others' */
+        int view = view_of_tile(p, *run, rows, smem.all_see[warp], base, base + 16 * subs - 1);
+        /* With 64 rows, a warp's own rows do not tell whether other warps' rows see these keys. */
         if ((a.mapped || S::packed) && (!SPLIT || view != SEES_ALL) &&
             (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
             int32_t low = run->row_tile.k0 - tile_base, high = run->row_tile.k1 - tile_base;
@@ -139,18 +142,18 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 }
             }
             if (SPLIT) {
-                __syncwarp(); /* the warp's own keys are clean */
+                __syncwarp(); /* the warp reads only its own keys */
             } else {
-                barrier_consumers(); /* all keys are clean */
+                barrier_consumers(); /* all warps read all keys */
             }
         }
         if constexpr (S::prepared) {
-            close_scores<KIND, FEW>(terms, k_scales, s);
+            scale_scores<KIND, SWAP>(terms, k_scales, acc_s);
         }
         if constexpr (KIND == KIND_LEVELS) {
 #pragma unroll
             for (int i = 0; i < 4 * num_scores; i++) {
-                s[i / 4][i % 4] *= factors[i / 4][FEW ? i % 4 >> 1 : i & 1];
+                acc_s[i / 4][i % 4] *= factors[i / 4][SWAP ? i % 4 >> 1 : i & 1];
             }
         }
         if (k_scaled) {
@@ -158,101 +161,104 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             for (int n = 0; n < num_scores; n++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    s[n][e] *= k_scales[A::key(n, e)];
+                    acc_s[n][e] *= k_scales[A::key(n, e)];
                 }
             }
         }
-        score_tile<KIND == KIND_F32, S::prepared, FEW>(p, *run, rows, q_row + A::row(lane, 0),
-                                                       scale, slow, high_rows, view == SEES_ALL,
-                                                       base + A::first_key(lane), s);
-        bool exactly = false; /* codes of int8 and int4 are numbers */
+        score_tile<KIND == KIND_F32, S::prepared, SWAP>(p, *run, rows, q_row + A::row(lane, 0),
+                                                        scale, slow, high_rows, view == SEES_ALL,
+                                                        base + A::first_key(lane), acc_s);
+        bool exactly = false; /* int8 and int4 codes are always finite */
         if constexpr (KIND == KIND_NVFP4) {
-            exactly = view == SEES_APART && scales_odd<D>(at, v_plane, first, 16 * subs, lane);
+            exactly = view == SEES_APART && has_nan_scales<D>(at, v_plane, first, 16 * subs, lane);
         } else if constexpr (!S::prepared) {
             exactly = view == SEES_APART &&
-                      values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane);
+                      has_nonfinite_values<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane);
         }
-        soften<FEW>(high_rows, s, m, l, sums.z, o);
+        online_softmax<SWAP>(high_rows, acc_s, row_max, row_sum, sums.zero_sum, acc_o);
         if (v_scaled) {
             bool apart = view == SEES_APART;
             float scales[num_scores][2];
-            load_value_scales<KIND, FEW>(at, v_scales, v_plane, first, lane, apart, s, sums.z,
-                                         scales);
-            scale_weights<KIND, FEW>(scales, apart, s, sums, o);
+            load_value_scales<KIND, SWAP>(at, v_scales, v_plane, first, lane, apart, acc_s,
+                                          sums.zero_sum, scales);
+            scale_probs<KIND, SWAP>(scales, apart, acc_s, sums, acc_o);
         }
         if (exactly) {
-            add_exactly<KIND, D, FEW, S::tile>(at, v_plane, first, 0, lane, s, o);
+            add_exactly<KIND, D, SWAP, S::tile>(at, v_plane, first, 0, lane, acc_s, acc_o);
         } else {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
                 const int key = first + sub * 16;
-                const float(&s0)[4] = s[FEW ? sub : 2 * sub], (&s1)[4] = s[FEW ? sub : 2 * sub + 1];
+                const float(&p0)[4] = acc_s[SWAP ? sub : 2 * sub],
+                      (&p1)[4] = acc_s[SWAP ? sub : 2 * sub + 1];
                 if constexpr (S::packed) {
-                    add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * v_plane.pitch,
-                                            v_plane, p.v.bits, key, lane,
-                                            packed_weights<FEW>(s0, s1), o, sums.z);
-                } else if constexpr (KIND == KIND_F32 && FEW) {
-                    add_few_floats<D, S::tile>(at + S::half, key, lane, s0, o);
+                    add_codes<KIND, D, SWAP>(at, at + codes.value + sub * 16 * v_plane.pitch,
+                                             v_plane, p.v.bits, key, lane,
+                                             packed_probs<SWAP>(p0, p1), acc_o, sums.zero_sum);
+                } else if constexpr (KIND == KIND_F32 && SWAP) {
+                    add_floats_8rows<D, S::tile>(at + S::half, key, lane, p0, acc_o);
                 } else if constexpr (KIND == KIND_F32) {
-                    add_floats<D, S::tile>(at + S::half, key, lane, s0, s1, o);
+                    add_floats<D, S::tile>(at + S::half, key, lane, p0, p1, acc_o);
                 } else if constexpr (S::bytes) {
-                    add_bytes<KIND, D, S::tile, FEW>(at + S::half, key, lane, s0, s1, o, sums.z);
+                    add_bytes<KIND, D, S::tile, SWAP>(at + S::half, key, lane, p0, p1, acc_o,
+                                                      sums.zero_sum);
                 } else {
-                    add_values<KIND, D, S::tile>(at + S::half, key, lane, s0, s1, o);
+                    add_values<KIND, D, S::tile>(at + S::half, key, lane, p0, p1, acc_o);
                 }
             }
         }
         tile_base += S::tile;
         left--;
-        end_tile<KIND, D, SPLIT, FEW>(a, mine, *run, left == 0, v_scaled, place, m, l, sums, o);
+        end_tile<KIND, D, SPLIT, SWAP>(a, smem, *run, left == 0, v_scaled, place, row_max, row_sum,
+                                       sums, acc_o);
     }
 }
 
-template <int KIND, int D, bool SPLIT, int FEW>
-__global__ void __launch_bounds__(shape<KIND, D, SPLIT>::threads,
-                                  FEW ? shape<KIND, D, SPLIT>::few_ctas
-                                      : shape<KIND, D, SPLIT>::ctas)
+template <int KIND, int D, bool SPLIT, int SWAP>
+__global__ void __launch_bounds__(decode_shape<KIND, D, SPLIT>::threads,
+                                  SWAP ? decode_shape<KIND, D, SPLIT>::swap_ctas
+                                       : decode_shape<KIND, D, SPLIT>::ctas)
     attend(const __grid_constant__ sm80_params a)
 {
-    using S = shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D, SPLIT>;
     extern __shared__ __align__(1024) char memory[];
-    shared<KIND, D, SPLIT> &mine = *(shared<KIND, D, SPLIT> *)memory;
+    shared_storage<KIND, D, SPLIT> &smem = *(shared_storage<KIND, D, SPLIT> *)memory;
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.stages; i++) {
-            barrier_init(shared_address(&mine.full[i]), S::threads - 128 + 1);
-            barrier_init(shared_address(&mine.empty[i]), 128);
+            barrier_init(shared_address(&smem.full[i]), S::threads - 128 + 1);
+            barrier_init(shared_address(&smem.empty[i]), 128);
         }
         for (int i = 0; i < S::q_buffers; i++) {
-            barrier_init(shared_address(&mine.q_empty[i]), 128);
+            barrier_init(shared_address(&smem.q_empty[i]), 128);
         }
     }
     if (threadIdx.x >= 128 && a.mapped) {
         fetch_map(threadIdx.x < 160 ? &a.k_map : &a.v_map);
     }
-    __syncthreads(); /* the barriers are there */
+    __syncthreads(); /* the barriers are initialized */
     if (a.late == 0) {
         wait_for_earlier_kernels();
     }
     let_later_kernels_begin();
     if (threadIdx.x >= 128) {
-        producer<KIND, D, SPLIT>(a, mine, threadIdx.x - 128).work();
+        producer<KIND, D, SPLIT>(a, smem, threadIdx.x - 128).work();
         if (a.late > 0) {
             wait_for_earlier_kernels();
         }
-    } else if constexpr (S::wide) {
-        compute_wide<KIND, D>(a, mine);
-    } else if constexpr (FEW == SM80_FOUR) {
-        compute_four<KIND, D>(a, mine);
+    } else if constexpr (S::large_head) {
+        consumer_head512<KIND, D>(a, smem);
+    } else if constexpr (SWAP == SM80_SWAP4) {
+        consumer_4rows<KIND, D>(a, smem);
     } else {
-        compute<KIND, D, SPLIT, FEW>(a, mine);
+        consumer<KIND, D, SPLIT, SWAP>(a, smem);
     }
 }
 
-/* a NULL: only loads the kernel. */
-template <int KIND, int D, bool SPLIT, int FEW = SM80_MANY>
+/* With a NULL, only loads the kernel. */
+template <int KIND, int D, bool SPLIT, int SWAP = SM80_NO_SWAP>
 static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 {
-    using S = shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D, SPLIT>;
     if (a == nullptr) {
         int device = 0, most = 0;
         cudaError_t error = cudaGetDevice(&device);
@@ -260,7 +266,7 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
             error ? error
                   : cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         return error ? error
-                     : cudaFuncSetAttribute(attend<KIND, D, SPLIT, FEW>,
+                     : cudaFuncSetAttribute(attend<KIND, D, SPLIT, SWAP>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     }
     cudaLaunchAttribute attribute;
@@ -273,30 +279,30 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = a->overlaps ? 1 : 0;
-    return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT, FEW>, *a);
+    return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT, SWAP>, *a);
 }
 
-/* What there is of a kind: items of 64 rows, of up to 8 in the other order, heads over 128, and
- * over 256. */
+/* Which kernels a kind has: `tall` items of 64 rows, `swap` and `swap4` swapped operands, `wide`
+ * heads over 128 and `widest` over 256 dims. */
 template <int KIND> struct kind_shapes {
     static constexpr bool widest = KIND >= KIND_BF16 && KIND <= KIND_E5M2;
     static constexpr bool tall = KIND >= KIND_BF16 && KIND <= KIND_INT8;
-    static constexpr bool four = KIND >= KIND_INT4 && KIND <= KIND_LEVELS;
-    static constexpr bool few = KIND >= KIND_E4M3 || KIND == KIND_F32, wide = KIND != KIND_F32;
+    static constexpr bool swap4 = KIND >= KIND_INT4 && KIND <= KIND_LEVELS;
+    static constexpr bool swap = KIND >= KIND_E4M3 || KIND == KIND_F32, wide = KIND != KIND_F32;
 };
 
-/* Rows of 16, or up to 8. */
+/* Launches kernels with 16 rows or swapped operands. */
 template <int KIND, int D>
-static cudaError_t launch_split(const sm80_params *a, int few, cudaStream_t stream)
+static cudaError_t launch_split(const sm80_params *a, int swap, cudaStream_t stream)
 {
-    if constexpr (kind_shapes<KIND>::four && D <= 128) {
-        if (few == SM80_FOUR) {
-            return launch_shape<KIND, D, true, SM80_FOUR>(a, stream);
+    if constexpr (kind_shapes<KIND>::swap4 && D <= 128) {
+        if (swap == SM80_SWAP4) {
+            return launch_shape<KIND, D, true, SM80_SWAP4>(a, stream);
         }
     }
-    if constexpr (kind_shapes<KIND>::few) {
-        if (few) {
-            return launch_shape<KIND, D, true, SM80_FEW>(a, stream);
+    if constexpr (kind_shapes<KIND>::swap) {
+        if (swap) {
+            return launch_shape<KIND, D, true, SM80_SWAP8>(a, stream);
         }
     }
     return launch_shape<KIND, D, true>(a, stream);
@@ -305,11 +311,11 @@ static cudaError_t launch_split(const sm80_params *a, int few, cudaStream_t stre
 template <int KIND> static cudaError_t load_kind()
 {
     cudaError_t error = cudaSuccess;
-    for (int few = 0; few <= SM80_FOUR; few++) {
-        error = error ? error : launch_split<KIND, 64>(nullptr, few, nullptr);
-        error = error ? error : launch_split<KIND, 128>(nullptr, few, nullptr);
+    for (int swap = 0; swap <= SM80_SWAP4; swap++) {
+        error = error ? error : launch_split<KIND, 64>(nullptr, swap, nullptr);
+        error = error ? error : launch_split<KIND, 128>(nullptr, swap, nullptr);
         if constexpr (kind_shapes<KIND>::wide) {
-            error = error ? error : launch_split<KIND, 256>(nullptr, few, nullptr);
+            error = error ? error : launch_split<KIND, 256>(nullptr, swap, nullptr);
         }
     }
     if constexpr (kind_shapes<KIND>::widest) {
@@ -344,12 +350,12 @@ template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStr
     }
     if (d > 128) {
         if constexpr (kind_shapes<KIND>::wide) {
-            return launch_split<KIND, 256>(a, a->few, stream);
+            return launch_split<KIND, 256>(a, a->swap, stream);
         }
         return cudaErrorInvalidValue;
     }
-    return d <= 64 ? launch_split<KIND, 64>(a, a->few, stream)
-                   : launch_split<KIND, 128>(a, a->few, stream);
+    return d <= 64 ? launch_split<KIND, 64>(a, a->swap, stream)
+                   : launch_split<KIND, 128>(a, a->swap, stream);
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attend of sm_80 and later: one call of its kernels as plain numbers, and its launches. */
+/* The attend of sm_80 and later: parameters of its kernels, and its launch. */
 #ifndef CUDA_FLASH_SM80_ATTEND_H
 #define CUDA_FLASH_SM80_ATTEND_H
 
@@ -10,53 +10,54 @@
 extern "C" {
 #endif
 
-#define SM80_MAX_SIZE 512    /* the largest head size */
-#define SM80_TILE 64         /* keys of a tile */
-#define SM80_NARROW_TILE 128 /* keys of a tile of 8 and 4 bits, where one row tile has all rows */
-#define SM80_WIDE_TILE 32    /* keys of a tile of 16-bit heads over 256 */
-#define SM80_MAX_STAGES 6    /* tiles that a CTA has in shared memory */
-/* Bytes of a CTA's shared memory next to queries and stages; then the query's terms of 8 and 4-bit
- * kinds, and two tiles' scores of heads over 256. */
+#define SM80_MAX_SIZE 512       /* the largest head size */
+#define SM80_TILE 64            /* keys of a tile */
+#define SM80_NARROW_TILE 128    /* keys of a tile of 8 and 4 bits in kernels with 16 rows */
+#define SM80_LARGE_HEAD_TILE 32 /* keys of a tile of 16-bit heads over 256 */
+#define SM80_MAX_STAGES 6       /* stages of a CTA, at most */
+/* Bytes of shared memory besides queries and stages: always; for the query terms of 8 and 4-bit
+ * kinds; for two tiles' scores of heads over 256. */
 #define SM80_FIXED_SMEM 1024
 #define SM80_TERMS_SMEM 1024
 #define SM80_SCORES_SMEM(tile) (2 * 16 * ((tile) + 8) * 4)
-/* Bytes that a key and its value of KIND_LEVELS and KIND_K8V4 take in a stage beyond their codes:
- * norms, steps, and what copies in whole pieces bring along before and behind a row. */
+/* Bytes that a key and a value of KIND_LEVELS and KIND_K8V4 need in a stage besides their codes:
+ * norms, steps, and the neighbouring bytes that copies in whole pieces include. */
 #define SM80_LEVELS_ROOM 32
 #define SM80_K8V4_ROOM 16
 #define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles in flight on a multiprocessor */
 
-/* How many rows of an item a warp's products have: 16; 8, whose sums stand in another order (8 and
- * 4-bit kinds, float32); 4 (4-bit kinds of up to 128 dims). */
-enum sm80_few { SM80_MANY, SM80_FEW, SM80_FOUR };
+/* The operands of Q K^T. SM80_NO_SWAP: 16 rows of queries are the left operand. SM80_SWAP8: keys
+ * are the left operand and up to 8 rows the right (8 and 4-bit kinds, float32). SM80_SWAP4: the
+ * same with up to 4 rows (4-bit kinds of up to 128 dims). */
+enum sm80_swap { SM80_NO_SWAP, SM80_SWAP8, SM80_SWAP4 };
 
-/* Where a stage has rows of 4-bit codes (from `at` on) and their scales, in bytes. */
+/* The layout of rows of 4-bit codes and their scales in a stage, in bytes. */
 struct sm80_plane {
     int32_t at, pitch, scale_at, scale_pitch;
 };
 
 struct sm80_params {
     struct tensor_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
-    /* 1: tiles come as boxes of box_rows rows of a block, 4-bit codes as spans of memory; 0: row by
-     * row */
+    /* 1: tiles come as TMA boxes of box_rows rows of a block, 4-bit codes as spans of memory; 0:
+     * row by row */
     int32_t mapped, box_rows;
-    int32_t scale_spans; /* 1: scales in planes of their own come as spans, too */
-    int32_t together;    /* 1: a slot's value lies behind its key and comes with it */
-    /* TurboQuant: 1: rows come as spans; 16, 8, 4: in pieces of so many bytes, from the piece on
-     * that a row begins in */
+    int32_t scale_spans; /* 1: scales in planes of their own come as spans as well */
+    int32_t together;    /* 1: a slot's value follows its key and is copied with it */
+    /* TurboQuant. 1: rows come as spans; 16, 8, 4: they come in aligned pieces of so many bytes */
     int32_t unit;
-    struct sm80_plane planes[2]; /* K and V, of 4-bit kinds */
-    int32_t few;                 /* enum sm80_few */
-    int32_t stages;              /* how many each CTA has */
-    int32_t overlaps;            /* 1: the launch may begin before the one before it has ended */
+    struct sm80_plane planes[2]; /* K and V of 4-bit kinds */
+    int32_t swap;                /* enum sm80_swap */
+    int32_t stages;              /* stages of a CTA */
+    int32_t overlaps;            /* 1: the launch may begin before the previous one has ended */
     struct gpu_params p;
-    /* Where a prefill of the same attend's other requests was launched before this one, which runs
-     * next to it and ends after it: how many CTAs beyond p.schedule.ctas begin when it ends. */
+    /* CTAs beyond p.schedule.ctas that start when a concurrent prefill of the same batch ends,
+     * which was launched before; 0 if there is none. */
     int32_t late;
-    struct gpu_output output; /* quantized outputs: items of 16 rows of kinds before INT4 only */
+    /* quantized outputs need items of 16 rows and a kind before KIND_INT4 */
+    struct gpu_output output;
 };
 
-/* By the kind of the cache (enum gpu_kind). NULL or the cause of a failure. */
+/* Launches the kernel for a kind (enum gpu_kind). Returns NULL or the cause of a failure. */
 const char *sm80_launch(const struct gpu_device *device, int32_t kind,
                         const struct sm80_params *params, void *stream);
 

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of a run: the warps' shares are joined, and written out or, if other CTAs have parts of
- * the item, left as a part; who finishes last merges the parts in their order. */
+/* The epilogue of a run: the warps' results are combined and written, as output or, if other CTAs
+ * have parts of the item, as a part. The CTA that finishes an item last merges the parts, in a
+ * fixed order. */
 #ifndef CUDA_FLASH_SM80_EPILOGUE_CUH
 #define CUDA_FLASH_SM80_EPILOGUE_CUH
 
 #include "cuda_flash/store_codes.cuh"
 #include "sm80_query.cuh"
 
-/* Dim of a column (0 to 7) of column tile n; of 4-bit kinds its place, as parts of items keep it.
- */
-template <int KIND, int D = 0, int FEW = SM80_MANY>
+/* The dim of a column (0 to 7) of column tile n. For 4-bit kinds, the position in a part's row
+ * instead. */
+template <int KIND, int D = 0, int SWAP = SM80_NO_SWAP>
 static __device__ __forceinline__ int value_dim(int n, int column)
 {
-    if constexpr (FEW == SM80_FOUR && KIND == KIND_INT4) { /* add_wide_codes has the dims */
+    if constexpr (SWAP == SM80_SWAP4 && KIND == KIND_INT4) { /* the order of add_values_int4 */
         const int dim = (n >> 2) * 32 + column * 4 + (n & 3);
         return dim % (D / 8) * 8 + dim / (D / 8);
     }
@@ -25,7 +26,8 @@ static __device__ __forceinline__ int value_dim(int n, int column)
     return n * 8 + column;
 }
 
-/* Column c of a tile has the words of lanes (c, ..): add_codes in sm80_4bit.cuh. */
+/* The dim at a position of a part's row: column c of a tile belongs to the words of lanes (c, ..),
+ * see add_codes in sm80_4bit.cuh. */
 template <int KIND, int D> static __device__ __forceinline__ int dim_of_place(int place)
 {
     return KIND >= KIND_INT4 ? place % 8 * (D / 8) + place / 8 : place;
@@ -34,7 +36,7 @@ template <int KIND, int D> static __device__ __forceinline__ int dim_of_place(in
 struct out_row {
     char *data;
     float *lse;
-    float sink; /* base 2; -inf: none */
+    float sink; /* base 2; -inf without a sink */
     int32_t token, head;
 };
 
@@ -53,19 +55,19 @@ static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const 
     return v;
 }
 
-/* What all values of a head are multiplied by; per channel in write_values. */
+/* The scale of all values of a head; scales of channels are applied in write_values. */
 static __device__ __forceinline__ float value_scale(const gpu_params &p, int32_t head)
 {
     return p.v.form == GPU_ROW_NUMBERS || p.v.form == GPU_ROW_NVFP4 ? cache_scale(p.v, head) : 1.0f;
 }
 
-/* In a call: what writes rows is read from far away when it is needed, so it stays small. */
+/* Not inlined: rarely used code stays small and out of the loop. */
 static __device__ __noinline__ void store_number(char *row, int32_t dtype, int32_t d, float x)
 {
     number_store(row, dtype, d, x);
 }
 
-/* N neighbouring dims from `d` on. */
+/* Writes N neighbouring dims starting with `d`. */
 template <int N>
 static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t head, char *row,
                                                     int d, const float (&x)[N], float factor)
@@ -98,8 +100,8 @@ template <int N> struct lane_numbers {
     float x[N];
 };
 
-/* As a call, like store_number: N neighbouring dims of a lane from `d` on as codes of the numbers
- * that would be written else. */
+/* Quantizes N neighbouring dims of a lane, starting with `d`. The codes are made from the values
+ * that a plain output would get. Not inlined, like store_number. */
 template <int N>
 static __device__ __noinline__ void write_codes(const gpu_params &p, const gpu_output &output,
                                                 int32_t kv_head, out_row row, int d,
@@ -120,7 +122,8 @@ static __device__ __noinline__ void write_codes(const gpu_params &p, const gpu_o
                 row.data + (output.form == ATTN_OUTPUT_NVFP4 ? d / 2 : d));
 }
 
-/* A row that a warp has, own_dims from lane * own on, times `factor`; int4's is turned back. */
+/* Writes a row that a warp holds, own_dims from lane * own on, times `factor`. int4 undoes its
+ * Hadamard transform. */
 template <int KIND, int D>
 static __device__ __forceinline__ void write_row(const gpu_params &p, const gpu_output &output,
                                                  int32_t head, const out_row &out, int lane,
@@ -141,7 +144,7 @@ static __device__ __forceinline__ void write_row(const gpu_params &p, const gpu_
     }
     if constexpr (KIND >= KIND_INT4) {
         if (KIND == KIND_INT4) {
-            turn_row<D>(x, lane);
+            hadamard_row<D>(x, lane);
         }
 #pragma unroll
         for (int e = 0; e < own && lane * own < D; e++) {
@@ -154,10 +157,10 @@ static __device__ __forceinline__ void write_row(const gpu_params &p, const gpu_
     }
 }
 
-/* Parts first .. last of an item, always in this order: the same bits every time. A warp has a row:
- * each lane the weight of one part of a pass, and `own` dims of all. What a pass reads is on its
- * way before the weights are known; loops stay rolled, since this code is not in the instruction
- * cache. */
+/* Merges parts first .. last of an item, always in this order, so that the bits are reproducible. A
+ * warp has a row: each lane computes the scale of one part of a pass and has `own` dims of all
+ * parts. The parts are fetched before their scales are known. Loops are not unrolled, since this
+ * code is not in the instruction cache. */
 template <int KIND, int D, int SCRATCH>
 static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gpu_output &output,
                                                    const gpu_run &run, int32_t first_slot,
@@ -174,19 +177,19 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
     float v_scale = value_scale(p, run.head);
 #pragma unroll 1
     for (int32_t row = threadIdx.x >> 5; row < run.row_tile.num_rows; row += 4) {
-        float o[own], high = -INFINITY, sum = 0.0f;
+        float acc_o[own], row_max = -INFINITY, row_sum = 0.0f;
 #pragma unroll
         for (int e = 0; e < own; e++) {
-            o[e] = 0.0f;
+            acc_o[e] = 0.0f;
         }
 #pragma unroll 1
         for (int32_t base = 0; base < count; base += pass) {
             int32_t here = min(count - base, pass);
-            float m = -INFINITY, l = 0.0f;
+            float part_max = -INFINITY, part_sum = 0.0f;
             if (lane < here) {
                 const float *at = part_at(base + lane) + p.schedule.tile_rows * D + row;
-                m = __ldcg(at);
-                l = __ldcg(at + p.schedule.tile_rows);
+                part_max = __ldcg(at);
+                part_sum = __ldcg(at + p.schedule.tile_rows);
             }
 #pragma unroll 2
             for (int32_t i = 0; i < here; i++) {
@@ -196,52 +199,53 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
                     copy16(shared_address(copy_at(i) + e * 4), from + e, 16);
                 }
             }
-            float before = high;
-            high = fmaxf(high, warp_largest(m, false));
-            float at = softmax_base(high), shrink = exp2f(before - at);
-            float weight = exp2f(m - at);
-            sum = sum * shrink + warp_sum(weight * l);
+            float prev_max = row_max;
+            row_max = fmaxf(row_max, warp_largest(part_max, false));
+            float at = softmax_base(row_max), scores_scale = exp2f(prev_max - at);
+            float weight = exp2f(part_max - at);
+            row_sum = row_sum * scores_scale + warp_sum(weight * part_sum);
 #pragma unroll
             for (int e = 0; e < own; e++) {
-                o[e] *= shrink;
+                acc_o[e] *= scores_scale;
             }
-            wait_for_copies(); /* a thread reads what it has copied itself */
+            wait_for_copies(); /* each thread reads only what it copied itself */
 #pragma unroll 4
             for (int32_t i = 0; i < here; i++) {
-                float f = __shfl_sync(0xffffffffu, weight, i);
+                float scale = __shfl_sync(0xffffffffu, weight, i);
                 const float *x = (const float *)copy_at(i);
 #pragma unroll
                 for (int e = 0; e < own; e++) {
-                    o[e] += f * x[e];
+                    acc_o[e] += scale * x[e];
                 }
             }
         }
         out_row out = out_row_of(p, run, row);
-        float factor = softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
-        write_row<KIND, D>(p, output, run.head, out, lane, o, factor * v_scale);
+        float factor =
+            softmax_close_base2(out.sink, row_max, row_sum, lane == 0 ? out.lse : nullptr);
+        write_row<KIND, D>(p, output, run.head, out, lane, acc_o, factor * v_scale);
     }
 }
 
-/* The 4 warps' shares of 16 rows through the stage that they have all read; ROUND rows at a time.
- * A row's dims are rotated by 8 per row, so that neighbouring rows stand in other banks. */
-template <int KIND, int D, int ROUND, int FEW>
+/* Combines the results of 4 warps for 16 rows through the run's last stage, ROUND rows at a time.
+ * Dims are rotated by 8 for each row, so that neighbouring rows are in different banks. */
+template <int KIND, int D, int ROUND, int SWAP>
 static __device__ __forceinline__ void
 join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, float *scratch,
-           float *sm, bool whole, float *part, const float (&m)[2], const float (&l)[2],
-           const float (&o)[FEW ? D / 16 : D / 8][4])
+           float *max_smem, bool whole, float *part, const float (&row_max)[2],
+           const float (&row_sum)[2], const float (&acc_o)[SWAP ? D / 16 : D / 8][4])
 {
-    using A = sums_at<FEW>;
-    constexpr int own = own_dims<D>, most = FEW ? 8 : 16;
+    using A = acc_layout<SWAP>;
+    constexpr int own = own_dims<D>, most = SWAP ? 8 : 16;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     bool has_dims = lane * own < D; /* D 64: half of the lanes */
-    float *sl = sm + 64;
+    float *sum_smem = max_smem + 64;
     float v_scale = value_scale(p, run.head);
     barrier_consumers(); /* all warps have read the stage */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (A::first_key(lane) == 0) {
-            sm[warp * 16 + A::row(lane, i)] = m[i];
-            sl[warp * 16 + A::row(lane, i)] = l[i];
+            max_smem[warp * 16 + A::row(lane, i)] = row_max[i];
+            sum_smem[warp * 16 + A::row(lane, i)] = row_sum[i];
         }
     }
 #pragma unroll
@@ -252,50 +256,52 @@ join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, fl
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int row = A::row(lane, i);
-            if (FEW == SM80_FOUR && (lane & 2) != 0) {
-                break; /* whose sums other lanes have, too */
+            if (SWAP == SM80_SWAP4 && (lane & 2) != 0) {
+                break; /* other lanes have the same sums */
             }
-            if (FEW || (8 * i >= first && 8 * i < first + ROUND && 8 * i < run.row_tile.num_rows)) {
+            if (SWAP ||
+                (8 * i >= first && 8 * i < first + ROUND && 8 * i < run.row_tile.num_rows)) {
                 float *to = scratch + (warp * ROUND + row - first) * D;
 #pragma unroll
-                for (int n = 0; n < (FEW ? D / 16 : D / 8); n++) {
+                for (int n = 0; n < (SWAP ? D / 16 : D / 8); n++) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         if (A::which(e) == i) {
-                            int place = value_dim<KIND, D, FEW>(A::tile(n, e), A::column(lane, e));
-                            to[place ^ ((row & 7) * 8)] = o[n][e];
+                            int place = value_dim<KIND, D, SWAP>(A::tile(n, e), A::column(lane, e));
+                            to[place ^ ((row & 7) * 8)] = acc_o[n][e];
                         }
                     }
                 }
             }
         }
-        barrier_consumers(); /* the shares are there */
+        barrier_consumers(); /* the warps' results are written */
         int rows = min(ROUND, run.row_tile.num_rows - first);
 #pragma unroll 1
-        for (int r = warp; r < rows; r += 4) { /* a warp has a row */
+        for (int r = warp; r < rows; r += 4) { /* one warp for each row */
             int row = first + r;
-            float high = fmaxf(fmaxf(sm[row], sm[16 + row]), fmaxf(sm[32 + row], sm[48 + row]));
-            float base = softmax_base(high), sum = 0.0f, x[own];
+            float all_max = fmaxf(fmaxf(max_smem[row], max_smem[16 + row]),
+                                  fmaxf(max_smem[32 + row], max_smem[48 + row]));
+            float base = softmax_base(all_max), all_sum = 0.0f, x[own];
 #pragma unroll
             for (int e = 0; e < own; e++) {
                 x[e] = 0.0f;
             }
 #pragma unroll
             for (int w = 0; w < 4; w++) {
-                float f = exp2f(sm[w * 16 + row] - base);
-                sum += f * sl[w * 16 + row];
+                float scale = exp2f(max_smem[w * 16 + row] - base);
+                all_sum += scale * sum_smem[w * 16 + row];
 #pragma unroll
                 for (int e = 0; e < own && has_dims; e += 4) {
                     float4 y = *(const float4 *)(scratch + (w * ROUND + r) * D +
                                                  ((lane * own + e) ^ ((r & 7) * 8)));
-                    x[e] += f * y.x, x[e + 1] += f * y.y;
-                    x[e + 2] += f * y.z, x[e + 3] += f * y.w;
+                    x[e] += scale * y.x, x[e + 1] += scale * y.y;
+                    x[e + 2] += scale * y.z, x[e + 3] += scale * y.w;
                 }
             }
             if (whole) {
                 out_row out = out_row_of(p, run, row);
                 float factor =
-                    softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
+                    softmax_close_base2(out.sink, all_max, all_sum, lane == 0 ? out.lse : nullptr);
                 write_row<KIND, D>(p, output, run.head, out, lane, x, factor * v_scale);
                 continue;
             }
@@ -305,26 +311,28 @@ join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, fl
                     make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
             }
             if (lane == 0) {
-                part[16 * D + row] = high;
-                part[16 * (D + 1) + row] = sum;
+                part[16 * D + row] = all_max;
+                part[16 * (D + 1) + row] = all_sum;
             }
         }
         if (first + ROUND < most) {
-            barrier_consumers(); /* the scratch is used again */
+            barrier_consumers(); /* the scratch memory is reused */
         }
     }
 }
 
-/* What a warp has of all keys: of 16 rows from first_row on ND column tiles from first_dim on.
- * Parts are of ROWS rows. */
+/* Writes the results of a warp that saw all keys: 16 rows from first_row on, ND column tiles from
+ * first_dim on. Parts have ROWS rows. */
 template <int KIND, int D, int ROWS, int ND>
 static __device__ __forceinline__ void
 store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int first_row,
-           int first_dim, const float (&m)[2], const float (&l)[2], const float (&o)[ND][4])
+           int first_dim, const float (&row_max)[2], const float (&row_sum)[2],
+           const float (&acc_o)[ND][4])
 {
-    constexpr int near = KIND >= KIND_E4M3 ? 2 : 1; /* column tiles whose dims alternate */
+    constexpr int near = KIND >= KIND_E4M3 ? 2 : 1; /* column tiles with interleaved dims */
     const int lane = threadIdx.x & 31;
-    const bool has_sums = first_dim == 0 && (lane & 3) == 0; /* is the one that writes them */
+    /* this lane writes row_max and row_sum */
+    const bool has_sums = first_dim == 0 && (lane & 3) == 0;
     float v_scale = value_scale(p, run.head);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -335,10 +343,11 @@ store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int
         out_row out = out_row_of(p, run, row);
         float factor = 1.0f;
         if (whole) {
-            factor = softmax_close_base2(out.sink, m[i], l[i], has_sums ? out.lse : nullptr);
+            factor =
+                softmax_close_base2(out.sink, row_max[i], row_sum[i], has_sums ? out.lse : nullptr);
         } else if (has_sums) {
-            part[ROWS * D + row] = m[i];
-            part[ROWS * (D + 1) + row] = l[i];
+            part[ROWS * D + row] = row_max[i];
+            part[ROWS * (D + 1) + row] = row_sum[i];
         }
 #pragma unroll
         for (int n = 0; n < ND; n += near) {
@@ -346,7 +355,7 @@ store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int
             float x[2 * near];
 #pragma unroll
             for (int e = 0; e < 2 * near; e++) {
-                x[e] = o[n + e % near][2 * i + e / near];
+                x[e] = acc_o[n + e % near][2 * i + e / near];
             }
             if (whole) {
                 write_values<2 * near>(p, run.head, out.data, d, x, factor * v_scale);
@@ -360,45 +369,47 @@ store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int
     }
 }
 
-/* `stage` is the run's last; it is not copied into before this is done. */
-template <int KIND, int D, bool SPLIT, int FEW, int ND>
+/* Finishes a run. `stage` is its last stage, free for use as scratch memory. */
+template <int KIND, int D, bool SPLIT, int SWAP, int ND>
 static __device__ __forceinline__ void
-finish_run(const gpu_params &p, const gpu_output &output, const gpu_run &run, char *stage,
-           int32_t *last_one, float (&m)[2], float (&l)[2], const float (&o)[ND][4])
+epilogue(const gpu_params &p, const gpu_output &output, const gpu_run &run, char *stage,
+         int32_t *last_one, float (&row_max)[2], float (&row_sum)[2], const float (&acc_o)[ND][4])
 {
-    using S = shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D, SPLIT>;
     bool whole = run.count == run.row_tile.num_tiles;
     int32_t slot_step = p.schedule.by_item ? 1 : 2;
     int32_t slot = slot_step * run.segment + (!p.schedule.by_item && run.tile == 0);
     float *part = p.schedule.parts + (int64_t)slot * p.schedule.tile_rows * (D + 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        l[i] = sums_at<FEW>::sum(l[i]);
+        row_sum[i] = acc_layout<SWAP>::sum(row_sum[i]);
     }
     const int warp = threadIdx.x >> 5;
-    if constexpr (S::wide) {
-        store_rows<KIND, D, 16>(p, run, whole, part, 0, warp * ND * 8, m, l, o);
+    if constexpr (S::large_head) {
+        store_rows<KIND, D, 16>(p, run, whole, part, 0, warp * ND * 8, row_max, row_sum, acc_o);
     } else if constexpr (SPLIT) {
-        constexpr int round = !FEW && 2 * S::half / (16 * D) >= 16 ? 16 : 8;
-        join_warps<KIND, D, round, FEW>(p, output, run, (float *)stage,
-                                        (float *)(stage + 2 * S::half), whole, part, m, l, o);
+        constexpr int round = !SWAP && 2 * S::half / (16 * D) >= 16 ? 16 : 8;
+        join_warps<KIND, D, round, SWAP>(p, output, run, (float *)stage,
+                                         (float *)(stage + 2 * S::half), whole, part, row_max,
+                                         row_sum, acc_o);
     } else {
-        store_rows<KIND, D, 64>(p, run, whole, part, warp * 16, 0, m, l, o);
+        store_rows<KIND, D, 64>(p, run, whole, part, warp * 16, 0, row_max, row_sum, acc_o);
     }
     if (whole) {
         return;
     }
-    barrier_consumers(); /* the part is written: thread 0 publishes it for all */
+    barrier_consumers(); /* all threads have written the part, and thread 0 publishes it */
     if (threadIdx.x == 0) {
         bool last = add_and_publish(&p.schedule.arrived[run.item], 1) == run.last - run.first;
         if (last) {
-            p.schedule.arrived[run.item] = 0; /* for the next run of this plan */
+            p.schedule.arrived[run.item] = 0; /* ready for the next launch of this plan */
         }
         *last_one = last;
     }
     barrier_consumers();
     if (*last_one) {
-        /* Only the first of the parts begins inside its segment, unless that begins the item. */
+        /* Only an item's first part can begin inside its segment; the others begin their segments.
+         */
         int32_t first_slot = slot_step * run.first + (!p.schedule.by_item);
         merge_parts<KIND, D, 2 * S::half>(p, output, run, first_slot, slot_step, stage);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launchers of the architectures' attends: NULL only loads their kernels, so that no step does.
- */
+/* Launchers of the attend kernels by kind. With params NULL they only load their kernels, so that
+ * no step does. */
 #ifndef CUDA_FLASH_SM80_LAUNCH_H
 #define CUDA_FLASH_SM80_LAUNCH_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The last two warps of an attend CTA: both walk the CTA's segments and copy into shared memory,
- * some stages ahead of the four warps that compute, one the queries and keys, the other the values;
- * or one that copies all. */
+/* The producer warps of an attend CTA: they walk the CTA's segments and copy tiles into shared
+ * memory, some stages ahead of the four consumer warps. One copies queries and keys and the other
+ * values, or a single one copies everything. */
 #ifndef CUDA_FLASH_SM80_PRODUCER_CUH
 #define CUDA_FLASH_SM80_PRODUCER_CUH
 
@@ -12,9 +12,9 @@
 #include "sm80_attend.h"
 
 #define NO_RUN (-1)
-#define SM80_AHEAD 2 /* tiles of a segment that are to be copied when the next is drawn */
+#define SM80_AHEAD 2 /* tiles of a segment still to copy when the next segment is drawn */
 
-/* The tiles of one item in one segment: what the four warps compute without looking up. */
+/* The tiles of one item in one segment, with all that the consumers need to know about them. */
 struct gpu_run {
     gpu_row_tile row_tile;
     int32_t head, tile, count;    /* tiles tile .. tile + count - 1 of the item */
@@ -22,96 +22,100 @@ struct gpu_run {
     int32_t item, reserved;       /* item: row_tile x KV heads + head */
 };
 
-template <int KIND, int D, bool SPLIT> struct shape {
+template <int KIND, int D, bool SPLIT> struct decode_shape {
     static constexpr bool bytes = KIND >= KIND_E4M3 && KIND <= KIND_INT8;
     static constexpr bool packed = KIND >= KIND_INT4;
-    static constexpr bool prepared = KIND >= KIND_INT8; /* queries have terms: sm80_query.cuh */
-    static constexpr bool turned = KIND == KIND_INT4 || KIND == KIND_LEVELS; /* keys are */
-    static constexpr bool wide = D > 256; /* warps share out a value's dims: sm80_head512.cuh */
+    static constexpr bool prepared = KIND >= KIND_INT8; /* queries have terms (sm80_query.cuh) */
+    /* keys are Hadamard-transformed */
+    static constexpr bool hadamard = KIND == KIND_INT4 || KIND == KIND_LEVELS;
+    static constexpr bool large_head = D > 256; /* warps split V's dims (sm80_head512.cuh) */
     static constexpr int element = bytes ? 1 : KIND == KIND_F32 ? 4 : 2;
     static constexpr int q_element = KIND == KIND_F32 ? 4 : 2;
-    static constexpr bool steps = KIND >= KIND_LEVELS; /* TurboQuant's values */
-    /* bytes of a key or value, of KIND_K8V4 on average */
+    static constexpr bool steps = KIND >= KIND_LEVELS; /* values of TurboQuant */
+    /* bytes of a key or value; of KIND_K8V4 on average */
     static constexpr int row = KIND == KIND_K8V4 ? D * 3 / 4 : packed ? D / 2 : D * element;
-    static constexpr int chunks = row / 16; /* 16-byte pieces of it */
-    static constexpr int tile = wide && !bytes                             ? SM80_WIDE_TILE
+    static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
+    static constexpr int tile = large_head && !bytes                       ? SM80_LARGE_HEAD_TILE
                                 : SPLIT && (packed || (bytes && D <= 128)) ? SM80_NARROW_TILE
                                                                            : SM80_TILE;
     static constexpr int half = tile * row;
-    /* of a 4-bit row; two of them fit into the tail */
+    /* bytes of scales of a 4-bit row; those of K and V fit into the tail */
     static constexpr int scale_bytes = KIND == KIND_NVFP4 ? D / 16 : 4;
-    /* rows' scales, and what is before a row in its first piece; later 4 warps' m and l */
+    /* the rows' scales, and the bytes before a row in its first piece; in the epilogue row_max and
+     * row_sum of 4 warps */
     static constexpr int scales = KIND == KIND_LEVELS ? SM80_LEVELS_ROOM * tile
                                   : KIND == KIND_K8V4 ? SM80_K8V4_ROOM * tile
                                   : packed            ? 2 * tile * scale_bytes
                                                       : 1024;
-    static constexpr int tail = (SPLIT && !wide) || bytes ? (scales > 1024 ? scales : 1024) : 0;
+    static constexpr int tail =
+        (SPLIT && !large_head) || bytes ? (scales > 1024 ? scales : 1024) : 0;
     static constexpr int stage = 2 * half + tail;
     static constexpr int rows = SPLIT ? 16 : 64;
     static constexpr int q_bytes = rows * D * q_element;
-    static constexpr int q_buffers = SPLIT && !wide ? 2 : 1;
-    /* what rounding leaves of turned queries stands behind the terms, and so do two tiles' scores
-     * that warps show each other */
+    static constexpr int q_buffers = SPLIT && !large_head ? 2 : 1;
+    /* The terms are followed by the rounding errors of Hadamard-transformed queries, and by two
+     * tiles' scores that warps exchange. */
     static constexpr int fixed = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
-                                 (turned ? q_bytes : 0) + (wide ? SM80_SCORES_SMEM(tile) : 0);
-    /* of a CTA: 4 warps that compute and those that copy. One copies KIND_NVFP4 and KIND_LEVELS,
-     * whose tiles are a few spans, so that three CTAs of up to 8 rows have the registers of a
-     * multiprocessor. */
+                                 (hadamard ? q_bytes : 0) +
+                                 (large_head ? SM80_SCORES_SMEM(tile) : 0);
+    /* 4 consumer warps and the producers. One producer suffices for KIND_NVFP4 and KIND_LEVELS,
+     * whose tiles are a few spans; this leaves registers for three CTAs with swapped operands. */
     static constexpr bool alone = (KIND == KIND_NVFP4 || KIND == KIND_LEVELS) && D <= 128;
     static constexpr int threads = 128 + (alone ? 32 : 64);
-    /* of a multiprocessor, for the registers; few_ctas: of up to 8 rows */
+    /* CTAs of a multiprocessor, limited by registers; swap_ctas with swapped operands */
     static constexpr int ctas = D > 128 || KIND == KIND_F32 ? 1 : 2;
-    static constexpr int few_ctas = alone ? 3 : ctas;
+    static constexpr int swap_ctas = alone ? 3 : ctas;
 };
 
-/* The query's terms, its rest and the stages follow it in memory. */
-template <int KIND, int D, bool SPLIT> struct shared {
-    using S = shape<KIND, D, SPLIT>;
+/* Followed by the query's terms, its rounding errors and the stages. */
+template <int KIND, int D, bool SPLIT> struct shared_storage {
+    using S = decode_shape<KIND, D, SPLIT>;
     alignas(128) char q[S::q_buffers][S::q_bytes];
-    gpu_run runs[SM80_MAX_STAGES + 1]; /* a stage holds a tile of one run */
+    gpu_run runs[SM80_MAX_STAGES + 1]; /* each stage belongs to one run */
     uint64_t full[SM80_MAX_STAGES], empty[SM80_MAX_STAGES], q_empty[S::q_buffers];
     int32_t run_of_stage[SM80_MAX_STAGES];
-    int2 all_see[4]; /* of each warp that computes: keys that all rows of its run see */
+    int2 all_see[4]; /* for each consumer warp: the keys that all rows of its run see */
     int32_t last_one, taken[2];
 };
 
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ char *stage_at(shared<KIND, D, SPLIT> &mine, int stage)
+static __device__ __forceinline__ char *stage_at(shared_storage<KIND, D, SPLIT> &smem, int stage)
 {
-    using S = shape<KIND, D, SPLIT>;
-    static_assert(sizeof mine <= S::q_buffers * S::q_bytes + SM80_FIXED_SMEM, "room for it");
-    return (char *)&mine + S::q_buffers * S::q_bytes + S::fixed + stage * S::stage;
+    using S = decode_shape<KIND, D, SPLIT>;
+    static_assert(sizeof smem <= S::q_buffers * S::q_bytes + SM80_FIXED_SMEM, "room for it");
+    return (char *)&smem + S::q_buffers * S::q_bytes + S::fixed + stage * S::stage;
 }
 
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ float *terms_of(shared<KIND, D, SPLIT> &mine)
+static __device__ __forceinline__ float *terms_of(shared_storage<KIND, D, SPLIT> &smem)
 {
-    using S = shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D, SPLIT>;
     static_assert(2 * S::rows * 4 <= SM80_TERMS_SMEM, "two of each row");
-    return (float *)((char *)&mine + S::q_buffers * S::q_bytes + SM80_FIXED_SMEM);
+    return (float *)((char *)&smem + S::q_buffers * S::q_bytes + SM80_FIXED_SMEM);
 }
 
-/* Neighbouring rows put the same chunk into different banks. */
+/* The chunk's place in its row, so that neighbouring rows have the same chunk in different banks.
+ */
 template <int CHUNKS> static __device__ __forceinline__ int swizzle(int row, int chunk)
 {
     return CHUNKS >= 8 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
 }
 
-/* Byte of a chunk of a tile: columns of 128 bytes, as TMA swizzles them. */
+/* The byte offset of a chunk in a tile: columns of 128 bytes, as TMA swizzles them. */
 template <int CHUNKS, int TILE> static __device__ __forceinline__ int place_of(int row, int chunk)
 {
     return CHUNKS >= 8 ? (chunk >> 3) * TILE * 128 + row * 128 + ((chunk & 7) ^ (row & 7)) * 16
                        : row * CHUNKS * 16 + swizzle<CHUNKS>(row, chunk) * 16;
 }
 
-/* Where a tile's keys lie: in `block` from `slot` on, for the box of this lane or for each of its
- * keys lane, lane + 32 and so on. */
+/* The location of a tile's keys: block and slot of the lane's box, or of each of its keys lane,
+ * lane + 32 etc. */
 template <int TILE> struct tile_place {
     int32_t block[TILE / 32], slot[TILE / 32];
-    int32_t low, high; /* keys of the tile that are read: low .. high - 1 */
+    int32_t low, high; /* keys of the tile to read: low .. high - 1 */
 };
 
-/* The keys of a tile that are read. */
+/* The range of a tile's keys to read. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE> enter_tile(const gpu_run &run, int32_t base)
 {
@@ -121,7 +125,7 @@ static __device__ __forceinline__ tile_place<TILE> enter_tile(const gpu_run &run
     return at;
 }
 
-/* Block and slot of a key in the request's row of the table. */
+/* Finds block and slot of a key in the request's row of the block table. */
 static __device__ __forceinline__ void find_slot(const gpu_problem &p, const gpu_run &run,
                                                  int32_t key, int32_t &block, int32_t &slot)
 {
@@ -130,7 +134,7 @@ static __device__ __forceinline__ void find_slot(const gpu_problem &p, const gpu
     block = p.paged ? p.block_table[run.row_tile.table + index] : 0;
 }
 
-/* By boxes. The entries are used a tile later, so that they are not waited for here. */
+/* Locates a tile's boxes. The entries are used one tile later, so this does not wait for them. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
 place_boxes(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)
@@ -146,8 +150,8 @@ place_boxes(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, in
     return at;
 }
 
-/* By keys, likewise. `together`: slots whose scales lie among each other's, 1 or 4; those next to
- * one that is read are read. */
+/* Locates a tile's keys, one by one, also one tile ahead. `together` is the number of slots (1 or
+ * 4) whose scales are interleaved; they are read together. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
 place_keys(const gpu_problem &p, const gpu_run &run, int32_t tile, int lane, int together)
@@ -169,39 +173,40 @@ place_keys(const gpu_problem &p, const gpu_run &run, int32_t tile, int lane, int
     return at;
 }
 
-/* One of K and V of a tile by TMA: a box per block and column of 128 bytes, each from a lane. Slots
- * of a block that no query sees come along; blocks of them do not. */
+/* Copies K or V of a tile by TMA: each lane has a box of one block and one column of 128 bytes.
+ * Unseen slots of a block are copied too, blocks without visible slots are not. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void copy_boxes(const sm80_params &a, const tensor_map &map,
                                                   int32_t head, const tile_place<TILE> &at,
                                                   uint32_t to, uint32_t barrier, int lane)
 {
-    using S = shape<KIND, D, true>;
+    using S = decode_shape<KIND, D, true>;
     constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
     constexpr int row_bytes = S::chunks >= 8 ? 128 : S::chunks * 16;
     int32_t rows = a.box_rows, page = lane / columns, column = lane - page * columns;
-    bool mine = at.block[0] >= 0;
-    int count = __popc(__ballot_sync(0xffffffffu, mine));
+    bool has_box = at.block[0] >= 0;
+    int count = __popc(__ballot_sync(0xffffffffu, has_box));
     if (lane == 0) {
         barrier_expect(barrier, count * rows * row_bytes);
     }
     __syncwarp();
-    if (mine) {
+    if (has_box) {
         copy_box(to + column * TILE * row_bytes + page * rows * row_bytes, &map,
                  column * row_bytes / S::element, at.slot[0], head, at.block[0], barrier);
     }
 }
 
-/* One of K and V of a tile. Rows that no query sees, and dims past the head size, become zero. A
- * stretch is 16 rows that lie one stride apart: all block sizes that 16 divides. */
+/* Copies K or V of a tile with cp.async. Rows that no query sees and dims past the head size become
+ * zero. A stretch is 16 rows at a constant stride, which holds for all block sizes that 16 divides.
+ */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_cache &cache,
                                                  int32_t head_size, int32_t head,
                                                  const tile_place<TILE> &at, uint32_t to, int lane)
 {
-    using S = shape<KIND, D, true>;
-    constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* that one instruction copies */
-    constexpr int turns = S::chunks > 32 ? S::chunks / 32 : 1; /* or a share of a row */
+    using S = decode_shape<KIND, D, true>;
+    constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* rows of one instruction */
+    constexpr int turns = S::chunks > 32 ? S::chunks / 32 : 1; /* instructions of one row */
     const char *base = cache.data + head * cache.head;
     const int hi = lane / S::chunks, chunk = lane % S::chunks;
     int bytes = head_size * S::element;
@@ -240,7 +245,7 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
     }
 }
 
-/* Rows' scales of 4 bytes; those of rows that no query sees become zero. */
+/* Copies row scales of 4 bytes; scales of rows that no query sees become zero. */
 template <int TILE>
 static __device__ __forceinline__ void
 copy_scales(const gpu_cache &cache, int32_t head, const tile_place<TILE> &at, uint32_t to, int lane)
@@ -253,8 +258,8 @@ copy_scales(const gpu_cache &cache, int32_t head, const tile_place<TILE> &at, ui
     }
 }
 
-/* `bytes` of each row in pieces of `unit` (4, 8 or 16), of which a power of two up to 32 makes a
- * row. */
+/* Copies `bytes` of each row in pieces of `unit` (4, 8 or 16) bytes; a row has a power of two of
+ * pieces, at most 32. */
 template <int TILE>
 static __device__ __forceinline__ void copy_pieces(const char *from, int64_t block, int64_t slot,
                                                    const tile_place<TILE> &at, int bytes, int unit,
@@ -283,43 +288,43 @@ static __device__ __forceinline__ void copy_pieces(const char *from, int64_t blo
     }
 }
 
-/* The largest unit of a copy that divides them all. */
+/* The largest piece that divides all offsets. */
 static __device__ __forceinline__ int unit_of(uint64_t bits)
 {
     return (bits & 15) == 0 ? 16 : (bits & 7) == 0 ? 8 : 4;
 }
 
-/* Spans of the blocks of a tile, a block from a lane: `bytes` each, next to each other. */
+/* Copies contiguous spans of a tile's blocks, `bytes` each, one block for each lane. */
 template <int TILE>
 static __device__ __forceinline__ void copy_spans(const char *from, int64_t block, int64_t slot,
                                                   const tile_place<TILE> &at, int bytes,
                                                   uint32_t to, uint32_t barrier, int lane)
 {
-    bool mine = at.block[0] >= 0;
-    int count = __popc(__ballot_sync(0xffffffffu, mine));
+    bool has_box = at.block[0] >= 0;
+    int count = __popc(__ballot_sync(0xffffffffu, has_box));
     if (lane == 0) {
         barrier_expect(barrier, count * bytes);
     }
     __syncwarp();
-    if (mine) {
+    if (has_box) {
         copy_span(to + lane * bytes, from + at.block[0] * block + at.slot[0] * slot, bytes,
                   barrier);
     }
 }
 
-/* Bytes of the first piece of a row of a head that are not the row's. */
+/* Bytes in a row's first aligned piece that precede the row. */
 static __device__ __forceinline__ int bytes_before(const sm80_params &a, const gpu_cache &cache,
                                                    int32_t head)
 {
     return (int)((uintptr_t)cache.data + head * cache.head) & (a.unit - 1);
 }
 
-/* Rows of `bytes` at any address in pieces of a.unit, `pitch` apart in the stage; what is behind a
- * row is not read. */
+/* Copies rows of `bytes` at unaligned addresses in aligned pieces of a.unit bytes, to rows `pitch`
+ * apart. Bytes after a row's end are not read. */
 template <int TILE>
-static __device__ __forceinline__ void copy_odd_rows(const sm80_params &a, const gpu_cache &cache,
-                                                     int32_t head, const tile_place<TILE> &at,
-                                                     int bytes, uint32_t to, int pitch, int lane)
+static __device__ __forceinline__ void
+copy_unaligned_rows(const sm80_params &a, const gpu_cache &cache, int32_t head,
+                    const tile_place<TILE> &at, int bytes, uint32_t to, int pitch, int lane)
 {
     const int before = bytes_before(a, cache, head), unit = a.unit, end = before + bytes;
     const int pieces = (end + unit - 1) / unit, inverse = (1 << 20) / pieces + 1;
@@ -346,7 +351,7 @@ static __device__ __forceinline__ void copy_odd_rows(const sm80_params &a, const
     }
 }
 
-/* Rows' scales that lie together in a block, `bytes` each. */
+/* Copies row scales that are contiguous in a block, `bytes` each. */
 template <int TILE>
 static __device__ __forceinline__ void
 copy_scale_spans(const sm80_params &a, const gpu_cache &cache, int32_t head,
@@ -356,13 +361,13 @@ copy_scale_spans(const sm80_params &a, const gpu_cache &cache, int32_t head,
                      cache.row_scale_slot, at, a.box_rows * bytes, to, barrier, lane);
 }
 
-/* Codes of K or V, and scales that stand behind them. */
+/* Copies codes of K or V, and the scales that follow them in memory. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void
 copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane, int32_t head,
            const tile_place<TILE> &at, uint32_t to, uint32_t barrier, int lane)
 {
-    using S = shape<KIND, D, true>;
+    using S = decode_shape<KIND, D, true>;
     const char *from = cache.data + head * cache.head;
     if (a.mapped) {
         copy_spans<TILE>(from, cache.block, cache.slot, at, a.box_rows * plane.pitch, to + plane.at,
@@ -375,7 +380,7 @@ copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane
                     (&last == &a.planes[1] ? 4
                      : KIND == KIND_LEVELS ? 2
                                            : 0);
-        copy_odd_rows<TILE>(a, cache, head, at, bytes, to + plane.at, plane.pitch, lane);
+        copy_unaligned_rows<TILE>(a, cache, head, at, bytes, to + plane.at, plane.pitch, lane);
         return;
     }
     int unit = unit_of((uint64_t)from | cache.block | cache.slot | plane.pitch);
@@ -383,13 +388,13 @@ copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane
                       lane);
 }
 
-/* Scales of codes that come by themselves, row by row. */
+/* Copies scales that are stored apart from their codes, row by row. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void
 copy_code_scales(const gpu_cache &cache, const sm80_plane &plane, int32_t head,
                  const tile_place<TILE> &at, uint32_t to, int lane)
 {
-    using S = shape<KIND, D, true>;
+    using S = decode_shape<KIND, D, true>;
     const char *from = cache.row_scale + head * cache.row_scale_head;
     int unit = S::scale_bytes == 4
                    ? 4
@@ -399,7 +404,7 @@ copy_code_scales(const gpu_cache &cache, const sm80_plane &plane, int32_t head,
                       to + plane.scale_at, plane.scale_pitch, lane);
 }
 
-/* Raw queries of a run, elements of BYTES; rows past the last become zero. */
+/* Copies the queries of a run, elements of BYTES bytes; rows past the last become zero. */
 template <int D, int ROWS, int BYTES>
 static __device__ __forceinline__ void copy_query(const gpu_params &p, const gpu_run &run,
                                                   uint32_t to, int lane)
@@ -419,18 +424,19 @@ static __device__ __forceinline__ void copy_query(const gpu_params &p, const gpu
 }
 
 template <int KIND, int D, bool SPLIT> struct producer {
-    using S = shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D, SPLIT>;
     const sm80_params &a;
     const gpu_params &p;
-    shared<KIND, D, SPLIT> &mine;
-    const bool values; /* which of the two warps this is; false where there is one */
+    shared_storage<KIND, D, SPLIT> &smem;
+    const bool values; /* true for the producer warp of values; false for a single producer */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
-    int32_t taken = 0;      /* the number drawn last, in the first lane of the warp that draws */
-    int32_t until_draw = 0; /* tiles of the segment that are copied before the next is drawn */
+    int32_t taken = 0;      /* the last number drawn, in lane 0 of the warp that draws */
+    int32_t until_draw = 0; /* tiles of the segment to copy before the next draw */
 
-    __device__ producer(const sm80_params &params, shared<KIND, D, SPLIT> &memory, int thread)
-        : a(params), p(params.p), mine(memory), values(!S::alone && thread >= 32), lane(thread & 31)
+    __device__ producer(const sm80_params &params, shared_storage<KIND, D, SPLIT> &memory,
+                        int thread)
+        : a(params), p(params.p), smem(memory), values(!S::alone && thread >= 32), lane(thread & 31)
     {
     }
 
@@ -443,19 +449,19 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* All lanes' copies and the first's ordinary stores: an arrival more than lanes. */
+    /* Completes a stage: an arrival by the copies of each lane, and one by lane 0 for its ordinary
+     * stores. */
     __device__ __forceinline__ void commit(int32_t run)
     {
         if (!values && lane == 0) {
-            mine.run_of_stage[stage] = run;
-            barrier_arrive(shared_address(&mine.full[stage]));
+            smem.run_of_stage[stage] = run;
+            barrier_arrive(shared_address(&smem.full[stage]));
         }
-        barrier_arrive_copies(shared_address(&mine.full[stage]));
+        barrier_arrive_copies(shared_address(&smem.full[stage]));
         next_stage();
     }
 
-    /* Where a tile lies: by boxes, or if not by keys; the latter also where scales are so copied.
-     */
+    /* Locates a tile, by boxes or by keys; by keys also for scales that are copied row by row. */
     __device__ __forceinline__ void place(const gpu_run &run, int32_t tile,
                                           tile_place<S::tile> &boxes, tile_place<S::tile> &keys)
     {
@@ -469,15 +475,15 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* K or V of a tile of 4-bit kinds, not all of it in spans. */
+    /* Copies K or V of a tile of a 4-bit kind, if not all of it comes in spans. */
     __device__ __forceinline__ void copy_plane(bool of_values, int32_t head,
                                                const tile_place<S::tile> &boxes,
                                                const tile_place<S::tile> &keys)
     {
         const gpu_cache &cache = of_values ? p.v : p.k;
         const sm80_plane &plane = a.planes[of_values];
-        uint32_t to = shared_address(stage_at(mine, stage));
-        uint32_t barrier = shared_address(&mine.full[stage]);
+        uint32_t to = shared_address(stage_at(smem, stage));
+        uint32_t barrier = shared_address(&smem.full[stage]);
         if (!a.scale_spans) {
             copy_code_scales<KIND, D, S::tile>(cache, plane, head, keys, to, lane);
         }
@@ -487,7 +493,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* What the warp copies of a tile: one of K and V, or both. */
+    /* Copies the warp's part of a tile: K, V, or both. */
     __device__ __forceinline__ void copy_tile(int32_t head, const tile_place<S::tile> &boxes,
                                               const tile_place<S::tile> &keys)
     {
@@ -499,8 +505,8 @@ template <int KIND, int D, bool SPLIT> struct producer {
             return;
         }
         const gpu_cache &cache = values ? p.v : p.k;
-        uint32_t to = shared_address(stage_at(mine, stage));
-        uint32_t barrier = shared_address(&mine.full[stage]);
+        uint32_t to = shared_address(stage_at(smem, stage));
+        uint32_t barrier = shared_address(&smem.full[stage]);
         if (S::bytes && cache.form == GPU_ROW_SCALED) {
             uint32_t scales = to + 2 * S::half + (values ? S::tile * 4 : 0);
             if (a.scale_spans) {
@@ -520,7 +526,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* A number of a segment. One warp draws, and tells the other in work(). */
+    /* Draws the number of a segment. Only one warp draws; the other gets the number in work(). */
     __device__ __forceinline__ void draw()
     {
         if (!values && lane == 0) {
@@ -528,14 +534,14 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* The query of a run: the keys' warp copies it with the first tile. */
+    /* Starts a run: the producer of keys copies its queries with the first tile. */
     __device__ __forceinline__ void begin_run(const gpu_run &run)
     {
         if (lane == 0) {
-            mine.runs[run_slot] = run; /* a stage is free, so this run's place is */
+            smem.runs[run_slot] = run; /* the wait for a free stage implies a free slot */
         }
-        barrier_wait(shared_address(&mine.q_empty[q_slot]), q_phase ^ 1);
-        copy_query<D, S::rows, S::q_element>(p, run, shared_address(mine.q[q_slot]), lane);
+        barrier_wait(shared_address(&smem.q_empty[q_slot]), q_phase ^ 1);
+        copy_query<D, S::rows, S::q_element>(p, run, shared_address(smem.q[q_slot]), lane);
         q_slot++;
         if (q_slot == S::q_buffers) {
             q_slot = 0;
@@ -543,7 +549,8 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* Block (-1: not read) and slot of the lane's box of 32, from a tile's first on. */
+    /* Finds block (-1: not read) and slot of the lane's box among 32, starting with the boxes of
+     * `tile`. */
     __device__ __forceinline__ void find_box(const gpu_run &run, int32_t tile, int32_t &block,
                                              int32_t &slot)
     {
@@ -557,8 +564,8 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* Rows of K or V of a head, and scales that stand by themselves: where they begin, bytes of
-     * both in a box (0: others bring them along), and where a stage has them. */
+    /* Rows of K or V of a head, and scales in planes of their own: their addresses, bytes of a box
+     * (0: copied together with others) and offsets in a stage. */
     struct spans {
         const char *rows, *scales;
         int32_t row_bytes, scale_bytes, rows_at, scales_at;
@@ -589,14 +596,14 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* A run whose rows and scales come in spans. Looking up a tile's boxes takes as long as a tile
-     * may, so lanes look up 32 of them together, while those before are copied. */
+    /* Copies a run in spans. The block lookups of one tile would take as long as the tile's copy,
+     * so the lanes look up 32 boxes at once while the previous ones are copied. */
     __device__ __forceinline__ void copy_run_spans(const gpu_run &run)
     {
         constexpr int planes = S::alone ? 2 : 1;
         const int32_t boxes = S::tile / a.box_rows, batch = 32 / boxes; /* tiles of 32 boxes */
         const int32_t own_tile = lane / boxes, own_box = lane - own_tile * boxes;
-        spans from[planes], own[planes]; /* of the head, of the lane's box */
+        spans from[planes], own[planes]; /* for the head; for the lane's box */
         int32_t box_bytes = 0, block, slot;
 #pragma unroll
         for (int n = 0; n < planes; n++) {
@@ -616,17 +623,17 @@ template <int KIND, int D, bool SPLIT> struct producer {
             }
             find_box(run, run.tile + i + batch, block, slot);
             for (int32_t t = 0; t < min(batch, run.count - i); t++) {
-                const uint32_t to = shared_address(stage_at(mine, stage));
-                const uint32_t barrier = shared_address(&mine.full[stage]);
+                const uint32_t to = shared_address(stage_at(smem, stage));
+                const uint32_t barrier = shared_address(&smem.full[stage]);
                 const uint32_t of_tile = all_real >> t * boxes & (0xffffffffu >> (32 - boxes));
-                barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
+                barrier_wait(shared_address(&smem.empty[stage]), phase ^ 1);
                 if (until_draw-- == 0) {
                     draw();
                 }
                 if (lane == 0 && box_bytes > 0) {
                     barrier_expect(barrier, __popc(of_tile) * box_bytes);
                 }
-                __syncwarp(); /* what is to come is counted */
+                __syncwarp(); /* the expected bytes are announced before any copy */
                 if (real && own_tile == t) {
 #pragma unroll
                     for (int n = 0; n < planes; n++) {
@@ -653,7 +660,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         tile_place<S::tile> boxes, keys;
         place(run, run.tile, boxes, keys);
         for (int32_t i = 0; i < run.count; i++) {
-            barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
+            barrier_wait(shared_address(&smem.empty[stage]), phase ^ 1);
             if (until_draw-- == 0) {
                 draw();
             }
@@ -693,15 +700,13 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* The first segment is the CTA's own, but of late ones; further ones are taken as CTAs become
-     * free, since not all multiprocessors read equally fast. A segment is drawn when SM80_AHEAD
-     * tiles of the one before are to be copied: as early as that one begins, the last ones would
-     * wait for CTAs that are busy while others are free. Who draws the last number puts the counter
-     * back. */
+    /* Copies all segments of the CTA. The first is its own, except for late CTAs; it draws further
+     * ones, since multiprocessors do not read equally fast. The next segment is drawn when
+     * SM80_AHEAD tiles of the current one remain; drawn earlier, the last segments would wait for
+     * busy CTAs while others are idle. The CTA that draws the last number resets the counter. */
     __device__ __forceinline__ void work()
     {
-        gpu_segment segment =
-            p.schedule.segments[blockIdx.x]; /* there is room for one of each CTA */
+        gpu_segment segment = p.schedule.segments[blockIdx.x]; /* has an entry for each CTA */
         const int32_t given = p.schedule.ctas;
         int32_t segments = p.schedule.header->segments, index = blockIdx.x, turn = 0;
         bool shares = segments > given, own = index < min(given, segments);
@@ -718,24 +723,24 @@ template <int KIND, int D, bool SPLIT> struct producer {
                 break;
             }
             if (!values && lane == 0) {
-                mine.taken[turn] = taken;
+                smem.taken[turn] = taken;
                 if (taken == segments + a.late - 1) {
                     p.schedule.header->taken = 0;
                 }
             }
             if (S::alone) {
-                __syncwarp(); /* the number is there */
+                __syncwarp(); /* the number is written */
             } else {
                 barrier_producers();
             }
-            index = given + mine.taken[turn];
-            turn ^= 1; /* read by both before it is written again: a barrier lies between */
+            index = given + smem.taken[turn];
+            turn ^= 1; /* a barrier separates both warps' reads from the next write */
             if (index >= segments) {
                 break;
             }
             segment = p.schedule.segments[index];
         }
-        barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
+        barrier_wait(shared_address(&smem.empty[stage]), phase ^ 1);
         commit(NO_RUN);
     }
 };

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows that a warp holds whole: Hadamard's matrix, and queries as kinds of codes take them. */
+/* Queries of quantized kinds: the Hadamard transform of rows that a warp holds, the order of dims,
+ * terms; and the register layout of accumulators and probabilities. */
 #ifndef CUDA_FLASH_SM80_QUERY_CUH
 #define CUDA_FLASH_SM80_QUERY_CUH
 
 #include "sm80_producer.cuh"
 
-#define QUERY_LARGEST 12 /* a row's largest element: 2^12 to 2^13 */
+#define QUERY_LARGEST 12 /* the largest element of a row is scaled to 2^12 .. 2^13 */
 
-/* Dims of a lane that has lane * own .. lane * own + own - 1. D 64: half of the lanes have some. */
+/* Dims of a lane: lane * own .. lane * own + own - 1. With D 64, half of the lanes have dims. */
 template <int D> constexpr int own_dims = D > 128 ? D / 32 : 4;
 
-/* Sylvester's matrix, not normalised, times a row. Renaming the bits of all indices alike changes
- * nothing, so dims may stand in any such order. */
-template <int D> static __device__ __forceinline__ void turn_row(float (&x)[own_dims<D>], int lane)
+/* The unnormalized Hadamard transform (Sylvester's matrix) of a row. It commutes with permutations
+ * of index bits, so the dims may be in any such order. */
+template <int D>
+static __device__ __forceinline__ void hadamard_row(float (&x)[own_dims<D>], int lane)
 {
     constexpr int own = own_dims<D>;
 #pragma unroll
@@ -36,8 +38,8 @@ template <int D> static __device__ __forceinline__ void turn_row(float (&x)[own_
     }
 }
 
-/* Place of dim d of 8 among the query's 16 bytes that meet a word of 8 codes: words are widened to
- * pairs (0, 4), (1, 5), (2, 6), (3, 7), those of levels to neighbours. */
+/* The place of dim d (0 to 7) in the 16 bytes of the query that match a word of 8 codes. Words
+ * expand to the pairs (0, 4), (1, 5), (2, 6), (3, 7), words of TurboQuant to neighbours. */
 template <int KIND> static __device__ __forceinline__ int place_in_chunk(int d)
 {
     return KIND == KIND_INT4 || KIND == KIND_NVFP4 ? (d & 3) * 2 + (d >> 2) : d;
@@ -48,7 +50,8 @@ static __device__ __forceinline__ float clamp_half(float x)
     return x != x ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
 }
 
-/* A row's power of two that brings its largest element to 2^12 .. 2^13; 1 where there is none. */
+/* The power of two that scales a row's largest element to 2^12 .. 2^13; 1 for zero and extreme
+ * rows. */
 static __device__ __forceinline__ float query_factor(float largest)
 {
     int exponent = (int)(float_bits(largest) >> 23);
@@ -56,10 +59,11 @@ static __device__ __forceinline__ float query_factor(float largest)
     return usual ? bits_float((uint32_t)(127 + 127 + QUERY_LARGEST - exponent) << 23) : 1.0f;
 }
 
-/* Queries of a run in place: turned where keys are, as f16 in the order of the codes, odd codes of
- * int4 against 1/16; what rounding turned rows leaves goes to `rest` (NULL: nowhere). terms[row]: a
- * score's factor of its raw product, terms[ROWS + row]: what a zero point of 1 takes off the score.
- * Codes are multiplied as f16 without an exponent: 2^-24. */
+/* Prepares the queries of a run in place: Hadamard transform where keys have it, conversion to f16,
+ * dims in the order of the codes; for odd codes of int4, multiplied by 1/16. `rest` (unless NULL)
+ * gets the rounding error of transformed rows. terms[row] is the factor of a raw score, terms[ROWS
+ * + row] what a zero point of 1 subtracts from the score. Codes are multiplied as subnormal f16,
+ * that is, times 2^-24. */
 template <int KIND, int D, int ROWS>
 static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu_run &run, char *sq,
                                                   char *rest, float *terms)
@@ -69,7 +73,7 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
     const bool has_dims = lane * own < D;
 #pragma unroll 1
     for (int row = threadIdx.x >> 5; row < ROWS; row += 4) {
-        if (row >= run.row_tile.num_rows) { /* zero in sq */
+        if (row >= run.row_tile.num_rows) { /* the row is zero in sq */
             if (lane == 0) {
                 terms[row] = terms[ROWS + row] = 0.0f;
             }
@@ -80,7 +84,7 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
         }
         char *chunk =
             sq + (row * (D / 8) + swizzle<D / 8>(row, has_dims ? lane * own / 8 : 0)) * 16;
-        int first = lane * own % 8; /* of the chunk's 8 dims */
+        int first = lane * own % 8; /* in the chunk of 8 dims */
         float x[own], largest = 0.0f, sum = 0.0f;
 #pragma unroll
         for (int e = 0; e < own; e++) {
@@ -89,15 +93,15 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
                 x[e] *= p.k.signs[lane * own + e];
             }
         }
-        if constexpr (shape<KIND, D, true>::turned) {
-            turn_row<D>(x, lane);
+        if constexpr (decode_shape<KIND, D, true>::hadamard) {
+            hadamard_row<D>(x, lane);
         }
 #pragma unroll
         for (int e = 0; e < own; e++) {
             largest = fmaxf(largest, fabsf(x[e]));
         }
         float factor = KIND >= KIND_INT4 ? query_factor(warp_largest(largest, false)) : 1.0f;
-        __syncwarp(); /* all of the row is read */
+        __syncwarp(); /* all lanes have read the row */
 #pragma unroll
         for (int e = 0; e < own && has_dims; e++) {
             int d = first + e, place = place_in_chunk<KIND>(d);
@@ -128,46 +132,48 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
             terms[ROWS + row] = (KIND == KIND_INT8 ? 128.0f : 1.0f) * sum * back;
         }
     }
-    barrier_consumers(); /* all rows are there */
+    barrier_consumers(); /* all rows are prepared */
 }
 
-/* Where sums of rows and keys stand. Rows of 16: a product of queries and keys, element e of tile n
- * of 8 keys. SM80_FEW: of keys and queries, tile n of 16 keys. SM80_FOUR: likewise, but pairs of
- * lanes share two rows, and each has 16 keys of 32. A lane has two rows. */
-template <int FEW> struct sums_at {
+/* The register layout of acc_s. SM80_NO_SWAP: S = Q K^T, element e of tile n of 8 keys. SM80_SWAP8:
+ * S^T = K Q^T, tile n of 16 keys. SM80_SWAP4: S^T as well, but pairs of lanes share two rows, and
+ * each lane of a pair has 16 of 32 keys. A lane has two rows. */
+template <int SWAP> struct acc_layout {
     static __device__ __forceinline__ int row(int lane, int i)
     {
-        return FEW == SM80_FOUR ? (lane & 1) * 2 + i
-               : FEW            ? (lane & 3) * 2 + i
-                                : (lane >> 2) + 8 * i;
+        return SWAP == SM80_SWAP4 ? (lane & 1) * 2 + i
+               : SWAP             ? (lane & 3) * 2 + i
+                                  : (lane >> 2) + 8 * i;
     }
     static __device__ __forceinline__ int first_key(int lane)
     {
-        return FEW == SM80_FOUR ? (lane >> 2) + (lane & 2) * 8 : FEW ? lane >> 2 : (lane & 3) * 2;
+        return SWAP == SM80_SWAP4 ? (lane >> 2) + (lane & 2) * 8
+               : SWAP             ? lane >> 2
+                                  : (lane & 3) * 2;
     }
-    /* From the lane's first on. */
+    /* counted from the lane's first key */
     static __device__ __forceinline__ constexpr int key(int n, int e)
     {
-        return FEW ? n * 16 + (e >> 1) * 8 : n * 8 + (e & 1);
+        return SWAP ? n * 16 + (e >> 1) * 8 : n * 8 + (e & 1);
     }
-    static __device__ __forceinline__ constexpr int which(int e) /* of the lane's rows */
+    static __device__ __forceinline__ constexpr int which(int e) /* index of the row */
     {
-        return FEW ? e & 1 : e >> 1;
+        return SWAP ? e & 1 : e >> 1;
     }
-    /* Sums of values: the tile of 8 columns, and the lane's column in it. */
+    /* The column tile (8 dims) of an element of acc_o, and the lane's column in it. */
     static __device__ __forceinline__ constexpr int tile(int n, int e)
     {
-        return FEW ? 2 * n + (e >> 1) : n;
+        return SWAP ? 2 * n + (e >> 1) : n;
     }
     static __device__ __forceinline__ int column(int lane, int e)
     {
-        return FEW ? lane >> 2 : (lane & 3) * 2 + (e & 1);
+        return SWAP ? lane >> 2 : (lane & 3) * 2 + (e & 1);
     }
-    /* Lanes that share a row. */
+    /* Reductions over the lanes that share a row. */
     static __device__ __forceinline__ float largest(float x)
     {
 #pragma unroll
-        for (int span = FEW == SM80_FOUR ? 2 : FEW ? 4 : 1; span < (FEW ? 32 : 4); span <<= 1) {
+        for (int span = SWAP == SM80_SWAP4 ? 2 : SWAP ? 4 : 1; span < (SWAP ? 32 : 4); span <<= 1) {
             x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, span));
         }
         return x;
@@ -175,86 +181,87 @@ template <int FEW> struct sums_at {
     static __device__ __forceinline__ float sum(float x)
     {
 #pragma unroll
-        for (int span = FEW == SM80_FOUR ? 2 : FEW ? 4 : 1; span < (FEW ? 32 : 4); span <<= 1) {
+        for (int span = SWAP == SM80_SWAP4 ? 2 : SWAP ? 4 : 1; span < (SWAP ? 32 : 4); span <<= 1) {
             x += __shfl_xor_sync(0xffffffffu, x, span);
         }
         return x;
     }
 };
 
-/* What the two rows of a lane have. */
+/* The terms of a lane's two rows. */
 struct row_terms {
     float unit[2], zero[2];
 };
 
-/* Weights of 16 keys as f16, from sums s0 and s1 of 8 keys or, FEW, s0 of 16. */
-template <int FEW> struct packed_weights {
-    uint32_t x[FEW ? 2 : 4];
-    __device__ __forceinline__ packed_weights(const float (&s0)[4], const float (&s1)[4])
+/* P of 16 keys as f16, from p0 and p1 of 8 keys each or, with SWAP, from p0 of 16. */
+template <int SWAP> struct packed_probs {
+    uint32_t x[SWAP ? 2 : 4];
+    __device__ __forceinline__ packed_probs(const float (&p0)[4], const float (&p1)[4])
     {
-        x[0] = pack2<KIND_F16>(s0[0], s0[1]);
-        x[1] = pack2<KIND_F16>(s0[2], s0[3]);
-        if constexpr (!FEW) {
-            x[2] = pack2<KIND_F16>(s1[0], s1[1]);
-            x[3] = pack2<KIND_F16>(s1[2], s1[3]);
+        x[0] = pack2<KIND_F16>(p0[0], p0[1]);
+        x[1] = pack2<KIND_F16>(p0[2], p0[3]);
+        if constexpr (!SWAP) {
+            x[2] = pack2<KIND_F16>(p1[0], p1[1]);
+            x[3] = pack2<KIND_F16>(p1[2], p1[3]);
         }
     }
-    /* SM80_FOUR: their keys are the depth already. */
-    __device__ __forceinline__ packed_weights(const uint32_t (&turned)[2])
+    /* SM80_SWAP4: the keys are already the reduction dimension. */
+    __device__ __forceinline__ packed_probs(const uint32_t (&hadamard)[2])
     {
-        x[0] = turned[0];
-        x[1] = turned[1];
+        x[0] = hadamard[0];
+        x[1] = hadamard[1];
     }
-    /* Keys become the depth of a product. `order`: of two neighbours, by __byte_perm. */
+    /* Makes the keys the reduction dimension. `order` permutes two neighbours (__byte_perm). */
     __device__ __forceinline__ void arrange(uint32_t order)
     {
 #pragma unroll
-        for (int i = 0; i < (FEW ? 2 : 4); i++) {
-            x[i] = FEW == SM80_FEW ? transpose(x[i]) : x[i];
+        for (int i = 0; i < (SWAP ? 2 : 4); i++) {
+            x[i] = SWAP == SM80_SWAP8 ? transpose(x[i]) : x[i];
             x[i] = __byte_perm(x[i], 0, order);
         }
     }
-    /* z += weights x offsets of the codes of keys 0 - 7 and 8 - 15, in their order: the columns of
-     * a tile are alike. */
-    __device__ __forceinline__ void add_offsets(float (&z)[4], uint32_t low, uint32_t high) const
+    /* zero_sum += P x zero points of the codes of keys 0 - 7 and 8 - 15; all columns of the tile
+     * are equal. */
+    __device__ __forceinline__ void add_offsets(float (&zero_sum)[4], uint32_t low,
+                                                uint32_t high) const
     {
-        if constexpr (FEW) {
+        if constexpr (SWAP) {
             const uint32_t a[4] = {low, low, high, high};
-            multiply<KIND_F16>(z, a, x[0], x[1]);
+            multiply<KIND_F16>(zero_sum, a, x[0], x[1]);
         } else {
-            multiply<KIND_F16>(z, x, low, high);
+            multiply<KIND_F16>(zero_sum, x, low, high);
         }
     }
-    /* o of two tiles of 8 values' columns += weights x values, keys 0 - 7 and 8 - 15. */
-    __device__ __forceinline__ void add(float (*o)[4], const uint32_t (&even)[2],
+    /* acc_o of two column tiles += P x values of keys 0 - 7 and 8 - 15. */
+    __device__ __forceinline__ void add(float (*acc_o)[4], const uint32_t (&even)[2],
                                         const uint32_t (&odd)[2]) const
     {
-        if constexpr (FEW) {
+        if constexpr (SWAP) {
             const uint32_t a[4] = {even[0], odd[0], even[1], odd[1]};
-            multiply<KIND_F16>(o[0], a, x[0], x[1]);
+            multiply<KIND_F16>(acc_o[0], a, x[0], x[1]);
         } else {
-            multiply<KIND_F16>(o[0], x, even[0], even[1]);
-            multiply<KIND_F16>(o[1], x, odd[0], odd[1]);
+            multiply<KIND_F16>(acc_o[0], x, even[0], even[1]);
+            multiply<KIND_F16>(acc_o[1], x, odd[0], odd[1]);
         }
     }
 };
 
-/* Scores of 16 keys += keys x queries, 16 dims: b are two registers of keys 0 - 7, then of 8 - 15.
- */
-template <int FEW, int KIND = KIND_F16>
-static __device__ __forceinline__ void multiply_keys(float (*s)[4], const uint32_t (&query)[4],
-                                                     const uint32_t (&b)[4])
+/* acc_s of 16 keys += Q K^T over 16 dims. b has two registers of keys 0 - 7, then two of keys 8 -
+ * 15. */
+template <int SWAP, int KIND = KIND_F16>
+static __device__ __forceinline__ void mma_qk(float (*acc_s)[4], const uint32_t (&query)[4],
+                                              const uint32_t (&b)[4])
 {
-    if constexpr (FEW) {
+    if constexpr (SWAP) {
         const uint32_t keys[4] = {b[0], b[2], b[1], b[3]};
-        multiply<KIND>(s[0], keys, query[0], query[2]);
+        multiply<KIND>(acc_s[0], keys, query[0], query[2]);
     } else {
-        multiply<KIND>(s[0], query, b[0], b[1]);
-        multiply<KIND>(s[1], query, b[2], b[3]);
+        multiply<KIND>(acc_s[0], query, b[0], b[1]);
+        multiply<KIND>(acc_s[1], query, b[2], b[3]);
     }
 }
 
-/* Times what all scores are multiplied by. */
+/* Loads the terms of two rows, multiplied by the scale of all scores. */
 template <int ROWS>
 static __device__ __forceinline__ row_terms load_terms(const float *terms, int row0, int row1,
                                                        float scale)

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TurboQuant's keys in one warp: codes become f16 levels by byte permutations, and a key's own
- * products give its length. */
+/* TurboQuant's keys in one warp: codes become f16 levels by byte permutations, and the products of
+ * a key with itself give its length. */
 #ifndef CUDA_FLASH_SM80_TURBOQUANT_CUH
 #define CUDA_FLASH_SM80_TURBOQUANT_CUH
 
 #include "sm80_4bit.cuh"
 
-/* Low and high bytes of f16, of 4 bits by the distance of their code from the middle and without a
- * sign, of 3 bits by code. They are TURBOQUANT_LEVELS_4 x 1.73358225 and TURBOQUANT_LEVELS_3 x
- * 1.26067825; of all factors these leave the least to rounding, 7.4e-5 and 2.5e-5. A key is divided
- * by its length, and the factor with it. */
+/* Low and high bytes of f16 levels; of 4-bit codes by the distance from the middle and without a
+ * sign, of 3-bit codes by code. They are TURBOQUANT_LEVELS_4 x 1.73358225 and TURBOQUANT_LEVELS_3 x
+ * 1.26067825, the factors with the smallest rounding errors, 7.4e-5 and 2.5e-5. Dividing a key by
+ * its length cancels the factor. */
 template <int BITS>
 constexpr uint32_t level_bytes[4] = {
     BITS == 4 ? 0x898e6220u : 0xf19fc66cu, BITS == 4 ? 0xbc2c9c5bu : 0x6cc69ff1u,
     BITS == 4 ? 0x3e3c3933u : 0xb4bbbec1u, BITS == 4 ? 0x44434140u : 0x413e3b34u};
 
-/* A byte for each of 4 selectors: the upper bit of one gives the byte's sign 8 times. */
+/* Selects a byte for each of 4 selectors (prmt); with a selector's upper bit, the byte is its sign
+ * repeated 8 times. */
 static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
 {
     uint32_t y;
@@ -23,11 +24,11 @@ static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t hig
     return y;
 }
 
-/* A word of 8 codes as 4 pairs of neighbours. */
+/* Expands a word of 8 codes to 4 pairs of neighbours. */
 template <int BITS>
 static __device__ __forceinline__ void widen_levels(uint32_t word, uint32_t (&pairs)[4])
 {
-    uint32_t below = ~word & 0x88888888u; /* codes of levels below 0, which count downwards */
+    uint32_t below = ~word & 0x88888888u; /* codes of negative levels, which count downwards */
     uint32_t index = BITS == 4 ? (word ^ (below - (below >> 3))) & 0x77777777u : word;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -42,12 +43,12 @@ static __device__ __forceinline__ void widen_levels(uint32_t word, uint32_t (&pa
     }
 }
 
-/* squares += the diagonal of 16 keys times themselves, 16 dims of each: of key g in elements 0 and
- * 1 of the first, of key g + 8 in elements 2 and 3 of the last, as column g has it. FEW: the left
- * side is the one that queries meet, in registers that stand there. SHALLOW: 8 dims at a time,
- * whose right sides stand there, too. */
-template <int FEW, bool SHALLOW>
-static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1][4], uint32_t x0,
+/* squares += the diagonal of K K^T of 16 keys over 16 dims. Key g is in elements 0 and 1 of the
+ * first tile, key g + 8 in elements 2 and 3 of the last, in column g. SWAP: the left operand is the
+ * one that meets the queries, already in registers. SHALLOW: 8 dims at a time, whose right operands
+ * are in registers as well. */
+template <int SWAP, bool SHALLOW>
+static __device__ __forceinline__ void add_squares(float (&squares)[SWAP ? 2 : 1][4], uint32_t x0,
                                                    uint32_t x1, uint32_t y0, uint32_t y1)
 {
     if constexpr (SHALLOW) {
@@ -57,13 +58,13 @@ static __device__ __forceinline__ void add_squares(float (&squares)[FEW ? 2 : 1]
         multiply_shallow(squares[1], x1, y1, y1);
         return;
     }
-    const uint32_t low[4] = {x0, FEW ? y0 : 0, x1, FEW ? y1 : 0};
-    const uint32_t high[4] = {FEW ? x0 : 0, y0, FEW ? x1 : 0, y1};
+    const uint32_t low[4] = {x0, SWAP ? y0 : 0, x1, SWAP ? y1 : 0};
+    const uint32_t high[4] = {SWAP ? x0 : 0, y0, SWAP ? x1 : 0, y1};
     multiply<KIND_F16>(squares[0], low, x0, x1);
-    multiply<KIND_F16>(squares[FEW ? 1 : 0], high, y0, y1);
+    multiply<KIND_F16>(squares[SWAP ? 1 : 0], high, y0, y1);
 }
 
-/* Of sums of squares of levels, none of which is 0. */
+/* 1 / sqrt(x); sums of squares of levels are never 0. */
 static __device__ __forceinline__ float inverse_root(float x)
 {
     float y;
@@ -71,42 +72,42 @@ static __device__ __forceinline__ float inverse_root(float x)
     return y;
 }
 
-/* What scores of the lane's keys of 16 are multiplied by: a key's norm over its levels' length. */
-template <int FEW>
+/* The factors of scores of the lane's keys: a key's norm over its levels' length. */
+template <int SWAP>
 static __device__ __forceinline__ void
 length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
-               const float (&squares)[FEW ? 2 : 1][4], float (*factors)[2])
+               const float (&squares)[SWAP ? 2 : 1][4], float (*factors)[2])
 {
     const int g = lane >> 2, c = lane & 3;
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* 8 keys each */
-        const float(&of_keys)[4] = squares[FEW ? i : 0];
-        float mine = (g & 1) != 0 ? of_keys[i * 2 + 1] : of_keys[i * 2];
+        const float(&of_keys)[4] = squares[SWAP ? i : 0];
+        float own_square = (g & 1) != 0 ? of_keys[i * 2 + 1] : of_keys[i * 2];
 #pragma unroll
-        for (int own = 0; own < (FEW ? 1 : 2); own++) {
-            int key = FEW ? g : 2 * c + own;
-            float sum = __shfl_sync(0xffffffffu, mine, key * 4 + (key >> 1));
+        for (int own = 0; own < (SWAP ? 1 : 2); own++) {
+            int key = SWAP ? g : 2 * c + own;
+            float sum = __shfl_sync(0xffffffffu, own_square, key * 4 + (key >> 1));
             const __half *norm = (const __half *)(stage + plane.scale_at +
                                                   (first + i * 8 + key) * plane.scale_pitch);
-            factors[FEW ? 0 : i][FEW ? i : own] = __half2float(*norm) * inverse_root(sum);
+            factors[SWAP ? 0 : i][SWAP ? i : own] = __half2float(*norm) * inverse_root(sum);
         }
     }
 }
 
-/* Raw scores of the rows against 16 SUBS keys from `first` on, in turns, so that no product waits
- * for the one before, and their factors. */
-template <int D, int FEW, int BITS, bool HAS_REST, int SUBS>
+/* Raw scores against 16 SUBS keys from `first` on, and their factors. Keys alternate, so that no
+ * product waits for the previous one. */
+template <int D, int SWAP, int BITS, bool HAS_REST, int SUBS>
 static __device__ __forceinline__ void
 dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
-              const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
-              float (*s)[4], float (*factors)[2])
+              const lane_queries<D, SWAP> &queries, int first, int lane, bool high_rows,
+              float (*acc_s)[4], float (*factors)[2])
 {
-    constexpr bool shallow = SUBS == 2 && FEW != 0;
-    constexpr int words = D / 32, each = FEW ? 1 : 2;
+    constexpr bool shallow = SUBS == 2 && SWAP != 0;
+    constexpr int words = D / 32, each = SWAP ? 1 : 2;
     constexpr int batch = words > 4 ? 4 : words; /* words loaded together */
     const code_place place = place_of_codes(stage, plane.at + (first + (lane >> 2)) * plane.pitch +
                                                        (lane & 3) * words * BITS);
-    float squares[SUBS][FEW ? 2 : 1][4] = {};
+    float squares[SUBS][SWAP ? 2 : 1][4] = {};
 #pragma unroll
     for (int from = 0; from < words; from += batch) {
         uint32_t x[2 * SUBS][batch];
@@ -121,68 +122,67 @@ dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const 
             const uint32_t(&a)[4] = pairs[0], (&b)[4] = pairs[1];
             widen_levels<BITS>(x[2 * sub][j], pairs[0]);
             widen_levels<BITS>(x[2 * sub + 1][j], pairs[1]);
-            queries.multiply(sq, lane, from + j, high_rows, pairs, &s[sub * each]);
-            add_squares<FEW, shallow>(squares[sub], a[0], a[1], b[0], b[1]);
-            add_squares<FEW, shallow>(squares[sub], a[2], a[3], b[2], b[3]);
+            queries.multiply(sq, lane, from + j, high_rows, pairs, &acc_s[sub * each]);
+            add_squares<SWAP, shallow>(squares[sub], a[0], a[1], b[0], b[1]);
+            add_squares<SWAP, shallow>(squares[sub], a[2], a[3], b[2], b[3]);
             if (HAS_REST) {
-                queries.from_memory(rest, lane, from + j, high_rows, pairs, &s[sub * each]);
+                queries.from_memory(rest, lane, from + j, high_rows, pairs, &acc_s[sub * each]);
             }
         }
     }
 #pragma unroll
     for (int sub = 0; sub < SUBS; sub++) {
-        length_factors<FEW>(stage, plane, first + sub * 16, lane, squares[sub],
-                            &factors[sub * each]);
+        length_factors<SWAP>(stage, plane, first + sub * 16, lane, squares[sub],
+                             &factors[sub * each]);
     }
 }
 
-/* The same by what is known at run time: without branches in between products overlap. With the
- * queries' rest there are no registers for keys in turns. */
-template <int D, int FEW, int BITS, int SUBS>
+/* Selects the code for the run-time condition has_rest, so that no branch separates products. With
+ * rounding errors, registers do not suffice for alternating keys. */
+template <int D, int SWAP, int BITS, int SUBS>
 static __device__ __forceinline__ void
 dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
-                   bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane,
-                   bool high_rows, float (*s)[4], float (*factors)[2])
+                   bool has_rest, const lane_queries<D, SWAP> &queries, int first, int lane,
+                   bool high_rows, float (*acc_s)[4], float (*factors)[2])
 {
     if (!has_rest) {
-        dot_levels_of<D, FEW, BITS, false, SUBS>(stage, plane, sq, rest, queries, first, lane,
-                                                 high_rows, s, factors);
+        dot_levels_of<D, SWAP, BITS, false, SUBS>(stage, plane, sq, rest, queries, first, lane,
+                                                  high_rows, acc_s, factors);
         return;
     }
 #pragma unroll
     for (int sub = 0; sub < SUBS; sub++) {
-        const int at = sub * (FEW ? 1 : 2);
-        /* Where the rest lies is not found where there is none. */
-        dot_levels_of<D, FEW, BITS, true, 1>(stage, plane, sq, rest, queries, first + sub * 16,
-                                             SUBS > 1 ? kept(lane) : lane, high_rows, s + at,
-                                             factors + at);
+        const int at = sub * (SWAP ? 1 : 2);
+        /* opaque: the address of the rest is not computed where it is not used */
+        dot_levels_of<D, SWAP, BITS, true, 1>(stage, plane, sq, rest, queries, first + sub * 16,
+                                              SUBS > 1 ? opaque(lane) : lane, high_rows, acc_s + at,
+                                              factors + at);
     }
 }
 
-template <int D, int FEW, int SUBS>
+template <int D, int SWAP, int SUBS>
 static __device__ __forceinline__ void
 dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
-           bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
-           float (*s)[4], float (*factors)[2])
+           bool has_rest, const lane_queries<D, SWAP> &queries, int first, int lane, bool high_rows,
+           float (*acc_s)[4], float (*factors)[2])
 {
     if (bits == 4) {
-        dot_levels_by_rest<D, FEW, 4, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
-                                            high_rows, s, factors);
+        dot_levels_by_rest<D, SWAP, 4, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
+                                             high_rows, acc_s, factors);
     } else {
-        dot_levels_by_rest<D, FEW, 3, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
-                                            high_rows, s, factors);
+        dot_levels_by_rest<D, SWAP, 3, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
+                                             high_rows, acc_s, factors);
     }
 }
 
-/* Raw scores of the rows against 16 SUBS keys of e4m3 from `first` on, rows of them 4 bytes apart
- * or more. */
-template <int D, int FEW, int SUBS, int N>
-static __device__ __forceinline__ void dot_e4m3_rows(const char *stage, const sm80_plane &plane,
-                                                     const char *sq,
-                                                     const lane_queries<D, FEW> &queries, int first,
-                                                     int lane, bool high_rows, float (&s)[N][4])
+/* Raw scores against 16 SUBS e4m3 keys from `first` on; rows are aligned to 4 bytes. */
+template <int D, int SWAP, int SUBS, int N>
+static __device__ __forceinline__ void
+dot_e4m3_rows(const char *stage, const sm80_plane &plane, const char *sq,
+              const lane_queries<D, SWAP> &queries, int first, int lane, bool high_rows,
+              float (&acc_s)[N][4])
 {
-    constexpr int chunks = D / 32, each = N / SUBS; /* of 8 dims, of a lane */
+    constexpr int chunks = D / 32, each = N / SUBS; /* chunks of 8 dims of a lane */
     const char *from =
         stage + plane.at + (first + (lane >> 2)) * plane.pitch + (lane & 3) * chunks * 8;
 #pragma unroll
@@ -200,13 +200,13 @@ static __device__ __forceinline__ void dot_e4m3_rows(const char *stage, const sm
                     pairs[n][2 * i + 1] = widen<KIND_E4M3>(x[i] >> 16);
                 }
             }
-            queries.multiply(sq, lane, j, high_rows, pairs, &s[sub * each]);
+            queries.multiply(sq, lane, j, high_rows, pairs, &acc_s[sub * each]);
         }
     }
 }
 
-/* Where rows of K (index 0) or V of a head lie in a stage: TurboQuant's may begin inside a piece,
- * as bytes_of_head has it. */
+/* The layout of rows of K (index 0) or V in a stage, shifted by `before` bytes: TurboQuant's rows
+ * may begin inside a piece (bytes_of_head). */
 static __device__ __forceinline__ sm80_plane plane_behind(const sm80_params &a, int index,
                                                           int32_t before)
 {
@@ -231,16 +231,16 @@ static __device__ __forceinline__ sm80_plane plane_of_head(const sm80_params &a,
     return plane_behind(a, index, bytes_of_head<KIND>(a, index, head));
 }
 
-/* Steps and lowest values of the lane's keys, `first` the first of the warp's. */
-template <int FEW, int N>
+/* Loads steps and lowest values of the lane's keys; `first` is the warp's first. */
+template <int SWAP, int N>
 static __device__ __forceinline__ void load_steps(const char *stage, const sm80_plane &plane,
                                                   int first, int lane, float (&step)[N][2],
                                                   float (&lowest)[N][2])
 {
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {
-        int key = first + sums_at<FEW>::first_key(lane) +
-                  sums_at<FEW>::key(i / 2, FEW ? i % 2 * 2 : i % 2);
+        int key = first + acc_layout<SWAP>::first_key(lane) +
+                  acc_layout<SWAP>::key(i / 2, SWAP ? i % 2 * 2 : i % 2);
         const __half *two = (const __half *)(stage + plane.scale_at + key * plane.scale_pitch);
         step[i / 2][i % 2] = __half2float(two[0]);
         lowest[i / 2][i % 2] = __half2float(two[1]);
