@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_mla on sm_90a, host side: which layers and batches it takes. */
+/* attend_mla on sm_90a, host side: which layers and batches it serves. */
 #include "sm90_latent.h"
 
 #include <attn/mla.h>
 
 #include "gpu/host/schedule.h"
 
-#define LEAST_ROWS 8 /* of an item, where a query's heads are more than one item has */
-/* Tiles of a multiprocessor up to which items of few rows pay: of several queries, and of a part of
- * a query's heads. */
-#define FEW_TILES 8
-#define FEW_TILES_OF_PARTS 4
+#define LEAST_ROWS 8 /* rows of an item, if a query has more heads than an item has rows */
+/* Tiles for each multiprocessor up to which the swap-AB kernel pays: with items of several queries,
+ * and of a part of a query's heads. */
+#define SWAP_AB_TILES 8
+#define SWAP_AB_TILES_OF_PARTS 4
 
-/* Rows of the cache as the kernel takes them; -1: it does not. fp8_ds_mla's numbers times their
- * scales are rounded to f16, which is nothing next to bf16, but not next to f16. */
+/* The form of the cache's rows; -1 if they are not served. Numbers of fp8_ds_mla times their scales
+ * are rounded to f16, an error that is negligible in bf16 but not in f16. */
 static int32_t form_of(const struct attn_layer_desc *layer)
 {
     int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
@@ -32,8 +32,8 @@ static int32_t form_of(const struct attn_layer_desc *layer)
     }
 }
 
-/* Rows of an item are of one query, which all see the same keys, or where takes_boxes says so of
- * several. */
+/* An item's rows belong to one query, which see the same keys, or to several queries where
+ * takes_boxes allows it. */
 static bool serves(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -49,14 +49,14 @@ static bool serves(const struct attn_attend_args *args)
            layer->alibi == ATTN_ALIBI_NONE && !layer->fast_prefill;
 }
 
-/* Blocks that TMA copies whole: 8 rows are the period of its swizzle. */
+/* Whether TMA can copy blocks in whole periods of its swizzle, 8 rows. */
 static bool block_is_boxes(int32_t block_size)
 {
     return block_size % GPU_TILE == 0 || (block_size % 8 == 0 && GPU_TILE % block_size == 0);
 }
 
-/* TMA brings the keys, and which a row sees are an interval: what several queries in one item need.
- * tree: a mask of the batch's own keys may take some away. */
+/* Whether TMA copies the keys and each row sees an interval, as items of several queries need.
+ * `tree`: a mask over the batch's own keys is allowed as well. */
 static bool takes_boxes(const struct attn_attend_args *args, bool tree)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -72,10 +72,10 @@ static int32_t least(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* All heads of several queries are an item, where rows allow it; else a query's, or an equal part
- * of them. A request's rows are in the same items in all batches, which batch-invariant layers
- * need; behind them an item may have rows of the next request, which move the bases of rows of
- * their warp, 16 rows. */
+/* An item has all heads of several queries if they fit, else a query's heads or an equal part of
+ * them. A request's rows are in the same items whatever the batch, as batch-invariant layers need.
+ * Rows of the next request may follow in the same item and affect row_max of their warp, 16 rows.
+ */
 static void choose_rows(const struct attn_attend_args *args, struct schedule_host *plan)
 {
     const struct attn_batch *batch = args->batch;
@@ -89,17 +89,17 @@ static void choose_rows(const struct attn_attend_args *args, struct schedule_hos
     if (group <= SM90_LATENT_ROWS && !tree && (!args->prepared->invariant || group % 16 == 0)) {
         plan->tile_rows = group * least(most, SM90_LATENT_ROWS / group);
     }
-    int32_t few = group % FEW_ROWS == 0 ? FEW_ROWS : 0;
-    if (group <= FEW_ROWS) {
-        few = group * least(most, least(FEW_ROWS / group, FEW_QUERIES));
+    int32_t few = group % SWAP_AB_ROWS == 0 ? SWAP_AB_ROWS : 0;
+    if (group <= SWAP_AB_ROWS) {
+        few = group * least(most, least(SWAP_AB_ROWS / group, SWAP_AB_QUERIES));
     }
     const int64_t keys = (batch->max_seq_len + GPU_TILE - 1) / GPU_TILE;
     const int64_t rows = (int64_t)batch->num_tokens * group;
-    const int64_t tiles = group <= FEW_ROWS ? FEW_TILES : FEW_TILES_OF_PARTS;
+    const int64_t tiles = group <= SWAP_AB_ROWS ? SWAP_AB_TILES : SWAP_AB_TILES_OF_PARTS;
     const bool pays =
-        most * group <= FEW_ROWS || rows * keys <= tiles * args->instance->device.num_sms * few;
+        most * group <= SWAP_AB_ROWS || rows * keys <= tiles * args->instance->device.num_sms * few;
     plan->fast_few =
-        few > 0 && ((pays && !args->prepared->invariant) || (tree && group <= FEW_ROWS));
+        few > 0 && ((pays && !args->prepared->invariant) || (tree && group <= SWAP_AB_ROWS));
     plan->tile_rows = plan->fast_few ? few : plan->tile_rows;
 }
 
@@ -108,12 +108,12 @@ static uint64_t bits_of_rows(const struct gpu_tensor *r)
     return (uint64_t)(uintptr_t)r->data | (uint64_t)r->row | (uint64_t)r->head;
 }
 
-/* A list of keys, a tree, spans or a soft cap: threads copy the rows, and scores have terms. The
- * way for few rows has its own for a tree, and does without the others. */
+/* Whether scores have terms: a list of keys, a tree, spans or a soft cap. Then threads copy the
+ * rows. The swap-AB kernel applies trees itself and has no other terms. */
 static bool has_terms(const struct sm90_latent_params *l)
 {
     const struct gpu_problem *problem = &l->p.attend.problem;
-    return l->p.topk != NULL || (problem->tree != NULL && !l->few) || problem->spans != NULL ||
+    return l->p.topk != NULL || (problem->tree != NULL && !l->swap_ab) || problem->spans != NULL ||
            problem->soft_cap > 0;
 }
 
@@ -142,15 +142,17 @@ static void map_keys(const struct attn_attend_args *args, struct sm90_latent_par
     l->mapped = tensor_map_encode(&args->instance->device, k->data, &shape, &l->k_map);
 }
 
-/* Queries in the kernel's type, 64 dims at a time: 64 heads of a token, or the rows of an item of
- * few. Behind the last head are zeros. */
+/* Maps queries of the kernel's type, 64 dims at a time: 64 heads of a token, or the rows of a
+ * swap-AB item. Heads after the last read as zeros. */
 static void map_queries(const struct attn_attend_args *args, struct sm90_latent_params *l)
 {
     const struct gpu_tensor *const parts[2] = {&l->p.attend.q, &l->p.q_rope};
     const int32_t dims[2] = {LATENT_MAX_RANK, LATENT_MAX_SIZE - LATENT_MAX_RANK};
     const int32_t group = l->p.attend.problem.group, rows = l->p.attend.schedule.tile_rows;
     const int32_t queries = rows > group ? rows / group : 1;
-    const int32_t heads = queries > 1 ? group : l->few ? least(group, FEW_ROWS) : SM90_LATENT_ROWS;
+    const int32_t heads = queries > 1  ? group
+                          : l->swap_ab ? least(group, SWAP_AB_ROWS)
+                                       : SM90_LATENT_ROWS;
     l->q_rows = heads * queries;
     l->q_mapped =
         l->wide_queries && (l->form == LATENT_FORM_OWN || l->p.attend.q.dtype == ATTN_DTYPE_F16);
@@ -186,10 +188,10 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     l.row_bytes = l.form == LATENT_FORM_OWN  ? LATENT_MAX_SIZE * 2
                   : l.form == LATENT_FORM_DS ? DS_MLA_ROW
                                              : LATENT_MAX_SIZE;
-    l.few = ((const struct schedule_host *)args->schedule_host)->fast_few;
+    l.swap_ab = ((const struct schedule_host *)args->schedule_host)->fast_few;
     map_keys(args, &l);
     map_queries(args, &l);
-    if (!l.mapped && !l.few && a->schedule.tile_rows > a->problem.group) {
+    if (!l.mapped && !l.swap_ab && a->schedule.tile_rows > a->problem.group) {
         return "the plan was made for a cache whose rows begin at multiples of 16 bytes";
     }
     return sm90_latent_launch(&args->instance->device, &l, args->stream);

@@ -10,17 +10,17 @@ extern "C" const char *sm90_latent_launch(const struct gpu_device *device,
                                           const struct sm90_latent_params *params, void *stream)
 {
     CUcontext popped;
-    /* rows of 8 bits become f16, which holds them exactly, and bf16 queries with them */
+    /* 8-bit rows are converted to f16, which is exact, and bf16 queries with them */
     bool bf16 = params == nullptr ||
                 (params->form == LATENT_FORM_OWN && params->p.attend.q.dtype == ATTN_DTYPE_BF16);
     bool f16 = params == nullptr || !bf16;
-    bool few = params == nullptr || params->few;
+    bool swap_ab = params == nullptr || params->swap_ab;
     cudaError_t error = cudaSuccess;
     ((push_fn *)device->push)((CUcontext)device->context);
-    if (few) {
-        error = (cudaError_t)sm90_latent_few_launch(params, device->num_sms, stream);
+    if (swap_ab) {
+        error = (cudaError_t)sm90_swap_ab_launch(params, device->num_sms, stream);
     }
-    if (params != nullptr && few) {
+    if (params != nullptr && swap_ab) {
         bf16 = f16 = false;
     }
     if (bf16 && error == cudaSuccess) {
@@ -29,7 +29,7 @@ extern "C" const char *sm90_latent_launch(const struct gpu_device *device,
     if (f16 && error == cudaSuccess) {
         error = launch_latent<KIND_F16>(params, device->num_sms, (cudaStream_t)stream);
     }
-    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
         (void)cudaGetLastError();
     }
     ((pop_fn *)device->pop)(&popped);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of items become their output. */
+/* Merges the parts of cut items into the output. */
 #ifndef CUDA_FLASH_SM90_LATENT_MERGE_CUH
 #define CUDA_FLASH_SM90_LATENT_MERGE_CUH
 
@@ -7,18 +7,18 @@
 
 #define MERGE_THREADS 1024
 #define MERGE_WARPS (MERGE_THREADS / 32)
-#define MERGE_STEP 3   /* parts that a warp reads together */
-#define MERGE_CUTS 256 /* segments looked at together */
+#define MERGE_STEP 3   /* parts that a warp reads at once */
+#define MERGE_CUTS 256 /* segments examined at once */
 
-/* The parts of an item that was cut: the first one, and the others by number. */
+/* The parts of a cut item: the first, and where the others are. */
 struct latent_cut {
     int32_t segment, rows, first, second, step, count;
 };
 
-/* Segment i, if an item is first cut at its beginning; count 0: none is. */
+/* The cut that segment i starts; count is 0 if it starts none. */
 static __device__ __forceinline__ latent_cut cut_of(const gpu_schedule &plan, int32_t i)
 {
-    /* of shares' parts, the first begins inside its share; shares abreast are others' */
+    /* the first part of an item begins inside its share; parallel shares belong to other items */
     const bool shares = plan.by_item == 2;
     const int32_t apart = shares ? plan.abreast : 1;
     const gpu_segment &s = plan.segments[i];
@@ -34,8 +34,9 @@ static __device__ __forceinline__ latent_cut cut_of(const gpu_schedule &plan, in
     return cut;
 }
 
-/* Warps that share a piece's parts, the longest cut's `count`: as many as there are for all pieces,
- * and none with fewer parts than it reads together. Batch-invariant items have one. */
+/* The number of warps for each piece, a power of two: as many as exist for all pieces, unless a
+ * warp would have fewer than MERGE_STEP of the longest cut's `count` parts. Batch-invariant items
+ * have one. */
 static __device__ __forceinline__ int32_t shares_of(int32_t pieces, int32_t count)
 {
     int32_t shares = 1;
@@ -46,60 +47,60 @@ static __device__ __forceinline__ int32_t shares_of(int32_t pieces, int32_t coun
     return shares;
 }
 
-/* A lane's numbers of a piece, two times 512 bytes of a part, and largest exponents and sums of
- * weights of the two rows that they are of. */
+/* A lane's elements of a piece, 512 bytes twice, and row_max and row_sum of its two rows. */
 struct merged_piece {
-    float4 o[2];
-    float2 high, sum;
+    float4 acc_o[2];
+    float2 row_max, row_sum;
 };
 
-/* factor: of the first row and of the second. BY_ROWS: numbers 0 and 1 are the first row's; else 0
- * and 2. */
+/* Adds a part's elements times `factor`, which has one for each row. BY_ROWS: elements 0 and 1
+ * belong to the first row; else 0 and 2. */
 template <bool BY_ROWS>
-static __device__ __forceinline__ void add_numbers(float4 &to, float4 o, float2 factor)
+static __device__ __forceinline__ void add_numbers(float4 &to, float4 acc_o, float2 factor)
 {
-    to.x = fmaf(factor.x, o.x, to.x);
-    to.y = fmaf(BY_ROWS ? factor.x : factor.y, o.y, to.y);
-    to.z = fmaf(BY_ROWS ? factor.y : factor.x, o.z, to.z);
-    to.w = fmaf(factor.y, o.w, to.w);
+    to.x = fmaf(factor.x, acc_o.x, to.x);
+    to.y = fmaf(BY_ROWS ? factor.x : factor.y, acc_o.y, to.y);
+    to.z = fmaf(BY_ROWS ? factor.y : factor.x, acc_o.z, to.z);
+    to.w = fmaf(factor.y, acc_o.w, to.w);
 }
 
-/* Sums count from other exponents, 2^base. */
+/* Rescales a piece to a new row_max. */
 template <bool BY_ROWS>
-static __device__ __forceinline__ float2 raise_piece(merged_piece &x, float2 high)
+static __device__ __forceinline__ float2 rescale_piece(merged_piece &x, float2 row_max)
 {
-    const float2 base = {softmax_base(high.x), softmax_base(high.y)};
-    const float2 f = {exp2f(x.high.x - base.x), exp2f(x.high.y - base.y)};
-    x.high = high;
-    x.sum.x *= f.x, x.sum.y *= f.y;
+    const float2 base = {softmax_base(row_max.x), softmax_base(row_max.y)};
+    const float2 scores_scale = {exp2f(x.row_max.x - base.x), exp2f(x.row_max.y - base.y)};
+    x.row_max = row_max;
+    x.row_sum.x *= scores_scale.x, x.row_sum.y *= scores_scale.y;
 #pragma unroll
     for (int d = 0; d < 2; d++) {
-        x.o[d].x *= f.x, x.o[d].y *= BY_ROWS ? f.x : f.y;
-        x.o[d].z *= BY_ROWS ? f.y : f.x, x.o[d].w *= f.y;
+        x.acc_o[d].x *= scores_scale.x, x.acc_o[d].y *= BY_ROWS ? scores_scale.x : scores_scale.y;
+        x.acc_o[d].z *= BY_ROWS ? scores_scale.y : scores_scale.x, x.acc_o[d].w *= scores_scale.y;
     }
     return base;
 }
 
-/* others[i]: counted from its own exponents. */
+/* Adds pieces, each relative to its own row_max. */
 template <bool BY_ROWS, int COUNT>
 static __device__ __forceinline__ void add_pieces(merged_piece &x,
                                                   const merged_piece (&others)[COUNT])
 {
-    float2 high = x.high;
+    float2 row_max = x.row_max;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        high.x = fmaxf(high.x, others[i].high.x);
-        high.y = fmaxf(high.y, others[i].high.y);
+        row_max.x = fmaxf(row_max.x, others[i].row_max.x);
+        row_max.y = fmaxf(row_max.y, others[i].row_max.y);
     }
-    const float2 base = raise_piece<BY_ROWS>(x, high);
+    const float2 base = rescale_piece<BY_ROWS>(x, row_max);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         const merged_piece &other = others[i];
-        const float2 f = {exp2f(other.high.x - base.x), exp2f(other.high.y - base.y)};
-        x.sum.x = fmaf(f.x, other.sum.x, x.sum.x);
-        x.sum.y = fmaf(f.y, other.sum.y, x.sum.y);
-        add_numbers<BY_ROWS>(x.o[0], other.o[0], f);
-        add_numbers<BY_ROWS>(x.o[1], other.o[1], f);
+        const float2 scores_scale = {exp2f(other.row_max.x - base.x),
+                                     exp2f(other.row_max.y - base.y)};
+        x.row_sum.x = fmaf(scores_scale.x, other.row_sum.x, x.row_sum.x);
+        x.row_sum.y = fmaf(scores_scale.y, other.row_sum.y, x.row_sum.y);
+        add_numbers<BY_ROWS>(x.acc_o[0], other.acc_o[0], scores_scale);
+        add_numbers<BY_ROWS>(x.acc_o[1], other.acc_o[1], scores_scale);
     }
 }
 
@@ -109,9 +110,9 @@ static __device__ __forceinline__ merged_piece empty_piece()
     return {{zeros, zeros}, make_float2(-INFINITY, -INFINITY), make_float2(0.0f, 0.0f)};
 }
 
-/* PIECES says where a part's numbers are: ROWS, of a part; COUNT, pieces of it, whose second 512
- * bytes are half a part behind the first; APART, from a lane's first row to its second one;
- * BY_ROWS. Each share has every `shares`th part of `count`. */
+/* Merges every `shares`-th of `count` parts. PIECES describes the layout of a part: ROWS of a part;
+ * COUNT pieces, whose second 512 bytes are half a part after the first; APART, the distance of a
+ * lane's two rows; BY_ROWS. */
 template <class PIECES>
 static __device__ __forceinline__ merged_piece merge_parts(const gpu_schedule &plan,
                                                            const latent_cut &cut, int32_t count,
@@ -130,10 +131,10 @@ static __device__ __forceinline__ merged_piece merge_parts(const gpu_schedule &p
             const float *bases = part + PIECES::ROWS * LATENT_MAX_RANK + row;
             parts[i] = empty_piece();
             if (k < count) {
-                parts[i].o[0] = ((const float4 *)part)[piece * 32 + lane];
-                parts[i].o[1] = ((const float4 *)part)[(PIECES::COUNT + piece) * 32 + lane];
-                parts[i].high = make_float2(bases[0], bases[PIECES::APART]);
-                parts[i].sum =
+                parts[i].acc_o[0] = ((const float4 *)part)[piece * 32 + lane];
+                parts[i].acc_o[1] = ((const float4 *)part)[(PIECES::COUNT + piece) * 32 + lane];
+                parts[i].row_max = make_float2(bases[0], bases[PIECES::APART]);
+                parts[i].row_sum =
                     make_float2(bases[PIECES::ROWS], bases[PIECES::ROWS + PIECES::APART]);
             }
         }
@@ -142,7 +143,7 @@ static __device__ __forceinline__ merged_piece merge_parts(const gpu_schedule &p
     return x;
 }
 
-/* The first of a piece's warps gets what all have together. */
+/* Adds the results of a piece's warps in a tree; the first warp gets the sum. */
 template <class PIECES>
 static __device__ __forceinline__ void add_shares(merged_piece &x, merged_piece (*others)[32],
                                                   int32_t share, int32_t shares)
@@ -152,16 +153,16 @@ static __device__ __forceinline__ void add_shares(merged_piece &x, merged_piece 
         if (share >= half && share < 2 * half) {
             others[first + share - half][lane] = x;
         }
-        __syncthreads(); /* they are there */
+        __syncthreads(); /* the addends are written */
         if (share < half) {
             const merged_piece other[1] = {others[first + share][lane]};
             add_pieces<PIECES::BY_ROWS>(x, other);
         }
-        __syncthreads(); /* they have been read */
+        __syncthreads(); /* the addends have been read */
     }
 }
 
-/* The parts of items that were cut become their output. */
+/* Merges the parts of all cut items. */
 template <class PIECES>
 static __device__ __forceinline__ void merge_cuts(const sm90_latent_params &a)
 {
@@ -170,7 +171,7 @@ static __device__ __forceinline__ void merge_cuts(const sm90_latent_params &a)
     __shared__ merged_piece others[MERGE_WARPS / 2][32];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const gpu_schedule &plan = a.p.attend.schedule;
-    /* the schedule was there before the attend let this kernel begin */
+    /* The schedule exists already: the attend kernel has started this one. */
     const int32_t segments = plan.header->segments;
     for (int32_t from = 0; from == 0 || from < segments; from += MERGE_CUTS) {
         latent_cut cut = {};
@@ -183,7 +184,7 @@ static __device__ __forceinline__ void merge_cuts(const sm90_latent_params &a)
             found[warp] = __popc(are);
             longest[warp] = most;
         }
-        __syncthreads(); /* all warps have counted theirs */
+        __syncthreads(); /* all warps have counted their cuts */
         int32_t at = __popc(are & ((1u << lane) - 1)), count = 0, parts = 0;
         for (int i = 0; i < MERGE_CUTS / 32; i++) {
             at += i < warp ? found[i] : 0;
@@ -195,18 +196,18 @@ static __device__ __forceinline__ void merge_cuts(const sm90_latent_params &a)
         }
         const int32_t pieces = count * PIECES::COUNT, shares = shares_of(pieces, parts);
         const int32_t share = warp & (shares - 1);
-        __syncthreads(); /* the cuts are there */
+        __syncthreads(); /* the cuts are written */
         if (from == 0) {
             wait_for_earlier_kernels();
             let_later_kernels_begin();
         }
-        /* a CTA's pieces are far apart: few pieces are a few in each CTA */
+        /* A CTA's pieces are far apart, so that few pieces are spread over all CTAs. */
         for (int32_t first = (int32_t)blockIdx.x; first < pieces;
              first += (int32_t)gridDim.x * (MERGE_WARPS / shares)) {
             const int32_t n = first + (int32_t)gridDim.x * (warp / shares);
             const latent_cut &of = cuts[min(n / PIECES::COUNT, count - 1)];
             const int piece = n % PIECES::COUNT;
-            /* other rows have not been written */
+            /* rows out of range were not written */
             const bool real = n < pieces && PIECES::first_row(piece) < of.rows;
             merged_piece x =
                 merge_parts<PIECES>(plan, of, real ? of.count : 0, piece, share, shares);
@@ -215,7 +216,7 @@ static __device__ __forceinline__ void merge_cuts(const sm90_latent_params &a)
                 PIECES::store(a, plan.segments[of.segment].row_tile, piece, x);
             }
         }
-        __syncthreads(); /* they have been read */
+        __syncthreads(); /* the cuts have been read */
     }
 }
 

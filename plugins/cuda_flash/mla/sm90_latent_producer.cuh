@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The warps that copy queries and latent rows. */
+/* The producer warps, which copy queries and latent rows. */
 #ifndef CUDA_FLASH_SM90_LATENT_PRODUCER_CUH
 #define CUDA_FLASH_SM90_LATENT_PRODUCER_CUH
 
 #include "sm90_latent_convert.cuh"
 
-/* One of 8 threads that copy a row: chunk t % 8 of column c. NARROWS: bf16 that becomes f16. */
+/* Each of 8 threads of a row copies chunk t % 8 of column c. NARROWS: from bf16 to f16. */
 template <bool NARROWS>
 static __device__ __forceinline__ void copy_chunk(const char *latent, const char *rope, bool real,
                                                   bool wide, const void *any, uint32_t to, int row,
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void copy_chunk(const char *latent, const char
     }
 }
 
-/* This thread's chunks are on their way, or there. */
+/* Announces this thread's chunks, whose copies may still be in flight. */
 static __device__ __forceinline__ void arrive_chunks(bool wide, uint64_t &barrier)
 {
     if (wide) {
@@ -38,10 +38,10 @@ static __device__ __forceinline__ void arrive_chunks(bool wide, uint64_t &barrie
     }
 }
 
-/* By the last THREADS threads that copy. */
+/* Copies an item's query rows with the last THREADS producer threads. */
 template <int THREADS, bool NARROWS>
 static __device__ __forceinline__ void
-copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &mine)
+copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &smem)
 {
     constexpr int UNROLLED = NARROWS ? 3 : LATENT_COLUMNS;
     const gpu_params &p = a.p.attend;
@@ -54,56 +54,57 @@ copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_sh
 #pragma unroll(UNROLLED)
         for (int c = 0; c < LATENT_COLUMNS; c++) {
             copy_chunk<NARROWS>(latent, rope, row < item.num_rows, a.wide_queries, p.q.data,
-                                shared_address(mine.q), row, c);
+                                shared_address(smem.q), row, c);
         }
     }
-    arrive_chunks(a.wide_queries && !NARROWS, mine.q_full);
+    arrive_chunks(a.wide_queries && !NARROWS, smem.q_full);
 }
 
-/* By TMA and one thread. */
+/* Copies an item's queries by TMA; one thread calls. */
 static __device__ __forceinline__ void
-copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &mine)
+copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &smem)
 {
     const int32_t group = a.p.attend.problem.group, index = item.first_row / group;
     const int32_t head = item.first_row - index * group, token = item.query_start + index;
-    const uint32_t full = shared_address(&mine.q_full);
+    const uint32_t full = shared_address(&smem.q_full);
     barrier_arrive_expect(full, LATENT_COLUMNS * a.q_rows * 128);
 #pragma unroll 1
     for (int c = 0; c < LATENT_ROPE; c++) {
-        copy_box(shared_address(mine.q[c]), &a.q_maps[0], c * 64, head, token, 0, full);
+        copy_box(shared_address(smem.q[c]), &a.q_maps[0], c * 64, head, token, 0, full);
     }
-    copy_box(shared_address(mine.q[LATENT_ROPE]), &a.q_maps[1], 0, head, token, 0, full);
+    copy_box(shared_address(smem.q[LATENT_ROPE]), &a.q_maps[1], 0, head, token, 0, full);
 }
 
-/* By the last THREADS threads that copy. */
+/* Copies an item's queries; the last THREADS producer threads call. */
 template <int KIND, int THREADS>
 static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
-                                                    const gpu_row_tile &item, latent_shared &mine)
+                                                    const gpu_row_tile &item, latent_shared &smem)
 {
     if (a.q_mapped) {
         if ((threadIdx.x & (THREADS - 1)) < 32 && elected()) {
-            copy_query_boxes(a, item, mine);
+            copy_query_boxes(a, item, smem);
         }
         __syncwarp();
     } else if (KIND == KIND_F16 && a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
-        copy_query_rows<THREADS, true>(a, item, mine);
+        copy_query_rows<THREADS, true>(a, item, smem);
     } else {
-        copy_query_rows<THREADS, false>(a, item, mine);
+        copy_query_rows<THREADS, false>(a, item, smem);
     }
 }
 
-/* Half `half` of the columns of a tile of rows in 16 bits, by cp.async; WITH_ROPE: and the last. */
+/* Copies half `half` of the columns of a tile of 16-bit rows by cp.async, with WITH_ROPE also the
+ * rope column. */
 template <bool WITH_ROPE>
-static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, latent_shared &mine,
+static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, latent_shared &smem,
                                                  int b, int32_t t, int half)
 {
     const int chunk = threadIdx.x & 7;
-    const uint32_t to = shared_address(mine.k[b][half * 4]) +
+    const uint32_t to = shared_address(smem.k[b][half * 4]) +
                         place_in_column(copied_row<LATENT_COPY_WARPS>(0), chunk);
     const uint32_t to_rope = to + (LATENT_ROPE - half * 4) * LATENT_COLUMN_BYTES;
 #pragma unroll
     for (int i = 0; i < LATENT_COPY_ROWS; i++) {
-        const char *row = row_of_thread<LATENT_COPY_WARPS>(mine, t, i);
+        const char *row = row_of_thread<LATENT_COPY_WARPS>(smem, t, i);
         const int bytes = row != nullptr ? 16 : 0;
         const char *from = (row != nullptr ? row : a.p.attend.k.data) + half * 512 + chunk * 16;
         const int further = i * (LATENT_COPY_WARPS * 4) * 128;
@@ -115,30 +116,30 @@ static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, la
             copy16(to_rope + further, from + (LATENT_ROPE - half * 4) * 128, bytes);
         }
     }
-    barrier_arrive_copies(shared_address(&mine.full[b][WITH_ROPE]));
+    barrier_arrive_copies(shared_address(&smem.full[b][WITH_ROPE]));
 }
 
-/* A tile of rows of any form at any addresses. */
+/* Copies a tile of rows of any form and alignment. */
 static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params &a,
-                                                        latent_shared &mine, int phase, int32_t t)
+                                                        latent_shared &smem, int phase, int32_t t)
 {
     const int b = t & 1, chunk = threadIdx.x & 7;
-    barrier_wait(shared_address(&mine.empty[b][0]), phase);
-    barrier_wait(shared_address(&mine.empty[b][1]), phase);
+    barrier_wait(shared_address(&smem.empty[b][0]), phase);
+    barrier_wait(shared_address(&smem.empty[b][1]), phase);
 #pragma unroll 1
     for (int n = 0; n < LATENT_COPY_ROWS * LATENT_COLUMNS; n++) {
         const int c = n >> 2, i = n & 3;
-        const char *row = row_of_thread<LATENT_COPY_WARPS>(mine, t, i);
+        const char *row = row_of_thread<LATENT_COPY_WARPS>(smem, t, i);
         const int at = copied_row<LATENT_COPY_WARPS>(i);
         uint4 x = make_uint4(0, 0, 0, 0);
         if (row != nullptr) {
             x = read_chunk_slowly(row, a.form, c, chunk);
         }
-        store16(shared_address(mine.k[b][c]) + place_in_column(at, chunk), x);
+        store16(shared_address(smem.k[b][c]) + place_in_column(at, chunk), x);
     }
     fence_for_boxes();
-    barrier_arrive(shared_address(&mine.full[b][0]));
-    barrier_arrive(shared_address(&mine.full[b][1]));
+    barrier_arrive(shared_address(&smem.full[b][0]));
+    barrier_arrive(shared_address(&smem.full[b][1]));
 }
 
 static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
@@ -149,110 +150,111 @@ static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
     }
 }
 
-/* Queries and keys of all runs by whole warp groups: any block size, list and form of rows. FORM:
- * of rows that are read 16 bytes at a time; -1: any form at any address. */
+/* Copies queries and keys of all runs by whole warp groups, for any block size, list and form of
+ * rows. FORM: of rows that can be read 16 bytes at a time; -1: any form and alignment. */
 template <int KIND, int FORM>
 static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_params &a,
-                                                         latent_shared &mine)
+                                                         latent_shared &smem)
 {
     constexpr int FROM = FORM == LATENT_FORM_E5M2 ? KIND_E5M2 : KIND_E4M3;
     constexpr bool IS_DS = FORM == LATENT_FORM_DS, NARROW = FORM > LATENT_FORM_OWN;
     constexpr int WARPS = NARROW ? LATENT_CONVERT_WARPS : LATENT_COPY_WARPS;
     const gpu_params &p = a.p.attend;
-    int phases = 7; /* bit b: of buffer b; bit 2: of the queries; bit 3: which run */
+    /* bits 0 and 1: phases of the buffers; bit 2: of the queries; bit 3: parity of the run */
+    int phases = 7;
     latent_narrow narrow;
-    /* b: t & 1, as a constant */
-    auto bring = [&](int b, int32_t t, int32_t count) {
+    /* b is t & 1, as a constant. */
+    auto copy_tile = [&](int b, int32_t t, int32_t count) {
         const int phase = phases >> b & 1;
         if constexpr (FORM == LATENT_FORM_OWN) {
-            barrier_wait(shared_address(&mine.empty[b][b]), phase);
-            copy_half<false>(a, mine, b, t, b);
-            barrier_wait(shared_address(&mine.empty[b][b ^ 1]), phase);
-            copy_half<true>(a, mine, b, t, b ^ 1);
+            barrier_wait(shared_address(&smem.empty[b][b]), phase);
+            copy_half<false>(a, smem, b, t, b);
+            barrier_wait(shared_address(&smem.empty[b][b ^ 1]), phase);
+            copy_half<true>(a, smem, b, t, b ^ 1);
         } else if constexpr (NARROW) {
-            convert_tile<FROM, IS_DS>(mine, b, phase, t, t + 1 < count, narrow);
+            convert_tile<FROM, IS_DS>(smem, b, phase, t, t + 1 < count, narrow);
         } else {
-            copy_tile_slowly(a, mine, phase, t);
+            copy_tile_slowly(a, smem, phase, t);
         }
         phases ^= 1 << b;
-        arrive_warp(mine.full[b][1]); /* its terms are there, and its rows have been read */
+        arrive_warp(smem.full[b][1]); /* the terms are written and the rows have been read */
     };
 #pragma unroll 1
-    /* what is rarely needed of a run is read again */
+    /* Rarely used fields of a run are loaded again instead of kept. */
     for (int32_t s = first_segment(p.schedule); s >= 0;) {
-        latent_run run = enter_run(p.schedule, s);
-        latent_look &look = mine.look[threadIdx.x >> 5];
-        __syncwarp(); /* nobody reads the last run's any more */
+        latent_run run = load_run(p.schedule, s);
+        key_lookup &lookup = smem.lookup[threadIdx.x >> 5];
+        __syncwarp(); /* the previous run's lookup is not read any more */
         if ((threadIdx.x & 31) == 0) {
-            look = look_of(a, run, s);
+            lookup = lookup_of(a, run, s);
         }
-        __syncwarp(); /* it is there */
-        int32_t key = key_of_lane<WARPS>(look, 0), block = block_of_lane(a, look, key);
-        int32_t later = key_of_lane<WARPS>(look, 2);
-        /* both warp groups are in the run before: nobody reads terms of the one before that */
-        barrier_wait(shared_address(&mine.q_empty), phases >> 2 & 1);
-        copy_queries<KIND, WARPS * 32>(a, p.schedule.segments[s].row_tile, mine);
-        put_row<WARPS>(a, mine, look, phases >> 3, 0, key, block);
-        __syncwarp(); /* the rows' places are there */
+        __syncwarp(); /* the lookup is written */
+        int32_t key = key_of_lane<WARPS>(lookup, 0), block = block_of_lane(a, lookup, key);
+        int32_t later = key_of_lane<WARPS>(lookup, 2);
+        /* Both consumers are in the previous run, so the terms of the run before it are free. */
+        barrier_wait(shared_address(&smem.q_empty), phases >> 2 & 1);
+        copy_queries<KIND, WARPS * 32>(a, p.schedule.segments[s].row_tile, smem);
+        publish_row<WARPS>(a, smem, lookup, phases >> 3, 0, key, block);
+        __syncwarp(); /* the rows' addresses are written */
         if constexpr (NARROW) {
-            begin_convert<IS_DS>(mine, narrow);
+            begin_convert<IS_DS>(smem, narrow);
         }
 #pragma unroll 1
         for (int32_t t = 0; t < run.count; t += 2) {
             key = later;
-            block = block_of_lane(a, look, key);
-            later = t + 4 < run.count ? key_of_lane<WARPS>(look, t + 4) : -1;
-            bring(0, t, run.count);
-            if (NARROW) { /* reads ahead */
-                put_row<WARPS>(a, mine, look, phases >> 3, t + 2, key, block);
-                __syncwarp(); /* they are there */
+            block = block_of_lane(a, lookup, key);
+            later = t + 4 < run.count ? key_of_lane<WARPS>(lookup, t + 4) : -1;
+            copy_tile(0, t, run.count);
+            if (NARROW) { /* before the next tile, since rows are read ahead */
+                publish_row<WARPS>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                __syncwarp(); /* the addresses are written */
             }
             if (t + 1 < run.count) {
-                bring(1, t + 1, run.count);
+                copy_tile(1, t + 1, run.count);
             }
-            if (!NARROW) { /* while no buffer is given back for long */
-                put_row<WARPS>(a, mine, look, phases >> 3, t + 2, key, block);
-                __syncwarp(); /* they are there */
+            if (!NARROW) { /* now, since no buffer becomes free for a while */
+                publish_row<WARPS>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                __syncwarp(); /* the addresses are written */
             }
         }
         phases ^= 12;
-        s = enter_run(p.schedule, look.segment).next;
+        s = load_run(p.schedule, lookup.segment).next;
     }
-    wait_for_copies(); /* none may end behind the CTA */
+    wait_for_copies(); /* no copy may outlive the CTA */
 }
 
 template <int KIND>
-static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, latent_shared &mine)
+static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, latent_shared &smem)
 {
     if (a.form == LATENT_FORM_OWN && a.wide_keys) {
-        copy_runs_of_rows<KIND, LATENT_FORM_OWN>(a, mine);
+        copy_runs_of_rows<KIND, LATENT_FORM_OWN>(a, smem);
     } else {
-        copy_runs_of_rows<KIND, -1>(a, mine);
+        copy_runs_of_rows<KIND, -1>(a, smem);
     }
 }
 
-/* Rows of 8 bits that become f16. */
+/* Converts 8-bit rows to f16. */
 static __device__ __forceinline__ void convert_rows(const sm90_latent_params &a,
-                                                    latent_shared &mine)
+                                                    latent_shared &smem)
 {
     if (a.form == LATENT_FORM_E4M3) {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_E4M3>(a, mine);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E4M3>(a, smem);
     } else if (a.form == LATENT_FORM_E5M2) {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_E5M2>(a, mine);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E5M2>(a, smem);
     } else {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_DS>(a, mine);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_DS>(a, smem);
     }
 }
 
-/* Keys that are copied: those that some row sees. */
+/* The end of the keys to copy: those that some row sees. */
 static __device__ __forceinline__ int32_t end_of_keys(const gpu_row_tile &item)
 {
     return min(item.k1, item.length);
 }
 
-/* Pages of a run by TMA: this lane has one of 32 that follow each other. */
+/* The pages of a run for TMA: each lane has one of 32 consecutive pages. */
 struct latent_pages {
-    int32_t block, slot; /* block -1: no key of it is seen */
+    int32_t block, slot; /* block -1: no visible key */
 };
 
 static __device__ __forceinline__ latent_pages pages_of_lane(const sm90_latent_params &a,
@@ -272,20 +274,20 @@ static __device__ __forceinline__ latent_pages page_of_warp(const latent_pages &
             __shfl_sync(0xffffffffu, pages.slot, n & 31)};
 }
 
-/* A page of one half of a tile, 4 columns, and of the rope column where it goes with the half. */
-static __device__ __forceinline__ void copy_page(const sm90_latent_params &a, latent_shared &mine,
+/* Copies a page of half a tile, 4 columns, and of the rope column with the half it belongs to. */
+static __device__ __forceinline__ void copy_page(const sm90_latent_params &a, latent_shared &smem,
                                                  int b, int half, int page, latent_pages of)
 {
-    const uint32_t to = shared_address(mine.k[b][half * 4]) + page * a.box_rows * 128;
-    const uint32_t full = shared_address(&mine.full[b][half * 4]);
+    const uint32_t to = shared_address(smem.k[b][half * 4]) + page * a.box_rows * 128;
+    const uint32_t full = shared_address(&smem.full[b][half * 4]);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
         copy_box(to + c * LATENT_COLUMN_BYTES, &a.k_map, half * 256 + c * 64, of.slot, 0, of.block,
                  full + c * 8);
     }
     if (b != half) {
-        copy_box(shared_address(mine.k[b][LATENT_ROPE]) + page * a.box_rows * 128, &a.k_map,
-                 LATENT_MAX_RANK, of.slot, 0, of.block, shared_address(&mine.full[b][LATENT_ROPE]));
+        copy_box(shared_address(smem.k[b][LATENT_ROPE]) + page * a.box_rows * 128, &a.k_map,
+                 LATENT_MAX_RANK, of.slot, 0, of.block, shared_address(&smem.full[b][LATENT_ROPE]));
     }
 }
 
@@ -301,18 +303,18 @@ static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, i
     }
 }
 
-/* One half of all tiles by TMA and one warp. Of CTAs that walk the same keys each fetches a half
- * into the L2, LATENT_AHEAD tiles before; where each has its own keys, or other queries' CTAs bring
- * them there, that only costs. */
-static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, latent_shared &mine,
+/* One warp copies one half of all tiles by TMA. If several CTAs walk the same keys, each fetches
+ * one half into the L2, LATENT_AHEAD tiles ahead. This does not pay if each CTA has its own keys or
+ * other queries' CTAs fetch them. */
+static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, latent_shared &smem,
                                                   int half)
 {
     const gpu_params &p = a.p.attend;
     const int pages = GPU_TILE / a.box_rows, lane = threadIdx.x & 31;
-    int phases = 3; /* bit b: of buffer b */
+    int phases = 3; /* phases of the buffers */
 #pragma unroll 1
     for (int32_t s = first_segment(p.schedule); s >= 0;) {
-        latent_run run = enter_run(p.schedule, s);
+        latent_run run = load_run(p.schedule, s);
         s = run.next;
         const bool fetches = p.schedule.abreast > 1 && run.item.query_len == 1 &&
                              (int)(blockIdx.x % p.schedule.abreast) == half;
@@ -327,18 +329,18 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
             }
             uint32_t real = __ballot_sync(0xffffffffu, here.block >= 0) >> (first & 31);
             const int bytes = __popc(real & ((1u << pages) - 1)) * a.box_rows * 128;
-            barrier_wait(shared_address(&mine.empty[b][half]), phases >> b & 1);
+            barrier_wait(shared_address(&smem.empty[b][half]), phases >> b & 1);
             phases ^= 1 << b;
             if (lane < 4 || (lane == 4 && b != half)) {
                 barrier_arrive_expect(
-                    shared_address(&mine.full[b][lane < 4 ? half * 4 + lane : LATENT_ROPE]), bytes);
+                    shared_address(&smem.full[b][lane < 4 ? half * 4 + lane : LATENT_ROPE]), bytes);
             }
             __syncwarp();
 #pragma unroll 1
             for (int page = 0; page < pages; page++) {
                 latent_pages of = page_of_warp(here, first + page);
                 if (of.block >= 0 && elected()) {
-                    copy_page(a, mine, b, half, page, of);
+                    copy_page(a, smem, b, half, page, of);
                 }
             }
             if (!fetches) {
@@ -360,16 +362,16 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
 
 template <int KIND>
 static __device__ __forceinline__ void copy_all_queries(const sm90_latent_params &a,
-                                                        latent_shared &mine)
+                                                        latent_shared &smem)
 {
     const gpu_schedule &plan = a.p.attend.schedule;
     int phase = 0;
 #pragma unroll 1
     for (int32_t s = first_segment(plan); s >= 0; phase ^= 1) {
-        latent_run run = enter_run(plan, s);
+        latent_run run = load_run(plan, s);
         s = run.next;
-        barrier_wait(shared_address(&mine.q_empty), phase ^ 1);
-        copy_queries<KIND, 64>(a, run.item, mine);
+        barrier_wait(shared_address(&smem.q_empty), phase ^ 1);
+        copy_queries<KIND, 64>(a, run.item, smem);
     }
     wait_for_copies();
 }

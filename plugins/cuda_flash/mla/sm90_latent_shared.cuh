@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A CTA's share of the tiles, its shared memory, and where the rows of a tile are. */
+/* Shared memory of a CTA, its runs, and the lookup of a tile's rows. */
 #ifndef CUDA_FLASH_SM90_LATENT_SHARED_CUH
 #define CUDA_FLASH_SM90_LATENT_SHARED_CUH
 
@@ -9,64 +9,71 @@
 #include "gpu/device/visible.h"
 #include "sm90_latent.h"
 
-#define LATENT_COLUMNS (LATENT_MAX_SIZE / 64) /* of 64 dims, 128 bytes a row */
+#define LATENT_COLUMNS (LATENT_MAX_SIZE / 64) /* columns of 64 dims, 128 bytes a row */
 #define LATENT_COLUMN_BYTES (SM90_LATENT_ROWS * 128)
-#define LATENT_ROPE (LATENT_COLUMNS - 1) /* the column that values do not have */
-#define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2)) /* numbers of a part */
-#define LATENT_AHEAD 2         /* tiles that boxes are fetched into the L2 before they are copied */
-#define FETCHING_QUERIES 8     /* of a request; rows that more of them list are in the L2 anyway */
-#define LATENT_COPY_WARPS 4    /* that copy rows */
-#define LATENT_CONVERT_WARPS 8 /* that make rows of 8 bits f16 */
-#define LATENT_COPY_ROWS (GPU_TILE / (LATENT_COPY_WARPS * 4)) /* of a tile, of a copying thread */
-#define BASE_ROOM 8.0f /* a score may be so far above the base of its row: weights up to 2^8 */
+#define LATENT_ROPE (LATENT_COLUMNS - 1) /* the rope column, which values do not have */
+#define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2)) /* floats of a part */
+#define LATENT_AHEAD 2 /* tiles that are fetched into the L2 ahead of their copies */
+/* queries of a request; with more, listed rows are in the L2 anyway */
+#define FETCHING_QUERIES 8
+#define LATENT_COPY_WARPS 4    /* producer warps that copy rows */
+#define LATENT_CONVERT_WARPS 8 /* producer warps that convert 8-bit rows */
+/* rows of a tile that a producer thread copies */
+#define LATENT_COPY_ROWS (GPU_TILE / (LATENT_COPY_WARPS * 4))
+#define RESCALE_THRESHOLD 8.0f /* scores may exceed row_max by this, in base 2: P is up to 2^8 */
 
 static_assert(SM90_LATENT_ROWS == GPU_TILE, "rows and keys of a tile have one layout");
 
-/* What the lookups of a run's keys need: its query, and the blocks of its request. */
-struct latent_look {
-    const int32_t *list; /* positions of the query's keys; NULL: all of the request */
+/* What the lookup of a run's keys needs to know of its query and request. */
+struct key_lookup {
+    const int32_t *list; /* the query's list of positions; NULL: all keys */
     const int32_t *blocks;
-    int32_t first, last; /* keys that the query sees, or may see */
-    int32_t fetches;     /* rows come into the L2 first */
-    int32_t base, end;   /* the run's first place in the list, or key; the list's end, or of keys */
+    int32_t first, last; /* keys that the query may see */
+    int32_t fetches;     /* rows are fetched into the L2 first */
+    /* the run's first index in the list, or key; the end of the list or keys */
+    int32_t base, end;
     int32_t segment;
 };
 
 struct latent_shared {
     alignas(1024) char q[LATENT_COLUMNS][LATENT_COLUMN_BYTES];
     alignas(1024) char k[2][LATENT_COLUMNS][LATENT_COLUMN_BYTES];
-    float base[2][SM90_LATENT_ROWS]; /* that weights of a pair's first and second tile count from */
-    float sum[2][2][SM90_LATENT_ROWS]; /* of weights, by run and warp group */
-    const char *from[4][GPU_TILE]; /* rows of tile t & 3; NULL: nobody sees the key, it is zero */
-    /* of tile t & 7, for even and odd runs: added to a key's scores; -inf: unseen */
+    float row_max[2]
+                 /* row_max that P of a pair's first and second tile is relative to */
+                 [SM90_LATENT_ROWS];
+    float row_sum[2][2][SM90_LATENT_ROWS]; /* by run parity and warp group */
+    /* rows of tile t & 3; NULL: the key is hidden and its row zero */
+    const char *from[4][GPU_TILE];
+    /* Terms of tile t & 7, for even and odd runs, which are added to a key's scores; -inf: hidden.
+     */
     float term[2][8][GPU_TILE];
-    /* of such a tile, by copying warp: 1: a term is not 0, or there is a soft cap */
-    alignas(8) uint8_t odd[2][8][LATENT_CONVERT_WARPS];
-    latent_look look[LATENT_CONVERT_WARPS]; /* of each copying warp's run: registers are few */
+    /* By producer warp: 1 if a term of the tile is not 0 or there is a soft cap. */
+    alignas(8) uint8_t has_terms[2][8][LATENT_CONVERT_WARPS];
+    key_lookup lookup[LATENT_CONVERT_WARPS]; /* of each producer warp's run, to save registers */
     uint64_t q_full, q_empty;
-    /* A buffer's columns are there. Where threads copy rows, 0 counts the half that is copied first
-     * and 1 the other with the rope column. */
+    /* The buffer's columns have arrived. Where threads copy rows, index 0 stands for the half that
+     * is copied first and 1 for the other with the rope column. */
     uint64_t full[2][LATENT_COLUMNS];
-    /* Its halves may be filled again: dims 0 .. 255 and 256 .. 511. The rope column, where weights
-     * lie, goes with the half of the warp group that reads them: buffer 0's with the second one. */
+    /* The buffer's halves are free: dims 0 .. 255 and 256 .. 511. The rope column holds P and is
+     * freed with the half of the warp group that reads it: buffer 0's with the second. */
     uint64_t empty[2][2];
-    uint64_t weights[2]; /* of a pair's first and second tile are there */
-    uint64_t sums;       /* of a run's weights are there */
-    /* first and last key of each row, by warp group */
+    uint64_t p_full[2]; /* P of a pair's first and second tile is written */
+    uint64_t sums_full; /* row_sum of a run is written */
+    /* The first and last key of each row, by warp group. */
     alignas(16) int2 seen[2][SM90_LATENT_ROWS];
 };
 
-/* The tiles of one item that a CTA has in one piece. */
+/* Consecutive tiles of one item in one CTA. */
 struct latent_run {
     gpu_row_tile item;
     int32_t base, count; /* first key, tiles */
-    int32_t part;        /* where its sums go; -1: it has the whole item */
-    int32_t next;        /* segment, -1: none */
+    int32_t part;        /* index of the part to write; -1: the run is the whole item */
+    int32_t next;        /* next segment; -1: none */
 };
 
-/* Shares of the stream (schedule.by_item 2) begin with segment blockIdx.x, and their pieces are
- * linked; batch-invariant ones are taken in turn. */
-static __device__ __forceinline__ latent_run enter_run(const gpu_schedule &plan, int32_t segment)
+/* Loads a run. With schedule.by_item == 2 a CTA's share starts with segment blockIdx.x and links
+ * its further runs; batch-invariant schedules assign segments round-robin. */
+static __device__ __forceinline__ latent_run load_run(const gpu_schedule &plan, int32_t segment)
 {
     const gpu_segment &s = plan.segments[segment];
     latent_run run;
@@ -91,20 +98,19 @@ static __device__ __forceinline__ int32_t first_segment(const gpu_schedule &plan
     return (int32_t)blockIdx.x < plan.header->segments ? (int32_t)blockIdx.x : -1;
 }
 
-/* Of numbers that were 8 bits wide and have one scale; it is in the scores and, at the end, in the
- * values. */
+/* The scale of rows that were 8 bits with a single scale, for scores and values. */
 static __device__ __forceinline__ float value_scale(const gpu_cache &k)
 {
     return k.form == GPU_ROW_NUMBERS ? cache_scale(k, 0) : 1.0f;
 }
 
-/* 16 bytes of a row: byte of a tile's column. */
+/* The byte offset of a 16-byte chunk in a column of a tile. */
 static __device__ __forceinline__ uint32_t place_in_column(int row, int chunk)
 {
     return row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
 }
 
-/* 16 bytes at any address. */
+/* Reads 16 bytes at any address. */
 static __device__ __forceinline__ uint4 read_bytes(const char *from)
 {
     const uint8_t *x = (const uint8_t *)from;
@@ -145,7 +151,7 @@ static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
                  : "memory");
 }
 
-/* Of 16-bit numbers, those that are not finite become zero. */
+/* Replaces 16-bit numbers that are not finite by zero. */
 template <int KIND> static __device__ __forceinline__ uint4 finite_halves(uint4 x)
 {
     constexpr uint32_t EXPONENT = KIND == KIND_BF16 ? 0x7f80 : 0x7c00;
@@ -159,33 +165,33 @@ template <int KIND> static __device__ __forceinline__ uint4 finite_halves(uint4 
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Spans or a tree decide which keys a query sees. */
+/* Whether spans or a tree decide which keys a query sees. */
 static __device__ __forceinline__ bool sees_slowly(const gpu_problem &p)
 {
     return p.spans != nullptr || p.tree != nullptr;
 }
 
-static __device__ __forceinline__ latent_look look_of(const sm90_latent_params &a,
-                                                      const latent_run &run, int32_t segment)
+static __device__ __forceinline__ key_lookup lookup_of(const sm90_latent_params &a,
+                                                       const latent_run &run, int32_t segment)
 {
     const gpu_row_tile &item = run.item;
     const gpu_problem &p = a.p.attend.problem;
     const int32_t index = item.first_row / p.group;
     gpu_interval seen = interval_of(p, request_of_row_tile(item), index);
-    latent_look look;
-    look.list =
+    key_lookup lookup;
+    lookup.list =
         a.p.topk != nullptr ? a.p.topk + (item.query_start + index) * a.p.topk_stride : nullptr;
-    look.blocks = p.block_table + item.table;
-    look.first = sees_slowly(p) ? item.k0 : max(seen.first, 0);
-    look.last = sees_slowly(p) ? item.length - 1 : min(seen.last, item.length - 1);
-    look.base = run.base;
-    look.end = item.k1;
-    look.segment = segment;
-    look.fetches = a.wide_keys && item.query_len <= FETCHING_QUERIES;
-    return look;
+    lookup.blocks = p.block_table + item.table;
+    lookup.first = sees_slowly(p) ? item.k0 : max(seen.first, 0);
+    lookup.last = sees_slowly(p) ? item.length - 1 : min(seen.last, item.length - 1);
+    lookup.base = run.base;
+    lookup.end = item.k1;
+    lookup.segment = segment;
+    lookup.fetches = a.wide_keys && item.query_len <= FETCHING_QUERIES;
+    return lookup;
 }
 
-/* What is added to the scores of key j where spans or a tree decide. */
+/* The term of key j where spans or a tree decide. */
 static __device__ __noinline__ float term_slow(const gpu_problem &p, const gpu_row_tile &item,
                                                int32_t j)
 {
@@ -197,9 +203,9 @@ static __device__ __noinline__ float term_slow(const gpu_problem &p, const gpu_r
     return sees_slow(p, request, index, seen.position, j, sees) ? bias : -INFINITY;
 }
 
-/* A copying warp, one of WARPS, looks up the rows that it copies of two tiles at once, well before:
- * the place of a key in a list, its block, its address. A lane has a row of one of the tiles; of
- * eight warps each has 16 rows for its lanes, and the upper ones have none. */
+/* Each of WARPS producer warps looks up its rows of two tiles at once, well ahead: position in the
+ * list, block, address. A lane has one row of one of the tiles. Of eight warps each has 16 rows,
+ * and its upper 16 lanes none. */
 template <int WARPS> static __device__ __forceinline__ int row_of_lane()
 {
     const int lane = threadIdx.x & (GPU_TILE / WARPS - 1);
@@ -211,30 +217,30 @@ template <int WARPS> static __device__ __forceinline__ int tile_of_lane()
     return (threadIdx.x & 31) / (GPU_TILE / WARPS);
 }
 
-/* The key of this lane's row of tiles t and t + 1 of the run, -1: none. */
+/* The key of this lane's row of tiles t and t + 1 of the run; -1: none. */
 template <int WARPS>
-static __device__ __forceinline__ int32_t key_of_lane(const latent_look &look, int32_t t)
+static __device__ __forceinline__ int32_t key_of_lane(const key_lookup &lookup, int32_t t)
 {
-    int32_t at = look.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
-    bool real = at < look.end && tile_of_lane<WARPS>() < 2;
-    return !real ? -1 : look.list != nullptr ? look.list[at] : at;
+    int32_t at = lookup.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
+    bool real = at < lookup.end && tile_of_lane<WARPS>() < 2;
+    return !real ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
 }
 
-/* The block of a key. */
+/* The index of a key's block in the block table. */
 static __device__ __forceinline__ int32_t block_of_key(const sm90_latent_params &a, int32_t key)
 {
     return a.block_shift >= 0 ? key >> a.block_shift : key / a.p.attend.problem.block_size;
 }
 
-/* Its number in the cache, -1: the key is not seen. */
+/* The block's number in the cache; -1: the key is hidden. */
 static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params &a,
-                                                        const latent_look &look, int32_t key)
+                                                        const key_lookup &lookup, int32_t key)
 {
-    return key >= look.first && key <= look.last ? look.blocks[block_of_key(a, key)] : -1;
+    return key >= lookup.first && key <= lookup.last ? lookup.blocks[block_of_key(a, key)] : -1;
 }
 
-/* A row by one instruction, which the lanes of a warp do one after another; where the warps have
- * more to do than to copy, by a line of 128 bytes each, which they do together. */
+/* Fetches a row into the L2: with one instruction, which the lanes of a warp issue one after
+ * another, or line by line in all lanes at once for warps that also convert. */
 template <int WARPS>
 static __device__ __forceinline__ void fetch_row(const char *from, int32_t bytes)
 {
@@ -247,53 +253,54 @@ static __device__ __forceinline__ void fetch_row(const char *from, int32_t bytes
     }
 }
 
-/* Address and term of the row of this lane go to those of tiles t and t + 1; the row comes into the
- * L2, by one of the CTAs that walk the same keys. */
+/* Writes address and term of this lane's row of tiles t and t + 1. One of the CTAs that walk the
+ * same keys fetches the row into the L2. */
 template <int WARPS>
-static __device__ __forceinline__ void put_row(const sm90_latent_params &a, latent_shared &mine,
-                                               const latent_look &look, int turn, int32_t t,
-                                               int32_t key, int32_t block)
+static __device__ __forceinline__ void publish_row(const sm90_latent_params &a, latent_shared &smem,
+                                                   const key_lookup &lookup, int turn, int32_t t,
+                                                   int32_t key, int32_t block)
 {
     constexpr int ROWS = GPU_TILE / WARPS;
     const gpu_params &p = a.p.attend;
     const char *from = nullptr;
     float term = block >= 0 ? 0.0f : -INFINITY;
     if (block >= 0 && sees_slowly(p.problem)) {
-        term = term_slow(p.problem, p.schedule.segments[look.segment].row_tile, key);
+        term = term_slow(p.problem, p.schedule.segments[lookup.segment].row_tile, key);
     }
     const int lane = threadIdx.x & 31;
-    const uint32_t odd = __ballot_sync(0xffffffffu, term != 0.0f || p.problem.soft_cap > 0.0f);
+    const uint32_t has_terms =
+        __ballot_sync(0xffffffffu, term != 0.0f || p.problem.soft_cap > 0.0f);
     if (tile_of_lane<WARPS>() > 1) {
         return;
     }
     t += tile_of_lane<WARPS>();
     if (lane % ROWS == 0) {
-        mine.odd[turn][t & 7][threadIdx.x >> 5] = (odd >> lane & ((1u << ROWS) - 1)) != 0;
+        smem.has_terms[turn][t & 7][threadIdx.x >> 5] =
+            (has_terms >> lane & ((1u << ROWS) - 1)) != 0;
     }
-    mine.term[turn][t & 7][row_of_lane<WARPS>()] = term;
+    smem.term[turn][t & 7][row_of_lane<WARPS>()] = term;
     if (term != -INFINITY) {
         from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
-        /* warps that convert have no register left for the look's */
-        if ((WARPS == LATENT_CONVERT_WARPS ? a.wide_keys : look.fetches) &&
+        /* converting warps have no registers for lookup.fetches */
+        if ((WARPS == LATENT_CONVERT_WARPS ? a.wide_keys : lookup.fetches) &&
             (p.schedule.abreast < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
             fetch_row<WARPS>(from, a.row_bytes);
         }
     }
-    mine.from[t & 3][row_of_lane<WARPS>()] = from;
+    smem.from[t & 3][row_of_lane<WARPS>()] = from;
 }
 
-/* Row i of those that 8 threads copy: one of the tile's first 4 WARPS rows, and each so many behind
- * it. */
+/* Row i of the rows that a group of 8 threads copies: every (4 WARPS)-th row of the tile. */
 template <int WARPS> static __device__ __forceinline__ int copied_row(int i)
 {
     return ((threadIdx.x & (WARPS * 32 - 1)) >> 3) + i * (WARPS * 4);
 }
 
 template <int WARPS>
-static __device__ __forceinline__ const char *row_of_thread(const latent_shared &mine, int32_t t,
+static __device__ __forceinline__ const char *row_of_thread(const latent_shared &smem, int32_t t,
                                                             int i)
 {
-    return mine.from[t & 3][copied_row<WARPS>(i)];
+    return smem.from[t & 3][copied_row<WARPS>(i)];
 }
 
 #endif

@@ -4,33 +4,33 @@
 template <int KIND, int ROWS>
 static cudaError_t launch(const sm90_latent_params *a, int32_t num_sms, cudaStream_t stream)
 {
-    static_assert(sizeof(few_shared<ROWS>) <= 227 * 1024, "shared memory of a CTA");
+    static_assert(sizeof(swap_ab_shared<ROWS>) <= 227 * 1024, "shared memory of a CTA");
     if (a == nullptr) {
         cudaFuncAttributes attributes;
-        cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent_few<KIND, ROWS>);
+        cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent_swap_ab<KIND, ROWS>);
         return error ? error
-                     : cudaFuncSetAttribute(attend_latent_few<KIND, ROWS>,
+                     : cudaFuncSetAttribute(attend_latent_swap_ab<KIND, ROWS>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            (int)sizeof(few_shared<ROWS>));
+                                            (int)sizeof(swap_ab_shared<ROWS>));
     }
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)num_sms);
-    config.blockDim = dim3(FEW_THREADS);
-    config.dynamicSmemBytes = sizeof(few_shared<ROWS>);
+    config.blockDim = dim3(SWAP_AB_THREADS);
+    config.dynamicSmemBytes = sizeof(swap_ab_shared<ROWS>);
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    cudaError_t error = cudaLaunchKernelEx(&config, attend_latent_few<KIND, ROWS>, *a);
+    cudaError_t error = cudaLaunchKernelEx(&config, attend_latent_swap_ab<KIND, ROWS>, *a);
     config.blockDim = dim3(MERGE_THREADS);
     config.dynamicSmemBytes = 0;
-    return error ? error : cudaLaunchKernelEx(&config, merge_latent_few<KIND, ROWS>, *a);
+    return error ? error : cudaLaunchKernelEx(&config, merge_latent_swap_ab<KIND, ROWS>, *a);
 }
 
-extern "C" int sm90_latent_few_launch(const struct sm90_latent_params *a, int32_t num_sms,
-                                      void *stream)
+extern "C" int sm90_swap_ab_launch(const struct sm90_latent_params *a, int32_t num_sms,
+                                   void *stream)
 {
     typedef cudaError_t launcher(const sm90_latent_params *, int32_t, cudaStream_t);
     static launcher *const launchers[2][2] = {{launch<KIND_F16, 16>, launch<KIND_F16, 32>},

@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shared memory of attend_latent_few, and the warps that copy queries and keys there. */
+/* Shared memory of attend_latent_swap_ab, and its producer warps, which copy queries and keys. */
 #ifndef CUDA_FLASH_SM90_SWAP_AB_PRODUCER_CUH
 #define CUDA_FLASH_SM90_SWAP_AB_PRODUCER_CUH
 
 #include "sm90_latent_producer.cuh"
 
-/* ROWS of a CTA's items at most: 16 or 32. */
-template <int ROWS> struct few_shared {
+/* ROWS is the most rows of an item: 16 or 32. */
+template <int ROWS> struct swap_ab_shared {
     static constexpr int SLOTS = ROWS == 16 ? 25 : 22;
     alignas(1024) char q[LATENT_COLUMNS][ROWS * 128];
     alignas(1024) char k[SLOTS][LATENT_COLUMN_BYTES];
-    alignas(1024) char weights[2][ROWS * 128]; /* of 64 keys, a row for each row of the item */
-    float term[FEW_QUERIES][GPU_TILE]; /* added to scores of a tile that not all rows see whole */
-    int32_t query_of[ROWS];            /* of the item's, for each row */
-    float high[4][ROWS];               /* largest scores of a tile, by warp */
-    float base[2][ROWS];               /* that weights count from, where `moved` says so */
-    float sum[2][4][ROWS]; /* of a run's weights, by warp, with those of its last tile */
-    int32_t moved[2];
+    alignas(1024) char p[2][ROWS * 128];   /* P of 64 keys, one row for each row of the item */
+    float term[SWAP_AB_QUERIES][GPU_TILE]; /* terms of a tile with masked keys */
+    int32_t query_of[ROWS];    /* the query of each row, counted from the item's first */
+    float tile_max[4][ROWS];   /* maximum of a tile, by warp */
+    float row_max[2][ROWS];    /* reference of P, valid if row_max_moved */
+    float row_sum[2][4][ROWS]; /* of a run, by warp; written with its last tile */
+    int32_t row_max_moved[2];
     uint64_t full[SLOTS], empty[SLOTS];
-    uint64_t weights_full[2], weights_empty[2];
+    uint64_t p_full[2], p_empty[2];
     uint64_t q_full, q_empty;
 };
 
-/* The runs of a CTA. */
-struct few_runs {
+/* Iterates over the runs of a CTA. */
+struct run_iterator {
     latent_run run;
     bool real;
 
-    __device__ __forceinline__ explicit few_runs(const gpu_schedule &plan)
+    __device__ __forceinline__ explicit run_iterator(const gpu_schedule &plan)
     {
         enter(plan, first_segment(plan));
     }
@@ -39,14 +39,14 @@ struct few_runs {
     {
         real = segment >= 0;
         if (real) {
-            run = enter_run(plan, segment);
+            run = load_run(plan, segment);
         }
     }
 };
 
-/* Where a tile begins in the ring. Its columns are the rope column, which values do not have, and
- * those of 64 dims each; `phase` is how often the ring has been filled before, to the last bit. */
-template <int SLOTS> struct few_place {
+/* The position of a tile in the ring of slots. Its columns are the rope column, which values do not
+ * have, then eight columns of 64 dims. `phase` is the parity of the ring's rounds. */
+template <int SLOTS> struct ring_state {
     int slot, phase;
 
     __device__ __forceinline__ int slot_of(int n) const
@@ -64,35 +64,35 @@ template <int SLOTS> struct few_place {
     }
 };
 
-/* Column n of a tile in the ring. */
+/* The column of the n-th slot of a tile. */
 static __device__ __forceinline__ int column_of(int n)
 {
     return n == 0 ? LATENT_ROPE : n - 1;
 }
 
 /* The queries of an item. */
-struct few_queries {
-    int32_t first, count, head; /* of the request's queries; head: of the item's first row */
+struct item_queries {
+    int32_t first, count, head; /* first: in the request; head: of the item's first row */
 };
 
-static __device__ __forceinline__ few_queries queries_of(const gpu_problem &p,
-                                                         const gpu_row_tile &item)
+static __device__ __forceinline__ item_queries queries_of(const gpu_problem &p,
+                                                          const gpu_row_tile &item)
 {
-    few_queries q;
+    item_queries q;
     q.first = item.first_row / p.group;
     q.head = item.first_row - q.first * p.group;
     q.count = (item.first_row + item.num_rows - 1) / p.group - q.first + 1;
     return q;
 }
 
-/* Row r of an item: which query of it. Rows that are not real are as the last one's. */
-static __device__ __forceinline__ int32_t query_of_row(const gpu_problem &p, const few_queries &q,
+/* The query of an item's row. Rows out of range get the last query. */
+static __device__ __forceinline__ int32_t query_of_row(const gpu_problem &p, const item_queries &q,
                                                        int32_t row)
 {
     return min((q.head + row) / p.group, q.count - 1);
 }
 
-/* A column of a tile at any addresses. */
+/* Copies a column of a tile at any alignment. */
 static __device__ __forceinline__ void copy_column_slowly(const sm90_latent_params &a,
                                                           const gpu_row_tile &item, int32_t first,
                                                           int column, uint32_t to)
@@ -111,20 +111,20 @@ static __device__ __forceinline__ void copy_column_slowly(const sm90_latent_para
         store16(to + place_in_column(row, chunk), x);
     }
     fence_for_boxes();
-    __syncwarp(); /* the column is there */
+    __syncwarp(); /* all lanes have written */
 }
 
-/* All tiles by one warp. A tile's columns are asked for together, since memory gives whole rows
- * faster than parts of them at different times. */
+/* One warp copies all tiles. All columns of a tile are requested together, since memory delivers
+ * whole rows faster than parts of them at different times. */
 template <int ROWS>
-static __device__ __forceinline__ void copy_few_keys(const sm90_latent_params &a,
-                                                     few_shared<ROWS> &mine)
+static __device__ __forceinline__ void key_producer(const sm90_latent_params &a,
+                                                    swap_ab_shared<ROWS> &smem)
 {
     const gpu_params &p = a.p.attend;
     const int pages = a.mapped ? GPU_TILE / a.box_rows : 1, lane = threadIdx.x & 31;
-    few_place<few_shared<ROWS>::SLOTS> place = {0, 1};
+    ring_state<swap_ab_shared<ROWS>::SLOTS> place = {0, 1};
 #pragma unroll 1
-    for (few_runs runs(p.schedule); runs.real; runs.advance(p.schedule)) {
+    for (run_iterator runs(p.schedule); runs.real; runs.advance(p.schedule)) {
         const latent_run &run = runs.run;
         latent_pages here = {-1, 0}, behind = {-1, 0};
         if (a.mapped) {
@@ -141,12 +141,12 @@ static __device__ __forceinline__ void copy_few_keys(const sm90_latent_params &a
             const int bytes = __popc(real & ((1u << pages) - 1)) * a.box_rows * 128;
             if (lane < LATENT_COLUMNS) {
                 const int slot = place.slot_of(lane);
-                barrier_wait(shared_address(&mine.empty[slot]), place.phase_of(lane));
+                barrier_wait(shared_address(&smem.empty[slot]), place.phase_of(lane));
                 if (a.mapped) {
-                    barrier_arrive_expect(shared_address(&mine.full[slot]), bytes);
+                    barrier_arrive_expect(shared_address(&smem.full[slot]), bytes);
                 }
             }
-            __syncwarp(); /* the slots are empty, and bytes are expected */
+            __syncwarp(); /* the slots are free, and the expected bytes are announced */
 #pragma unroll 1
             for (int page = 0; page < pages && a.mapped; page++) {
                 const latent_pages of = page_of_warp(here, first + page);
@@ -156,9 +156,9 @@ static __device__ __forceinline__ void copy_few_keys(const sm90_latent_params &a
 #pragma unroll 1
                 for (int n = 0; n < LATENT_COLUMNS; n++) {
                     const int slot = place.slot_of(n);
-                    copy_box(shared_address(mine.k[slot]) + page * a.box_rows * 128, &a.k_map,
+                    copy_box(shared_address(smem.k[slot]) + page * a.box_rows * 128, &a.k_map,
                              column_of(n) * 64, of.slot, 0, of.block,
-                             shared_address(&mine.full[slot]));
+                             shared_address(&smem.full[slot]));
                 }
             }
             __syncwarp();
@@ -166,9 +166,9 @@ static __device__ __forceinline__ void copy_few_keys(const sm90_latent_params &a
             for (int n = 0; n < LATENT_COLUMNS && !a.mapped; n++) {
                 const int slot = place.slot_of(n);
                 copy_column_slowly(a, run.item, run.base + t * GPU_TILE, column_of(n),
-                                   shared_address(mine.k[slot]));
+                                   shared_address(smem.k[slot]));
                 if (elected()) {
-                    barrier_arrive(shared_address(&mine.full[slot]));
+                    barrier_arrive(shared_address(&smem.full[slot]));
                 }
                 __syncwarp();
             }
@@ -177,26 +177,26 @@ static __device__ __forceinline__ void copy_few_keys(const sm90_latent_params &a
     }
 }
 
-/* Queries of all runs, by one warp. */
+/* One warp copies the queries of all runs. */
 template <int ROWS>
-static __device__ __forceinline__ void copy_few_queries(const sm90_latent_params &a,
-                                                        few_shared<ROWS> &mine)
+static __device__ __forceinline__ void query_producer(const sm90_latent_params &a,
+                                                      swap_ab_shared<ROWS> &smem)
 {
     const gpu_params &p = a.p.attend;
-    const uint32_t full = shared_address(&mine.q_full);
+    const uint32_t full = shared_address(&smem.q_full);
     int phase = 1;
 #pragma unroll 1
-    for (few_runs runs(p.schedule); runs.real; runs.advance(p.schedule), phase ^= 1) {
+    for (run_iterator runs(p.schedule); runs.real; runs.advance(p.schedule), phase ^= 1) {
         const latent_run &run = runs.run;
-        const few_queries queries = queries_of(p.problem, run.item);
-        barrier_wait(shared_address(&mine.q_empty), phase);
+        const item_queries queries = queries_of(p.problem, run.item);
+        barrier_wait(shared_address(&smem.q_empty), phase);
         if (a.q_mapped) {
             if (elected()) {
                 const int32_t token = run.item.query_start + queries.first;
                 barrier_arrive_expect(full, LATENT_COLUMNS * a.q_rows * 128);
 #pragma unroll 1
                 for (int c = 0; c < LATENT_COLUMNS; c++) {
-                    copy_box(shared_address(mine.q[c]), &a.q_maps[c == LATENT_ROPE],
+                    copy_box(shared_address(smem.q[c]), &a.q_maps[c == LATENT_ROPE],
                              c == LATENT_ROPE ? 0 : c * 64, queries.head, token, 0, full);
                 }
             }
@@ -211,11 +211,11 @@ static __device__ __forceinline__ void copy_few_queries(const sm90_latent_params
             const int64_t token = run.item.query_start + queries.first + index;
             const gpu_tensor &from = c == LATENT_ROPE ? a.p.q_rope : p.q;
             const char *x = from.data + token * from.row + head * from.head;
-            store16(shared_address(mine.q[c]) + place_in_column(row, n),
+            store16(shared_address(smem.q[c]) + place_in_column(row, n),
                     read_slowly(x + (c == LATENT_ROPE ? n & 7 : n) * 16));
         }
         fence_for_boxes();
-        __syncwarp(); /* the queries are there */
+        __syncwarp(); /* all lanes have written */
         if (elected()) {
             barrier_arrive(full);
         }
