@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How gated delta's kernels of this folder read q, k and v: 16-bit channels of tokens and of the
- * window before them, and the convolution over these. */
+/* Inputs of the gated delta kernels: q, k and v as 16-bit channels of tokens and of the convolution
+ * window before them, and the convolution. */
 #ifndef CUDA_FLASH_SM80_DELTA_INPUTS_CUH
 #define CUDA_FLASH_SM80_DELTA_INPUTS_CUH
 
@@ -8,8 +8,8 @@
 #include "gpu/device/delta.h"
 #include "sm80_gated_delta.h"
 
-/* The lane, made anew where this stands: addresses made of it do not stay in registers from one use
- * to the next. */
+/* The lane's index, recomputed at the place of the call, so that addresses derived from it do not
+ * occupy registers between uses. */
 static __device__ __forceinline__ int32_t lane_again()
 {
     int32_t lane = lane_index();
@@ -17,12 +17,12 @@ static __device__ __forceinline__ int32_t lane_again()
     return lane;
 }
 
-/* 16 bytes number `column` of a row of them, where chunk_keys and chunk_head have it: in tiles of
- * CHUNK rows of 128 bytes, as wgmma reads them. Less the swizzle of row and column: */
+/* The offset of 16-byte column `column` of a row in chunk_keys and chunk_head: tiles of CHUNK rows
+ * of 128 bytes, as wgmma reads them. tile_at omits the swizzle: */
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t tile_at(int32_t row, int32_t column)
 {
-    static_assert(COLUMNS == 8 || COLUMNS == 16, "tiles abreast");
+    static_assert(COLUMNS == 8 || COLUMNS == 16, "8 or 16 columns");
     return (uint32_t)((column >> 3) * CHUNK + row) * 128;
 }
 
@@ -32,7 +32,7 @@ static __device__ __forceinline__ uint32_t place16(int32_t row, int32_t column)
     return tile_at<COLUMNS>(row, column) + (uint32_t)((column ^ row) & 7) * 16;
 }
 
-/* The flag of a key head's part of a chunk, see sm80_delta_flag_bytes. */
+/* The flag of a key head's part of a chunk (sm80_delta_flag_bytes). */
 static __device__ __forceinline__ uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk,
                                                     int32_t key_head)
 {
@@ -51,24 +51,25 @@ template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t
     }
 }
 
-/* Two channels in 16 bits each, of which `real` are there; where they cannot be read as a whole. */
+/* Loads two 16-bit channels, of which `real` exist, one by one where they are not adjacent or
+ * aligned. */
 static __device__ __noinline__ uint32_t load_singly(const char *at, int64_t apart, int32_t real)
 {
     uint32_t two = real > 0 ? *(const uint16_t *)at : 0;
     return real > 1 ? two | (uint32_t) * (const uint16_t *)(at + apart) << 16 : two;
 }
 
-/* Inputs of COUNT neighbouring channels of one head, from d on: rows of tokens, and the window
- * before them. */
+/* The source of COUNT neighbouring channels of one head, starting with d: rows of tokens, and the
+ * window before them. */
 template <int COUNT> struct delta_source {
-    const char *rows; /* of the request's first token */
+    const char *rows; /* the request's first token */
     int64_t row;      /* bytes */
     const char *window;
-    int64_t channel; /* bytes between channels of the window */
-    int32_t oldest;  /* token of the first entry of the window, below 0; 0: none is read */
-    int32_t entry;   /* of the window, for token 0 */
+    int64_t channel; /* bytes from one channel of the window to the next */
+    int32_t oldest;  /* token of the window's first entry, below 0; 0 if the window is not read */
+    int32_t entry;   /* index in the window of token 0 */
     int32_t first_channel, num_tokens;
-    int32_t real; /* of the channels; the others are read as some that are */
+    int32_t real; /* channels that exist; the others read a duplicate */
 
     __device__ delta_source(const gpu_delta_params &p, const delta_request &request,
                             const gpu_tensor &plain, int32_t head, int64_t first, int32_t dims,
@@ -99,8 +100,8 @@ template <int COUNT> struct delta_source {
         }
     }
 
-    /* Tokens t .. t + TOKENS - 1. Those behind the last are read as some that is, and mean nothing.
-     */
+    /* Loads tokens t .. t + TOKENS - 1. Tokens past the end read a duplicate whose result is not
+     * used. */
     template <int TOKENS>
     __device__ __forceinline__ void load(int32_t t, bool wide,
                                          uint32_t (&to)[TOKENS][COUNT / 2]) const
@@ -145,7 +146,7 @@ static __device__ __forceinline__ float fast_silu(float y)
 /* The convolution of COUNT neighbouring channels. */
 template <int COUNT> struct delta_taps {
     float weight[CHUNK_TAPS][COUNT], bias[COUNT];
-    int32_t first; /* of the taps that there are */
+    int32_t first; /* the first tap that exists */
     bool silu;
 
     __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_source<COUNT> &s)
@@ -172,7 +173,7 @@ template <int COUNT> struct delta_taps {
 #pragma unroll
             for (int i = 0; i < CHUNK_TAPS; i++) {
                 bits[i][c] = convolves && i >= first ? row[(i - first) * p.conv_weight.column]
-                                                     : 0x3f80; /* 1 */
+                                                     : 0x3f80; /* 1.0 in bf16 */
             }
         }
 #pragma unroll
@@ -185,13 +186,13 @@ template <int COUNT> struct delta_taps {
         }
     }
 
-    /* Four taps and SiLU. */
+    /* Whether the layer has four taps and SiLU. */
     __device__ __forceinline__ bool are_usual() const
     {
         return first == 0 && silu;
     }
 
-    /* Of the inputs of a token and the ones before it, the oldest first. */
+    /* Convolves one channel; x has the inputs up to the token, the oldest first. */
     template <bool ARE_USUAL>
     __device__ __forceinline__ float of(const float (&x)[CHUNK_TAPS], int c) const
     {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A chunk of a key head as the warps that prepare it have it, and its keys and queries behind
+/* Shared memory of the prepare kernel, and its first phase: keys and queries of a chunk after
  * convolution and norm. */
 #ifndef CUDA_FLASH_SM80_DELTA_KEYS_CUH
 #define CUDA_FLASH_SM80_DELTA_KEYS_CUH
@@ -8,21 +8,22 @@
 
 #define PREPARE_THREADS 128
 #define PREPARE_WARPS (PREPARE_THREADS / GPU_LANES)
-#define BLOCK 16 /* of the inverse: rows and columns */
+#define BLOCK 16 /* rows and columns of a block of the inverse */
 #define BLOCKS (CHUNK / BLOCK)
 
-/* Gates of a value head. Decays between tokens of two blocks are products of two numbers, of which
- * none grows; in a block they are the powers of 2 of differences of high + low. */
+/* Gates of a value head. The decay between tokens of different blocks is a product of two factors
+ * below 1; within a block it is the exponential of a difference of high + low. */
 struct prepare_gates {
-    float high[CHUNK], low[CHUNK];       /* sums of logarithms to the base of 2 */
-    float to_block_end[CHUNK];           /* decay behind the token up to its block's end */
-    float from_block[BLOCKS - 1][CHUNK]; /* from a block's end up to a token of a later block */
+    float high[CHUNK], low[CHUNK]; /* prefix sums of log2 of the decays */
+    float to_block_end[CHUNK];     /* decay after the token up to its block's end */
+    /* decay from a block's end up to a token of a later block */
+    float from_block[BLOCKS - 1][CHUNK];
     float beta[CHUNK];
 };
 
-/* A: its blocks on the diagonal, and those below it as operands, of which those on the diagonal are
- * taken by the transposed inverses. Rows of the first are 8 numbers further apart, so that what a
- * warp writes of four at a time lies in different banks; for the others see block_place. */
+/* A: its blocks on the diagonal in float32, and all blocks below as f16 operands; those on the
+ * diagonal hold the transposed inverses. Rows of `diagonal` are padded by 8 floats against bank
+ * conflicts; for the others see block_place. */
 struct prepare_a {
     float diagonal[BLOCKS][BLOCK][BLOCK + 8];
     uint4 blocks[BLOCKS * (BLOCKS + 1) / 2][BLOCK * 2];
@@ -34,28 +35,28 @@ static __device__ __forceinline__ int32_t number_of_block(int32_t row, int32_t c
     return row * (row + 1) / 2 + column;
 }
 
-/* Where 16 bytes of a row of a block stand: the same of eight rows in different banks. */
+/* The offset of 16 bytes of a block's row; eight rows have them in different banks. */
 static __device__ __forceinline__ uint32_t block_place(int32_t row, int32_t half)
 {
     return (uint32_t)(row * 32 + ((half ^ row >> 2) & 1) * 16);
 }
 
-/* A key head's part of a chunk. */
+/* The work item of the prepare kernel: a key head of a chunk. */
 struct prepare_item {
     delta_request request;
-    int32_t first; /* token */
+    int32_t first; /* first token of the chunk */
     int32_t index, key_head;
     bool is_there;
     char *chunk;
-    chunk_head *heads; /* the key head's */
+    chunk_head *heads; /* of the key head's value heads */
 };
 
-/* Inputs of a chunk's tokens and of those before it, see raw_key_place. */
+/* Inputs of a chunk's tokens and of the tokens before them (raw_key_place). */
 #define RAW_KEY_ROWS (CHUNK + CHUNK_TAPS)
 typedef char prepare_raw[RAW_KEY_ROWS * CHUNK_DIMS * 2];
 
-struct alignas(256) prepare_memory { /* as tiles must lie for xor to find their columns */
-    union {                          /* k takes the place of its inputs, q of its, and A of q */
+struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of tiles */
+    union {                          /* k overwrites its inputs, q its inputs, and A overwrites q */
         uint16_t k[CHUNK][CHUNK_DIMS];
         prepare_raw raw_k;
     };
@@ -64,13 +65,14 @@ struct alignas(256) prepare_memory { /* as tiles must lie for xor to find their 
         prepare_raw raw_q;
         struct prepare_a a[2];
     };
-    uint2 weights[2][CHUNK_DIMS]; /* of k's channels and q's, four taps in bf16 */
+    uint2 weights[2][CHUNK_DIMS]; /* weights of channels of k and q, four taps in bf16 */
     float bias[2][CHUNK_DIMS];
     struct prepare_gates gates[2];
-    struct prepare_item item, next; /* not in registers from phase to phase */
+    struct prepare_item item, next; /* kept here instead of in registers */
 };
 
-/* The warp's number in its group, of which a CTA can have several; made anew, as the lane. */
+/* The warp's index in its group; a CTA may have several groups. Recomputed at each use, as
+ * lane_again. */
 static __device__ __forceinline__ int32_t prepare_warp()
 {
     int32_t warp = warp_index() % PREPARE_WARPS;
@@ -85,14 +87,14 @@ static __device__ __forceinline__ void sync_preparers()
                  : "memory");
 }
 
-/* Where 16 bytes of a row of inputs stand: those of eight rows in different banks. */
+/* The offset of 16 bytes of a row of inputs; eight rows have them in different banks. */
 static __device__ __forceinline__ uint32_t raw_key_place(int32_t row, int32_t piece)
 {
     return (uint32_t)(row * CHUNK_DIMS * 2 + (piece ^ (row & 7)) * 16);
 }
 
-/* Weights and bias of a thread's channel, the former on their way. Layers without a convolution
- * have one tap of 1. */
+/* Loads weights and bias of a thread's channel; the weights' copy may be in flight on return.
+ * Layers without a convolution get one tap of 1. */
 static __device__ __forceinline__ void
 load_key_weights(const gpu_delta_params &p, const delta_source<2> &source, uint2 &to, float &bias)
 {
@@ -119,15 +121,15 @@ load_key_weights(const gpu_delta_params &p, const delta_source<2> &source, uint2
     to = make_uint2(taps[0] | taps[1] << 16, taps[2] | taps[3] << 16);
 }
 
-/* Inputs of k and q, with those of the three tokens before the chunk, to shared memory; zeros
- * behind the last token and channel. In 16 bytes on their way where they can be, else, and where
- * they stand in the window, a channel a thread. */
+/* Copies inputs of k and q, with those of the three previous tokens, to shared memory, and zeros
+ * past the last token and channel. Uses cp.async of 16 bytes where possible; otherwise, and for
+ * inputs in the window, each thread copies one channel. */
 static __device__ __forceinline__ void fetch_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     const gpu_delta_params &p = a.p;
     const prepare_item &item = m.item;
     int32_t thread = prepare_warp() * GPU_LANES + lane_index();
-    int32_t before = item.first - (CHUNK_TAPS - 1); /* the first row's token */
+    int32_t before = item.first - (CHUNK_TAPS - 1); /* the token of the first row */
     int64_t channel = (int64_t)item.key_head * p.head_size_k;
     int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
 #pragma unroll 1
@@ -173,11 +175,11 @@ static __device__ __forceinline__ void fetch_keys(const sm80_delta_params &a, pr
     }
 }
 
-/* Keys or queries of the warp's 16 tokens behind the convolution: rows lane / 4 and that + 8,
- * columns (lane & 3) * 2 and the next of each 8. The convolution is done on the matrix units: of 8
- * channels, inputs at two taps [token, channel of either] times the weights of these, each on the
- * diagonal of 8 x 8. A number that is not finite so reaches the 7 channels next to it, which the
- * norm would spoil in any case. */
+/* The convolution of keys or queries for the warp's 16 tokens, on the tensor cores: rows lane / 4
+ * and that + 8, columns (lane & 3) * 2 and the next of each 8. For 8 channels, inputs at two taps
+ * [token, channel of either tap] are multiplied by a matrix with the weights on the diagonals of 8
+ * x 8. A non-finite input thus reaches the 7 neighbouring channels, which the norm would do in any
+ * case. */
 template <bool HAS_BIAS>
 static __device__ __forceinline__ void multiply_taps(const prepare_memory &m, const char *raw,
                                                      int32_t is_q, float (&y)[CHUNK_DIMS / 8][4])
@@ -185,7 +187,7 @@ static __device__ __forceinline__ void multiply_taps(const prepare_memory &m, co
     int32_t lane = lane_again(), of_eight = lane >> 2, pair = (lane & 3) * 2;
     int32_t row = prepare_warp() * BLOCK + (lane & 15) + (lane >> 4);
     bool on_diagonal = of_eight >> 1 == (lane & 3);
-    /* the first and the second tap of two go to the half that is on the diagonal */
+    /* Selects the first and second tap of two for the diagonal. */
     uint32_t first = !on_diagonal ? 0x4444 : lane & 4 ? 0x1044 : 0x4410;
     uint32_t second = !on_diagonal ? 0x4444 : lane & 4 ? 0x3244 : 0x4432;
     const uint2 *weights = m.weights[is_q] + of_eight;
@@ -209,7 +211,7 @@ static __device__ __forceinline__ void multiply_taps(const prepare_memory &m, co
     }
 }
 
-/* The same behind SiLU and norm. */
+/* As multiply_taps, followed by SiLU and norm. */
 static __device__ __forceinline__ void convolve_keys(const gpu_delta_params &p,
                                                      const prepare_memory &m, const char *raw,
                                                      int32_t is_q, int32_t num_tokens,
@@ -249,8 +251,8 @@ static __device__ __forceinline__ void convolve_keys(const gpu_delta_params &p,
     }
 }
 
-/* k, then q, in the place of their inputs. The loop stays one: code that runs once is fetched once
- * for each warp. */
+/* Computes k, then q, in place of their inputs. The loop is not unrolled, since code that runs once
+ * is fetched once for each warp. */
 static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     const prepare_item &item = m.item;
@@ -260,7 +262,7 @@ static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, pre
         char *tile = is_q ? m.raw_q : m.raw_k;
         uint32_t out[CHUNK_DIMS / 8][2];
         convolve_keys(a.p, m, tile, is_q, num_tokens, out);
-        sync_preparers(); /* all have read the inputs */
+        sync_preparers(); /* all warps have read the inputs */
         int32_t lane = lane_again(), row = prepare_warp() * BLOCK + (lane >> 2);
 #pragma unroll
         for (int c = 0; c < CHUNK_DIMS / 8; c++) {
@@ -271,7 +273,7 @@ static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, pre
     }
 }
 
-/* k and q to device memory, where they lie as here. */
+/* Stores k and q to global memory in the same layout. */
 static __device__ __forceinline__ void store_keys(const prepare_memory &m)
 {
     static_assert(sizeof(chunk_keys) == 2 * sizeof m.k, "k, then q");

@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the chunks of gated delta need of each other's past nothing for: q and k behind convolution
- * and norm, decays, scores and the inverse. With g the sums of the gates' logarithms in a chunk,
+/* The prepare kernel of gated delta: the part of a chunk that does not depend on earlier chunks,
+ * that is, q and k after convolution and norm, decays, scores and the inverse. With g the prefix
+ * sums of log decays in a chunk,
  *     A_ij = beta_i e^(g_i - g_j) k_i k_j   for j < i
- *     R = (I + A)^-1 beta (V - e^g K S^T)   what each token adds, S + R^T (decays) K
- * A group of four warps has a chunk of a key head, and its value heads in pairs. */
+ *     R = (I + A)^-1 beta (V - e^g K S^T)   what the tokens add: S <- e^g S + R^T (decays) K
+ * A group of four warps processes a key head of a chunk, and its value heads in pairs. */
 #ifndef CUDA_FLASH_SM80_DELTA_PREPARE_CUH
 #define CUDA_FLASH_SM80_DELTA_PREPARE_CUH
 
 #include "sm80_delta_keys.cuh"
 
 #define LOG2_OF_E 1.4426950408889634
-#define LEAST_LOG_DECAY -1e4f /* e^ it is 0, and sums of it stay finite */
+#define LEAST_LOG_DECAY -1e4f /* e^ of it is 0, and sums of it stay finite */
 
-/* Finds the request and the token that chunk `index` begins with; false: it is none. All lanes of a
- * warp take part. */
+/* Finds request and first token of chunk `index`; false if there is no such chunk. All lanes of a
+ * warp call. */
 static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, delta_request &request,
                                   int32_t &first)
 {
     const gpu_delta_params &p = a.p;
-    int32_t low = 0, high = p.num_reqs; /* the last request that begins at or before it */
+    int32_t low = 0, high = p.num_reqs; /* the last request that begins at or before the chunk */
     while (high - low > 1) {
         int32_t step = (high - low + GPU_LANES - 1) / GPU_LANES, r = low + lane_index() * step;
         bool before = r < high && p.query_start[r] / a.tokens_apart + r * a.requests_apart <= index;
@@ -35,9 +36,9 @@ static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, del
            first < request.num_tokens;
 }
 
-/* Blocks of q k^T in the warp's row of blocks and of k k^T in row BLOCKS - 1 - warp, on the
- * diagonal and below it: for each warp BLOCKS + 1. Of q k^T are those up to `warp`, from the
- * diagonal back, the others are of k k^T, up to the diagonal. */
+/* Blocks of q k^T in block row `warp` and of k k^T in block row BLOCKS - 1 - warp, on and below the
+ * diagonal: BLOCKS + 1 for each warp. Slots up to `warp` are q k^T, from the diagonal to the left;
+ * the others are k k^T, up to the diagonal. */
 #define SLOTS (BLOCKS + 1)
 typedef float slot_sums[SLOTS][2][4];
 
@@ -69,20 +70,20 @@ static __device__ __forceinline__ void multiply_slots(const prepare_memory &m, s
     }
 #pragma unroll 4
     for (int step = 0; step < CHUNK_DIMS / 16; step++) {
-        uint32_t further = step / 4 * CHUNK * 128, turned = step % 4 * 32;
+        uint32_t further = step / 4 * CHUNK * 128, swizzled = step % 4 * 32;
 #pragma unroll
         for (int i = 0; i < SLOTS; i++) {
             uint32_t left[4], right[4];
-            load4(left, (left_at[i] ^ turned) + further);
-            load4(right, (right_at[i] ^ turned) + further);
+            load4(left, (left_at[i] ^ swizzled) + further);
+            load4(right, (right_at[i] ^ swizzled) + further);
             multiply<KIND_F16>(sums[i][0], left, right[0], right[1]);
             multiply<KIND_F16>(sums[i][1], left, right[2], right[3]);
         }
     }
 }
 
-/* Zeros where the transposed inverse and the scores have none but zeros, in 16 bytes: blocks off
- * the diagonal of the warp's rows, that nothing else writes. */
+/* Clears blocks of the transposed inverse and the scores that are always zero: blocks off the
+ * diagonal in the warp's rows, which nothing else writes. */
 static __device__ __forceinline__ void clear_blocks(chunk_head &to)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), row = warp * BLOCK + (lane >> 1);
@@ -95,7 +96,8 @@ static __device__ __forceinline__ void clear_blocks(chunk_head &to)
     }
 }
 
-/* What the gates of tokens t and t + 1 are made of, on its way: numbers of a and b as they are. */
+/* Inputs of the gates of tokens t and t + 1: elements of a and b, not yet converted, so that the
+ * loads may be in flight. */
 struct gate_inputs {
     uint32_t bits[2][2];
     float a_log, bias;
@@ -110,7 +112,7 @@ struct gate_inputs {
     {
         a_log = p.a_log[head], bias = p.dt_bias[head];
 #pragma unroll
-        for (int i = 0; i < 2; i++) { /* of those behind the last the last's */
+        for (int i = 0; i < 2; i++) { /* tokens past the end read the last */
             int64_t row = request.first_row + min(t + i, request.num_tokens - 1);
             if (are_narrow(p)) {
                 bits[i][0] = ((const uint16_t *)p.a.data)[row * p.a.row + head * p.a.column];
@@ -123,7 +125,7 @@ struct gate_inputs {
     }
 };
 
-/* Gates of a value head and their sums, by one warp; a lane has two tokens. */
+/* One warp makes the gates of a value head and their prefix sums; a lane has two tokens. */
 static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_inputs from,
                                                int32_t num_tokens, prepare_gates &gates,
                                                chunk_head &to)
@@ -149,7 +151,7 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_i
         double before = lane_up(sum, distance);
         sum += lane >= distance ? before : 0.0;
     }
-    constexpr int lanes = BLOCK / 2; /* of a block */
+    constexpr int lanes = BLOCK / 2; /* lanes of a block */
     double ends[BLOCKS], own_end = lane_read(sum, lane | (lanes - 1));
 #pragma unroll
     for (int block = 0; block < BLOCKS; block++) {
@@ -173,9 +175,8 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_i
     }
 }
 
-/* Numbers of a block on the diagonal behind decays, of which those with `least` or more tokens
- * between row and column are kept: rows of_block and of_block + 8, columns j and the next of each
- * 8. */
+/* Applies decays to a block on the diagonal and clears elements with fewer than `least` tokens
+ * between row and column: rows of_block and of_block + 8, columns j and the next of each 8. */
 static __device__ __forceinline__ void decay_diagonal(const prepare_gates &gates, int32_t block,
                                                       int32_t of_block, int32_t j, int32_t least,
                                                       const float (&sums)[2][4], float (&out)[2][4])
@@ -198,7 +199,7 @@ static __device__ __forceinline__ void decay_diagonal(const prepare_gates &gates
     }
 }
 
-/* The decayed scores of a value head, and its A, of the warp's blocks. */
+/* Makes the decayed scores and A of a value head, in the warp's blocks. */
 static __device__ __forceinline__ void
 decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores, prepare_a &a)
 {
@@ -214,8 +215,8 @@ decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores, pre
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int n = i >> 1, half = i & 1;
-        uint32_t turned = (uint32_t)(warp * 2 ^ of_block) * 16; /* as place16 has it */
-        *(uint32_t *)(scores + (turned ^ n * 16) + half * 8 * 128) =
+        uint32_t swizzled = (uint32_t)(warp * 2 ^ of_block) * 16; /* the swizzle of place16 */
+        *(uint32_t *)(scores + (swizzled ^ n * 16) + half * 8 * 128) =
             pack2<KIND_F16>(decayed[n][2 * half], decayed[n][2 * half + 1]);
     }
     decay_diagonal(gates, of_a, of_block, j, 1, sums[SLOTS - 1], decayed);
@@ -261,8 +262,9 @@ decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores, pre
     }
 }
 
-/* The inverse of block BLOCKS - 1 - warp of I + A on the diagonal; half a warp has a value head, a
- * lane a column; of one that is not real, the other's, and it stores nothing. */
+/* Inverts block BLOCKS - 1 - warp of I + A on the diagonal. Each half of the warp has a value head
+ * and each lane a column. Without a second value head, its half repeats the first and stores
+ * nothing. */
 static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *beta, bool real,
                                                      chunk_head &to)
 {
@@ -280,7 +282,7 @@ static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *
             row[j] = four.x, row[j + 1] = four.y, row[j + 2] = four.z, row[j + 3] = four.w;
         }
 #pragma unroll
-        for (int j = 0; j < i; j++) { /* two sums: what needs the newest x comes last */
+        for (int j = 0; j < i; j++) { /* two sums, so that the newest x is needed last */
             float &sum = j % 2 == i % 2 ? other : x[i];
             sum = fmaf(-row[j], x[j], sum);
         }
@@ -308,7 +310,7 @@ static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *
     }
 }
 
-/* A block of the inverse, transposed in sums, as a left side. */
+/* Packs a transposed block of the inverse as a left operand. */
 static __device__ __forceinline__ void pack_block(uint32_t (&left)[4], const float (&block)[2][4],
                                                   float factor)
 {
@@ -319,23 +321,24 @@ static __device__ __forceinline__ void pack_block(uint32_t (&left)[4], const flo
     }
 }
 
-/* The blocks of the inverse T below the one on the diagonal, in a column of blocks, transposed:
- * T_ij = -T_ii sum_k A_ik T_kj. */
+/* The blocks of the inverse T below the diagonal, in one column of blocks, transposed: T_ij = -T_ii
+ * sum_k A_ik T_kj. */
 static __device__ __forceinline__ void invert_column(const prepare_a &a, const prepare_gates &gates,
                                                      int32_t column, chunk_head &to)
 {
     int32_t lane = lane_again(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
     uint32_t blocks = shared_address(a.blocks);
-    uint32_t turned = blocks + block_place(lane & 15, lane >> 4);
+    uint32_t swizzled = blocks + block_place(lane & 15, lane >> 4);
     uint32_t plain = blocks + block_place((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
     uint32_t left[BLOCKS][4];
     float beta[2] = {gates.beta[row], gates.beta[row + 8]};
-    load4(left[0], turned + number_of_block(column, column) * sizeof a.blocks[0]);
+    load4(left[0], swizzled + number_of_block(column, column) * sizeof a.blocks[0]);
 #pragma unroll
     for (int m = 1; m < BLOCKS; m++) {
         int32_t at = column + m;
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* also where unused, else it is live from the start */
+        /* cleared even if unused; otherwise it stays live from the start */
+        for (int i = 0; i < 4; i++) {
             left[m][i] = 0;
         }
         if (at >= BLOCKS) {
@@ -350,7 +353,7 @@ static __device__ __forceinline__ void invert_column(const prepare_a &a, const p
             multiply<KIND_F16>(sum[1], left[k], right[2], right[3]);
         }
         pack_block(minus, sum, -1.0f);
-        load4_transposed(right, turned + number_of_block(at, at) * sizeof a.blocks[0]);
+        load4_transposed(right, swizzled + number_of_block(at, at) * sizeof a.blocks[0]);
         multiply<KIND_F16>(block[0], minus, right[0], right[1]);
         multiply<KIND_F16>(block[1], minus, right[2], right[3]);
         pack_block(left[m], block, 1.0f);
@@ -366,7 +369,7 @@ static __device__ __forceinline__ void invert_column(const prepare_a &a, const p
     }
 }
 
-/* The item that is number `number` of all, in the order of chunks, by a warp. */
+/* One warp finds item `number`; items are in the order of chunks. */
 static __device__ __noinline__ void find_item(const sm80_delta_params &a, int32_t number,
                                               prepare_item &to)
 {
@@ -378,7 +381,7 @@ static __device__ __noinline__ void find_item(const sm80_delta_params &a, int32_
     }
 }
 
-/* m.item is m.next, for all. */
+/* Copies m.next to m.item; all threads of the group call. */
 static __device__ __forceinline__ void enter_next(const sm80_delta_params &a, prepare_memory &m)
 {
     if (prepare_warp() == 0 && lane_index() == 0) {
@@ -391,7 +394,7 @@ static __device__ __forceinline__ void enter_next(const sm80_delta_params &a, pr
     sync_preparers();
 }
 
-/* Gates of value heads `pair` and the next of a group, by a warp each. */
+/* The gates of value heads `pair` and pair + 1 of a group, one warp for each. */
 struct pair_gates {
     gate_inputs inputs;
 
@@ -420,7 +423,7 @@ struct pair_gates {
     }
 };
 
-/* m.next is item number `next`, by a warp that makes no gates. */
+/* A warp without gates looks up m.next, item number `next`. */
 static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int32_t next,
                                                  prepare_memory &m)
 {
@@ -429,8 +432,8 @@ static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int
     }
 }
 
-/* All that the value heads of m.item need, and m.next, item number `next`. All of the group's
- * threads take part; the memory is free once all of them are behind this. */
+/* Prepares m.item for all of its value heads, and looks up m.next, item number `next`. All threads
+ * of the group call; a barrier must follow before the memory is reused. */
 static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, int32_t next,
                                                      prepare_memory &m)
 {
@@ -442,12 +445,12 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
     find_next(a, next, m);
     gates.make(a, 0, m);
     wait_for_copies();
-    sync_preparers(); /* inputs are there */
+    sync_preparers(); /* all inputs are written */
     make_keys(a, m);
-    sync_preparers(); /* gates and keys are there */
+    sync_preparers(); /* gates and keys are written */
     store_keys(m);
     multiply_slots(m, sums);
-    sync_preparers(); /* q is done with */
+    sync_preparers(); /* all warps have read q */
 #pragma unroll 1
     for (int32_t pair = 0; pair < group; pair += 2) {
         int32_t count = min(2, group - pair);
@@ -466,7 +469,7 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
         int32_t half = lane_again() / 16, of_pair = min(half, count - 1);
         invert_blocks(m.a[of_pair], m.gates[of_pair].beta, half < count,
                       m.item.heads[pair + of_pair]);
-        sync_preparers(); /* all of A and the blocks on the diagonal are there */
+        sync_preparers(); /* A and the blocks on the diagonal are written */
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
             int32_t warp = prepare_warp();
@@ -474,13 +477,13 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
                           m.item.heads[pair + i]);
         }
         if (pair + 2 < group) {
-            sync_preparers(); /* gates and A are done with */
+            sync_preparers(); /* all warps have read gates and A */
         }
     }
 }
 
-/* The items from a.first_part up to a.end_part - 1, every so-manieth by a group of warps of all, of
- * which this is number `number`. FLAGS: whoever waits for one is told when it is there. */
+/* Prepares items a.first_part .. a.end_part - 1, one in every so many groups of the launch;
+ * `number` is this group's index. FLAGS: sets the flag of each prepared part. */
 template <bool FLAGS>
 static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a, int32_t number,
                                                      prepare_memory &m)
@@ -503,7 +506,8 @@ static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a,
             find_next(a, next, m);
         }
         if constexpr (FLAGS) {
-            asm volatile("fence.proxy.async;" ::: "memory"); /* bulk copies read it */
+            /* the state kernel reads it by bulk copies */
+            asm volatile("fence.proxy.async;" ::: "memory");
         }
         sync_preparers();
         if (FLAGS && prepare_warp() == 0 && lane_index() == 0 && m.item.is_there) {

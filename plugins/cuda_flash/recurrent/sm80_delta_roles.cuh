@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows of a state through a request's chunks, and what tokens add to them: operands, what the
- * warps of a team hand on, and the two of its roles that the next chunk waits for. */
+/* Operands and roles of the sm_80 state kernel: the memory through which the warps of a team
+ * exchange operands, and the two roles on the critical path from chunk to chunk, state and chain.
+ */
 #ifndef CUDA_FLASH_SM80_DELTA_ROLES_CUH
 #define CUDA_FLASH_SM80_DELTA_ROLES_CUH
 
@@ -10,44 +11,46 @@
 #define KEY_TILES (CHUNK_DIMS / 8)
 #define TOKEN_STEPS (CHUNK / 16)
 #define TOKEN_TILES (CHUNK / 8)
-#define VALUE_TOKENS 16 /* of a lane that convolves */
-/* Operands' exponents at most: f16 ends at 2^16. R is up to CHUNK times Y. */
+#define VALUE_TOKENS 16 /* tokens of a lane in the convolution */
+/* Exponent bounds of operands; f16 ends at 2^16. R is up to CHUNK times Y. */
 #define STATE_BITS 14
 #define CHANGE_BITS 8
 
-struct alignas(1024) chunk_stage { /* as tiles that wgmma reads must lie */
+struct alignas(1024) chunk_stage { /* alignment of tiles for wgmma */
     struct chunk_keys keys;
     struct chunk_head head;
 };
-#define STAGE_BYTES ((int)(sizeof(struct chunk_keys) + sizeof(struct chunk_head))) /* copied */
+/* bytes copied */
+#define STAGE_BYTES ((int)(sizeof(struct chunk_keys) + sizeof(struct chunk_head)))
 
-/* What the warps of a team hand on. */
+/* What the warps of a team exchange. */
 struct team_memory {
-    float4 values[2][TOKEN_TILES][GPU_LANES]; /* as sums [row, token] have them, see value_place */
-    /* operands: S, R, and R with the decays up to the end; the scale of the latter two */
+    /* in the layout of accumulators [row, token], see value_place */
+    float4 values[2][TOKEN_TILES][GPU_LANES];
+    /* Operands: S, R, and R with decays up to the chunk's end; then their scales. */
     uint4 state[KEY_STEPS][GPU_LANES], change[TOKEN_STEPS][GPU_LANES];
     uint4 update[TOKEN_STEPS][GPU_LANES];
     float2 state_scale[GPU_LANES], change_scale[GPU_LANES], update_scale[GPU_LANES];
-    float largest[2][GROUP_ROWS]; /* of a row's values */
+    float largest[2][GROUP_ROWS]; /* the largest value of each row */
 };
 
 struct team_barriers {
-    uint64_t values_there[2], values_free[2], state_there, change_there, change_free, update_there,
-        update_free;
-    uint64_t state_free; /* of two warps */
+    uint64_t values_full[2], values_empty[2], state_full, change_full, change_empty, update_full,
+        update_empty;
+    uint64_t state_empty; /* two warps arrive */
 };
 
 #define MOST_STAGES 4
-template <int TEAMS> struct walk_memory {
-    uint64_t there[MOST_STAGES], free[MOST_STAGES];
+template <int TEAMS> struct state_memory {
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES];
     team_barriers barriers[TEAMS];
     team_memory teams[TEAMS];
-    chunk_stage stages[1]; /* as many as there are */
+    chunk_stage stages[1]; /* as many as fit */
 };
 
-/* Roles by warps: states, chains, outputs, values, of which the first copies, too. Loops of one
- * role are short enough to stay near a quarter of a multiprocessor that runs few of them. */
-template <int TEAMS> struct walk_roles {
+/* Roles of warps: states, chains, outputs, values; the first values warp also copies chunks. The
+ * loop of each role is short, so that it stays in the instruction cache of its scheduler. */
+template <int TEAMS> struct state_roles {
     static constexpr int warps = 4 * TEAMS, threads = warps * GPU_LANES;
 };
 enum { ROLE_STATES, ROLE_CHAINS, ROLE_OUTPUTS, ROLE_VALUES };
@@ -62,7 +65,7 @@ static __device__ __forceinline__ void barrier_give(const uint64_t &barrier)
     barrier_arrive(shared_address(&barrier));
 }
 
-/* A power of two of which numbers up to `largest` are less than 2^(bits + 1), and its inverse. */
+/* A power of two such that |x| <= `largest` is below 2^(bits + 1) of it, and its inverse. */
 struct row_scale {
     float scale, inverse;
 };
@@ -74,13 +77,13 @@ static __device__ __forceinline__ row_scale scale_of(float largest, int32_t bits
     return {bits_float((uint32_t)exponent << 23), bits_float((uint32_t)(254 - exponent) << 23)};
 }
 
-/* Of a power of two. */
+/* The inverse of a power of two. */
 static __device__ __forceinline__ float inverse_of(float scale)
 {
     return bits_float(254u * (1u << 23) - float_bits(scale));
 }
 
-/* Scales of rows lane / 4 and lane / 4 + 8 of sums. */
+/* Computes the scales of rows lane / 4 and lane / 4 + 8 of accumulators. */
 template <int TILES>
 static __device__ __forceinline__ void scale_rows(const float (&x)[TILES][4], int32_t bits,
                                                   row_scale (&scale)[2])
@@ -98,7 +101,7 @@ static __device__ __forceinline__ void scale_rows(const float (&x)[TILES][4], in
     }
 }
 
-/* Sums of 16 columns as the left side of a product. */
+/* Packs 16 columns of accumulators as a left operand. */
 static __device__ __forceinline__ void pack_step(uint32_t (&a)[4], const float (&front)[4],
                                                  const float (&back)[4],
                                                  const row_scale (&scale)[2])
@@ -118,9 +121,9 @@ static __device__ __forceinline__ void pack_whole(uint32_t (&a)[4], const float 
     a[3] = pack2<KIND_F16>(back[2], back[3]);
 }
 
-/* Where a lane's row of ldmatrix stands in a tile of so many columns of 16 bytes, which lies on 256
- * bytes; even columns are chosen by xor. Rows of the right side are 16 columns of the product or,
- * as depths, 16 of the depth. */
+/* The lane's ldmatrix address in a tile of COLUMNS columns of 16 bytes, aligned to 256 bytes; even
+ * columns are selected by xor. rows_of: rows are 16 columns of the product; depths_of: rows are 16
+ * steps of the reduction. */
 template <int COLUMNS> static __device__ __forceinline__ uint32_t rows_of(uint32_t tile)
 {
     int32_t lane = lane_index();
@@ -141,31 +144,31 @@ template <int TILES> static __device__ __forceinline__ void clear(float (&x)[TIL
     }
 }
 
-/* Where a lane's four values of token tile n stand: those that store them, of tokens far apart,
- * meet different banks. */
+/* The position of a lane's four values of token tile n. Lanes that store tokens far apart use
+ * different banks. */
 static __device__ __forceinline__ int32_t value_place(int32_t n, int32_t lane)
 {
     return lane ^ (lane >> 3) ^ (n >> 1 & 1) << 2;
 }
 
-/* One request's part of a launch. */
-struct walk_item {
+/* A CTA's work: a value head of a request. */
+struct state_item {
     delta_request request;
     int32_t head, first_row; /* value head; the team's first row of S */
     int32_t first_chunk, num_chunks;
 };
 
-/* The slot that takes the state behind chunk c, too; negative: none does. */
-static __device__ __forceinline__ int32_t slot_behind(const sm80_delta_params &a,
-                                                      const walk_item &item, int32_t c)
+/* The checkpoint slot for the state after chunk c; negative if there is none. */
+static __device__ __forceinline__ int32_t slot_after(const sm80_delta_params &a,
+                                                     const state_item &item, int32_t c)
 {
     int32_t done = (c + 1) * CHUNK;
     bool is_whole = done <= item.request.num_tokens && a.p.checkpoint_interval > 0;
     return is_whole ? checkpoint_slot(a.p, item.request, done) : -1;
 }
 
-/* Right sides of a product's step, for so many pairs of tiles: loads of a step are on the way while
- * the one before multiplies. */
+/* Right operands of one step for PAIRS pairs of tiles. Loads of a step are issued while the
+ * previous step multiplies. */
 template <int PAIRS> struct step_rights {
     uint32_t r[PAIRS][4];
 
@@ -203,23 +206,24 @@ template <int PAIRS> struct step_rights {
 
 typedef step_rights<TOKEN_TILES / 2> token_rights;
 
-/* The state of a warp's rows, in units of a power of two for each. */
+/* The state of a warp's rows, each in units of a power of two. */
 struct delta_rows {
     float s[KEY_TILES][4];
     float unit[2];
 
-    __device__ float *row(const sm80_delta_params &a, const walk_item &item, int32_t slot, int half)
+    __device__ float *row(const sm80_delta_params &a, const state_item &item, int32_t slot,
+                          int half)
     {
         return state_row(a.p, slot, item.head, item.first_row + (lane_index() >> 2) + half * 8);
     }
 
-    __device__ bool holds(const sm80_delta_params &a, const walk_item &item, int n, int i)
+    __device__ bool holds(const sm80_delta_params &a, const state_item &item, int n, int i)
     {
         return item.first_row + (lane_index() >> 2) + (i >> 1) * 8 < a.p.head_size_v &&
                n * 8 + (lane_index() & 3) * 2 + (i & 1) < a.p.head_size_k;
     }
 
-    __device__ void load(const sm80_delta_params &a, const walk_item &item)
+    __device__ void load(const sm80_delta_params &a, const state_item &item)
     {
         unit[0] = unit[1] = 1.0f;
 #pragma unroll
@@ -234,7 +238,7 @@ struct delta_rows {
         }
     }
 
-    __device__ void store(const sm80_delta_params &a, const walk_item &item, int32_t slot)
+    __device__ void store(const sm80_delta_params &a, const state_item &item, int32_t slot)
     {
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
@@ -248,12 +252,12 @@ struct delta_rows {
         }
     }
 
-    /* The state before chunk c, for the others. */
+    /* Publishes the state before chunk c to the other roles. */
     __device__ __forceinline__ void publish(team_memory &team, team_barriers &barriers, int32_t c)
     {
         row_scale scale[2];
         scale_rows(s, STATE_BITS, scale);
-        barrier_wait_for(barriers.state_free, c + 1);
+        barrier_wait_for(barriers.state_empty, c + 1);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
             uint32_t left[4];
@@ -262,7 +266,7 @@ struct delta_rows {
         }
         team.state_scale[lane_index()] =
             make_float2(scale[0].scale * unit[0], scale[1].scale * unit[1]);
-        barrier_give(barriers.state_there);
+        barrier_give(barriers.state_full);
     }
 
     /* S <- decay S + R K, in R's units. */
@@ -275,13 +279,13 @@ struct delta_rows {
         uint4 r[TOKEN_STEPS];
         rights[0].load_depths<CHUNK_DIMS / 8>(keys, 0, 0);
         float decay = stage.head.from_start[CHUNK - 1];
-        barrier_wait_for(barriers.update_there, c);
+        barrier_wait_for(barriers.update_full, c);
         float2 scale = team.update_scale[lane_index()];
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
             r[step] = team.update[step][lane_index()];
         }
-        barrier_give(barriers.update_free);
+        barrier_give(barriers.update_empty);
         float factor[2] = {decay * (unit[0] * inverse_of(scale.x)),
                            decay * (unit[1] * inverse_of(scale.y))};
         unit[0] = scale.x, unit[1] = scale.y;
@@ -306,12 +310,12 @@ struct delta_rows {
     }
 };
 
-/* What a chunk's tokens add to the state, from the state before it. */
+/* Computes R, what a chunk's tokens add to the state, from the state before the chunk. */
 struct delta_chain {
-    float unit[2]; /* of the chunk before */
+    float unit[2]; /* units of the previous chunk */
 
-    /* The unit of Y, and of R and of the state behind it. Neither |R| <= 64 |Y| nor the state in it
-     * leaves its format: next to a state or a chunk before that is 2^80 times larger, Y is 0. */
+    /* Chooses the unit of Y, R and the state after the chunk, such that neither |R| <= 64 |Y| nor
+     * the state overflows. If the previous state or chunk is 2^80 times larger, Y becomes 0. */
     __device__ __forceinline__ void choose_units(const float (&y)[TOKEN_TILES][4],
                                                  const float2 &of_state, row_scale (&scale)[2])
     {
@@ -328,7 +332,7 @@ struct delta_chain {
         }
     }
 
-    /* Y = V - decay S K^T; beta is in the inverse. */
+    /* Y = V - decay S K^T; beta is part of the inverse. */
     __device__ __forceinline__ void subtract_keys(const chunk_stage &stage, team_memory &team,
                                                   team_barriers &barriers, int32_t c, float2 &scale,
                                                   float (&x)[TOKEN_TILES][4])
@@ -338,7 +342,7 @@ struct delta_chain {
         token_rights rights[2];
         rights[0].load_rows<CHUNK_DIMS / 8>(keys, 0);
         clear(x);
-        barrier_wait_for(barriers.state_there, c);
+        barrier_wait_for(barriers.state_full, c);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
             if (step + 1 < KEY_STEPS) {
@@ -349,8 +353,8 @@ struct delta_chain {
             rights[step & 1].add(x, left);
         }
         scale = team.state_scale[lane];
-        barrier_give(barriers.state_free);
-        barrier_wait_for(barriers.values_there[c & 1], c >> 1);
+        barrier_give(barriers.state_empty);
+        barrier_wait_for(barriers.values_full[c & 1], c >> 1);
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
             float4 v = team.values[c & 1][n][value_place(n, lane)];
@@ -360,7 +364,7 @@ struct delta_chain {
             x[n][2] = fmaf(-decay.x * scale.y, x[n][2], v.z);
             x[n][3] = fmaf(-decay.y * scale.y, x[n][3], v.w);
         }
-        barrier_give(barriers.values_free[c & 1]);
+        barrier_give(barriers.values_empty[c & 1]);
     }
 
     /* R = Y T^T, in units of Y's scale. */
@@ -396,7 +400,7 @@ struct delta_chain {
         subtract_keys(stage, team, barriers, c, of_state, x);
         multiply_inverse(stage.head, x, of_state, scale, r);
         float2 scales = make_float2(scale[0].scale, scale[1].scale);
-        barrier_wait_for(barriers.update_free, c + 1);
+        barrier_wait_for(barriers.update_empty, c + 1);
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
             float decayed[2][4];
@@ -413,8 +417,8 @@ struct delta_chain {
             team.update[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
         }
         team.update_scale[lane] = scales;
-        barrier_give(barriers.update_there);
-        barrier_wait_for(barriers.change_free, c + 1);
+        barrier_give(barriers.update_full);
+        barrier_wait_for(barriers.change_empty, c + 1);
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
             uint32_t left[4];
@@ -422,7 +426,7 @@ struct delta_chain {
             team.change[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
         }
         team.change_scale[lane] = scales;
-        barrier_give(barriers.change_there);
+        barrier_give(barriers.change_full);
     }
 };
 

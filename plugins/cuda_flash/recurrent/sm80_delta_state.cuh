@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The states through a request's chunks. A warp has GROUP_ROWS rows of S [Dv, Dk] of a value head
- * in registers and needs no other warp's: with S, Y and R as the left sides of products, the sums
- * of one are the operand of the next,
+/* The state kernel of gated delta by mma.sync: the recurrence over a request's chunks. A warp keeps
+ * GROUP_ROWS rows of S [Dv, Dk] of a value head in registers and needs no other rows. With S, Y and
+ * R as left operands, the accumulator of one product is the operand of the next:
  *     X = S K^T;  Y = V - X;  R = Y (T beta)^T;  O = S Q^T + R P^T;  S <- S + R K
- * (each with its decays). Of a team's warps one has the state, one makes R, one the outputs, one
- * convolves the values. Operands are f16 behind a power of two for each row of S: 11 bits, which
- * float32's range keeps. */
+ * (each with its decays). The warps of a team have one role each: state, R, outputs, values after
+ * the convolution. Operands are f16 with a power of two for each row of S: 11 bits of precision and
+ * the range of float32. */
 #ifndef CUDA_FLASH_SM80_DELTA_STATE_CUH
 #define CUDA_FLASH_SM80_DELTA_STATE_CUH
 
 #include "sm80_delta_roles.cuh"
 
-/* Two numbers of a row of out, of which `real` are there. */
+/* Stores two elements of a row of out, of which `real` exist. */
 static __device__ __noinline__ void store_singly(char *to, uint32_t bits, int32_t real)
 {
     if (real > 0) {
@@ -22,9 +22,9 @@ static __device__ __noinline__ void store_singly(char *to, uint32_t bits, int32_
     }
 }
 
-/* Outputs of a chunk, [row of S, token] in sums, to rows of tokens. */
+/* Stores a chunk's outputs, accumulators [row of S, token], to rows of tokens. */
 static __device__ __forceinline__ void store_outputs(const sm80_delta_params &a,
-                                                     const walk_item &item, int32_t first,
+                                                     const state_item &item, int32_t first,
                                                      const float (&o)[TOKEN_TILES][4])
 {
     int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 2;
@@ -62,9 +62,9 @@ static __device__ __forceinline__ void store_outputs(const sm80_delta_params &a,
 }
 
 static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
-                                                    const walk_item &item, const chunk_stage &stage,
-                                                    team_memory &team, team_barriers &barriers,
-                                                    int32_t c)
+                                                    const state_item &item,
+                                                    const chunk_stage &stage, team_memory &team,
+                                                    team_barriers &barriers, int32_t c)
 {
     int32_t lane = lane_index(), pair = (lane & 3) * 2;
     uint32_t queries = rows_of<CHUNK_DIMS / 8>(shared_address(stage.keys.q));
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
     clear(o);
     clear(r);
     rights[0].load_rows<CHUNK_DIMS / 8>(queries, 0);
-    barrier_wait_for(barriers.state_there, c);
+    barrier_wait_for(barriers.state_full, c);
     float2 state_scale = team.state_scale[lane];
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
@@ -85,9 +85,9 @@ static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
         const uint32_t left[4] = {four.x, four.y, four.z, four.w};
         rights[step & 1].add(o, left);
     }
-    barrier_give(barriers.state_free);
+    barrier_give(barriers.state_empty);
     rights[0].load_rows<CHUNK / 8>(scores, 0);
-    barrier_wait_for(barriers.change_there, c);
+    barrier_wait_for(barriers.change_full, c);
     float2 change_scale = team.change_scale[lane];
 #pragma unroll
     for (int step = 0; step < TOKEN_STEPS; step++) {
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
         const uint32_t left[4] = {four.x, four.y, four.z, four.w};
         rights[step & 1].add(r, left, 0, step);
     }
-    barrier_give(barriers.change_free);
+    barrier_give(barriers.change_empty);
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
         float2 decay = *(const float2 *)&stage.head.from_start[n * 8 + pair];
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
     store_outputs(a, item, c * CHUNK, o);
 }
 
-/* A chunk's part from memory, by all lanes of the warp. */
+/* Copies a part of a chunk from global memory; all lanes of the warp call. */
 static __device__ __forceinline__ void copy_part(void *to, const void *from, int32_t bytes,
                                                  const uint64_t &barrier)
 {
@@ -132,15 +132,15 @@ static __device__ __forceinline__ void copy_part(void *to, const void *from, int
 }
 
 template <int TEAMS>
-static __device__ __forceinline__ void copy_chunk(const sm80_delta_params &a, const walk_item &item,
-                                                  int32_t c, walk_memory<TEAMS> &m)
+static __device__ __forceinline__ void
+copy_chunk(const sm80_delta_params &a, const state_item &item, int32_t c, state_memory<TEAMS> &m)
 {
     if (c >= item.num_chunks) {
         return;
     }
     chunk_stage &stage = m.stages[c % a.stages];
-    const uint64_t &there = m.there[c % a.stages];
-    barrier_wait_for(m.free[c % a.stages], c / a.stages + 1);
+    const uint64_t &full = m.full[c % a.stages];
+    barrier_wait_for(m.empty[c % a.stages], c / a.stages + 1);
     const gpu_delta_params &p = a.p;
     const char *chunk = a.memory + (item.first_chunk + c) * a.chunk_bytes;
     const chunk_head *heads =
@@ -149,23 +149,24 @@ static __device__ __forceinline__ void copy_chunk(const sm80_delta_params &a, co
 #if __CUDA_ARCH__ >= 900
     if (lane_index() == 0) {
         asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(
-                         shared_address(&there)),
+                         shared_address(&full)),
                      "r"(STAGE_BYTES)
                      : "memory");
     }
 #endif
-    copy_part(&stage.keys, &((const chunk_keys *)chunk)[key_head], sizeof stage.keys, there);
-    copy_part(&stage.head, &heads[item.head], sizeof stage.head, there);
+    copy_part(&stage.keys, &((const chunk_keys *)chunk)[key_head], sizeof stage.keys, full);
+    copy_part(&stage.head, &heads[item.head], sizeof stage.head, full);
 #if __CUDA_ARCH__ < 900
-    barrier_arrive_copies(shared_address(&there));
+    barrier_arrive_copies(shared_address(&full));
 #endif
 }
 
-/* Values of a team's rows behind the convolution, chunk by chunk; a lane has two rows' of a quarter
- * of the tokens. The first team's warp copies for all, one stage behind the values. */
+/* The values of a team's rows after the convolution, chunk by chunk. A lane has two rows and a
+ * quarter of the tokens. The first team's warp copies chunks for all teams, one stage behind the
+ * values. */
 template <int TEAMS>
 static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
-                                                   const walk_item &item, walk_memory<TEAMS> &m,
+                                                   const state_item &item, state_memory<TEAMS> &m,
                                                    int32_t of_teams)
 {
     team_memory &team = m.teams[of_teams];
@@ -186,7 +187,7 @@ static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
     taps.load(p, source);
     source.load<loads>(begin - (CHUNK_TAPS - 1), a.wide_values, raw);
     for (int32_t c = 0; c < item.num_chunks; c++) {
-        barrier_wait_for(barriers.values_free[c & 1], (c >> 1) + 1);
+        barrier_wait_for(barriers.values_empty[c & 1], (c >> 1) + 1);
 #pragma unroll
         for (int i = 0; i < VALUE_TOKENS; i += 2) {
             float y[2][2];
@@ -213,7 +214,7 @@ static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
                 *(float2 *)(to + (row + of_two) / 8 * 2) = make_float2(y[of_two][0], y[of_two][1]);
             }
         }
-        barrier_give(barriers.values_there[c & 1]);
+        barrier_give(barriers.values_full[c & 1]);
         if (c + 1 < item.num_chunks) {
             source.load<loads>((c + 1) * CHUNK + begin - (CHUNK_TAPS - 1), a.wide_values, raw);
         }
@@ -223,23 +224,23 @@ static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
     }
 }
 
-/* readers: warps of a team that read stages; of_state: of them, those that read the state. */
+/* readers: warps of a team that read stages; of_state: those of them that read the state. */
 template <int TEAMS>
-static __device__ void init_barriers(walk_memory<TEAMS> &m, int32_t readers, int32_t of_state)
+static __device__ void init_barriers(state_memory<TEAMS> &m, int32_t readers, int32_t of_state)
 {
     if (thread_index() == 0) {
         for (int32_t i = 0; i < MOST_STAGES; i++) {
 #if __CUDA_ARCH__ >= 900
-            barrier_init(shared_address(&m.there[i]), 1);
+            barrier_init(shared_address(&m.full[i]), 1);
 #else
-            barrier_init(shared_address(&m.there[i]), GPU_LANES);
+            barrier_init(shared_address(&m.full[i]), GPU_LANES);
 #endif
-            barrier_init(shared_address(&m.free[i]), readers * TEAMS * GPU_LANES);
+            barrier_init(shared_address(&m.empty[i]), readers * TEAMS * GPU_LANES);
         }
         for (int32_t team = 0; team < TEAMS; team++) {
             uint64_t *all = (uint64_t *)&m.barriers[team];
             for (size_t i = 0; i < sizeof(team_barriers) / sizeof *all; i++) {
-                bool frees_state = &all[i] == &m.barriers[team].state_free;
+                bool frees_state = &all[i] == &m.barriers[team].state_empty;
                 barrier_init(shared_address(&all[i]), (frees_state ? of_state : 1) * GPU_LANES);
             }
         }
@@ -250,9 +251,9 @@ static __device__ void init_barriers(walk_memory<TEAMS> &m, int32_t readers, int
     sync_group();
 }
 
-/* The request that is number `number` of those with enough tokens; below 0: there are fewer. All
- * lanes of a warp take part. */
-static __device__ int32_t find_walk(const gpu_delta_params &p, int32_t number)
+/* Finds the `number`-th request with enough tokens for chunks; negative if there are fewer. All
+ * lanes of a warp call. */
+static __device__ int32_t find_request(const gpu_delta_params &p, int32_t number)
 {
     for (int32_t first = 0; first < p.num_reqs; first += GPU_LANES) {
         int32_t r = first + lane_index();
@@ -269,13 +270,13 @@ static __device__ int32_t find_walk(const gpu_delta_params &p, int32_t number)
     return -1;
 }
 
-/* What this CTA of `teams` teams walks through; false: nothing. */
-static __device__ bool enter_walk(const sm80_delta_params &a, int32_t teams, int32_t team,
-                                  walk_item &item)
+/* Finds this CTA's request and value head, for `teams` teams; false if it has none. */
+static __device__ bool begin_item(const sm80_delta_params &a, int32_t teams, int32_t team,
+                                  state_item &item)
 {
     const gpu_delta_params &p = a.p;
     int32_t slice = (int32_t)blockIdx.x % a.slices, rest = (int32_t)blockIdx.x / a.slices;
-    int32_t r = find_walk(p, rest / p.num_v_heads);
+    int32_t r = find_request(p, rest / p.num_v_heads);
     item.head = rest % p.num_v_heads;
     if (r < 0 || !enter_request(p, r, item.request) || !goes_in_chunks(p, item.request)) {
         return false;
@@ -286,17 +287,17 @@ static __device__ bool enter_walk(const sm80_delta_params &a, int32_t teams, int
     return item.first_chunk + item.num_chunks <= a.num_chunks;
 }
 
-/* KEEPS: states behind chunks may be kept, for which registers are short. */
+/* KEEPS: writes checkpoints, which needs further registers. */
 template <int TEAMS, bool KEEPS>
-static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
-    delta_walk(const __grid_constant__ sm80_delta_params a)
+static __global__ void __launch_bounds__(state_roles<TEAMS>::threads)
+    delta_state(const __grid_constant__ sm80_delta_params a)
 {
-#ifndef __CUDA_ARCH_FEAT_SM90_ALL /* where sm90_delta_walk walks */
-    extern __shared__ __align__(1024) char walk_bytes[];
-    walk_memory<TEAMS> &m = *(walk_memory<TEAMS> *)walk_bytes;
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL /* sm90_delta_state runs there instead */
+    extern __shared__ __align__(1024) char state_bytes[];
+    state_memory<TEAMS> &m = *(state_memory<TEAMS> *)state_bytes;
     int32_t team = warp_index() % TEAMS, role = warp_index() / TEAMS;
-    walk_item item;
-    if (!enter_walk(a, TEAMS, team, item)) {
+    state_item item;
+    if (!begin_item(a, TEAMS, team, item)) {
         return;
     }
     init_barriers(m, 3, 2);
@@ -308,11 +309,11 @@ static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
         for (int32_t c = 0; c < item.num_chunks; c++) {
             int32_t stage = c % a.stages;
             rows.publish(m.teams[team], m.barriers[team], c);
-            barrier_wait_for(m.there[stage], c / a.stages);
+            barrier_wait_for(m.full[stage], c / a.stages);
             rows.add_keys(m.stages[stage], m.teams[team], m.barriers[team], c);
-            barrier_give(m.free[stage]);
+            barrier_give(m.empty[stage]);
             if constexpr (KEEPS) {
-                int32_t slot = slot_behind(a, item, c);
+                int32_t slot = slot_after(a, item, c);
                 if (slot >= 0) {
                     rows.store(a, item, slot);
                 }
@@ -323,16 +324,16 @@ static __global__ void __launch_bounds__(walk_roles<TEAMS>::threads)
         delta_chain chain = {{1.0f, 1.0f}};
         for (int32_t c = 0; c < item.num_chunks; c++) {
             int32_t stage = c % a.stages;
-            barrier_wait_for(m.there[stage], c / a.stages);
+            barrier_wait_for(m.full[stage], c / a.stages);
             chain.run_chunk(m.stages[stage], m.teams[team], m.barriers[team], c);
-            barrier_give(m.free[stage]);
+            barrier_give(m.empty[stage]);
         }
     } else {
         for (int32_t c = 0; c < item.num_chunks; c++) {
             int32_t stage = c % a.stages;
-            barrier_wait_for(m.there[stage], c / a.stages);
+            barrier_wait_for(m.full[stage], c / a.stages);
             make_outputs(a, item, m.stages[stage], m.teams[team], m.barriers[team], c);
-            barrier_give(m.free[stage]);
+            barrier_give(m.empty[stage]);
         }
     }
 #endif

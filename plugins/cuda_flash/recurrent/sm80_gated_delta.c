@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gated delta in chunks, host side: which layers and tensors it takes, and where its chunks lie. */
+/* Gated delta in chunks, host side: which layers and tensors it serves, and the numbering of
+ * chunks. */
 #include "sm80_gated_delta.h"
 
 #include "gpu/host/schedule.h"
 
 bool sm80_delta_fits(const struct gpu_device *device);
 
-/* Requests of fewer tokens go token by token. */
+/* Requests with fewer tokens run token by token. */
 #define CHUNKED_FROM 32
 
-/* Scores and the inverse are f16: without a norm of q and k they have no bound, and what f16 layers
- * are held to, they miss now and then. */
+/* Bytes of a chunk's intermediates; 0 if the layer is not served. Scores and the inverse are f16:
+ * they are bounded only if q and k are normalized, and their error exceeds the bound of f16 layers.
+ */
 static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_recurrent_desc *g,
                            int32_t dtype)
 {
@@ -22,10 +24,10 @@ static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_re
                   : 0;
 }
 
-/* Two ways to number the chunks of a batch without sums over its requests: a request of n tokens
- * that begins at token s has ceil(n / 64) chunks, and these fit between floor(s / 64) + r and
- * floor((s + n) / 64) + r + 1 as well as, from 32 tokens on, between floor(s / 32) and
- * floor((s + n) / 32). */
+/* Chunks are numbered without prefix sums over the requests, in one of two ways. A request of n
+ * tokens that begins at token s has ceil(n / 64) chunks; they fit between floor(s / 64) + r and
+ * floor((s + n) / 64) + r + 1, and, with at least 32 tokens, between floor(s / 32) and floor((s +
+ * n) / 32). */
 static int64_t num_chunks(int64_t reqs, int64_t tokens)
 {
     int64_t by_request = tokens / CHUNK + reqs, by_tokens = tokens / CHUNKED_FROM;
@@ -37,8 +39,8 @@ static uint64_t bits_of(const struct gpu_tensor *t)
     return (uint64_t)(uintptr_t)t->data | (uint64_t)t->row | (uint64_t)t->head;
 }
 
-/* Whether all inputs of channels and their weights are of out's type, and states are kept behind
- * whole chunks alone. */
+/* Whether all inputs and convolution weights have out's type, and checkpoints are at chunk
+ * boundaries. */
 static bool takes(const struct gpu_delta_params *p)
 {
     int32_t dtype = p->out.dtype;
@@ -54,7 +56,7 @@ static bool takes(const struct gpu_delta_params *p)
            p->conv_weight.dtype == dtype && (bias->data == NULL || bias->dtype == dtype);
 }
 
-/* The walk by wgmma does. */
+/* Whether the state kernel also rolls the convolution windows; those of sm_90 do. */
 static bool rolls(const struct gpu_device *device)
 {
 #ifdef CUDA_FLASH_SM90
@@ -87,16 +89,17 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
                     : p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0 ? 2
                                                                            : 1,
     };
-    a.walks_apart = rolls(device);
+    a.state_on_sm90 = rolls(device);
 #ifdef CUDA_FLASH_SM90
-    if (a.walks_apart) {
-        return sm90_delta_walk(device, &a, stream);
+    if (a.state_on_sm90) {
+        return sm90_delta_state(device, &a, stream);
     }
 #endif
     return sm80_delta_launch(device, &a, stream);
 }
 
-/* Of bulk copies and clusters: rows of whole keys on 16 bytes, at most eight CTAs of a key head. */
+/* Whether the one-token kernel serves the call. It uses bulk copies and clusters: state rows of 128
+ * floats aligned to 16 bytes, and at most eight CTAs for each key head. */
 static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_params *p)
 {
 #ifdef CUDA_FLASH_SM90
@@ -127,7 +130,7 @@ static const char *load(const struct gpu_device *device)
 #ifdef CUDA_FLASH_SM90
     if (cause == NULL && device->major == 9) {
         cause = sm90_delta_launch(device, NULL, NULL);
-        cause = cause ? cause : sm90_delta_walk(device, NULL, NULL);
+        cause = cause ? cause : sm90_delta_state(device, NULL, NULL);
     }
 #endif
     return cause;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two launches of gated delta in chunks. */
+/* The two launches of gated delta in chunks: prepare, then state. */
 #include <cuda.h>
 
 #include "sm80_delta_prepare.cuh"
@@ -17,9 +17,9 @@ static __global__ void __launch_bounds__(PREPARE_THREADS, 4)
     prepare_items<false>(a, (int32_t)blockIdx.x, m);
 }
 
-template <int TEAMS> static int walk_bytes(int stages)
+template <int TEAMS> static int state_bytes(int stages)
 {
-    return (int)(sizeof(walk_memory<TEAMS>) + (stages - 1) * sizeof(chunk_stage));
+    return (int)(sizeof(state_memory<TEAMS>) + (stages - 1) * sizeof(chunk_stage));
 }
 
 template <class F> static cudaError_t allow(F *kernel, int bytes)
@@ -27,38 +27,39 @@ template <class F> static cudaError_t allow(F *kernel, int bytes)
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
-/* As many stages as fit, up to those wanted; 0: not two. */
+/* The number of stages that fit, at most WANTED_STAGES; 0 if two do not fit. */
 template <int TEAMS> static int stages_of(const struct gpu_device *device)
 {
     int stages = WANTED_STAGES;
-    while (stages >= LEAST_STAGES && walk_bytes<TEAMS>(stages) > device->smem_of_cta) {
+    while (stages >= LEAST_STAGES && state_bytes<TEAMS>(stages) > device->smem_of_cta) {
         stages--;
     }
     return stages >= LEAST_STAGES ? stages : 0;
 }
 
 template <int TEAMS>
-static cudaError_t launch_walk(const struct gpu_device *device, struct sm80_delta_params *a,
-                               cudaStream_t stream)
+static cudaError_t launch_state(const struct gpu_device *device, struct sm80_delta_params *a,
+                                cudaStream_t stream)
 {
     int stages = stages_of<TEAMS>(device);
-    int bytes = walk_bytes<TEAMS>(stages);
+    int bytes = state_bytes<TEAMS>(stages);
     if (a == nullptr) {
         if (stages == 0) {
             return cudaSuccess;
         }
-        cudaError_t error = allow(delta_walk<TEAMS, false>, bytes);
-        return error ? error : allow(delta_walk<TEAMS, true>, bytes);
+        cudaError_t error = allow(delta_state<TEAMS, false>, bytes);
+        return error ? error : allow(delta_state<TEAMS, true>, bytes);
     }
     a->stages = stages;
     a->slices = (a->p.head_size_v + TEAMS * GROUP_ROWS - 1) / (TEAMS * GROUP_ROWS);
     unsigned groups = (unsigned)sm80_delta_most_requests(a) * a->p.num_v_heads * a->slices;
-    auto kernel = a->p.checkpoint_interval > 0 ? delta_walk<TEAMS, true> : delta_walk<TEAMS, false>;
-    kernel<<<groups, walk_roles<TEAMS>::threads, bytes, stream>>>(*a);
+    auto kernel =
+        a->p.checkpoint_interval > 0 ? delta_state<TEAMS, true> : delta_state<TEAMS, false>;
+    kernel<<<groups, state_roles<TEAMS>::threads, bytes, stream>>>(*a);
     return cudaGetLastError();
 }
 
-/* Half as many teams where whole ones would leave multiprocessors without work. */
+/* Uses 2 teams instead of 4 where 4 would leave multiprocessors idle. */
 static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_params *a,
                           cudaStream_t stream)
 {
@@ -66,8 +67,8 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
     cudaError_t error = cudaSuccess;
     if (a == nullptr) {
         error = allow(delta_prepare, bytes);
-        error = error ? error : launch_walk<2>(device, nullptr, stream);
-        return error ? error : launch_walk<4>(device, nullptr, stream);
+        error = error ? error : launch_state<2>(device, nullptr, stream);
+        return error ? error : launch_state<4>(device, nullptr, stream);
     }
     unsigned groups = (unsigned)a->num_chunks * a->p.num_k_heads;
     if (groups == 0 || sm80_delta_most_requests(a) == 0) {
@@ -76,13 +77,13 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
     a->first_part = 0, a->end_part = (int32_t)groups;
     delta_prepare<<<groups, PREPARE_THREADS, bytes, stream>>>(*a);
     error = cudaGetLastError();
-    if (error != cudaSuccess || a->walks_apart) {
+    if (error != cudaSuccess || a->state_on_sm90) {
         return error;
     }
     int64_t wide = sm80_delta_most_requests(a) * a->p.num_v_heads *
                    ((a->p.head_size_v + 4 * GROUP_ROWS - 1) / (4 * GROUP_ROWS));
     bool few = wide < device->num_sms || stages_of<4>(device) == 0;
-    return few ? launch_walk<2>(device, a, stream) : launch_walk<4>(device, a, stream);
+    return few ? launch_state<2>(device, a, stream) : launch_state<4>(device, a, stream);
 }
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
@@ -94,14 +95,14 @@ extern "C" const char *sm80_delta_launch(const struct gpu_device *device,
     CUcontext popped;
     ((push_fn *)device->push)((CUcontext)device->context);
     cudaError_t error = launch(device, params, (cudaStream_t)stream);
-    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
         (void)cudaGetLastError();
     }
     ((pop_fn *)device->pop)(&popped);
     return error == cudaSuccess ? NULL : cudaGetErrorString(error);
 }
 
-/* Whether two stages of the smaller form fit. */
+/* Whether two stages of the smaller kernel fit. */
 extern "C" bool sm80_delta_fits(const struct gpu_device *device)
 {
     return stages_of<2>(device) > 0;

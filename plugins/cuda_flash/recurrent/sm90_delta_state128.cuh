@@ -1,65 +1,66 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The states through a request's chunks, a whole value head of 128 rows of S in a CTA: for batches
- * with more heads than multiprocessors, where a chunk's keys are read once for all rows. Two warp
- * groups have 64 rows each, see wide_rows, and make their outputs, too; the third makes the values,
- * by FMA: mma.sync waits for the matrix units, which wgmma of the other two keeps. */
+/* The state kernel for whole value heads: 128 rows of S for each CTA, for batches with more heads
+ * than multiprocessors, since a chunk's keys are read once for all rows. Two warp groups have 64
+ * rows each (state64_rows) and also make their outputs. The third convolves the values with FMA,
+ * since mma.sync would wait for the tensor cores, which wgmma keeps busy. */
 #ifndef CUDA_FLASH_SM90_DELTA_STATE128_CUH
 #define CUDA_FLASH_SM90_DELTA_STATE128_CUH
 
 #include "sm90_delta_state64.cuh"
 
-#define WHOLE_GROUPS 3
-#define WHOLE_THREADS (WHOLE_GROUPS * WIDE_TEAMS * GPU_LANES)
-#define WHOLE_TEAMS (2 * WIDE_TEAMS)
-#define WHOLE_STAGES 2
-#define WARP_TILES 2                             /* of 16 channels, of a warp that makes values */
-#define RAW_PIECES (WARP_TILES * GROUP_ROWS / 8) /* of 16 bytes, of a row of inputs */
-#define RAW_ROWS (CHUNK + 8)                     /* a chunk's, and the three before it */
+#define STATE128_GROUPS 3
+#define STATE128_THREADS (STATE128_GROUPS * STATE64_TEAMS * GPU_LANES)
+#define STATE128_TEAMS (2 * STATE64_TEAMS)
+#define STATE128_STAGES 2
+#define WARP_TILES 2                             /* tiles of 16 channels of a warp that convolves */
+#define RAW_PIECES (WARP_TILES * GROUP_ROWS / 8) /* 16-byte pieces of a row of inputs */
+/* rows of a chunk and of the three tokens before it */
+#define RAW_ROWS (CHUNK + 8)
 #define RAW_ROW_BYTES (RAW_PIECES * 16)
-/* What values are handed on in: x = -y log2(e) is what the convolution makes of y, with e^-y = 2^x.
- */
+/* The unit of stored values: the convolution computes x = -y log2(e), so that e^-y = 2^x. */
 #define VALUE_SCALE -0.6931471805599453f
-#define VALUES_ABREAST 8 /* tokens */
+#define VALUES_AT_ONCE 8 /* tokens convolved at once */
 
-struct whole_memory {
-    uint64_t there[WHOLE_STAGES], free[WHOLE_STAGES];
-    uint64_t values_there[WHOLE_TEAMS][2], values_free[WHOLE_TEAMS][2];
-    float largest[2][WHOLE_TEAMS][GROUP_ROWS]; /* of a row's values */
-    /* as sums [row, token] have them, see whole_place */
-    float4 values[2][WHOLE_TEAMS][TOKEN_TILES][GPU_LANES];
-    /* inputs of a warp's channels from three tokens before a chunk on, see raw_place */
-    char raw[WIDE_TEAMS][2][RAW_ROWS * RAW_ROW_BYTES];
-    const char *keys, *head;     /* of the first chunk */
-    uint32_t done[WHOLE_STAGES]; /* warps that are, with all chunks of a stage */
-    chunk_stage stages[WHOLE_STAGES];
+struct state128_memory {
+    uint64_t full[STATE128_STAGES], empty[STATE128_STAGES];
+    uint64_t values_full[STATE128_TEAMS][2], values_empty[STATE128_TEAMS][2];
+    float largest[2][STATE128_TEAMS][GROUP_ROWS]; /* the largest value of each row */
+    /* In the layout of accumulators [row, token], see state128_place. */
+    float4 values[2][STATE128_TEAMS][TOKEN_TILES][GPU_LANES];
+    /* Inputs of a warp's channels, starting three tokens before a chunk (raw_place). */
+    char raw[STATE64_TEAMS][2][RAW_ROWS * RAW_ROW_BYTES];
+    const char *keys, *head; /* of the first chunk */
+    /* warps that have finished the chunks of a stage, counted over all chunks */
+    uint32_t done[STATE128_STAGES];
+    chunk_stage stages[STATE128_STAGES];
 };
 
-/* Where 16 bytes of a row of inputs stand: those of eight rows, and of two 32 apart, in different
+/* The offset of 16 bytes of a row of inputs. Eight rows, and two rows 32 apart, use different
  * banks. */
 static __device__ __forceinline__ uint32_t raw_place(int32_t row, int32_t piece)
 {
     return (uint32_t)((row ^ (row >> 5 & 1)) * RAW_ROW_BYTES + (piece ^ (row >> 1 & 3)) * 16);
 }
 
-/* Where a lane's values of a tile of tokens stand: those that one instruction writes, of two teams
- * or two halves of the chunk, in different banks. */
-static __device__ __forceinline__ int32_t whole_place(int32_t team, int32_t tile, int32_t lane)
+/* The position of a lane's values in a token tile. One instruction's writes, of two teams or two
+ * halves of the chunk, use different banks. */
+static __device__ __forceinline__ int32_t state128_place(int32_t team, int32_t tile, int32_t lane)
 {
     return lane ^ (lane >> 3 & 3) ^ ((tile >> 2 ^ team) & 1) << 2;
 }
 
-static __device__ void init_whole(whole_memory &m)
+static __device__ void init_state128(state128_memory &m)
 {
     if (thread_index() == 0) {
-        for (int32_t i = 0; i < WHOLE_STAGES; i++) {
-            barrier_init(shared_address(&m.there[i]), 1);
-            barrier_init(shared_address(&m.free[i]), WHOLE_TEAMS * GPU_LANES);
+        for (int32_t i = 0; i < STATE128_STAGES; i++) {
+            barrier_init(shared_address(&m.full[i]), 1);
+            barrier_init(shared_address(&m.empty[i]), STATE128_TEAMS * GPU_LANES);
             m.done[i] = 0;
         }
-        for (int32_t team = 0; team < WHOLE_TEAMS; team++) {
+        for (int32_t team = 0; team < STATE128_TEAMS; team++) {
             for (int32_t i = 0; i < 2; i++) {
-                barrier_init(shared_address(&m.values_there[team][i]), GPU_LANES);
-                barrier_init(shared_address(&m.values_free[team][i]), GPU_LANES);
+                barrier_init(shared_address(&m.values_full[team][i]), GPU_LANES);
+                barrier_init(shared_address(&m.values_empty[team][i]), GPU_LANES);
             }
         }
         fence_barriers();
@@ -67,23 +68,23 @@ static __device__ void init_whole(whole_memory &m)
     sync_group();
 }
 
-/* Chunk c's keys and head, to its stage, by one thread. */
-static __device__ __forceinline__ void copy_whole(const sm80_delta_params &a, int32_t c,
-                                                  whole_memory &m)
+/* One thread copies keys and head of chunk c to its stage. */
+static __device__ __forceinline__ void copy_chunk128(const sm80_delta_params &a, int32_t c,
+                                                     state128_memory &m)
 {
     chunk_stage &stage = m.stages[c & 1];
-    uint32_t there = shared_address(&m.there[c & 1]);
+    uint32_t full = shared_address(&m.full[c & 1]);
     int64_t further = c * a.chunk_bytes;
-    barrier_arrive_expect(there, STAGE_BYTES);
-    copy_span(shared_address(&stage.keys), m.keys + further, sizeof stage.keys, there);
-    copy_span(shared_address(&stage.head), m.head + further, sizeof stage.head, there);
+    barrier_arrive_expect(full, STAGE_BYTES);
+    copy_span(shared_address(&stage.keys), m.keys + further, sizeof stage.keys, full);
+    copy_span(shared_address(&stage.head), m.head + further, sizeof stage.head, full);
 }
 
-/* A warp is done with chunk c; the last one that is has the next of the stage copied. */
-static __device__ __forceinline__ void end_whole(const sm80_delta_params &a, int32_t c,
-                                                 int32_t num_chunks, whole_memory &m)
+/* Ends chunk c for a warp. The last warp starts the copy of the stage's next chunk. */
+static __device__ __forceinline__ void end_chunk128(const sm80_delta_params &a, int32_t c,
+                                                    int32_t num_chunks, state128_memory &m)
 {
-    barrier_give(m.free[c & 1]);
+    barrier_give(m.empty[c & 1]);
     sync_lanes();
     if (lane_index() == 0) {
         uint32_t before;
@@ -91,22 +92,22 @@ static __device__ __forceinline__ void end_whole(const sm80_delta_params &a, int
                      : "=r"(before)
                      : "r"(shared_address(&m.done[c & 1]))
                      : "memory");
-        if (before % WHOLE_TEAMS == WHOLE_TEAMS - 1 && c + WHOLE_STAGES < num_chunks) {
-            barrier_wait_for(m.free[c & 1], c >> 1); /* at once */
-            copy_whole(a, c + WHOLE_STAGES, m);
+        if (before % STATE128_TEAMS == STATE128_TEAMS - 1 && c + STATE128_STAGES < num_chunks) {
+            barrier_wait_for(m.empty[c & 1], c >> 1); /* does not block */
+            copy_chunk128(a, c + STATE128_STAGES, m);
         }
     }
     sync_lanes();
 }
 
-/* What a warp group multiplies a chunk with. */
-struct whole_rights {
+/* The descriptors of a chunk's operands. */
+struct state128_operands {
     uint64_t keys, depths, queries, inverse, scores;
 };
 
-struct whole_rows : wide_rows {
-    /* Y in x's place, from X. */
-    __device__ __forceinline__ void make_differences(const chunk_stage &stage, whole_memory &m,
+struct state128_rows : state64_rows {
+    /* Turns X into Y. */
+    __device__ __forceinline__ void make_differences(const chunk_stage &stage, state128_memory &m,
                                                      int32_t team, int32_t c,
                                                      float (&x)[CHUNK / 2]) const
     {
@@ -115,17 +116,17 @@ struct whole_rows : wide_rows {
         const float4(*values)[GPU_LANES] = m.values[c & 1][team];
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
-            float4 four = values[n][whole_place(team, n, lane)];
+            float4 four = values[n][state128_place(team, n, lane)];
             float2 decay = *(const float2 *)&stage.head.from_start[n * 8 + pair];
             x[4 * n] = fmaf(-decay.x, x[4 * n], four.x * inverses[0]);
             x[4 * n + 1] = fmaf(-decay.y, x[4 * n + 1], four.y * inverses[0]);
             x[4 * n + 2] = fmaf(-decay.x, x[4 * n + 2], four.z * inverses[1]);
             x[4 * n + 3] = fmaf(-decay.y, x[4 * n + 3], four.w * inverses[1]);
         }
-        barrier_give(m.values_free[team][c & 1]);
+        barrier_give(m.values_empty[team][c & 1]);
     }
 
-    /* What O has of the state, with the chunk's decays. */
+    /* Applies the chunk's decays to the state's part of O. */
     static __device__ __forceinline__ void decay_outputs(const chunk_stage &stage,
                                                          float (&o)[CHUNK / 2])
     {
@@ -138,10 +139,11 @@ struct whole_rows : wide_rows {
         }
     }
 
-    /* O += R P^T and S += R K, see add_keys, both begun. */
+    /* Starts O += R P^T and S += R K (add_keys). */
     __device__ __forceinline__ void add_changes(const chunk_stage &stage,
                                                 const float (&r)[CHUNK / 2],
-                                                const whole_rights &rights, float (&o)[CHUNK / 2])
+                                                const state128_operands &rights,
+                                                float (&o)[CHUNK / 2])
     {
         int32_t pair = (lane_index() & 3) * 2;
         uint32_t change[TOKEN_STEPS][4];
@@ -164,13 +166,14 @@ struct whole_rows : wide_rows {
         add_keys(r, decay, rights.depths);
     }
 
-    /* Units of the chunk, before anything is multiplied: no sums are touched behind a branch. */
-    __device__ __forceinline__ void enter_chunk(whole_memory &m, int32_t team, int32_t c,
+    /* Chooses the units of the chunk before any product, so that no accumulator is used in a
+     * branch. */
+    __device__ __forceinline__ void enter_chunk(state128_memory &m, int32_t team, int32_t c,
                                                 float past)
     {
         int32_t row = lane_index() >> 2;
         float next[2];
-        barrier_wait_for(m.values_there[team][c & 1], c >> 1);
+        barrier_wait_for(m.values_full[team][c & 1], c >> 1);
         const float of_values[2] = {m.largest[c & 1][team][row], m.largest[c & 1][team][row + 8]};
         bool is_new = choose_units(of_values, next);
         if (__any_sync(GPU_ALL_LANES, is_new)) {
@@ -180,9 +183,9 @@ struct whole_rows : wide_rows {
         bound_rows(c, of_values, past);
     }
 
-    __device__ __forceinline__ void run_chunk(const sm80_delta_params &a, const walk_item &kept,
-                                              const chunk_stage &stage, whole_memory &m,
-                                              int32_t team, int32_t c, const whole_rights &rights)
+    __device__ __forceinline__ void
+    run_chunk(const sm80_delta_params &a, const state_item &shared_item, const chunk_stage &stage,
+              state128_memory &m, int32_t team, int32_t c, const state128_operands &rights)
     {
         float x[CHUNK / 2], o[CHUNK / 2], past = stage.head.from_start[CHUNK - 1];
         uint32_t left[KEY_STEPS][4];
@@ -197,7 +200,7 @@ struct whole_rows : wide_rows {
         pin(x);
         make_differences(stage, m, team, c, x);
         multiply_inverse(x, rights.inverse);
-        multiply(past, past); /* while R is multiplied */
+        multiply(past, past); /* while the product with the inverse runs */
         wgmma_wait<1>();
         pin(o);
         decay_outputs(stage, o);
@@ -211,17 +214,17 @@ struct whole_rows : wide_rows {
         for (int i = 0; i < CHUNK / 2; i++) {
             o[i] *= scales[i >> 1 & 1];
         }
-        store_wide_outputs(a, item_of_team(kept, team), c * CHUNK, o);
+        store_outputs64(a, item_of_team(shared_item, team), c * CHUNK, o);
         wgmma_wait<0>();
         pin(s);
     }
 };
 
-/* Weights of two neighbouring channels, a lane's; 16 lanes have a warp's. */
-struct whole_taps {
+/* Weights of a lane's two neighbouring channels; 16 lanes cover a warp's channels. */
+struct state128_taps {
     float weight[CHUNK_TAPS][2], bias[2];
 
-    __device__ __forceinline__ whole_taps(const gpu_delta_params &p, int64_t first_channel)
+    __device__ __forceinline__ state128_taps(const gpu_delta_params &p, int64_t first_channel)
     {
         int64_t channel = first_channel + lane_index() % 16 * 2;
 #pragma unroll
@@ -241,25 +244,25 @@ struct whole_taps {
     }
 };
 
-/* A chunk's values of the two teams from `team` on, half of the tokens a lane. */
-static __device__ __forceinline__ void convolve_values(const whole_taps &taps, const char *raw,
+/* Convolves a chunk's values of teams `team` and team + 1; a lane has half of the tokens. */
+static __device__ __forceinline__ void convolve_values(const state128_taps &taps, const char *raw,
                                                        int32_t team, int32_t of_two,
-                                                       whole_memory &m)
+                                                       state128_memory &m)
 {
     int32_t lane = lane_again(), pair = lane % 8, tile = lane >> 3 & 1, half = lane >> 4;
     int32_t x = (pair >> 1) * 2, of_four = pair & 1; /* see row_of_sums */
     float largest[2] = {0.0f, 0.0f};
     const char *row = raw + half * (CHUNK / 2) * RAW_ROW_BYTES + (lane & 3) * 4;
     int32_t piece = (lane & 15) >> 2, later = half * RAW_ROW_BYTES;
-    float inputs[2][CHUNK_TAPS - 1 + VALUES_ABREAST];
+    float inputs[2][CHUNK_TAPS - 1 + VALUES_AT_ONCE];
 #pragma unroll
-    for (int first = 0; first < CHUNK / 2; first += VALUES_ABREAST) { /* tokens of the half */
+    for (int first = 0; first < CHUNK / 2; first += VALUES_AT_ONCE) { /* tokens of the half */
         constexpr int before = CHUNK_TAPS - 1;
 #pragma unroll
-        for (int k = 0; k < before + VALUES_ABREAST; k++) {
+        for (int k = 0; k < before + VALUES_AT_ONCE; k++) {
             if (first > 0 && k < before) {
-                inputs[0][k] = inputs[0][k + VALUES_ABREAST];
-                inputs[1][k] = inputs[1][k + VALUES_ABREAST];
+                inputs[0][k] = inputs[0][k + VALUES_AT_ONCE];
+                inputs[1][k] = inputs[1][k + VALUES_AT_ONCE];
                 continue;
             }
             int i = first + k;
@@ -270,11 +273,11 @@ static __device__ __forceinline__ void convolve_values(const whole_taps &taps, c
                                                                    (piece ^ (i >> 1 & 3)) * 16));
             inputs[0][k] = two.x, inputs[1][k] = two.y;
         }
-        float y[2][VALUES_ABREAST], power[2][VALUES_ABREAST];
+        float y[2][VALUES_AT_ONCE], power[2][VALUES_AT_ONCE];
 #pragma unroll
         for (int tap = 0; tap < CHUNK_TAPS; tap++) {
 #pragma unroll
-            for (int k = 0; k < VALUES_ABREAST; k++) {
+            for (int k = 0; k < VALUES_AT_ONCE; k++) {
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     y[j][k] = fmaf(taps.weight[tap][j], inputs[j][k + tap],
@@ -283,22 +286,22 @@ static __device__ __forceinline__ void convolve_values(const whole_taps &taps, c
             }
         }
 #pragma unroll
-        for (int k = 0; k < VALUES_ABREAST; k++) {
+        for (int k = 0; k < VALUES_AT_ONCE; k++) {
             power[0][k] = fast_exp2(y[0][k]), power[1][k] = fast_exp2(y[1][k]);
         }
 #pragma unroll
-        for (int k = 0; k < VALUES_ABREAST; k++) {
+        for (int k = 0; k < VALUES_AT_ONCE; k++) {
             power[0][k] = fast_reciprocal(1.0f + power[0][k]);
             power[1][k] = fast_reciprocal(1.0f + power[1][k]);
         }
 #pragma unroll
-        for (int k = 0; k < VALUES_ABREAST; k += 2) {
+        for (int k = 0; k < VALUES_AT_ONCE; k += 2) {
             int32_t n = half * (TOKEN_TILES / 2) + first / 8;
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float2 two = make_float2(y[j][k] * power[j][k], y[j][k + 1] * power[j][k + 1]);
                 largest[j] = fmaxf(largest[j], fmaxf(fabsf(two.x), fabsf(two.y)));
-                int32_t at = whole_place(tile, n, (x + j) * 4 + k / 2);
+                int32_t at = state128_place(tile, n, (x + j) * 4 + k / 2);
                 *(float2 *)((float *)&m.values[of_two][team + tile][n][at] + of_four * 2) = two;
             }
         }
@@ -312,7 +315,7 @@ static __device__ __forceinline__ void convolve_values(const whole_taps &taps, c
     }
 }
 
-/* Inputs of a warp's channels, for chunk c, on their way; tokens behind the last are zeros. */
+/* Starts copying inputs of a warp's channels for chunk c; tokens past the end are zeros. */
 static __device__ __forceinline__ void fetch_raw(const gpu_delta_params &p,
                                                  const delta_request &request,
                                                  int64_t first_channel, int32_t c, char *raw)
@@ -344,7 +347,7 @@ static __device__ __forceinline__ void fetch_raw(const gpu_delta_params &p,
     }
 }
 
-/* Those of the tokens before the request, a channel a lane. */
+/* Copies the inputs before the request from the window, one channel for each lane. */
 static __device__ __forceinline__ void load_window(const gpu_delta_params &p,
                                                    const delta_request &request,
                                                    int64_t first_channel, char *raw)
@@ -359,59 +362,62 @@ static __device__ __forceinline__ void load_window(const gpu_delta_params &p,
     }
 }
 
-/* Values of 32 rows of S, chunk by chunk; the first warp has the first stages copied, too. */
-static __device__ __forceinline__ void
-make_whole_values(const sm80_delta_params &a, const walk_item &kept, whole_memory &m, int32_t warp)
+/* Makes the values of 32 rows of S, chunk by chunk; the first warp also starts the copies of the
+ * first stages. */
+static __device__ __forceinline__ void make_values128(const sm80_delta_params &a,
+                                                      const state_item &shared_item,
+                                                      state128_memory &m, int32_t warp)
 {
     const gpu_delta_params &p = a.p;
-    int32_t team = warp * WARP_TILES, num_chunks = kept.num_chunks;
+    int32_t team = warp * WARP_TILES, num_chunks = shared_item.num_chunks;
     int64_t first_channel = 2 * (int64_t)p.num_k_heads * p.head_size_k +
-                            (int64_t)kept.head * p.head_size_v + team * GROUP_ROWS;
+                            (int64_t)shared_item.head * p.head_size_v + team * GROUP_ROWS;
     char *raw = m.raw[warp][0];
     constexpr int apart = RAW_ROWS * RAW_ROW_BYTES;
-    wait_for_earlier_kernels(); /* chunks are prepared */
+    wait_for_earlier_kernels(); /* all chunks are prepared */
     if (warp == 0 && lane_index() == 0) {
-        for (int32_t c = 0; c < min(WHOLE_STAGES, num_chunks); c++) {
-            copy_whole(a, c, m);
+        for (int32_t c = 0; c < min(STATE128_STAGES, num_chunks); c++) {
+            copy_chunk128(a, c, m);
         }
     }
     sync_lanes();
-    fetch_raw(p, kept.request, first_channel, 0, raw);
-    load_window(p, kept.request, first_channel, raw);
-    whole_taps taps(p, first_channel);
+    fetch_raw(p, shared_item.request, first_channel, 0, raw);
+    load_window(p, shared_item.request, first_channel, raw);
+    state128_taps taps(p, first_channel);
     for (int32_t c = 0; c < num_chunks; c++) {
         int32_t of_two = c & 1;
         wait_for_copies();
         sync_lanes();
         if (c + 1 < num_chunks) {
-            fetch_raw(p, kept.request, first_channel, c + 1, raw + (of_two ^ 1) * apart);
+            fetch_raw(p, shared_item.request, first_channel, c + 1, raw + (of_two ^ 1) * apart);
         }
         for (int32_t i = 0; i < WARP_TILES; i++) {
-            barrier_wait_for(m.values_free[team + i][of_two], (c >> 1) + 1);
+            barrier_wait_for(m.values_empty[team + i][of_two], (c >> 1) + 1);
         }
         convolve_values(taps, raw + of_two * apart, team, of_two, m);
         for (int32_t i = 0; i < WARP_TILES; i++) {
-            barrier_give(m.values_there[team + i][of_two]);
+            barrier_give(m.values_full[team + i][of_two]);
         }
     }
     for (int32_t i = 0; i < WARP_TILES; i++) {
-        roll_windows(a, item_of_team(kept, team + i), team + i, true);
+        roll_windows(a, item_of_team(shared_item, team + i), team + i, true);
     }
-    roll_windows(a, item_of_team(kept, warp), warp, false);
+    roll_windows(a, item_of_team(shared_item, warp), warp, false);
 }
 
-/* KEEPS: states behind chunks may be kept. A kernel of its own: the loop without is 10 % faster. */
+/* KEEPS: writes checkpoints. It is a kernel of its own, because the loop without checkpoints is 10
+ * % faster. */
 template <bool KEEPS>
-static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
-    delta_walk_whole(const __grid_constant__ sm80_delta_params a)
+static __global__ void __launch_bounds__(STATE128_THREADS, 1)
+    delta_state128(const __grid_constant__ sm80_delta_params a)
 {
-    extern __shared__ __align__(1024) char whole_bytes[];
-    __shared__ walk_item kept; /* not in registers through the loops */
-    whole_memory &m = *(whole_memory *)whole_bytes;
+    extern __shared__ __align__(1024) char state128_smem[];
+    __shared__ state_item shared_item; /* kept here instead of in registers */
+    state128_memory &m = *(state128_memory *)state128_smem;
     int32_t warp = warp_index();
-    walk_item entered;
-    if (!enter_walk(a, WHOLE_TEAMS, 0, entered)) {
-        wait_for_earlier_kernels(); /* a later one waits for this alone */
+    state_item entered;
+    if (!begin_item(a, STATE128_TEAMS, 0, entered)) {
+        wait_for_earlier_kernels(); /* the next kernel waits for this one only */
         return;
     }
     if (thread_index() == 0) {
@@ -419,12 +425,12 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
         int64_t keys = (int64_t)p.num_k_heads * sizeof(chunk_keys);
         int32_t key_head = entered.head / a.group;
         const char *chunk = a.memory + entered.first_chunk * a.chunk_bytes;
-        kept = entered;
+        shared_item = entered;
         m.keys = chunk + key_head * (int64_t)sizeof(chunk_keys);
         m.head = chunk + keys + entered.head * (int64_t)sizeof(chunk_head);
     }
-    init_whole(m);
-    if (warp < WHOLE_TEAMS) {
+    init_state128(m);
+    if (warp < STATE128_TEAMS) {
         take_registers<208>();
         const chunk_stage &first = m.stages[0];
         constexpr uint32_t stage_apart = sizeof(chunk_stage) >> 4;
@@ -433,28 +439,28 @@ static __global__ void __launch_bounds__(WHOLE_THREADS, 1)
         uint64_t queries = matrix_at(shared_address(&first.keys.q), 0, 1024);
         uint64_t inverse = matrix_at(shared_address(&first.head.inverse), 0, 1024);
         uint64_t scores = matrix_at(shared_address(&first.head.scores), 0, 1024);
-        whole_rows rows;
-        rows.load(a, item_of_team(kept, warp));
-        int32_t num_chunks = kept.num_chunks;
+        state128_rows rows;
+        rows.load(a, item_of_team(shared_item, warp));
+        int32_t num_chunks = shared_item.num_chunks;
         for (int32_t c = 0; c < num_chunks; c++) {
             uint32_t at = (c & 1) * stage_apart;
-            barrier_wait_for(m.there[c & 1], c >> 1);
-            rows.run_chunk(a, kept, m.stages[c & 1], m, warp, c,
+            barrier_wait_for(m.full[c & 1], c >> 1);
+            rows.run_chunk(a, shared_item, m.stages[c & 1], m, warp, c,
                            {matrix_again(keys, at), matrix_again(depths, at),
                             matrix_again(queries, at), matrix_again(inverse, at),
                             matrix_again(scores, at)});
-            end_whole(a, c, num_chunks, m);
+            end_chunk128(a, c, num_chunks, m);
             if constexpr (KEEPS) {
-                int32_t slot = slot_behind(a, kept, c);
+                int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
-                    rows.store(a, item_of_team(kept, warp), slot);
+                    rows.store(a, item_of_team(shared_item, warp), slot);
                 }
             }
         }
-        rows.store(a, item_of_team(kept, warp), kept.request.slots[0]);
+        rows.store(a, item_of_team(shared_item, warp), shared_item.request.slots[0]);
     } else {
         give_registers<88>();
-        make_whole_values(a, kept, m, warp - WHOLE_TEAMS);
+        make_values128(a, shared_item, m, warp - STATE128_TEAMS);
     }
 }
 

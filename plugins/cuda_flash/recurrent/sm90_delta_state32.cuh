@@ -1,27 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The states through a request's chunks, transposed, 32 rows of S of a value head in a CTA: for
- * so few requests that each multiprocessor has at most one of these. What is prepared of a chunk
- * is the left side of all products, 64 rows; columns are rows of S. Sums are packed and stored to
- * shared memory, where they are the right side of the next product, for all groups.
- *     X = K S^T;  Y = V - decay X;  R = T Y;  S^T <- decay S^T + K^T R    by a warp group
- *     O = decay Q S^T + P R                                               by another
- * A third makes the values. Of the rest a warp copies, of two CTAs of a head each half of all for
- * both, a warp chooses units, and a warp asks the L2 for inputs. A chunk of a CTA has 2.1 MFLOP,
- * 512 clocks of the matrix units. 50 KB are copied, 64 KB of left and 32 KB of right sides read,
- * 36 KB of sums and values stored and 16 KB of them read again: 1,450 clocks of shared memory.
- * Units of S, Y and R are those of wide_rows. A chunk's are chosen while the one before it is
- * walked, so that S is in them before it is packed.
- */
+/* The state kernel with 32 rows of S of a value head for each CTA, transposed: for so few requests
+ * that each multiprocessor has at most one such CTA. The prepared matrices of a chunk, 64 rows, are
+ * the left operands of all products; the columns are rows of S. Accumulators are packed and stored
+ * to shared memory, where they are the right operands of the next products, for all warp groups.
+ *     X = K S^T;  Y = V - decay X;  R = T Y;  S^T <- decay S^T + K^T R    one warp group
+ *     O = decay Q S^T + P R                                               another one
+ * A third makes the values. Single warps copy chunks (two CTAs of a head each copy half of
+ * everything for both), choose the units and prefetch inputs to the L2. A chunk of a CTA has 2.1
+ * MFLOP, 512 clocks of the tensor cores. 50 KB are copied, 64 KB of left and 32 KB of right
+ * operands read, 36 KB of accumulators and values stored and 16 KB of them read back: 1,450 clocks
+ * of shared memory. Units of S, Y and R are as in state64_rows. They are chosen one chunk ahead, so
+ * that S has its unit before it is packed. */
 #ifndef CUDA_FLASH_SM90_DELTA_STATE32_CUH
 #define CUDA_FLASH_SM90_DELTA_STATE32_CUH
 
 #include "sm90_delta_state32_update.cuh"
 
-/* Outputs of a chunk to rows of tokens: a lane has eight neighbouring numbers of two. */
-static __device__ __forceinline__ void store_narrow_outputs(const sm80_delta_params &a,
-                                                            const walk_item &item, int32_t c,
-                                                            bool is_wide,
-                                                            const float (&o)[NARROW_SUMS])
+/* Stores a chunk's outputs to rows of tokens; a lane has eight adjacent elements of two tokens. */
+static __device__ __forceinline__ void store_outputs32(const sm80_delta_params &a,
+                                                       const state_item &item, int32_t c,
+                                                       bool is_wide, const float (&o)[STATE32_SUMS])
 {
     int32_t d = item.first_row + row_of_sum(0);
     int32_t t = c * CHUNK + (warp_index() & 3) * 16 + (lane_index() >> 2);
@@ -29,9 +27,9 @@ static __device__ __forceinline__ void store_narrow_outputs(const sm80_delta_par
                item.head * a.p.out.head + d * 2;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        uint32_t bits[NARROW_COLUMNS / 2];
+        uint32_t bits[STATE32_COLUMNS / 2];
 #pragma unroll
-        for (int k = 0; k < NARROW_COLUMNS / 2; k++) {
+        for (int k = 0; k < STATE32_COLUMNS / 2; k++) {
             bits[k] = pack2<KIND_BF16>(o[4 * k + 2 * half], o[4 * k + 2 * half + 1]);
         }
         bool is_there = t + half * 8 < item.request.num_tokens;
@@ -41,7 +39,7 @@ static __device__ __forceinline__ void store_narrow_outputs(const sm80_delta_par
             }
         } else {
 #pragma unroll
-            for (int k = 0; k < NARROW_COLUMNS / 2; k++) {
+            for (int k = 0; k < STATE32_COLUMNS / 2; k++) {
                 store_singly(to + k * 4, bits[k], is_there ? a.p.head_size_v - d - 2 * k : 0);
             }
         }
@@ -49,23 +47,24 @@ static __device__ __forceinline__ void store_narrow_outputs(const sm80_delta_par
     }
 }
 
-static __device__ __forceinline__ void make_narrow_outputs(const sm80_delta_params &a,
-                                                           const walk_item &kept, narrow_memory &m,
-                                                           part_giver giver)
+static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a,
+                                                      const state_item &shared_item,
+                                                      state32_memory &m, part_giver giver)
 {
-    int32_t row = (warp_index() & 3) * 16 + (lane_index() >> 2), num_chunks = kept.num_chunks;
+    int32_t row = (warp_index() & 3) * 16 + (lane_index() >> 2),
+            num_chunks = shared_item.num_chunks;
     uint64_t parts = matrix_at(shared_address(m.parts[0].tall), 0, 1024);
     uint64_t state = matrix_at(shared_address(m.state), 0, 1024);
     uint64_t change = matrix_at(shared_address(m.change), 0, 1024);
     uint64_t out = (uint64_t)(uintptr_t)a.p.out.data | (uint64_t)a.p.out.row | a.p.out.head;
-    bool is_wide = out % 16 == 0 && kept.first_row + NARROW_ROWS <= a.p.head_size_v;
+    bool is_wide = out % 16 == 0 && shared_item.first_row + STATE32_ROWS <= a.p.head_size_v;
     part_place place = {1, 0};
     for (int32_t c = 0; c < num_chunks; c++, place.advance(2)) {
-        const narrow_part &part = m.parts[place.part];
-        float o[NARROW_SUMS], scales[NARROW_COLUMNS];
-        barrier_wait_for(m.there[place.part], (int32_t)place.round);
+        const chunk_part &part = m.parts[place.part];
+        float o[STATE32_SUMS], scales[STATE32_COLUMNS];
+        barrier_wait_for(m.full[place.part], (int32_t)place.round);
         float decays[2] = {part.from_start[row], part.from_start[row + 8]};
-        barrier_wait_for(m.state_there[c & 1], c >> 1);
+        barrier_wait_for(m.state_full[c & 1], c >> 1);
         uint64_t left = matrix_again(parts, place.part * PART_PLACES);
         uint64_t right = matrix_again(state, (c & 1) * 2 * OPERAND_PLACES);
         pin(o);
@@ -73,14 +72,14 @@ static __device__ __forceinline__ void make_narrow_outputs(const sm80_delta_para
         multiply_64<false>(o, left, right, 0);
         multiply_64<false>(o, left + HALF_PLACES, right + OPERAND_PLACES, 1);
         wgmma_commit();
-        narrow_rows::read_columns(m.unit[c & 3], scales);
+        state32_rows::read_columns(m.unit[c & 3], scales);
         wgmma_wait<0>();
         pin(o);
 #pragma unroll
-        for (int i = 0; i < NARROW_SUMS; i++) {
+        for (int i = 0; i < STATE32_SUMS; i++) {
             o[i] *= decays[i >> 1 & 1];
         }
-        barrier_wait_for(m.change_there, c);
+        barrier_wait_for(m.change_full, c);
         giver.advance(place.part);
         right = matrix_again(change);
         pin(o);
@@ -89,33 +88,36 @@ static __device__ __forceinline__ void make_narrow_outputs(const sm80_delta_para
         wgmma_commit();
         wgmma_wait<0>();
         pin(o);
-        barrier_give(m.change_free);
+        barrier_give(m.change_empty);
         giver.give();
 #pragma unroll
-        for (int i = 0; i < NARROW_SUMS; i++) {
+        for (int i = 0; i < STATE32_SUMS; i++) {
             o[i] *= scales[(i >> 2) * 2 + (i & 1)] * a.p.scale;
         }
-        store_narrow_outputs(a, kept, c, is_wide, o);
+        store_outputs32(a, shared_item, c, is_wide, o);
     }
 }
 
-/* Units of S's rows, one of a lane, chunk by chunk, by one warp; see wide_rows. */
-static __device__ __forceinline__ void choose_narrow_units(const walk_item &kept, narrow_memory &m)
+/* One warp chooses the units of S's rows, one row for each lane, chunk by chunk; see state64_rows.
+ */
+static __device__ __forceinline__ void choose_units32(const state_item &shared_item,
+                                                      state32_memory &m)
 {
-    int32_t row = lane_index(), num_chunks = kept.num_chunks;
+    int32_t row = lane_index(), num_chunks = shared_item.num_chunks;
     part_place place = {0, 0};
-    float unit = 0.0f, norm = 0.0f;                /* at least |S| */
-    float past = 0.0f, added = 0.0f;               /* of the chunk before */
-    float past_before = 0.0f, added_before = 0.0f; /* of the one before that */
-    barrier_wait_for(m.look_there, 0);
+    float unit = 0.0f, norm = 0.0f;                /* norm: upper bound of |S| */
+    float past = 0.0f, added = 0.0f;               /* of the previous chunk */
+    float past_before = 0.0f, added_before = 0.0f; /* of the chunk before that */
+    barrier_wait_for(m.state_max_ready, 0);
     for (int32_t c = 0; c < num_chunks; c++) {
-        if (c > 0) { /* the walk has not given it back: it waits for these units before */
-            barrier_wait_for(m.there[place.part], (int32_t)place.round);
+        /* the part is still held: the state group waits for these units before it releases it */
+        if (c > 0) {
+            barrier_wait_for(m.full[place.part], (int32_t)place.round);
             past_before = past;
             past = m.parts[place.part].from_start[CHUNK - 1];
             place.advance(2);
         }
-        barrier_wait_for(m.values_there[c & 1], c >> 1);
+        barrier_wait_for(m.values_full[c & 1], c >> 1);
         float most = 0.0f;
 #pragma unroll
         for (int i = 0; i < GPU_LANES / 4; i++) {
@@ -123,13 +125,13 @@ static __device__ __forceinline__ void choose_narrow_units(const walk_item &kept
         }
         norm = fmaf(past, norm, added);
         if (c == 0 || (c > 1 && (c - 2) % BOUND_CHUNKS == BOUND_CHUNKS - 1)) {
-            float seen = fmaxf(fmaxf(m.look[0][row], m.look[1][row]),
-                               fmaxf(m.look[2][row], m.look[3][row])) *
+            float seen = fmaxf(fmaxf(m.state_max[0][row], m.state_max[1][row]),
+                               fmaxf(m.state_max[2][row], m.state_max[3][row])) *
                          NORM_OF_LARGEST;
             if (c == 0) {
                 norm = seen;
                 unit = scale_of(norm, CHOSEN_BITS - 1).scale;
-            } else { /* before the chunk before the last, in its units */
+            } else { /* measured two chunks ago, in the units of that chunk */
                 seen = fmaf(past_before, seen * m.unit[(c - 2) & 3][row], added_before);
                 norm = fminf(norm, fmaf(past, seen, added));
             }
@@ -146,23 +148,23 @@ static __device__ __forceinline__ void choose_narrow_units(const walk_item &kept
         if (row == 0) {
             m.is_new[c & 1] = is_new;
         }
-        barrier_give(m.units_there[c & 1]);
+        barrier_give(m.units_ready[c & 1]);
         unit = next, added_before = added, added = CHUNK * most;
     }
 }
 
-/* A chunk's values of eight rows, of a warp, and the largest of each: a lane has two rows' of eight
- * tokens. */
+/* Convolves a chunk's values of a warp's eight rows and computes their largest; a lane has two rows
+ * and eight tokens. */
 template <bool ARE_USUAL, int LOADS>
-static __device__ __forceinline__ void store_narrow_values(const delta_taps<2> &taps,
-                                                           const uint32_t (&raw)[LOADS][1],
-                                                           narrow_memory &m, int32_t of_two)
+static __device__ __forceinline__ void store_values32(const delta_taps<2> &taps,
+                                                      const uint32_t (&raw)[LOADS][1],
+                                                      state32_memory &m, int32_t of_two)
 {
     int32_t lane = lane_index(), tile = lane & 3, eight = lane >> 2, of_lane = warp_index() & 3;
-    int32_t warp = eight >> 1, half = eight & 1, row = of_lane * NARROW_COLUMNS + tile * 2;
-    float y[2][NARROW_TOKENS], most[2] = {0.0f, 0.0f};
+    int32_t warp = eight >> 1, half = eight & 1, row = of_lane * STATE32_COLUMNS + tile * 2;
+    float y[2][STATE32_TOKENS], most[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < NARROW_TOKENS; i++) {
+    for (int i = 0; i < STATE32_TOKENS; i++) {
         float x[2][CHUNK_TAPS];
 #pragma unroll
         for (int j = 0; j < CHUNK_TAPS; j++) {
@@ -173,8 +175,8 @@ static __device__ __forceinline__ void store_narrow_values(const delta_taps<2> &
         y[1][i] = taps.of<ARE_USUAL>(x[1], 1);
     }
 #pragma unroll
-    for (int i = 0; i < NARROW_TOKENS; i++) {
-        int32_t at = narrow_place(tile, warp, i * 4 + of_lane);
+    for (int i = 0; i < STATE32_TOKENS; i++) {
+        int32_t at = state32_place(tile, warp, i * 4 + of_lane);
         float *to = (float *)&m.values[of_two][tile][warp][at] + half * 2;
         *(float2 *)to = make_float2(y[0][i], y[1][i]);
         most[0] = fmaxf(most[0], fabsf(y[0][i])), most[1] = fmaxf(most[1], fabsf(y[1][i]));
@@ -182,19 +184,19 @@ static __device__ __forceinline__ void store_narrow_values(const delta_taps<2> &
     *(float2 *)&m.largest[of_two][eight][row] = make_float2(most[0], most[1]);
 }
 
-/* Values of eight rows of S behind the convolution, of a warp, chunk by chunk; inputs of the next
- * are on the way meanwhile. See make_wide_values. */
-static __device__ __forceinline__ void make_narrow_values(const sm80_delta_params &a,
-                                                          const walk_item &kept, narrow_memory &m)
+/* The values of a warp's eight rows of S after the convolution, chunk by chunk; inputs of the next
+ * chunk are prefetched. See make_values64. */
+static __device__ __forceinline__ void
+make_values32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
-    constexpr int loads = NARROW_TOKENS + CHUNK_TAPS - 1;
-    int32_t lane = lane_index(), warp = warp_index() & 3, num_chunks = kept.num_chunks;
-    int32_t token = (lane >> 2) * NARROW_TOKENS - (CHUNK_TAPS - 1);
-    int32_t first_row = kept.first_row + warp * NARROW_COLUMNS;
+    constexpr int loads = STATE32_TOKENS + CHUNK_TAPS - 1;
+    int32_t lane = lane_index(), warp = warp_index() & 3, num_chunks = shared_item.num_chunks;
+    int32_t token = (lane >> 2) * STATE32_TOKENS - (CHUNK_TAPS - 1);
+    int32_t first_row = shared_item.first_row + warp * STATE32_COLUMNS;
     int64_t channel =
-        2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)kept.head * p.head_size_v;
-    delta_source<2> source(p, kept.request, p.v, kept.head, channel, p.head_size_v,
+        2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)shared_item.head * p.head_size_v;
+    delta_source<2> source(p, shared_item.request, p.v, shared_item.head, channel, p.head_size_v,
                            first_row + (lane & 3) * 2);
     delta_taps<2> taps;
     uint32_t raw[loads][1], next[loads][1];
@@ -205,72 +207,75 @@ static __device__ __forceinline__ void make_narrow_values(const sm80_delta_param
         if (c + 1 < num_chunks) {
             load_inputs(source, (c + 1) * CHUNK + token, a.wide_values, next);
         }
-        barrier_wait_for(m.values_free[c & 1], (c >> 1) + 1);
+        barrier_wait_for(m.values_empty[c & 1], (c >> 1) + 1);
         if (are_usual) {
-            store_narrow_values<true>(taps, raw, m, c & 1);
+            store_values32<true>(taps, raw, m, c & 1);
         } else {
-            store_narrow_values<false>(taps, raw, m, c & 1);
+            store_values32<false>(taps, raw, m, c & 1);
         }
-        barrier_give(m.values_there[c & 1]);
+        barrier_give(m.values_full[c & 1]);
 #pragma unroll
         for (int i = 0; i < loads; i++) {
             raw[i][0] = next[i][0];
         }
     }
-    wait_for_earlier_kernels(); /* they read the windows; a later one waits for this alone */
-    if (p.conv_width > 1 && lane < NARROW_COLUMNS && first_row + lane < p.head_size_v) {
-        roll_channel(p, kept.request, channel + first_row + lane);
+    /* the previous kernel reads the windows; the next kernel waits for this one only */
+    wait_for_earlier_kernels();
+    if (p.conv_width > 1 && lane < STATE32_COLUMNS && first_row + lane < p.head_size_v) {
+        roll_channel(p, shared_item.request, channel + first_row + lane);
     }
-    roll_windows(a, item_of_team(kept, warp), warp, false);
+    roll_windows(a, item_of_team(shared_item, warp), warp, false);
 }
 
-/* Asks the L2 for inputs of values that are some chunks ahead, by one warp. */
-static __device__ __forceinline__ void fetch_narrow_inputs(const sm80_delta_params &a,
-                                                           const walk_item &kept, narrow_memory &m)
+/* One warp prefetches inputs of values to the L2, STATE32_AHEAD chunks ahead. */
+static __device__ __forceinline__ void
+fetch_inputs32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
     int64_t channel =
-        2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)kept.head * p.head_size_v;
-    delta_source<2> source(p, kept.request, p.v, kept.head, channel, p.head_size_v, kept.first_row);
-    int32_t half = NARROW_ROWS / 2, of_half = lane_index() & 1, num_chunks = kept.num_chunks;
-    bool is_there = kept.first_row + of_half * half < p.head_size_v;
+        2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)shared_item.head * p.head_size_v;
+    delta_source<2> source(p, shared_item.request, p.v, shared_item.head, channel, p.head_size_v,
+                           shared_item.first_row);
+    int32_t half = STATE32_ROWS / 2, of_half = lane_index() & 1,
+            num_chunks = shared_item.num_chunks;
+    bool is_there = shared_item.first_row + of_half * half < p.head_size_v;
     for (int32_t c = 0; c < num_chunks; c++) {
-        barrier_wait_for(m.values_free[c & 1], (c >> 1) + 1);
+        barrier_wait_for(m.values_empty[c & 1], (c >> 1) + 1);
         for (int32_t i = lane_index() >> 1; i < CHUNK; i += GPU_LANES / 2) {
-            int32_t t = (c + NARROW_AHEAD) * CHUNK + i;
-            if (is_there && t < kept.request.num_tokens) {
+            int32_t t = (c + STATE32_AHEAD) * CHUNK + i;
+            if (is_there && t < shared_item.request.num_tokens) {
                 fetch_line(source.rows + t * source.row + of_half * half * 2);
             }
         }
     }
 }
 
-/* All parts, by one warp: this CTA's share of each, for all CTAs of the cluster. */
-static __device__ __forceinline__ void copy_narrow_parts(const sm80_delta_params &a,
-                                                         const walk_item &kept, narrow_memory &m)
+/* One warp copies this CTA's share of all parts, for all CTAs of the cluster. */
+static __device__ __forceinline__ void
+copy_parts32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
-    int32_t key_head = kept.head / a.group, num_chunks = kept.num_chunks;
+    int32_t key_head = shared_item.head / a.group, num_chunks = shared_item.num_chunks;
     uint32_t size = cluster_size(), rank = cluster_rank(), ranks = (1u << size) - 1;
-    if (a.preparers == 0) {
-        wait_for_earlier_kernels(); /* chunks are prepared */
+    if (a.prepare_ctas == 0) {
+        wait_for_earlier_kernels(); /* all chunks are prepared */
     }
-    int32_t num_there = a.preparers > 0 ? 0 : num_chunks;
-    const char *chunk = a.memory + kept.first_chunk * a.chunk_bytes;
+    int32_t num_prepared = a.prepare_ctas > 0 ? 0 : num_chunks;
+    const char *chunk = a.memory + shared_item.first_chunk * a.chunk_bytes;
     part_place place = {0, 0};
     for (int32_t c = 0; c < num_chunks; c++, chunk += a.chunk_bytes) {
-        if (c >= num_there) {
-            num_there = wait_for_chunk(a, kept, c);
+        if (c >= num_prepared) {
+            num_prepared = wait_for_chunk(a, shared_item, c);
         }
         const chunk_keys &keys = ((const chunk_keys *)chunk)[key_head];
         const chunk_head &head =
-            ((const chunk_head *)&((const chunk_keys *)chunk)[p.num_k_heads])[kept.head];
+            ((const chunk_head *)&((const chunk_keys *)chunk)[p.num_k_heads])[shared_item.head];
         for (int32_t of_outputs = 0; of_outputs < 2; of_outputs++, place.advance(1)) {
-            barrier_wait_cluster(shared_address(&m.free[place.part]),
+            barrier_wait_cluster(shared_address(&m.empty[place.part]),
                                  ((int32_t)place.round + 1) & 1);
             if (lane_index() == 0) {
-                narrow_part &to = m.parts[place.part];
-                uint32_t there = shared_address(&m.there[place.part]);
+                chunk_part &to = m.parts[place.part];
+                uint32_t there = shared_address(&m.full[place.part]);
                 const char *tall = (const char *)(of_outputs ? keys.q : keys.k);
                 const char *square = (const char *)(of_outputs ? head.scores : head.inverse);
                 uint32_t bytes = sizeof to.tall / size;
@@ -288,49 +293,49 @@ static __device__ __forceinline__ void copy_narrow_parts(const sm80_delta_params
             sync_lanes();
         }
     }
-    wait_for_earlier_kernels(); /* a later one waits for this alone */
+    wait_for_earlier_kernels(); /* the next kernel waits for this one only */
 }
 
-static __device__ void init_narrow(narrow_memory &m)
+static __device__ void init_state32(state32_memory &m)
 {
-    constexpr int group = WIDE_TEAMS * GPU_LANES;
+    constexpr int group = STATE64_TEAMS * GPU_LANES;
     if (thread_index() == 0) {
-        for (int32_t i = 0; i < NARROW_PARTS; i++) {
-            barrier_init(shared_address(&m.there[i]), 1);
-            barrier_init(shared_address(&m.free[i]), WIDE_TEAMS * (int)cluster_size());
+        for (int32_t i = 0; i < STATE32_PARTS; i++) {
+            barrier_init(shared_address(&m.full[i]), 1);
+            barrier_init(shared_address(&m.empty[i]), STATE64_TEAMS * (int)cluster_size());
         }
         for (int32_t i = 0; i < 2; i++) {
-            barrier_init(shared_address(&m.values_there[i]), group);
-            barrier_init(shared_address(&m.values_free[i]), group);
-            barrier_init(shared_address(&m.units_there[i]), GPU_LANES);
-            barrier_init(shared_address(&m.state_there[i]), group);
+            barrier_init(shared_address(&m.values_full[i]), group);
+            barrier_init(shared_address(&m.values_empty[i]), group);
+            barrier_init(shared_address(&m.units_ready[i]), GPU_LANES);
+            barrier_init(shared_address(&m.state_full[i]), group);
         }
-        barrier_init(shared_address(&m.look_there), group);
-        barrier_init(shared_address(&m.change_there), group);
-        barrier_init(shared_address(&m.change_free), group);
+        barrier_init(shared_address(&m.state_max_ready), group);
+        barrier_init(shared_address(&m.change_full), group);
+        barrier_init(shared_address(&m.change_empty), group);
         fence_barriers();
     }
     sync_cluster();
 }
 
-/* KEEPS: states behind chunks may be kept. */
+/* KEEPS: writes checkpoints. */
 template <bool KEEPS>
-static __global__ void __launch_bounds__(NARROW_THREADS, 1)
-    delta_walk_narrow(const __grid_constant__ sm80_delta_params a)
+static __global__ void __launch_bounds__(STATE32_THREADS, 1)
+    delta_state32(const __grid_constant__ sm80_delta_params a)
 {
-    extern __shared__ __align__(1024) char narrow_bytes[];
-    __shared__ walk_item kept; /* not in registers through the loops */
-    narrow_memory &m = *(narrow_memory *)narrow_bytes;
-    int32_t role = warp_index() / WIDE_TEAMS;
-    walk_item entered;
-    if (!enter_walk(a, NARROW_ROWS / GROUP_ROWS, 0, entered)) { /* the whole cluster */
-        wait_for_earlier_kernels(); /* a later one waits for this alone */
+    extern __shared__ __align__(1024) char state32_smem[];
+    __shared__ state_item shared_item; /* kept here instead of in registers */
+    state32_memory &m = *(state32_memory *)state32_smem;
+    int32_t role = warp_index() / STATE64_TEAMS;
+    state_item entered;
+    if (!begin_item(a, STATE32_ROWS / GROUP_ROWS, 0, entered)) { /* true for the whole cluster */
+        wait_for_earlier_kernels(); /* the next kernel waits for this one only */
         return;
     }
     if (thread_index() == 0) {
-        kept = entered;
+        shared_item = entered;
     }
-    init_narrow(m);
+    init_state32(m);
     if (role == 0) {
         take_registers<168>();
         uint64_t parts = matrix_at(shared_address(m.parts[0].tall), 0, 1024);
@@ -338,44 +343,44 @@ static __global__ void __launch_bounds__(NARROW_THREADS, 1)
         uint64_t differences = matrix_at(shared_address(m.differences), 0, 1024);
         part_place place = {0, 0};
         part_giver giver(m, 0);
-        narrow_rows rows;
-        rows.load(a, kept, m);
+        state32_rows rows;
+        rows.load(a, shared_item, m);
         rows.store_half(m, 0, 0);
         rows.store_half(m, 0, 1);
         fence_for_boxes();
         barrier_group(1);
-        barrier_wait_for(m.there[0], 0);
+        barrier_wait_for(m.full[0], 0);
         rows.multiply_keys(0, parts, state);
-        int32_t num_chunks = kept.num_chunks;
+        int32_t num_chunks = shared_item.num_chunks;
         for (int32_t c = 0; c < num_chunks; c++) {
             rows.run_chunk(m, c, c + 1 == num_chunks, place, giver, parts, state, differences);
             if constexpr (KEEPS) {
-                int32_t slot = slot_behind(a, kept, c);
+                int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
-                    rows.store(a, kept, slot, m.unit[min(c + 1, num_chunks - 1) & 3]);
+                    rows.store(a, shared_item, slot, m.unit[min(c + 1, num_chunks - 1) & 3]);
                 }
             }
         }
         wgmma_wait<0>();
         pin(rows.x);
-        rows.store(a, kept, kept.request.slots[0], m.unit[(num_chunks - 1) & 3]);
+        rows.store(a, shared_item, shared_item.request.slots[0], m.unit[(num_chunks - 1) & 3]);
     } else if (role == 1) {
         give_registers<120>();
-        make_narrow_outputs(a, kept, m, part_giver(m, 1));
+        make_outputs32(a, shared_item, m, part_giver(m, 1));
     } else if (role == 2) {
         give_registers<120>();
-        make_narrow_values(a, kept, m);
+        make_values32(a, shared_item, m);
     } else {
         give_registers<56>();
-        if (warp_index() % WIDE_TEAMS == 0) {
-            copy_narrow_parts(a, kept, m);
-        } else if (warp_index() % WIDE_TEAMS == 1) {
-            choose_narrow_units(kept, m);
-        } else if (warp_index() % WIDE_TEAMS == 2) {
-            fetch_narrow_inputs(a, kept, m);
+        if (warp_index() % STATE64_TEAMS == 0) {
+            copy_parts32(a, shared_item, m);
+        } else if (warp_index() % STATE64_TEAMS == 1) {
+            choose_units32(shared_item, m);
+        } else if (warp_index() % STATE64_TEAMS == 2) {
+            fetch_inputs32(a, shared_item, m);
         }
     }
-    sync_cluster(); /* no other CTA copies or arrives here any more */
+    sync_cluster(); /* other CTAs no longer copy or arrive here */
 }
 
 #endif

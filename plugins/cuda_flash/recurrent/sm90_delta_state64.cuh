@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The states through a request's chunks by wgmma: 64 rows of S [Dv, Dk] of a value head are the
- * left sides of a warp group's products, from registers, so that sums of one are the next one's
- * operand. One warp group walks, one makes the outputs from what the first leaves it, two convolve
- * the values, of every other chunk each.
+/* The state kernel of gated delta by wgmma, 64 rows of S [Dv, Dk] of a value head for each CTA:
+ * they are the left operand of a warp group's products, in registers, so that the accumulator of
+ * one product is the operand of the next. One warp group updates the state, one makes the outputs
+ * from what the first publishes, two convolve the values, every other chunk each.
  *     X = S K^T;  Y = V - decay X;  R = Y T^T;  O = decay S Q^T + R P^T;  S <- decay S + R K
- * S, Y and R are f16 operands in units of a power of two for each row. Every token multiplies S by
- * I - beta k k^T, which with |k| <= 1 lengthens no row, and adds beta v k^T: with M the largest
- * value of a row in the chunk, |S| grows by CHUNK M at most, and no number of Y, R or S gets past
- * |S| + (CHUNK + 1) M. So the unit is chosen before anything of the chunk is multiplied. */
+ * S, Y and R are f16 operands in units of a power of two for each row. A token multiplies S by I -
+ * beta k k^T, which does not lengthen a row since |k| <= 1, and adds beta v k^T. With M the largest
+ * value of a row in the chunk, |S| grows by at most CHUNK M, and no element of Y, R or S exceeds
+ * |S| + (CHUNK + 1) M. Therefore the unit can be chosen before the chunk's products. */
 #ifndef CUDA_FLASH_SM90_DELTA_STATE64_CUH
 #define CUDA_FLASH_SM90_DELTA_STATE64_CUH
 
@@ -18,10 +18,10 @@ static __device__ __forceinline__ void take_four(uint32_t (&left)[4], const uint
     left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
 }
 
-/* Outputs of a chunk, [row of sums, token], to rows of tokens. */
-static __device__ __forceinline__ void store_wide_outputs(const sm80_delta_params &a,
-                                                          const walk_item &item, int32_t first,
-                                                          const float (&o)[CHUNK / 2])
+/* Stores a chunk's outputs, accumulators [row, token], to rows of tokens. */
+static __device__ __forceinline__ void store_outputs64(const sm80_delta_params &a,
+                                                       const state_item &item, int32_t first,
+                                                       const float (&o)[CHUNK / 2])
 {
     int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 4;
     int64_t apart = 8 * a.p.out.row;
@@ -54,31 +54,32 @@ static __device__ __forceinline__ void store_wide_outputs(const sm80_delta_param
     }
 }
 
-static __device__ __forceinline__ void
-make_wide_outputs(const sm80_delta_params &a, const walk_item &kept, const chunk_stage &stage,
-                  team_memory &team, team_barriers &barriers, int32_t c, uint64_t queries,
-                  uint64_t scores)
+static __device__ __forceinline__ void make_outputs64(const sm80_delta_params &a,
+                                                      const state_item &shared_item,
+                                                      const chunk_stage &stage, team_memory &team,
+                                                      team_barriers &barriers, int32_t c,
+                                                      uint64_t queries, uint64_t scores)
 {
     int32_t lane = lane_index(), pair = (lane & 3) * 2;
     float o[CHUNK / 2], r[CHUNK / 2];
     uint32_t state[KEY_STEPS][4], change[TOKEN_STEPS][4];
-    barrier_wait_for(barriers.state_there, c);
+    barrier_wait_for(barriers.state_full, c);
     float2 state_scale = team.state_scale[lane];
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
         take_four(state[step], team.state[step][lane]);
     }
-    barrier_give(barriers.state_free);
+    barrier_give(barriers.state_empty);
     multiply_dims(o, state, queries);
-    wgmma_wait<0>(); /* R comes later than this, and takes S's registers */
+    wgmma_wait<0>(); /* R arrives after this and uses S's registers */
     pin(o);
-    barrier_wait_for(barriers.change_there, c);
+    barrier_wait_for(barriers.change_full, c);
     float2 change_scale = team.change_scale[lane];
 #pragma unroll
     for (int step = 0; step < TOKEN_STEPS; step++) {
         take_four(change[step], team.change[step][lane]);
     }
-    barrier_give(barriers.change_free);
+    barrier_give(barriers.change_empty);
     pin(r);
     wgmma_begin();
 #pragma unroll
@@ -106,11 +107,11 @@ make_wide_outputs(const sm80_delta_params &a, const walk_item &kept, const chunk
             o[4 * n + i] = sum * (i & 2 ? change_scale.y : change_scale.x);
         }
     }
-    store_wide_outputs(a, item_of_team(kept, warp_index() % WIDE_TEAMS), c * CHUNK, o);
+    store_outputs64(a, item_of_team(shared_item, warp_index() % STATE64_TEAMS), c * CHUNK, o);
 }
 
-/* A chunk's values of two rows and a quarter of the tokens, as make_values has them, and the
- * largest of each row. */
+/* Convolves a chunk's values of two rows and a quarter of the tokens (the layout of make_values)
+ * and computes the largest of each row. */
 template <bool ARE_USUAL, int LOADS>
 static __device__ __forceinline__ void
 store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
@@ -153,8 +154,8 @@ store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
     }
 }
 
-/* Inputs of tokens t .. t + LOADS - 1; those behind the last are the last's, and mean nothing.
- * Where all of them are there, without a look at each. */
+/* Loads inputs of tokens t .. t + LOADS - 1; tokens past the end read the last, and their results
+ * are not used. If all exist, there is no check for each. */
 template <int LOADS>
 static __device__ __forceinline__ void load_inputs(const delta_source<2> &source, int32_t t,
                                                    bool is_wide, uint32_t (&to)[LOADS][1])
@@ -185,10 +186,10 @@ static __device__ __forceinline__ void load_inputs(const delta_source<2> &source
     }
 }
 
-/* Until chunk c of an item is there, for ordinary reads and for bulk copies of this warp: a look at
- * as many flags as it has lanes. Of the chunks below the result all are there. */
+/* Waits until chunk c of an item is prepared, for ordinary loads and bulk copies of this warp;
+ * checks as many flags as it has lanes. All chunks below the result are prepared. */
 static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params &a,
-                                                         const walk_item &item, int32_t c)
+                                                         const state_item &item, int32_t c)
 {
     int32_t key_head = item.head / a.group;
     int32_t own = min(c + lane_index(), item.num_chunks - 1);
@@ -204,44 +205,46 @@ static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params
     return c + (~there == 0 ? GPU_LANES : __ffs((int)~there) - 1);
 }
 
-/* Chunk c's keys and head, to stage `place`, once that is free; a warp takes part as a whole. */
-static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a, const walk_item &item,
-                                                  int32_t c, ring_place place, wide_memory &m)
+/* Copies keys and head of chunk c to stage `place` once that is free; the whole warp calls. */
+static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a,
+                                                  const state_item &item, int32_t c,
+                                                  ring_place place, state64_memory &m)
 {
     chunk_stage &stage = m.stages[place.stage];
-    const uint64_t &there = m.there[place.stage];
-    barrier_wait_for(m.free[place.stage], (int32_t)place.round + 1);
+    const uint64_t &full = m.full[place.stage];
+    barrier_wait_for(m.empty[place.stage], (int32_t)place.round + 1);
     const gpu_delta_params &p = a.p;
     const char *chunk = a.memory + (item.first_chunk + c) * a.chunk_bytes;
     const chunk_head *heads =
         (const chunk_head *)(chunk + p.num_k_heads * (int64_t)sizeof(chunk_keys));
     int32_t key_head = item.head / a.group;
     if (lane_index() == 0) {
-        barrier_arrive_expect(shared_address(&there), STAGE_BYTES);
+        barrier_arrive_expect(shared_address(&full), STAGE_BYTES);
         copy_span(shared_address(&stage.keys), &((const chunk_keys *)chunk)[key_head],
-                  sizeof stage.keys, shared_address(&there));
+                  sizeof stage.keys, shared_address(&full));
         copy_span(shared_address(&stage.head), &heads[item.head], sizeof stage.head,
-                  shared_address(&there));
+                  shared_address(&full));
     }
     sync_lanes();
 }
 
-/* The same where the chunk may be still to be prepared, or be none: num_there of the item's chunks
- * are known to be there. */
-static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a, const walk_item &item,
-                                                  int32_t c, ring_place place, wide_memory &m,
-                                                  int32_t &num_there)
+/* As copy_parts, for chunks that may not exist or not be prepared yet. num_prepared chunks of the
+ * item are known to be prepared. */
+static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a,
+                                                  const state_item &item, int32_t c,
+                                                  ring_place place, state64_memory &m,
+                                                  int32_t &num_prepared)
 {
     if (c >= item.num_chunks) {
         return;
     }
-    if (c >= num_there) {
-        num_there = wait_for_chunk(a, item, c);
+    if (c >= num_prepared) {
+        num_prepared = wait_for_chunk(a, item, c);
     }
     copy_parts(a, item, c, place, m);
 }
 
-/* A channel's window behind the request: its last inputs. */
+/* Writes a channel's convolution window after the request: its last inputs. */
 static __device__ __forceinline__ void roll_channel(const gpu_delta_params &p,
                                                     const delta_request &request, int64_t channel)
 {
@@ -254,10 +257,10 @@ static __device__ __forceinline__ void roll_channel(const gpu_delta_params &p,
     }
 }
 
-/* The windows of the channels that only they still read: a team's values, once its chunk of
- * the first tokens is made, and in one CTA of a key head q and k, which are prepared. */
+/* Rolls the windows that nobody else still reads: of a team's values once its first chunk is
+ * convolved, and of q and k in one CTA of each key head. */
 static __device__ __forceinline__ void
-roll_windows(const sm80_delta_params &a, const walk_item &item, int32_t of_team, bool of_values)
+roll_windows(const sm80_delta_params &a, const state_item &item, int32_t of_team, bool of_values)
 {
     const gpu_delta_params &p = a.p;
     int32_t group = a.group, lane = lane_index();
@@ -271,7 +274,7 @@ roll_windows(const sm80_delta_params &a, const walk_item &item, int32_t of_team,
             roll_channel(p, item.request, 2 * keys + (int64_t)item.head * p.head_size_v + d);
         }
     } else if (item.first_row == of_team * GROUP_ROWS && item.head % group == 0) {
-        if (a.preparers > 0) { /* it read the windows */
+        if (a.prepare_ctas > 0) { /* the prepare kernel reads the windows for chunk 0 */
             wait_for_chunk(a, item, 0);
         }
         int32_t d = of_team * GPU_LANES + lane;
@@ -283,15 +286,15 @@ roll_windows(const sm80_delta_params &a, const walk_item &item, int32_t of_team,
     }
 }
 
-/* Values of a team's rows behind the convolution, of every other chunk from `begin` on; inputs of
- * the next are on the way behind them. Tokens behind the last have numbers that a beta of 0 takes
- * away, rows behind the last such that nothing reads. The first team's warp copies the stages, two
- * chunks before they are needed. */
-static __device__ __forceinline__ void make_wide_values(const sm80_delta_params &a,
-                                                        const walk_item &kept, wide_memory &m,
-                                                        int32_t of_team, int32_t begin)
+/* The values of a team's rows after the convolution, every other chunk from `begin` on; inputs of
+ * the next chunk are prefetched. Tokens past the end have values that a beta of 0 cancels; rows
+ * past the end are never stored. The first team's warp also copies the stages, two chunks ahead. */
+static __device__ __forceinline__ void make_values64(const sm80_delta_params &a,
+                                                     const state_item &shared_item,
+                                                     state64_memory &m, int32_t of_team,
+                                                     int32_t begin)
 {
-    static_assert(WIDE_STAGES == 3, "chunk c + 2 is copied once c - 1 is done with");
+    static_assert(STATE64_STAGES == 3, "chunk c + 2 is copied once c - 1 is done with");
     team_memory &team = m.teams[of_team];
     team_barriers &barriers = m.barriers[of_team];
     const gpu_delta_params &p = a.p;
@@ -299,13 +302,13 @@ static __device__ __forceinline__ void make_wide_values(const sm80_delta_params 
     int32_t lane = lane_index(), token = (lane >> 3) * VALUE_TOKENS - (CHUNK_TAPS - 1);
     int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
     ring_place place = {begin, 0};
-    const walk_item item = item_of_team(kept, of_team);
-    if (a.preparers == 0) {
-        wait_for_earlier_kernels(); /* chunks are prepared */
+    const state_item item = item_of_team(shared_item, of_team);
+    if (a.prepare_ctas == 0) {
+        wait_for_earlier_kernels(); /* all chunks are prepared */
     }
-    int32_t num_there = a.preparers > 0 ? 0 : item.num_chunks;
+    int32_t num_prepared = a.prepare_ctas > 0 ? 0 : item.num_chunks;
     if (of_team == 0) {
-        copy_stage(a, kept, begin, place, m, num_there);
+        copy_stage(a, shared_item, begin, place, m, num_prepared);
     }
     delta_source<2> source(p, item.request, p.v, item.head,
                            2 * keys + (int64_t)item.head * p.head_size_v, p.head_size_v,
@@ -315,43 +318,44 @@ static __device__ __forceinline__ void make_wide_values(const sm80_delta_params 
     load_inputs(source, begin * CHUNK + token, a.wide_values, raw);
     taps.load(p, source);
     bool are_usual = taps.are_usual();
-    for (int32_t c = begin; c < kept.num_chunks; c += 2) {
-        barrier_wait_for(barriers.values_free[begin], (c >> 1) + 1);
+    for (int32_t c = begin; c < shared_item.num_chunks; c += 2) {
+        barrier_wait_for(barriers.values_empty[begin], (c >> 1) + 1);
         if (are_usual) {
             store_values<true>(taps, raw, team.values[begin], team.largest[begin]);
         } else {
             store_values<false>(taps, raw, team.values[begin], team.largest[begin]);
         }
-        barrier_give(barriers.values_there[begin]);
-        if (c + 2 < kept.num_chunks) {
+        barrier_give(barriers.values_full[begin]);
+        if (c + 2 < shared_item.num_chunks) {
             load_inputs(source, (c + 2) * CHUNK + token, a.wide_values, raw);
         }
         if (of_team == 0) {
             place.advance();
             place.advance();
-            copy_stage(a, kept, c + 2, place, m, num_there);
+            copy_stage(a, shared_item, c + 2, place, m, num_prepared);
         }
     }
-    roll_windows(a, item_of_team(kept, of_team), of_team, begin == 0);
-    wait_for_earlier_kernels(); /* a later one waits for this alone */
+    roll_windows(a, item_of_team(shared_item, of_team), of_team, begin == 0);
+    wait_for_earlier_kernels(); /* the next kernel waits for this one only */
 }
 
-/* KEEPS: states behind chunks may be kept. A kernel of its own: the loop without is 10 % faster. */
+/* KEEPS: writes checkpoints. It is a kernel of its own, because the loop without checkpoints is 10
+ * % faster. */
 template <bool KEEPS>
-static __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    delta_walk_wide(const __grid_constant__ sm80_delta_params a)
+static __global__ void __launch_bounds__(STATE64_THREADS, 1)
+    delta_state64(const __grid_constant__ sm80_delta_params a)
 {
-    extern __shared__ __align__(1024) char wide_bytes[];
-    __shared__ walk_item kept; /* not in registers through the loops */
-    wide_memory &m = *(wide_memory *)wide_bytes;
-    int32_t warp = warp_index(), team = warp % WIDE_TEAMS, role = warp / WIDE_TEAMS;
-    walk_item entered;
-    if (!enter_walk(a, WIDE_TEAMS, 0, entered)) {
-        wait_for_earlier_kernels(); /* a later one waits for this alone */
+    extern __shared__ __align__(1024) char state64_smem[];
+    __shared__ state_item shared_item; /* kept here instead of in registers */
+    state64_memory &m = *(state64_memory *)state64_smem;
+    int32_t warp = warp_index(), team = warp % STATE64_TEAMS, role = warp / STATE64_TEAMS;
+    state_item entered;
+    if (!begin_item(a, STATE64_TEAMS, 0, entered)) {
+        wait_for_earlier_kernels(); /* the next kernel waits for this one only */
         return;
     }
     if (thread_index() == 0) {
-        kept = entered;
+        shared_item = entered;
     }
     init_barriers(m, 2, 1);
     const chunk_stage &first = m.stages[0];
@@ -362,39 +366,39 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
         uint64_t keys = matrix_at(shared_address(&first.keys.k), 0, 1024);
         uint64_t depths = matrix_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
         uint64_t inverse = matrix_at(shared_address(&first.head.inverse), 0, 1024);
-        wide_rows rows;
-        rows.load(a, item_of_team(kept, team));
-        int32_t num_chunks = kept.num_chunks;
+        state64_rows rows;
+        rows.load(a, item_of_team(shared_item, team));
+        int32_t num_chunks = shared_item.num_chunks;
         for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
             uint32_t at = place.stage * stage_apart;
-            barrier_wait_for(m.there[place.stage], (int32_t)place.round);
+            barrier_wait_for(m.full[place.stage], (int32_t)place.round);
             rows.run_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
                            matrix_again(keys, at), matrix_again(depths, at),
                            matrix_again(inverse, at));
-            barrier_give(m.free[place.stage]);
+            barrier_give(m.empty[place.stage]);
             if constexpr (KEEPS) {
-                int32_t slot = slot_behind(a, kept, c);
+                int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
-                    rows.store(a, item_of_team(kept, team), slot);
+                    rows.store(a, item_of_team(shared_item, team), slot);
                 }
             }
         }
-        rows.store(a, item_of_team(kept, team), kept.request.slots[0]);
+        rows.store(a, item_of_team(shared_item, team), shared_item.request.slots[0]);
     } else if (role == 1) {
         give_registers<120>();
         uint64_t queries = matrix_at(shared_address(&first.keys.q), 0, 1024);
         uint64_t scores = matrix_at(shared_address(&first.head.scores), 0, 1024);
-        int32_t num_chunks = kept.num_chunks;
+        int32_t num_chunks = shared_item.num_chunks;
         for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
             uint32_t at = place.stage * stage_apart;
-            barrier_wait_for(m.there[place.stage], (int32_t)place.round);
-            make_wide_outputs(a, kept, m.stages[place.stage], m.teams[team], m.barriers[team], c,
-                              matrix_again(queries, at), matrix_again(scores, at));
-            barrier_give(m.free[place.stage]);
+            barrier_wait_for(m.full[place.stage], (int32_t)place.round);
+            make_outputs64(a, shared_item, m.stages[place.stage], m.teams[team], m.barriers[team],
+                           c, matrix_again(queries, at), matrix_again(scores, at));
+            barrier_give(m.empty[place.stage]);
         }
     } else {
         give_registers<88>();
-        make_wide_values(a, kept, m, team, role - 2);
+        make_values64(a, shared_item, m, team, role - 2);
     }
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The warp group that walks: 64 rows of S through a request's chunks, see sm90_delta_state64.cuh.
- */
+/* The warp group that updates 64 rows of S over a request's chunks, see sm90_delta_state64.cuh. */
 #ifndef CUDA_FLASH_SM90_DELTA_STATE64_UPDATE_CUH
 #define CUDA_FLASH_SM90_DELTA_STATE64_UPDATE_CUH
 
@@ -8,22 +7,22 @@
 #include "cuda_flash/ptx/sm90_wgmma.cuh"
 #include "sm80_delta_state.cuh"
 
-#define WIDE_TEAMS 4 /* warps of a warp group, GROUP_ROWS rows of S each */
-#define WIDE_GROUPS 4
-#define WIDE_THREADS (WIDE_GROUPS * WIDE_TEAMS * GPU_LANES)
-#define WIDE_STAGES 3
-/* Numbers of a chunk stay below 2^MOST_BITS of their unit; f16 ends at 2^16. A unit is left alone
- * for as long as the bound is not below 2^LEAST_BITS of it. */
+#define STATE64_TEAMS 4 /* warps of a warp group, each with GROUP_ROWS rows of S */
+#define STATE64_GROUPS 4
+#define STATE64_THREADS (STATE64_GROUPS * STATE64_TEAMS * GPU_LANES)
+#define STATE64_STAGES 3
+/* Elements stay below 2^MOST_BITS of their unit; f16 ends at 2^16. The unit is kept until the bound
+ * falls below 2^LEAST_BITS of it. */
 #define MOST_BITS 15
 #define LEAST_BITS 10
 #define CHOSEN_BITS 14
 #define NORM_OF_LARGEST 11.3138f /* sqrt(CHUNK_DIMS) */
-#define BOUND_CHUNKS 8           /* from one look at all of S to the next */
+#define BOUND_CHUNKS 8           /* chunks between measurements of all of S */
 
-typedef walk_memory<WIDE_TEAMS> wide_memory;
+typedef state_memory<STATE64_TEAMS> state64_memory;
 
-/* d = a b, or with `adds` d += a b: a in registers, as sums of 16 columns become when they are
- * packed; rows of b are 16 numbers deep. */
+/* d = a b, or d += a b with `adds`. a is in registers, packed from 16 columns of accumulators; rows
+ * of b have 16 steps of the reduction. */
 static __device__ __forceinline__ void wgmma_left(float (&d)[CHUNK / 2], const uint32_t (&a)[4],
                                                   uint64_t b, int adds)
 {
@@ -34,28 +33,28 @@ static __device__ __forceinline__ void wgmma_left(float (&d)[CHUNK / 2], const u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
 }
 
-/* The part of one of a CTA's teams. */
-static __device__ __forceinline__ walk_item item_of_team(const walk_item &of_all, int32_t team)
+/* The item of one team of a CTA. */
+static __device__ __forceinline__ state_item item_of_team(const state_item &of_all, int32_t team)
 {
-    walk_item item = of_all;
+    state_item item = of_all;
     item.first_row += team * GROUP_ROWS;
     return item;
 }
 
-/* A stage of the ring and how often it has been round. */
+/* A stage of the ring and the number of completed rounds. */
 struct ring_place {
     int32_t stage;
     uint32_t round;
 
     __device__ __forceinline__ void advance()
     {
-        bool wraps = stage == WIDE_STAGES - 1;
+        bool wraps = stage == STATE64_STAGES - 1;
         stage = wraps ? 0 : stage + 1;
         round += wraps;
     }
 };
 
-/* 16 columns of sums as the left side of a product. */
+/* Packs 16 columns of accumulators as a left operand. */
 template <int SUMS>
 static __device__ __forceinline__ void pack_sums(uint32_t (&a)[4], const float (&x)[SUMS], int step)
 {
@@ -71,7 +70,7 @@ multiply_step(float (&sums)[CHUNK / 2], const uint32_t (&left)[4], uint64_t keys
     wgmma_left(sums, left, keys + step / 4 * (CHUNK * 128 >> 4) + step % 4 * 2, step > 0);
 }
 
-/* sums = left k^T, all of a chunk's keys or queries. */
+/* sums = left k^T for all keys or queries of a chunk. */
 static __device__ __forceinline__ void
 multiply_dims(float (&sums)[CHUNK / 2], const uint32_t (&left)[KEY_STEPS][4], uint64_t keys)
 {
@@ -92,7 +91,7 @@ template <int SUMS> static __device__ __forceinline__ void clear_sums(float (&x)
     }
 }
 
-/* Exponent of a float, biased. */
+/* The biased exponent of a float. */
 static __device__ __forceinline__ int32_t exponent_of(float x)
 {
     return (int32_t)(float_bits(x) >> 23 & 255);
@@ -103,22 +102,22 @@ static __device__ __forceinline__ float power_of(int32_t exponent)
     return bits_float((uint32_t)exponent << 23);
 }
 
-/* The row of S, of a team's, that row x, or with `half` x + 8, of its sums is: outputs of a lane
- * then are four rows that lie together. */
+/* The row of S, of a team's rows, for accumulator row x, or x + 8 with `half`. With this order a
+ * lane's outputs are four adjacent rows. */
 static __device__ __forceinline__ int32_t row_of_sums(int32_t x, int32_t half)
 {
     return (x >> 1) * 4 + half * 2 + (x & 1);
 }
 
-/* Rows lane / 4 and lane / 4 + 8 of a warp's sums. */
-struct wide_rows {
+/* The state in rows lane / 4 and lane / 4 + 8 of a warp's accumulators. */
+struct state64_rows {
     float s[CHUNK_DIMS / 2];
     float unit[2];
-    float norm[2]; /* at least */
+    float norm[2]; /* upper bound of the row's norm */
 
-    /* The rows' places: of those behind the last, the last's. */
+    /* The addresses of the rows; rows past the end use the last. */
     static __device__ __forceinline__ void
-    find_rows(const sm80_delta_params &a, const walk_item &item, int32_t slot, float *(&at)[2])
+    find_rows(const sm80_delta_params &a, const state_item &item, int32_t slot, float *(&at)[2])
     {
         int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
         int32_t last = a.p.head_size_v - 1;
@@ -126,13 +125,13 @@ struct wide_rows {
         at[1] = state_row(a.p, slot, item.head, min(row + 2, last));
     }
 
-    /* The column of the pair of numbers that number i is of. */
+    /* The column of the pair that contains element i. */
     static __device__ __forceinline__ int32_t column_of(int i)
     {
         return (i >> 2) * 8 + (lane_index() & 3) * 2;
     }
 
-    /* The largest number of each row. */
+    /* Computes the largest element of each row. */
     __device__ __forceinline__ void find_largest(float (&largest)[2]) const
     {
 #pragma unroll
@@ -147,7 +146,7 @@ struct wide_rows {
         }
     }
 
-    __device__ __forceinline__ void load(const sm80_delta_params &a, const walk_item &item)
+    __device__ __forceinline__ void load(const sm80_delta_params &a, const state_item &item)
     {
         float largest[2], *from[2];
         int32_t dims = a.p.head_size_k;
@@ -172,7 +171,7 @@ struct wide_rows {
         multiply(inverse_of(unit[0]), inverse_of(unit[1]));
     }
 
-    __device__ __forceinline__ void store(const sm80_delta_params &a, const walk_item &item,
+    __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
                                           int32_t slot)
     {
         float *to[2];
@@ -201,8 +200,8 @@ struct wide_rows {
         }
     }
 
-    /* The unit of the chunk, by its values' largest; true: it is another than before. The state
-     * does not leave its format: next to a unit 2^100 times larger, it is 0. */
+    /* Chooses the unit of the chunk from its largest values; true if a unit changes. The state
+     * cannot overflow: next to a unit 2^100 times larger, it becomes 0. */
     __device__ __forceinline__ bool choose_units(const float (&of_values)[2], float (&next)[2])
     {
         bool is_new = false;
@@ -218,7 +217,7 @@ struct wide_rows {
         return is_new;
     }
 
-    /* The bound of |S| behind the chunk; what S holds before it says more than sums of bounds. */
+    /* Bounds |S| after the chunk; measuring S itself is tighter than adding bounds. */
     __device__ __forceinline__ void bound_rows(int32_t c, const float (&of_values)[2], float past)
     {
         if (c % BOUND_CHUNKS == BOUND_CHUNKS - 1) {
@@ -231,7 +230,7 @@ struct wide_rows {
         norm[1] = fmaf(past, norm[1], CHUNK * of_values[1]);
     }
 
-    /* Y in x's place, from X: in units of `next`. */
+    /* Turns X into Y, in units of `next`. */
     __device__ __forceinline__ void subtract_keys(float (&x)[CHUNK / 2],
                                                   const float (&v)[CHUNK / 2],
                                                   const float2 (&decay)[TOKEN_TILES]) const
@@ -255,22 +254,22 @@ struct wide_rows {
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
             pack_sums(left[step], s, step);
-            if (step % 2 == 1) { /* the first two are multiplied while others are packed */
+            if (step % 2 == 1) { /* multiplies the first two while packing the next */
                 wgmma_begin();
                 multiply_step(x, left[step - 1], keys, step - 1);
                 multiply_step(x, left[step], keys, step);
             }
         }
         wgmma_commit();
-        barrier_wait_for(barriers.state_free, c + 1);
+        barrier_wait_for(barriers.state_empty, c + 1);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
             team.state[step][lane] =
                 make_uint4(left[step][0], left[step][1], left[step][2], left[step][3]);
         }
         team.state_scale[lane] = make_float2(unit[0], unit[1]);
-        barrier_give(barriers.state_there);
-        barrier_wait_for(barriers.values_there[c & 1], c >> 1);
+        barrier_give(barriers.state_full);
+        barrier_wait_for(barriers.values_full[c & 1], c >> 1);
         const float of_values[2] = {team.largest[c & 1][lane >> 2],
                                     team.largest[c & 1][(lane >> 2) + 8]};
         bool is_new = choose_units(of_values, next);
@@ -282,7 +281,7 @@ struct wide_rows {
             v[4 * n + 2] = four.z * inverses[1], v[4 * n + 3] = four.w * inverses[1];
             decay[n] = *(const float2 *)&head.from_start[n * 8 + pair];
         }
-        barrier_give(barriers.values_free[c & 1]);
+        barrier_give(barriers.values_empty[c & 1]);
         float past = head.from_start[CHUNK - 1];
         bound_rows(c, of_values, past);
         wgmma_wait<0>();
@@ -298,7 +297,7 @@ struct wide_rows {
         }
         subtract_keys(x, v, decay);
         multiply_inverse(x, inverse);
-        multiply(past, past); /* while R is multiplied */
+        multiply(past, past); /* while the product with the inverse runs */
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
             decay[n] = *(const float2 *)&head.to_end[n * 8 + pair];
@@ -306,12 +305,12 @@ struct wide_rows {
         wgmma_wait<0>();
         pin(x);
         add_keys(x, decay, depths);
-        hand_on_change(x, team, barriers, c);
+        publish_change(x, team, barriers, c);
         wgmma_wait<0>();
         pin(s);
     }
 
-    /* R = Y T^T in Y's place. */
+    /* R = Y T^T, in place of Y. */
     static __device__ __forceinline__ void multiply_inverse(float (&y)[CHUNK / 2], uint64_t inverse)
     {
         uint32_t left[TOKEN_STEPS][4];
@@ -329,7 +328,7 @@ struct wide_rows {
         wgmma_commit();
     }
 
-    /* S += R K with the decays of R up to the chunk's end, begun. */
+    /* Starts S += R K with the decays of R up to the chunk's end. */
     __device__ __forceinline__ void add_keys(const float (&r)[CHUNK / 2],
                                              const float2 (&decay)[TOKEN_TILES], uint64_t depths)
     {
@@ -352,11 +351,11 @@ struct wide_rows {
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void hand_on_change(const float (&r)[CHUNK / 2], team_memory &team,
+    __device__ __forceinline__ void publish_change(const float (&r)[CHUNK / 2], team_memory &team,
                                                    team_barriers &barriers, int32_t c) const
     {
         int32_t lane = lane_index();
-        barrier_wait_for(barriers.change_free, c + 1);
+        barrier_wait_for(barriers.change_empty, c + 1);
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
             uint32_t left[4];
@@ -364,7 +363,7 @@ struct wide_rows {
             team.change[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
         }
         team.change_scale[lane] = make_float2(unit[0], unit[1]);
-        barrier_give(barriers.change_there);
+        barrier_give(barriers.change_full);
     }
 };
 

@@ -15,13 +15,13 @@ static cudaError_t launch_rows(struct sm80_delta_params *a, int slices, cudaStre
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     }
     a->slices = slices;
-    return launch_behind(delta_one<KIND, ROWS>, *a,
-                         (unsigned)(a->p.num_reqs * a->p.num_v_heads * slices), STEP_THREADS, bytes,
-                         stream, (unsigned)(a->p.num_v_heads / a->p.num_k_heads * slices));
+    return launch_dependent(
+        delta_one<KIND, ROWS>, *a, (unsigned)(a->p.num_reqs * a->p.num_v_heads * slices),
+        STEP_THREADS, bytes, stream, (unsigned)(a->p.num_v_heads / a->p.num_k_heads * slices));
 }
 
-/* Fewer rows of a CTA as long as that gives multiprocessors work, within a cluster of a key head.
- */
+/* Uses fewer rows for each CTA as long as that occupies more multiprocessors and a key head still
+ * fits one cluster. */
 template <int KIND>
 static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_params *a,
                           cudaStream_t stream)
@@ -60,7 +60,7 @@ extern "C" const char *sm90_delta_launch(const struct gpu_device *device,
     if (f16 && error == cudaSuccess) {
         error = launch<KIND_F16>(device, params, (cudaStream_t)stream);
     }
-    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
         (void)cudaGetLastError();
     }
     ((pop_fn *)device->pop)(&popped);

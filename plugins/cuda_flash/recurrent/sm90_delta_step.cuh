@@ -1,28 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A token of gated delta by copies of whole rows of the state to shared memory, which begin before
- * anything else of the step: memory is what limits it. The CTAs that read the windows of a key head
- * are a cluster; once all have, they roll them. */
+/* Gated delta for one token. Memory bandwidth is the limit, so bulk copies of whole state rows to
+ * shared memory start before anything else. The CTAs that read the windows of a key head form a
+ * cluster, which rolls the windows once all CTAs have read them. */
 #ifndef CUDA_FLASH_SM90_DELTA_STEP_CUH
 #define CUDA_FLASH_SM90_DELTA_STEP_CUH
 
 #include "sm80_delta_inputs.cuh"
 
-#define STEP_THREADS 128 /* a channel of q and k each */
+#define STEP_THREADS 128 /* one channel of q and of k for each thread */
 #define STEP_WARPS (STEP_THREADS / GPU_LANES)
-#define STEP_LANES                                                                                 \
-    8 /* of a row of the state: CHUNK_DIMS / 4 / STEP_LANES pieces of 16 bytes each */
+/* lanes for each row of the state, with CHUNK_DIMS / 4 / STEP_LANES pieces of 16 bytes each */
+#define STEP_LANES 8
 #define STEP_PIECES (CHUNK_DIMS / 4 / STEP_LANES)
 #define STEP_TAPS 4
 
 template <int ROWS> struct step_memory {
     float4 state[ROWS][CHUNK_DIMS / 4];
     float q[CHUNK_DIMS], k[CHUNK_DIMS], v[ROWS], out[ROWS];
-    float sums[STEP_WARPS][3]; /* of q q, k k, k q */
-    uint64_t there;
+    float sums[STEP_WARPS][3]; /* sums of q q, k k, k q */
+    uint64_t full;
 };
 
-/* Inputs of one channel, the oldest first, of which the window holds the first three, and its
- * weights. */
+/* Inputs of one channel, the oldest first (the first three from the window), and its weights. */
 struct step_channel {
     uint32_t input[STEP_TAPS], weight[STEP_TAPS];
     char *window;
@@ -68,23 +67,23 @@ struct step_channel {
     }
 };
 
-/* The CTA's rows, to shared memory. */
+/* Starts the copy of the CTA's rows to shared memory. */
 template <int ROWS>
 static __device__ __forceinline__ void fetch_state(step_memory<ROWS> &m, const float *from,
                                                    int32_t rows)
 {
-    uint32_t there = shared_address(&m.there);
+    uint32_t full = shared_address(&m.full);
     int32_t bytes = rows * CHUNK_DIMS * 4;
-    asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(there),
+    asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(full),
                  "r"(bytes)
                  : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
                  "[%1], %2, [%3];" ::"r"(shared_address(m.state)),
-                 "l"(from), "r"(bytes), "r"(there)
+                 "l"(from), "r"(bytes), "r"(full)
                  : "memory");
 }
 
-/* What a token does to any row. */
+/* What a token does to each row. */
 struct step_token {
     float decay, beta, k_factor, q_factor, kq;
 };
@@ -100,9 +99,10 @@ static __device__ __forceinline__ void run_rows(step_memory<ROWS> &m, const step
         q[i] = ((const float4 *)m.q)[i * STEP_LANES + piece];
         k[i] = ((const float4 *)m.k)[i * STEP_LANES + piece];
     }
-    constexpr int abreast = GPU_LANES / STEP_LANES;
+    constexpr int rows_at_once = GPU_LANES / STEP_LANES;
 #pragma unroll 2
-    for (int first = warp_index() * abreast; first < ROWS; first += STEP_WARPS * abreast) {
+    for (int first = warp_index() * rows_at_once; first < ROWS;
+         first += STEP_WARPS * rows_at_once) {
         int32_t row = first + lane / STEP_LANES;
         float4 s[STEP_PIECES];
         float a = 0.0f, b = 0.0f;
@@ -138,7 +138,8 @@ static __device__ __forceinline__ void run_rows(step_memory<ROWS> &m, const step
     }
 }
 
-/* a.slices CTAs of ROWS rows for each value head, a cluster for each key head of a request. */
+/* a.slices CTAs with ROWS rows for each value head; the CTAs of a request's key head are a cluster.
+ */
 template <int KIND, int ROWS>
 static __global__ void __launch_bounds__(STEP_THREADS)
     delta_one(const __grid_constant__ sm80_delta_params a)
@@ -153,14 +154,14 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     int32_t rows = min(ROWS, p.head_size_v - first);
     delta_request request;
     if (thread == 0) {
-        barrier_init(shared_address(&m.there), 1);
+        barrier_init(shared_address(&m.full), 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     sync_group();
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (!enter_request(p, rest / p.num_k_heads, request) || !is_one_step(p, request)) {
-        return; /* the whole cluster does */
+        return; /* the whole cluster returns */
     }
     float *state = state_row(p, request.slots[0], head, first);
     if (thread == 0 && request.has_state) {
@@ -178,7 +179,7 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     float x = matrix_number(p.a, request.first_row, head) + p.dt_bias[head];
     float gate = matrix_number(p.b, request.first_row, head);
     float q = of_q.convolve<KIND>(p), k = of_k.convolve<KIND>(p);
-    /* q and k are made: the windows have been read. Nothing written is handed over */
+    /* q and k are computed, so the windows have been read. The barrier orders no writes. */
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(q), "f"(k) : "memory");
     m.q[thread] = q;
     m.k[thread] = k;
@@ -205,7 +206,7 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     token.k_factor = p.l2norm ? 1.0f / sqrtf(sums[1] + L2_EPSILON) : 1.0f;
     token.kq = sums[2] * token.q_factor * token.k_factor;
     if (request.has_state) {
-        barrier_wait(shared_address(&m.there), 0);
+        barrier_wait(shared_address(&m.full), 0);
     }
     run_rows(m, token, request.has_state, rows, state);
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -213,7 +214,7 @@ static __global__ void __launch_bounds__(STEP_THREADS)
         of_q.roll();
         of_k.roll();
     }
-    sync_group(); /* outputs are there */
+    sync_group(); /* all outputs are written */
     if (has_value) {
         of_v.roll();
         char *out = p.out.data + request.first_row * p.out.row + head * p.out.head;

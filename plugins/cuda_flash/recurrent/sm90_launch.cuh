@@ -4,10 +4,10 @@
 
 #include "sm80_gated_delta.h"
 
-/* A launch that begins once the one before lets it, in clusters of so many CTAs. */
-static inline cudaError_t launch_behind(void (*kernel)(sm80_delta_params),
-                                        const sm80_delta_params &a, unsigned groups, int threads,
-                                        int bytes, cudaStream_t stream, unsigned cluster = 1)
+/* Launches a kernel with programmatic dependent launch, in clusters of `cluster` CTAs. */
+static inline cudaError_t launch_dependent(void (*kernel)(sm80_delta_params),
+                                           const sm80_delta_params &a, unsigned groups, int threads,
+                                           int bytes, cudaStream_t stream, unsigned cluster = 1)
 {
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
