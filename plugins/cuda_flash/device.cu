@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device's primary context and all launches; the caller's context is pushed back every time. */
+/* A device's primary context, and launches of the portable kernels. The caller's context is
+ * restored every time. */
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -34,7 +35,7 @@ typedef CUresult CUDAAPI encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_
                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* The runtime keeps an error until it is asked for it: the next launch must not find this one. */
+/* Clears the runtime's last error, which the next launch would return. */
 static const char *text_of(cudaError_t error)
 {
     if (error == cudaSuccess) {
@@ -66,7 +67,7 @@ static cudaError_t entry_point(const char *name, void **function)
                                                                         : error;
 }
 
-/* cudaSetDevice makes the primary context current; the caller's own comes back at the end. */
+/* cudaSetDevice makes the primary context current; the caller's context is restored at the end. */
 extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
 {
     CUcontext before = NULL, own = NULL;
@@ -99,7 +100,7 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
     error = error ? error
                   : cudaDeviceGetAttribute(&device->smem_of_cta,
                                            cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-    for (const entry &kernel : kernels) { /* loads it, so that no step does */
+    for (const entry &kernel : kernels) { /* loads the kernel, so that no step does */
         cudaFuncAttributes attributes;
         error = error ? error : cudaFuncGetAttributes(&attributes, kernel.function);
     }
@@ -112,7 +113,7 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
 
 extern "C" void gpu_device_close(struct gpu_device *device)
 {
-    device->context = NULL; /* the primary context is the process's, not ours to end */
+    device->context = NULL; /* the primary context belongs to the process */
 }
 
 extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
@@ -139,7 +140,7 @@ extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *d
     if (device->encode_map == NULL || device->major < 9) {
         return false;
     }
-    scope inside(device); /* without a current context there are no maps */
+    scope inside(device); /* encoding needs a current context */
     return ((encode_fn *)device->encode_map)(
                (CUtensorMap *)map,
                shape->element == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
@@ -219,7 +220,7 @@ extern "C" const char *gpu_device_of_memory(const struct gpu_device *device, con
     case cudaMemoryTypeHost:
         *owner = {ATTN_DEVICE_CUDA_HOST, 0};
         break;
-    default: /* the host's: some systems' kernels can read that, too */
+    default: /* pageable host memory, which kernels of some systems can read */
         error = cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device->id);
         *owner = {pageable ? ATTN_DEVICE_CUDA_MANAGED : ATTN_DEVICE_CPU, 0};
     }
@@ -251,7 +252,7 @@ extern "C" const char *gpu_device_capture_begin(const struct gpu_device *device,
     return text_of(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
 }
 
-/* What is launched is the instantiated graph; what was recorded is not needed behind it. */
+/* Only the instantiated graph is kept. */
 extern "C" const char *gpu_device_capture_end(const struct gpu_device *device, void *stream,
                                               void **graph)
 {

@@ -25,7 +25,7 @@ struct nvml {
     int (*cores)(nvml_handle device, unsigned *cores);
 };
 
-/* A data pointer becomes a function pointer as POSIX's dlsym has it. */
+/* Converts a data pointer to a function pointer as POSIX requires for dlsym. */
 static int find(void *library, const char *name, void *function)
 {
     void *symbol = dlsym(library, name);
@@ -71,8 +71,8 @@ static int64_t speed_of(const struct nvml_device *d)
     return ((int64_t)d->major * 16 + d->minor) * 4096 + d->num_sms;
 }
 
-/* NVML counts by PCI bus. CUDA puts the fastest first unless set otherwise; which that is it does
- * not document, so newer counts as faster, then larger. Equal GPUs keep their order. */
+/* NVML orders by PCI bus. CUDA's default order has the fastest GPU first, without a documented
+ * measure; this assumes newer, then larger is faster. Equal GPUs keep their order. */
 static void order_devices(struct nvml_device *devices, int32_t count)
 {
     const char *order = getenv("CUDA_DEVICE_ORDER");
@@ -89,8 +89,8 @@ static void order_devices(struct nvml_device *devices, int32_t count)
     }
 }
 
-/* The device that one entry of CUDA_VISIBLE_DEVICES names: an index, the beginning of one GPU's
- * UUID, or a MIG slice's whole UUID. */
+/* Finds the device that one entry of CUDA_VISIBLE_DEVICES names: an index, a prefix of one GPU's
+ * UUID, or the whole UUID of a MIG slice. */
 static int find_entry(const struct nvml *n, const char *entry, const struct nvml_device *all,
                       int32_t count, struct nvml_device *found)
 {
@@ -117,7 +117,7 @@ static int find_entry(const struct nvml *n, const char *entry, const struct nvml
     return 1;
 }
 
-/* Entries up to the first that names no device; a device that is named twice hides all. */
+/* Reads entries up to the first that names no device; a device that is named twice hides all. */
 static int32_t visible_devices(const struct nvml *n, const char *text,
                                const struct nvml_device *all, int32_t count,
                                struct nvml_device *devices, int32_t room)

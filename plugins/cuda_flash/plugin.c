@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_flash: NVIDIA GPUs from compute capability 8.0 on. The entry, the probe and instances. */
+/* cuda_flash: NVIDIA GPUs of compute capability 8.0 and later. The plugin's entry, probe and
+ * instances. */
 #include "common/entry.h"
 #include "gpu/host/backend.h"
 #include "gpu/host/schedule.h"
@@ -16,7 +17,7 @@ extern const struct gpu_prefill sm90_prefill;      /* sm90_prefill.c */
 extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
 #endif
 
-/* Those that the kernels write and those that are quantized behind them. */
+/* Output forms that the kernels write, and those that a separate kernel quantizes. */
 #define OUTPUT_FORMS ((1u << (ATTN_OUTPUT_NVFP4 + 1)) - 1)
 
 static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of attends whose output is codes. */
+/* Quantization of attention outputs, shared by the epilogues. */
 #ifndef CUDA_FLASH_STORE_CODES_CUH
 #define CUDA_FLASH_STORE_CODES_CUH
 
@@ -9,7 +9,7 @@
 #include "gpu/device/output.h"
 #include "gpu/output.h"
 
-/* Two e4m3. NaN stays NaN, of which the conversion by integers knows nothing. */
+/* Converts to two e4m3. NaN stays NaN, which the integer conversion does not handle. */
 static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
 {
 #if __CUDA_ARCH__ >= 890
@@ -20,11 +20,11 @@ static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
 #endif
 }
 
-/* The N numbers that a lane has of a row, from dim `d` of `head` on, to `to`, which is aligned to 4
- * bytes (nvfp4 of 4 numbers: 2). Neighbouring lanes have neighbouring dims, all lanes of the warp
- * call, and those of a group are there or not alike. Quotients are products with the rounded
- * inverse: `quantize` rounds once, which is another code where one falls within 2^-23 of the middle
- * of two. */
+/* Quantizes N elements that a lane has of a row, from dim `d` of `head` on, and stores them at
+ * `to`, aligned to 4 bytes (nvfp4 of 4 elements: 2). All lanes of the warp call, neighbouring lanes
+ * have neighbouring dims, and a quantization group is in range or out of range as a whole. Division
+ * multiplies with the rounded reciprocal, while `quantize` rounds once: the codes differ if a
+ * quotient is within 2^-23 of the midpoint of two codes. */
 template <int N>
 static __device__ __forceinline__ void store_codes(const gpu_output &out, int64_t token,
                                                    int32_t head, int32_t d, bool is_there,
@@ -37,7 +37,7 @@ static __device__ __forceinline__ void store_codes(const gpu_output &out, int64_
         float largest = 0.0f;
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            largest = fmaxf(largest, fabsf(x[e])); /* NaN is left out */
+            largest = fmaxf(largest, fabsf(x[e])); /* ignores NaN */
         }
         for (int lanes = (1 << out.shift) / (2 * N); lanes > 0; lanes >>= 1) {
             largest = fmaxf(largest, lane_xor(largest, lanes));

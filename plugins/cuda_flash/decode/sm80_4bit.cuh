@@ -402,7 +402,7 @@ static __device__ __forceinline__ void clear_scales(char *stage, const sm80_plan
             }
         }
     }
-    fence_for_boxes();
+    fence_async_proxy();
 }
 
 /* Whether one of nvfp4's block scales is a NaN. */

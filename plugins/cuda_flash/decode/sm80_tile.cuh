@@ -746,7 +746,7 @@ end_tile(const sm80_params &a, shared_storage<KIND, D, SPLIT> &smem, const gpu_r
                                        &smem.last_one, row_max, row_sum, acc_o);
         clear_acc(row_max, row_sum, acc_o);
         sums = {};
-        fence_for_boxes(); /* the stage was used as scratch memory */
+        fence_async_proxy(); /* the stage was used as scratch memory */
         barrier_arrive(shared_address(&smem.q_empty[place.q_slot]));
         place.q_slot =
             place.q_slot + 1 == decode_shape<KIND, D, SPLIT>::q_buffers ? 0 : place.q_slot + 1;
@@ -774,7 +774,7 @@ static __device__ __forceinline__ void clear_values(char *values, int first, int
             *(uint4 *)(values + place_of<chunks, TILE>(key, chunk)) = make_uint4(0, 0, 0, 0);
         }
     }
-    fence_for_boxes();
+    fence_async_proxy();
 }
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launch of batched_gemm on tensor cores, and which calls it takes. */
+/* The launch of batched_gemm on tensor cores, and the calls it serves. */
 #include <cuda.h>
 
 #include "sm80_gemm.h"
 
 #include "sm80_gemm.cuh"
 
-/* By rows of a tile. Where k is short, more CTAs of a multiprocessor begin and end apart. */
+/* Shapes by rows of a tile. With short k, more CTAs share a multiprocessor, so that their prologues
+ * and epilogues overlap. */
 typedef gemm_shape<1, 4, 1, 4, 4> rows_16;
 typedef gemm_shape<2, 2, 2, 8, 4> rows_64_short;
 typedef gemm_shape<2, 4, 2, 4, 2> rows_64;
@@ -15,14 +16,14 @@ typedef gemm_shape<4, 2, 4, 8, 1> rows_256;
 
 #define SHORT_K (2 * GEMM_STEP)
 
-/* The shared memory of as many stages as there are steps of k. */
+/* The shared memory for as many stages as k has steps. */
 template <class S> static int gemm_bytes(const gpu_gemm_params &p)
 {
     const int32_t steps = (p.k + GEMM_STEP - 1) / GEMM_STEP;
     return (steps < GEMM_STAGES ? steps : GEMM_STAGES) * S::stage_bytes;
 }
 
-/* q NULL: only makes the kernel ready. */
+/* With q NULL, only loads the kernel. */
 template <int KIND, bool ALONG_K, bool WIDE, class S>
 static cudaError_t launch_tiles(const struct gpu_device *device, const sm80_gemm_params *q,
                                 cudaStream_t stream)
@@ -112,14 +113,15 @@ static const char *launch(const struct gpu_device *device, const sm80_gemm_param
     if (error == cudaSuccess && (q == nullptr || q->p.a.dtype == ATTN_DTYPE_F16)) {
         error = launch_kind<KIND_F16>(device, q, (cudaStream_t)stream);
     }
-    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
         (void)cudaGetLastError();
     }
     ((pop_fn *)device->pop)(&popped);
     return error == cudaSuccess ? NULL : cudaGetErrorString(error);
 }
 
-/* Whether lines of eights of numbers, `line` apart, can be copied `bytes` for eight at a time. */
+/* Whether lines of a matrix, `line` elements apart, can be copied eight elements (`bytes` bytes) at
+ * a time. */
 static bool is_wide(const gpu_batch_matrix &x, int64_t line, int64_t element, uint32_t bytes)
 {
     return element == 1 && line % 8 == 0 && x.batch % 8 == 0 && (uintptr_t)x.data % bytes == 0;
@@ -129,7 +131,8 @@ static int32_t weights_of(const struct gpu_gemm_params *p, bool along_k)
 {
     const gpu_batch_matrix &w = p->w, &s = p->block_scale;
     const int64_t line = along_k ? w.column : w.row, element = along_k ? w.row : w.column;
-    const bool eights = (along_k ? p->k : p->n) % 8 == 0; /* the others would be read beyond */
+    /* otherwise the last copy would read past the end */
+    const bool eights = (along_k ? p->k : p->n) % 8 == 0;
     if (s.data != NULL) {
         const bool shares = (along_k ? p->scale_rows : p->scale_columns) > 1;
         const int64_t scale_line = along_k ? s.column : s.row, own = along_k ? s.row : s.column;
@@ -160,7 +163,8 @@ static const char *load(const struct gpu_device *device)
     return launch(device, NULL, NULL);
 }
 
-/* Activations of 16 bits, and weights that they hold exactly: mxfp4's range is that of bf16. */
+/* Activations are 16 bits, and weights must convert to them exactly: mxfp4 has the range of bf16.
+ */
 static bool takes(const struct gpu_gemm_params *p)
 {
     if (p->k <= 0 || (p->a.dtype != ATTN_DTYPE_BF16 && p->a.dtype != ATTN_DTYPE_F16)) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batched_gemm by mma.sync, m16n8k16. A CTA has a tile of out, ROWS x 128, and walks k in steps of
- * 64, up to GEMM_STAGES of which are in shared memory or on their way. Tiles differ by the rows of
- * a alone: 16 where weights are the limit (each is read once for them; 16 KiB a step, 3 steps on
- * their way), 256 where tensor cores are (48 KiB and 4.2 MFLOP a step, 87 FLOP a byte that is
- * read). Each number of out is the sum of the same products, k ascending, 16 at a time, in every
- * tile: its bits depend neither on the number of rows nor on its place among them. */
+/* batched_gemm by mma.sync, m16n8k16. A CTA has a tile of out, ROWS x 128, and loops over k in
+ * steps of 64, with GEMM_STAGES stages in shared memory. Tiles differ in rows only: 16 where
+ * weights are the limit (each is read once; 16 KiB a step, 3 steps in flight), 256 where tensor
+ * cores are (48 KiB and 4.2 MFLOP a step, 87 FLOP a byte). Every element of out is the sum of the
+ * same products in the same order, k ascending, 16 at a time, in every tile: its bits depend
+ * neither on the number of rows nor on its position among them. */
 #ifndef CUDA_FLASH_SM80_GEMM_CUH
 #define CUDA_FLASH_SM80_GEMM_CUH
 
@@ -12,11 +12,11 @@
 #include "gpu/device/matrix.h"
 #include "sm80_gemm.h"
 
-#define GEMM_STEP 64 /* of k: 128 bytes of 16-bit numbers */
+#define GEMM_STEP 64 /* steps of k: 128 bytes of 16-bit elements */
 #define GEMM_TILE_COLUMNS 128
 #define GEMM_STAGES 4
 
-/* Warps of a CTA along m and n, 16 x 8 products of each of them, and CTAs of a multiprocessor. */
+/* Warps of a CTA along m and n, 16 x 8 products of each warp, and CTAs of a multiprocessor. */
 template <int WARPS_M, int WARPS_N, int PRODUCTS_M, int PRODUCTS_N, int CTAS> struct gemm_shape {
     static constexpr int ctas = CTAS, warps_n = WARPS_N, products_m = PRODUCTS_M,
                          products_n = PRODUCTS_N;
@@ -28,25 +28,25 @@ template <int WARPS_M, int WARPS_N, int PRODUCTS_M, int PRODUCTS_N, int CTAS> st
     static_assert(PRODUCTS_N % 4 == 0, "rows go out four products at a time");
 };
 
-/* What is the same for all steps of a tile of out. */
+/* A CTA's tile of out. */
 struct gemm_item {
     int64_t b;
     int32_t m0, n0;
 };
 
-/* 16 bytes of a tile whose lines are 8 or 16 of them, so that ldmatrix reads from all banks. */
+/* The offset of 16 bytes in a tile with lines of 8 or 16 chunks, swizzled for ldmatrix. */
 template <int CHUNKS> static __device__ __forceinline__ uint32_t place_of_chunk(int line, int chunk)
 {
     return (line * CHUNKS + (chunk ^ (line & 7))) * 16;
 }
 
-/* This thread's part of an operand's tiles: the first of its lines, of the first step. */
+/* This thread's part of an operand: its first line in the first step. */
 struct gemm_source {
-    const char *from; /* where it is copied 16 bytes at a time */
+    const char *from; /* the address, for copies of 16 bytes */
     int64_t apart;    /* bytes from one of its lines to the next */
 };
 
-/* apart: of lines; line, number: where the tile begins. */
+/* apart: elements between lines; line, number: where the tile begins. */
 template <int CHUNKS, int THREADS>
 static __device__ __forceinline__ gemm_source source_of(const gpu_batch_matrix &x, int64_t b,
                                                         int64_t apart, int32_t line,
@@ -57,8 +57,8 @@ static __device__ __forceinline__ gemm_source source_of(const gpu_batch_matrix &
     return {x.data + (b * x.batch + first * apart + number) * 2, THREADS / CHUNKS * apart * 2};
 }
 
-/* A tile's lines, of which `real` begin with this thread's first one, and of a line `numbers` with
- * this thread's chunk; what is not there becomes zero. */
+/* Copies a tile's lines. From this thread's first line on `real` lines exist, and from its chunk on
+ * `numbers` elements; the rest becomes zero. */
 template <int CHUNKS, int LINES, int THREADS>
 static __device__ __forceinline__ void copy_lines(uint32_t to, const gemm_source &source,
                                                   int64_t ahead, int32_t real, int32_t numbers)
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void copy_lines(uint32_t to, const gemm_source
     const int bytes = min(max(numbers, 0), 8) * 2;
     const char *from = source.from + ahead;
 #pragma unroll
-    for (int i = 0; i < LINES / STEP; i++) { /* nothing is read at an address with 0 bytes */
+    for (int i = 0; i < LINES / STEP; i++) { /* with 0 bytes cp.async reads nothing */
         copy16(place + i * STEP * CHUNKS * 16, from + i * source.apart,
                i * STEP < real ? bytes : 0);
     }
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void store_words(uint32_t to, uint32_t x, uint
                  : "memory");
 }
 
-/* Eight numbers of any type and strides. */
+/* Stores eight elements of any type and strides. */
 template <int KIND, class NUMBER>
 static __device__ __forceinline__ void store_numbers(uint32_t to, NUMBER number)
 {
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void store_numbers(uint32_t to, NUMBER number)
     store_words(to, x[0], x[1], x[2], x[3]);
 }
 
-/* Rows m0 .. of a, 64 numbers of k each. WIDE: 16 bytes at a time, as q says of every operand. */
+/* Loads rows m0 .. of a, 64 elements of k each. WIDE: all operands are read 16 bytes at a time. */
 template <int KIND, bool WIDE, class S>
 static __device__ __forceinline__ void load_a(const sm80_gemm_params &q, const gemm_item &item,
                                               const gemm_source &source, int32_t k0, uint32_t to)
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void load_a(const sm80_gemm_params &q, const g
     }
 }
 
-/* Eight codes that lie side by side, and their block scales, as numbers of 16 bits. */
+/* Eight adjacent codes, and their block scales. */
 struct gemm_codes {
     uint2 codes, scales;
 };
@@ -143,7 +143,8 @@ static __device__ __forceinline__ gemm_codes read_codes(const sm80_gemm_params &
     return x;
 }
 
-/* Numbers 2 i and 2 i + 1 of eight. An e2m1 in the upper bits of an f16 is 2^-14 of itself. */
+/* Converts elements 2 i and 2 i + 1 of eight. An e2m1 in the upper bits of an f16 is 2^-14 times
+ * its value. */
 template <int KIND>
 static __device__ __forceinline__ uint32_t widen_codes(const sm80_gemm_params &q,
                                                        const gemm_codes &x, int i)
@@ -164,7 +165,7 @@ static __device__ __forceinline__ uint32_t widen_codes(const sm80_gemm_params &q
                        y.y * 16384.0f * e8m0_number(scales >> 8 & 0xff));
 }
 
-/* Columns n0 .. of w, 64 numbers of k: a line is a column (ALONG_K), or a k. */
+/* Loads columns n0 .. of w, 64 elements of k. A line is a column (ALONG_K) or a row of k. */
 template <int KIND, bool ALONG_K, bool WIDE, class S>
 static __device__ __forceinline__ void load_w(const sm80_gemm_params &q, const gemm_item &item,
                                               const gemm_source &source, int32_t k0, uint32_t to)
@@ -185,7 +186,7 @@ static __device__ __forceinline__ void load_w(const sm80_gemm_params &q, const g
         for (int i = 0; i < LINES / STEP; i++) {
             const int32_t k = k0 + (ALONG_K ? chunk * 8 : first + i * STEP);
             const int32_t n = item.n0 + (ALONG_K ? first + i * STEP : chunk * 8);
-            if (k < p.k && n < p.n) { /* all eight or none */
+            if (k < p.k && n < p.n) { /* all eight exist or none */
                 x[i] = read_codes(q, item.b, k, n);
             }
         }
@@ -207,7 +208,7 @@ static __device__ __forceinline__ void load_w(const sm80_gemm_params &q, const g
     }
 }
 
-/* sum += a w of one step. */
+/* sum += a w for one step. */
 template <int KIND, bool ALONG_K, class S>
 static __device__ __forceinline__ void multiply_step(uint32_t a, uint32_t w,
                                                      float (&sum)[S::products_m][S::products_n][4])
@@ -224,7 +225,7 @@ static __device__ __forceinline__ void multiply_step(uint32_t a, uint32_t w,
         }
 #pragma unroll
         for (int y = 0; y < S::products_n; y += 2) {
-            uint32_t columns[4]; /* two products' */
+            uint32_t columns[4]; /* of two products */
             if constexpr (ALONG_K) {
                 const int line = n + y * 8 + (lane & 7) + (lane >> 4) * 8;
                 load4(columns, w + place_of_chunk<8>(line, i * 2 + (lane >> 3 & 1)));
@@ -241,7 +242,7 @@ static __device__ __forceinline__ void multiply_step(uint32_t a, uint32_t w,
     }
 }
 
-/* Eight numbers of each of four lanes' products: 16 bytes a lane. */
+/* Writes eight elements of each of four lanes, 16 bytes a lane. */
 template <int KIND>
 static __device__ __forceinline__ void write_wide(const gpu_gemm_params &p, int64_t row, bool real,
                                                   int32_t n0, const float (&x)[8])
@@ -252,13 +253,13 @@ static __device__ __forceinline__ void write_wide(const gpu_gemm_params &p, int6
     for (int i = 0; i < 4; i++) {
         r[i] = pack2<KIND>(x[2 * i], x[2 * i + 1]);
     }
-    turn_square(r);
+    transpose_4x4(r);
     if (real && n < p.n) {
         *(uint4 *)(p.out.data + (row + n) * 2) = make_uint4(r[0], r[1], r[2], r[3]);
     }
 }
 
-/* The same to any type and strides. */
+/* Writes an element of any type and strides. */
 static __device__ __noinline__ void write_slowly(const gpu_gemm_params &p, int64_t row, int32_t n,
                                                  float x)
 {
@@ -268,7 +269,7 @@ static __device__ __noinline__ void write_slowly(const gpu_gemm_params &p, int64
     }
 }
 
-/* Of 8 columns of a product four lanes have two each. */
+/* Writes the accumulators; four lanes have two of the 8 columns of a product each. */
 template <int KIND, bool WIDE, class S>
 static __device__ __forceinline__ void write_sums(const sm80_gemm_params &q, const gemm_item &item,
                                                   float (&sum)[S::products_m][S::products_n][4])
@@ -337,13 +338,13 @@ __global__ void __launch_bounds__(S::threads, !WIDE ? 2 : S::ctas)
 #pragma unroll 1
         for (int32_t step = 0; step < steps; step++) {
             wait_for_copies_but<GEMM_STAGES - 2>();
-            __syncthreads(); /* the step is there, and nobody reads the one before any more */
+            __syncthreads(); /* the stage is complete, and all warps have read the previous one */
             load(step + GEMM_STAGES - 1);
             const uint32_t at = stages + step % GEMM_STAGES * S::stage_bytes;
             multiply_step<KIND, ALONG_K, S>(at, at + S::a_bytes, sum);
         }
         write_sums<KIND, WIDE, S>(q, item, sum);
-        __syncthreads(); /* nobody reads the last steps any more */
+        __syncthreads(); /* all warps have read the last stages */
     }
 }
 

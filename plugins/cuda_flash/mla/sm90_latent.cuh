@@ -22,14 +22,14 @@ template <int KIND, bool BOXES, int B, bool SECOND>
 static __device__ __forceinline__ void start_qk(latent_shared &smem, int phase, float (&acc_s)[32])
 {
     constexpr int FIRST = (B ^ SECOND) * 4, COUNT = SECOND ? 5 : 4;
-    uint64_t q = matrix_at(shared_address(smem.q), 0, 1024);
-    uint64_t k = matrix_at(shared_address(smem.k[B]), 0, 1024);
+    uint64_t q = descriptor_at(shared_address(smem.q), 0, 1024);
+    uint64_t k = descriptor_at(shared_address(smem.k[B]), 0, 1024);
     if (!SECOND) { /* the second half accumulates to the first */
         pin(acc_s);
     }
     if (!BOXES) {
         barrier_wait(shared_address(&smem.full[B][SECOND]), phase);
-        fence_for_boxes(); /* wgmma reads what other threads wrote */
+        fence_async_proxy(); /* wgmma reads what other threads wrote */
         wgmma_begin();
     }
 #pragma unroll
@@ -42,7 +42,7 @@ static __device__ __forceinline__ void start_qk(latent_shared &smem, int phase, 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t at = c * (LATENT_COLUMN_BYTES / 16) + i * 2;
-            wgmma_rows<KIND, 64>(acc_s, q + at, k + at, SECOND || n > 0 || i > 0);
+            wgmma_ss<KIND, 64>(acc_s, q + at, k + at, SECOND || n > 0 || i > 0);
         }
     }
     wgmma_commit();
@@ -55,7 +55,7 @@ static __device__ __forceinline__ void start_pv_own(latent_shared &smem, int b, 
                                                     const uint32_t (&probs)[4][4],
                                                     float (&acc_o)[128])
 {
-    uint64_t v = matrix_at(shared_address(smem.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
+    uint64_t v = descriptor_at(shared_address(smem.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
     pin(acc_o);
     wgmma_begin();
 #pragma unroll
@@ -63,8 +63,8 @@ static __device__ __forceinline__ void start_pv_own(latent_shared &smem, int b, 
         auto &sums = (float(&)[COLUMNS / 2]) acc_o[n * (COLUMNS / 2)];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            wgmma_weights<KIND, COLUMNS>(
-                sums, probs[i], v + n * (COLUMNS / 64 * LATENT_COLUMN_BYTES / 16) + i * 128);
+            wgmma_rs<KIND, COLUMNS>(sums, probs[i],
+                                    v + n * (COLUMNS / 64 * LATENT_COLUMN_BYTES / 16) + i * 128);
         }
     }
     wgmma_commit();
@@ -75,8 +75,8 @@ template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void start_pv_other(latent_shared &smem, int b, int half,
                                                       float (&acc_o)[128])
 {
-    uint64_t v = matrix_at(shared_address(smem.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
-    uint64_t probs = matrix_at(shared_address(smem.k[b][LATENT_ROPE]), 0, 1024);
+    uint64_t v = descriptor_at(shared_address(smem.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
+    uint64_t probs = descriptor_at(shared_address(smem.k[b][LATENT_ROPE]), 0, 1024);
     pin(acc_o);
     wgmma_begin();
 #pragma unroll
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void start_pv_other(latent_shared &smem, int b
         auto &sums = (float(&)[COLUMNS / 2]) acc_o[n * (COLUMNS / 2)];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            wgmma_stored<KIND, COLUMNS>(
+            wgmma_ss_bmn<KIND, COLUMNS>(
                 sums, probs + i * 2, v + n * (COLUMNS / 64 * LATENT_COLUMN_BYTES / 16) + i * 128);
         }
     }
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void clear_values(latent_shared &smem, int b,
             store16(at, finite_halves<KIND>(load16(at)));
         }
     }
-    fence_for_boxes();
+    fence_async_proxy();
     barrier_group(BARRIER_CLEAR + half); /* all threads have cleared their part */
 }
 
@@ -263,7 +263,7 @@ softmax_tile(const gpu_problem &p, latent_shared &smem, int b, int turn, int32_t
         smem.row_max[b][r.row] = row_max[0];
         smem.row_max[b][r.row + 8] = row_max[1];
     }
-    fence_for_boxes(); /* wgmma reads P */
+    fence_async_proxy(); /* wgmma reads P */
 }
 
 /* Rescales acc_o and row_sum to a new row_max. */
@@ -293,7 +293,7 @@ static __device__ __forceinline__ void wait_for_p(latent_shared &smem, int b, in
     barrier_wait(shared_address(&smem.p_full[b]), phase);
     const float new_max[2] = {smem.row_max[b][r.row], smem.row_max[b][r.row + 8]};
     rescale_o(new_max, r, acc_o);
-    fence_for_boxes();
+    fence_async_proxy();
 }
 
 /* A lane's elements of dims 32 k .. 32 k + 31 of its half of a row. */
@@ -325,7 +325,7 @@ static __device__ __forceinline__ void write_row(const sm90_latent_params &a, ch
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             pack_row<KIND, H>(narrows, factor, acc_o, k, x);
-            turn_square(x);
+            transpose_4x4(x);
             if (real) {
                 *(uint4 *)(to + (4 * k + part) * 16) = make_uint4(x[0], x[1], x[2], x[3]);
             }
@@ -464,7 +464,7 @@ static __device__ __forceinline__ void consumer_first(const sm90_latent_params &
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
-        fence_for_boxes();
+        fence_async_proxy();
 #pragma unroll 1
         for (int32_t t = 0; t < r.count; t += 2) {
             start_qk<KIND, BOXES, 0, false>(smem, phase, acc_s);
@@ -529,7 +529,7 @@ static __device__ __forceinline__ void consumer_second(const sm90_latent_params 
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
-        fence_for_boxes();
+        fence_async_proxy();
         if (r.count == 1) { /* this warp group has no tile */
             arrive_warp(smem.q_empty);
         }
@@ -628,7 +628,7 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
         for (int i = threadIdx.x; i < (int)sizeof smem.q / 16; i += (int)blockDim.x) {
             store16(shared_address(smem.q) + i * 16, make_uint4(0, 0, 0, 0));
         }
-        fence_for_boxes();
+        fence_async_proxy();
     }
     /* including those of warps that do not exist */
     if (!BOXES && threadIdx.x < sizeof smem.has_terms / 8) {
@@ -644,7 +644,7 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (group < 0) {
-        give_registers<latent_threads<PRODUCER>::producer_registers>();
+        dealloc_registers<latent_threads<PRODUCER>::producer_registers>();
         if constexpr (PRODUCER == LATENT_BY_CODES) {
             convert_rows(a, smem);
         } else if constexpr (!BOXES) {
@@ -655,10 +655,10 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
             copy_boxes(a, smem, threadIdx.x >> 5);
         }
     } else if (group == 0) {
-        take_registers<latent_threads<PRODUCER>::consumer_registers>();
+        alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
         consumer_first<KIND, BOXES, COLUMNS>(a, smem);
     } else {
-        take_registers<latent_threads<PRODUCER>::consumer_registers>();
+        alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
         consumer_second<KIND, BOXES, COLUMNS>(a, smem);
     }
 }

@@ -180,13 +180,13 @@ static __device__ __forceinline__ void convert_tile(latent_shared &smem, int b, 
             read_step<DS>(smem, b ^ 1, t + 1, step + CONVERT_AHEAD - CONVERT_STEPS, n);
         }
         if (step == 4) {
-            fence_for_boxes();
+            fence_async_proxy();
             barrier_arrive(shared_address(&smem.full[b][0]));
             barrier_wait(shared_address(&smem.empty[b][b ^ 1]), phase);
         }
         store_step<FROM, DS>(smem, b, step, n);
     }
-    fence_for_boxes();
+    fence_async_proxy();
     barrier_arrive(shared_address(&smem.full[b][1]));
 }
 

@@ -33,7 +33,7 @@ static __device__ __forceinline__ void arrive_chunks(bool wide, uint64_t &barrie
     if (wide) {
         barrier_arrive_copies(shared_address(&barrier));
     } else {
-        fence_for_boxes();
+        fence_async_proxy();
         barrier_arrive(shared_address(&barrier));
     }
 }
@@ -137,7 +137,7 @@ static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params
         }
         store16(shared_address(smem.k[b][c]) + place_in_column(at, chunk), x);
     }
-    fence_for_boxes();
+    fence_async_proxy();
     barrier_arrive(shared_address(&smem.full[b][0]));
     barrier_arrive(shared_address(&smem.full[b][1]));
 }

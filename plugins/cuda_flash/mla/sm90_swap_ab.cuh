@@ -28,7 +28,7 @@ static __device__ __forceinline__ void write_pieces(char *row, bool real, int32_
 {
     const int part = threadIdx.x & 3;
     if (wide == 8) {
-        turn_square(x);
+        transpose_4x4(x);
         if (real) {
             *(uint4 *)(row + piece(part)) = make_uint4(x[0], x[1], x[2], x[3]);
         }
@@ -139,8 +139,8 @@ static __device__ __forceinline__ void pv_consumer(const sm90_latent_params &a,
 {
     const gpu_params &p = a.p.attend;
     const int lane = threadIdx.x & 31;
-    const uint64_t ring = matrix_at(shared_address(smem.k), LATENT_COLUMN_BYTES, 1024);
-    const uint64_t probs = matrix_at(shared_address(smem.p), 0, 1024);
+    const uint64_t ring = descriptor_at(shared_address(smem.k), LATENT_COLUMN_BYTES, 1024);
+    const uint64_t probs = descriptor_at(shared_address(smem.p), 0, 1024);
     ring_state<swap_ab_shared<ROWS>::SLOTS> place = {0, 0};
     float acc_o[SWAP_AB_BLOCKS][ROWS / 2], row_max[ROWS / 4], row_sum[ROWS / 4];
     int turn = 0;
@@ -176,8 +176,8 @@ static __device__ __forceinline__ void pv_consumer(const sm90_latent_params &a,
                 wgmma_begin();
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    wgmma_few<KIND, ROWS, true>(acc_o[c], v + i * 128,
-                                                probs + b * (ROWS * 8) + i * 2, t > 0 || i > 0);
+                    wgmma_ss_small_n<KIND, ROWS, true>(
+                        acc_o[c], v + i * 128, probs + b * (ROWS * 8) + i * 2, t > 0 || i > 0);
                 }
                 wgmma_commit();
                 if (c > 0) {
@@ -239,17 +239,17 @@ __global__ void __launch_bounds__(SWAP_AB_THREADS, 1)
     let_later_kernels_begin();
     const int group = threadIdx.x >> 7;
     if (group == 0) { /* a thread starts with 168 registers */
-        give_registers<SWAP_AB_PRODUCER_REGISTERS>();
+        dealloc_registers<SWAP_AB_PRODUCER_REGISTERS>();
         if (threadIdx.x < 32) {
             key_producer(a, smem);
         } else if (threadIdx.x < 64) {
             query_producer(a, smem);
         }
     } else if (group == 1) {
-        take_registers<SWAP_AB_SOFTMAX_REGISTERS>();
+        alloc_registers<SWAP_AB_SOFTMAX_REGISTERS>();
         softmax_consumer<KIND, ROWS>(a, smem);
     } else {
-        take_registers<SWAP_AB_PV_REGISTERS>();
+        alloc_registers<SWAP_AB_PV_REGISTERS>();
         pv_consumer<KIND, ROWS>(a, smem);
     }
 }

@@ -110,7 +110,7 @@ static __device__ __forceinline__ void copy_column_slowly(const sm90_latent_para
         }
         store16(to + place_in_column(row, chunk), x);
     }
-    fence_for_boxes();
+    fence_async_proxy();
     __syncwarp(); /* all lanes have written */
 }
 
@@ -214,7 +214,7 @@ static __device__ __forceinline__ void query_producer(const sm90_latent_params &
             store16(shared_address(smem.q[c]) + place_in_column(row, n),
                     read_slowly(x + (c == LATENT_ROPE ? n & 7 : n) * 16));
         }
-        fence_for_boxes();
+        fence_async_proxy();
         __syncwarp(); /* all lanes have written */
         if (elected()) {
             barrier_arrive(full);

@@ -174,8 +174,8 @@ static __device__ __forceinline__ void softmax_consumer(const sm90_latent_params
     const gpu_params &p = a.p.attend;
     const int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
     const float scale = p.problem.scale * LOG2E;
-    const uint64_t q = matrix_at(shared_address(smem.q), 0, 1024);
-    const uint64_t ring = matrix_at(shared_address(smem.k), 0, 1024);
+    const uint64_t q = descriptor_at(shared_address(smem.q), 0, 1024);
+    const uint64_t ring = descriptor_at(shared_address(smem.k), 0, 1024);
     /* P of 8 rows and 8 keys: matrix lane / 8 of a store. */
     const uint32_t to = (lane >> 4) * 1024 + place_in_column(lane & 7, warp * 2 + (lane >> 3 & 1));
     ring_state<swap_ab_shared<ROWS>::SLOTS> place = {0, 0};
@@ -202,8 +202,8 @@ static __device__ __forceinline__ void softmax_consumer(const sm90_latent_params
                 const int column = column_of(n);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    wgmma_few<KIND, ROWS, false>(acc_s, k + i * 2, q + column * (ROWS * 8) + i * 2,
-                                                 n > 0 || i > 0);
+                    wgmma_ss_small_n<KIND, ROWS, false>(
+                        acc_s, k + i * 2, q + column * (ROWS * 8) + i * 2, n > 0 || i > 0);
                 }
             }
             wgmma_commit();
@@ -263,7 +263,7 @@ static __device__ __forceinline__ void softmax_consumer(const sm90_latent_params
                     }
                 }
             }
-            fence_for_boxes(); /* wgmma reads P and the cleared values */
+            fence_async_proxy(); /* wgmma reads P and the cleared values */
             barrier_arrive(shared_address(&smem.p_full[b]));
             place.advance();
         }

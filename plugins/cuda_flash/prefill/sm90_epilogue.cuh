@@ -344,7 +344,7 @@ static __device__ __forceinline__ void write_quantized_rows(const prefill_params
 static __device__ __forceinline__ void store_rows(const prefill_params &a, const prefill_item &item,
                                                   int32_t top, const char *out_smem)
 {
-    fence_for_boxes();
+    fence_async_proxy();
     __syncwarp(); /* all lanes have written their rows */
     if ((threadIdx.x & 31) == 0) {
         prefill_row at = split_row(a, top);

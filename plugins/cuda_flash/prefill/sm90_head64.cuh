@@ -28,7 +28,7 @@ static __device__ __forceinline__ int32_t row_of_lane()
 /* Advances a matrix descriptor by `further` times 16 bytes. The shuffle from lane 0 shows the
  * compiler that the descriptor is uniform, so that it and the ring positions stay in uniform
  * registers. */
-static __device__ __forceinline__ uint64_t matrix_here(uint64_t matrix, uint32_t further)
+static __device__ __forceinline__ uint64_t descriptor_here(uint64_t matrix, uint32_t further)
 {
     const uint32_t low = __shfl_sync(0xffffffffu, (uint32_t)matrix + further, 0);
     return (matrix & 0xffffffff00000000u) | low;
@@ -47,15 +47,15 @@ inner_tiles_head64(const prefill_params &a, prefill_shared<S> &smem, uint64_t q,
         x.row_max[1] = x.row_max[1] == -INFINITY ? 0.0f : x.row_max[1];
     }
     x.rescales = true;
-    q = matrix_here(q, 0);
-    uint64_t keys = matrix_here(k, stage.at * (S::k_bytes / 16)),
-             values = matrix_here(v, before.at * (S::v_bytes / 16));
+    q = descriptor_here(q, 0);
+    uint64_t keys = descriptor_here(k, stage.at * (S::k_bytes / 16)),
+             values = descriptor_here(v, before.at * (S::v_bytes / 16));
 #pragma unroll 1
     for (; tiles > 0; tiles--) {
-        start_qk<S>(matrix_again(q), matrix_again(keys), x.acc_s);
+        start_qk<S>(descriptor_again(q), descriptor_again(keys), x.acc_s);
         rescale_o<S>(x);
         barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
-        start_pv<S>(matrix_again(values), x.p, 1, x.acc_o);
+        start_pv<S>(descriptor_again(values), x.p, 1, x.acc_o);
         x.rescales = !S::lazy_rescale || lazy_update_row_max(x.row_max, x.row_sum, x.scores_scale);
         wgmma_wait<1>();
         pin(x.acc_s);
@@ -67,8 +67,8 @@ inner_tiles_head64(const prefill_params &a, prefill_shared<S> &smem, uint64_t q,
         finish_pv<S, S::pv_waits_late>(x, smem.v_empty[before.at]);
         before = stage;
         stage.step();
-        keys = matrix_here(k, stage.at * (S::k_bytes / 16));
-        values = matrix_here(v, before.at * (S::v_bytes / 16));
+        keys = descriptor_here(k, stage.at * (S::k_bytes / 16));
+        values = descriptor_here(v, before.at * (S::v_bytes / 16));
         barrier_wait(shared_address(&smem.k_full[stage.at]), stage.parity);
     }
     x.rescales = true;
@@ -104,9 +104,9 @@ static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
                                                        prefill_shared<S> &smem, int group)
 {
     static_assert(S::terms == 0 && S::scales == PREFILL_UNSCALED && !S::cuts, "as it is planned");
-    const uint64_t q = matrix_at(shared_address(smem.q[0]) + group * (64 * 128), 0, 1024),
-                   k = matrix_of_all(shared_address(smem.k[0]), 0, S::k_group),
-                   v = matrix_of_all(shared_address(smem.v[0]), S::column, S::v_group);
+    const uint64_t q = descriptor_at(shared_address(smem.q[0]) + group * (64 * 128), 0, 1024),
+                   k = descriptor_uniform(shared_address(smem.k[0]), 0, S::k_group),
+                   v = descriptor_uniform(shared_address(smem.v[0]), S::column, S::v_group);
     consumer_state<S> x;
     consumer_progress<S> at;
     x.row_max[0] = x.row_max[1] = x.row_sum[0] = x.row_sum[1] = 0.0f;
@@ -120,8 +120,8 @@ static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
             x.row_sum[0] = x.row_sum[1] = 0.0f;
             barrier_wait(shared_address(&smem.q_full[at.query()]), at.items / S::query_buffers % 2);
         }
-        start_qk<S>(matrix_again(q, at.query() * (S::q_bytes / 16)),
-                    matrix_again(k, at.stage(0).at * (S::k_bytes / 16)), x.acc_s);
+        start_qk<S>(descriptor_again(q, at.query() * (S::q_bytes / 16)),
+                    descriptor_again(k, at.stage(0).at * (S::k_bytes / 16)), x.acc_s);
     };
     /* Loads what the rows see, if the tile needs masks. Returns whether it is an inner tile. */
     auto load_bounds = [&](row_bounds &rows) {
@@ -182,7 +182,7 @@ static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
         barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
         clear_values<S>(a, item, tile_base(item, starts_item ? 0 : at.left, S::keys),
                         smem.v[before.at], thread_again() >> 7);
-        start_pv<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.p, !prev_starts_item,
+        start_pv<S>(descriptor_again(v, before.at * (S::v_bytes / 16)), x.p, !prev_starts_item,
                     x.acc_o);
     };
     barrier_wait(shared_address(&smem.k_full[0]), 0);
@@ -208,8 +208,8 @@ static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
         const int32_t tiles = at.left - smem.items[at.slot(0)].inner_first;
         if (!prev_starts_item && at.left < smem.items[at.slot(0)].inner_end && at.left > 0 &&
             tiles > 0) {
-            inner_tiles_head64<S>(a, smem, matrix_again(q, at.query() * (S::q_bytes / 16)), k, v,
-                                  tiles, at.stage(1), at.stage(0), x);
+            inner_tiles_head64<S>(a, smem, descriptor_again(q, at.query() * (S::q_bytes / 16)), k,
+                                  v, tiles, at.stage(1), at.stage(0), x);
             at.tiles += tiles;
             at.left -= tiles;
             if (at.left == 0) {

@@ -22,14 +22,14 @@ static __device__ __forceinline__ void issue_qk(uint64_t q, uint64_t k, float (&
         const uint64_t a = q + (i >> 2) * (S::rows * 8) + (i & 3) * 2;
         const uint64_t b = k + (i >> 2) * (S::column / 16) + (i & 3) * 2;
         if constexpr (S::fp8) {
-            wgmma_rows_fp8<S::keys>(acc_s, a, b, i > 0);
+            wgmma_ss_fp8<S::keys>(acc_s, a, b, i > 0);
         } else {
-            wgmma_rows<S::kind, S::keys>(acc_s, a, b, i > 0);
+            wgmma_ss<S::kind, S::keys>(acc_s, a, b, i > 0);
         }
     }
 }
 
-/* Starts acc_s = Q K^T; q and k are descriptors from matrix_at. */
+/* Starts acc_s = Q K^T; q and k are descriptors from descriptor_at. */
 template <class S>
 static __device__ __forceinline__ void start_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
 {
@@ -48,7 +48,7 @@ static __device__ __forceinline__ void start_qk_alibi(uint64_t q, uint64_t k,
     pin(acc_s);
     wgmma_begin();
     issue_qk<S>(q, k, acc_s);
-    wgmma_terms<S::kind, S::keys>(acc_s, slopes, ramp);
+    wgmma_rs_bk<S::kind, S::keys>(acc_s, slopes, ramp);
     wgmma_commit();
 }
 
@@ -62,8 +62,7 @@ static __device__ __forceinline__ void start_pv(uint64_t v, const uint32_t (&p)[
 #pragma unroll
     for (int i = 0; i < S::keys / 16; i++) {
         /* 16 keys are two groups of 8 */
-        wgmma_weights<S::kind, S::dv>(acc_o, p[i], v + i * (S::v_group / 8),
-                                      i > 0 ? 1 : accumulates);
+        wgmma_rs<S::kind, S::dv>(acc_o, p[i], v + i * (S::v_group / 8), i > 0 ? 1 : accumulates);
     }
     wgmma_commit();
 }
@@ -118,7 +117,7 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
                        (row & 7) * 128 + (chunk & 7) * 16) = make_uint4(0, 0, 0, 0);
         }
     }
-    fence_for_boxes();
+    fence_async_proxy();
     barrier_group(barrier); /* all threads' zeros are written */
 }
 
@@ -152,7 +151,7 @@ static __device__ __forceinline__ void finish_pv(consumer_state<S> &x, uint64_t 
 {
     if (AFTER_SOFTMAX) {
         pin(x.acc_s);
-        wgmma_wait_behind<0>(x.row_sum[0] + x.row_sum[1]);
+        wgmma_wait_after<0>(x.row_sum[0] + x.row_sum[1]);
     } else {
         wgmma_wait<0>();
     }
@@ -190,15 +189,15 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
     }
 #pragma unroll 1
     for (; tiles > 0; tiles--) {
-        const uint64_t keys = matrix_again(k, stage.at * (S::k_bytes / 16));
+        const uint64_t keys = descriptor_again(k, stage.at * (S::k_bytes / 16));
         if constexpr (S::ramps) {
-            start_qk_alibi<S>(matrix_again(q), keys, ramp.w, matrix_again(places), x.acc_s);
+            start_qk_alibi<S>(descriptor_again(q), keys, ramp.w, descriptor_again(places), x.acc_s);
         } else {
-            start_qk<S>(matrix_again(q), keys, x.acc_s);
+            start_qk<S>(descriptor_again(q), keys, x.acc_s);
         }
         rescale_o<S>(x);
         barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
-        start_pv<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.p, 1, x.acc_o);
+        start_pv<S>(descriptor_again(v, before.at * (S::v_bytes / 16)), x.p, 1, x.acc_o);
         x.rescales = !S::lazy_rescale || lazy_update_row_max(x.row_max, x.row_sum, x.scores_scale);
         wgmma_wait<1>();
         pin(x.acc_s);
@@ -239,21 +238,22 @@ static __device__ __forceinline__ void consumer(const prefill_params &a, prefill
 {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);
-    const uint64_t q = matrix_at(shared_address(smem.q[0]) + group * (64 * 128), 0, 1024),
-                   k = matrix_at(shared_address(smem.k[0]), 0, S::k_group),
-                   v = matrix_at(shared_address(smem.v[0]), S::column, S::v_group),
-                   places = S::ramps ? plain_matrix_at(shared_address(smem.ramp), 128, 128) : 0;
+    const uint64_t q = descriptor_at(shared_address(smem.q[0]) + group * (64 * 128), 0, 1024),
+                   k = descriptor_at(shared_address(smem.k[0]), 0, S::k_group),
+                   v = descriptor_at(shared_address(smem.v[0]), S::column, S::v_group),
+                   places =
+                       S::ramps ? descriptor_unswizzled(shared_address(smem.ramp), 128, 128) : 0;
     char *const out_smem = smem.out[group * 4 + warp];
     consumer_state<S> x;
     x.row_max[0] = x.row_max[1] = x.row_sum[0] = x.row_sum[1] = 0.0f;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
     ring_place<PREFILL_STAGES> stage;
-    /* The queries' descriptor. The buffer's index is read from one lane, as in matrix_at, so
+    /* The queries' descriptor. The buffer's index is read from one lane, as in descriptor_at, so
      * that descriptors stay in uniform registers. */
     auto queries = [&]() {
         const int at = S::query_buffers > 1 ? __shfl_sync(0xffffffffu, query.at, 0) : 0;
-        return matrix_again(q, at * (S::q_bytes / 16));
+        return descriptor_again(q, at * (S::q_bytes / 16));
     };
     int32_t left = 0, base = 0;             /* tiles of the item, including the one at `base` */
     float prev_row_max[2], prev_row_sum[2]; /* of the previous item */
@@ -269,7 +269,7 @@ static __device__ __forceinline__ void consumer(const prefill_params &a, prefill
             x.row_sum[0] = x.row_sum[1] = 0.0f;
             barrier_wait(shared_address(&smem.q_full[query.at]), query.parity);
         }
-        start_qk<S>(queries(), matrix_again(k, stage.at * (S::k_bytes / 16)), x.acc_s);
+        start_qk<S>(queries(), descriptor_again(k, stage.at * (S::k_bytes / 16)), x.acc_s);
     };
     /* Loads what the rows see, if the tile needs it; no registers are left to keep it from tile to
      * tile. Returns whether it is an inner tile. */
@@ -385,7 +385,7 @@ static __device__ __forceinline__ void consumer(const prefill_params &a, prefill
             clear_values<S>(a, item, starts_item ? tile_base(item, 0, S::keys) : base + S::keys,
                             smem.v[before.at], 1 + group);
         }
-        start_pv<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.p, accumulates, x.acc_o);
+        start_pv<S>(descriptor_again(v, before.at * (S::v_bytes / 16)), x.p, accumulates, x.acc_o);
     };
     bool ends = false;
     float ended_row_max[2], ended_row_sum[2];
@@ -498,7 +498,7 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (group == 0) {
-        give_registers<S::producer_registers>();
+        dealloc_registers<S::producer_registers>();
         const int warp = threadIdx.x >> 5;
         if (warp == 0) {
             producer<S, false>(a, smem);
@@ -508,7 +508,7 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
             draw_items<S>(a, smem);
         }
     } else {
-        take_registers<S::consumer_registers>();
+        alloc_registers<S::consumer_registers>();
         if constexpr (S::three_groups) {
             consumer_head64<S>(a, smem, group - 1);
         } else {

@@ -183,7 +183,7 @@ template <class S> static __device__ __forceinline__ void fill_ramp(char *ramp)
         *(uint4 *)(ramp + key * 16) =
             make_uint4(pack2<S::kind>(at * unit, at), pack2<S::kind>(at, 0.0f), 0, 0);
     }
-    fence_for_boxes();
+    fence_async_proxy();
 }
 
 /* Multiplies acc_s by the scales of its keys; `scales` points to the scale of the lane's first key.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The instructions that have no C++ name. Source: PTX ISA 9.0. */
+/* Instructions without a C++ name. Source: PTX ISA 9.0. */
 #ifndef CUDA_FLASH_PTX_CUH
 #define CUDA_FLASH_PTX_CUH
 
@@ -28,7 +28,7 @@ static __device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32
                  : "r"(address));
 }
 
-/* Of 8 x 8 two-byte elements, a row in four lanes, columns become rows. */
+/* Transposes 8 x 8 two-byte elements, a row in four lanes. */
 static __device__ __forceinline__ uint32_t transpose(uint32_t x)
 {
     uint32_t y;
@@ -36,8 +36,8 @@ static __device__ __forceinline__ uint32_t transpose(uint32_t x)
     return y;
 }
 
-/* Four words of each of four lanes, a square: lane i of them gets its column i. */
-static __device__ __forceinline__ void turn_square(uint32_t (&x)[4])
+/* Transposes 4 x 4 words of four neighbouring lanes. */
+static __device__ __forceinline__ void transpose_4x4(uint32_t (&x)[4])
 {
     const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
 #pragma unroll
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void multiply_shallow(float (&c)[4], uint32_t 
                  : "r"(a0), "r"(a1), "r"(b));
 }
 
-/* c += a b, 16 x 32 bytes from 0 to 255 by 32 x 8 bytes with signs. */
+/* c += a b, 16 x 32 unsigned bytes by 32 x 8 signed bytes. */
 static __device__ __forceinline__ void multiply_bytes(int32_t (&c)[4], const uint32_t (&a)[4],
                                                       uint32_t b0, uint32_t b1)
 {
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void multiply_bytes(int32_t (&c)[4], const uin
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* A float32 as two numbers of tf32, whose last 13 bits mma ignores: 2^-22 is lost. */
+/* A float32 as two tf32 numbers, whose last 13 bits mma ignores; the error is 2^-22. */
 struct tf32_pair {
     float high, low;
 };
@@ -113,10 +113,9 @@ static __device__ __forceinline__ void multiply_tf32(float (&c)[4], float a0, fl
                    "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-/* high + low += a b, 16 x 8 by 8 x 8 of float32: all but the product of what the high parts leave.
- * A product's sum is cut to 24 bits, not rounded: a long chain of them drifts. So `high` begins
- * anew after a few products and is added in float32; `low` is small, may go on, and may be `high`.
- */
+/* high + low += a b, 16 x 8 by 8 x 8 of float32, without the product of both low parts. The tensor
+ * cores truncate sums to 24 bits, so a long chain drifts. Therefore `high` must start from zero
+ * after a few products and be added in float32; `low` is small and may go on, and may be `high`. */
 static __device__ __forceinline__ void multiply_floats(float (&high)[4], float (&low)[4],
                                                        const tf32_pair (&a)[4], tf32_pair b0,
                                                        tf32_pair b1)
@@ -149,8 +148,9 @@ static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t 
     return *(uint32_t *)&v;
 }
 
-/* Two fp8 numbers, in bits 0 .. 15, to two f16: exact. Before sm_89 an e4m3 of 7 bits in the middle
- * of an f16 is 2^-8 of itself, and NaN becomes 0x7fff as the instruction has it. */
+/* Converts two fp8 numbers in bits 0 .. 15 to two f16, exactly. Before sm_89, the 7 bits of an e4m3
+ * in the middle of an f16 are 2^-8 times its value, and NaN becomes 0x7fff as with the instruction.
+ */
 template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t two)
 {
     if constexpr (KIND == KIND_E5M2) {
@@ -160,22 +160,14 @@ template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t tw
         return halves_of_fp8(false, (uint16_t)two);
 #else
         const uint32_t codes = __byte_perm(two, 0, 0x1404), sizes = codes & 0x7f007f00u;
-        const uint32_t nan = (sizes + 0x01000100u) & 0x80008000u; /* of 0x7f */
+        const uint32_t nan = (sizes + 0x01000100u) & 0x80008000u; /* 0x7f is NaN */
         const uint32_t halves = sizes >> 1 | (codes & 0x80008000u & ~nan);
         return multiply_halves(halves, 0x5c005c00u) | (nan - (nan >> 15));
 #endif
     }
 }
 
-/* 2^x in one operation; results under 2^-126 are 0. */
-static __device__ __forceinline__ float exponential2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* 16 bytes, of which `bytes` (0 or 16) are read and the others zero. */
+/* Starts a copy of 16 bytes, of which `bytes` (0 or 16) are read and the rest become zero. */
 static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -183,7 +175,7 @@ static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int
                  : "memory");
 }
 
-/* The same of 8 and 4 bytes. */
+/* As copy16, for 8 and 4 bytes. */
 static __device__ __forceinline__ void copy8(uint32_t to, const void *from, int bytes)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
@@ -196,19 +188,19 @@ static __device__ __forceinline__ void copy4(uint32_t to, const void *from, int 
                  : "memory");
 }
 
-/* This thread's copies are there. */
+/* Waits for this thread's copies. */
 static __device__ __forceinline__ void wait_for_copies()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Ends a group of this thread's copies. */
+/* Commits a group of this thread's copies. */
 static __device__ __forceinline__ void commit_copies()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* All groups of this thread's copies but the last N are there. */
+/* Waits for this thread's groups of copies except the last N. */
 template <int N> static __device__ __forceinline__ void wait_for_copies_but()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -224,7 +216,7 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
     asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%0];}" ::"r"(barrier) : "memory");
 }
 
-/* Arrives once all of this thread's copies so far are done. */
+/* Arrives when this thread's copies so far have completed. */
 static __device__ __forceinline__ void barrier_arrive_copies(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
@@ -246,7 +238,7 @@ static __device__ __forceinline__ void fetch_map(const void *map)
 #endif
 }
 
-/* One box of a TMA map to shared memory; the barrier counts its bytes. */
+/* Starts a copy of a box of a TMA map to shared memory; the barrier counts its bytes. */
 static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int dim, int slot,
                                                 int head, int block, uint32_t barrier)
 {
@@ -258,7 +250,8 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, in
 #endif
 }
 
-/* `bytes` that lie together, all multiples of 16; the barrier counts them. */
+/* Starts a copy of `bytes` contiguous bytes, a multiple of 16 and aligned to 16; the barrier counts
+ * them. */
 static __device__ __forceinline__ void copy_span(uint32_t to, const void *from, int bytes,
                                                  uint32_t barrier)
 {
@@ -270,8 +263,8 @@ static __device__ __forceinline__ void copy_span(uint32_t to, const void *from, 
 #endif
 }
 
-/* Ordinary accesses to shared memory before this come before TMA's after it. */
-static __device__ __forceinline__ void fence_for_boxes()
+/* Orders earlier ordinary accesses to shared memory before later ones by TMA and wgmma. */
+static __device__ __forceinline__ void fence_async_proxy()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -297,32 +290,32 @@ static __device__ __forceinline__ bool barrier_test(uint32_t barrier, int phase)
     return done != 0;
 }
 
-/* Until the barrier has left the phase of this parity. */
+/* Waits until the barrier has completed the phase of this parity. */
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase)
 {
     while (!barrier_test(barrier, phase)) {
     }
 }
 
-/* The named barrier of the 128 threads that compute. */
+/* The named barrier of the 128 consumer threads. */
 static __device__ __forceinline__ void barrier_consumers()
 {
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
-/* The named barrier of the 64 threads that copy. */
+/* The named barrier of the 64 producer threads. */
 static __device__ __forceinline__ void barrier_producers()
 {
     asm volatile("bar.sync 2, 64;" ::: "memory");
 }
 
-/* Loads before this are not moved behind it, nor the others before it. */
+/* The compiler does not move loads across this. */
 static __device__ __forceinline__ void keep_order_of_loads()
 {
     asm volatile("" ::: "memory");
 }
 
-/* 1 / x, to the last bit but one. */
+/* 1 / x, accurate to one unit in the last place. */
 static __device__ __forceinline__ float fast_reciprocal(float x)
 {
     float y;
@@ -330,7 +323,7 @@ static __device__ __forceinline__ float fast_reciprocal(float x)
     return y;
 }
 
-/* 2^x; -inf gives 0. */
+/* 2^x; results below 2^-126 are 0. */
 static __device__ __forceinline__ float fast_exp2(float x)
 {
     float y;
@@ -338,7 +331,7 @@ static __device__ __forceinline__ float fast_exp2(float x)
     return y;
 }
 
-/* Programmatic dependent launch: what the kernels before have written is there after this. */
+/* Programmatic dependent launch: waits for the writes of earlier kernels. */
 static __device__ __forceinline__ void wait_for_earlier_kernels()
 {
 #if __CUDA_ARCH__ >= 900

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TMA boxes of five dimensions, barriers that count their bytes, and registers that warp groups
- * pass to each other. Source: PTX ISA 9.0. */
+/* TMA boxes of five dimensions, barriers that count bytes, clusters, and register reallocation.
+ * Source: PTX ISA 9.0. */
 #ifndef CUDA_FLASH_PTX_SM90_COPY_CUH
 #define CUDA_FLASH_PTX_SM90_COPY_CUH
 
 #include "ptx.cuh"
 
-/* The caller's one arrival; `bytes` more come from boxes. */
+/* Arrives, and announces `bytes` of copies. */
 static __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, int bytes)
 {
     asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(barrier),
@@ -14,7 +14,7 @@ static __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, i
                  : "memory");
 }
 
-/* One box of a TMA map into the L2. */
+/* Prefetches a box of a TMA map to the L2. */
 static __device__ __forceinline__ void fetch_box(const void *map, int dim, int slot, int head,
                                                  int block)
 {
@@ -24,7 +24,7 @@ static __device__ __forceinline__ void fetch_box(const void *map, int dim, int s
         : "memory");
 }
 
-/* The same of bytes; address and count are multiples of 16. */
+/* Prefetches bytes to the L2; address and count are multiples of 16. */
 static __device__ __forceinline__ void fetch_bytes(const void *from, int bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -35,13 +35,13 @@ static __device__ __forceinline__ void fetch_line(const void *from)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }
 
-/* Barriers that were initialised are there for TMA. */
+/* Makes initialized barriers visible to TMA. */
 static __device__ __forceinline__ void fence_barriers()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* True in one thread of a whole warp. */
+/* True in one thread of the warp; all of them call. */
 static __device__ __forceinline__ bool elected()
 {
     uint32_t is;
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void copy_box5(uint32_t to, const void *map, c
                  : "memory");
 }
 
-/* One box of shared memory to a TMA map's tensor; it is this thread's to wait for. */
+/* Starts a store of a box from shared memory; the same thread waits for it. */
 static __device__ __forceinline__ void store_box4(const void *map, int x0, int x1, int x2, int x3,
                                                   uint32_t from)
 {
@@ -74,14 +74,14 @@ static __device__ __forceinline__ void store_box4(const void *map, int x0, int x
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* All boxes that this thread stored are read from shared memory. */
+/* Waits until this thread's stores have read shared memory. */
 static __device__ __forceinline__ void wait_for_stored_boxes()
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* Four matrices of 8 x 8 16-bit numbers, two a lane; lane i gives the address of row i & 7 of
- * matrix i >> 3. */
+/* Stores four 8 x 8 matrices of 16-bit elements, two elements of each in a lane. Lane i gives the
+ * address of row i & 7 of matrix i >> 3. */
 static __device__ __forceinline__ void store4(uint32_t address, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void store4(uint32_t address, const uint32_t (
                  : "memory");
 }
 
-/* The same, and columns become rows: lane i gives the address of column i & 7. */
+/* As store4, transposed: lane i gives the address of column i & 7. */
 static __device__ __forceinline__ void store4_transposed(uint32_t address, const uint32_t (&r)[4])
 {
     asm volatile(
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void store4_transposed(uint32_t address, const
         : "memory");
 }
 
-/* This CTA's number in its cluster, and how many there are. */
+/* This CTA's rank in its cluster, and the cluster's size. */
 static __device__ __forceinline__ uint32_t cluster_rank()
 {
     uint32_t rank;
@@ -113,7 +113,7 @@ static __device__ __forceinline__ uint32_t cluster_size()
     return size;
 }
 
-/* All threads of all CTAs of the cluster have come. */
+/* Waits for all threads of all CTAs of the cluster. */
 static __device__ __forceinline__ void sync_cluster()
 {
     asm volatile(
@@ -121,7 +121,7 @@ static __device__ __forceinline__ void sync_cluster()
             : "memory");
 }
 
-/* Where another CTA of the cluster has what this one has at `address`. */
+/* The address in another CTA of the cluster that corresponds to `address` here. */
 static __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank)
 {
     uint32_t remote;
@@ -129,13 +129,13 @@ static __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint
     return remote;
 }
 
-/* For what this thread has read and used: nothing that it wrote is behind this. */
+/* Arrives at another CTA's barrier. This orders only this thread's reads, not its writes. */
 static __device__ __forceinline__ void barrier_arrive_remote(uint32_t remote)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
 
-/* barrier_wait for arrivals of other CTAs, too. */
+/* As barrier_wait, for arrivals of other CTAs as well. */
 static __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase)
 {
     uint32_t done = 0;
@@ -148,8 +148,8 @@ static __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, in
     }
 }
 
-/* copy_span to the same place of all CTAs of the cluster whose bit is set; the barrier of each
- * counts. */
+/* As copy_span, to the same address in all CTAs of the cluster whose bit in `ranks` is set, and to
+ * their barriers. */
 static __device__ __forceinline__ void copy_span_to_all(uint32_t to, const void *from, int bytes,
                                                         uint32_t barrier, uint32_t ranks)
 {
@@ -159,13 +159,13 @@ static __device__ __forceinline__ void copy_span_to_all(uint32_t to, const void 
                  : "memory");
 }
 
-/* Of each thread of this warp group, from now on. */
-template <int COUNT> static __device__ __forceinline__ void give_registers()
+/* Set the registers of each thread of this warp group. */
+template <int COUNT> static __device__ __forceinline__ void dealloc_registers()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-template <int COUNT> static __device__ __forceinline__ void take_registers()
+template <int COUNT> static __device__ __forceinline__ void alloc_registers()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -176,7 +176,7 @@ static __device__ __forceinline__ void barrier_group(int id)
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-/* The same barrier, and whether any of its threads says so. */
+/* As barrier_group; returns whether any of its threads passed true. */
 static __device__ __forceinline__ bool barrier_group_any(int id, bool here)
 {
     uint32_t any;

@@ -1,48 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wgmma of sm_90a: 64 rows of a warp group by N columns, 16 deep, 16-bit operands, float32 sums.
- * Sum i of a lane: row (lane >> 2) + 8 * ((i >> 1) & 1) of its warp's 16, column (i >> 2) * 8 +
- * (lane & 3) * 2 + (i & 1). Source: PTX ISA 9.0. */
+/* wgmma of sm_90a: 64 rows of a warp group x N columns, 16-bit operands with k = 16, float32
+ * accumulators. Element i of a lane's accumulator: row (lane >> 2) + 8 * ((i >> 1) & 1) of its
+ * warp's 16, column (i >> 2) * 8 + (lane & 3) * 2 + (i & 1). In names, s and r say whether a is in
+ * shared memory or registers; b is always in shared memory, K-major or, with bmn and in wgmma_rs,
+ * MN-major. Source: PTX ISA 9.0. */
 #ifndef CUDA_FLASH_PTX_SM90_WGMMA_CUH
 #define CUDA_FLASH_PTX_SM90_WGMMA_CUH
 
 #include "ptx.cuh"
 
-/* A matrix in shared memory, swizzled in 128 bytes. group: bytes between groups of 8 rows; column:
- * bytes between columns of 128 bytes, used where the rows are the depth. The address is the same in
- * all lanes; it is read from one, so that the compiler knows and keeps it in uniform registers. */
-static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t column,
-                                                     uint32_t group)
+/* The descriptor of a matrix in shared memory with the 128-byte swizzle. group: bytes between
+ * groups of 8 rows; column: bytes between columns of 128 bytes, for MN-major operands. The address
+ * is uniform; it is read from one lane, so that the compiler knows this and keeps it in uniform
+ * registers. */
+static __device__ __forceinline__ uint64_t descriptor_at(uint32_t address, uint32_t column,
+                                                         uint32_t group)
 {
     uint32_t low = __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4 | (column >> 4) << 16, 0);
     return (uint64_t)(1u << 30 | group >> 4) << 32 | low;
 }
 
-/* The same, of an address that the compiler sees to be the same in all lanes, which is made where
- * it is used. */
-static __device__ __forceinline__ uint64_t matrix_of_all(uint32_t address, uint32_t column,
-                                                         uint32_t group)
+/* The same, computed at the place of use, for an address that the compiler knows to be uniform. */
+static __device__ __forceinline__ uint64_t descriptor_uniform(uint32_t address, uint32_t column,
+                                                              uint32_t group)
 {
     return (uint64_t)(1u << 30 | group >> 4) << 32 | (address & 0x3ffff) >> 4 | (column >> 4) << 16;
 }
 
-/* One whose groups of 8 rows by 16 bytes lie as they are. column: bytes between groups of the same
- * rows, group: of the same columns. */
-static __device__ __forceinline__ uint64_t plain_matrix_at(uint32_t address, uint32_t column,
-                                                           uint32_t group)
+/* The descriptor of a matrix without swizzle. column: bytes between groups of 8 rows by 16 bytes of
+ * the same rows, group: of the same columns. */
+static __device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t address, uint32_t column,
+                                                                 uint32_t group)
 {
-    return matrix_at(address, column, group) & ~((uint64_t)1 << 62);
+    return descriptor_at(address, column, group) & ~((uint64_t)1 << 62);
 }
 
-/* A matrix_at that is made anew where this stands: sums with it that were made before a loop would
- * take registers and be moved to uniform ones one by one. */
-static __device__ __forceinline__ uint64_t matrix_again(uint64_t matrix, uint32_t further = 0)
+/* Hides a descriptor's origin, so that the sum with `further` is computed at the place of use. Sums
+ * computed before a loop would occupy registers and be moved to uniform ones one by one. */
+static __device__ __forceinline__ uint64_t descriptor_again(uint64_t matrix, uint32_t further = 0)
 {
     uint32_t low = (uint32_t)matrix + further;
     asm volatile("mov.b32 %0, %0;" : "+r"(low));
     return (matrix & 0xffffffff00000000u) | low;
 }
 
-/* Registers of a wgmma hold their values before it and are not moved while it runs. */
+/* Keeps registers of a wgmma in place: their values are complete before it, and they are not moved
+ * while it runs. */
 template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
 {
 #pragma unroll
@@ -61,15 +64,15 @@ static __device__ __forceinline__ void wgmma_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* All commits of this warp group but the last LEFT are done. */
+/* Waits for all committed groups except the last LEFT. */
 template <int LEFT> static __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-/* The same, but not before x is known: ptxas would wait first and compute x, which needs no wgmma,
- * after it. x is never below 0, so no thread sleeps. */
-template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(float x)
+/* As wgmma_wait, but not before x is computed: ptxas would move the wait before the computation of
+ * x, which needs no wgmma. x is never negative, so no thread sleeps. */
+template <int LEFT> static __device__ __forceinline__ void wgmma_wait_after(float x)
 {
     if (x < 0.0f) {
         asm volatile("nanosleep.u32 1;" ::: "memory");
@@ -104,8 +107,8 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(flo
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "         \
     "%126, %127"
 
-/* A and B are the places of the inputs behind the sums. */
-#define WGMMA_ROWS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS)                                         \
+/* A, B and ADDS are operand numbers after the accumulators. */
+#define WGMMA_SS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS)                                           \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
                  "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                \
@@ -117,68 +120,68 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(flo
                  ", " B ", p, 1, 1;}"                                                              \
                  : SUMS                                                                            \
                  : "l"(a), "l"(b), "r"(adds))
-/* TURNED: 1 where b's rows are the depth */
-#define WGMMA_WEIGHTS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TURNED)                              \
+/* TRANSPOSED: 1 where b is MN-major */
+#define WGMMA_RS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TRANSPOSED)                               \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, {" A "}, " B ", p, 1, 1, " TURNED ";}"                                        \
+                 "}, {" A "}, " B ", p, 1, 1, " TRANSPOSED ";}"                                    \
                  : SUMS                                                                            \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
 
-#define WGMMA_FEW(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TURNED)                                  \
+#define WGMMA_SS_SMALL_N(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TRANSPOSED)                       \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, " A ", " B ", p, 1, 1, " TURNED ", 0;}"                                       \
+                 "}, " A ", " B ", p, 1, 1, " TRANSPOSED ", 0;}"                                   \
                  : SUMS                                                                            \
                  : "l"(a), "l"(b), "r"(adds))
 
-/* d = a b, or with `adds` d += a b, of few columns: b's rows are 16 numbers deep, and a's, or where
- * it is TURNED a's 16 rows are the depth. */
-template <int KIND, int COLUMNS, bool TURNED>
-static __device__ __forceinline__ void wgmma_few(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
-                                                 int adds)
+/* d = a b, or d += a b with `adds`, for 16 or 32 columns. b is K-major; a is K-major or, with
+ * TRANSPOSED, MN-major. */
+template <int KIND, int COLUMNS, bool TRANSPOSED>
+static __device__ __forceinline__ void wgmma_ss_small_n(float (&d)[COLUMNS / 2], uint64_t a,
+                                                        uint64_t b, int adds)
 {
     static_assert(COLUMNS == 16 || COLUMNS == 32, "rows of an item");
-    if constexpr (KIND == KIND_BF16 && COLUMNS == 16 && TURNED) {
-        WGMMA_FEW("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
+    if constexpr (KIND == KIND_BF16 && COLUMNS == 16 && TRANSPOSED) {
+        WGMMA_SS_SMALL_N("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
     } else if constexpr (KIND == KIND_BF16 && COLUMNS == 16) {
-        WGMMA_FEW("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
-    } else if constexpr (KIND == KIND_BF16 && TURNED) {
-        WGMMA_FEW("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
+        WGMMA_SS_SMALL_N("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
+    } else if constexpr (KIND == KIND_BF16 && TRANSPOSED) {
+        WGMMA_SS_SMALL_N("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
     } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_FEW("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
-    } else if constexpr (COLUMNS == 16 && TURNED) {
-        WGMMA_FEW("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
+        WGMMA_SS_SMALL_N("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
+    } else if constexpr (COLUMNS == 16 && TRANSPOSED) {
+        WGMMA_SS_SMALL_N("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
     } else if constexpr (COLUMNS == 16) {
-        WGMMA_FEW("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
-    } else if constexpr (TURNED) {
-        WGMMA_FEW("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
+        WGMMA_SS_SMALL_N("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
+    } else if constexpr (TRANSPOSED) {
+        WGMMA_SS_SMALL_N("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
     } else {
-        WGMMA_FEW("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
+        WGMMA_SS_SMALL_N("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
     }
 }
 
-/* d = a b, or with `adds` d += a b: rows of a and b are 16 numbers deep. */
+/* d = a b, or d += a b with `adds`; both operands are K-major. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_rows(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
-                                                  int adds)
+static __device__ __forceinline__ void wgmma_ss(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
+                                                int adds)
 {
     static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
     if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_ROWS("bf16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
+        WGMMA_SS("bf16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
     } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_ROWS("bf16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
+        WGMMA_SS("bf16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
     } else if constexpr (COLUMNS == 64) {
-        WGMMA_ROWS("f16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
+        WGMMA_SS("f16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
     } else {
-        WGMMA_ROWS("f16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
+        WGMMA_SS("f16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
     }
 }
 
-/* The same of e4m3, whose rows are 32 numbers deep. */
+/* As wgmma_ss in e4m3, with k = 32. */
 template <int COLUMNS>
-static __device__ __forceinline__ void wgmma_rows_fp8(float (&d)[COLUMNS / 2], uint64_t a,
-                                                      uint64_t b, int adds)
+static __device__ __forceinline__ void wgmma_ss_fp8(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
+                                                    int adds)
 {
     static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
     if constexpr (COLUMNS == 64) {
@@ -188,73 +191,71 @@ static __device__ __forceinline__ void wgmma_rows_fp8(float (&d)[COLUMNS / 2], u
     }
 }
 
-/* d = a b, or with `adds` d += a b: a in registers, as sums of 16 columns become when they are
- * packed; b's 16 rows are the depth. */
+/* d = a b, or d += a b with `adds`; a is in registers, packed from accumulators of 16 columns; b is
+ * MN-major. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void
-wgmma_weights(float (&d)[COLUMNS / 2], const uint32_t (&a)[4], uint64_t b, int adds = 1)
+static __device__ __forceinline__ void wgmma_rs(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
+                                                uint64_t b, int adds = 1)
 {
     static_assert(COLUMNS == 64 || COLUMNS == 128 || COLUMNS == 256, "dims of a value");
     if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
+        WGMMA_RS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
     } else if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
-        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
+        WGMMA_RS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
     } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_WEIGHTS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133",
-                      "1");
+        WGMMA_RS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133", "1");
     } else if constexpr (COLUMNS == 64) {
-        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
+        WGMMA_RS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
     } else if constexpr (COLUMNS == 128) {
-        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
+        WGMMA_RS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
     } else {
-        WGMMA_WEIGHTS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133",
-                      "1");
+        WGMMA_RS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133", "1");
     }
 }
 
-/* d += a b: a as wgmma_weights has it, b as wgmma_rows. */
+/* d += a b; a as in wgmma_rs, b K-major. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_terms(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
+static __device__ __forceinline__ void wgmma_rs_bk(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
                                                    uint64_t b)
 {
     static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
     constexpr int adds = 1;
     if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
+        WGMMA_RS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
     } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
+        WGMMA_RS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
     } else if constexpr (COLUMNS == 64) {
-        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
+        WGMMA_RS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
     } else {
-        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
+        WGMMA_RS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
     }
 }
 
-/* d += a b: a as wgmma_rows has it, b as wgmma_weights. */
-#define WGMMA_STORED(TYPE, COLUMNS, NAMES, SUMS, A, B)                                             \
+/* d += a b; a as in wgmma_ss, b MN-major. */
+#define WGMMA_SS_BMN(TYPE, COLUMNS, NAMES, SUMS, A, B)                                             \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
                  "}, " A ", " B ", 1, 1, 1, 0, 1;"                                                 \
                  : SUMS                                                                            \
                  : "l"(a), "l"(b))
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_stored(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b)
+static __device__ __forceinline__ void wgmma_ss_bmn(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b)
 {
     static_assert(COLUMNS == 128 || COLUMNS == 256, "dims of a value");
     if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
-        WGMMA_STORED("bf16", "128", NAMES64, SUMS64, "%64", "%65");
+        WGMMA_SS_BMN("bf16", "128", NAMES64, SUMS64, "%64", "%65");
     } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_STORED("bf16", "256", NAMES128, SUMS128, "%128", "%129");
+        WGMMA_SS_BMN("bf16", "256", NAMES128, SUMS128, "%128", "%129");
     } else if constexpr (COLUMNS == 128) {
-        WGMMA_STORED("f16", "128", NAMES64, SUMS64, "%64", "%65");
+        WGMMA_SS_BMN("f16", "128", NAMES64, SUMS64, "%64", "%65");
     } else {
-        WGMMA_STORED("f16", "256", NAMES128, SUMS128, "%128", "%129");
+        WGMMA_SS_BMN("f16", "256", NAMES128, SUMS128, "%128", "%129");
     }
 }
 
-#undef WGMMA_ROWS
-#undef WGMMA_FEW
-#undef WGMMA_WEIGHTS
+#undef WGMMA_SS
+#undef WGMMA_SS_SMALL_N
+#undef WGMMA_RS
 #undef WGMMA_FP8
-#undef WGMMA_STORED
+#undef WGMMA_SS_BMN
 
 #endif

@@ -160,7 +160,7 @@ struct state128_rows : state64_rows {
         wgmma_begin();
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
-            wgmma_left(o, change[step], rights.scores + step * 2, 1);
+            wgmma_rs_bk64(o, change[step], rights.scores + step * 2, 1);
         }
         wgmma_commit();
         add_keys(r, decay, rights.depths);
@@ -431,14 +431,14 @@ static __global__ void __launch_bounds__(STATE128_THREADS, 1)
     }
     init_state128(m);
     if (warp < STATE128_TEAMS) {
-        take_registers<208>();
+        alloc_registers<208>();
         const chunk_stage &first = m.stages[0];
         constexpr uint32_t stage_apart = sizeof(chunk_stage) >> 4;
-        uint64_t keys = matrix_at(shared_address(&first.keys.k), 0, 1024);
-        uint64_t depths = matrix_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
-        uint64_t queries = matrix_at(shared_address(&first.keys.q), 0, 1024);
-        uint64_t inverse = matrix_at(shared_address(&first.head.inverse), 0, 1024);
-        uint64_t scores = matrix_at(shared_address(&first.head.scores), 0, 1024);
+        uint64_t keys = descriptor_at(shared_address(&first.keys.k), 0, 1024);
+        uint64_t depths = descriptor_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
+        uint64_t queries = descriptor_at(shared_address(&first.keys.q), 0, 1024);
+        uint64_t inverse = descriptor_at(shared_address(&first.head.inverse), 0, 1024);
+        uint64_t scores = descriptor_at(shared_address(&first.head.scores), 0, 1024);
         state128_rows rows;
         rows.load(a, item_of_team(shared_item, warp));
         int32_t num_chunks = shared_item.num_chunks;
@@ -446,9 +446,9 @@ static __global__ void __launch_bounds__(STATE128_THREADS, 1)
             uint32_t at = (c & 1) * stage_apart;
             barrier_wait_for(m.full[c & 1], c >> 1);
             rows.run_chunk(a, shared_item, m.stages[c & 1], m, warp, c,
-                           {matrix_again(keys, at), matrix_again(depths, at),
-                            matrix_again(queries, at), matrix_again(inverse, at),
-                            matrix_again(scores, at)});
+                           {descriptor_again(keys, at), descriptor_again(depths, at),
+                            descriptor_again(queries, at), descriptor_again(inverse, at),
+                            descriptor_again(scores, at)});
             end_chunk128(a, c, num_chunks, m);
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
@@ -459,7 +459,7 @@ static __global__ void __launch_bounds__(STATE128_THREADS, 1)
         }
         rows.store(a, item_of_team(shared_item, warp), shared_item.request.slots[0]);
     } else {
-        give_registers<88>();
+        dealloc_registers<88>();
         make_values128(a, shared_item, m, warp - STATE128_TEAMS);
     }
 }

@@ -53,9 +53,9 @@ static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a
 {
     int32_t row = (warp_index() & 3) * 16 + (lane_index() >> 2),
             num_chunks = shared_item.num_chunks;
-    uint64_t parts = matrix_at(shared_address(m.parts[0].tall), 0, 1024);
-    uint64_t state = matrix_at(shared_address(m.state), 0, 1024);
-    uint64_t change = matrix_at(shared_address(m.change), 0, 1024);
+    uint64_t parts = descriptor_at(shared_address(m.parts[0].tall), 0, 1024);
+    uint64_t state = descriptor_at(shared_address(m.state), 0, 1024);
+    uint64_t change = descriptor_at(shared_address(m.change), 0, 1024);
     uint64_t out = (uint64_t)(uintptr_t)a.p.out.data | (uint64_t)a.p.out.row | a.p.out.head;
     bool is_wide = out % 16 == 0 && shared_item.first_row + STATE32_ROWS <= a.p.head_size_v;
     part_place place = {1, 0};
@@ -65,8 +65,8 @@ static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a
         barrier_wait_for(m.full[place.part], (int32_t)place.round);
         float decays[2] = {part.from_start[row], part.from_start[row + 8]};
         barrier_wait_for(m.state_full[c & 1], c >> 1);
-        uint64_t left = matrix_again(parts, place.part * PART_PLACES);
-        uint64_t right = matrix_again(state, (c & 1) * 2 * OPERAND_PLACES);
+        uint64_t left = descriptor_again(parts, place.part * PART_PLACES);
+        uint64_t right = descriptor_again(state, (c & 1) * 2 * OPERAND_PLACES);
         pin(o);
         wgmma_begin();
         multiply_64<false>(o, left, right, 0);
@@ -81,7 +81,7 @@ static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a
         }
         barrier_wait_for(m.change_full, c);
         giver.advance(place.part);
-        right = matrix_again(change);
+        right = descriptor_again(change);
         pin(o);
         wgmma_begin();
         multiply_64<false>(o, left + 2 * HALF_PLACES, right, 1);
@@ -337,17 +337,17 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
     }
     init_state32(m);
     if (role == 0) {
-        take_registers<168>();
-        uint64_t parts = matrix_at(shared_address(m.parts[0].tall), 0, 1024);
-        uint64_t state = matrix_at(shared_address(m.state), 0, 1024);
-        uint64_t differences = matrix_at(shared_address(m.differences), 0, 1024);
+        alloc_registers<168>();
+        uint64_t parts = descriptor_at(shared_address(m.parts[0].tall), 0, 1024);
+        uint64_t state = descriptor_at(shared_address(m.state), 0, 1024);
+        uint64_t differences = descriptor_at(shared_address(m.differences), 0, 1024);
         part_place place = {0, 0};
         part_giver giver(m, 0);
         state32_rows rows;
         rows.load(a, shared_item, m);
         rows.store_half(m, 0, 0);
         rows.store_half(m, 0, 1);
-        fence_for_boxes();
+        fence_async_proxy();
         barrier_group(1);
         barrier_wait_for(m.full[0], 0);
         rows.multiply_keys(0, parts, state);
@@ -365,13 +365,13 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         pin(rows.x);
         rows.store(a, shared_item, shared_item.request.slots[0], m.unit[(num_chunks - 1) & 3]);
     } else if (role == 1) {
-        give_registers<120>();
+        dealloc_registers<120>();
         make_outputs32(a, shared_item, m, part_giver(m, 1));
     } else if (role == 2) {
-        give_registers<120>();
+        dealloc_registers<120>();
         make_values32(a, shared_item, m);
     } else {
-        give_registers<56>();
+        dealloc_registers<56>();
         if (warp_index() % STATE64_TEAMS == 0) {
             copy_parts32(a, shared_item, m);
         } else if (warp_index() % STATE64_TEAMS == 1) {

@@ -130,8 +130,8 @@ static __device__ __forceinline__ void multiply_64(float (&d)[STATE32_SUMS], uin
 {
 #pragma unroll
     for (int step = 0; step < TOKEN_STEPS; step++) {
-        wgmma_few<KIND_F16, STATE32_ROWS, TRANSPOSED>(d, left + step * (TRANSPOSED ? 128 : 2),
-                                                      right + step * 2, adds | step);
+        wgmma_ss_small_n<KIND_F16, STATE32_ROWS, TRANSPOSED>(
+            d, left + step * (TRANSPOSED ? 128 : 2), right + step * 2, adds | step);
     }
 }
 
@@ -261,7 +261,7 @@ struct state32_rows {
     /* Starts X = K S^T of chunk c; `part` has the left operands. */
     __device__ __forceinline__ void multiply_keys(int32_t c, uint64_t part, uint64_t state)
     {
-        state = matrix_again(state, (c & 1) * 2 * OPERAND_PLACES);
+        state = descriptor_again(state, (c & 1) * 2 * OPERAND_PLACES);
         pin(x);
         wgmma_begin();
         multiply_64<false>(x, part, state, 0);
@@ -297,11 +297,11 @@ struct state32_rows {
             x[i] = fmaf(-decays[i >> 1 & 1], x[i], v[i]);
         }
         store_operand(shared_address(m.differences), x);
-        fence_for_boxes();
+        fence_async_proxy();
         barrier_group(1);
 
-        uint64_t left = matrix_again(parts, place.part * PART_PLACES);
-        differences = matrix_again(differences);
+        uint64_t left = descriptor_again(parts, place.part * PART_PLACES);
+        differences = descriptor_again(differences);
         pin(x);
         wgmma_begin();
         multiply_64<true>(x, left + 2 * HALF_PLACES, differences, 0);
@@ -320,7 +320,7 @@ struct state32_rows {
             v[i] = to_end[i >> 1 & 1] * x[i];
         }
         store_operand(shared_address(m.update), v);
-        fence_for_boxes();
+        fence_async_proxy();
 #pragma unroll
         for (int i = 0; i < STATE32_SUMS; i++) { /* while the fence completes */
             s[0][i] *= past, s[1][i] *= past;
@@ -356,10 +356,10 @@ struct state32_rows {
             multiply_columns(s[1], m.ratio[(c + 1) & 1]);
         }
         store_half(m, c + 1, 1);
-        fence_for_boxes();
+        fence_async_proxy();
         barrier_group(1);
 
-        multiply_keys(c + 1, matrix_again(parts, next.part * PART_PLACES), state);
+        multiply_keys(c + 1, descriptor_again(parts, next.part * PART_PLACES), state);
         if (is_last) {
             barrier_give(m.change_full);
         }

@@ -84,7 +84,7 @@ static __device__ __forceinline__ void make_outputs64(const sm80_delta_params &a
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < TOKEN_STEPS; step++) {
-        wgmma_left(r, change[step], scores + step * 2, step > 0);
+        wgmma_rs_bk64(r, change[step], scores + step * 2, step > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -362,10 +362,10 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
     constexpr uint32_t stage_apart = sizeof(chunk_stage) >> 4;
     ring_place place = {0, 0};
     if (role == 0) {
-        take_registers<216>();
-        uint64_t keys = matrix_at(shared_address(&first.keys.k), 0, 1024);
-        uint64_t depths = matrix_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
-        uint64_t inverse = matrix_at(shared_address(&first.head.inverse), 0, 1024);
+        alloc_registers<216>();
+        uint64_t keys = descriptor_at(shared_address(&first.keys.k), 0, 1024);
+        uint64_t depths = descriptor_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
+        uint64_t inverse = descriptor_at(shared_address(&first.head.inverse), 0, 1024);
         state64_rows rows;
         rows.load(a, item_of_team(shared_item, team));
         int32_t num_chunks = shared_item.num_chunks;
@@ -373,8 +373,8 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
             uint32_t at = place.stage * stage_apart;
             barrier_wait_for(m.full[place.stage], (int32_t)place.round);
             rows.run_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
-                           matrix_again(keys, at), matrix_again(depths, at),
-                           matrix_again(inverse, at));
+                           descriptor_again(keys, at), descriptor_again(depths, at),
+                           descriptor_again(inverse, at));
             barrier_give(m.empty[place.stage]);
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
@@ -385,19 +385,19 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
         }
         rows.store(a, item_of_team(shared_item, team), shared_item.request.slots[0]);
     } else if (role == 1) {
-        give_registers<120>();
-        uint64_t queries = matrix_at(shared_address(&first.keys.q), 0, 1024);
-        uint64_t scores = matrix_at(shared_address(&first.head.scores), 0, 1024);
+        dealloc_registers<120>();
+        uint64_t queries = descriptor_at(shared_address(&first.keys.q), 0, 1024);
+        uint64_t scores = descriptor_at(shared_address(&first.head.scores), 0, 1024);
         int32_t num_chunks = shared_item.num_chunks;
         for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
             uint32_t at = place.stage * stage_apart;
             barrier_wait_for(m.full[place.stage], (int32_t)place.round);
             make_outputs64(a, shared_item, m.stages[place.stage], m.teams[team], m.barriers[team],
-                           c, matrix_again(queries, at), matrix_again(scores, at));
+                           c, descriptor_again(queries, at), descriptor_again(scores, at));
             barrier_give(m.empty[place.stage]);
         }
     } else {
-        give_registers<88>();
+        dealloc_registers<88>();
         make_values64(a, shared_item, m, team, role - 2);
     }
 }

@@ -23,8 +23,8 @@ typedef state_memory<STATE64_TEAMS> state64_memory;
 
 /* d = a b, or d += a b with `adds`. a is in registers, packed from 16 columns of accumulators; rows
  * of b have 16 steps of the reduction. */
-static __device__ __forceinline__ void wgmma_left(float (&d)[CHUNK / 2], const uint32_t (&a)[4],
-                                                  uint64_t b, int adds)
+static __device__ __forceinline__ void wgmma_rs_bk64(float (&d)[CHUNK / 2], const uint32_t (&a)[4],
+                                                     uint64_t b, int adds)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES32
@@ -67,7 +67,7 @@ static __device__ __forceinline__ void pack_sums(uint32_t (&a)[4], const float (
 static __device__ __forceinline__ void
 multiply_step(float (&sums)[CHUNK / 2], const uint32_t (&left)[4], uint64_t keys, int step)
 {
-    wgmma_left(sums, left, keys + step / 4 * (CHUNK * 128 >> 4) + step % 4 * 2, step > 0);
+    wgmma_rs_bk64(sums, left, keys + step / 4 * (CHUNK * 128 >> 4) + step % 4 * 2, step > 0);
 }
 
 /* sums = left k^T for all keys or queries of a chunk. */
@@ -322,8 +322,7 @@ struct state64_rows {
         wgmma_begin();
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
-            wgmma_weights<KIND_F16, CHUNK>(y, left[step], inverse + step * (16 * 128 >> 4),
-                                           step > 0);
+            wgmma_rs<KIND_F16, CHUNK>(y, left[step], inverse + step * (16 * 128 >> 4), step > 0);
         }
         wgmma_commit();
     }
@@ -346,7 +345,7 @@ struct state64_rows {
         wgmma_begin();
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
-            wgmma_weights<KIND_F16, CHUNK_DIMS>(s, left[step], depths + step * (16 * 128 >> 4));
+            wgmma_rs<KIND_F16, CHUNK_DIMS>(s, left[step], depths + step * (16 * 128 >> 4));
         }
         wgmma_commit();
     }
