@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host side and the kernels of the gated delta rule share (attn/recurrent.h). */
+/* Parameters of the gated delta kernels (attn/recurrent.h), shared by host and device. */
 #ifndef GPU_DELTA_H
 #define GPU_DELTA_H
 
@@ -7,22 +7,26 @@
 
 #include "gpu/tensors.h"
 
-#define DELTA_ROWS 32      /* of S, of a group */
-#define DELTA_STEP_ROWS 64 /* of delta_step's, for few tokens of many requests */
+#define DELTA_ROWS 32 /* rows of S of a group */
+#define DELTA_STEP_ROWS                                                                            \
+    64 /* rows of S of a group in delta_step, for few tokens of many requests                      \
+        */
 #define DELTA_MAX_HEAD_SIZE 512
 #define DELTA_MAX_CONV_WIDTH 64
-#define DELTA_CHUNK 64 /* tokens that a plugin's own kernel takes at a time */
+#define DELTA_CHUNK 64 /* tokens of a chunk in a plugin's own kernels */
 
 struct gpu_delta_params {
     /* [T, channels] before the convolution, channels in the order q, k, v; else q, k, v */
     struct gpu_tensor mixed, q, k, v, out;
-    struct gpu_matrix a, b;                    /* [T, Hv] */
-    struct gpu_matrix conv_weight, conv_bias;  /* [channels, width], [1, channels] or NULL */
-    const float *a_log, *dt_bias;              /* [Hv] */
-    const int32_t *query_start, *seq_lens;     /* seq_lens NULL: has_state tells */
+    struct gpu_matrix a, b;                   /* [T, Hv] */
+    struct gpu_matrix conv_weight, conv_bias; /* [channels, width], [1, channels] or NULL */
+    const float *a_log, *dt_bias;             /* [Hv] */
+    /* seq_lens NULL: has_state says whether a request has a state */
+    const int32_t *query_start, *seq_lens;
     const int32_t *state_slots, *num_accepted; /* num_accepted NULL: not speculative */
     const uint8_t *has_state;                  /* NULL: by length */
-    const int32_t *initial_slots;              /* NULL: states and windows are read where they go */
+    /* NULL: states and windows are read from the slots that are written */
+    const int32_t *initial_slots;
     int64_t initial_slots_stride;
     const int32_t *checkpoint_slots;
     int64_t checkpoint_slots_stride;
@@ -35,14 +39,14 @@ struct gpu_delta_params {
     int32_t num_reqs, num_tokens;
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
     int32_t conv_width, conv_silu, l2norm, num_drafted;
-    int32_t checkpoint_interval; /* tokens; 0: none are kept */
-    /* Requests of so many tokens that keep one state go in chunks, by a kernel of their own; 0:
-     * none
-     */
+    int32_t checkpoint_interval; /* tokens between checkpoints; 0: no checkpoints */
+    /* Requests of at least this many tokens that keep one state go in chunks, by a plugin's own
+     * kernels; 0: none. */
     int32_t chunked_from;
-    int32_t steps_apart; /* 1: so do requests of one token, whose windows roll there */
-    int32_t chunks_roll; /* 1: so do those that go in chunks */
-    int32_t row_tiles;   /* of a head's rows of the state; one group has one */
+    /* 1: requests of one token use a plugin's own kernel, which also rolls their windows */
+    int32_t steps_apart;
+    int32_t chunks_roll; /* 1: the kernels of chunks also roll the windows */
+    int32_t row_tiles;   /* groups for each head's rows of the state */
     float scale;
 };
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host side and the kernels share: one call of each kernel as plain numbers, by value. */
+/* Parameters of the portable GPU kernels, shared by host and device: one call of each kernel,
+ * passed by value. */
 #ifndef GPU_PARAMS_H
 #define GPU_PARAMS_H
 
-#ifdef __OPENCL_CPP_VERSION__ /* which has no pointers to functions */
+#ifdef __OPENCL_CPP_VERSION__ /* OpenCL C++ has no pointers to functions */
 #include <attn/layer.h>
 #include <attn/tensor.h>
 #else
@@ -19,18 +20,19 @@ extern "C" {
 #endif
 
 #define GPU_TILE 64          /* keys of a tile of latent rows */
-#define WRITE_VECTORS 4      /* independent 16-byte loads of a thread that writes */
+#define WRITE_VECTORS 4      /* independent 16-byte loads of a thread in write kernels */
 #define GPU_INVARIANT_CUTS 4 /* parts of an item in batch-invariant plans */
 
 enum gpu_row_form {
-    GPU_ROW_NUMBERS = 0, /* elements, times one scale per tensor or head */
-    GPU_ROW_SCALED = 1,  /* 8-bit elements, times a float32 of their own */
-    GPU_ROW_CHANNEL = 2, /* int8 elements, times a scale per (head, dim) */
-    GPU_ROW_INT4 = 3,    /* of the row turned by a Hadamard matrix; the zero point in the scale */
-    GPU_ROW_NVFP4 = 4,   /* e2m1, an e4m3 scale for 16 of them, one scale of the tensor */
-    GPU_ROW_DS_MLA = 5,  /* a latent row of fp8_ds_mla: device/latent.h */
-    GPU_ROW_LEVELS = 6,  /* TurboQuant's rotated keys: device/turboquant.h */
-    GPU_ROW_STEPS = 7    /* its values */
+    GPU_ROW_NUMBERS = 0, /* elements with one scale for the tensor or head */
+    GPU_ROW_SCALED = 1,  /* 8-bit elements with a float32 scale for each row */
+    GPU_ROW_CHANNEL = 2, /* int8 elements with a scale for each (head, dim) */
+    /* elements of a Hadamard-transformed row; the zero point is in the scale */
+    GPU_ROW_INT4 = 3,
+    GPU_ROW_NVFP4 = 4,  /* e2m1 with an e4m3 scale for 16 of them and one scale for the tensor */
+    GPU_ROW_DS_MLA = 5, /* a latent row of fp8_ds_mla: device/latent.h */
+    GPU_ROW_LEVELS = 6, /* TurboQuant's rotated keys: device/turboquant.h */
+    GPU_ROW_STEPS = 7   /* TurboQuant's values */
 };
 
 /* K or V of a paged cache, or contiguous rows (then `block` is the row stride). */
@@ -41,7 +43,7 @@ struct gpu_cache {
     int32_t pack;           /* 0: dims are contiguous */
     int32_t dtype;          /* enum attn_dtype_id of a stored element; 4-bit forms: INT8 */
     int32_t form;           /* enum gpu_row_form */
-    int32_t scale_per_head; /* of `scale` */
+    int32_t scale_per_head; /* whether `scale` has one number for each KV head */
     const float *scale;     /* NULL: scale_host */
     float scale_host;
     int32_t head_size;
@@ -49,37 +51,38 @@ struct gpu_cache {
     int64_t row_scale_block, row_scale_slot, row_scale_head;
     const float *channel; /* GPU_ROW_CHANNEL: [Hk, D] */
     const float *signs;   /* GPU_ROW_INT4: [D] of +-1 */
-    int32_t swizzled;     /* GPU_ROW_NVFP4: block scales lie as V's do */
-    int32_t bits;         /* GPU_ROW_LEVELS, STEPS: of a code */
+    int32_t swizzled;     /* GPU_ROW_NVFP4: block scales are ordered as V's */
+    int32_t bits;         /* GPU_ROW_LEVELS, STEPS: bits of a code */
 };
 
 struct gpu_header {
     int32_t tiles, row_tiles, segments;
-    int32_t taken; /* segments beyond the first one of each CTA */
+    int32_t taken; /* segments drawn beyond the first one of each CTA */
 };
 
-/* One row tile of a request: everything that a walk of its keys needs, in one line of memory. */
+/* One row tile of a request, with everything that a walk of its keys needs in one line of memory.
+ */
 struct gpu_row_tile {
     int32_t start, num_tiles; /* tiles: of the first head in the stream; of each head */
     int32_t k0, k1;           /* keys that some row sees */
     int32_t query_start, query_len, key_start, length;
     int32_t first_row, num_rows;
     int32_t causal, request;
-    int64_t table; /* elements before the request's row of the block table */
+    int64_t table; /* offset of the request's row in the block table, in elements */
     int32_t reserved[2];
 };
 
-/* Tiles begin .. end - 1 of the stream. `index` counts segments along the stream; they stand in the
- * order in which CTAs take them. The item of the first tile has parts in segments from `first` on,
- * that of the last tile up to `last`. `row_tile`, number `row_tile_index`, is that of the first
- * tile. */
+/* Tiles begin .. end - 1 of the stream. `index` counts segments along the stream; the array is in
+ * the order in which CTAs take them. The first tile's item has parts in segments from `first` on,
+ * the last tile's item in segments up to `last`. `row_tile`, number `row_tile_index`, is the first
+ * tile's. */
 struct gpu_segment {
     int32_t begin, end, index, first, last, row_tile_index;
-    int32_t next, reserved; /* next: by_item 2, the share's next piece; -1: none */
+    int32_t next, reserved; /* next: with by_item 2, the share's next piece; -1: none */
     struct gpu_row_tile row_tile;
 };
 
-/* What a layer and its batch ask: which rows there are, and which keys each of them sees. */
+/* A layer and its batch: the rows, and the keys that each of them sees. */
 struct gpu_problem {
     int32_t num_reqs, num_q_heads, num_kv_heads, group, head_size, head_size_v;
     int32_t causal, window_left, window_right, chunk_size, chunk_lookback;
@@ -93,35 +96,36 @@ struct gpu_problem {
     int64_t tree_request, tree_row;
     const float *sinks, *slopes; /* NULL: none */
     int32_t
-        topk; /* keys of a query's list, in a sparse layer's schedule; 0: those of its request */
+        topk; /* keys of a query's list in a sparse layer's schedule; 0: all keys of its request */
     const int32_t *wanted_rows; /* fast prefill: the rows of out to compute; NULL: all */
     int32_t num_wanted_rows;
 };
 
-/* How it is divided among groups; it lies in the workspace. All (request, row tile) x KV heads x
- * key tiles are one stream, cut into segments; a part is what one segment knows of one item, a (row
- * tile, head). */
+/* The division of the work among groups; it lies in the workspace. All (request, row tile) x KV
+ * heads x key tiles form one stream, which is cut into segments. An item is a (row tile, head); a
+ * part is the result of one segment for one item. */
 struct gpu_schedule {
-    int32_t tile;      /* keys */
+    int32_t tile;      /* keys of a tile */
     int32_t tile_rows; /* rows (query, head of the group) of one item: 16 or 64 */
-    /* rows of the requests that the schedule is of; most_rows 0: of all */
+    /* only requests with least_rows .. most_rows rows are scheduled; most_rows 0: all */
     int32_t least_rows, most_rows;
-    /* 0: a segment is of the stream, over several items; 1: of one item; 2: of one item, a piece of
-     * a group's share. Segment i begins share i, the others are linked. One KV head. */
+    /* 0: a segment may span several items; 1: it belongs to one item; 2: it belongs to one item and
+     * is a piece of a group's share: segment i begins share i, and the others are linked. One KV
+     * head. */
     int32_t by_item;
     /* by_item 2: row tiles of a query. As many neighbouring groups walk their keys at the same
      * time, so that one of them reads memory and the others the L2. */
-    int32_t abreast;
-    int32_t invariant;    /* 1: items are cut by their own length alone */
-    int32_t ctas;         /* groups of the attend's grid */
-    int32_t max_segments; /* that `segments` has room for */
-    int32_t least_share;  /* by_item 2: tiles of a share at least */
+    int32_t concurrent;
+    int32_t invariant;    /* 1: cuts of an item depend only on its own length */
+    int32_t ctas;         /* groups of the attention kernel's grid */
+    int32_t max_segments; /* capacity of `segments` */
+    int32_t least_share;  /* by_item 2: tiles of a share, at least */
     struct gpu_header *header;
     struct gpu_row_tile *row_tiles;
     struct gpu_segment *segments;
     int32_t *row_tile_start; /* [R + 1] first row tile of each request */
     int32_t *key_tile_start; /* [row_tiles + 1] first key tile of each row tile */
-    int32_t *arrived;        /* [row_tiles * Hk] parts of an item that are done */
+    int32_t *arrived;        /* [row_tiles * Hk] finished parts of each item */
     float *parts;            /* [2 * max_segments][tile_rows * (padded D + 2)] */
 };
 
@@ -132,7 +136,7 @@ struct gpu_plan_params {
 
 struct gpu_params {
     struct gpu_problem problem;
-    struct gpu_schedule schedule; /* the plain kernels have none */
+    struct gpu_schedule schedule; /* not used by the plain kernels */
     struct gpu_cache k, v;
     struct gpu_tensor q, out;
     const float *q_scale; /* quantized queries, per tensor or per KV head; NULL: q_scale_host */
@@ -140,7 +144,7 @@ struct gpu_params {
     int32_t q_scale_per_head;
     const float *p_scale; /* quantized probabilities; NULL: p_scale_host */
     float p_scale_host;
-    int32_t p_dtype; /* enum attn_dtype_id that they are rounded to, or -1 */
+    int32_t p_dtype; /* enum attn_dtype_id to which probabilities are rounded, or -1 */
     struct gpu_lse lse;
 };
 
@@ -150,14 +154,14 @@ struct gpu_write_params {
     const int64_t *slots;
     int64_t num_slots;
     int32_t num_heads, block_size;
-    /* rope_write_kv only: q and k are turned in place first */
+    /* rope_write_kv only: q and k are rotated in place first */
     struct gpu_tensor q, cos_sin;
     const int64_t *positions;
     const void *norm[2]; /* weights of q and k; NULL: none */
     int32_t norm_dtype[2];
     int32_t num_q_heads, rotary_dim, neox;
     float norm_eps;
-    int32_t vectors[2]; /* of 16 written bytes in a head's row: write_copy, write_fp8 */
+    int32_t vectors[2]; /* 16-byte vectors written for a head's row: write_copy, write_fp8 */
 };
 
 struct gpu_table_params {
@@ -171,14 +175,14 @@ struct gpu_table_params {
 
 #define GPU_COPY_RUNS 16
 
-/* Rows that lie `from_stride` bytes apart, to places `to_stride` bytes apart. */
+/* Rows `from_stride` bytes apart, copied to places `to_stride` bytes apart. */
 struct gpu_copy_run {
     const char *from;
     char *to;
     int64_t from_stride, to_stride, bytes, rows; /* bytes of a row */
 };
 
-/* None of the runs reads what another one writes. */
+/* No run reads what another run writes. */
 struct gpu_copy_params {
     struct gpu_copy_run runs[GPU_COPY_RUNS];
     int32_t count;
@@ -211,8 +215,7 @@ struct gpu_amax_params {
     int32_t heads, dims, per_head, accumulate;
 };
 
-/* 8-bit rows of the batch's queries as 16-bit ones, which hold them exactly; without their scale.
- */
+/* Converts 8-bit rows of the batch's queries to 16 bits, exactly and without their scale. */
 struct gpu_widen_params {
     struct gpu_tensor from, to;
     const int32_t *query_start;
@@ -228,20 +231,21 @@ struct gpu_gather_params {
 };
 
 #ifndef __OPENCL_CPP_VERSION__
-/* Every call answers NULL or the cause of its failure, and leaves the caller's context current. */
+/* Each function returns NULL or the cause of its failure, and leaves the caller's context current.
+ */
 struct gpu_device {
     void *context, *push, *pop;      /* CUcontext, cuCtxPushCurrent, cuCtxPopCurrent */
     int32_t id, num_sms, major;      /* major: of the compute capability */
-    int32_t lanes;                   /* of a warp: GPU_LANES of its kernels */
+    int32_t lanes;                   /* lanes of a warp: GPU_LANES of its kernels */
     int32_t smem_of_sm, smem_of_cta; /* bytes */
     void *encode_map;                /* cuTensorMapEncodeTiled; NULL: no TMA */
-    /* the engine's own, attn_create_args; NULL: the plugin's. Set before gpu_device_open */
+    /* The engine's own, from attn_create_args; NULL: the plugin's. Set before gpu_device_open. */
     void *native_device, *native_context;
 };
 
 const char *gpu_device_open(struct gpu_device *device, int32_t id);
 void gpu_device_close(struct gpu_device *device);
-/* A kernel of gpu/kernels, by so many groups. params: those that list.h names. */
+/* Launches a kernel of gpu/kernels with `groups` groups; params are those that list.h names. */
 const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
                               int64_t groups, const void *params, void *stream);
 const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,
@@ -249,8 +253,8 @@ const char *gpu_device_copy(const struct gpu_device *device, void *to, const voi
 const char *gpu_device_fill(const struct gpu_device *device, void *to, int32_t value,
                             size_t row_bytes, size_t stride, int64_t rows, void *stream);
 
-/* For engines without memory and streams of their own. Memory that is not there leaves *memory NULL
- * and, in room, the bytes that are free and all; any other failure leaves room as it was. */
+/* For engines without memory and streams of their own. If memory is exhausted, *memory is NULL and
+ * `room` gets the free and total bytes; other failures leave `room` unchanged. */
 const char *gpu_device_allocate(const struct gpu_device *device, int32_t kind, size_t bytes,
                                 void **memory, size_t room[2]);
 const char *gpu_device_free(const struct gpu_device *device, int32_t kind, void *memory);

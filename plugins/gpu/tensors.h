@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strided tensors as kernels take them. */
+/* Strided tensors as kernel parameters. */
 #ifndef GPU_TENSORS_H
 #define GPU_TENSORS_H
 

@@ -74,7 +74,7 @@ static void check_parts(const gpu_plan_params &p, walk &w)
         auto &parts = w.parts[item];
         std::sort(parts.begin(), parts.end());
         auto [first, last] = w.counted[item];
-        int step = p.schedule.by_item == 2 ? p.schedule.abreast : 1;
+        int step = p.schedule.by_item == 2 ? p.schedule.concurrent : 1;
         if (!parts.empty() && (int)parts.size() != (last - first) / step + 1) {
             w.wrong = "an item has not as many parts as are counted";
         }
@@ -139,9 +139,9 @@ static void run(const batch &b, const char *name, int parts = -1)
     p.problem.window_left = b.window > 0 ? b.window - 1 : -1, p.problem.window_right = -1;
     p.problem.query_start = starts.data(), p.problem.seq_lens = b.lengths.data();
     p.schedule.tile_rows = 16, p.schedule.by_item = b.by_item, p.schedule.ctas = b.ctas,
-    p.schedule.tile = b.tile, p.schedule.abreast = 1, p.schedule.least_share = 2 + b.ctas % 3;
-    if (b.by_item == 2 && b.ctas % 3 == 0) { /* three row tiles of a query abreast */
-        p.problem.group = p.problem.num_q_heads = 48, p.schedule.abreast = 3;
+    p.schedule.tile = b.tile, p.schedule.concurrent = 1, p.schedule.least_share = 2 + b.ctas % 3;
+    if (b.by_item == 2 && b.ctas % 3 == 0) { /* three concurrent row tiles of a query */
+        p.problem.group = p.problem.num_q_heads = 48, p.schedule.concurrent = 3;
     }
     size_t row_tiles = (size_t)starts[reqs] * p.problem.group / 16 + reqs + 1;
     p.schedule.max_segments = b.by_item ? 5 * b.ctas + (int)row_tiles * b.heads : 8 * b.ctas;

@@ -20,7 +20,7 @@ static __device__ __forceinline__ latent_cut cut_of(const gpu_schedule &plan, in
 {
     /* the first part of an item begins inside its share; parallel shares belong to other items */
     const bool shares = plan.by_item == 2;
-    const int32_t apart = shares ? plan.abreast : 1;
+    const int32_t apart = shares ? plan.concurrent : 1;
     const gpu_segment &s = plan.segments[i];
     bool is = shares ? s.begin > s.row_tile.start && s.first == i - apart
                      : s.first == s.index && s.last > s.first;

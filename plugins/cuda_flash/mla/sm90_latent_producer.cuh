@@ -316,8 +316,8 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
     for (int32_t s = first_segment(p.schedule); s >= 0;) {
         latent_run run = load_run(p.schedule, s);
         s = run.next;
-        const bool fetches = p.schedule.abreast > 1 && run.item.query_len == 1 &&
-                             (int)(blockIdx.x % p.schedule.abreast) == half;
+        const bool fetches = p.schedule.concurrent > 1 && run.item.query_len == 1 &&
+                             (int)(blockIdx.x % p.schedule.concurrent) == half;
         latent_pages here = pages_of_lane(a, run, 0), behind = pages_of_lane(a, run, 32);
 #pragma unroll 1
         for (int32_t t = 0; t < run.count; t++) {

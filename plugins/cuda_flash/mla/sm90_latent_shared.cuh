@@ -283,7 +283,7 @@ static __device__ __forceinline__ void publish_row(const sm90_latent_params &a, 
         from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
         /* converting warps have no registers for lookup.fetches */
         if ((WARPS == LATENT_CONVERT_WARPS ? a.wide_keys : lookup.fetches) &&
-            (p.schedule.abreast < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
+            (p.schedule.concurrent < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
             fetch_row<WARPS>(from, a.row_bytes);
         }
     }

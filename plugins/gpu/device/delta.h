@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels of the gated delta rule share: a request's place in a step, gates, rows of the
- * state. */
+/* The gated delta rule in kernels: a request's part of a step, gates, rows of the state. */
 #ifndef GPU_DEVICE_DELTA_H
 #define GPU_DEVICE_DELTA_H
 
@@ -14,14 +13,14 @@
 struct delta_request {
     int32_t first_row, num_tokens;
     const int32_t *slots;
-    const int32_t *checkpoints;      /* slots, of each multiple of p.checkpoint_interval one */
-    int32_t context;                 /* tokens before the step; 0 where no lengths are given */
-    int32_t from;                    /* the number of the state that it starts from */
+    const int32_t *checkpoints;      /* slots, one for each multiple of p.checkpoint_interval */
+    int32_t context;                 /* tokens before the step; 0 without lengths */
+    int32_t from;                    /* index of the state that it starts from */
     int32_t state_from, window_from; /* the slots of that state and of the window before the step */
     bool has_state, keeps_all;
 };
 
-/* All of memory that it looks at is on its way before the first decision: one time of latency. */
+/* Loads everything it needs before the first decision, so that latency is paid once. */
 GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request)
 {
     int32_t first = p.query_start[r], end = p.query_start[r + 1];
@@ -50,7 +49,7 @@ GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_reques
            request.window_from >= 0 && request.window_from < p.num_slots;
 }
 
-/* The slot that takes the state after `done` tokens of the step, too; negative: none does. */
+/* The checkpoint slot for the state after `done` tokens of the step; negative if there is none. */
 GPU_INLINE int32_t checkpoint_slot(const gpu_delta_params &p, const delta_request &request,
                                    int32_t done)
 {
@@ -62,8 +61,9 @@ GPU_INLINE int32_t checkpoint_slot(const gpu_delta_params &p, const delta_reques
     return slot < p.num_slots ? slot : -1;
 }
 
-/* Requests of the kernels that a plugin has of its own. The first writes checkpoints at the ends of
- * whole chunks alone, whose interval is then a multiple of a chunk; the second writes none. */
+/* Which requests a plugin's own kernels take. Kernels of chunks write checkpoints only at the ends
+ * of whole chunks, and the interval is a multiple of a chunk; the kernel of one token writes none.
+ */
 GPU_INLINE bool goes_in_chunks(const gpu_delta_params &p, const delta_request &request)
 {
     return p.chunked_from > 0 && request.num_tokens >= p.chunked_from && !request.keeps_all &&
@@ -87,7 +87,7 @@ GPU_INLINE float silu(float x)
     return x / (1.0f + expf(-x));
 }
 
-/* ln(1 + e^x), without the loss of a small e^x. */
+/* ln(1 + e^x), accurate for small e^x. */
 GPU_INLINE float softplus(float x)
 {
     float e = expf(fminf(x, SOFTPLUS_LINEAR)), u = 1.0f + e;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Latent rows of MLA in a cache: [c : rank | k_pe : rope] as plain numbers with one scale, or as
- * fp8_ds_mla has them: 512 e4m3, 4 float32 scales of 128 of them each, 64 bf16. */
+/* Latent rows of MLA in a cache, [c : rank | k_pe : rope]: numbers with one scale, or fp8_ds_mla,
+ * which has 512 e4m3, 4 float32 scales for 128 of them each, and 64 bf16. */
 #ifndef GPU_DEVICE_LATENT_H
 #define GPU_DEVICE_LATENT_H
 
@@ -11,7 +11,7 @@
 #define DS_MLA_ROPE_AT (LATENT_MAX_RANK + LATENT_MAX_RANK / DS_MLA_TILE * 4)
 #define FLT_LEAST 1.17549435e-38f
 
-/* Element d of the row at `row`; scale: of plain numbers. */
+/* Element d of the row at `row`; `scale` is for plain numbers. */
 GPU_INLINE float latent_number(const gpu_cache &c, const char *row, float scale, int32_t d)
 {
     if (c.form != GPU_ROW_DS_MLA) {
@@ -24,7 +24,7 @@ GPU_INLINE float latent_number(const gpu_cache &c, const char *row, float scale,
            number_load(row + DS_MLA_SCALES_AT, ATTN_DTYPE_F32, d / DS_MLA_TILE);
 }
 
-#define LATENT_ABREAST 9 /* numbers that a lane loads together: of 576 it has 18 */
+#define LATENT_AT_ONCE 9 /* elements that a lane loads together, of its 18 of 576 */
 
 GPU_INLINE float number_of(float x, int32_t dtype)
 {
@@ -37,7 +37,7 @@ GPU_INLINE float number_of(uint16_t x, int32_t dtype)
     return dtype == ATTN_DTYPE_F16 ? float_of_half(x) : float_of_bf16(x);
 }
 
-/* Plain numbers of a row; raw: what the new ones are, latent and rope alike. */
+/* Writes a row of plain numbers; raw is the type of the new elements. */
 template <class raw>
 GPU_INLINE void store_latent_numbers(const gpu_latent_write_params &p, char *to, const char *latent,
                                      const char *rope)
@@ -45,10 +45,10 @@ GPU_INLINE void store_latent_numbers(const gpu_latent_write_params &p, char *to,
     const bool narrow = p.to.dtype >= ATTN_DTYPE_FP8_E4M3;
     const number_divisor by = divisor_of(narrow ? cache_scale(p.to, 0) : 1.0f);
     const int32_t size = p.to.head_size;
-    for (int32_t first = lane_index(); first < size; first += GPU_LANES * LATENT_ABREAST) {
-        raw numbers[LATENT_ABREAST] = {};
+    for (int32_t first = lane_index(); first < size; first += GPU_LANES * LATENT_AT_ONCE) {
+        raw numbers[LATENT_AT_ONCE] = {};
 #pragma unroll
-        for (int i = 0; i < LATENT_ABREAST; i++) {
+        for (int i = 0; i < LATENT_AT_ONCE; i++) {
             const int32_t d = first + i * GPU_LANES;
             if (d < size) {
                 numbers[i] =
@@ -56,7 +56,7 @@ GPU_INLINE void store_latent_numbers(const gpu_latent_write_params &p, char *to,
             }
         }
 #pragma unroll
-        for (int i = 0; i < LATENT_ABREAST; i++) {
+        for (int i = 0; i < LATENT_AT_ONCE; i++) {
             const int32_t d = first + i * GPU_LANES;
             if (d < size) {
                 const float x = number_of(numbers[i], p.latent.dtype);

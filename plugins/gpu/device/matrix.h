@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements of batched_gemm's operands as float32, whatever their type and strides. */
+/* Elements of batched_gemm's operands as float32, for any type and strides. */
 #ifndef GPU_DEVICE_MATRIX_H
 #define GPU_DEVICE_MATRIX_H
 

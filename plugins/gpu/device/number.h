@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements of any type the backend holds, to and from float32, rounded to nearest. fp8 saturates.
- */
+/* Conversion of elements of any type to and from float32, rounded to nearest. fp8 saturates. */
 #ifndef GPU_DEVICE_NUMBER_H
 #define GPU_DEVICE_NUMBER_H
 
@@ -39,7 +38,7 @@ GPU_INLINE float number_load(const char *row, int32_t dtype, int32_t d)
 GPU_INLINE uint8_t number_to_fp8(int32_t dtype, float x)
 {
     bool e5m2 = dtype == ATTN_DTYPE_FP8_E5M2;
-    if (isnan(x)) { /* keeps its sign, as other numbers do */
+    if (isnan(x)) { /* NaN keeps its sign, as other numbers do */
         return (float_bits(x) >> 24 & 0x80) | (e5m2 ? 0x7e : 0x7f);
     }
     return fp8_of(e5m2, x);
@@ -72,7 +71,7 @@ GPU_INLINE void number_store(char *row, int32_t dtype, int32_t d, float x)
     }
 }
 
-/* A divisor with what its quotients share. */
+/* A divisor with precomputed values for its quotients. */
 struct number_divisor {
     float scale, inverse;
     bool plain; /* the inverse is a normal number */
@@ -86,13 +85,13 @@ GPU_INLINE number_divisor divisor_of(float scale)
     return {scale, inverse, plain, plain && (float_bits(scale) & 0x7fffff) == 0};
 }
 
-/* x / scale rounded to odd: a step from here to any smaller format rounds as the true quotient
- * would. The correction of the product with the inverse is Markstein's; an even result that is not
- * exact moves one unit towards the true one, so that it stands on no boundary of a format. */
+/* x / scale rounded to odd, so that a further rounding to any smaller format rounds as the exact
+ * quotient would. The product with the inverse is corrected as by Markstein; an even result that is
+ * not exact moves one unit towards the exact quotient, so that it is on no boundary of a format. */
 GPU_INLINE float divide_odd(float x, number_divisor by)
 {
     float q = x * by.inverse;
-    if (isnan(x) || q == 0.0f) { /* their signs stay */
+    if (isnan(x) || q == 0.0f) { /* keep their signs */
         return isnan(x) ? x : q;
     }
     if (!(fabsf(q) < 60000.0f) || !by.plain) { /* saturates, is not finite, or has no inverse */
@@ -108,14 +107,14 @@ GPU_INLINE float divide_odd(float x, number_divisor by)
     return bits_float((uint32_t)farther ? bits + 1 : bits - 1);
 }
 
-/* A double to float, rounded to odd: the next rounding is then the only one. */
+/* A double to float, rounded to odd, so that only the next rounding counts. */
 GPU_INLINE float odd_float(double x)
 {
     float y = float_toward_zero(x);
     return (double)y != x && isfinite(y) ? bits_float((uint32_t)(int32_t)float_bits(y) | 1) : y;
 }
 
-/* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6; halves to even, that is to codes without their last bit. */
+/* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6; rounds half to even codes. */
 GPU_INLINE uint32_t e2m1_of(double x)
 {
     const double middle[7] = {0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0};
@@ -128,7 +127,7 @@ GPU_INLINE uint32_t e2m1_of(double x)
     return code | (signbit(x) ? 8u : 0u);
 }
 
-/* To int8, half away from zero; NaN becomes 0. */
+/* To int8, rounded half away from zero; NaN becomes 0. */
 GPU_INLINE int8_t number_to_int8(float x)
 {
     return isnan(x) ? (int8_t)0 : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(x)));
@@ -142,7 +141,7 @@ GPU_INLINE float warp_sum(float x)
     return x;
 }
 
-/* Largest of magnitudes; a NaN stays if `keep_nan`. */
+/* The larger of two magnitudes; a NaN is kept if `keep_nan`. */
 GPU_INLINE float warp_largest(float x, bool keep_nan)
 {
     for (int d = GPU_LANES / 2; d > 0; d >>= 1) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of a cache, one (block, slot, head) at a time, by a whole warp: any layout and any form. */
+/* Rows of a cache of any layout and form, one (block, slot, head) at a time, by a whole warp. */
 #ifndef GPU_DEVICE_ROWS_H
 #define GPU_DEVICE_ROWS_H
 
@@ -11,7 +11,7 @@ GPU_INLINE float cache_scale(const gpu_cache &c, int32_t head)
     return c.scale != nullptr ? c.scale[c.scale_per_head ? head : 0] : c.scale_host;
 }
 
-/* Of quantized queries, per KV head; 1 where there are none. */
+/* The scale of quantized queries for a KV head; else 1. */
 GPU_INLINE float query_scale(const gpu_params &p, int32_t head)
 {
     return p.q_scale != nullptr ? p.q_scale[p.q_scale_per_head ? head : 0] : p.q_scale_host;
@@ -28,12 +28,12 @@ GPU_INLINE const char *row_at(const gpu_cache &c, int64_t block, int64_t slot, i
     return c.data + block * c.block + slot * c.slot + head * c.head;
 }
 
-/* A row to read: element d is row_element * row_scale, for GPU_ROW_LEVELS over the length of the
- * row's levels. What is loaded here is used later, so that several rows are on the way together.
- * NIBBLES: K or V has codes of less than 8 bits. */
+/* A row to read: element d is row_element * row_scale; for GPU_ROW_LEVELS, divided by the length of
+ * the row's levels. Loads are used later, so that several rows are in flight. NIBBLES: K or V may
+ * have codes of less than 8 bits. */
 struct gpu_cache_row {
     const char *data;
-    uint32_t scale_bits; /* float32; INT4: the zero point in the last 4; STEPS: two float16 */
+    uint32_t scale_bits; /* float32; INT4: the zero point in the last 4 bits; STEPS: two float16 */
     uint8_t *blocks;     /* GPU_ROW_NVFP4's scales */
 };
 
@@ -48,7 +48,7 @@ GPU_INLINE gpu_cache_row enter_row(const gpu_cache &c, int64_t block, int64_t sl
                                                  : float_bits(float_of_half((uint16_t)first));
     } else if (c.form == (NIBBLES ? GPU_ROW_INT4 : GPU_ROW_SCALED)) {
         row.scale_bits = *(const uint32_t *)row_scale_at(c, block, slot, head);
-    } else if (c.form != GPU_ROW_CHANNEL) { /* whose elements have theirs */
+    } else if (c.form != GPU_ROW_CHANNEL) { /* each element has a scale of its own */
         row.scale_bits = float_bits(cache_scale(c, head));
     }
     if (NIBBLES && c.form == GPU_ROW_NVFP4) {
@@ -66,7 +66,7 @@ template <bool NIBBLES> GPU_INLINE float row_scale(const gpu_cache &c, const gpu
     return bits_float(zero_point ? row.scale_bits & ~ZERO_POINT_MASK : row.scale_bits);
 }
 
-/* An element as it is stored; GPU_ROW_NVFP4's with the scale of its block. */
+/* A stored element; for GPU_ROW_NVFP4 with its block's scale. */
 struct gpu_element {
     uint32_t bits, scale;
 };
@@ -95,7 +95,7 @@ GPU_INLINE gpu_element load_element(const gpu_cache &c, const gpu_cache_row &row
     return x;
 }
 
-/* Without the row's scale; GPU_ROW_INT4: of the row as it was turned. */
+/* Without the row's scale; for GPU_ROW_INT4, still Hadamard-transformed. */
 template <bool NIBBLES>
 GPU_INLINE float element_number(const gpu_cache &c, const gpu_cache_row &row, gpu_element x,
                                 int32_t head, int32_t d)
@@ -124,20 +124,21 @@ GPU_INLINE float row_element(const gpu_cache &c, const gpu_cache_row &row, int32
     return element_number<NIBBLES>(c, row, load_element<NIBBLES>(c, row, d), head, d);
 }
 
-/* Whether rows are kept turned by a Hadamard matrix. */
+/* Whether rows are stored Hadamard-transformed. */
 GPU_INLINE bool is_turned(const gpu_cache &c)
 {
     return c.form == GPU_ROW_INT4 || c.form == GPU_ROW_LEVELS;
 }
 
-/* Of dim d where rows are turned, before or after the matrix; twice the matrix is head_size. */
+/* The factor of dim d before or after the Hadamard matrix; the matrix applied twice is head_size
+ * times the identity. */
 GPU_INLINE float turn_factor(const gpu_cache &c, int32_t d)
 {
     return c.form == GPU_ROW_INT4 ? c.signs[d] / (float)c.head_size
                                   : 1.0f / sqrtf((float)c.head_size);
 }
 
-/* x becomes the row's true values, or turned rows' sum of them: turned back, each element once. */
+/* Undoes the Hadamard transform of x, which is a row or a sum of transformed rows, in place. */
 GPU_INLINE void turn_back(const gpu_cache &c, float (&x)[LANE_DIMS], int lane)
 {
     hadamard(x, c.head_size, lane);
@@ -148,7 +149,7 @@ GPU_INLINE void turn_back(const gpu_cache &c, float (&x)[LANE_DIMS], int lane)
     }
 }
 
-/* A row of numbers `from` into the cache. */
+/* Writes a row of numbers `from` into the cache. */
 GPU_INLINE void row_store(const gpu_cache &c, int64_t block, int64_t slot, int32_t head,
                           const char *from, int32_t dtype, int lane)
 {

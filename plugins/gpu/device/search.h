@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a number stands in a list of running sums. */
+/* Search in a list of prefix sums. */
 #ifndef GPU_DEVICE_SEARCH_H
 #define GPU_DEVICE_SEARCH_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* target.h by CUDA. */
+/* target.h for CUDA. */
 #ifndef GPU_DEVICE_TARGET_CUDA_H
 #define GPU_DEVICE_TARGET_CUDA_H
 
@@ -102,7 +102,7 @@ GPU_INLINE void acquire_loads()
     __threadfence();
 }
 
-/* Programmatic dependent launch, up to the next kernel's own wait. */
+/* Programmatic dependent launch: lets the next kernel start, up to its own wait. */
 GPU_INLINE void let_later_kernels_begin()
 {
 #if __CUDA_ARCH__ >= 900
@@ -155,7 +155,7 @@ GPU_INLINE float divide_fast(float a, float b)
     return __fdividef(a, b);
 }
 
-/* The bits pass through a register that ptxas cannot look behind: up to CUDA 13.0 it stores the low
+/* Passes the bits through a register that is opaque to ptxas: up to CUDA 13.0 it stores the low
  * byte of a converted half as the half's value as an integer (F2I.U8.F16). */
 GPU_INLINE uint16_t half_of(float x)
 {
@@ -169,8 +169,8 @@ GPU_INLINE float float_of_half_bits(uint16_t bits)
     return __half2float(__ushort_as_half(bits));
 }
 
-/* bf16 and fp8 by their instructions: CUDA's headers for them take a compiler longer than most
- * kernels. */
+/* bf16 and fp8 by instructions: CUDA's headers for them take the compiler longer than most kernels.
+ */
 GPU_INLINE uint16_t bf16_of(float x)
 {
     uint16_t bits;
@@ -206,13 +206,13 @@ GPU_INLINE uint32_t fp8_pair_of(bool e5m2, float low, float high)
     return fp8_two(e5m2, low, high);
 }
 
-/* Saturating; x is no NaN. */
+/* Saturating; x is not NaN. */
 GPU_INLINE uint8_t fp8_of(bool e5m2, float x)
 {
     return (uint8_t)fp8_two(e5m2, x, 0.0f);
 }
 
-/* Two f16 of two fp8. */
+/* Two f16 from two fp8. */
 GPU_INLINE uint32_t halves_of_fp8(bool e5m2, uint16_t two)
 {
     uint32_t halves;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which keys a query sees and what position adds to its scores, as the kernels ask it. */
+/* Which keys a query sees, and the bias that positions add to scores. */
 #ifndef GPU_DEVICE_VISIBLE_H
 #define GPU_DEVICE_VISIBLE_H
 
@@ -28,7 +28,7 @@ GPU_INLINE gpu_request load_request(const gpu_problem &p, int32_t r)
     return q;
 }
 
-/* Keys first .. last of query `index`, by everything that is an interval. */
+/* The visible keys first .. last of query `index`, by all rules that are an interval. */
 struct gpu_interval {
     int32_t first, last, position;
 };
@@ -45,7 +45,8 @@ GPU_INLINE gpu_interval interval_of(const gpu_problem &p, const gpu_request &q, 
     if (p.window_left >= 0) {
         v.first = max(v.first, v.position - p.window_left);
     }
-    if (p.window_right >= 0 && p.window_right < v.last - v.position) { /* whose sum may not fit */
+    /* the sum may overflow 32 bits */
+    if (p.window_right >= 0 && p.window_right < v.last - v.position) {
         v.last = v.position + p.window_right;
     }
     if (p.chunk_size > 0) {
@@ -55,7 +56,7 @@ GPU_INLINE gpu_interval interval_of(const gpu_problem &p, const gpu_request &q, 
     return v;
 }
 
-/* Beyond the interval: spans that add keys, a tree's bits that take some away. */
+/* The rules beyond intervals: spans add keys, bits of a tree mask remove some. */
 GPU_CALL bool sees_slow(const gpu_problem &p, const gpu_request &q, int32_t index, int32_t position,
                         int32_t j, bool sees)
 {
@@ -105,7 +106,7 @@ GPU_INLINE float cap_score(float s, float cap)
     return cap * (1.0f - divide_fast(2.0f, e + 1.0f));
 }
 
-/* Keys that some query of rows first_row .. end_row - 1 sees. */
+/* The keys that some query of rows first_row .. end_row - 1 sees. */
 GPU_INLINE void key_range(const gpu_problem &p, const gpu_request &q, int32_t first_row,
                           int32_t end_row, int32_t *k0, int32_t *k1)
 {

@@ -253,7 +253,7 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
                                  plan->num_rows, plan->by_item);
     s->tile_rows = plan->tile_rows;
     s->by_item = plan->by_item;
-    s->abreast = prepared->group % plan->tile_rows == 0 ? prepared->group / plan->tile_rows : 1;
+    s->concurrent = prepared->group % plan->tile_rows == 0 ? prepared->group / plan->tile_rows : 1;
     s->least_share = plan->fast_few ? LEAST_SHARE_OF_FEW : LEAST_SHARE;
     s->invariant = prepared->invariant;
     s->ctas = (args->instance->device.num_sms - plan->prefill_sms) *

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_blocks within a device: a group per piece of a row. The limit is memory, or the launch. */
+/* copy_blocks within a device: a group for each piece of a row. The limit is memory bandwidth, or
+ * the launch. */
 #include "gpu/device/target.h"
 #include "gpu/params.h"
 
-#define COPY_PIECE (GPU_THREADS_copy_runs * 64) /* bytes: four loads of 16 a thread */
+#define COPY_PIECE (GPU_THREADS_copy_runs * 64) /* bytes: four 16-byte loads of a thread */
 
 GPU_INLINE int64_t piece_count(const gpu_copy_run &run)
 {

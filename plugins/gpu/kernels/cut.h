@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cuts of a schedule: the tiles of each (request, row tile) as running sums, and the
- * segments into which the stream of tiles is cut. By one CTA, or by as many threads of a test. */
+/* The cuts of a schedule: prefix sums of the tiles of each (request, row tile), and the segments
+ * into which the stream of tiles is cut. Runs in one CTA, or in as many threads of a test. */
 #ifndef GPU_KERNELS_CUT_H
 #define GPU_KERNELS_CUT_H
 
@@ -10,18 +10,20 @@
 #ifndef PLAN_THREADS
 #define PLAN_THREADS GPU_THREADS_plan
 #endif
-#define PLAN_ROW_TILES 4096 /* whose sums fit into shared memory */
-#define PLAN_SEGMENTS 4096  /* likewise */
-#define PLAN_CHUNKS 512     /* row tiles that are cut into chunks of items */
-#define SHORT_ITEM 1536     /* keys of an item that is not cut */
+#define PLAN_ROW_TILES 4096 /* prefix sums of so many row tiles fit into shared memory */
+#define PLAN_SEGMENTS 4096  /* segments that fit into shared memory */
+#define PLAN_CHUNKS 512     /* row tiles that can be cut into chunks of items */
+#define SHORT_ITEM 1536     /* keys up to which an item is not cut */
 #define LEAST_PART 8        /* tiles of a part of an item */
-#define LEAST_REST 3        /* tiles of a segment that is taken, not given */
-#define REST_OF_SHARE 3     /* 1 / 2^3 of a share is not its CTA's own */
+#define LEAST_REST 3        /* tiles of a segment that is drawn */
+#define REST_OF_SHARE 3     /* 1 / 2^3 of a share is drawn instead of assigned */
 #define CHUNK_SLACK 16      /* a chunk may exceed a CTA's equal share by 1 / 16 */
-#define MOST_PARTS 32       /* of an item that chunks are made of, where there are few items */
-#define LEAST_SHARE 12      /* tiles of a CTA from which on segments are taken */
-#define MOST_SHARE_SLACK 6  /* tiles above an equal one: what another piece and its merge cost */
-#define LEAST_ITEMS 6       /* one for so many CTAs: fewer would have too many parts each */
+#define MOST_PARTS 32       /* parts of an item that chunks are made of, if there are few items */
+#define LEAST_SHARE 12      /* tiles of a CTA from which on segments are drawn */
+/* tiles above an equal share: the cost of another piece and its merge */
+#define MOST_SHARE_SLACK 6
+/* CTAs for each item; with fewer items each would have too many parts */
+#define LEAST_ITEMS 6
 
 struct plan_memory {
     int32_t warps[GPU_LANES];
@@ -30,7 +32,8 @@ struct plan_memory {
     int32_t chunk_start[PLAN_CHUNKS];
 };
 
-/* Sum of the values of the threads before this one, plus `carry`, which becomes the new total. */
+/* The sum of the values of all threads before this one, plus `carry`, which becomes the new total.
+ */
 GPU_DEVICE int32_t running_sum(int32_t value, int32_t *carry, int32_t *warps)
 {
     int lane = lane_index(), warp = warp_index();
@@ -84,9 +87,9 @@ GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &pl
     return v;
 }
 
-/* Batch-invariant: GPU_INVARIANT_CUTS where one row tile has all of a request's rows, else one.
- * Else parts of a CTA's share at most; there are fewer than 4 for each CTA, since only items of
- * more than a share are cut. */
+/* The number of parts of a row tile's items. Batch-invariant: GPU_INVARIANT_CUTS if one row tile
+ * has all of a request's rows, else 1. Otherwise parts are at most a CTA's share; there are fewer
+ * than 4 for each CTA, since only items larger than a share are cut. */
 GPU_DEVICE int32_t cut_count(const gpu_problem &p, const gpu_schedule &plan,
                              const gpu_row_tile &row_tile, int32_t share)
 {
@@ -97,7 +100,7 @@ GPU_DEVICE int32_t cut_count(const gpu_problem &p, const gpu_schedule &plan,
     return (row_tile.num_tiles + share - 1) / share;
 }
 
-/* Fast prefill: does one of the row tile's rows belong to a token that is asked for? */
+/* Fast prefill: whether one of the row tile's rows belongs to a requested token. */
 GPU_DEVICE bool is_wanted(const gpu_problem &p, const gpu_row_tile &row_tile)
 {
     int32_t first = row_tile.query_start + row_tile.first_row / p.group;
@@ -110,7 +113,7 @@ GPU_DEVICE bool is_wanted(const gpu_problem &p, const gpu_row_tile &row_tile)
     return false;
 }
 
-/* All row tiles that are wanted, and how many tiles they have. */
+/* Writes all row tiles that are needed; returns the number of their tiles. */
 GPU_DEVICE int32_t plan_row_tiles(const gpu_problem &p, const gpu_schedule &plan,
                                   int32_t *row_tiles, int32_t *starts, int32_t *warps)
 {
@@ -138,7 +141,8 @@ GPU_DEVICE int32_t plan_row_tiles(const gpu_problem &p, const gpu_schedule &plan
     return total;
 }
 
-/* Segments of one item each. Items that are cut come first: only they have parts. */
+/* Segments of one item each. Items with several parts come first: only they have parts in memory.
+ */
 GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
                              int32_t total, int32_t *warps)
 {
@@ -170,25 +174,25 @@ GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int
     return segments;
 }
 
-/* Where the shares of a group begin, row tiles abreast counted as one; how many there are. A cut
- * moves to the nearest part of its item, of as many equal parts as the item has shares: then most
- * items are whole, or are cut alike, and no share has more than a slack above the others. Where one
- * would have more, shares are equal. Those left without tiles are left out. */
+/* Finds where the shares of a group begin, with concurrent row tiles counted as one; returns their
+ * number. A cut moves to the nearest boundary of equal parts of its item, as many as the item has
+ * shares: then most items are whole or cut alike, and no share exceeds the others by more than a
+ * slack. If one would, shares are equal. Shares without tiles are left out. */
 GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int32_t total,
                                 const int32_t *starts, plan_memory &memory)
 {
-    int32_t *begin = memory.segment_begin, abreast = plan.abreast, kept = 0;
+    int32_t *begin = memory.segment_begin, concurrent = plan.concurrent, kept = 0;
     int32_t shares =
-        min(max(plan.ctas / abreast, 1), (total + plan.least_share - 1) / plan.least_share);
+        min(max(plan.ctas / concurrent, 1), (total + plan.least_share - 1) / plan.least_share);
     int32_t share = total / shares;
     int32_t most = share + min(max(share / CHUNK_SLACK, plan.least_share), MOST_SHARE_SLACK);
     auto equal = [&](int32_t i) { return (int32_t)((int64_t)total * i / shares); };
     for (int32_t i = thread_index(); i <= shares; i += PLAN_THREADS) {
         begin[i] = equal(i);
         if (i > 0 && i < shares) {
-            int32_t column = find_last(starts, row_tiles, begin[i] * abreast) / abreast;
-            int32_t item = starts[column * abreast] / abreast;
-            int32_t tiles = starts[(column + 1) * abreast] / abreast - item;
+            int32_t column = find_last(starts, row_tiles, begin[i] * concurrent) / concurrent;
+            int32_t item = starts[column * concurrent] / concurrent;
+            int32_t tiles = starts[(column + 1) * concurrent] / concurrent - item;
             int32_t parts = max((tiles + share / 2) / share, 1);
             int32_t part = ((begin[i] - item) * parts * 2 + tiles) / (tiles * 2);
             begin[i] = item + (int32_t)((int64_t)tiles * part / parts);
@@ -211,7 +215,7 @@ GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int
             keep = at < (far ? equal(i + 1) : begin[i + 1]);
         }
         int32_t to = running_sum(keep, &kept, memory.warps);
-        if (keep) { /* at or before i, and later rounds read behind this one's */
+        if (keep) { /* at or before i; later rounds read after this one's */
             begin[to] = at;
         }
     }
@@ -223,17 +227,19 @@ GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int
     return kept;
 }
 
-/* Shares of the stream, one for a group at most, in pieces of one item each. Row tiles abreast have
- * the same keys and are cut alike: what follows counts their columns, and segment i * abreast +
- * lane is of the lane-th. The piece that begins share i is segment i, column k that begins inside
- * of a share has segment shares + k. index, first and last count shares likewise. */
+/* Shares of the stream, at most one for each group, in pieces of one item each. Concurrent row
+ * tiles have the same keys and are cut alike: from here on their columns are counted, and segment i
+ * * concurrent + lane belongs to row tile `lane`. The piece that begins share i is segment i;
+ * column k that begins inside a share has segment shares + k. index, first and last count shares in
+ * the same way. */
 GPU_DEVICE int32_t cut_shares(const gpu_schedule &plan, int32_t row_tiles, int32_t all_tiles,
                               const int32_t *starts, plan_memory &memory)
 {
-    int32_t abreast = plan.abreast, columns = row_tiles / abreast, total = all_tiles / abreast;
+    int32_t concurrent = plan.concurrent, columns = row_tiles / concurrent,
+            total = all_tiles / concurrent;
     const int32_t *begins = memory.segment_begin;
     int32_t shares = begin_shares(plan, row_tiles, total, starts, memory);
-    auto start_of = [&](int32_t column) { return starts[column * abreast] / abreast; };
+    auto start_of = [&](int32_t column) { return starts[column * concurrent] / concurrent; };
     for (int32_t i = thread_index(); i < shares + columns; i += PLAN_THREADS) {
         bool inside = i >= shares;
         int32_t begin = inside ? start_of(i - shares) : begins[i];
@@ -242,27 +248,27 @@ GPU_DEVICE int32_t cut_shares(const gpu_schedule &plan, int32_t row_tiles, int32
             continue; /* the item begins with the share */
         }
         int32_t column =
-            inside ? i - shares : find_last(starts, row_tiles, begin * abreast) / abreast;
+            inside ? i - shares : find_last(starts, row_tiles, begin * concurrent) / concurrent;
         int32_t item = start_of(column), item_end = start_of(column + 1);
         int32_t first = find_last(begins, shares, item);
         int32_t last = find_last(begins, shares, item_end - 1);
-        for (int32_t lane = 0; lane < abreast; lane++) {
-            gpu_segment &s = plan.segments[i * abreast + lane];
-            s.row_tile_index = column * abreast + lane;
+        for (int32_t lane = 0; lane < concurrent; lane++) {
+            gpu_segment &s = plan.segments[i * concurrent + lane];
+            s.row_tile_index = column * concurrent + lane;
             s.row_tile = plan.row_tiles[s.row_tile_index];
             s.begin = s.row_tile.start + begin - item;
             s.end = s.row_tile.start + min(end, item_end) - item;
-            s.index = share * abreast + lane;
-            s.first = first * abreast + lane;
-            s.last = last * abreast + lane;
-            s.next = item_end < end ? (shares + column + 1) * abreast + lane : -1;
+            s.index = share * concurrent + lane;
+            s.first = first * concurrent + lane;
+            s.last = last * concurrent + lane;
+            s.next = item_end < end ? (shares + column + 1) * concurrent + lane : -1;
         }
     }
-    return shares * abreast;
+    return shares * concurrent;
 }
 
-/* Shares of the stream, and segments of shares: most of one, which a CTA itself takes, then half of
- * the rest and so on, which whoever is free takes. Where CTAs have few tiles, shares stay whole. */
+/* Shares of the stream, and segments of shares: most of a share is assigned to a CTA, then half of
+ * the rest and so on is drawn by free CTAs. With few tiles for each CTA, shares stay whole. */
 struct stream_cut {
     int32_t shares, levels, segments;
 };
@@ -272,8 +278,8 @@ GPU_INLINE int32_t tiles_of(const gpu_problem &p, const int32_t *starts, int32_t
     return (starts[row_tile + 1] - starts[row_tile]) / p.num_kv_heads;
 }
 
-/* A cut inside of a short item moves to its beginning: parts would cost more than they balance. The
- * segment before may then be empty. */
+/* A cut inside a short item moves to its beginning, since parts would cost more than they balance.
+ * The previous segment may then be empty. */
 GPU_DEVICE int32_t move_cut(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
                             const int32_t *starts, int32_t at, int32_t share)
 {
@@ -285,7 +291,8 @@ GPU_DEVICE int32_t move_cut(const gpu_problem &p, const gpu_schedule &plan, int3
     return is_short ? at - (at - starts[row_tile]) % tiles : at;
 }
 
-/* Items in chunks of `most` tiles at most: how many, and where each row tile's begin. */
+/* Cuts items into chunks of at most `most` tiles; returns their number, and where each row tile's
+ * begin. */
 GPU_DEVICE int32_t count_chunks(const gpu_problem &p, int32_t row_tiles, const int32_t *starts,
                                 int32_t most, plan_memory &memory)
 {
@@ -317,7 +324,7 @@ GPU_DEVICE int32_t begin_of_chunk(const gpu_problem &p, int32_t row_tiles, const
     return starts[row_tile] + head * tiles + (int32_t)((int64_t)tiles * (i - head * cuts) / cuts);
 }
 
-/* Shares are chunks of items, one for a CTA at most, where they are hardly longer than equal
+/* Shares are chunks of items, at most one for each CTA, if they are hardly longer than equal
  * shares; else equal shares. */
 GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
                                  int32_t total, const int32_t *starts, plan_memory &memory)
@@ -362,8 +369,9 @@ GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan,
     return cut;
 }
 
-/* Which row tile a segment begins in, and which segments share its outer items. They are taken
- * level by level, so that the last ones are small and of all items; empty ones are left out. */
+/* Finds the row tile in which each segment begins, and the segments that share its outer items.
+ * Segments are ordered by level, so that the last ones are small and spread over all items; empty
+ * ones are left out. */
 GPU_DEVICE int32_t link_segments(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
                                  const stream_cut &cut, const int32_t *starts, const int32_t *begin,
                                  int32_t *warps)
@@ -396,7 +404,8 @@ GPU_DEVICE int32_t link_segments(const gpu_problem &p, const gpu_schedule &plan,
     return kept;
 }
 
-/* First row tile of each request; requests of other ways have none. The sum is returned. */
+/* The first row tile of each request; requests outside least_rows .. most_rows have none. Returns
+ * the total. */
 GPU_DEVICE int32_t count_row_tiles(const gpu_problem &p, const gpu_schedule &plan, int32_t *warps)
 {
     int32_t row_tiles = 0;

@@ -10,10 +10,10 @@
 
 #include "gpu/kernels/list.h"
 
-/* Tokens of a stretch: SIZE is at least Dk. */
+/* Tokens of a stretch; SIZE is at least Dk. */
 #define STRETCH_OF(SIZE) (2048 / (SIZE))
 
-/* Dk at most, rows of S and threads of a group. */
+/* The largest Dk, rows of S and threads of a group. */
 template <int SIZE_, int ROWS_, int THREADS_> struct delta_shape {
     static constexpr int size = SIZE_, rows = ROWS_, threads = THREADS_;
     static constexpr int warps = threads / GPU_LANES, warp_rows = rows / warps;
@@ -28,7 +28,7 @@ template <class D> struct delta_memory {
     float kq[STRETCH_OF(SIZE)]; /* k q */
 };
 
-/* Input of a channel at token t of the request; before 0 it stands in the window, whose oldest of
+/* Input of a channel at token t of the request. Negative tokens are in the window, whose oldest of
  * conv_width - 1 entries is number `from`. */
 GPU_INLINE float mixed_number(const gpu_delta_params &p, const delta_request &request, int32_t t,
                               int64_t channel)
@@ -51,7 +51,7 @@ GPU_INLINE float short_number(uint32_t bits, int32_t dtype)
     return dtype == ATTN_DTYPE_BF16 ? float_of_bf16((uint16_t)bits) : float_of_half((uint16_t)bits);
 }
 
-/* As convolve below, of SHORT_CONV 16-bit numbers by as many: all loads before the first use. */
+/* As convolve, for SHORT_CONV inputs and weights of 16 bits: all loads before the first use. */
 GPU_INLINE float convolve_short(const gpu_delta_params &p, const delta_request &request, int32_t t,
                                 int64_t channel, float bias)
 {
@@ -96,7 +96,7 @@ GPU_CALL float convolve(const gpu_delta_params &p, const delta_request &request,
     return p.conv_silu ? silu(y) : y;
 }
 
-/* Element d of a head's part: of q, k or v, whose channels begin at `first`. */
+/* Element d of q, k or v of a head, whose channels begin at `first`. */
 GPU_INLINE float part_number(const gpu_delta_params &p, const delta_request &request, int32_t t,
                              const gpu_tensor &plain, int32_t head, int64_t first, int32_t d)
 {
@@ -120,7 +120,7 @@ GPU_INLINE void load_gates(const gpu_delta_params &p, const delta_request &reque
     }
 }
 
-/* q, k and the group's rows of v of tokens first .. first + count - 1. */
+/* Computes q, k and the group's rows of v for tokens first .. first + count - 1. */
 template <class D>
 GPU_INLINE void load_stretch(const gpu_delta_params &p, const delta_request &request, int32_t first,
                              int32_t count, int32_t head, int32_t first_dim, delta_memory<D> &m)
@@ -137,7 +137,7 @@ GPU_INLINE void load_stretch(const gpu_delta_params &p, const delta_request &req
         }
         (is_k ? m.k : m.q)[t][d] = x;
     }
-    /* by the last threads first, which have less to do before */
+    /* the last threads first, since they have less to do before */
     for (int32_t i = D::threads - 1 - (int32_t)thread_index(); i < count * D::rows;
          i += D::threads) {
         int32_t t = i / D::rows, d = first_dim + i - t * D::rows;
@@ -147,7 +147,7 @@ GPU_INLINE void load_stretch(const gpu_delta_params &p, const delta_request &req
     load_gates(p, request, first, count, head, m);
 }
 
-/* Norms of q and k, the scale of q, and k q; a warp per token. */
+/* Computes the norms of q and k, the scale of q, and k q, one warp for each token. */
 template <class D>
 GPU_INLINE void finish_stretch(const gpu_delta_params &p, int32_t count, delta_memory<D> &m)
 {
@@ -215,8 +215,8 @@ GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t hea
     }
 }
 
-/* Token t of the stretch for the warp's rows, `own` of the group's; out: their elements of o. Rows
- * go in fours, which keeps registers for the state. */
+/* Runs token t of the stretch for the warp's rows, `own` of the group's; out: their elements of o.
+ * Rows go in fours, which leaves registers for the state. */
 template <class D>
 GPU_INLINE void run_token(const delta_memory<D> &m, int32_t t, int32_t own, delta_rows<D> &rows,
                           float (&out)[D::warp_rows])
@@ -273,11 +273,12 @@ GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &requ
     load_state(p, request, head, group_dim + own, rows);
     for (int32_t first = 0; first < request.num_tokens; first += stretch) {
         int32_t count = min(stretch, request.num_tokens - first);
-        sync_group(); /* the stretch before is done with, and all have read the old state */
+        /* the previous stretch has been read, and all warps have read the old state */
+        sync_group();
         load_stretch(p, request, first, count, head, group_dim, m);
-        sync_group(); /* q and k are there */
+        sync_group(); /* q and k are written */
         finish_stretch(p, count, m);
-        sync_group(); /* and have their norms */
+        sync_group(); /* q and k are normalized */
         for (int32_t t = 0; t < count; t++) {
             float out[D::warp_rows];
             run_token(m, t, own, rows, out);
@@ -330,15 +331,16 @@ GPU_KERNEL(delta_512, gpu_delta_params)
     run_items(p, memory);
 }
 
-/* Whole heads of up to DELTA_STEP_ROWS rows: q and k are made once for all, and more of the state
- * is on the way at a time. */
+/* Whole heads of up to DELTA_STEP_ROWS rows: q and k are computed once for all of them, and more of
+ * the state is in flight at a time. */
 GPU_KERNEL(delta_step, gpu_delta_params)
 {
     GPU_SHARED delta_memory<delta_shape<128, DELTA_STEP_ROWS, GPU_THREADS_delta_step>> memory;
     run_items(p, memory);
 }
 
-/* `count` inputs of a channel from token t on, to the front of its row of slot `slot`. */
+/* Writes `count` inputs of a channel, starting with token t, to the front of its window in slot
+ * `slot`. */
 GPU_INLINE void store_window(const gpu_delta_params &p, const delta_request &request, int32_t slot,
                              int64_t channel, int32_t t, int32_t count)
 {
@@ -348,11 +350,11 @@ GPU_INLINE void store_window(const gpu_delta_params &p, const delta_request &req
     }
 }
 
-/* The windows after the step, behind the delta rule since several heads read one. A thread has a
- * channel of a request, and moves its entries towards the front: none is overwritten unread. With
- * (h, x) the conv_width - 1 inputs before the step and its own, the window becomes the last
- * conv_width - 1 of them; where all states are kept, (h, x) without the first. Windows of
- * checkpoints come first: they may need the old one. */
+/* Writes the windows after the step, in a kernel after the delta rule since several heads read a
+ * window. A thread has a channel of a request and moves its entries towards the front, so that none
+ * is overwritten unread. With (h, x) the conv_width - 1 inputs before the step and its own, the
+ * window becomes the last conv_width - 1 of them; if all states are kept, (h, x) without the first.
+ * Windows of checkpoints are written first, since they may need the old one. */
 GPU_KERNEL(delta_roll, gpu_delta_params)
 {
     int64_t channels =

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_kv and queries that become wider: a warp per (row, head). The limit is memory. */
+/* gather_kv, and conversion of queries to 16 bits: a warp for each (row, head). The limit is memory
+ * bandwidth. */
 #include "gpu/device/rows.h"
 #include "gpu/device/search.h"
 
@@ -25,8 +26,8 @@ GPU_DEVICE void gather_turned(const gpu_gather_params &p, const gpu_cache_row &f
     }
 }
 
-/* Rows out_start[r] .. out_start[r + 1] - 1 are keys first_key[r] .. of request r. How many rows
- * there are stands on the device. */
+/* Rows out_start[r] .. out_start[r + 1] - 1 are keys first_key[r] .. of request r. The number of
+ * rows is known only on the device. */
 template <bool NIBBLES> GPU_INLINE void gather_rows(const gpu_gather_params &p)
 {
     int32_t begin = p.out_start[0];

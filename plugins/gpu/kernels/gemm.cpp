@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batched_gemm on FMA units. gemm takes any strides and dtypes: GEMM_ROWS x GEMM_COLUMNS of out to
- * a group, a thread has 2 x 4 of them. Weights are read once for each GEMM_ROWS rows of a: with as
- * many tokens or fewer the limit is memory, with more the units' rate. gemm_few takes GEMM_FEW rows
- * or fewer and weights of 16 bits whose elements lie side by side in one direction: they stream
- * through registers once. Sums run over k in order in both, whatever else is in the batch. */
+/* batched_gemm on FMA units. gemm serves any strides and dtypes: a group has GEMM_ROWS x
+ * GEMM_COLUMNS of out, a thread 2 x 4 of them. Weights are read once for each GEMM_ROWS rows of a:
+ * with at most as many tokens memory is the limit, with more the FMA rate. gemm_few serves at most
+ * GEMM_FEW rows and 16-bit weights that are contiguous in one direction: they stream through
+ * registers once. Both sum over k in order, whatever else is in the batch. */
 #include "gpu/device/matrix.h"
 
 #define GEMM_DEPTH 32
@@ -19,7 +19,7 @@ struct gemm_memory {
     float w[GEMM_DEPTH][GEMM_COLUMNS + 1];
 };
 
-/* A tile [ROWS of depth][columns] so that neighbouring threads read neighbouring elements. */
+/* A tile [ROWS of k][columns], read such that neighbouring threads read neighbouring elements. */
 GPU_INLINE void load_tiles(const gpu_gemm_params &p, int64_t b, int32_t m0, int32_t n0, int32_t k0,
                            gemm_memory &memory)
 {
@@ -52,9 +52,9 @@ GPU_KERNEL(gemm, gpu_gemm_params)
         int32_t n0 = (int32_t)(rest % column_tiles) * GEMM_COLUMNS;
         float sum[GEMM_THREAD_ROWS][GEMM_THREAD_COLUMNS] = {};
         for (int32_t k0 = 0; k0 < p.k; k0 += GEMM_DEPTH) {
-            sync_group(); /* the tiles before are done with */
+            sync_group(); /* the previous tiles have been read */
             load_tiles(p, b, m0, n0, k0, memory);
-            sync_group(); /* the tiles are there */
+            sync_group(); /* the tiles are written */
 #pragma unroll 4
             for (int k = 0; k < GEMM_DEPTH; k++) {
 #pragma unroll
@@ -83,9 +83,9 @@ GPU_KERNEL(gemm, gpu_gemm_params)
     }
 }
 
-#define FEW_DEPTH 512 /* of a's rows in shared memory at a time */
-/* Of weights that a thread has under way. */
-#ifdef __OPENCL_CPP_VERSION__ /* Intel: 32 lanes share 8 KiB of registers */
+#define FEW_DEPTH 512 /* elements of a's rows in shared memory at a time */
+/* Loads of weights that a thread has in flight. */
+#ifdef __OPENCL_CPP_VERSION__ /* Intel: 32 lanes have 8 KiB of registers */
 #define FEW_LOADS 1
 #else
 #define FEW_LOADS 8
@@ -111,7 +111,7 @@ GPU_INLINE void few_load_a(const gpu_gemm_params &p, int64_t b, int32_t k0, int3
     }
 }
 
-/* A column whose elements lie side by side: 8 of them a load. k is a multiple of 8. */
+/* Weights contiguous along k: 8 elements of a column in one load. k is a multiple of 8. */
 template <int ROWS>
 GPU_INLINE void few_along_k(const few_memory &memory, const char *w, int32_t dtype, int32_t depth,
                             float (&sum)[ROWS][2])
@@ -141,7 +141,7 @@ GPU_INLINE void few_along_k(const few_memory &memory, const char *w, int32_t dty
     }
 }
 
-/* Two columns side by side: one load for each k, `step` bytes apart. */
+/* Weights contiguous along n: two columns in one load for each k, `step` bytes apart. */
 template <int ROWS>
 GPU_INLINE void few_along_n(const few_memory &memory, const char *w, int64_t step, int32_t dtype,
                             int32_t depth, float (&sum)[ROWS][2])
@@ -178,9 +178,9 @@ template <int ROWS> GPU_INLINE void few_rows(const gpu_gemm_params &p, few_memor
         for (int32_t k0 = 0; k0 < p.k; k0 += FEW_DEPTH) {
             const int32_t depth = p.k - k0 < FEW_DEPTH ? p.k - k0 : FEW_DEPTH;
             const char *w = p.w.data + 2 * (b * p.w.batch + k0 * p.w.row + n * p.w.column);
-            sync_group(); /* the piece before is done with */
+            sync_group(); /* the previous piece has been read */
             few_load_a(p, b, k0, ROWS, memory);
-            sync_group(); /* the piece is there */
+            sync_group(); /* the piece is written */
             if (n < p.n && along_k) {
                 few_along_k<ROWS>(memory, w, p.w.dtype, depth, sum);
             } else if (n < p.n) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_mla and attend_mla_sparse in float32: any head count, dtype and layout of rows. A group
- * has an item's LATENT_ROWS rows (query, head); a tile of LATENT_KEYS keys comes into shared memory
- * as float32 once for all of them. Scores: a warp has whole rows, its query in registers. Values: a
- * thread has one dim of all rows. 2 * (576 + 512) FLOPs per row and key on FMA units; the limit is
- * their rate, and for few heads the reading of keys. */
+/* attend_mla and attend_mla_sparse in float32, for any head count, dtype and layout of rows. A
+ * group has an item's LATENT_ROWS rows (query, head); a tile of LATENT_KEYS keys is converted to
+ * float32 in shared memory once for all of them. For Q K^T a warp has whole rows, with its query in
+ * registers; for P V a thread has one dim of all rows. 2 * (576 + 512) FLOPs for each row and key
+ * on FMA units: bound by their rate, or with few heads by reading keys. */
 #include "gpu/device/latent.h"
 #include "gpu/device/search.h"
 #include "gpu/device/softmax.h"
@@ -12,11 +12,11 @@
 #define LATENT_KEYS 16
 #define LATENT_THREADS GPU_THREADS_latent
 #define LATENT_WARP_ROWS (LATENT_ROWS * GPU_LANES / LATENT_THREADS)
-#define LATENT_DIMS (LATENT_MAX_SIZE / GPU_LANES) /* of a query in a lane */
+#define LATENT_DIMS (LATENT_MAX_SIZE / GPU_LANES) /* elements of a query in a lane */
 
 static_assert(LATENT_THREADS >= LATENT_MAX_RANK, "a thread for each dim of the values");
 
-/* Row `row` of an item: which query and head; -1: none. */
+/* The query and head of row `row` of an item; -1: out of range. */
 struct latent_row {
     int32_t token, index, head;
 };
@@ -31,7 +31,7 @@ struct latent_memory {
     int32_t taken, last_one;
 };
 
-/* What a warp knows of its rows: queries, largest score and sum of weights so far. */
+/* A warp's state of its rows: queries, row_max and row_sum so far. */
 struct latent_queries {
     float q[LATENT_WARP_ROWS][LATENT_DIMS];
     gpu_interval range[LATENT_WARP_ROWS];
@@ -44,7 +44,7 @@ struct latent_values {
     float o[LATENT_ROWS];
 };
 
-/* The warp's rows; memory.rows is there. */
+/* Loads the warp's rows; memory.rows must be written. */
 GPU_INLINE void enter_rows(const gpu_latent_params &p, const gpu_request &request,
                            const latent_memory &memory, latent_queries &w)
 {
@@ -76,7 +76,7 @@ GPU_INLINE void enter_rows(const gpu_latent_params &p, const gpu_request &reques
     }
 }
 
-/* memory.position's keys as float32; zero where there is none. */
+/* Loads the keys at memory.position as float32; zero for position -1. */
 GPU_INLINE void load_keys(const gpu_latent_params &p, int64_t table, latent_memory &memory)
 {
     const gpu_cache &cache = p.attend.k;
@@ -95,7 +95,7 @@ GPU_INLINE void load_keys(const gpu_latent_params &p, int64_t table, latent_memo
     }
 }
 
-/* Scores of the tile's keys for the warp's rows; they become weights, and m and l follow. */
+/* Computes scores and P of the tile's keys for the warp's rows, and updates row_max and row_sum. */
 GPU_INLINE void score_keys(const gpu_latent_params &p, const gpu_request &request,
                            latent_memory &memory, latent_queries &w)
 {
@@ -105,7 +105,7 @@ GPU_INLINE void score_keys(const gpu_latent_params &p, const gpu_request &reques
     for (int i = 0; i < LATENT_WARP_ROWS; i++) {
         int32_t r = warp_index() * LATENT_WARP_ROWS + i;
         latent_row row = memory.rows[r];
-        float own = 0.0f; /* lane j has key j's */
+        float own = 0.0f; /* lane j has the score of key j */
 #pragma unroll 4
         for (int j = 0; j < LATENT_KEYS; j++) {
             float s = 0.0f;
@@ -151,8 +151,7 @@ GPU_INLINE void score_keys(const gpu_latent_params &p, const gpu_request &reques
     }
 }
 
-/* o += weights x values, in this thread's dim. What a row does not see is left out: it may be no
- * number. */
+/* acc_o += P V in this thread's dim. Hidden keys are skipped, since they may be non-finite. */
 GPU_INLINE void add_values(const gpu_latent_params &p, const latent_memory &memory,
                            latent_values &v)
 {
@@ -181,15 +180,15 @@ GPU_INLINE void add_values(const gpu_latent_params &p, const latent_memory &memo
     }
 }
 
-/* The tile that memory.position says: all threads have written it before. */
+/* Processes the tile at memory.position, which all threads have written. */
 GPU_INLINE void visit_tile(const gpu_latent_params &p, const gpu_request &request, int64_t table,
                            latent_memory &memory, latent_queries &w, latent_values &v)
 {
-    sync_group(); /* positions are there; the tile before is done with */
+    sync_group(); /* positions are written; the previous tile has been read */
     load_keys(p, table, memory);
-    sync_group(); /* keys are there */
+    sync_group(); /* keys are written */
     score_keys(p, request, memory, w);
-    sync_group(); /* weights are there */
+    sync_group(); /* P is written */
     add_values(p, memory, v);
 }
 
@@ -201,7 +200,7 @@ GPU_INLINE void clear_values(latent_values &v)
     }
 }
 
-/* Factor from sums to the output, and lse: for the row whose m and l these are. */
+/* Computes a row's final factor and log-sum-exp. */
 GPU_INLINE float finish_row(const gpu_latent_params &p, latent_row row, float m, float l,
                             bool writes)
 {
@@ -243,14 +242,15 @@ GPU_INLINE void write_rows(const gpu_latent_params &p, latent_memory &memory,
             memory.factor[r] = finish_row(p, memory.rows[r], w.m[i], w.l[i], true);
         }
     }
-    sync_group(); /* factors are there */
+    sync_group(); /* factors are written */
     write_values(p, memory, v);
 }
 
-/* A part: [LATENT_ROWS][LATENT_MAX_RANK] of o, then m and l of each row. */
+/* Writes a part: [LATENT_ROWS][LATENT_MAX_RANK] of acc_o, then row_max and row_sum of each row. */
 #define LATENT_PART (LATENT_ROWS * (LATENT_MAX_RANK + 2))
 
-/* Parts first .. last of an item, always in this order: the same bits every time. */
+/* Merges parts first .. last of an item, always in this order, so that the bits are reproducible.
+ */
 GPU_INLINE void merge_parts(const gpu_latent_params &p, const float *parts, int32_t count,
                             latent_memory &memory)
 {
@@ -270,18 +270,18 @@ GPU_INLINE void merge_parts(const gpu_latent_params &p, const float *parts, int3
             o += f * parts[(int64_t)i * LATENT_PART + r * LATENT_MAX_RANK + d];
         }
 #pragma unroll
-        for (int k = 0; k < LATENT_ROWS; k++) { /* an index of r would put v into memory */
+        for (int k = 0; k < LATENT_ROWS; k++) { /* indexing by r would put v into local memory */
             v.o[k] = k == r ? o : v.o[k];
         }
         if (t == 0) {
             memory.factor[r] = finish_row(p, memory.rows[r], high, sum, true);
         }
     }
-    sync_group(); /* factors are there */
+    sync_group(); /* factors are written */
     write_values(p, memory, v);
 }
 
-/* A segment is of one item here: row tiles of one KV head, cut by keys (schedule.by_item). */
+/* Here a segment belongs to one item: row tiles of one KV head, cut by keys (schedule.by_item). */
 GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &segment,
                                latent_memory &memory)
 {
@@ -290,14 +290,14 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
     gpu_request request = request_of_row_tile(item);
     int32_t t = (int32_t)thread_index();
     int32_t tile = segment.begin - item.start, count = segment.end - segment.begin;
-    sync_group(); /* the segment before is done with */
+    sync_group(); /* the previous segment is finished */
     if (t < LATENT_ROWS) {
         int32_t at = item.first_row + t, index = at / a.problem.group;
         bool real = t < item.num_rows;
         memory.rows[t] = {real ? item.query_start + index : -1, index,
                           at - index * a.problem.group};
     }
-    sync_group(); /* rows are there */
+    sync_group(); /* rows are written */
     latent_queries w;
     latent_values v;
     enter_rows(p, request, memory, w);
@@ -329,12 +329,12 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
             part[LATENT_ROWS * (LATENT_MAX_RANK + 1) + r] = w.l[i];
         }
     }
-    sync_group(); /* the part is written: thread 0 publishes it for all */
+    sync_group(); /* the part is written, and thread 0 publishes it */
     if (t == 0) {
         int32_t *arrived = &a.schedule.arrived[segment.row_tile_index];
         bool last = add_and_publish(arrived, 1) == segment.last - segment.first;
         if (last) {
-            *arrived = 0; /* for the next run of this plan */
+            *arrived = 0; /* ready for the next launch of this plan */
         }
         memory.last_one = last;
     }
@@ -345,8 +345,8 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
     }
 }
 
-/* The first segment is the group's own; further ones are taken as groups become free. Who takes the
- * last number puts the counter back. */
+/* The first segment is the group's own; it draws further ones. The group that draws the last number
+ * resets the counter. */
 GPU_KERNEL(latent, gpu_latent_params)
 {
     GPU_SHARED latent_memory memory;
@@ -364,12 +364,12 @@ GPU_KERNEL(latent, gpu_latent_params)
                 a.schedule.header->taken = 0;
             }
         }
-        sync_group(); /* the number is there */
+        sync_group(); /* the number is written */
         index = (int32_t)group_count() + memory.taken;
     }
 }
 
-/* Items are (token, LATENT_ROWS heads); keys are those of the token's list. */
+/* Items are (token, LATENT_ROWS heads) with the keys of the token's list. */
 GPU_KERNEL(latent_sparse, gpu_latent_params)
 {
     GPU_SHARED latent_memory memory;
@@ -386,12 +386,12 @@ GPU_KERNEL(latent_sparse, gpu_latent_params)
             (int64_t)(a.problem.block_table_row != nullptr ? a.problem.block_table_row[request.r]
                                                            : request.r) *
             a.problem.block_table_stride;
-        sync_group(); /* the item before is done with */
+        sync_group(); /* the previous item is finished */
         if (t < LATENT_ROWS) {
             bool real = first_head + t < a.problem.num_q_heads;
             memory.rows[t] = {real ? token : -1, token - request.query_start, first_head + t};
         }
-        sync_group(); /* rows are there */
+        sync_group(); /* rows are written */
         latent_queries w;
         latent_values v;
         enter_rows(p, request, memory, w);
@@ -407,7 +407,7 @@ GPU_KERNEL(latent_sparse, gpu_latent_params)
     }
 }
 
-/* A warp per row. */
+/* A warp for each row. */
 GPU_KERNEL(latent_write, gpu_latent_write_params)
 {
     let_later_kernels_begin();
@@ -422,7 +422,7 @@ GPU_KERNEL(latent_write, gpu_latent_write_params)
     }
 }
 
-/* As gather_rows of gather.cpp, whole latent rows. */
+/* As gather_rows in gather.cpp, for whole latent rows. */
 GPU_KERNEL(latent_gather, gpu_latent_gather_params)
 {
     const gpu_gather_params &g = p.gather;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of this folder. X(name, its parameters, threads of a group): the entry is
- * kernel_<name>. Threads are a multiple of 64, which warps of 32 and of 64 lanes divide. */
+/* The kernels of this folder: X(name, its parameters, threads of a group); the entry is
+ * kernel_<name>. The number of threads is a multiple of 64, so that warps of 32 and of 64 lanes
+ * divide it. */
 #ifndef GPU_KERNELS_LIST_H
 #define GPU_KERNELS_LIST_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_states: a warp per (row, head). The limit is memory. */
+/* merge_states: a warp for each (row, head). The limit is memory bandwidth. */
 #include "gpu/device/rows.h"
 #include "gpu/device/softmax.h"
 
@@ -19,7 +19,7 @@ GPU_KERNEL(merge_states, gpu_merge_params)
     for (int64_t i = warp_of_grid(GPU_THREADS_merge_states); i < items;
          i += warps_of_grid(GPU_THREADS_merge_states)) {
         int64_t t = p.first_row + i / p.heads, h = i % p.heads;
-        /* past these rows the prefix may have no memory at all */
+        /* the prefix may have no memory for later rows */
         float a = t - p.first_row < p.num_rows_with_prefix
                       ? p.prefix_lse.data[h * p.prefix_lse.head + t * p.prefix_lse.row]
                       : -INFINITY;
@@ -28,7 +28,7 @@ GPU_KERNEL(merge_states, gpu_merge_params)
         b = isinf(b) ? -INFINITY : b;
         float base = softmax_base(fmaxf(a, b));
         float wa = expf(a - base), wb = expf(b - base), sum = wa + wb;
-        sync_lanes(); /* lse may be one of the inputs: all lanes have read it */
+        sync_lanes(); /* lse may be one of the inputs, which all lanes have now read */
         for (int32_t d = lane; d < p.dims; d += GPU_LANES) {
             float x = side_number(p.prefix, t, h, wa, d) + side_number(p.suffix, t, h, wb, d);
             x = sum == 0.0f ? 0.0f : x / sum;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plain attend: a CTA per (query, head), float32 arithmetic, any head size to 512, any element
- * type and any strides. For what the matrix kernels cannot walk. Each warp takes 2 keys at a time,
- * so that their rows are on the way together; the warps join at the end. 2 * D elements read and
- * 4 * D FLOPs per key: bound by instructions, which decode each element. */
+/* The plain attention kernel: a CTA for each (query, head), float32 arithmetic, head sizes up to
+ * 512, any element type and strides. It serves what the matrix kernels do not. Each warp processes
+ * 2 keys at a time, so that both rows are in flight; the warps' results are combined at the end. 2
+ * * D elements and 4 * D FLOPs for each key: bound by the instructions that decode elements. */
 #include "gpu/device/rows.h"
 #include "gpu/device/search.h"
 #include "gpu/device/softmax.h"
 #include "gpu/device/visible.h"
 
 #define PLAIN_WARPS (GPU_THREADS_plain / GPU_LANES)
-#define PLAIN_KEYS 2 /* of a warp's step */
+#define PLAIN_KEYS 2 /* keys of a warp's step */
 #define PLAIN_CHUNK 4
 #define PLAIN_MAX_SIZE (GPU_LANES * LANE_DIMS)
 
-/* A query of a head, its lane's dims d = i * GPU_LANES + lane, and what its keys add up to. */
+/* A query of a head: its lane's dims d = i * GPU_LANES + lane, and the accumulators. */
 struct plain_row {
     gpu_request request;
     gpu_interval range;
@@ -41,8 +41,8 @@ GPU_INLINE void enter_query(const gpu_params &p, int32_t token, int32_t head, pl
     row.k1 = min(row.k1, row.request.length);
 }
 
-/* Turned rows of keys meet a query that is turned likewise: <q, k> = <H S q, H S k> / D, for levels
- * <H q / sqrt(D), levels>. */
+/* Hadamard-transformed keys need a transformed query: <q, k> = <H S q, H S k> / D, for levels <H q
+ * / sqrt(D), levels>. */
 GPU_INLINE void load_query(const gpu_params &p, int32_t token, int lane, plain_row &row)
 {
     const char *from = p.q.data + token * p.q.row + row.head * p.q.head;
@@ -62,7 +62,7 @@ GPU_INLINE void load_query(const gpu_params &p, int32_t token, int lane, plain_r
     row.l = 0.0f;
 }
 
-/* Where a key lies, and what its position adds to its score; -inf: it is not seen. */
+/* The location of a key and the bias of its position; -inf: hidden. */
 struct plain_key {
     int64_t block, slot;
     float bias;
@@ -89,8 +89,8 @@ GPU_INLINE plain_key find_key(const gpu_params &p, const plain_row &row, int32_t
     return key;
 }
 
-/* Keys j and j + 1. One that is not seen has the place of one that is, so that reading it is no
- * branch; false: none is seen. */
+/* Locates keys j and j + 1. A hidden key gets the location of a visible one, so that reading it
+ * needs no branch; false if both are hidden. */
 GPU_INLINE bool find_keys(const gpu_params &p, const plain_row &row, int32_t j,
                           plain_key (&keys)[PLAIN_KEYS])
 {
@@ -112,7 +112,8 @@ GPU_INLINE bool find_keys(const gpu_params &p, const plain_row &row, int32_t j,
     return seen.bias != -INFINITY;
 }
 
-/* PLAIN_CHUNK dims of a lane from the i-th on, of all keys: all loads before the first use. */
+/* PLAIN_CHUNK dims of a lane starting with the i-th, of all keys: all loads before the first use.
+ */
 template <bool NIBBLES>
 GPU_INLINE void load_chunk(const gpu_cache &c, const gpu_cache_row (&rows)[PLAIN_KEYS], int i,
                            int lane, gpu_element (&x)[PLAIN_CHUNK][PLAIN_KEYS])
@@ -127,7 +128,7 @@ GPU_INLINE void load_chunk(const gpu_cache &c, const gpu_cache_row (&rows)[PLAIN
     }
 }
 
-/* Their scores; -inf where a key is not seen. */
+/* Computes the scores; -inf for hidden keys. */
 template <bool NIBBLES>
 GPU_INLINE void score_keys(const gpu_params &p, const plain_row &row,
                            const plain_key (&keys)[PLAIN_KEYS], int lane, float (&s)[PLAIN_KEYS])
@@ -170,7 +171,7 @@ GPU_INLINE void score_keys(const gpu_params &p, const plain_row &row,
     }
 }
 
-/* A probability as an fp8 kernel holds it; the denominator keeps it as it is. */
+/* Rounds a probability as an fp8 kernel does; the denominator uses it unrounded. */
 GPU_INLINE float round_probability(const gpu_params &p, float w)
 {
     float scale = p.p_scale != nullptr ? *p.p_scale : p.p_scale_host;
@@ -187,14 +188,14 @@ GPU_INLINE void add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
         rows[u] = enter_row<NIBBLES>(p.v, keys[u].block, keys[u].slot, row.kv_head);
-        high = s[u] > high ? s[u] : high; /* a NaN shows in its weight */
+        high = s[u] > high ? s[u] : high; /* a NaN is caught by the probability */
     }
-    float shrink = softmax_shrink(row.m, high);
+    float shrink = softmax_rescale(row.m, high);
     row.m = high;
     row.l *= shrink;
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
-        w[u] = s[u] == -INFINITY ? 0.0f : softmax_shrink(s[u], high);
+        w[u] = s[u] == -INFINITY ? 0.0f : softmax_rescale(s[u], high);
         row.l += w[u];
         w[u] = p.p_dtype >= 0 ? round_probability(p, w[u]) : w[u];
         w[u] *= row_scale<NIBBLES>(p.v, rows[u]);
@@ -228,7 +229,7 @@ GPU_INLINE float largest_of_warps(const float *m)
     return high;
 }
 
-/* Rounded probabilities are relative to the largest, which so must be known before the first. */
+/* Rounded probabilities are relative to row_max, which must therefore be known before the first. */
 template <bool NIBBLES>
 GPU_INLINE void visit_keys(const gpu_params &p, int warp, int lane, plain_memory &memory,
                            plain_row &row)
@@ -252,14 +253,14 @@ GPU_INLINE void visit_keys(const gpu_params &p, int warp, int lane, plain_memory
         }
         if (pass == 0) {
             memory.m[warp] = row.m;
-            sync_group(); /* all maxima are there */
+            sync_group(); /* all maxima are written */
             row.m = largest_of_warps(memory.m);
-            sync_group(); /* the memory is used again */
+            sync_group(); /* the memory is reused */
         }
     }
 }
 
-/* The first warp adds the others' shares to its own, and writes the row. */
+/* The first warp adds the other warps' results to its own and writes the row. */
 GPU_INLINE void write_row(const gpu_params &p, int32_t token, int lane, const plain_memory &memory,
                           plain_row &row)
 {
@@ -267,7 +268,7 @@ GPU_INLINE void write_row(const gpu_params &p, int32_t token, int lane, const pl
     float base = softmax_base(fmaxf(largest_of_warps(memory.m), sink));
     float sum = expf(sink - base), shrink[PLAIN_WARPS];
     for (int w = 0; w < PLAIN_WARPS; w++) {
-        shrink[w] = softmax_shrink(memory.m[w], base);
+        shrink[w] = softmax_rescale(memory.m[w], base);
         sum += memory.l[w] * shrink[w];
     }
 #pragma unroll
@@ -312,11 +313,11 @@ GPU_INLINE void attend_row(const gpu_params &p, int32_t token, int32_t head, pla
             memory.o[warp][i * GPU_LANES + lane] = row.o[i];
         }
     }
-    sync_group(); /* all shares are there */
+    sync_group(); /* all results are written */
     if (warp == 0) {
         write_row(p, token, lane, memory, row);
     }
-    sync_group(); /* the memory is used again */
+    sync_group(); /* the memory is reused */
 }
 
 template <bool NIBBLES> GPU_INLINE void attend_rows(const gpu_params &p, plain_memory &memory)
@@ -327,7 +328,7 @@ template <bool NIBBLES> GPU_INLINE void attend_rows(const gpu_params &p, plain_m
     for (int64_t i = group_index(); i < items; i += group_count()) {
         int32_t at = (int32_t)(i / p.problem.num_q_heads), token = first + at;
         if (p.problem.wanted_rows !=
-            nullptr) { /* padded with repetitions; others may be another view's */
+            nullptr) { /* padded with duplicates; other entries may belong to another view */
             token = p.problem.wanted_rows[at];
             if (token < first || token >= end ||
                 (at > 0 && token == p.problem.wanted_rows[at - 1])) {

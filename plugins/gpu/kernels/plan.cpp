@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The schedule, made on the device from the lengths as they are there. One CTA. */
+/* Makes the schedule on the device from the actual lengths, in one CTA. */
 #include "gpu/kernels/cut.h"
 
 GPU_KERNEL(plan, gpu_plan_params)

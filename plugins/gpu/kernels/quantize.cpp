@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize and amax over rows [T, heads, D] taken as [T, heads * D]: each element read once. */
+/* quantize and amax over rows [T, heads, D], read as [T, heads * D], each element once. */
 #include "gpu/device/output.h"
 #include "gpu/params.h"
 
@@ -26,7 +26,7 @@ GPU_INLINE row_range wanted_rows(const gpu_quantize_params &p)
     return {first, p.query_start[p.num_reqs] - first};
 }
 
-/* Each element by one scale of the tensor or of its head. */
+/* One scale for the tensor or for each head. */
 GPU_KERNEL(quantize_static, gpu_quantize_params)
 {
     const row_range rows = wanted_rows(p);
@@ -42,7 +42,7 @@ GPU_KERNEL(quantize_static, gpu_quantize_params)
     }
 }
 
-/* A warp per (token, group of 64 or 128 columns). */
+/* A warp for each (token, group of 64 or 128 columns). */
 GPU_KERNEL(quantize_groups, gpu_quantize_params)
 {
     const row_range rows = wanted_rows(p);
@@ -56,7 +56,7 @@ GPU_KERNEL(quantize_groups, gpu_quantize_params)
         for (int e = 0; e < GROUP_DIMS; e++) {
             int32_t c = e * GPU_LANES + lane;
             x[e] = c < p.group ? column_number(p.x, token, p.dims, group * p.group + c) : 0.0f;
-            largest = fmaxf(largest, fabsf(x[e])); /* NaN is left out */
+            largest = fmaxf(largest, fabsf(x[e])); /* ignores NaN */
         }
         float scale = group_scale(warp_largest(largest, false), p.pow2);
         number_divisor by = divisor_of(scale);
@@ -74,7 +74,8 @@ GPU_KERNEL(quantize_groups, gpu_quantize_params)
     }
 }
 
-/* A thread per (token, 16 columns): block scale = e4m3(g amax / 6), element = e2m1(x g / scale). */
+/* A thread for each (token, 16 columns): block scale = e4m3(g amax / 6), element = e2m1(x g /
+ * scale). */
 GPU_KERNEL(quantize_nvfp4, gpu_quantize_params)
 {
     const row_range rows = wanted_rows(p);
@@ -102,7 +103,7 @@ GPU_KERNEL(quantize_nvfp4, gpu_quantize_params)
     }
 }
 
-/* A warp per (row, head). Magnitudes order as their bits do, so an integer maximum joins them. */
+/* A warp for each (row, head). Magnitudes order like their bits, so integer maxima combine them. */
 GPU_KERNEL(amax, gpu_amax_params)
 {
     int64_t items = p.num_rows * p.heads;

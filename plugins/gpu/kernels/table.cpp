@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* make_block_table: a group per piece of a request's row. The limit is memory: 4 bytes a place. */
+/* make_block_table: a group for each piece of a request's row. The limit is memory: 4 bytes an
+ * entry. */
 #include "gpu/device/target.h"
 #include "gpu/params.h"
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The KV write, alone and with rotary embedding (Su et al. 2021) and RMS norm before it. Bytes:
- * each new row read and written once; the limit is memory. */
+/* The KV write, alone or after RMS norm and rotary embedding (Su et al. 2021). Each new row is read
+ * and written once; the limit is memory bandwidth. */
 #include "gpu/device/rows.h"
 
 #define WRITE_THREADS GPU_THREADS_write_copy
 #define ROPE_WARPS (GPU_THREADS_rope_write / GPU_LANES)
 #define ROPE_MAX_HEAD_SIZE 512
 
-/* `bytes` of a row to as many, or 16-bit numbers to half as many fp8. */
+/* Copies `bytes` of a row, or converts 16-bit elements to half as many bytes of fp8. */
 enum write_way { WRITE_COPY, WRITE_FP8 };
 
-/* x / scale to fp8. The product with the inverse is off by less than 2 units; only near a value
- * between two fp8 numbers, where the last 19 bits are 0, can that matter. */
+/* x / scale to fp8. The product with the inverse is off by less than 2 units, which matters only
+ * near the midpoint of two fp8 numbers, where the last 19 bits are 0. */
 template <int FORMAT> GPU_INLINE uint32_t shrink2(float x, float y, number_divisor by)
 {
     float a = x * by.inverse, b = y * by.inverse;
@@ -24,7 +24,7 @@ template <int FORMAT> GPU_INLINE uint32_t shrink2(float x, float y, number_divis
     if (!(isnan(a) || isnan(b))) {
         return fp8_pair_of(FORMAT == ATTN_DTYPE_FP8_E5M2, a, b);
     }
-    /* a NaN that came from x keeps x's sign */
+    /* a NaN of x keeps x's sign */
     return number_to_fp8(FORMAT, isnan(x) ? x : a) |
            (uint32_t)number_to_fp8(FORMAT, isnan(y) ? y : b) << 8;
 }
@@ -51,7 +51,7 @@ GPU_INLINE uint4 shrink16(const uint4 (&x)[2], int32_t from, number_divisor by)
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-/* Vectors of 16 written bytes, counted over (row, side, head, place in the head's row). */
+/* Vectors of 16 written bytes, counted over (row, side, head, position in the head's row). */
 template <int WAY, class INDEX> GPU_INLINE void write_vectors(const gpu_write_params &p)
 {
     let_later_kernels_begin();
@@ -112,7 +112,7 @@ template <int WAY, class INDEX> GPU_INLINE void write_vectors(const gpu_write_pa
     }
 }
 
-/* 8 elements of a row with a scale of its own, which LANES lanes find together. */
+/* 8 elements of a row with its own scale, which LANES lanes compute together. */
 template <int LANES>
 GPU_INLINE uint2 scale_row(const uint4 &x, int32_t from, int32_t to, float *row_scale)
 {
@@ -146,8 +146,8 @@ GPU_INLINE uint2 scale_row(const uint4 &x, int32_t from, int32_t to, float *row_
     return make_uint2(out[0], out[1]);
 }
 
-/* LANES lanes per (row, side, head), 16 bytes each; rows of 16-bit numbers to 8-bit ones with a
- * scale per row. */
+/* Converts rows of 16-bit elements to 8 bits with a scale for each row: LANES lanes for each (row,
+ * side, head), 16 bytes each. */
 template <int LANES> GPU_INLINE void write_scaled(const gpu_write_params &p)
 {
     let_later_kernels_begin();
@@ -155,7 +155,8 @@ template <int LANES> GPU_INLINE void write_scaled(const gpu_write_params &p)
     int64_t step = (int64_t)group_count() * (WRITE_THREADS / LANES);
     int64_t first = (int64_t)group_index() * (WRITE_THREADS / LANES) + thread_index() / LANES;
     int32_t lane = thread_index() % LANES, in_warp = thread_index() % GPU_LANES / LANES;
-    for (; first - in_warp < items; first += step * WRITE_VECTORS) { /* a warp stays together */
+    /* all lanes of a warp stay in the loop */
+    for (; first - in_warp < items; first += step * WRITE_VECTORS) {
         int64_t slots[WRITE_VECTORS];
         int32_t sides[WRITE_VECTORS], heads[WRITE_VECTORS];
         uint4 x[WRITE_VECTORS];
@@ -195,7 +196,7 @@ template <int LANES> GPU_INLINE void write_scaled(const gpu_write_params &p)
     }
 }
 
-/* A warp per (row, side, head): any form and layout. */
+/* A warp for each (row, side, head), any form and layout. */
 GPU_KERNEL(write_rows, gpu_write_params)
 {
     let_later_kernels_begin();
@@ -250,8 +251,8 @@ GPU_KERNEL(write_scaled_32, gpu_write_params)
     write_scaled<32>(p);
 }
 
-/* Turns a row in place: float32 in shared memory, one rounding at the end. Pairs are (d, d + pairs)
- * in the NeoX form, (2d, 2d + 1) in GPT-J's. */
+/* Rotates a row in place: float32 in shared memory, rounded once at the end. Pairs are (d, d +
+ * pairs) in the NeoX form, (2d, 2d + 1) in GPT-J's. */
 GPU_DEVICE void turn_row(const gpu_write_params &p, char *row, int32_t dtype, int32_t head_size,
                          int side, int64_t position, float *x, int lane)
 {
@@ -266,7 +267,7 @@ GPU_DEVICE void turn_row(const gpu_write_params &p, char *row, int32_t dtype, in
             x[d] *= factor * number_load((const char *)p.norm[side], p.norm_dtype[side], d);
         }
     }
-    sync_lanes(); /* pairs cross lanes */
+    sync_lanes(); /* pairs span lanes */
     const char *table = p.cos_sin.data + position * p.cos_sin.row;
     int32_t pairs = p.rotary_dim / 2;
     for (int32_t d = lane; d < pairs; d += GPU_LANES) {
@@ -277,16 +278,16 @@ GPU_DEVICE void turn_row(const gpu_write_params &p, char *row, int32_t dtype, in
         x[first] = a * c - b * s;
         x[second] = b * c + a * s;
     }
-    sync_lanes(); /* all pairs are turned */
+    sync_lanes(); /* all pairs are rotated */
     for (int32_t d = lane; d < head_size; d += GPU_LANES) {
-        if (!isnan(x[d]) || !isnan(number_load(row, dtype, d))) { /* a NaN stays as it was */
+        if (!isnan(x[d]) || !isnan(number_load(row, dtype, d))) { /* a NaN is unchanged */
             number_store(row, dtype, d, x[d]);
         }
     }
     sync_lanes(); /* row_store reads what other lanes wrote */
 }
 
-/* A warp per (row, head of q, k or v). */
+/* A warp for each (row, head of q, k or v). */
 GPU_KERNEL(rope_write, gpu_write_params)
 {
     GPU_SHARED float rows[ROPE_WARPS][ROPE_MAX_HEAD_SIZE];
