@@ -144,7 +144,7 @@ static __device__ __forceinline__ void consumer_4rows(const sm80_params &a,
     value_scaling sums = {};
     int2 all; /* keys that all rows see */
     pipeline_state place;
-    int32_t before[2] = {}; /* plane_behind's `before` for rows of K and V in this run */
+    int32_t before[2] = {}; /* plane_at_offset's `before` for rows of K and V in this run */
     int32_t left = 0;       /* remaining tiles of the run */
     int32_t tile_base = 0;  /* the warp's first key of the tile */
     const gpu_run *run = nullptr;
@@ -184,11 +184,11 @@ static __device__ __forceinline__ void consumer_4rows(const sm80_params &a,
         char *at = stage_at(smem, place.stage);
         const float *k_scales = (const float *)(at + scale_at), *v_scales = k_scales + S::tile;
         float acc_s[1][4];
-        const sm80_plane v_plane = plane_behind(a, 1, before[1]);
+        const sm80_plane v_plane = plane_at_offset(a, 1, before[1]);
         if constexpr (KIND == KIND_INT4) {
             score_digits<D>(at + key_at, k_scales, q.queries, lane, acc_s);
         } else {
-            scores_4rows<KIND, D>(a, at, at + codes.key, plane_behind(a, 0, before[0]), sq, rest,
+            scores_4rows<KIND, D>(a, at, at + codes.key, plane_at_offset(a, 0, before[0]), sq, rest,
                                   has_rest, q, first, lane, acc_s);
         }
         bool apart = false;

@@ -207,8 +207,8 @@ dot_e4m3_rows(const char *stage, const sm80_plane &plane, const char *sq,
 
 /* The layout of rows of K (index 0) or V in a stage, shifted by `before` bytes: TurboQuant's rows
  * may begin inside a piece (bytes_of_head). */
-static __device__ __forceinline__ sm80_plane plane_behind(const sm80_params &a, int index,
-                                                          int32_t before)
+static __device__ __forceinline__ sm80_plane plane_at_offset(const sm80_params &a, int index,
+                                                             int32_t before)
 {
     sm80_plane plane = a.planes[index];
     plane.at += before;
@@ -228,7 +228,7 @@ template <int KIND>
 static __device__ __forceinline__ sm80_plane plane_of_head(const sm80_params &a, int index,
                                                            int32_t head)
 {
-    return plane_behind(a, index, bytes_of_head<KIND>(a, index, head));
+    return plane_at_offset(a, index, bytes_of_head<KIND>(a, index, head));
 }
 
 /* Loads steps and lowest values of the lane's keys; `first` is the warp's first. */

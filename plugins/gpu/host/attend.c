@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend: arguments become gpu_params, and the kernel that can take them is chosen. */
+/* attend: turns arguments into gpu_params and chooses the kernels that serve them. */
 #include "gpu/host/schedule.h"
 
 static void set_tensors(struct gpu_params *p, const struct attn_attend_args *args)
@@ -25,8 +25,8 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
     }
 }
 
-/* Quantized queries in `dtype`, as matrix kernels take them: where they will stand in the
- * scratch. False: they are not quantized, or there is no room for them. */
+/* Places quantized queries, converted to `dtype` for matrix kernels, in the scratch. False if
+ * queries are not quantized or there is no room. */
 static bool widened_query(const struct gpu_params *p, const struct attn_attend_args *args,
                           int32_t dtype, struct gpu_widen_params *w)
 {
@@ -53,7 +53,8 @@ static bool widened_query(const struct gpu_params *p, const struct attn_attend_a
 
 typedef const char *attend_way(const struct attn_attend_args *args, const struct gpu_params *p);
 
-/* In a way that writes no codes: numbers into the scratch, which are quantized behind it. */
+/* Runs a kernel without quantized outputs: numbers go to the scratch and are quantized
+ * afterwards. */
 static const char *attend_numbers(const struct attn_attend_args *args, const struct gpu_params *p,
                                   attend_way *way)
 {
@@ -75,7 +76,7 @@ static const char *launch_plain(const struct attn_attend_args *args, const struc
                              (int64_t)device->num_sms * 8, p, args->stream);
 }
 
-/* By the kernel that takes anything, row by row. */
+/* Runs the plain kernel, which serves everything, row by row. */
 static const char *attend_plainly(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     bool codes = args->layer->output_form != ATTN_OUTPUT_PLAIN;
@@ -90,7 +91,8 @@ static const char *widen_query(const struct attn_attend_args *args,
                              args->stream);
 }
 
-/* Requests of many rows by the plugin's prefill; *taken: it took them. shared: gpu_prefill. */
+/* Runs the plugin's prefill for requests of many rows; *taken says whether it served them. shared:
+ * see gpu_prefill. */
 static const char *attend_many(const struct attn_attend_args *args, const struct gpu_params *p,
                                bool shared, bool *taken)
 {
@@ -106,9 +108,9 @@ static const char *attend_many(const struct attn_attend_args *args, const struct
     return cause;
 }
 
-/* By the plugin's prefill and matrix kernels, each for its requests. Where one of them refuses the
- * tensors, the plain kernel has written all rows before the other writes its own: a request's way
- * is that of its rows and the tensors, whatever else is in the batch. */
+/* Runs the plugin's prefill and matrix kernels, each for its requests. If one of them refuses the
+ * tensors, the plain kernel writes all rows before the other one writes its own: the kernel of a
+ * request depends on its rows and the tensors only, whatever else is in the batch. */
 static const char *attend_by_rows(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What backends on gpu/kernels declare alike, their table, and their instances. */
+/* What all backends on gpu/kernels declare, their kernel table, and their instances. */
 #include "gpu/host/backend.h"
 
 #include <string.h>

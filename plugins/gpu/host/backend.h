@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plugin on gpu/host hands to the core: a plugin adds its name, its devices and, if it has
- * some, matrix kernels. */
+/* What a plugin on gpu/host gives to the core: its name, its devices and, optionally, matrix
+ * kernels. */
 #ifndef GPU_HOST_BACKEND_H
 #define GPU_HOST_BACKEND_H
 
 #include <attn/plugin.h>
 #include <stdbool.h>
 
-/* What a plugin defines of itself. */
+/* What a plugin defines. */
 struct gpu_vendor {
     const char *name;
-    int32_t device_type; /* of all its devices */
+    int32_t device_type; /* type of all its devices */
     const struct attn_kernels *kernels;
-    /* Adds to an instance whose device is open what gpu/kernels lack (`matrix`, `prefill`), and
-     * makes it ready; NULL: nothing. NULL or the cause of a failure. */
+    /* Adds the kernels that gpu/kernels lacks (`matrix`, `prefill`) to an instance whose device is
+     * open, and loads them; may be NULL. Returns NULL or the cause of a failure. */
     const char *(*add_kernels)(struct attn_instance *instance);
 };
 
@@ -21,10 +21,11 @@ extern const struct gpu_vendor gpu_vendor;
 extern const struct attn_backend_caps gpu_caps; /* without name and device */
 extern const struct attn_kernels gpu_kernels;
 
-/* Adds the reasons that the masks cannot say; a plugin's `supports`. */
+/* Adds the reasons that masks cannot express; a plugin's `supports`. */
 attn_status gpu_supports(const struct attn_supports_args *args,
                          const struct attn_reason_sink *reasons, struct attn_error *error);
-/* Reports a device, and the vendor's backend on it: gpu_caps or less; NULL: it is not served. */
+/* Reports a device, and the vendor's backend on it with gpu_caps or fewer; caps NULL: the device is
+ * not served. */
 attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
                        const struct attn_backend_caps *caps);
 /* A plugin's `create` and `destroy`. */

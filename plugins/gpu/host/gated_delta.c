@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gated_delta: the call's parts become kernels' parameters; the windows roll behind the delta rule.
- * What lies on the device (slots, counts) is looked at there, and what is out of range left alone.
- */
+/* gated_delta: turns the call's parts into kernel parameters; windows roll after the delta rule.
+ * Slots and counts lie on the device and are checked there: what is out of range is ignored. */
 #include "common/gated_delta.h"
 
 #include "gpu/delta.h"
 #include "gpu/host/schedule.h"
 
-#define STEP_TOKENS 4 /* of a request, on average, that delta_step is for */
+#define STEP_TOKENS 4 /* mean tokens of a request up to which delta_step is used */
 
 static struct gpu_matrix matrix_of(const struct attn_tensor *tensor)
 {
@@ -77,15 +76,15 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
     return p;
 }
 
-/* The kernels that a call needs: for requests of one token, of few, and in chunks. The first and
- * the last are a plugin's own; without them all are of few, and so are requests whose checkpoints
- * those two cannot write (device/delta.h). */
+/* The kernels that a call needs: for requests of one token, of few tokens, and in chunks. The first
+ * and the last are a plugin's own; without them all requests count as few, as do requests whose
+ * checkpoints those two cannot write (device/delta.h). */
 struct ways {
     bool steps, few, chunks;
 };
 
-/* Drafts that keep all of their states are among the few whatever their number, which the plan does
- * not know of. */
+/* Drafts that keep all of their states count as few whatever their number, which the plan does not
+ * know. */
 static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_delta_params *p,
                                struct ways *ways, struct attn_error *error)
 {
@@ -115,11 +114,11 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     return ATTN_OK;
 }
 
-/* The kernels that go token by token. */
+/* Launches the kernels that go token by token. */
 static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_params *p,
                               void *stream)
 {
-    /* longer requests wait for one token after the other, where more groups of fewer rows help */
+    /* longer requests are bound by the latency of tokens, where more groups of fewer rows help */
     bool is_step = p->head_size_k <= 128 && p->num_tokens <= STEP_TOKENS * p->num_reqs &&
                    (int64_t)p->num_reqs * p->num_v_heads >= 2 * (int64_t)device->num_sms;
     if (is_step) {

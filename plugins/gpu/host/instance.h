@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An instance, what is prepared per layer, and the slots of the kernel table. */
+/* An instance, what is prepared for a layer, and the slots of the kernel table. */
 #ifndef GPU_HOST_INSTANCE_H
 #define GPU_HOST_INSTANCE_H
 
@@ -16,47 +16,49 @@ struct gpu_gemm;
 
 struct attn_instance {
     const struct attn_host *host;
-    const struct attn_kernels *kernels; /* gpu_vendor's, where add_kernels sets no other */
+    const struct attn_kernels *kernels; /* gpu_vendor's, unless add_kernels sets another */
     struct gpu_device device;
-    const struct gpu_matrix_kernels *matrix; /* NULL: plain kernels serve all */
-    const struct gpu_prefill *prefill; /* NULL: requests of many rows have no way of their own */
-    const struct gpu_latent_kernel *latent; /* NULL: latent rows have none */
-    const struct gpu_delta_chunks *chunks;  /* NULL: gated delta has none */
-    const struct gpu_gemm *gemm;            /* NULL: FMA units take all */
+    const struct gpu_matrix_kernels *matrix; /* NULL: the plain kernel serves everything */
+    const struct gpu_prefill *prefill; /* NULL: no kernel of its own for requests of many rows */
+    const struct gpu_latent_kernel *latent; /* NULL: no kernel of its own for latent rows */
+    const struct gpu_delta_chunks *chunks;  /* NULL: no kernels of its own for gated delta */
+    const struct gpu_gemm *gemm;            /* NULL: the FMA kernels serve everything */
 };
 
-/* Which slot a state is for. */
+/* The slot that a state belongs to. */
 enum gpu_way { GPU_WAY_ATTEND, GPU_WAY_LATENT, GPU_WAY_CHUNKS, GPU_WAY_WITHOUT_PLAN };
 
 struct attn_prepared {
     int32_t way; /* enum gpu_way */
     int32_t num_kv_heads, group, padded_size;
-    int32_t topk;      /* of a sparse layer */
+    int32_t topk;      /* keys of a sparse layer's lists */
     int32_t invariant; /* 1: batch-invariant plans */
     int32_t narrow;    /* 1: the cache's elements have 8 bits or less */
     int32_t packed;    /* 1: 4 bits or less, int4, nvfp4 or TurboQuant */
-    int32_t dense;     /* 1: of those, kernels of up to 8 rows have three CTAs each */
-    int32_t split;     /* 1: items of 16 rows are the only fast ones: 4-bit caches, float32 */
-    /* of a token's queries in 16 bits, where they come in 8; 0: they do not */
+    /* 1: of those, kernels of up to 8 rows run with three CTAs on a multiprocessor */
+    int32_t dense;
+    int32_t split; /* 1: only items of 16 rows are fast: 4-bit caches, float32 */
+    /* Bytes of a token's queries converted to 16 bits, if they come in 8; else 0. */
     int32_t query_bytes;
-    int64_t out_bytes;   /* of a token's output as numbers, where it is codes; else 0 */
-    int64_t copy_bytes;  /* the plugin's prefill: gpu_prefill */
-    int32_t few_rows;    /* of a request at most that does not go the plugin's prefill */
-    int64_t chunk_bytes; /* of the scratch for a chunk of gated delta; 0: it goes token by token */
+    int64_t out_bytes;   /* bytes of a token's output as numbers, if it is quantized; else 0 */
+    int64_t copy_bytes;  /* of gpu_prefill, for the plugin's prefill */
+    int32_t few_rows;    /* rows of a request up to which it does not use the plugin's prefill */
+    int64_t chunk_bytes; /* scratch for a chunk of gated delta; 0: requests go token by token */
 };
 
-/* output.c: outputs that are codes. */
-/* Rows of out, in bytes; the dtype is that of numbers before they become codes. */
+/* output.c: quantized outputs. */
+/* Strides of rows of out in bytes; the dtype is that of numbers before quantization. */
 struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args);
 struct gpu_output gpu_output_of(const struct attn_attend_args *args);
-/* Whether groups lie within heads, and codes of 4 dims in aligned words: kernels may write them. */
+/* Whether kernels may write codes directly: groups are within heads, and codes of 4 dims are
+ * aligned words. */
 bool gpu_output_is_near(const struct attn_attend_args *args);
-/* Where numbers stand in the scratch until gpu_quantize_output makes the batch's rows
- * of them codes in out. The latter: NULL or the cause of a failure. */
+/* Where numbers are kept in the scratch until gpu_quantize_output writes their codes to out.
+ * Returns NULL or the cause of a failure. */
 struct gpu_tensor gpu_output_numbers(const struct attn_attend_args *args);
 const char *gpu_quantize_output(const struct attn_attend_args *args);
 /* numeric.c */
-int32_t gpu_output_group(int32_t form); /* columns that share a scale; 0: no such form */
+int32_t gpu_output_group(int32_t form); /* columns that share a scale; 0: not a form with groups */
 const char *gpu_launch_quantize(const struct gpu_device *device,
                                 const struct gpu_quantize_params *p, void *stream);
 
@@ -76,7 +78,7 @@ attn_status gpu_update_block_table(const struct attn_attend_args *args, struct a
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
-/* latent.c: write_kv and gather_kv of MLA layers; `gather` lacks the cache. */
+/* latent.c: write_kv and gather_kv of MLA layers; `gather` comes without the cache. */
 attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_gather_latent(const struct attn_gather_kv_args *args,
                               const struct gpu_gather_params *gather, struct attn_error *error);
@@ -106,7 +108,7 @@ attn_status gpu_end_capture(const struct attn_stream_args *args, void **graph,
 attn_status gpu_launch_graph(const struct attn_stream_args *args, struct attn_error *error);
 attn_status gpu_destroy_graph(const struct attn_stream_args *args, struct attn_error *error);
 
-/* Tensors and views as the kernels take them. */
+/* Tensors and views as kernel parameters. */
 struct gpu_tensor gpu_tensor_of(const struct attn_tensor *tensor);
 struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor); /* NULL: none */
 struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
@@ -121,7 +123,7 @@ static inline int64_t gpu_groups(int64_t items, int64_t per, int64_t most)
     return groups < 1 ? 1 : groups < most ? groups : most;
 }
 
-/* Groups of a kernel whose warps take an item each, at most so many for each multiprocessor. */
+/* Groups of a kernel whose warps have one item each, limited for each multiprocessor. */
 static inline int64_t gpu_warp_groups(const struct gpu_device *device, int32_t threads,
                                       int64_t items, int64_t most)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots of MLA (attn/mla.h): attends over latent rows, and their writing and gathering. */
+/* The slots of MLA (attn/mla.h): attention over latent rows, and their writing and gathering. */
 #include <attn/mla.h>
 
 #include "gpu/host/schedule.h"
 #include "gpu/latent.h"
 
-/* The cache of latent rows as kernels take it. */
+/* The cache of latent rows as a kernel parameter. */
 static attn_status enter_cache(const struct attn_layer_desc *layer,
                                const struct attn_layer_params *params,
                                const struct attn_kv_view *view, struct gpu_cache *cache,
@@ -28,7 +28,7 @@ static attn_status enter_cache(const struct attn_layer_desc *layer,
     return ATTN_OK;
 }
 
-/* Rows that come as one tensor, or as a latent and a rope part. */
+/* Latent rows given as one tensor, or as a latent and a rope part. */
 static void enter_rows(const struct attn_tensor *joined, const struct attn_tensor *const parts[2],
                        const struct attn_mla_desc *mla, struct gpu_tensor *latent,
                        struct gpu_tensor *rope)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What plugins' attends on matrix units share on the host. */
+/* What the host sides of plugins' matrix kernels share. */
 #include "gpu/host/schedule.h"
 
-/* Where a request must give the same bits in any batch, a segment is of one item. */
+/* For bits that do not depend on the batch, a segment belongs to one item. */
 void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
                      struct schedule_host *plan)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots that write and gather the cache, copy and fill, and that make block tables. */
+/* The slots that write and gather the cache, copy, fill, and make block tables. */
 #include "gpu/host/instance.h"
 
 static struct gpu_write_params write_params(const struct attn_write_kv_args *args)
@@ -31,8 +31,8 @@ static bool is_fp8(const struct gpu_cache *c)
     return c->dtype == ATTN_DTYPE_FP8_E4M3 || c->dtype == ATTN_DTYPE_FP8_E5M2;
 }
 
-/* Vectors of 16 bytes that a row becomes by write_copy or, if it is_fp8, write_fp8; 0: by neither.
- */
+/* The number of 16-byte vectors of a row for write_copy or, with is_fp8, write_fp8; 0 if they do
+ * not serve it. */
 static int32_t vectors_of_row(const struct gpu_tensor *from, const struct gpu_cache *to)
 {
     int32_t bytes = number_bytes(to->dtype);
@@ -44,7 +44,7 @@ static int32_t vectors_of_row(const struct gpu_tensor *from, const struct gpu_ca
     return to->head_size * bytes / 16;
 }
 
-/* Rows for write_scaled: lanes of one, 16 read bytes each. 0: not by it. */
+/* Lanes for each row in write_scaled, which read 16 bytes each; 0 if it does not serve the rows. */
 static int32_t lanes_of_row(const struct gpu_tensor *from, const struct gpu_cache *to)
 {
     if (to->form != GPU_ROW_SCALED || to->pack != 0 || number_bytes(from->dtype) != 2 ||
@@ -64,7 +64,7 @@ static const char *launch_write(const struct gpu_device *device, const struct gp
             {GPU_KERNEL_write_copy, GPU_KERNEL_write_copy_far},
             {GPU_KERNEL_write_fp8, GPU_KERNEL_write_fp8_far}};
         int64_t all = rows * (p->vectors[0] + p->vectors[1]);
-        bool far = all >= INT32_MAX; /* else sums of a few steps still fit into 32 bits */
+        bool far = all >= INT32_MAX; /* prefix sums of a few steps still fit into 32 bits */
         return gpu_device_launch(
             device, kernels[is_fp8(&p->to[0])][far],
             gpu_groups(all, (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS, 1 << 20), p, stream);
@@ -172,7 +172,7 @@ attn_status gpu_fill(const struct attn_fill_args *a, struct attn_error *error)
                          "fill", error);
 }
 
-/* By the driver; in one piece where rows lie side by side. */
+/* Copies by the driver, in one piece if rows are contiguous. */
 static attn_status copy_run(const struct attn_copy_blocks_args *args,
                             const struct gpu_copy_run *run, struct attn_error *error)
 {
@@ -205,7 +205,7 @@ static attn_status launch_runs(const struct attn_copy_blocks_args *args, struct 
     return device_status(cause, "copy_blocks", error);
 }
 
-/* Whether `rows` rows of `bytes` at one place may lie over rows at another. */
+/* Whether `rows` rows of `bytes` at one place may overlap rows at another. */
 static bool meet(const char *a, int64_t a_stride, int64_t a_rows, const char *b, int64_t b_stride,
                  int64_t b_rows, int64_t bytes)
 {
@@ -222,8 +222,8 @@ static bool follows(const struct gpu_copy_run *a, const struct gpu_copy_run *b)
            meet(a->to, a->to_stride, a->rows, b->to, b->to_stride, b->rows, a->bytes);
 }
 
-/* Adds a run to those of the next launch; launches them before where there is no room, or where it
- * follows a run of its own copy, which begin at *first. */
+/* Adds a run to the next launch. Launches the pending runs first if there is no room, or if the run
+ * must follow a run of its own copy, which begin at *first. */
 static attn_status add_run(const struct attn_copy_blocks_args *args, struct gpu_copy_params *p,
                            const struct gpu_copy_run *run, int32_t *first, struct attn_error *error)
 {
@@ -240,7 +240,8 @@ static attn_status add_run(const struct attn_copy_blocks_args *args, struct gpu_
     return status;
 }
 
-/* The run that begins at pair j: as many as lie in a row, if none is copied that another brings. */
+/* The run that begins at pair j: as many adjacent rows as possible, as long as none reads what
+ * another writes. */
 static void find_run(const struct attn_copy_blocks_args *args, const struct attn_block_copy *copy,
                      int64_t j, struct gpu_copy_run *run)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots that work on tensors, not on the cache: merge_states, quantize, amax, batched_gemm. */
+/* The slots that work on tensors without a cache: merge_states, quantize, amax, batched_gemm. */
 #include "gpu/host/instance.h"
 #include "gpu/latent.h"
 
@@ -121,7 +121,7 @@ static struct gpu_batch_matrix batch_matrix_of(const struct attn_tensor *tensor)
                                      tensor_stride(tensor, 2), number_dtype_name(tensor->dtype)};
 }
 
-/* Whether gemm_few takes it: few rows, and weights of 16 bits that lie as its loads do. */
+/* Whether gemm_few serves the call: few rows, and 16-bit weights contiguous in one direction. */
 static bool streams_weights(const struct gpu_gemm_params *p)
 {
     const struct gpu_batch_matrix *w = &p->w;
@@ -129,7 +129,7 @@ static bool streams_weights(const struct gpu_gemm_params *p)
         (w->dtype != ATTN_DTYPE_F16 && w->dtype != ATTN_DTYPE_BF16)) {
         return false;
     }
-    if (w->row == 1) { /* a column in one piece, 8 elements a load */
+    if (w->row == 1) { /* columns are contiguous: 8 elements in a load */
         return p->k % 8 == 0 && w->batch % 8 == 0 && w->column % 8 == 0 &&
                (uintptr_t)w->data % 16 == 0;
     }

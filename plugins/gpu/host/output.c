@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Outputs of an attend that are codes: by the kernels themselves, or as numbers in the scratch
- * that are quantized behind them. */
+/* Quantized outputs of attention: written by the kernels themselves, or quantized afterwards from
+ * numbers in the scratch. */
 #include "gpu/host/schedule.h"
 
 static const struct attn_io_output_quant *given_output(const struct attn_attend_args *args)

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is prepared for a layer, the memory of its plans, and the launch that makes a schedule. */
+/* The preparation of a layer, the memory of its plans, and the launch of the kernel that makes a
+ * schedule. */
 #include <attn/mla.h>
 
 #include "common/turboquant.h"
 #include "gpu/host/schedule.h"
 
 #define SEGMENTS_PER_CTA 8
-#define LEAST_SHARE 4        /* tiles of a share, by_item 2 */
-#define LEAST_SHARE_OF_FEW 2 /* whose parts have fewer rows */
-#define PADDED_SIZE_MAX 512  /* of the matrix kernels' heads */
+#define LEAST_SHARE 4        /* tiles of a share with by_item 2 */
+#define LEAST_SHARE_OF_FEW 2 /* parts of such plans have fewer rows */
+#define PADDED_SIZE_MAX 512  /* head size of the matrix kernels */
 
 static size_t round_up(size_t bytes)
 {
     return (bytes + 255) & ~(size_t)255;
 }
 
-/* Segments of a plan, and how many of them may leave parts of 16 rows. Parts of 64 rows are fewer:
- * there each CTA has one segment. */
+/* The segments of a plan, and how many of them may leave parts of 16 rows. With 64 rows there are
+ * fewer parts, since each CTA has one segment. */
 static int64_t segment_bound(const struct attn_instance *instance,
                              const struct attn_prepared *prepared, int64_t reqs, int64_t row_tiles,
                              bool by_item, int64_t *part_rows)
@@ -30,11 +31,11 @@ static int64_t segment_bound(const struct attn_instance *instance,
             prepared->invariant ? invariant : 4 * ctas; /* cut_count in gpu/kernels/cut.h */
         *part_rows = cut * 16;
         if (prepared->way == GPU_WAY_LATENT && instance->latent != NULL) {
-            int64_t parts = prepared->invariant ? cut : 2 * ctas; /* two for a share */
+            int64_t parts = prepared->invariant ? cut : 2 * ctas; /* two for each share */
             *part_rows = parts * instance->latent->rows;
             *part_rows = *part_rows > cut * 16 ? *part_rows : cut * 16;
         }
-        return cut + row_tiles * prepared->num_kv_heads + ctas; /* one that is read for each CTA */
+        return cut + row_tiles * prepared->num_kv_heads + ctas; /* one read by each CTA */
     }
     int64_t taken = 2 * ctas * SEGMENTS_PER_CTA * 16, given = 2 * ctas * 64;
     *part_rows = taken > given ? taken : given;
@@ -138,7 +139,7 @@ int32_t gpu_latent_rows(int32_t most, int32_t group)
     return rows;
 }
 
-/* Of an item over latent rows, by whichever kernel. */
+/* Rows of an item over latent rows, for either kernel. */
 static int32_t least_rows(const struct attn_instance *instance,
                           const struct attn_prepared *prepared)
 {
@@ -287,10 +288,9 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
     }
 }
 
-/* Which requests go the plugin's prefill. A graph may be replayed with other lengths, and a request
- * may have fewer rows than the host knows of: both ways then stand ready. In a batch-invariant
- * layer a request's own rows decide, never what pays for the batch.
- */
+/* Which requests use the plugin's prefill. A graph may be replayed with other lengths, and a
+ * request may have fewer rows than the host knows; then both kernels are launched. In a
+ * batch-invariant layer a request's own rows decide, not what pays for the batch. */
 static void choose_ways(struct schedule_host *plan, const struct attn_attend_args *args,
                         int32_t mode)
 {
@@ -311,7 +311,7 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     if (mode != ATTN_PLAN_EAGER || batch->flags & ATTN_BATCH_HOST_BOUNDS) {
         return;
     }
-    bool few = false, many = false, some = false; /* some: more rows than a decode's */
+    bool few = false, many = false, some = false; /* some requests have more rows than a decode */
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         int64_t rows = (int64_t)(start[r + 1] - start[r]) * group;
         few |= rows > 0 && rows <= plan->few_rows;
@@ -411,7 +411,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
     return device_status(cause, "plan", error);
 }
 
-/* The schedule depends on lengths alone; tables are read when a step runs. */
+/* The schedule depends on lengths only; block tables are read when a step runs. */
 attn_status gpu_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
 {
     return ATTN_OK;

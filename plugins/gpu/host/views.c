@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors and cache views of the ABI, which the core has checked, turned into what the kernels
- * take. */
+/* Turns tensors and cache views of the ABI, which the core has checked, into kernel parameters. */
 #include "common/turboquant.h"
 #include "gpu/host/instance.h"
 
@@ -21,7 +20,7 @@ struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor)
                             tensor_stride(tensor, 0), tensor_stride(tensor, 1)};
 }
 
-/* How a row of K or V is stored: form and element, or -1 where the kv_dtype is not served. */
+/* The storage of a row of K or V, form and element type; -1 if the kv_dtype is not served. */
 static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t *form)
 {
     *form = GPU_ROW_NUMBERS;
@@ -102,7 +101,7 @@ struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
         int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
         float host = is_v ? params->v_scale_host : params->k_scale_host;
         c.swizzled = c.form == GPU_ROW_NVFP4 && is_v;
-        if (c.form == GPU_ROW_NVFP4) { /* always one of the tensor */
+        if (c.form == GPU_ROW_NVFP4) { /* always one scale for the tensor */
             form = ATTN_SCALE_PER_TENSOR;
         }
         if (form != ATTN_SCALE_NONE) {
