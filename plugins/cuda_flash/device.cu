@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's primary context, and launches of the portable kernels. The caller's context is
  * restored every time. */
-#include <cuda.h>
-#include <cuda_runtime.h>
-
 #include "cuda_flash/decode/sm80_launch.h"
 #include "gpu/delta.h"
 #include "gpu/latent.h"
-#include "gpu/params.h"
 #include "kinds.h"
+#include "launch.cuh"
 
 #define DECLARE_KERNEL(name, params, threads)                                                      \
     extern "C" __global__ void kernel_##name(const __grid_constant__ params p);
@@ -27,36 +24,12 @@ static gpu_attend_launcher *const attends[KIND_COUNT] = {
     launch_f32,  launch_bf16, launch_f16,   launch_e4m3,   launch_e5m2,
     launch_int8, launch_int4, launch_nvfp4, launch_levels, launch_k8v4};
 
-typedef CUresult CUDAAPI push_fn(CUcontext);
-typedef CUresult CUDAAPI pop_fn(CUcontext *);
 typedef CUresult CUDAAPI get_fn(CUcontext *);
+typedef CUresult CUDAAPI set_fn(CUcontext);
 typedef CUresult CUDAAPI encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                    const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* Clears the runtime's last error, which the next launch would return. */
-static const char *text_of(cudaError_t error)
-{
-    if (error == cudaSuccess) {
-        return NULL;
-    }
-    (void)cudaGetLastError();
-    return cudaGetErrorString(error);
-}
-
-struct scope {
-    const struct gpu_device *device;
-    explicit scope(const struct gpu_device *d) : device(d)
-    {
-        ((push_fn *)d->push)((CUcontext)d->context);
-    }
-    ~scope()
-    {
-        CUcontext popped;
-        ((pop_fn *)device->pop)(&popped);
-    }
-};
 
 static cudaError_t entry_point(const char *name, void **function)
 {
@@ -77,7 +50,7 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
     error = error ? error : entry_point("cuCtxPushCurrent", &device->push);
     error = error ? error : entry_point("cuCtxPopCurrent", &device->pop);
     if (error != cudaSuccess) {
-        return text_of(error);
+        return cause_of(error);
     }
     if (entry_point("cuTensorMapEncodeTiled", &device->encode_map) != cudaSuccess) {
         device->encode_map = NULL;
@@ -107,8 +80,8 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
     for (gpu_attend_launcher *attend : attends) {
         error = error ? error : attend(nullptr, nullptr);
     }
-    ((push_fn *)set)(before);
-    return text_of(error);
+    ((set_fn *)set)(before);
+    return cause_of(error);
 }
 
 extern "C" void gpu_device_close(struct gpu_device *device)
@@ -119,18 +92,18 @@ extern "C" void gpu_device_close(struct gpu_device *device)
 extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
                                          int64_t groups, const void *params, void *stream)
 {
-    scope inside(device);
+    device_scope inside(device);
     void *arguments[] = {(void *)params};
-    return text_of(cudaLaunchKernel(kernels[kernel].function, dim3((unsigned)groups),
-                                    dim3(kernels[kernel].threads), arguments, 0,
-                                    (cudaStream_t)stream));
+    return cause_of(cudaLaunchKernel(kernels[kernel].function, dim3((unsigned)groups),
+                                     dim3(kernels[kernel].threads), arguments, 0,
+                                     (cudaStream_t)stream));
 }
 
 extern "C" const char *sm80_launch(const struct gpu_device *device, int32_t kind,
                                    const struct sm80_params *params, void *stream)
 {
-    scope inside(device);
-    return text_of(attends[kind](params, (cudaStream_t)stream));
+    device_scope inside(device);
+    return cause_of(attends[kind](params, (cudaStream_t)stream));
 }
 
 extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *data,
@@ -140,7 +113,7 @@ extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *d
     if (device->encode_map == NULL || device->major < 9) {
         return false;
     }
-    scope inside(device); /* encoding needs a current context */
+    device_scope inside(device); /* encoding needs a current context */
     return ((encode_fn *)device->encode_map)(
                (CUtensorMap *)map,
                shape->element == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
@@ -160,31 +133,31 @@ extern "C" const char *gpu_device_copy(const struct gpu_device *device, void *to
 {
     static const cudaMemcpyKind kinds[] = {cudaMemcpyDefault, cudaMemcpyHostToDevice,
                                            cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
-    scope inside(device);
-    return text_of(cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)stream));
+    device_scope inside(device);
+    return cause_of(cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)stream));
 }
 
 extern "C" const char *gpu_device_fill(const struct gpu_device *device, void *to, int32_t value,
                                        size_t row_bytes, size_t stride, int64_t rows, void *stream)
 {
-    scope inside(device);
+    device_scope inside(device);
     if (rows <= 0 || row_bytes == 0) {
         return NULL;
     }
     if (stride == row_bytes || rows == 1) {
-        return text_of(cudaMemsetAsync(to, value, row_bytes * rows, (cudaStream_t)stream));
+        return cause_of(cudaMemsetAsync(to, value, row_bytes * rows, (cudaStream_t)stream));
     }
-    return text_of(cudaMemset2DAsync(to, stride, value, row_bytes, rows, (cudaStream_t)stream));
+    return cause_of(cudaMemset2DAsync(to, stride, value, row_bytes, rows, (cudaStream_t)stream));
 }
 
 extern "C" const char *gpu_device_allocate(const struct gpu_device *device, int32_t kind,
                                            size_t bytes, void **memory, size_t room[2])
 {
-    scope inside(device);
+    device_scope inside(device);
     cudaError_t error = kind == ATTN_MEMORY_DEVICE
                             ? cudaMalloc(memory, bytes)
                             : cudaHostAlloc(memory, bytes, cudaHostAllocPortable);
-    const char *cause = text_of(error);
+    const char *cause = cause_of(error);
     if (error != cudaSuccess) {
         *memory = NULL;
     }
@@ -196,19 +169,19 @@ extern "C" const char *gpu_device_allocate(const struct gpu_device *device, int3
 
 extern "C" const char *gpu_device_free(const struct gpu_device *device, int32_t kind, void *memory)
 {
-    scope inside(device);
-    return text_of(kind == ATTN_MEMORY_DEVICE ? cudaFree(memory) : cudaFreeHost(memory));
+    device_scope inside(device);
+    return cause_of(kind == ATTN_MEMORY_DEVICE ? cudaFree(memory) : cudaFreeHost(memory));
 }
 
 extern "C" const char *gpu_device_of_memory(const struct gpu_device *device, const void *address,
                                             struct attn_device *owner)
 {
-    scope inside(device);
+    device_scope inside(device);
     cudaPointerAttributes found;
     int pageable = 0;
     cudaError_t error = cudaPointerGetAttributes(&found, address);
     if (error != cudaSuccess) {
-        return text_of(error);
+        return cause_of(error);
     }
     switch (found.type) {
     case cudaMemoryTypeDevice:
@@ -224,39 +197,39 @@ extern "C" const char *gpu_device_of_memory(const struct gpu_device *device, con
         error = cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device->id);
         *owner = {pageable ? ATTN_DEVICE_CUDA_MANAGED : ATTN_DEVICE_CPU, 0};
     }
-    return text_of(error);
+    return cause_of(error);
 }
 
 extern "C" const char *gpu_device_stream_create(const struct gpu_device *device, void **stream)
 {
-    scope inside(device);
-    return text_of(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
+    device_scope inside(device);
+    return cause_of(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
 }
 
 extern "C" const char *gpu_device_stream_destroy(const struct gpu_device *device, void *stream)
 {
-    scope inside(device);
-    return text_of(cudaStreamDestroy((cudaStream_t)stream));
+    device_scope inside(device);
+    return cause_of(cudaStreamDestroy((cudaStream_t)stream));
 }
 
 extern "C" const char *gpu_device_synchronize(const struct gpu_device *device, void *stream)
 {
-    scope inside(device);
-    return text_of(stream != NULL ? cudaStreamSynchronize((cudaStream_t)stream)
-                                  : cudaDeviceSynchronize());
+    device_scope inside(device);
+    return cause_of(stream != NULL ? cudaStreamSynchronize((cudaStream_t)stream)
+                                   : cudaDeviceSynchronize());
 }
 
 extern "C" const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream)
 {
-    scope inside(device);
-    return text_of(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
+    device_scope inside(device);
+    return cause_of(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
 }
 
 /* Only the instantiated graph is kept. */
 extern "C" const char *gpu_device_capture_end(const struct gpu_device *device, void *stream,
                                               void **graph)
 {
-    scope inside(device);
+    device_scope inside(device);
     cudaGraph_t recorded = NULL;
     cudaGraphExec_t made = NULL;
     cudaError_t error = cudaStreamEndCapture((cudaStream_t)stream, &recorded);
@@ -265,18 +238,18 @@ extern "C" const char *gpu_device_capture_end(const struct gpu_device *device, v
         cudaGraphDestroy(recorded);
     }
     *graph = error == cudaSuccess ? made : NULL;
-    return text_of(error);
+    return cause_of(error);
 }
 
 extern "C" const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph,
                                                void *stream)
 {
-    scope inside(device);
-    return text_of(cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream));
+    device_scope inside(device);
+    return cause_of(cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream));
 }
 
 extern "C" const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph)
 {
-    scope inside(device);
-    return text_of(cudaGraphExecDestroy((cudaGraphExec_t)graph));
+    device_scope inside(device);
+    return cause_of(cudaGraphExecDestroy((cudaGraphExec_t)graph));
 }

@@ -10,6 +10,7 @@
 #ifndef CUDA_FLASH_SM80_ATTEND_CUH
 #define CUDA_FLASH_SM80_ATTEND_CUH
 
+#include "cuda_flash/launch.cuh"
 #include "sm80_4bit_4rows.cuh"
 #include "sm80_head512.cuh"
 
@@ -269,17 +270,9 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
                      : cudaFuncSetAttribute(attend<KIND, D, SPLIT, SWAP>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     }
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(a->p.schedule.ctas + a->late));
-    config.blockDim = dim3(S::threads);
-    config.dynamicSmemBytes = S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = a->overlaps ? 1 : 0;
-    return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT, SWAP>, *a);
+    return launch_kernel(attend<KIND, D, SPLIT, SWAP>, *a, (unsigned)(a->p.schedule.ctas + a->late),
+                         S::threads, S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage,
+                         stream, a->overlaps != 0);
 }
 
 /* Which kernels a kind has: `tall` items of 64 rows, `swap` and `swap4` swapped operands, `wide`

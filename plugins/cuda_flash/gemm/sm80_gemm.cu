@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The launch of batched_gemm on tensor cores, and the calls it serves. */
-#include <cuda.h>
-
-#include "sm80_gemm.h"
-
+#include "cuda_flash/launch.cuh"
 #include "sm80_gemm.cuh"
 
 /* Shapes by rows of a tile. With short k, more CTAs share a multiprocessor, so that their prologues
@@ -36,17 +33,9 @@ static cudaError_t launch_tiles(const struct gpu_device *device, const sm80_gemm
     }
     const int64_t items = (int64_t)q->p.count * ((q->p.m + S::rows - 1) / S::rows) *
                           ((q->p.n + GEMM_TILE_COLUMNS - 1) / GEMM_TILE_COLUMNS);
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(items < 1 << 30 ? items : 1 << 30));
-    config.blockDim = dim3(S::threads);
-    config.dynamicSmemBytes = gemm_bytes<S>(q->p);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = device->major >= 9 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, gemm_tiles<KIND, ALONG_K, WIDE, S>, *q);
+    return launch_kernel(gemm_tiles<KIND, ALONG_K, WIDE, S>, *q,
+                         (unsigned)(items < 1 << 30 ? items : 1 << 30), S::threads,
+                         gemm_bytes<S>(q->p), stream, device->major >= 9);
 }
 
 template <int KIND, bool ALONG_K> static cudaError_t make_ready(const struct gpu_device *device)
@@ -99,25 +88,17 @@ static cudaError_t launch_kind(const struct gpu_device *device, const sm80_gemm_
                             : launch_rows<KIND, false>(device, q, stream);
 }
 
-typedef CUresult CUDAAPI push_fn(CUcontext);
-typedef CUresult CUDAAPI pop_fn(CUcontext *);
-
 static const char *launch(const struct gpu_device *device, const sm80_gemm_params *q, void *stream)
 {
-    CUcontext popped;
     cudaError_t error = cudaSuccess;
-    ((push_fn *)device->push)((CUcontext)device->context);
+    device_scope inside(device);
     if (q == nullptr || q->p.a.dtype == ATTN_DTYPE_BF16) {
         error = launch_kind<KIND_BF16>(device, q, (cudaStream_t)stream);
     }
     if (error == cudaSuccess && (q == nullptr || q->p.a.dtype == ATTN_DTYPE_F16)) {
         error = launch_kind<KIND_F16>(device, q, (cudaStream_t)stream);
     }
-    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
-        (void)cudaGetLastError();
-    }
-    ((pop_fn *)device->pop)(&popped);
-    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+    return cause_of(error);
 }
 
 /* Whether lines of a matrix, `line` elements apart, can be copied eight elements (`bytes` bytes) at

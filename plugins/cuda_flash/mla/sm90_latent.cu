@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sm90_latent.cuh"
 
-#include <cuda.h>
-
-typedef CUresult CUDAAPI push_fn(CUcontext);
-typedef CUresult CUDAAPI pop_fn(CUcontext *);
-
 extern "C" const char *sm90_latent_launch(const struct gpu_device *device,
                                           const struct sm90_latent_params *params, void *stream)
 {
-    CUcontext popped;
     /* 8-bit rows are converted to f16, which is exact, and bf16 queries with them */
     bool bf16 = params == nullptr ||
                 (params->form == LATENT_FORM_OWN && params->p.attend.q.dtype == ATTN_DTYPE_BF16);
     bool f16 = params == nullptr || !bf16;
     bool swap_ab = params == nullptr || params->swap_ab;
     cudaError_t error = cudaSuccess;
-    ((push_fn *)device->push)((CUcontext)device->context);
+    device_scope inside(device);
     if (swap_ab) {
         error = (cudaError_t)sm90_swap_ab_launch(params, device->num_sms, stream);
     }
@@ -29,9 +23,5 @@ extern "C" const char *sm90_latent_launch(const struct gpu_device *device,
     if (f16 && error == cudaSuccess) {
         error = launch_latent<KIND_F16>(params, device->num_sms, (cudaStream_t)stream);
     }
-    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
-        (void)cudaGetLastError();
-    }
-    ((pop_fn *)device->pop)(&popped);
-    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+    return cause_of(error);
 }

@@ -8,6 +8,7 @@
 #ifndef CUDA_FLASH_SM90_LATENT_CUH
 #define CUDA_FLASH_SM90_LATENT_CUH
 
+#include "cuda_flash/launch.cuh"
 #include "cuda_flash/ptx/sm90_wgmma.cuh"
 #include "sm90_latent_merge.cuh"
 #include "sm90_latent_producer.cuh"
@@ -736,10 +737,10 @@ template <int KIND> static cudaError_t make_ready()
 }
 
 template <int KIND, int PRODUCER>
-static cudaError_t launch_kernel(const sm90_latent_params &a, cudaLaunchConfig_t &config)
+static cudaError_t launch_attend(const sm90_latent_params &a, int32_t num_sms, cudaStream_t stream)
 {
-    config.blockDim = dim3(latent_threads<PRODUCER>::threads);
-    return cudaLaunchKernelEx(&config, attend_latent<KIND, PRODUCER>, a);
+    return launch_kernel(attend_latent<KIND, PRODUCER>, a, (unsigned)num_sms,
+                         latent_threads<PRODUCER>::threads, sizeof(latent_shared), stream);
 }
 
 template <int KIND>
@@ -750,26 +751,16 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
         return make_ready<KIND>();
     }
     const bool converts = KIND == KIND_F16 && a->form != LATENT_FORM_OWN && a->wide_keys;
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)num_sms);
-    config.dynamicSmemBytes = sizeof(latent_shared);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
     cudaError_t error = cudaSuccess;
     if (a->mapped) {
-        error = launch_kernel<KIND, LATENT_BY_BOXES>(*a, config);
+        error = launch_attend<KIND, LATENT_BY_BOXES>(*a, num_sms, stream);
     } else if (!converts) {
-        error = launch_kernel<KIND, LATENT_BY_ROWS>(*a, config);
+        error = launch_attend<KIND, LATENT_BY_ROWS>(*a, num_sms, stream);
     } else if constexpr (KIND == KIND_F16) {
-        error = launch_kernel<KIND, LATENT_BY_CODES>(*a, config);
+        error = launch_attend<KIND, LATENT_BY_CODES>(*a, num_sms, stream);
     }
-    config.blockDim = dim3(MERGE_THREADS);
-    config.dynamicSmemBytes = 0;
-    return error ? error : cudaLaunchKernelEx(&config, merge_latent, *a);
+    return error ? error
+                 : launch_kernel(merge_latent, *a, (unsigned)num_sms, MERGE_THREADS, 0, stream);
 }
 
 #endif

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda_flash/launch.cuh"
 #include "sm90_swap_ab.cuh"
 
 template <int KIND, int ROWS>
@@ -13,20 +14,11 @@ static cudaError_t launch(const sm90_latent_params *a, int32_t num_sms, cudaStre
                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             (int)sizeof(swap_ab_shared<ROWS>));
     }
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)num_sms);
-    config.blockDim = dim3(SWAP_AB_THREADS);
-    config.dynamicSmemBytes = sizeof(swap_ab_shared<ROWS>);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaError_t error = cudaLaunchKernelEx(&config, attend_latent_swap_ab<KIND, ROWS>, *a);
-    config.blockDim = dim3(MERGE_THREADS);
-    config.dynamicSmemBytes = 0;
-    return error ? error : cudaLaunchKernelEx(&config, merge_latent_swap_ab<KIND, ROWS>, *a);
+    cudaError_t error = launch_kernel(attend_latent_swap_ab<KIND, ROWS>, *a, (unsigned)num_sms,
+                                      SWAP_AB_THREADS, sizeof(swap_ab_shared<ROWS>), stream);
+    return error ? error
+                 : launch_kernel(merge_latent_swap_ab<KIND, ROWS>, *a, (unsigned)num_sms,
+                                 MERGE_THREADS, 0, stream);
 }
 
 extern "C" int sm90_swap_ab_launch(const struct sm90_latent_params *a, int32_t num_sms,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels that plan prefill and merge cut items, and all launches of prefill. */
-#include <cuda.h>
-
+#include "cuda_flash/launch.cuh"
 #include "sm90_launch.h"
 #include "sm90_merge.cuh"
 #include "sm90_schedule.cuh"
@@ -30,22 +29,11 @@ static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaSt
         cudaError_t error = cudaFuncGetAttributes(&attributes, merge_parts<KIND_BF16>);
         return error ? error : cudaFuncGetAttributes(&attributes, merge_parts<KIND_F16>);
     }
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(PREFILL_MOST_PARTS, PREFILL_ROWS / MERGE_ROWS);
-    config.blockDim = dim3(MERGE_THREADS);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return a->p.out.dtype == ATTN_DTYPE_BF16
-               ? cudaLaunchKernelEx(&config, merge_parts<KIND_BF16>, *a)
-               : cudaLaunchKernelEx(&config, merge_parts<KIND_F16>, *a);
+    const bool bf16 = a->p.out.dtype == ATTN_DTYPE_BF16;
+    return launch_kernel(bf16 ? merge_parts<KIND_BF16> : merge_parts<KIND_F16>, *a,
+                         dim3(PREFILL_MOST_PARTS, PREFILL_ROWS / MERGE_ROWS), MERGE_THREADS, 0,
+                         stream);
 }
-
-typedef CUresult CUDAAPI push_fn(CUcontext);
-typedef CUresult CUDAAPI pop_fn(CUcontext *);
 
 /* By head size: 64, 128, 192, 256. */
 struct sized_launchers {
@@ -86,15 +74,10 @@ static prefill_launcher *const launchers[] = {launch_plan,
 extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                                       const struct prefill_params *params, void *stream)
 {
-    CUcontext popped;
-    ((push_fn *)device->push)((CUcontext)device->context);
+    device_scope inside(device);
     int32_t ctas = params != NULL && params->ctas > 0 ? params->ctas : device->num_sms;
     cudaError_t error = launchers[kernel](params, ctas, (cudaStream_t)stream);
-    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
-        (void)cudaGetLastError();
-    }
-    ((pop_fn *)device->pop)(&popped);
-    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+    return cause_of(error);
 }
 
 extern "C" const char *prefill_load(const struct gpu_device *device)

@@ -9,6 +9,7 @@
 #ifndef CUDA_FLASH_SM90_PREFILL_CUH
 #define CUDA_FLASH_SM90_PREFILL_CUH
 
+#include "cuda_flash/launch.cuh"
 #include "cuda_flash/ptx/sm90_wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_launch.h"
@@ -527,17 +528,7 @@ static cudaError_t launch_prefill_shape(const prefill_params *a, int32_t num_sms
         return cudaFuncSetAttribute(prefill<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     (int)bytes);
     }
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)num_sms);
-    config.blockDim = dim3(S::threads);
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, prefill<S>, *a);
+    return launch_kernel(prefill<S>, *a, (unsigned)num_sms, S::threads, bytes, stream);
 }
 
 /* Which terms have kernels of their own; other calls use PREFILL_ANY, whose pages come column by

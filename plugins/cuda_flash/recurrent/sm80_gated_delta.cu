@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The two launches of gated delta in chunks: prepare, then state. */
-#include <cuda.h>
-
+#include "cuda_flash/launch.cuh"
 #include "sm80_delta_prepare.cuh"
 #include "sm80_delta_state.cuh"
 
@@ -86,20 +85,11 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
     return few ? launch_state<2>(device, a, stream) : launch_state<4>(device, a, stream);
 }
 
-typedef CUresult CUDAAPI push_fn(CUcontext);
-typedef CUresult CUDAAPI pop_fn(CUcontext *);
-
 extern "C" const char *sm80_delta_launch(const struct gpu_device *device,
                                          struct sm80_delta_params *params, void *stream)
 {
-    CUcontext popped;
-    ((push_fn *)device->push)((CUcontext)device->context);
-    cudaError_t error = launch(device, params, (cudaStream_t)stream);
-    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
-        (void)cudaGetLastError();
-    }
-    ((pop_fn *)device->pop)(&popped);
-    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+    device_scope inside(device);
+    return cause_of(launch(device, params, (cudaStream_t)stream));
 }
 
 /* Whether two stages of the smaller kernel fit. */

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <cuda.h>
-
+#include "cuda_flash/launch.cuh"
 #include "sm90_delta_overlap.cuh"
 #include "sm90_delta_state128.cuh"
 #include "sm90_delta_state32.cuh"
-#include "sm90_launch.cuh"
 
 /* Limits for overlapping both kernels: CTAs of the state kernel on at most MOST_STATE_FIFTHS fifths
  * of the multiprocessors, and at least LEAST_PARTS parts to prepare for each multiprocessor. */
@@ -54,15 +52,15 @@ static cudaError_t launch_state128(sm80_delta_params &a, cudaStream_t stream)
 {
     a.slices = 1;
     auto kernel = a.p.checkpoint_interval > 0 ? delta_state128<true> : delta_state128<false>;
-    return launch_dependent(kernel, a, (unsigned)sm80_delta_most_requests(&a) * a.p.num_v_heads,
-                            STATE128_THREADS, state128_bytes, stream);
+    return launch_kernel(kernel, a, (unsigned)sm80_delta_most_requests(&a) * a.p.num_v_heads,
+                         STATE128_THREADS, state128_bytes, stream);
 }
 
 static cudaError_t launch_state64(const sm80_delta_params &a, unsigned num_ctas,
                                   cudaStream_t stream)
 {
     auto kernel = a.p.checkpoint_interval > 0 ? delta_state64<true> : delta_state64<false>;
-    return launch_dependent(kernel, a, num_ctas, STATE64_THREADS, state64_bytes, stream);
+    return launch_kernel(kernel, a, num_ctas, STATE64_THREADS, state64_bytes, stream);
 }
 
 /* Concurrent prepare CTAs leave no pairs of free multiprocessors, so there is no cluster then. */
@@ -71,8 +69,8 @@ static cudaError_t launch_state32(const sm80_delta_params &a, unsigned num_ctas,
 {
     auto kernel = a.p.checkpoint_interval > 0 ? delta_state32<true> : delta_state32<false>;
     bool apart = a.prepare_ctas > 0 || a.slices % STATE32_CLUSTER != 0;
-    return launch_dependent(kernel, a, num_ctas, STATE32_THREADS, state32_bytes, stream,
-                            apart ? 1 : STATE32_CLUSTER);
+    return launch_kernel(kernel, a, num_ctas, STATE32_THREADS, state32_bytes, stream, true,
+                         apart ? 1 : STATE32_CLUSTER);
 }
 
 static int32_t slices_of(const sm80_delta_params &a, int32_t rows)
@@ -96,13 +94,13 @@ static cudaError_t launch_overlapped(const struct gpu_device *device, sm80_delta
     cudaError_t error = cudaGetLastError();
     a.end_part = FIRST_GROUPS * device->num_sms;
     error = error ? error
-                  : launch_dependent(delta_prepare_overlapped, a, (unsigned)device->num_sms,
-                                     FIRST_GROUPS * PREPARE_THREADS,
-                                     FIRST_GROUPS * (int)sizeof(prepare_memory), stream);
+                  : launch_kernel(delta_prepare_overlapped, a, (unsigned)device->num_sms,
+                                  FIRST_GROUPS * PREPARE_THREADS,
+                                  FIRST_GROUPS * (int)sizeof(prepare_memory), stream);
     a.first_part = a.end_part, a.end_part = (int32_t)parts;
     error = error ? error
-                  : launch_dependent(delta_prepare_overlapped, a, (unsigned)a.prepare_ctas,
-                                     STATE64_THREADS, prepare_size, stream);
+                  : launch_kernel(delta_prepare_overlapped, a, (unsigned)a.prepare_ctas,
+                                  STATE64_THREADS, prepare_size, stream);
     return error ? error : launch_few(a, num_ctas, state32, stream);
 }
 
@@ -126,13 +124,9 @@ static bool takes_state32(const struct gpu_device *device, const sm80_delta_para
            !is_overlapped(device, a, heads * slices_of(a, STATE64_ROWS));
 }
 
-typedef CUresult CUDAAPI push_fn(CUcontext);
-typedef CUresult CUDAAPI pop_fn(CUcontext *);
-
 extern "C" const char *sm90_delta_state(const struct gpu_device *device,
                                         struct sm80_delta_params *params, void *stream)
 {
-    CUcontext popped;
     unsigned num_ctas = 0;
     bool overlapped = false, state128 = false, state32 = false;
     if (params != nullptr) {
@@ -151,15 +145,11 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
             return cause;
         }
     }
-    ((push_fn *)device->push)((CUcontext)device->context);
+    device_scope inside(device);
     cudaError_t error =
         params == nullptr ? make_ready()
         : overlapped ? launch_overlapped(device, *params, num_ctas, state32, (cudaStream_t)stream)
         : state128   ? launch_state128(*params, (cudaStream_t)stream)
                      : launch_few(*params, num_ctas, state32, (cudaStream_t)stream);
-    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
-        (void)cudaGetLastError();
-    }
-    ((pop_fn *)device->pop)(&popped);
-    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+    return cause_of(error);
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <cuda.h>
-
+#include "cuda_flash/launch.cuh"
 #include "sm90_delta_step.cuh"
-#include "sm90_launch.cuh"
 
 #define MOST_CLUSTER 8
 
@@ -15,9 +13,9 @@ static cudaError_t launch_rows(struct sm80_delta_params *a, int slices, cudaStre
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     }
     a->slices = slices;
-    return launch_dependent(
-        delta_one<KIND, ROWS>, *a, (unsigned)(a->p.num_reqs * a->p.num_v_heads * slices),
-        STEP_THREADS, bytes, stream, (unsigned)(a->p.num_v_heads / a->p.num_k_heads * slices));
+    return launch_kernel(delta_one<KIND, ROWS>, *a,
+                         (unsigned)(a->p.num_reqs * a->p.num_v_heads * slices), STEP_THREADS, bytes,
+                         stream, true, (unsigned)(a->p.num_v_heads / a->p.num_k_heads * slices));
 }
 
 /* Uses fewer rows for each CTA as long as that occupies more multiprocessors and a key head still
@@ -43,26 +41,18 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
     return launch_rows<KIND, 128>(a, 1, stream);
 }
 
-typedef CUresult CUDAAPI push_fn(CUcontext);
-typedef CUresult CUDAAPI pop_fn(CUcontext *);
-
 extern "C" const char *sm90_delta_launch(const struct gpu_device *device,
                                          struct sm80_delta_params *params, void *stream)
 {
-    CUcontext popped;
     bool bf16 = params == nullptr || params->p.out.dtype == ATTN_DTYPE_BF16;
     bool f16 = params == nullptr || !bf16;
     cudaError_t error = cudaSuccess;
-    ((push_fn *)device->push)((CUcontext)device->context);
+    device_scope inside(device);
     if (bf16) {
         error = launch<KIND_BF16>(device, params, (cudaStream_t)stream);
     }
     if (f16 && error == cudaSuccess) {
         error = launch<KIND_F16>(device, params, (cudaStream_t)stream);
     }
-    if (error != cudaSuccess) { /* else the runtime would return the error from the next launch */
-        (void)cudaGetLastError();
-    }
-    ((pop_fn *)device->pop)(&popped);
-    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+    return cause_of(error);
 }
