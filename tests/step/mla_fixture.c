@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/number.h"
+#include "support/oracle.h"
 #include "support/random.h"
 
 static uint64_t state;
@@ -45,8 +47,7 @@ void open_core(struct mla *m)
 void describe(struct mla *m)
 {
     const struct setting *s = m->s;
-    m->desc = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof m->desc, NULL},
-                                     .kv_lora_rank = RANK,
+    m->desc = (struct attn_mla_desc){.kv_lora_rank = RANK,
                                      .qk_nope_head_dim = NOPE,
                                      .qk_rope_head_dim = ROPE,
                                      .v_head_dim = V,
@@ -65,9 +66,7 @@ void describe(struct mla *m)
     m->desc.ext.next = s->ranks != NULL ? &m->cp.ext : NULL;
     m->layer = (struct attn_layer_desc){
         .struct_size = sizeof m->layer,
-        .next = &m->desc.ext,
         .name = "mla",
-        .kind = ATTN_LAYER_MLA,
         .dtype = s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32,
         .tree_mask = s->tree ? ATTN_TREE_BITS : ATTN_TREE_NONE,
         .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA
@@ -75,10 +74,6 @@ void describe(struct mla *m)
                               : ATTN_KV_AUTO,
         .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN,
         .num_q_heads = s->heads,
-        .num_kv_heads = 1,
-        .head_size = ROW,
-        .scale = 0.21f,
-        .causal = 1,
         .block_size = BLOCK,
         .has_window = s->window > 0,
         .window_left = s->window > 0 ? s->window - 1 : -1,
@@ -89,6 +84,9 @@ void describe(struct mla *m)
         .needs_lse = !s->no_lse,
         .batch_invariant = s->invariant,
         .num_speculative_tokens = s->drafted};
+    layer_set_mla(&m->layer, &m->desc);
+    m->layer.head_size_v = 0;
+    m->layer.scale = 0.21f;
 }
 
 static void bind(struct mla *m)
@@ -350,71 +348,38 @@ static double row_value(const struct mla *m, int32_t r, int32_t j, int32_t d, bo
     return cached && m->s->fp8 ? through_fp8(x, m->k_scale) : x;
 }
 
-/* k_h,j = [W_UK,h c_j | pe_j], v_h,j = W_UV,h c_j. */
-static double key_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d,
-                          bool cached)
-{
-    double x = 0;
-    if (m->s->latent) {
-        return row_value(m, r, j, d, cached);
-    }
-    if (d >= NOPE) {
-        return row_value(m, r, j, RANK + d - NOPE, cached);
-    }
-    for (int32_t i = 0; i < RANK; i++) {
-        x += m->weights[(h * (NOPE + V) + d) * RANK + i] * row_value(m, r, j, i, cached);
-    }
-    return x;
-}
-
-static double value_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d,
-                            bool cached)
-{
-    double x = 0;
-    for (int32_t i = 0; i < RANK && !m->s->latent; i++) {
-        x += m->weights[(h * (NOPE + V) + NOPE + d) * RANK + i] * row_value(m, r, j, i, cached);
-    }
-    return m->s->latent ? row_value(m, r, j, d, cached) : x;
-}
-
 double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool per_head, double *out)
 {
+    static double keys[MAX_LENGTH][ROW], weights[(NOPE + V) * RANK];
     const struct setting *s = m->s;
     int32_t own = s->lens[r] - s->queries[r], position = own + i, token = m->starts[r] + i;
-    int32_t count = s->topk > 0 ? s->topk : position + 1, size = s->latent ? RANK : V;
-    int32_t width = s->latent ? RANK + ROPE : NOPE + ROPE;
-    double scores[MAX_LENGTH], top = -INFINITY, sum = 0;
-    memset(out, 0, (size_t)size * sizeof *out);
-    for (int32_t n = 0; n < count; n++) {
+    int32_t seen[MAX_LENGTH], count = 0;
+    double q[RANK + ROPE], scores[MAX_LENGTH], sink = m->sinks[h];
+    const struct oracle_mla head = {NOPE,
+                                    ROPE,
+                                    V,
+                                    RANK,
+                                    m->layer.scale,
+                                    s->latent ? NULL : weights,
+                                    s->has_sinks ? &sink : NULL};
+    for (int32_t n = 0; n < (s->topk > 0 ? s->topk : position + 1); n++) {
         int32_t j = s->topk > 0 ? m->topk[token][n] : n;
-        scores[n] = -INFINITY;
         if (j >= 0 && j <= position && (s->window == 0 || position - j < s->window)) {
-            scores[n] = 0;
-            for (int32_t d = 0; d < width; d++) {
-                double q = m->q[token][h][d];
-                q = s->fp8_query ? through_fp8(q, QUERY_SCALE) : q;
-                scores[n] += q * key_element(m, r, j, h, d, !per_head || j < own);
-            }
-            scores[n] *= m->layer.scale;
-        }
-        top = fmax(top, scores[n]);
-    }
-    top = s->has_sinks ? fmax(top, m->sinks[h]) : top;
-    for (int32_t n = 0; n < count; n++) {
-        int32_t j = s->topk > 0 ? m->topk[token][n] : n;
-        if (scores[n] != -INFINITY) {
-            double w = exp(scores[n] - top);
-            sum += w;
-            for (int32_t d = 0; d < size; d++) {
-                out[d] += w * value_element(m, r, j, h, d, !per_head || j < own);
-            }
+            seen[count++] = j;
         }
     }
-    sum += s->has_sinks ? exp(m->sinks[h] - top) : 0;
-    for (int32_t d = 0; d < size && sum > 0; d++) {
-        out[d] /= sum;
+    for (int32_t j = 0; j <= position; j++) {
+        for (int32_t d = 0; d < ROW; d++) {
+            keys[j][d] = row_value(m, r, j, d, !per_head || j < own);
+        }
     }
-    return sum > 0 ? top + log(sum) : -INFINITY;
+    for (int32_t n = 0; n < (NOPE + V) * RANK; n++) {
+        weights[n] = m->weights[h * (NOPE + V) * RANK + n];
+    }
+    for (int32_t d = 0; d < RANK + ROPE; d++) {
+        q[d] = s->fp8_query ? through_fp8(m->q[token][h][d], QUERY_SCALE) : m->q[token][h][d];
+    }
+    return oracle_mla(&head, q, keys[0], seen, count, scores, out);
 }
 
 void compare(const struct mla *m, bool prefill_per_head)

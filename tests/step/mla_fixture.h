@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One MLA layer with its weights, cache and batch, bound as an engine binds it, and what its step
- * should give: each head's own attention in float64 over its own keys and values. */
+/* One MLA layer with its weights, cache and batch, bound as an engine binds it, and the output of
+ * its step in float64. */
 #ifndef STEP_MLA_FIXTURE_H
 #define STEP_MLA_FIXTURE_H
 

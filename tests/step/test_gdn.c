@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/oracle.h"
 #include "support/random.h"
 #include "support/tensor.h"
@@ -77,33 +78,23 @@ static void open_core(struct gdn *g)
 
 static void describe(struct gdn *g)
 {
-    g->desc =
-        (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof g->desc, NULL},
-                                     .num_k_heads = HK,
-                                     .num_v_heads = HV,
-                                     .head_size_k = DK,
-                                     .head_size_v = DV,
-                                     .conv_width = g->width,
-                                     .conv_silu = g->width > 0,
-                                     .qk_l2norm = 1,
-                                     .num_speculative_tokens = g->drafted,
-                                     .state_dtype = ATTN_DTYPE_F32,
-                                     .has_initial_slots = g->interval > 0,
-                                     .checkpoint_interval = g->interval};
+    g->desc = (struct attn_recurrent_desc){.num_k_heads = HK,
+                                           .num_v_heads = HV,
+                                           .head_size_k = DK,
+                                           .head_size_v = DV,
+                                           .conv_width = g->width,
+                                           .conv_silu = g->width > 0,
+                                           .qk_l2norm = 1,
+                                           .num_speculative_tokens = g->drafted,
+                                           .has_initial_slots = g->interval > 0,
+                                           .checkpoint_interval = g->interval};
     g->layer = (struct attn_layer_desc){.struct_size = sizeof g->layer,
-                                        .next = &g->desc.ext,
                                         .name = "gdn",
-                                        .kind = ATTN_LAYER_RECURRENT,
                                         .dtype = ATTN_DTYPE_F32,
-                                        .num_q_heads = HK,
-                                        .num_kv_heads = HK,
-                                        .head_size = DK,
-                                        .head_size_v = DV,
-                                        .scale = 0.25f,
-                                        .causal = 1,
                                         .window_left = -1,
                                         .window_right = -1,
                                         .num_speculative_tokens = g->drafted};
+    layer_set_recurrent(&g->layer, &g->desc);
 }
 
 static void bind(struct gdn *g, const char *backend)
@@ -280,8 +271,8 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
 /* One step; of each request `kept` tokens are accepted (0: all). */
 static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, bool by_length)
 {
-    const struct oracle_gdn rule = {ATTN_DTYPE_F32, HK,      HV,       DK,        DV,
-                                    g->width,       g->conv, g->a_log, g->dt_bias};
+    const struct oracle_recurrent rule = {ATTN_DTYPE_F32, HK,      HV,       DK,        DV,
+                                          g->width,       g->conv, g->a_log, g->dt_bias};
     double largest = 0;
     set_step(g, queries, by_length);
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
@@ -294,7 +285,7 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
         for (int32_t i = 0; i < queries[r]; i++) {
             const float *out = g->out[g->starts[r] + i][0];
             if (!skipped) {
-                oracle_gdn(&rule, g->mixed[r], g->gates[r], g->length[r] + i, ahead[0][0], o);
+                oracle_recurrent(&rule, g->mixed[r], g->gates[r], g->length[r] + i, ahead[0][0], o);
             }
             for (int32_t e = 0; e < HV * DV; e++) { /* where skipped, left as it was */
                 double error = skipped ? (isnan(out[e]) ? 0 : INFINITY) : fabs(out[e] - o[e]);

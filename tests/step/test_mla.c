@@ -604,7 +604,7 @@ TEST(test_scaled_weights)
 
 int main(void)
 {
-    /* with the published sizes only what needs them: the oracle projects every key anew */
+    /* with the published sizes only the test that needs them */
     (RANK == 512 ? cmocka_set_test_filter : cmocka_set_skip_filter)("test_ds_mla");
     return test_run(NULL, NULL);
 }

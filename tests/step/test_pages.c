@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/test.h"
 
 enum { BLOCKS = 3, PADDING = 512 };
@@ -224,27 +225,19 @@ TEST(test_latent_rows)
                 {ATTN_KV_FP8_E4M3, ATTN_DTYPE_BF16, 576},
                 {ATTN_KV_FP8_E5M2, ATTN_DTYPE_BF16, 576},
                 {ATTN_KV_FP8_DS_MLA, ATTN_DTYPE_BF16, 656}};
-    const struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
-                                      .kv_lora_rank = 512,
-                                      .qk_nope_head_dim = 128,
-                                      .qk_rope_head_dim = 64,
-                                      .v_head_dim = 128};
+    struct attn_mla_desc mla = {
+        .kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (int32_t sliding = 0; sliding < 2; sliding++) {
             struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                            .next = &mla.ext,
                                             .name = "layer",
-                                            .kind = ATTN_LAYER_MLA,
                                             .dtype = rows[i].dtype,
                                             .kv_dtype = rows[i].kv_dtype,
                                             .num_q_heads = 4,
-                                            .num_kv_heads = 1,
-                                            .head_size = 576,
-                                            .scale = 0.125f,
-                                            .causal = 1,
                                             .has_window = sliding,
                                             .window_left = sliding ? 6 : 0,
                                             .block_size = 32};
+            layer_set_mla(&layer, &mla);
             const struct row_bytes row = {rows[i].row, 0, 0, 0};
             struct attn_cache_spec spec;
             attn_model *model = bind(&layer, &spec);
@@ -260,24 +253,15 @@ TEST(test_latent_rows)
 /* GDN: S [Hv, Dv, Dk] float32 and the convolution's window of width - 1 and the drafts. */
 TEST(test_states)
 {
-    const struct attn_recurrent_desc gdn = {.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn, NULL},
-                                            .num_k_heads = 2,
-                                            .num_v_heads = 4,
-                                            .head_size_k = 32,
-                                            .head_size_v = 64,
-                                            .conv_width = 4,
-                                            .num_speculative_tokens = 2};
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .next = &gdn.ext,
-                                          .name = "layer",
-                                          .kind = ATTN_LAYER_RECURRENT,
-                                          .dtype = ATTN_DTYPE_BF16,
-                                          .num_q_heads = 2,
-                                          .num_kv_heads = 2,
-                                          .head_size = 32,
-                                          .head_size_v = 64,
-                                          .scale = 0.125f,
-                                          .causal = 1};
+    struct attn_recurrent_desc gdn = {.num_k_heads = 2,
+                                      .num_v_heads = 4,
+                                      .head_size_k = 32,
+                                      .head_size_v = 64,
+                                      .conv_width = 4,
+                                      .num_speculative_tokens = 2};
+    struct attn_layer_desc layer = {
+        .struct_size = sizeof layer, .name = "layer", .dtype = ATTN_DTYPE_BF16};
+    layer_set_recurrent(&layer, &gdn);
     struct attn_cache_spec spec;
     attn_model *model = bind(&layer, &spec);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);

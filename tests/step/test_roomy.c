@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "support/client.h"
+#include "support/oracle.h"
 #include "support/random.h"
 #include "support/test.h"
 
@@ -618,20 +619,20 @@ static void expect_token(double s[HV][DV][DK], const struct rows *x, int32_t t, 
                          const float *dt_bias, const float *skip)
 {
     for (int32_t h = 0; h < HV; h++) {
-        const float *k = x->k[t][h / (HV / HK)], *q = x->q[t][h / (HV / HK)];
-        double beta = 1 / (1 + exp(-(double)x->b[t][h]));
+        double q[DK], k[DK], v[DV], decay[DK], o[DV];
+        for (int32_t c = 0; c < DK; c++) {
+            q[c] = x->q[t][h / (HV / HK)][c];
+            k[c] = x->k[t][h / (HV / HK)][c];
+            decay[c] = oracle_decay(a_log[h], (double)x->a[t][h * DK + c] + dt_bias[h * DK + c]);
+        }
         for (int32_t d = 0; d < DV; d++) {
-            double known = 0, o = 0;
-            for (int32_t c = 0; c < DK; c++) {
-                double gate = log1p(exp((double)x->a[t][h * DK + c] + dt_bias[h * DK + c]));
-                s[h][d][c] *= exp(-exp((double)a_log[h]) * gate);
-                known += s[h][d][c] * k[c];
-            }
-            for (int32_t c = 0; c < DK; c++) {
-                s[h][d][c] += beta * (x->v[t][h][d] - known) * k[c];
-                o += s[h][d][c] * q[c] * 0.5;
-            }
-            assert_float_equal(x->out[t][h][d], o + (double)skip[h] * x->v[t][h][d], 1e-4);
+            v[d] = x->v[t][h][d];
+        }
+        oracle_delta(
+            &(struct oracle_delta){DK, DV, q, k, v, decay, true, oracle_sigmoid(x->b[t][h]), 0.5},
+            s[h][0], o);
+        for (int32_t d = 0; d < DV; d++) {
+            assert_float_equal(x->out[t][h][d], o[d] + (double)skip[h] * v[d], 1e-4);
         }
     }
 }

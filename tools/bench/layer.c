@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "subject.h"
+#include "support/layer.h"
 
 static void describe_mla(struct subject *subject)
 {
@@ -10,7 +11,6 @@ static void describe_mla(struct subject *subject)
     struct attn_layer_desc *desc = &subject->layer.desc;
     struct attn_mla_desc *mla = &subject->layer.mla;
     *mla = (struct attn_mla_desc){
-        .ext = {ATTN_EXT_MLA_DESC, 0, sizeof *mla, NULL},
         .kv_lora_rank = shape_int(shape, PARAMETER_LORA),
         .qk_nope_head_dim = shape_int(shape, PARAMETER_NOPE),
         .qk_rope_head_dim = shape_int(shape, PARAMETER_ROPE),
@@ -19,13 +19,8 @@ static void describe_mla(struct subject *subject)
         .absorb_in_core = shape_int(shape, PARAMETER_ABSORB),
         .weight_dtype = desc->dtype,
     };
-    desc->next = &mla->ext;
-    desc->kind = ATTN_LAYER_MLA;
-    desc->num_kv_heads = 1;
-    desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
-    desc->head_size_v = mla->v_head_dim;
+    layer_set_mla(desc, mla);
     desc->v_scale_form = ATTN_SCALE_NONE; /* a value is a part of its key */
-    desc->scale = 1 / sqrtf((float)(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
     subject->layer.has_cache = true;
 }
 
@@ -36,7 +31,6 @@ static void describe_gdn(struct subject *subject)
     struct attn_recurrent_desc *gdn = &subject->layer.gdn;
     int32_t conv = shape_int(shape, PARAMETER_CONV);
     *gdn = (struct attn_recurrent_desc){
-        .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof *gdn, NULL},
         .num_k_heads = shape_int(shape, PARAMETER_HK),
         .num_v_heads = shape_int(shape, PARAMETER_HV),
         .head_size_k = shape_int(shape, PARAMETER_DK),
@@ -44,17 +38,11 @@ static void describe_gdn(struct subject *subject)
         .conv_width = conv,
         .conv_silu = conv > 0,
         .qk_l2norm = 1,
-        .state_dtype = ATTN_DTYPE_F32,
     };
-    desc->next = &gdn->ext;
+    layer_set_recurrent(desc, gdn);
     desc->block_size = 0; /* states are in slots, of float32 */
     desc->kv_dtype = ATTN_KV_AUTO;
     desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_NONE;
-    desc->kind = ATTN_LAYER_RECURRENT;
-    desc->num_q_heads = desc->num_kv_heads = gdn->num_k_heads;
-    desc->head_size = gdn->head_size_k;
-    desc->head_size_v = gdn->head_size_v;
-    desc->scale = 1 / sqrtf((float)gdn->head_size_k);
 }
 
 static void describe_decoder(struct subject *subject)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "util/safe_text.h"
+#include "support/layer.h"
 
 #define MAX_FILE (16 << 20)
 
@@ -79,7 +80,6 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
     struct attn_mla_desc *mla = &layer->mla;
     struct attn_layer_desc *desc = &layer->desc;
     *mla = (struct attn_mla_desc){
-        .ext = {ATTN_EXT_MLA_DESC, 0, sizeof *mla, NULL},
         .kv_lora_rank = read_int(r, text, "kv_lora_rank", 512, 8, 1024),
         .qk_nope_head_dim = read_int(r, text, "qk_nope_head_dim", 128, 8, 512),
         .qk_rope_head_dim = read_int(r, text, "qk_rope_head_dim", 64, 8, 512),
@@ -87,35 +87,23 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
         .topk = read_int(r, text, "index_topk", 0, 1, 1 << 20),
         .absorb_in_core = 1,
         .weight_dtype = desc->dtype};
-    desc->kind = ATTN_LAYER_MLA;
-    desc->num_kv_heads = 1;
-    desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
-    desc->head_size_v = mla->v_head_dim;
-    double scale = 1 / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim),
-           yarn = yarn_scale(r, text);
-    desc->scale = (float)(scale * yarn * yarn);
-    desc->next = &mla->ext;
+    layer_set_mla(desc, mla);
+    double yarn = yarn_scale(r, text);
+    desc->scale = (float)(yarn * yarn / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
 }
 
 static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *layer)
 {
     struct attn_recurrent_desc *gdn = &layer->gdn;
     *gdn = (struct attn_recurrent_desc){
-        .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof *gdn, NULL},
         .num_k_heads = read_int(r, text, "linear_num_key_heads", 16, 1, 1024),
         .num_v_heads = read_int(r, text, "linear_num_value_heads", 32, 1, 1024),
         .head_size_k = read_int(r, text, "linear_key_head_dim", 128, 8, 512),
         .head_size_v = read_int(r, text, "linear_value_head_dim", 128, 8, 512),
         .conv_width = read_int(r, text, "linear_conv_kernel_dim", 4, 1, 64),
         .conv_silu = 1,
-        .qk_l2norm = 1,
-        .state_dtype = ATTN_DTYPE_F32};
-    layer->desc.kind = ATTN_LAYER_RECURRENT;
-    layer->desc.num_q_heads = layer->desc.num_kv_heads = gdn->num_k_heads;
-    layer->desc.head_size = gdn->head_size_k;
-    layer->desc.head_size_v = gdn->head_size_v;
-    layer->desc.scale = (float)(1 / sqrt(gdn->head_size_k));
-    layer->desc.next = &gdn->ext;
+        .qk_l2norm = 1};
+    layer_set_recurrent(&layer->desc, gdn);
 }
 
 static void make_decoder(struct reading *r, const cJSON *text, const char *model_type,

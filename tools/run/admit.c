@@ -72,7 +72,7 @@ void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t e
 static attn_status write_layer(struct run_engine *engine, struct run_layer *layer,
                                const struct batch *batch, int32_t r, int32_t first, int32_t end)
 {
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size},
                             {end - first, t->num_kv_heads, t->head_size_v}};
     if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
@@ -165,7 +165,7 @@ static attn_status fill_history(struct run_engine *engine, struct run_layer *lay
                                 int32_t shared, int32_t written)
 {
     const struct request *request = &engine->requests[r];
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     if (layer->source->desc.kind == ATTN_LAYER_CROSS) {
         return add_keys(engine, layer, r, 0, request->encoder, request->encoder);
     }

@@ -9,7 +9,6 @@
 
 #include "common/device.h"
 #include "common/model_config.h"
-#include "oracle.h"
 #include "support/random.h"
 
 #define MAX_REQUESTS 64
@@ -26,7 +25,20 @@ struct settings {
     bool verify, json;
 };
 
-/* What was compared with the oracle. */
+/* A layer's rows and the terms of its scores. */
+struct row_terms {
+    int32_t dtype; /* enum attn_dtype_id of q, k and v */
+    int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
+    double scale;
+    int32_t causal;
+    int32_t has_window, window_left, window_right; /* -1: open */
+    int32_t chunk_size, chunk_lookback;
+    double soft_cap;
+    const float *alibi_slopes; /* [num_q_heads] or NULL */
+    const float *sinks;        /* [num_q_heads] or NULL */
+};
+
+/* Number of rows compared with the oracle, and the largest error. */
 struct tally {
     double max_error; /* over its bound */
     int64_t compared; /* elements */
@@ -66,7 +78,7 @@ struct run_layer {
     float *gates;     /* GDN: a_log, then dt_bias [Hv] */
     void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
     double *oracle_states[MAX_REQUESTS]; /* GDN: [Hv, Dv, Dk] behind the tokens so far */
-    struct oracle_terms terms;
+    struct row_terms terms;
     /* of the bound: how often values are rounded to the activations' dtype from input to output; 0
      * reads as 1 */
     int32_t roundings;

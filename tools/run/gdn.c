@@ -67,7 +67,7 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
 attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
-    layer->terms = (struct oracle_terms){
+    layer->terms = (struct row_terms){
         .dtype = layer->source->desc.dtype,
         .num_q_heads = g->num_v_heads,
         .num_kv_heads = 1,
@@ -133,7 +133,7 @@ static attn_status verify_request(struct run_engine *engine, struct run_layer *l
                                   int32_t own, int32_t first, int32_t count, const uint8_t *out)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
-    const struct oracle_gdn oracle = {
+    const struct oracle_recurrent oracle = {
         layer->terms.dtype, g->num_k_heads, g->num_v_heads,
         g->head_size_k,     g->head_size_v, g->conv_width,
         layer->weights,     layer->gates,   layer->gates + g->num_v_heads};
@@ -148,8 +148,8 @@ static attn_status verify_request(struct run_engine *engine, struct run_layer *l
                            "no memory for the oracle's state");
     }
     for (int32_t c = 0; c < count; c++) {
-        oracle_gdn(&oracle, layer->k_history[r], layer->v_history[r], own + c,
-                   layer->oracle_states[r], expected);
+        oracle_recurrent(&oracle, layer->k_history[r], layer->v_history[r], own + c,
+                         layer->oracle_states[r], expected);
         for (int32_t h = 0; h < g->num_v_heads; h++) {
             int64_t at = ((int64_t)(first + c) * g->num_v_heads + h) * g->head_size_v;
             compare_row(layer, expected + (int64_t)h * g->head_size_v, out, at, g->head_size_v,

@@ -10,6 +10,7 @@
 
 #include "engine.h"
 #include "support/number.h"
+#include "support/oracle.h"
 
 #define LOGIT_DEVIATION 3.0
 #define NEEDLE_LOGIT 9.0
@@ -32,13 +33,13 @@ attn_status mla_bind(struct run_engine *engine, struct run_layer *layer)
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct attn_layer_desc *d = &layer->source->desc;
     int64_t rows = (int64_t)d->num_q_heads * (m->qk_nope_head_dim + m->v_head_dim);
-    layer->terms = (struct oracle_terms){.dtype = d->dtype,
-                                         .num_q_heads = d->num_q_heads,
-                                         .num_kv_heads = 1,
-                                         .head_size = d->head_size,
-                                         .head_size_v = 1, /* no history of values */
-                                         .scale = d->scale,
-                                         .causal = 1};
+    layer->terms = (struct row_terms){.dtype = d->dtype,
+                                      .num_q_heads = d->num_q_heads,
+                                      .num_kv_heads = 1,
+                                      .head_size = d->head_size,
+                                      .head_size_v = 1, /* no history of values */
+                                      .scale = d->scale,
+                                      .causal = 1};
     layer->roundings = 3; /* projected, attended (or merged), projected back */
     layer->weights = malloc((size_t)(rows * m->kv_lora_rank) * element_bytes(layer));
     if (layer->weights == NULL) {
@@ -105,7 +106,7 @@ static void draw_query(struct run_engine *engine, const struct run_layer *layer,
                        int64_t j, uint8_t *row)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     int32_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
     double deviation = LOGIT_DEVIATION / (t->scale * sqrt(size)), norm = 0;
     int64_t pe = j * t->head_size + m->kv_lora_rank;
@@ -246,8 +247,9 @@ static void verify_head(const struct latent_step *step, int32_t h, const struct 
     int32_t heads = layer->terms.num_q_heads, number = layer->terms.dtype;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
     int64_t elements = (int64_t)(m->qk_nope_head_dim + m->v_head_dim) * m->kv_lora_rank;
-    const struct oracle_mla head = {m->qk_nope_head_dim, m->qk_rope_head_dim, m->v_head_dim,
-                                    m->kv_lora_rank,     layer->terms.scale,  w->weights};
+    const struct oracle_mla head = {
+        m->qk_nope_head_dim, m->qk_rope_head_dim, m->v_head_dim, m->kv_lora_rank,
+        layer->terms.scale,  w->weights,          NULL};
     for (int64_t i = 0; i < elements; i++) {
         w->weights[i] = number_load(layer->weights, h * elements + i, number);
     }
@@ -313,7 +315,7 @@ static void *verify_heads(void *argument)
 static attn_status verify_step(struct run_engine *engine, struct latent_step *step)
 {
     const struct batch *batch = step->batch;
-    const struct oracle_terms *t = &step->layer->terms;
+    const struct row_terms *t = &step->layer->terms;
     pthread_t threads[MAX_THREADS];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int32_t started = 0;

@@ -45,7 +45,7 @@ attn_status rows_send(struct run_engine *engine, const struct run_layer *layer,
 const float *recorded_row(const struct run_engine *engine, const struct run_layer *layer,
                           int32_t which, int32_t r, int64_t row)
 {
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     int64_t width = which == 0 || which == 3 ? (int64_t)t->num_q_heads * t->head_size
                                              : (int64_t)t->num_kv_heads * t->head_size;
     return layer->recorded[which] != NULL
@@ -56,7 +56,7 @@ const float *recorded_row(const struct run_engine *engine, const struct run_laye
 attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                      int32_t end, int32_t capacity)
 {
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     uint8_t **histories[2] = {&layer->k_history[r], &layer->v_history[r]};
     int64_t widths[2] = {(int64_t)t->num_kv_heads * t->head_size,
                          (int64_t)t->num_kv_heads * t->head_size_v};
@@ -82,7 +82,7 @@ attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t
 static void draw_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
                        int64_t position, int64_t length, uint8_t *row)
 {
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     int64_t reach = position + 1 < length ? position + 1 : length;
     int64_t window =
         t->has_window && t->window_left >= 0 && t->window_left < reach ? t->window_left + 1 : reach;
@@ -171,7 +171,7 @@ static double *widen_floats(double **at, const float *values, int32_t count)
 bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
                  const uint8_t *out, const float *recorded)
 {
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     const int64_t heads = t->num_q_heads, kv_heads = t->num_kv_heads;
     const int64_t rows = count * heads;
     double *memory =

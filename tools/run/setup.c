@@ -92,21 +92,21 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
     params.sinks = d->has_sinks ? layer->device_params[0] : NULL;
     params.alibi_slopes = d->alibi ? layer->device_params[1] : NULL;
     layer->terms =
-        (struct oracle_terms){.dtype = d->dtype,
-                              .num_q_heads = d->num_q_heads,
-                              .num_kv_heads = d->num_kv_heads,
-                              .head_size = d->head_size,
-                              .head_size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size,
-                              .scale = d->scale,
-                              .causal = d->causal == ATTN_CAUSAL_YES,
-                              .has_window = d->has_window,
-                              .window_left = d->window_left,
-                              .window_right = d->window_right,
-                              .chunk_size = d->chunk_size,
-                              .chunk_lookback = d->chunk_lookback,
-                              .soft_cap = d->soft_cap,
-                              .alibi_slopes = d->alibi ? layer->slopes : NULL,
-                              .sinks = d->has_sinks ? layer->sinks : NULL};
+        (struct row_terms){.dtype = d->dtype,
+                           .num_q_heads = d->num_q_heads,
+                           .num_kv_heads = d->num_kv_heads,
+                           .head_size = d->head_size,
+                           .head_size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size,
+                           .scale = d->scale,
+                           .causal = d->causal == ATTN_CAUSAL_YES,
+                           .has_window = d->has_window,
+                           .window_left = d->window_left,
+                           .window_right = d->window_right,
+                           .chunk_size = d->chunk_size,
+                           .chunk_lookback = d->chunk_lookback,
+                           .soft_cap = d->soft_cap,
+                           .alibi_slopes = d->alibi ? layer->slopes : NULL,
+                           .sinks = d->has_sinks ? layer->sinks : NULL};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 

@@ -46,7 +46,7 @@ static void compose(struct run_engine *engine, struct batch *batch)
 static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
                              const struct batch *batch)
 {
-    const struct oracle_terms *t = &layer->terms;
+    const struct row_terms *t = &layer->terms;
     struct run_group *group = &engine->groups[layer->group];
     int32_t tokens = batch->query_start_loc[batch->num_reqs];
     if (layer->spec.kind == ATTN_KV_SPEC_MLA) {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one request and the gated delta rule, from the formulas, in float64 over unpaged
- * tensors. They share nothing with the core or any plugin, not even a header. */
+/* Attention of one request, MLA of one query, and the gated delta rule, from the formulas, in
+ * float64 over unpaged tensors. They share nothing with the core or any plugin, not even a header.
+ */
 #ifndef SUPPORT_ORACLE_H
 #define SUPPORT_ORACLE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct oracle_request {
@@ -37,16 +39,44 @@ int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t ke
  * num_sink_keys + num_keys doubles. */
 void oracle_attend(const struct oracle_request *r, double *scores);
 
-/* The gated delta rule, token by token. */
-struct oracle_gdn {
+/* One head of MLA in latent space; a key is [c : rank | k_pe : rope]. */
+struct oracle_mla {
+    int32_t nope, rope, v, rank;
+    double scale;
+    const double *weights; /* [nope + v, rank], the head's rows of kv_b_proj: W_UK, then W_UV; NULL:
+                            * q is [rank + rope] and out is [rank] */
+    const double *sink;    /* NULL: none */
+};
+/* One query: q is [nope + rope]; keys [any, rank + rope], of which the `count` listed ones are
+ * attended (NULL: 0 .. count-1). Writes out [v] and returns the log-sum-exp. `scores` holds count
+ * doubles. */
+double oracle_mla(const struct oracle_mla *head, const double *q, const double *keys,
+                  const int32_t *listed, int32_t count, double *scores, double *out);
+
+/* One token of the gated delta rule for one value head. */
+struct oracle_delta {
+    int32_t head_size_k, head_size_v;
+    const double *q, *k, *v;
+    const double *decay; /* one, or [head_size_k] */
+    bool decay_per_channel;
+    double beta, scale;
+};
+/* S <- decay S; S <- S + beta (v - S k) k^T; out = scale S q, with state S [Dv, Dk]. */
+void oracle_delta(const struct oracle_delta *token, double *state, double *out);
+/* A gate's decay, e^(-e^a_log softplus(x)), and its beta, sigmoid(x). */
+double oracle_decay(double a_log, double x);
+double oracle_sigmoid(double x);
+
+/* A recurrent layer of the gated delta rule, token by token. */
+struct oracle_recurrent {
     int32_t dtype; /* enum attn_dtype_id of what is read */
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width;
     const void *conv_weight; /* [channels, conv_width]; conv_width 0: no convolution, no SiLU */
     const float *a_log, *dt_bias;
 };
-/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv | b : Hv]. Moves
- * state [Hv, Dv, Dk] on by token t and writes out [Hv, Dv]. */
-void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t,
-                double *state, double *out);
+/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv | b : Hv].
+ * Advances state [Hv, Dv, Dk] by token t and writes out [Hv, Dv]. */
+void oracle_recurrent(const struct oracle_recurrent *layer, const void *mixed, const void *gates,
+                      int64_t t, double *state, double *out);
 
 #endif

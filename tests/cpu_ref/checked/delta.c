@@ -6,6 +6,7 @@
 
 #include "checked.h"
 #include "support/number.h"
+#include "support/oracle.h"
 
 #define BOUND 2e-6 /* of an element and its row's root mean square: float32 states */
 #define MAX_HEAD_SIZE 512
@@ -124,8 +125,6 @@ static void normalize(const struct sequence *s, double *row)
     }
 }
 
-/* S <- e^g S; S <- S + beta (v - S k) k^T; o = S q scale; g = -e^A softplus(a + dt), beta =
- * sigmoid(b). */
 static void step(const struct sequence *s, int64_t t, int32_t head, double *state, double *o)
 {
     static double q[MAX_HEAD_SIZE], k[MAX_HEAD_SIZE], v[MAX_HEAD_SIZE];
@@ -134,25 +133,22 @@ static void step(const struct sequence *s, int64_t t, int32_t head, double *stat
     int32_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
     int64_t keys = (int64_t)desc->num_k_heads * dk;
     double x = number_at(s->io->a, s->first + t, head) + s->weights->dt_bias[head];
-    double decay = exp(-exp(s->weights->a_log[head]) * (x > 20 ? x : log(1 + exp(x))));
-    double beta = 0.5 * (1 + tanh(number_at(s->io->b, s->first + t, head) / 2));
+    double decay = oracle_decay(s->weights->a_log[head], x);
+    const struct oracle_delta token = {dk,
+                                       dv,
+                                       q,
+                                       k,
+                                       v,
+                                       &decay,
+                                       .beta =
+                                           oracle_sigmoid(number_at(s->io->b, s->first + t, head)),
+                                       .scale = s->args->layer->scale};
     load(s, s->args->q, key_head, t, key_head * (int64_t)dk, dk, q);
     load(s, s->args->k, key_head, t, keys + key_head * (int64_t)dk, dk, k);
     load(s, s->args->v, head, t, 2 * keys + head * (int64_t)dv, dv, v);
     normalize(s, q);
     normalize(s, k);
-    for (int32_t d = 0; d < dv; d++) {
-        double seen = 0, *row = state + (int64_t)d * dk;
-        for (int32_t i = 0; i < dk; i++) {
-            row[i] *= decay;
-            seen += row[i] * k[i];
-        }
-        o[d] = 0;
-        for (int32_t i = 0; i < dk; i++) {
-            row[i] += beta * (v[d] - seen) * k[i];
-            o[d] += row[i] * q[i] * s->args->layer->scale;
-        }
-    }
+    oracle_delta(&token, state, o);
 }
 
 static attn_status hold_state(const struct sequence *s, int32_t slot, int32_t head,

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
 
@@ -259,33 +260,23 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
 static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
 {
     const struct gdn_variant *v = &c->v;
-    s->desc =
-        (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof s->desc, NULL},
-                                     .num_k_heads = v->num_k_heads,
-                                     .num_v_heads = v->num_v_heads,
-                                     .head_size_k = v->head_size_k,
-                                     .head_size_v = v->head_size_v,
-                                     .conv_width = v->conv_width,
-                                     .conv_silu = v->silu,
-                                     .qk_l2norm = v->l2norm,
-                                     .chunk_size = v->chunk_size,
-                                     .num_speculative_tokens = v->drafted,
-                                     .state_dtype = ATTN_DTYPE_F32,
-                                     .has_initial_slots = v->initial,
-                                     .checkpoint_interval = v->kept};
+    s->desc = (struct attn_recurrent_desc){.num_k_heads = v->num_k_heads,
+                                           .num_v_heads = v->num_v_heads,
+                                           .head_size_k = v->head_size_k,
+                                           .head_size_v = v->head_size_v,
+                                           .conv_width = v->conv_width,
+                                           .conv_silu = v->silu,
+                                           .qk_l2norm = v->l2norm,
+                                           .chunk_size = v->chunk_size,
+                                           .num_speculative_tokens = v->drafted,
+                                           .has_initial_slots = v->initial,
+                                           .checkpoint_interval = v->kept};
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
-                                        .next = &s->desc.ext,
                                         .name = "gdn",
-                                        .kind = ATTN_LAYER_RECURRENT,
                                         .dtype = v->dtype,
-                                        .num_q_heads = v->num_k_heads,
-                                        .num_kv_heads = v->num_k_heads,
-                                        .head_size = v->head_size_k,
-                                        .head_size_v = v->head_size_v,
-                                        .scale = (float)(1 / sqrt(v->head_size_k)),
-                                        .causal = 1,
                                         .batch_invariant = v->invariant,
                                         .num_speculative_tokens = v->drafted};
+    layer_set_recurrent(&s->layer, &s->desc);
 }
 
 static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t *base)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/names.h"
+#include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
 #include "cases/compare.h"
@@ -99,24 +100,17 @@ static void describe_term(struct attn_layer_desc *layer, uint64_t term)
 static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base)
 {
     bool fp8 = kv_is_fp8(c->v.kv_dtype);
-    s->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof s->mla, NULL},
-                                    .kv_lora_rank = c->v.n.rank,
+    s->mla = (struct attn_mla_desc){.kv_lora_rank = c->v.n.rank,
                                     .qk_nope_head_dim = 128,
                                     .qk_rope_head_dim = c->v.n.rope,
                                     .v_head_dim = 128,
                                     .topk = c->v.sparse ? c->v.n.topk : 0};
     s->layer =
         (struct attn_layer_desc){.struct_size = sizeof s->layer,
-                                 .next = &s->mla.ext,
                                  .name = "mla",
-                                 .kind = ATTN_LAYER_MLA,
                                  .dtype = c->v.dtype,
                                  .kv_dtype = c->v.kv_dtype,
                                  .num_q_heads = c->v.n.heads,
-                                 .num_kv_heads = 1,
-                                 .head_size = c->row,
-                                 .head_size_v = c->v.n.rank,
-                                 .scale = (float)(1 / sqrt(192)),
                                  .window_left = -1,
                                  .window_right = -1,
                                  .block_size = BLOCK,
@@ -125,6 +119,9 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                  .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
                                  .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
                                  .needs_lse = 1};
+    layer_set_mla(&s->layer, &s->mla);
+    s->layer.head_size_v = c->v.n.rank; /* the kernels' outputs are latent */
+    s->layer.scale = (float)(1 / sqrt(192));
     describe_term(&s->layer, c->v.term);
     s->params = (struct attn_layer_params){
         .struct_size = sizeof s->params, .k_scale_host = 0.05f, .v_scale_host = 0.05f};

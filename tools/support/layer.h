@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers with an extension, as engines describe them. */
+#ifndef SUPPORT_LAYER_H
+#define SUPPORT_LAYER_H
+
+#include <attn/layer.h>
+#include <attn/mla.h>
+#include <attn/recurrent.h>
+
+/* Makes `layer` causal MLA, or a gated delta layer, of the extension's sizes: kind, heads, head
+ * sizes and the usual scale. Sets the extension's header and links it; `layer` has its dtype and,
+ * for MLA, its query heads. */
+void layer_set_mla(struct attn_layer_desc *layer, struct attn_mla_desc *mla);
+void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_desc *recurrent);
+
+#endif
