@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "isa/isa.h"
+#include "amd/isa.h"
 
 static int failures;
 

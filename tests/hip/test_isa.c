@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "isa/isa.h"
+#include "amd/isa.h"
 #include "support/test.h"
 
 #define COUNT 2048

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "isa/isa.h"
+#include "amd/isa.h"
 #include "matrix_places.h"
 #include "support/test.h"
 

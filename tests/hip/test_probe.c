@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What hip finds in a topology of the kernel driver that the test writes: a CPU, an MI300X, a
  * Radeon that has no kernels and an RX 7900. Nothing of the runtime may be called.
- * usage: test_probe PLUGIN.so, with fake_kfd.c preloaded and hip_runtime.c's library in the path */
+ * usage: test_probe PLUGIN.so, with emulators/sysfs.c preloaded and hip_runtime.c's library in the
+ * path */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>

@@ -7,8 +7,8 @@
  * Whether a register's value may be used is kept next to it: a lane of a vector register and a bit
  * of a scalar register are "known" once written from known values. What is not known may be moved
  * and computed with, but not be an address, a stored value or a condition. */
-#ifndef HIP_ISA_H
-#define HIP_ISA_H
+#ifndef AMD_ISA_H
+#define AMD_ISA_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded by tests: files below /sys/class/kfd are read below ATTN_TEST_KFD instead, those below
- * /sys/class/drm below ATTN_TEST_DRM, so that plugins are probed as they are shipped. Where
- * ATTN_TEST_HIP_TARGET is set, the GPU below ATTN_TEST_KFD is one of that target. */
+/* A machine with other GPUs, preloaded: files below /sys/class/kfd are read below ATTN_TEST_KFD
+ * instead, those below /sys/class/drm below ATTN_TEST_DRM, so that plugins probe as they are
+ * shipped. Where ATTN_TEST_HIP_TARGET is set, the GPU below ATTN_TEST_KFD is one of that target. */
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS /* fopen and fopen64 are two functions here */
 #include <dirent.h>

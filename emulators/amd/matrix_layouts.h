@@ -5,14 +5,16 @@
  * cores" (GPUOpen) and of "How to accelerate AI applications on RDNA 3 using WMMA" agree.
  *
  * D = A B + C, A of rows x depth, B of depth x columns; `groups` of `rows` lanes make a wave.
- *   A(i, k): lane i + rows * (k / run % groups), element k % run + run * (k / (run * groups)) of
- * the lane's registers, from the low bits on B(k, j): lane j + columns * (k / run % groups), the
- * same element D(i, j), CDNA, 4 registers at a time: lane j + columns * (i / 4 % groups), register
- * i % 4 + 4 * (i / (4 * groups)) D(i, j), RDNA3: lane j + 16 * (i % 2), register i / 2; lanes 16 ..
- * 31 hold A and B again D(i, j), RDNA4: lane j + 16 * (i / 8), register i % 8
+ * - A(i, k): lane i + rows * (k / run % groups), element k % run + run * (k / (run * groups)),
+ *   counted from the low bits of its registers
+ * - B(k, j): lane j + columns * (k / run % groups), the same element
+ * - D(i, j), CDNA, 4 registers at a time: lane j + columns * (i / 4 % groups), register
+ *   i % 4 + 4 * (i / (4 * groups))
+ * - D(i, j), RDNA3: lane j + 16 * (i % 2), register i / 2; lanes 16 .. 31 hold A and B again
+ * - D(i, j), RDNA4: lane j + 16 * (i / 8), register i % 8
  */
-#ifndef HIP_MATRIX_LAYOUTS_H
-#define HIP_MATRIX_LAYOUTS_H
+#ifndef AMD_MATRIX_LAYOUTS_H
+#define AMD_MATRIX_LAYOUTS_H
 
 #include <stdint.h>
 

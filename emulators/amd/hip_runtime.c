@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "isa/isa.h"
+#include "isa.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 #define MAX_GRAPH_BYTES 4096 /* of a launch's arguments */
