@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/step: what a batch must hold and what a run checks. */
+#include "plan_fixture.h"
+
+TEST(wrong_batches_are_refused)
+{
+    static const int32_t queries[] = {1, 5};
+    struct planned *b = planned_create(fake_layer("a"), false);
+    set_batch(b, queries, 2);
+    b->start[1] = 9;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "query_start_loc", step(b));
+    set_batch(b, queries, 2);
+    b->lens[1] = 4;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "seq_lens", step(b));
+    set_batch(b, queries, 2);
+    b->batch.block_table_rows = 1;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_rows", step(b));
+    for (int32_t count = 1; count <= 2; count++) { /* one row, and several */
+        set_batch(b, queries, count);
+        b->batch.block_table_stride = 0;
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_stride", step(b));
+    }
+    set_batch(b, queries, 2);
+    b->batch.num_reqs = 9;
+    REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "num_reqs", step(b));
+    b->batch.num_reqs = 2;
+    b->batch.max_query_len = 4;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "max_query_len", step(b));
+    b->batch.max_query_len = 0;
+    b->batch.max_seq_len = 4;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "max_seq_len", step(b));
+    b->batch.max_seq_len = 0;
+    b->batch.block_table_stride = 0;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_stride", step(b));
+    set_batch(b, queries, 2);
+    b->batch.spans = b->lens; /* of a layer that has none */
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "spans", step(b));
+    set_batch(b, queries, 2);
+    b->batch.flags = ATTN_BATCH_HOST_BOUNDS;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "flags", step(b));
+    set_batch(b, queries, 2);
+    b->batch.num_actual_tokens = 7;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "num_actual_tokens", step(b));
+    assert_int_equal(fake_calls.attends, 0);
+    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error),
+                     ATTN_ERROR_ORDER);
+    planned_destroy(b);
+}
+
+TEST(wrong_tensors_are_refused)
+{
+    static const int32_t queries[] = {5};
+    struct planned *b = planned_create(fake_layer("a"), false);
+    set_batch(b, queries, 1);
+    b->q.shape[0] = 4;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "q", step(b));
+    b->q.shape[0] = 5;
+    b->v.dtype.bits = 16;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "v", step(b));
+    b->v.dtype.bits = 32;
+    b->io.out = NULL;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "out", step(b));
+    assert_int_equal(fake_calls.attends, 0);
+    planned_destroy(b);
+}
+
+static void quantize_queries(struct fixture *fixture)
+{
+    struct attn_backend_caps *caps = &fixture->backends[0].caps;
+    caps->features |= ATTN_FEATURE_QUANTIZED_QUERY;
+    caps->q_dtypes = UINT64_C(1) << ATTN_DTYPE_FP8_E4M3;
+}
+
+/* A query of a dtype of its own; values of another head size than the keys. */
+TEST(tensors_have_their_own_forms)
+{
+    static const int32_t queries[] = {5};
+    struct attn_layer_desc quantized = fake_layer("a"), narrow = quantized;
+    quantized.q_dtype = ATTN_DTYPE_FP8_E4M3;
+    quantized.q_scale_form = ATTN_SCALE_PER_TENSOR;
+    narrow.head_size = 192;
+    narrow.head_size_v = 128;
+    struct planned *b = planned_of(quantized, false, quantize_queries);
+    set_batch(b, queries, 1);
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "q", step(b));
+    assert_non_null(strstr(b->error.message, "q is float32; the layer's is float8_e4m3fn"));
+    planned_destroy(b);
+    b = planned_create(narrow, false);
+    set_batch(b, queries, 1);
+    b->q.shape[2] = b->k.shape[2] = b->v.shape[2] = 192;
+    b->out.shape[2] = 128;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "v", step(b));
+    b->v.shape[2] = 128;
+    assert_int_equal(step(b), ATTN_OK);
+    planned_destroy(b);
+}
+
+/* One fault of a tensor, `how` from 0 on; false: there are no more. */
+static bool spoil(struct attn_tensor *t, int32_t how)
+{
+    static int64_t strides[] = {4 * FAKE_HEAD_SIZE, FAKE_HEAD_SIZE, 2};
+    switch (how) {
+    case 0:
+        t->ndim = 2;
+        return true;
+    case 1:
+        t->dtype.code = ATTN_CODE_INT;
+        return true;
+    case 2:
+        t->dtype.bits = 16;
+        return true;
+    case 3:
+        t->device.type = ATTN_DEVICE_CUDA;
+        return true;
+    case 4:
+        t->shape = NULL;
+        return true;
+    case 5:
+        t->shape[0] = 4; /* of 5 */
+        return true;
+    case 6:
+    case 7:
+        t->shape[how - 5]--;
+        return true;
+    case 8:
+        t->strides = strides;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Each fault of each tensor, by its name, where one run of many is fast: over keys that are there,
+ * and with keys that are written. The others have no strides, or some. */
+TEST(every_fault_of_every_tensor_is_named)
+{
+    static const char *const names[] = {"q", "k", "v", "out"};
+    static const int32_t queries[] = {5};
+    static int64_t dense[4][3];
+    struct planned *b = planned_create(fake_layer("a"), false);
+    struct attn_tensor *const tensors[] = {&b->q, &b->k, &b->v, &b->out};
+    const struct attn_tensor **const fields[] = {&b->io.q, &b->io.k, &b->io.v, &b->io.out};
+    for (int32_t i = 0; i < 4 * 4; i++) {
+        const int32_t t = i / 4;
+        const bool writes = i & 1, strided = i & 2;
+        set_batch(b, queries, 1);
+        b->batch.num_slots = writes ? b->batch.num_slots : 0;
+        b->io.flags = writes ? 0 : ATTN_RUN_NO_WRITE;
+        for (int32_t j = 0; j < 4; j++) {
+            const int64_t *shape = tensors[j]->shape;
+            dense[j][0] = shape[1] * shape[2], dense[j][1] = shape[2], dense[j][2] = 1;
+            tensors[j]->strides = strided ? dense[j] : NULL;
+        }
+        if (!writes && (t == 1 || t == 2)) {
+            continue;
+        }
+        const struct attn_tensor right = *tensors[t];
+        int64_t shape[3] = {right.shape[0], right.shape[1], right.shape[2]};
+        assert_int_equal(step(b), ATTN_OK);
+        fake_calls.attends = fake_calls.writes = 0;
+        *fields[t] = NULL;
+        assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+        *fields[t] = tensors[t];
+        assert_string_equal(b->error.field, names[t]);
+        for (int32_t how = 0; spoil(tensors[t], how); how++) {
+            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, names[t], step(b));
+            *tensors[t] = right;
+            memcpy(right.shape, shape, sizeof shape);
+        }
+        assert_int_equal(fake_calls.attends + fake_calls.writes, 0);
+    }
+    planned_destroy(b);
+}
+
+TEST(encoder_needs_a_row_per_key)
+{
+    static const int32_t queries[] = {3, 2};
+    struct attn_layer_desc layer = fake_layer("a");
+    layer.kind = ATTN_LAYER_ENCODER;
+    layer.causal = layer.block_size = 0;
+    struct planned *b = planned_create(layer, false);
+    set_batch(b, queries, 2);
+    b->k.shape[0] = 4;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "k", step(b));
+    b->k.shape[0] = 5;
+    assert_int_equal(step(b), ATTN_OK);
+    b->batch.key_start_loc = b->batch.key_start_loc_host = (const int32_t[]){0, 4, 6};
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "k", step(b));
+    b->k.shape[0] = 6;
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(fake_calls.writes, 0);
+    planned_destroy(b);
+}
+
+TEST(validation_names_request_and_index)
+{
+    static const int32_t queries[] = {1, 20};
+    struct planned *b = planned_create(fake_layer("a"), true);
+    set_batch(b, queries, 2); /* entries past the end are -99 and never looked at */
+    assert_int_equal(step(b), ATTN_OK);
+    b->table[4] = BLOCKS;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table", step(b));
+    assert_non_null(strstr(b->error.message, "request 1, position 16 (entry 1): block 8"));
+    set_batch(b, queries, 2);
+    b->slots[3] = BLOCKS * FAKE_BLOCK_SIZE;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "slot_mapping", step(b));
+    assert_non_null(strstr(b->error.message, "request 1, token 3: slot 128"));
+    set_batch(b, queries, 2);
+    b->data[0][(2 * 4 + 1) * FAKE_HEAD_SIZE + 5] = NAN;
+    assert_int_equal(step(b), ATTN_ERROR_NAN);
+    assert_non_null(strstr(b->error.message, "q[2, 1, 5]"));
+    planned_destroy(b);
+}
+
+/* The first NaN of each dtype, behind its last number. */
+TEST(validation_knows_each_dtypes_nan)
+{
+    static const struct {
+        struct attn_dtype dtype;
+        uint32_t number, nan;
+    } cases[] = {{{ATTN_CODE_FLOAT, 16, 1}, 0x7c00, 0x7c01},
+                 {{ATTN_CODE_BFLOAT, 16, 1}, 0x7f80, 0x7f81},
+                 {{ATTN_CODE_FLOAT, 32, 1}, 0x7f800000, 0x7f800001},
+                 {{ATTN_CODE_FLOAT8_E4M3FN, 8, 1}, 0x7e, 0x7f},
+                 {{ATTN_CODE_FLOAT8_E5M2, 8, 1}, 0x7c, 0x7d},
+                 {{ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1}, 0x7f, 0x80}};
+    static const int32_t queries[] = {1};
+    int64_t shape[] = {1, 1};
+    struct planned *b = planned_create(fake_layer("a"), true);
+    set_batch(b, queries, 1);
+    assert_int_equal(step(b), ATTN_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t bits = cases[i].number;
+        const struct attn_tensor one = {&bits, {ATTN_DEVICE_CPU, 0}, 2, cases[i].dtype, shape, NULL,
+                                        0};
+        assert_int_equal(validate_tensor(b->plan, &one, "one", "a", &b->error), ATTN_OK);
+        bits = cases[i].nan;
+        assert_int_equal(validate_tensor(b->plan, &one, "one", "a", &b->error), ATTN_ERROR_NAN);
+    }
+    planned_destroy(b);
+}
+
+static attn_status late;
+static int32_t waits;
+
+static attn_status wait_for_stream(const struct attn_stream_args *args, struct attn_error *error)
+{
+    waits++;
+    return late;
+}
+
+/* Validation waits for the stream, and finds what failed there, but never while it is captured. */
+TEST(validation_waits_for_the_stream)
+{
+    static const int32_t queries[] = {1, 1};
+    struct planned *b = planned_create(fake_layer("a"), true);
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .graph = 1,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 8,
+                                              .max_num_tokens = TOKENS}};
+    struct attn_workspace room = {.struct_size = sizeof room};
+    b->model->instances[0].kernels.synchronize = wait_for_stream;
+    plan_destroy(b->plan);
+    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    room.memory = b->workspace;
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+    set_batch(b, queries, 2);
+    late = ATTN_OK, waits = 0;
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(waits, 2);
+    assert_int_equal(plan_graph(b->plan, ATTN_PLAN_CAPTURE, &b->batch, NULL, &b->error), ATTN_OK);
+    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), ATTN_OK);
+    assert_int_equal(waits, 2);
+    assert_int_equal(plan_batch(b->plan, &b->batch, NULL, &b->error), ATTN_OK);
+    late = ATTN_ERROR_DEVICE;
+    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), late);
+    assert_int_equal(plan_batch(b->plan, &b->batch, NULL, &b->error), late);
+    planned_destroy(b);
+}
+
+static const int32_t elsewhere[1]; /* what the driver calls a GPU's */
+
+static attn_status find_owner(const struct attn_memory_args *args, struct attn_device *device,
+                              struct attn_error *error)
+{
+    *device =
+        (struct attn_device){args->memory == elsewhere ? ATTN_DEVICE_CUDA : ATTN_DEVICE_CPU, 0};
+    return ATTN_OK;
+}
+
+#define TABLE(field) offsetof(struct attn_batch_table, field)
+
+/* Each array of a further table, and what extensions of a run point at. */
+TEST(validation_asks_where_arrays_lie)
+{
+    static const size_t fields[] = {TABLE(block_table),         TABLE(block_table_row),
+                                    TABLE(slot_mapping),        TABLE(seq_lens),
+                                    TABLE(page_indices),        TABLE(page_start_loc),
+                                    TABLE(last_page_len),       TABLE(seq_lens_host),
+                                    TABLE(page_start_loc_host), TABLE(last_page_len_host)};
+    const struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL},
+                                    .topk_indices = elsewhere};
+    const struct attn_io_output_quant quant = {
+        .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL},
+        .scale = (const float *)(const void *)elsewhere};
+    const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
+                                      .positions = (const int64_t *)(const void *)elsewhere};
+    const struct {
+        const char *name;
+        const struct attn_ext *ext;
+    } runs[] = {{"topk_indices", &mla.ext}, {"scale", &quant.ext}, {"positions", &rope.ext}};
+    const void *address = elsewhere;
+    struct planned *b = planned_create(fake_layer("a"), true);
+    b->model->asked = &b->model->instances[0];
+    b->model->instances[0].kernels.memory_device = find_owner;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        struct attn_batch_table table = {.num_slots = 0};
+        assert_int_equal(places_check_table(b->plan, &table, &b->error), ATTN_OK);
+        memcpy((char *)&table + fields[i], &address, sizeof address);
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "tables",
+                   places_check_table(b->plan, &table, &b->error));
+    }
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        b->io.next = runs[i].ext;
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, runs[i].name,
+                   places_check_run(b->plan, &b->io, &b->error));
+    }
+    planned_destroy(b);
+}
