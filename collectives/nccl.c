@@ -6,16 +6,16 @@
 #include <stdlib.h>
 
 #include "table.h"
-#ifdef COLLECTIVES_WINDOWS
-#include "windows.h"
+#ifdef COLLECTIVES_PEER_MEMORY
+#include "peer_memory.h"
 #endif
 
 /* The table comes first, so that the one is the other's address. */
 struct nccl_collectives {
     struct attn_collectives table;
     ncclComm_t comm; /* the caller's */
-#ifdef COLLECTIVES_WINDOWS
-    struct windows windows;
+#ifdef COLLECTIVES_PEER_MEMORY
+    struct peer_memory peer_memory;
 #endif
 };
 
@@ -70,23 +70,23 @@ static attn_status all_reduce_max_f32(const struct attn_collective_args *a,
                     error);
 }
 
-#ifdef COLLECTIVES_WINDOWS
+#ifdef COLLECTIVES_PEER_MEMORY
 static attn_status gather_heads(const struct attn_gather_heads_args *a, struct attn_error *error)
 {
     const struct nccl_collectives *c = a->user;
-    return windows_gather(&c->windows, a, error);
+    return peer_memory_gather(&c->peer_memory, a, error);
 }
 
 static attn_status merge_heads(const struct attn_merge_heads_args *a, struct attn_error *error)
 {
     const struct nccl_collectives *c = a->user;
-    return windows_merge(&c->windows, a, error);
+    return peer_memory_merge(&c->peer_memory, a, error);
 }
 
 static void add_windows(struct nccl_collectives *c)
 {
     struct attn_collectives *table = &c->table;
-    if (windows_open(&c->windows, c->comm, table->rank, table->world_size)) {
+    if (peer_memory_open(&c->peer_memory, c->comm, table->rank, table->world_size)) {
         table->gather_heads = gather_heads;
         table->merge_heads = merge_heads;
         table->max_exchange_bytes = EXCHANGE_MAX_BYTES;
@@ -95,7 +95,7 @@ static void add_windows(struct nccl_collectives *c)
 
 static void remove_windows(struct nccl_collectives *c)
 {
-    windows_close(&c->windows);
+    peer_memory_close(&c->peer_memory);
 }
 #else
 static void add_windows(struct nccl_collectives *c)

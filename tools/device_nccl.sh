@@ -29,7 +29,7 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck disable=SC2086
 "$cuda/bin/nvcc" -std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics -arch=native \
     -c "$here/collectives/exchange.cu" -o "$work/exchange.o" &&
-    cc "$@" -DCOLLECTIVES_WINDOWS -fPIC -shared -fvisibility=hidden "$here/collectives/nccl.c" "$here/collectives/windows.c" \
+    cc "$@" -DCOLLECTIVES_PEER_MEMORY -fPIC -shared -fvisibility=hidden "$here/collectives/nccl.c" "$here/collectives/peer_memory.c" \
         "$work/exchange.o" -o "$work/libattn_nccl.so.0" "$library" $cudart &&
     cc "$@" "$tests/nccl_exchange.c" "$work/exchange.o" -o "$work/nccl_exchange" $cudart &&
     cc "$@" "$tests/nccl_ranks.c" "$tests/nccl_layer.c" "$tests/nccl_spread.c" "$tests/nccl_speed.c" "$here/tools/support/client.c" \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "windows.h"
+#include "peer_memory.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ static bool name_host(char *name)
 }
 
 /* This rank's window, cleared. */
-static bool make_window(struct windows *w, cudaStream_t stream)
+static bool make_buffer(struct peer_memory *w, cudaStream_t stream)
 {
     const size_t bytes = exchange_window_bytes(w->kernel.ranks);
     const size_t counters = EXCHANGE_BLOCKS * sizeof *w->kernel.done;
@@ -89,7 +89,7 @@ static bool all_ready(const struct card *cards, int rank, int size)
     return ready;
 }
 
-static bool map_windows(struct windows *w, const struct card *cards)
+static bool map_peers(struct peer_memory *w, const struct card *cards)
 {
     bool mapped = true;
     for (int i = 0; i < w->kernel.ranks && mapped; i++) {
@@ -101,21 +101,21 @@ static bool map_windows(struct windows *w, const struct card *cards)
 }
 
 /* Whatever a rank lacks, it takes part to the end, and the others learn of it. */
-static bool open_all(struct windows *w, struct card *cards, struct card *staged, ncclComm_t comm,
-                     cudaStream_t stream)
+static bool open_all(struct peer_memory *w, struct card *cards, struct card *staged,
+                     ncclComm_t comm, cudaStream_t stream)
 {
     const int rank = w->kernel.rank, size = w->kernel.ranks;
     struct card *own = &cards[rank];
-    own->ready = make_window(w, stream) && name_host(own->host) &&
+    own->ready = make_buffer(w, stream) && name_host(own->host) &&
                  cudaIpcGetMemHandle(&own->memory, w->kernel.of_rank[rank]) == cudaSuccess;
     if (!show_cards(cards, staged, rank, size, comm, stream)) {
         return false;
     }
-    own->ready = all_ready(cards, rank, size) && map_windows(w, cards);
+    own->ready = all_ready(cards, rank, size) && map_peers(w, cards);
     return show_cards(cards, staged, rank, size, comm, stream) && all_ready(cards, rank, size);
 }
 
-bool windows_open(struct windows *w, ncclComm_t comm, int rank, int size)
+bool peer_memory_open(struct peer_memory *w, ncclComm_t comm, int rank, int size)
 {
     struct card *cards = NULL, *staged = NULL;
     cudaStream_t stream = NULL;
@@ -139,14 +139,14 @@ bool windows_open(struct windows *w, ncclComm_t comm, int rank, int size)
     }
     free(cards);
     if (!opened) {
-        windows_close(w);
+        peer_memory_close(w);
         cudaGetLastError(); /* what was not to be had is nobody's error */
     }
     leave(before, w->device);
     return opened;
 }
 
-void windows_close(struct windows *w)
+void peer_memory_close(struct peer_memory *w)
 {
     if (w->kernel.ranks == 0) {
         return;
@@ -165,7 +165,8 @@ void windows_close(struct windows *w)
     leave(before, w->device);
 }
 
-static attn_status launched(const struct windows *w, cudaError_t result, struct attn_error *error)
+static attn_status launched(const struct peer_memory *w, cudaError_t result,
+                            struct attn_error *error)
 {
     char text[96];
     if (*(volatile int32_t *)w->kernel.missing != 0) {
@@ -203,7 +204,7 @@ static struct exchange_lse lse_of(const struct attn_tensor *tensor)
 }
 
 /* Of this rank's rows [T, Hq, .] next to `all` [T, n Hq, D]; sizes over the limit are refused. */
-static attn_status size_up(struct exchange_sizes *s, const struct windows *w,
+static attn_status size_up(struct exchange_sizes *s, const struct peer_memory *w,
                            const struct attn_tensor *const *all, int32_t count,
                            int32_t num_kv_heads, struct attn_error *error)
 {
@@ -225,8 +226,8 @@ static attn_status size_up(struct exchange_sizes *s, const struct windows *w,
     return ATTN_OK;
 }
 
-attn_status windows_gather(const struct windows *w, const struct attn_gather_heads_args *args,
-                           struct attn_error *error)
+attn_status peer_memory_gather(const struct peer_memory *w,
+                               const struct attn_gather_heads_args *args, struct attn_error *error)
 {
     struct exchange_gather a = {.window = w->kernel};
     attn_status status = size_up(&a.sizes, w, args->all, args->count, args->num_kv_heads, error);
@@ -253,8 +254,8 @@ static int32_t kind_of(const struct attn_tensor *tensor)
     return dtype.code == ATTN_CODE_BFLOAT && dtype.bits == 16 ? EXCHANGE_BF16 : -1;
 }
 
-attn_status windows_merge(const struct windows *w, const struct attn_merge_heads_args *args,
-                          struct attn_error *error)
+attn_status peer_memory_merge(const struct peer_memory *w, const struct attn_merge_heads_args *args,
+                              struct attn_error *error)
 {
     struct exchange_merge a = {.window = w->kernel,
                                .all = data_of(args->all_out),

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A backend of layers that no shipped backend has, in float32: attends that add up the rows of five
+ * caches in two tables, and the gated delta rule with a gate per channel of the key. */
+#include <attn/recurrent.h>
+#include <math.h>
+
+#include "float_backend.h"
+
+static float *element(const struct attn_tensor *t, int64_t i, int64_t j, int64_t k)
+{
+    const int64_t last = t->ndim > 2 ? t->shape[2] : 1;
+    const int64_t first = t->strides != NULL ? t->strides[0] : t->shape[1] * last;
+    const int64_t second = t->strides != NULL ? t->strides[1] : last;
+    return (float *)((char *)t->data + t->byte_offset) + i * first + j * second + k;
+}
+
+static float *row_of(const struct attn_kv_view *view, int64_t slot, int32_t head)
+{
+    return (float *)((char *)view->data + slot / view->block_size * view->stride_block +
+                     slot % view->block_size * view->stride_slot +
+                     head % view->num_heads * view->stride_head);
+}
+
+/* Arrays of structs are walked by the size of their writer's elements. */
+static const struct attn_layer_cache *cache_of(const struct attn_layer_cache *caches, int32_t bytes,
+                                               int32_t i)
+{
+    return (const struct attn_layer_cache *)((const char *)caches + (int64_t)i * bytes);
+}
+
+static const struct attn_batch_table *table_of(const struct attn_batch *batch, int32_t number)
+{
+    return (const struct attn_batch_table *)((const char *)batch->tables +
+                                             (int64_t)(number - 1) * batch->table_stride);
+}
+
+static void put(const struct attn_kv_view *view, int64_t slot, const struct attn_tensor *rows,
+                int64_t i)
+{
+    for (int32_t h = 0; h < view->num_heads && slot >= 0; h++) {
+        for (int32_t d = 0; d < view->head_size; d++) {
+            row_of(view, slot, h)[d] = *element(rows, i, h, d);
+        }
+    }
+}
+
+static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_error *error)
+{
+    const struct attn_io_caches *io =
+        (const struct attn_io_caches *)ext_of(a->next, ATTN_EXT_IO_CACHES);
+    for (int64_t i = 0; i < a->num_slots; i++) {
+        put(a->k_cache, a->slot_mapping[i], a->k, i);
+        put(a->v_cache, a->slot_mapping[i], a->v, i);
+    }
+    for (int32_t c = 0; io != NULL && c < a->num_caches; c++) {
+        const struct attn_layer_cache *cache = cache_of(a->caches, a->cache_stride, c);
+        const struct attn_batch_table *table =
+            cache->table > 0 ? table_of(a->batch, cache->table) : NULL;
+        const int64_t slots = table != NULL ? table->num_slots : a->num_slots;
+        for (int64_t i = 0; io->rows[c] != NULL && i < slots; i++) {
+            int64_t slot = table != NULL ? table->slot_mapping[i] : a->slot_mapping[i];
+            put(cache->view, table == NULL && slot > 0 ? slot / cache->tokens_per_row : slot,
+                io->rows[c], i);
+        }
+    }
+    return ATTN_OK;
+}
+
+static int64_t slot_of(const int32_t *blocks, int32_t block_size, int64_t row)
+{
+    return (int64_t)blocks[row / block_size] * block_size + row % block_size;
+}
+
+/* Of request r: the row of a token at `position` in the batch's own table (whole rows alone), the
+ * last row in another. NULL: there is none. */
+static const float *seen(const struct attn_attend_args *a, const struct attn_layer_cache *cache,
+                         int32_t r, int64_t position, int32_t head)
+{
+    const struct attn_batch *b = a->batch;
+    const struct attn_kv_view *view = cache->view;
+    if (cache->table == 0) {
+        const int32_t *row =
+            b->block_table +
+            (b->block_table_row != NULL ? b->block_table_row[r] : r) * b->block_table_stride;
+        return (position + 1) % cache->tokens_per_row == 0
+                   ? row_of(view, slot_of(row, view->block_size, position / cache->tokens_per_row),
+                            head)
+                   : NULL;
+    }
+    const struct attn_batch_table *t = table_of(b, cache->table);
+    const int32_t *row = t->block_table + (t->block_table_row != NULL ? t->block_table_row[r] : r) *
+                                              t->block_table_stride;
+    return t->seq_lens[r] > 0
+               ? row_of(view, slot_of(row, view->block_size, t->seq_lens[r] - 1), head)
+               : NULL;
+}
+
+static attn_status attend(const struct attn_attend_args *a, struct attn_error *error)
+{
+    const struct attn_batch *b = a->batch;
+    const struct attn_layer_cache own[2] = {{ATTN_CACHE_K, 0, 0, 1, a->k_cache},
+                                            {ATTN_CACHE_V, 0, 0, 1, a->v_cache}};
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        for (int32_t t = b->query_start_loc[r]; t < b->query_start_loc[r + 1]; t++) {
+            int64_t position = b->seq_lens[r] - b->query_start_loc[r + 1] + t;
+            for (int32_t i = 0; i < a->layer->num_q_heads * a->layer->head_size_v; i++) {
+                int32_t h = i / a->layer->head_size_v, d = i % a->layer->head_size_v;
+                float sum = 0;
+                for (int32_t c = 0; c < 2 + a->num_caches; c++) {
+                    const struct attn_layer_cache *cache =
+                        c < 2 ? &own[c] : cache_of(a->caches, a->cache_stride, c - 2);
+                    const float *row = seen(a, cache, r, position, h);
+                    sum += row != NULL ? row[d % cache->view->head_size] : 0;
+                }
+                *element(a->out, t, h, d) = sum;
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+static void one_token(const struct attn_attend_args *a, const struct attn_recurrent_desc *g,
+                      int64_t t, int32_t h, float *s)
+{
+    const struct attn_io_recurrent *io =
+        (const struct attn_io_recurrent *)ext_of(a->next, ATTN_EXT_IO_RECURRENT);
+    const struct attn_recurrent_weights *w =
+        (const struct attn_recurrent_weights *)ext_of(a->params->next, ATTN_EXT_RECURRENT_WEIGHTS);
+    const int32_t head = h / (g->num_v_heads / g->num_k_heads), dk = g->head_size_k;
+    const float *q = element(a->q, t, head, 0), *k = element(a->k, t, head, 0);
+    const float *v = element(a->v, t, h, 0);
+    const float beta = 1 / (1 + expf(-*element(io->b, t, h, 0)));
+    for (int32_t d = 0; d < g->head_size_v; d++) {
+        float known = 0, o = 0;
+        for (int32_t c = 0; c < dk; c++) {
+            float x = *element(io->a, t, h * dk + c, 0) + w->dt_bias[h * dk + c];
+            s[d * dk + c] *= expf(-expf(w->a_log[h]) * log1pf(expf(x)));
+            known += s[d * dk + c] * k[c];
+        }
+        for (int32_t c = 0; c < dk; c++) {
+            s[d * dk + c] += beta * (v[d] - known) * k[c];
+            o += s[d * dk + c] * q[c] * a->layer->scale;
+        }
+        *element(a->out, t, h, d) = o + w->skip[h] * v[d];
+    }
+}
+
+static attn_status gated_delta(const struct attn_attend_args *a, struct attn_error *error)
+{
+    const struct attn_recurrent_desc *g =
+        (const struct attn_recurrent_desc *)ext_of(a->layer->next, ATTN_EXT_RECURRENT_DESC);
+    const struct attn_batch_recurrent *states =
+        (const struct attn_batch_recurrent *)ext_of(a->batch->next, ATTN_EXT_BATCH_RECURRENT);
+    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
+    const int32_t size = g->head_size_v * g->head_size_k;
+    for (int32_t r = 0; r < a->batch->num_reqs; r++) {
+        int32_t first = a->batch->query_start_loc[r], end = a->batch->query_start_loc[r + 1];
+        for (int32_t h = 0; h < g->num_v_heads && end > first; h++) {
+            float *s = row_of(a->k_cache, states->state_slots[r * stride], h);
+            const float *from = row_of(a->k_cache, states->initial_slots[r], h);
+            for (int32_t i = 0; i < size; i++) {
+                s[i] = states->has_initial_state[r] ? from[i] : 0;
+            }
+            for (int32_t t = first; t < end; t++) {
+                one_token(a, g, t, h, s);
+                int32_t n = g->checkpoint_interval, before = a->batch->seq_lens[r] - (end - first);
+                int32_t done = before + t + 1 - first;
+                if (done % n == 0) {
+                    float *kept =
+                        row_of(a->k_cache,
+                               states->checkpoint_slots[r * states->checkpoint_slots_stride +
+                                                        done / n - before / n - 1],
+                               h);
+                    for (int32_t i = 0; i < size; i++) {
+                        kept[i] = s[i];
+                    }
+                }
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
+                                            .attend = attend,
+                                            .write_kv = write_kv,
+                                            .recurrent = gated_delta};
+
+static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                         struct attn_error *error)
+{
+    const struct attn_recurrent_caps recurrent = {
+        .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof recurrent, NULL},
+        .head_size_k_max = 64,
+        .head_size_v_max = 64,
+        .gates = 1u << ATTN_GATE_PER_CHANNEL,
+        .skip = 1,
+        .initial_slots = 1,
+        .checkpoints = 1};
+    const struct attn_head_size_range sizes = {{8, 64, 8}, {0, 0, 0}, 1};
+    const struct attn_range blocks = {16, 64, 16};
+    const struct attn_backend_caps caps = {
+        .struct_size = sizeof caps,
+        .next = &recurrent.ext,
+        .name = "many_caches",
+        .variant = "",
+        .version = "0.1.0",
+        .vendor = "you",
+        .device = {ATTN_DEVICE_CPU, 0},
+        .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_RECURRENT,
+        .layer_kinds = 1u << ATTN_LAYER_RECURRENT | 1u << ATTN_LAYER_DECODER,
+        .phases = 3,
+        .dtypes = 1 << ATTN_DTYPE_F32,
+        .kv_dtypes = 1 << ATTN_KV_F32,
+        .terms = ATTN_TERM_CAUSAL,
+        .features = ATTN_FEATURE_PAGED_KV,
+        .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_SEPARATE_STRIDES,
+        .layouts = 1u << ATTN_KV_LAYOUT_NHD,
+        .output_forms = 1,
+        .head_sizes = &sizes,
+        .num_head_sizes = 1,
+        .block_sizes = &blocks,
+        .num_block_sizes = 1,
+        .rank = {-1, -1},
+        .cache_roles =
+            1u << ATTN_CACHE_INDEX_K | 1u << ATTN_CACHE_SCALE | 1u << ATTN_CACHE_COMPRESSED,
+        .max_tables = 1};
+    static const struct attn_range narrow_blocks = {4, 8, 4};
+    struct attn_backend_caps narrow = caps;
+    narrow.name = "many_caches_narrow";
+    narrow.block_sizes = &narrow_blocks;
+    narrow.preferred_block_size = 4;
+    attn_status status = sink->device(sink->user, &float_backend_cpu, error);
+    status = status == ATTN_OK ? sink->backend(sink->user, &caps, error) : status;
+    return status == ATTN_OK ? sink->backend(sink->user, &narrow, error) : status;
+}
+
+FLOAT_BACKEND_ENTRY("many_caches")

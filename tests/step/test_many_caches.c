@@ -1,0 +1,771 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers that no shipped backend has, through a test's plugin: five caches in two tables, and a
+ * recurrent layer with a gate per channel, initial slots and checkpoints. */
+#include <attn/api.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/client.h"
+#include "support/oracle.h"
+#include "support/random.h"
+#include "support/test.h"
+
+enum { HEADS = 2, D = 8, BLOCK = 16, REQS = 3, BLOCKS = 12, TOKENS = 64, ROWS = 4, GROUP = 4 };
+enum {
+    FURTHER = 3,
+    OTHER_BLOCK = 8,
+    OTHER_BLOCKS = 16,
+    PER_ROW = 2,
+    DV = 8,
+    DK = 8,
+    HV = 4,
+    HK = 2
+};
+enum { SLOTS = 10, INTERVAL = 2 };
+
+struct opened {
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_layer *layer;
+    attn_plan *plan;
+    void *memory, *workspace;
+    struct attn_error error;
+};
+
+static void open_runtime(struct opened *t)
+{
+    t->error = (struct attn_error)ATTN_ERROR_INIT;
+    setenv("ATTN_PLUGIN_PATH", PLUGINS, 1);
+    setenv("ATTN_VALIDATE", "1", 1);
+    CHECK(t, client_open(CORE_FILE, NULL, &t->api, &t->runtime, &t->error));
+}
+
+static void select_layer(struct opened *t, const struct attn_layer_desc *layer, const char *backend)
+{
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED};
+    CHECK(t, t->api->select(t->runtime, &options, &layer, 1, &t->assignment, &t->error));
+}
+
+static void make_model(struct opened *t, const struct attn_layer_desc *layer, const char *backend)
+{
+    open_runtime(t);
+    select_layer(t, layer, backend);
+    CHECK(t, t->api->model_create(t->runtime, t->assignment, NULL, &t->model, &t->error));
+    t->layer = t->api->model_layer(t->model, 0);
+}
+
+static void make_plan(struct opened *t)
+{
+    CHECK(t, client_plan(t->api, t->model, 0, CLIENT_LIMITS(REQS, TOKENS, TOKENS), &t->plan,
+                         &t->workspace, &t->error));
+}
+
+static void close_all(struct opened *t)
+{
+    t->api->plan_destroy(t->plan);
+    t->api->model_destroy(t->model);
+    t->api->assignment_destroy(t->assignment);
+    t->api->runtime_destroy(t->runtime);
+    free(t->memory);
+    free(t->workspace);
+}
+
+/* Is the backend refused, for the decode phase, by this field? */
+static bool refused(struct opened *t, const char *backend, const char *field)
+{
+    return client_refusals(t->api, t->runtime, t->assignment, ATTN_PHASE_DECODE, backend,
+                           &(const struct attn_reason){.field = field}) > 0;
+}
+
+/* -------- five caches in two tables -------- */
+
+/* What a writer of a later ABI would hand in: elements that are longer, their tails zero. */
+struct later_cache {
+    struct attn_cache_desc known;
+    int64_t unknown;
+};
+struct later_table {
+    struct attn_batch_table known;
+    int64_t unknown;
+};
+
+static const struct attn_kv_view *const none[5];
+
+static struct later_cache described[FURTHER] = {{{.role = ATTN_CACHE_SCALE,
+                                                  .of = 1,
+                                                  .kv_dtype = ATTN_KV_F32,
+                                                  .num_heads = HEADS,
+                                                  .head_size = D,
+                                                  .tokens_per_row = GROUP},
+                                                 0},
+                                                {{.role = ATTN_CACHE_INDEX_K,
+                                                  .table = 1,
+                                                  .kv_dtype = ATTN_KV_F32,
+                                                  .num_heads = 1,
+                                                  .head_size = 4,
+                                                  .block_size = OTHER_BLOCK,
+                                                  .tokens_per_row = PER_ROW},
+                                                 0},
+                                                {{.role = ATTN_CACHE_COMPRESSED,
+                                                  .table = 1,
+                                                  .kv_dtype = ATTN_KV_F32,
+                                                  .num_heads = HEADS,
+                                                  .head_size = D,
+                                                  .block_size = OTHER_BLOCK,
+                                                  .tokens_per_row = PER_ROW},
+                                                 0}};
+static struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
+                                          .caches = &described[0].known,
+                                          .num_caches = FURTHER,
+                                          .cache_stride = sizeof *described};
+static struct attn_layer_desc many = {.struct_size = sizeof many,
+                                      .next = &caches.ext,
+                                      .name = "many",
+                                      .dtype = ATTN_DTYPE_F32,
+                                      .num_q_heads = HEADS,
+                                      .num_kv_heads = HEADS,
+                                      .head_size = D,
+                                      .scale = 1,
+                                      .causal = 1,
+                                      .block_size = BLOCK};
+
+/* The value of cache c, request r, row, head, dim: exact in sums of five. */
+static float value(int32_t c, int32_t r, int64_t row, int32_t head, int32_t d)
+{
+    return (float)(((c * 131 + r * 37 + (int32_t)row * 11 + head * 5 + d) % 997) * (c + 1));
+}
+
+static int32_t kernel_block(struct opened *t, int32_t index)
+{
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    CHECK(t, t->api->layer_cache_spec(t->layer, index, &spec, &t->error));
+    return spec.kernel_block_size;
+}
+
+/* `in_first`: of the first further cache, which lies in the layer's own table. */
+static void bind_blocks(struct opened *t, int64_t in_first)
+{
+    static const int32_t roles[] = {ATTN_CACHE_K, ATTN_CACHE_V, ATTN_CACHE_SCALE,
+                                    ATTN_CACHE_INDEX_K, ATTN_CACHE_COMPRESSED};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    void *further[FURTHER];
+    int64_t blocks[FURTHER] = {in_first, OTHER_BLOCKS, OTHER_BLOCKS};
+    assert_int_equal(t->api->layer_num_caches(t->layer), 2 + FURTHER);
+    CHECK(t, t->api->layer_cache_spec(t->layer, 0, &spec, &t->error));
+    const struct attn_cache_spec own = spec;
+    size_t bytes = (size_t)spec.padded_page_bytes * BLOCKS, at[FURTHER];
+    for (int32_t i = 0; i < 2 + FURTHER; i++) {
+        struct attn_cache_spec cache = {.struct_size = sizeof cache};
+        CHECK(t, t->api->layer_cache_spec(t->layer, i, &cache, &t->error));
+        assert_int_equal(cache.role, roles[i]);
+        assert_int_equal(cache.block_size, i < 2 ? BLOCK : i == 2 ? BLOCK / GROUP : OTHER_BLOCK);
+        assert_int_equal(cache.kernel_block_size,
+                         cache.table == 0 ? cache.block_size / (BLOCK / own.kernel_block_size)
+                                          : OTHER_BLOCK);
+        if (i >= 2) {
+            at[i - 2] = bytes;
+            bytes += ((size_t)(cache.page_bytes * blocks[i - 2]) + 255) / 256 * 256;
+        } else {
+            assert_int_equal(cache.page_bytes_alone, BLOCK * HEADS * D * 4);
+            assert_int_equal(cache.page_bytes, 2 * cache.page_bytes_alone);
+        }
+    }
+    t->memory = aligned_alloc(256, bytes);
+    memset(t->memory, 0, bytes);
+    for (int32_t i = 0; i < FURTHER; i++) {
+        further[i] = (char *)t->memory + at[i];
+    }
+    struct attn_cache_memory memory = {.struct_size = sizeof memory,
+                                       .base = t->memory,
+                                       .num_blocks = BLOCKS,
+                                       .further = further,
+                                       .further_num_blocks = blocks,
+                                       .num_further = FURTHER - 1,
+                                       .device = {ATTN_DEVICE_CPU, 0}};
+    REFUSED(&t->error, "further", t->api->layer_bind_memory(t->layer, &memory, &t->error));
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
+    REFUSED_AS(ATTN_ERROR_ORDER, &t->error, "layer_bind_caches",
+               t->api->layer_cache_view(t->layer, 0, &k, &t->error));
+    assert_int_not_equal(client_bind(t->api, t->layer, &k, &v, &t->error), ATTN_OK);
+    REFUSED(&t->error, "num_views", t->api->layer_bind_caches(t->layer, none, 2, &t->error));
+    memory.num_further = FURTHER;
+    memory.reserved = 1;
+    REFUSED(&t->error, "reserved", t->api->layer_bind_memory(t->layer, &memory, &t->error));
+    memory.reserved = 0;
+    CHECK(t, t->api->layer_bind_memory(t->layer, &memory, &t->error));
+}
+
+static void bind_many(struct opened *t)
+{
+    bind_blocks(t, BLOCKS);
+}
+
+/* The same memory by views of the engine's blocks, which are cut where the kernel's are smaller. */
+static void bind_own_views(struct opened *t)
+{
+    struct attn_kv_view views[2 + FURTHER] = {{0}};
+    const struct attn_kv_view *list[2 + FURTHER];
+    char *memory = t->memory;
+    for (int32_t i = 0; i < 2 + FURTHER; i++) {
+        struct attn_cache_spec s = {.struct_size = sizeof s};
+        CHECK(t, t->api->layer_cache_spec(t->layer, i, &s, &t->error));
+        const int64_t row = 4 * (int64_t)s.head_size, blocks = s.table == 0 ? BLOCKS : OTHER_BLOCKS;
+        views[i] = (struct attn_kv_view){.struct_size = sizeof *views,
+                                         .data = memory,
+                                         .num_blocks = blocks,
+                                         .block_size = s.block_size,
+                                         .num_heads = s.num_heads,
+                                         .head_size = s.head_size,
+                                         .stride_block = s.page_bytes_alone,
+                                         .stride_slot = row * s.num_heads,
+                                         .stride_head = row};
+        memory += (s.page_bytes_alone * blocks + 255) / 256 * 256;
+        list[i] = &views[i];
+    }
+    views[2].stride_block += 4; /* a gap: of rows that are one block for the kernel, no matter */
+    const bool cut = views[2].num_blocks > 0 && kernel_block(t, 2) != views[2].block_size;
+    assert_int_equal(cut,
+                     t->api->layer_bind_caches(t->layer, list, 2 + FURTHER, &t->error) != ATTN_OK);
+    assert_true(!cut || strcmp(t->error.field, "block_size") == 0);
+    views[2].stride_block -= 4;
+    CHECK(t, t->api->layer_bind_caches(t->layer, list, 2 + FURTHER, &t->error));
+}
+
+/* A step's arrays. Blocks of each table are its own, shuffled. */
+struct step {
+    int32_t starts[REQS + 1], lens[REQS], rows[REQS];
+    int32_t blocks[REQS][ROWS], other_blocks[REQS][ROWS];
+    int64_t slots[TOKENS], other_slots[TOKENS];
+    float k[TOKENS][HEADS][D], v[TOKENS][HEADS][D], scale[TOKENS][HEADS][D], index[TOKENS][1][4],
+        compressed[TOKENS][HEADS][D], out[TOKENS][HEADS][D];
+    int32_t num_tokens, num_rows;
+};
+
+/* A row of every cache for each new token, and one of the second table for each pair of them. */
+static void fill_step(struct step *s, const int32_t *queries)
+{
+    s->num_tokens = s->num_rows = 0;
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t i = 0; i < ROWS; i++) {
+            s->blocks[r][i] = (r * ROWS + i) * 5 % BLOCKS;
+            s->other_blocks[r][i] = (r * ROWS + i) * 7 % OTHER_BLOCKS;
+        }
+        s->starts[r] = s->num_tokens;
+        for (int32_t i = 0; i < queries[r]; i++) {
+            int32_t position = s->lens[r]++, t = s->num_tokens++;
+            s->slots[t] = (int64_t)s->blocks[r][position / BLOCK] * BLOCK + position % BLOCK;
+            for (int32_t e = 0; e < HEADS * D; e++) {
+                s->k[t][e / D][e % D] = value(0, r, position, e / D, e % D);
+                s->v[t][e / D][e % D] = value(1, r, position, e / D, e % D);
+                s->scale[t][e / D][e % D] = value(2, r, position / GROUP, e / D, e % D);
+            }
+            if ((position + 1) % PER_ROW == 0) {
+                int32_t row = position / PER_ROW, n = s->num_rows++;
+                s->other_slots[n] = (int64_t)s->other_blocks[r][row / OTHER_BLOCK] * OTHER_BLOCK +
+                                    row % OTHER_BLOCK;
+                for (int32_t e = 0; e < HEADS * D; e++) {
+                    s->index[n][0][e % 4] = value(3, r, row, 0, e % 4);
+                    s->compressed[n][e / D][e % D] = value(4, r, row, e / D, e % D);
+                }
+                s->rows[r] = row + 1;
+            }
+        }
+    }
+    s->starts[REQS] = s->num_tokens;
+}
+
+static void check_out(const struct step *s)
+{
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t t = s->starts[r]; t < s->starts[r + 1]; t++) {
+            int32_t position = s->lens[r] - s->starts[r + 1] + t, last = s->rows[r] - 1;
+            for (int32_t e = 0; e < HEADS * D; e++) {
+                int32_t h = e / D, d = e % D;
+                float sum = value(0, r, position, h, d) + value(1, r, position, h, d);
+                sum += (position + 1) % GROUP == 0 ? value(2, r, position / GROUP, h, d) : 0;
+                sum += last >= 0 ? value(3, r, last, 0, d % 4) + value(4, r, last, h, d) : 0;
+                assert_true(s->out[t][h][d] == sum);
+            }
+        }
+    }
+}
+
+/* How a step's tables come. */
+enum form { BLOCK_TABLES, PAGE_LISTS, LAST_PAGES };
+
+/* A table's page lists, behind a page of no request. */
+struct lists {
+    int32_t pages[1 + REQS * ROWS], starts[REQS + 1], last[REQS];
+};
+
+static void make_lists(struct lists *l, const int32_t *table, const int32_t *lens, int32_t in_block)
+{
+    int32_t count = 1;
+    l->pages[0] = -7;
+    for (int32_t r = 0; r < REQS; r++) {
+        l->starts[r] = count;
+        for (int32_t i = 0; i * in_block < lens[r]; i++) {
+            l->pages[count++] = table[r * ROWS + i];
+        }
+        l->last[r] = lens[r] - (count - 1 - l->starts[r]) * in_block;
+    }
+    l->starts[REQS] = count;
+}
+
+/* Both tables of the batch as lists, and each fault of the second's refused by name. */
+static void give_lists(struct opened *t, struct step *s, struct attn_batch *batch,
+                       struct attn_batch_table *table, bool last_pages)
+{
+    static struct lists own, other;
+    make_lists(&own, &s->blocks[0][0], s->lens, BLOCK);
+    make_lists(&other, &s->other_blocks[0][0], s->rows, OTHER_BLOCK);
+    batch->block_table = table->block_table = NULL;
+    batch->page_indices = own.pages, table->page_indices = other.pages;
+    batch->page_start_loc = own.starts, table->page_start_loc = other.starts;
+    batch->num_pages = own.starts[REQS], table->num_pages = other.starts[REQS];
+    if (last_pages) {
+        batch->seq_lens = batch->seq_lens_host = table->seq_lens = table->seq_lens_host = NULL;
+        batch->last_page_len = own.last, table->last_page_len = other.last;
+    }
+    const struct attn_batch_table good = *table;
+    static const char *const fields[] = {"page_indices",  "page_start_loc", "last_page_len",
+                                         "last_page_len", "max_seq_len",    "page_start_loc"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const bool of_last = i == 2 || i == 3, of_lens = i == 5;
+        table->block_table = i == 0 ? other.pages : NULL;
+        table->num_pages -= i == 1;
+        table->seq_lens = i == 2 ? s->rows : table->seq_lens;
+        other.last[0] += i == 3 ? OTHER_BLOCK : 0;
+        table->max_seq_len = i == 4 ? TOKENS + 1 : 0;
+        s->rows[0] += of_lens ? OTHER_BLOCK : 0;
+        if (last_pages ? !of_lens : !of_last) {
+            REFUSED(&t->error, fields[i], t->api->plan_batch(t->plan, batch, NULL, &t->error));
+            assert_non_null(strstr(t->error.message, "table 1"));
+        }
+        s->rows[0] -= of_lens ? OTHER_BLOCK : 0;
+        other.last[0] -= i == 3 ? OTHER_BLOCK : 0;
+        *table = good;
+    }
+}
+
+/* The last block of request 0 in each table is copied, in all caches of that table, and read where
+ * it then lies. */
+static void read_moved(struct opened *t, struct step *s, const struct attn_batch *batch,
+                       const struct attn_step_io *io)
+{
+    int32_t *blocks = s->blocks[0];
+    int32_t *others = s->other_blocks[0];
+    const int32_t last = (s->lens[0] - 1) / BLOCK, last_row = (s->rows[0] - 1) / OTHER_BLOCK;
+    const int64_t pair[] = {blocks[last], blocks[ROWS - 1]},
+                  of_rows[] = {others[last_row], others[ROWS - 1]};
+    struct attn_block_transfer move = {.struct_size = sizeof move,
+                                       .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                       .pairs = pair,
+                                       .num_pairs = 1};
+    struct attn_step_io again = *io;
+    again.flags = ATTN_RUN_NO_WRITE;
+    CHECK(t, t->api->copy_blocks(t->model, &move, &t->error));
+    blocks[last] = (int32_t)pair[1];
+    move.table = 2;
+    REFUSED(&t->error, "table", t->api->copy_blocks(t->model, &move, &t->error));
+    move.table = 1;
+    move.pairs = of_rows;
+    CHECK(t, t->api->copy_blocks(t->model, &move, &t->error));
+    others[last_row] = (int32_t)of_rows[1];
+    CHECK(t, t->api->plan_batch(t->plan, batch, NULL, &t->error));
+    memset(s->out, 0, sizeof s->out);
+    CHECK(t, t->api->run(t->plan, t->layer, &again, &t->error));
+    check_out(s);
+    blocks[last] = (int32_t)pair[0];
+    others[last_row] = (int32_t)of_rows[0];
+}
+
+static void run_many(struct opened *t, struct step *s, const int32_t *queries, enum form form,
+                     const char *broken)
+{
+    fill_step(s, queries);
+    int64_t of_tokens[] = {s->num_tokens, HEADS, D}, of_rows[] = {s->num_rows, HEADS, D},
+            of_index[] = {s->num_rows, 1, 4};
+    const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
+    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    const struct attn_tensor q = {s->out, cpu, 3, f32, of_tokens, NULL, 0},
+                             k = {s->k, cpu, 3, f32, of_tokens, NULL, 0},
+                             v = {s->v, cpu, 3, f32, of_tokens, NULL, 0},
+                             scale = {s->scale, cpu, 3, f32, of_tokens, NULL, 0},
+                             index = {s->index, cpu, 3, f32, of_index, NULL, 0},
+                             compressed = {s->compressed, cpu, 3, f32, of_rows, NULL, 0};
+    const struct attn_tensor *rows[FURTHER] = {&scale, &index, &compressed};
+    struct attn_io_caches io_caches = {
+        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof io_caches, NULL}, .rows = rows, .num_rows = FURTHER};
+    const struct attn_step_io io = {
+        .struct_size = sizeof io, .next = &io_caches.ext, .q = &q, .k = &k, .v = &v, .out = &q};
+    struct later_table table = {.known = {.block_table = &s->other_blocks[0][0],
+                                          .block_table_stride = ROWS,
+                                          .slot_mapping = s->other_slots,
+                                          .num_slots = s->num_rows,
+                                          .seq_lens = s->rows,
+                                          .seq_lens_host = s->rows}};
+    struct attn_batch batch = {.struct_size = sizeof batch,
+                               .num_reqs = REQS,
+                               .num_tokens = s->num_tokens,
+                               .num_actual_tokens = s->num_tokens,
+                               .query_start_loc = s->starts,
+                               .query_start_loc_host = s->starts,
+                               .seq_lens = s->lens,
+                               .seq_lens_host = s->lens,
+                               .block_table = &s->blocks[0][0],
+                               .block_table_stride = ROWS,
+                               .slot_mapping = s->slots,
+                               .num_slots = s->num_tokens,
+                               .tables = &table.known,
+                               .num_tables = 1,
+                               .table_stride = sizeof table};
+    if (form != BLOCK_TABLES) {
+        give_lists(t, s, &batch, &table.known, form == LAST_PAGES);
+    }
+    for (const char *b = broken; *b != '\0'; b++) { /* each alone is refused by name */
+        const struct attn_batch good = batch;
+        const struct later_table good_table = table;
+        batch.num_tables = *b == 'n' ? 0 : batch.num_tables;
+        table.unknown = *b == 'u';
+        table.known.seq_lens = *b == 's' ? NULL : table.known.seq_lens;
+        table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
+        table.known.block_table_rows = *b == 'r' ? 1 : 0;
+        table.known.max_seq_len = *b == 'm' ? 1 : 0;
+        table.known.reserved = *b == 'x';
+        const int32_t block = s->other_blocks[0][0];
+        const int64_t slot = s->other_slots[0];
+        s->other_blocks[0][0] = *b == 'b' ? OTHER_BLOCKS : block; /* one behind the last */
+        s->other_slots[0] = *b == 'o' ? OTHER_BLOCKS * OTHER_BLOCK : slot;
+        REFUSED(&t->error, *b == 'u' ? "attn_batch_table" : "tables",
+                t->api->plan_batch(t->plan, &batch, NULL, &t->error));
+        s->other_blocks[0][0] = block;
+        s->other_slots[0] = slot;
+        batch = good;
+        table = good_table;
+    }
+    if (form == BLOCK_TABLES) { /* planned over other blocks and slots, which are then replaced */
+        static const int32_t blocks[REQS][ROWS];
+        int64_t slots[TOKENS];
+        memset(slots, 0xff, sizeof slots);
+        struct attn_batch old = batch;
+        struct later_table old_table = table;
+        old.block_table = old_table.known.block_table = blocks[0];
+        old.slot_mapping = old_table.known.slot_mapping = slots;
+        old.tables = &old_table.known;
+        CHECK(t, t->api->plan_batch(t->plan, &old, NULL, &t->error));
+        CHECK(t, t->api->plan_update_block_table(t->plan, t->plan, &batch, NULL, &t->error));
+    } else {
+        CHECK(t, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
+    }
+    if (*broken != '\0') {
+        io_caches.num_rows = 1;
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
+        io_caches.num_rows = FURTHER;
+        io_caches.reserved = 1;
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
+        io_caches.reserved = 0;
+        of_index[0]--;
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
+        of_index[0]++;
+        of_rows[1]--;
+        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
+        of_rows[1]++;
+    }
+    CHECK(t, t->api->run(t->plan, t->layer, &io, &t->error));
+    check_out(s);
+    if (form == BLOCK_TABLES) {
+        read_moved(t, s, &batch, &io);
+    }
+}
+
+TEST(test_five_caches)
+{
+    for (int32_t i = 0; i < 2 * (LAST_PAGES + 1); i++) {
+        const int32_t form = i / 2;
+        struct step *s = calloc(1, sizeof *s);
+        struct opened t = {0};
+        many.needs_page_lists = form != BLOCK_TABLES;
+        make_model(&t, &many,
+                   i % 2 != 0 ? "many_caches_narrow"
+                              : "many_caches"); /* blocks of 4 in those of 16 */
+        bind_many(&t);
+        if (form == LAST_PAGES) {
+            bind_own_views(&t);
+        }
+        make_plan(&t);
+        run_many(&t, s, (const int32_t[]){21, 5, 7}, form,
+                 form == BLOCK_TABLES ? "nuswrbmox" : "nu");
+        run_many(&t, s, (const int32_t[]){1, 1, 4}, form, ""); /* decodes, a prefill: two calls */
+        run_many(&t, s, (const int32_t[]){1, 1, 1}, form, "");
+        many.needs_page_lists = 0;
+        close_all(&t);
+        free(s);
+    }
+}
+
+/* A decode of one key whose batch brings a second table. */
+static void refuse_table(struct opened *t, const int32_t *block_table,
+                         const struct attn_batch_table *table, const char *field)
+{
+    static const int32_t starts[] = {0, 1}, lens[] = {1};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = 1,
+                                     .num_tokens = 1,
+                                     .num_actual_tokens = 1,
+                                     .query_start_loc = starts,
+                                     .query_start_loc_host = starts,
+                                     .seq_lens = lens,
+                                     .seq_lens_host = lens,
+                                     .block_table = block_table,
+                                     .block_table_stride = 1,
+                                     .tables = table,
+                                     .num_tables = 1,
+                                     .table_stride = sizeof *table};
+    REFUSED(&t->error, field, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
+    close_all(t);
+}
+
+/* Of caches in one table the one with the fewest blocks bounds it. */
+TEST(test_fewest_blocks)
+{
+    static const int32_t last[] = {BLOCKS - 1}, none[] = {0};
+    struct opened t = {0};
+    make_model(&t, &many, "many_caches");
+    bind_blocks(&t, BLOCKS - 1);
+    make_plan(&t);
+    const struct attn_batch_table table = {
+        .block_table = last, .block_table_stride = 1, .seq_lens = none, .seq_lens_host = none};
+    refuse_table(&t, last, &table, "block_table");
+}
+
+/* A layer that does not say so gets no lists, in no table. */
+TEST(test_unsaid_lists)
+{
+    static const int32_t starts[] = {0, 1}, lens[] = {1}, blocks[] = {0, 0};
+    struct opened t = {0};
+    make_model(&t, &many, "many_caches");
+    bind_many(&t);
+    make_plan(&t);
+    const struct attn_batch_table table = {
+        .page_indices = blocks, .page_start_loc = starts, .num_pages = 1, .seq_lens = lens};
+    refuse_table(&t, blocks, &table, "page_indices");
+}
+
+/* Whoever has not declared such caches is refused with its reasons; a description that makes no
+ * sense is by its field. */
+TEST(test_refused_caches)
+{
+    struct opened t = {0};
+    open_runtime(&t);
+    select_layer(&t, &many, "cpu_ref?");
+    assert_true(refused(&t, "cpu_ref", "caches"));
+    assert_true(refused(&t, "cpu_ref", "tables"));
+    assert_false(refused(&t, "many_caches", "caches"));
+    t.api->assignment_destroy(t.assignment);
+    described[0].known.tokens_per_row = BLOCK; /* blocks of 8 hold no such row */
+    select_layer(&t, &many, "many_caches_narrow?");
+    assert_true(refused(&t, "many_caches_narrow", "caches") &&
+                !refused(&t, "many_caches", "caches"));
+    t.api->assignment_destroy(t.assignment);
+    described[0].known.tokens_per_row = GROUP;
+    described[1].known.tokens_per_row = 4; /* table 1 then has rows of 4 and of 2 tokens */
+    const struct attn_layer_desc *layer = &many;
+    REFUSED(&t.error, "table", t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
+    described[1].known.tokens_per_row = PER_ROW;
+    described[2].unknown = 1;
+    REFUSED(&t.error, "attn_cache_desc",
+            t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
+    described[2].unknown = 0;
+    described[0].known.role = ATTN_CACHE_K;
+    REFUSED(&t.error, "role", t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
+    described[0].known.role = ATTN_CACHE_SCALE;
+    close_all(&t);
+}
+
+/* -------- a gate per channel -------- */
+
+static struct attn_recurrent_desc channels = {
+    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof channels, NULL},
+    .num_k_heads = HK,
+    .num_v_heads = HV,
+    .head_size_k = DK,
+    .head_size_v = DV,
+    .gate = ATTN_GATE_PER_CHANNEL,
+    .has_skip = 1,
+    .has_initial_slots = 1,
+    .checkpoint_interval = INTERVAL};
+static struct attn_layer_desc recurrent = {.struct_size = sizeof recurrent,
+                                           .next = &channels.ext,
+                                           .name = "recurrent",
+                                           .kind = ATTN_LAYER_RECURRENT,
+                                           .dtype = ATTN_DTYPE_F32,
+                                           .num_q_heads = HK,
+                                           .num_kv_heads = HK,
+                                           .head_size = DK,
+                                           .scale = 0.5f,
+                                           .causal = 1};
+
+struct rows {
+    float q[TOKENS][HK][DK], k[TOKENS][HK][DK], v[TOKENS][HV][DV], a[TOKENS][HV * DK],
+        b[TOKENS][HV], out[TOKENS][HV][DV];
+};
+
+/* One token of the rule in float64. */
+static void expect_token(double s[HV][DV][DK], const struct rows *x, int32_t t, const float *a_log,
+                         const float *dt_bias, const float *skip)
+{
+    for (int32_t h = 0; h < HV; h++) {
+        double q[DK], k[DK], v[DV], decay[DK], o[DV];
+        for (int32_t c = 0; c < DK; c++) {
+            q[c] = x->q[t][h / (HV / HK)][c];
+            k[c] = x->k[t][h / (HV / HK)][c];
+            decay[c] = oracle_decay(a_log[h], (double)x->a[t][h * DK + c] + dt_bias[h * DK + c]);
+        }
+        for (int32_t d = 0; d < DV; d++) {
+            v[d] = x->v[t][h][d];
+        }
+        oracle_delta(
+            &(struct oracle_delta){DK, DV, q, k, v, decay, true, oracle_sigmoid(x->b[t][h]), 0.5},
+            s[h][0], o);
+        for (int32_t d = 0; d < DV; d++) {
+            assert_float_equal(x->out[t][h][d], o[d] + (double)skip[h] * v[d], 1e-4);
+        }
+    }
+}
+
+TEST(test_gate_per_channel)
+{
+    static struct rows x;
+    static double s[REQS][HV][DV][DK];
+    struct opened t = {0};
+    float a_log[HV] = {-1, -0.5f, 0, 0.25f}, dt_bias[HV * DK], skip[HV] = {0.5f, 1, -1, 2};
+    uint64_t seed = 7;
+    make_model(&t, &recurrent, "many_caches");
+    for (int32_t i = 0; i < HV * DK; i++) {
+        dt_bias[i] = (float)i / 32 - 0.5f;
+    }
+    struct attn_recurrent_weights weights = {
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
+        .a_log = a_log,
+        .dt_bias = dt_bias};
+    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    REFUSED(&t.error, "skip", t.api->layer_bind_params(t.layer, &params, &t.error));
+    weights.skip = skip;
+    CHECK(&t, t.api->layer_bind_params(t.layer, &params, &t.error));
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    assert_int_equal(t.api->layer_num_caches(t.layer), 1);
+    CHECK(&t, t.api->layer_cache_spec(t.layer, 0, &spec, &t.error));
+    assert_int_equal(spec.role, ATTN_CACHE_STATE);
+    t.memory = aligned_alloc(256, (size_t)spec.page_bytes * SLOTS);
+    memset(t.memory, 0x7f, (size_t)spec.page_bytes * SLOTS);
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = t.memory, .num_blocks = SLOTS};
+    CHECK(&t, t.api->layer_bind_memory(t.layer, &memory, &t.error));
+    make_plan(&t);
+    /* request r's state moves from slot r to 3 + r and back: where it is read differs */
+    static const int32_t queries[3][REQS] = {{5, 3, 1}, {1, 4, 2}, {1, 1, 1}};
+    int32_t lens[REQS] = {0};
+    for (int32_t step = 0; step < 3; step++) {
+        int32_t starts[REQS + 1] = {0}, from[REQS], to[REQS], kept[REQS][2];
+        uint8_t started[REQS];
+        for (int32_t r = 0; r < REQS; r++) {
+            starts[r + 1] = starts[r] + queries[step][r];
+            lens[r] += queries[step][r];
+            started[r] = step > 0;
+            from[r] = step % 2 == 0 ? 3 + r : r;
+            to[r] = step % 2 == 0 ? r : 3 + r;
+            kept[r][0] = 6 + r;
+            kept[r][1] = 9;
+        }
+        random_floats(&seed, (float *)&x, sizeof x / sizeof(float), 0.5);
+        int64_t tokens = starts[REQS], qk[] = {tokens, HK, DK}, vo[] = {tokens, HV, DV},
+                as[] = {tokens, HV * DK}, bs[] = {tokens, HV};
+        const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
+        const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+        const struct attn_tensor q = {x.q, cpu, 3, f32, qk, NULL, 0},
+                                 k = {x.k, cpu, 3, f32, qk, NULL, 0},
+                                 v = {x.v, cpu, 3, f32, vo, NULL, 0},
+                                 out = {x.out, cpu, 3, f32, vo, NULL, 0},
+                                 a = {x.a, cpu, 2, f32, as, NULL, 0},
+                                 b = {x.b, cpu, 2, f32, bs, NULL, 0};
+        struct attn_batch_recurrent slots = {
+            .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof slots, NULL},
+            .state_slots = to,
+            .has_initial_state = started,
+            .initial_slots = from,
+            .checkpoint_slots = &kept[0][0],
+            .checkpoint_slots_stride = 2};
+        const struct attn_batch batch = {.struct_size = sizeof batch,
+                                         .next = &slots.ext,
+                                         .num_reqs = REQS,
+                                         .num_tokens = (int32_t)tokens,
+                                         .num_actual_tokens = (int32_t)tokens,
+                                         .query_start_loc = starts,
+                                         .query_start_loc_host = starts,
+                                         .seq_lens = lens};
+        struct attn_io_recurrent gates = {
+            .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof gates, NULL}, .a = &b, .b = &b};
+        const struct attn_step_io io = {
+            .struct_size = sizeof io, .next = &gates.ext, .q = &q, .k = &k, .v = &v, .out = &out};
+        kept[0][0] = SLOTS;
+        assert_int_equal(lens[0] / INTERVAL > (lens[0] - queries[step][0]) / INTERVAL,
+                         t.api->plan_batch(t.plan, &batch, NULL, &t.error) != ATTN_OK);
+        kept[0][0] = 6;
+        from[1] = SLOTS;
+        REFUSED(&t.error, "initial_slots", t.api->plan_batch(t.plan, &batch, NULL, &t.error));
+        from[1] = step % 2 == 0 ? 4 : 1;
+        CHECK(&t, t.api->plan_batch(t.plan, &batch, NULL, &t.error));
+        REFUSED(&t.error, "a", t.api->run(t.plan, t.layer, &io, &t.error));
+        gates.a = &a;
+        CHECK(&t, t.api->run(t.plan, t.layer, &io, &t.error));
+        for (int32_t r = 0; r < REQS; r++) {
+            const int32_t context = lens[r] - queries[step][r];
+            for (int32_t i = starts[r]; i < starts[r + 1]; i++) {
+                const int32_t done = context + i + 1 - starts[r];
+                expect_token(s[r], &x, i, a_log, dt_bias, skip);
+                if (done % INTERVAL == 0) {
+                    const int32_t slot = kept[r][done / INTERVAL - context / INTERVAL - 1];
+                    const float *checkpoint = (const float *)t.memory + slot * HV * DV * DK;
+                    for (int32_t e = 0; e < HV * DV * DK; e++) {
+                        assert_float_equal(checkpoint[e], (&s[r][0][0][0])[e], 1e-4);
+                    }
+                }
+            }
+        }
+    }
+    close_all(&t);
+}
+
+TEST(test_refused_forms)
+{
+    struct opened t = {0};
+    const struct attn_recurrent_desc good = channels;
+    static const char *const fields[] = {"gate", "has_skip"};
+    open_runtime(&t);
+    select_layer(&t, &recurrent, "cpu_ref?");
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        assert_true(refused(&t, "cpu_ref", fields[i]));
+        assert_false(refused(&t, "many_caches", fields[i]));
+    }
+    t.api->assignment_destroy(t.assignment);
+    /* Mamba2: the additive rule, a gate per head and its step as the write gate */
+    channels.rule = ATTN_RULE_ADDITIVE;
+    channels.gate = ATTN_GATE_PER_HEAD;
+    channels.write_gate = ATTN_WRITE_GATE_STEP;
+    select_layer(&t, &recurrent, "cpu_ref?");
+    assert_true(refused(&t, "cpu_ref", "rule") && refused(&t, "many_caches", "rule"));
+    assert_true(refused(&t, "cpu_ref", "write_gate") && refused(&t, "many_caches", "gate"));
+    t.api->assignment_destroy(t.assignment);
+    channels.gate = ATTN_GATE_CONSTANT; /* a step is a gate per head's */
+    const struct attn_layer_desc *layer = &recurrent;
+    REFUSED(&t.error, "write_gate",
+            t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
+    channels = good;
+    close_all(&t);
+}
