@@ -104,7 +104,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{STEP}around, {STEP}mla, tests/device/test_places"),
     ]),
     ("3. Batch, plan, graphs", [
-        ("decode/prefill split, order of requests", kernel("attend"), "whole", f"{STEP}helpers, {STEP}promises, tests/core/test_plan"),
+        ("decode/prefill split, order of requests", kernel("attend"), "whole", f"{STEP}helpers, {STEP}promises, tests/core/test_plan_calls"),
         ("mixed batches in one attend", feature("mixed_batch"), "two calls", f"{CHECK}"),
         ("block-table update", feature("update_block_table"), "plans again", f"{STEP}graphs, {CHECK}"),
         ("lengths on the device only", feature("device_seq_lens"), "", f"{CHECK}"),
@@ -152,9 +152,9 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 #: Rows of the features document that nothing serves yet.
 OPEN = [
     "caches of a layer beyond K and V or latent rows, further tables of a batch: described, bound, planned and handed through "
-    "(tests/step/test_roomy); no shipped backend declares them",
+    "(tests/step/test_many_caches); no shipped backend declares them",
     "recurrent layers with other rules and gates (KDA, Mamba2, lightning): described and handed through "
-    "(tests/step/test_roomy); no shipped backend declares them",
+    "(tests/step/test_many_caches); no shipped backend declares them",
 ]
 
 

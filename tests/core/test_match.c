@@ -515,7 +515,7 @@ TEST(test_context_parallel)
     setting_finish(&s);
 }
 
-/* Queries split over two ranks, whose slices share a row of the table: what a poor backend lacks,
+/* Queries split over two ranks, whose slices share a row of the table: what a backend lacks,
  * and what no backend is asked for. */
 TEST(test_split_queries)
 {

@@ -26,6 +26,16 @@ struct attn_prepared {
     int32_t phase, has_k, has_v, num_caches;
 };
 
+static int32_t value_of(const struct attn_ext *next)
+{
+    const uint32_t id = recorded.extension != 0 ? recorded.extension : RECORDED_EXTENSION;
+    while (next != NULL && next->id != id) {
+        recorded.strange += next->id > ATTN_EXT_VENDOR;
+        next = next->next;
+    }
+    return next != NULL ? ((const struct recorded_extension *)next)->value : 0;
+}
+
 static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error)
 {
@@ -34,6 +44,7 @@ static attn_status prepare(const struct attn_prepare_args *args, attn_prepared *
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
     recorded.prepares++;
+    recorded.prepared = value_of(args->layer->next);
     (*prepared)->phase = args->phase;
     (*prepared)->num_caches = args->num_caches;
     (*prepared)->has_k = args->k_cache != NULL;
@@ -46,15 +57,6 @@ static attn_status prepare(const struct attn_prepare_args *args, attn_prepared *
 static void release(attn_instance *instance, attn_prepared *prepared)
 {
     free(prepared);
-}
-
-static int32_t value_of(const struct attn_ext *next)
-{
-    while (next != NULL && next->id != RECORDED_EXTENSION) {
-        recorded.strange += next->id > ATTN_EXT_VENDOR;
-        next = next->next;
-    }
-    return next != NULL ? ((const struct recorded_extension *)next)->value : 0;
 }
 
 static bool same_view(const struct attn_kv_view *view, int32_t there,
@@ -259,10 +261,13 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
                                 struct attn_error *why)
 {
     struct attn_backend_caps renamed = *caps;
-    static const uint32_t extensions[] = {ATTN_EXT_VENDOR, RECORDED_EXTENSION};
+    static uint32_t extensions[2 + RECORDED_DRAFTS] = {ATTN_EXT_VENDOR, RECORDED_EXTENSION};
+    for (uint32_t i = 0; i < RECORDED_DRAFTS; i++) {
+        extensions[2 + i] = ATTN_EXT_DRAFT_KERNELS + i;
+    }
     renamed.name = "recording";
     renamed.extensions = extensions;
-    renamed.num_extensions = 2;
+    renamed.num_extensions = 2 + RECORDED_DRAFTS;
     attn_status status = outer->backend(user, &renamed, why);
     renamed.name = "recording_apart";
     renamed.num_extensions = 1;

@@ -14,11 +14,13 @@ struct recorded {
     int32_t other_streams; /* calls on another stream than the one below */
     void *stream;
     int32_t of_layer, of_run, of_batch, planned,
-        planned_batch; /* values of recorded_extension; 0: none came */
-    int32_t strange;   /* extensions of other ids, on layers, batches and runs */
-    int32_t states;    /* of plans that are there */
-    int32_t no_state;  /* n > 0: the n-th from now is not made */
-    char folder[64];   /* of the last instance */
+        planned_batch;  /* values of recorded_extension; 0: none came */
+    int32_t strange;    /* extensions of other ids, on layers, batches and runs */
+    int32_t states;     /* of plans that are there */
+    int32_t no_state;   /* n > 0: the n-th from now is not made */
+    char folder[64];    /* of the last instance */
+    uint32_t extension; /* whose values count; 0: RECORDED_EXTENSION */
+    int32_t prepared;   /* the value on the layer that prepare got */
 };
 
 #if defined(RECORDING_FILE)
@@ -31,6 +33,7 @@ static inline struct recorded *recorded_by_core(void)
 
 /* An extension that it declares: of a layer, and of runs. */
 #define RECORDED_EXTENSION (ATTN_EXT_VENDOR + 0x5b1)
+#define RECORDED_DRAFTS 16 /* ids from ATTN_EXT_DRAFT_KERNELS on that it declares as well */
 struct recorded_extension {
     struct attn_ext ext;
     int32_t value;

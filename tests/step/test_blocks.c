@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "spy.h"
+#include "backend_recording.h"
 #include "support/client.h"
 #include "support/test.h"
 
@@ -54,15 +54,15 @@ static void hold_spec(const struct fixture *f, int32_t kernel)
     assert_int_equal(f->api->layer_cache_spec(layer, 0, &spec, NULL), ATTN_OK);
     assert_int_equal(spec.block_size, BLOCK);
     assert_int_equal(spec.kernel_block_size, kernel);
-    assert_int_equal(spy_counts_of_core()->block_size, kernel);
+    assert_int_equal(recorded_by_core()->block_size, kernel);
 }
 
 TEST(test_entries_of_several_blocks)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         struct fixture plain, split;
-        init(&plain, "spy", &shapes[i], false);
-        init(&split, "spy_narrow", &shapes[i], false);
+        init(&plain, "recording", &shapes[i], false);
+        init(&split, "recording_narrow", &shapes[i], false);
         fixture_step(&plain);
         hold_spec(&plain, BLOCK);
         fixture_step(&split);
@@ -79,8 +79,8 @@ TEST(test_rows)
     static const int32_t row[FEW] = {3, 0, 1, 2};
     struct fixture plain, split;
     int32_t *table = malloc(sizeof plain.block_table);
-    init(&plain, "spy", &shapes[0], false);
-    init(&split, "spy_narrow", &shapes[0], false);
+    init(&plain, "recording", &shapes[0], false);
+    init(&split, "recording_narrow", &shapes[0], false);
     for (int32_t r = 0; r < FEW; r++) {
         memcpy(table + (int64_t)row[r] * MAX_BLOCKS, split.block_table + r * MAX_BLOCKS,
                MAX_BLOCKS * sizeof *table);
@@ -100,8 +100,8 @@ TEST(test_own_views)
 {
     struct fixture plain, split;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    init(&plain, "spy", &shapes[0], false);
-    init(&split, "spy_narrow", &shapes[0], false);
+    init(&plain, "recording", &shapes[0], false);
+    init(&split, "recording_narrow", &shapes[0], false);
     fixture_step(&plain);
     attn_layer *layer = split.api->model_layer(split.model, 0);
     CHECK(&split,
@@ -148,8 +148,8 @@ TEST(test_moved_blocks)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         struct fixture plain, split;
-        init(&plain, "spy", &shapes[i], false);
-        init(&split, "spy_narrow", &shapes[i], false);
+        init(&plain, "recording", &shapes[i], false);
+        init(&split, "recording_narrow", &shapes[i], false);
         fixture_step(&plain);
         fixture_step(&split);
         move_a_block(&split);
@@ -197,13 +197,13 @@ static void as_lists(struct fixture *f, struct lists *l, bool last_pages)
 
 TEST(test_page_lists)
 {
-    static const char *const backends[] = {"spy", "spy_narrow"};
+    static const char *const backends[] = {"recording", "recording_narrow"};
     for (size_t i = 0; i < 4 * (sizeof shapes / sizeof *shapes); i++) {
         const struct shape *shape = &shapes[i / 4];
         const bool last_pages = i & 1 && shape->layer.kind != ATTN_LAYER_CROSS;
         struct fixture plain, paged;
         struct lists *l = calloc(2, sizeof *l);
-        init(&plain, "spy", shape, false);
+        init(&plain, "recording", shape, false);
         init(&paged, backends[i >> 1 & 1], shape, true);
         as_lists(&paged, &l[0], last_pages);
         fixture_step(&plain);
@@ -231,14 +231,14 @@ static void update(struct fixture *f, attn_plan *source, const struct attn_batch
 
 static void forget_calls(void)
 {
-    spy_counts_of_core()->schedules = spy_counts_of_core()->table_updates = 0;
+    recorded_by_core()->schedules = recorded_by_core()->table_updates = 0;
 }
 
-/* Schedules and table updates that the spy has seen since the last call. */
+/* Schedules and table updates that the recording backend has seen since the last call. */
 static void hold_calls(int32_t schedules, int32_t table_updates)
 {
-    assert_int_equal(spy_counts_of_core()->schedules, schedules);
-    assert_int_equal(spy_counts_of_core()->table_updates, table_updates);
+    assert_int_equal(recorded_by_core()->schedules, schedules);
+    assert_int_equal(recorded_by_core()->table_updates, table_updates);
     forget_calls();
 }
 
@@ -247,7 +247,7 @@ TEST(test_lists_bring_lengths)
 {
     struct fixture f;
     struct lists *l = calloc(1, sizeof *l);
-    init(&f, "spy", &shapes[0], true);
+    init(&f, "recording", &shapes[0], true);
     const struct attn_batch table = f.batch;
     as_lists(&f, l, true);
     fixture_step(&f);
@@ -311,7 +311,7 @@ TEST(test_source_at_the_same_address)
         .struct_size = sizeof host, .allocate = allocate, .release = release};
     struct fixture f;
     void *workspace;
-    fixture_init(&f, "spy", &shapes[0].layer, queries, lens, FEW, 0, &host, true);
+    fixture_init(&f, "recording", &shapes[0].layer, queries, lens, FEW, 0, &host, true);
     attn_plan *source = source_of(&f, &workspace);
     const uintptr_t address = (uintptr_t)source;
     forget_calls();
@@ -336,8 +336,8 @@ TEST(test_wrong_lists)
 {
     struct fixture f, without;
     struct lists *l = calloc(1, sizeof *l);
-    init(&f, "spy_narrow", &shapes[0], true);
-    init(&without, "spy_narrow", &shapes[0], false);
+    init(&f, "recording_narrow", &shapes[0], true);
+    init(&without, "recording_narrow", &shapes[0], false);
     as_lists(&without, l, false);
     fixture_refuse_plan(&without, "page_indices"); /* the layer does not say that they come */
     as_lists(&f, l, true);
@@ -383,7 +383,7 @@ TEST(test_short_lists_of_trusted_batches)
     struct fixture f;
     struct lists *l = calloc(1, sizeof *l);
     layer.needs_page_lists = 1;
-    fixture_init(&f, "spy_narrow", &layer, queries, lens, FEW, 0, NULL, false);
+    fixture_init(&f, "recording_narrow", &layer, queries, lens, FEW, 0, NULL, false);
     as_lists(&f, l, false);
     f.seq_lens[1] = 6 * BLOCK; /* in five pages */
     fixture_refuse_plan(&f, "page_start_loc");
@@ -398,13 +398,15 @@ TEST(test_refused)
     struct fixture f;
     attn_assignment *assignment;
     struct attn_choice choice = {.struct_size = sizeof choice};
-    init(&f, "spy_narrow", &shapes[0], false);
+    init(&f, "recording_narrow", &shapes[0], false);
     struct attn_layer_desc layer = f.layer;
     const struct attn_layer_desc *layers[] = {&layer};
-    struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = "spy_narrow", .flags = ATTN_SELECT_KEEP_UNSERVED};
+    struct attn_select_options options = {.struct_size = sizeof options,
+                                          .backend = "recording_narrow",
+                                          .flags = ATTN_SELECT_KEEP_UNSERVED};
     layer.block_size = 18;
-    assert_int_equal(client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL, "spy_narrow",
+    assert_int_equal(client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL,
+                                    "recording_narrow",
                                     &(const struct attn_reason){.field = "block_size",
                                                                 .asked = "18",
                                                                 .supported = "4..8 in steps of 4"}),
@@ -412,7 +414,7 @@ TEST(test_refused)
     layer.block_size = BLOCK;
     layer.padded_page_bytes = 16384 + 4; /* float32 in halves of 8194 bytes */
     assert_int_equal(
-        client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL, "spy_narrow",
+        client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL, "recording_narrow",
                        &(const struct attn_reason){.field = "padded_page_bytes",
                                                    .asked = "16388 in 2 parts",
                                                    .supported = "multiples of 2 x 4 bytes"}),

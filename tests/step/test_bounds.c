@@ -80,7 +80,7 @@ static void finish(struct loose *l)
 
 TEST(test_looser_than_the_lengths)
 {
-    static const char *const backends[] = {"cpu_ref", "spy", "spy_narrow"};
+    static const char *const backends[] = {"cpu_ref", "recording", "recording_narrow"};
     for (size_t i = 0; i < 3 * (sizeof layers / sizeof *layers); i++) {
         for (int32_t more = 0; more < 12; more += 5) {
             struct fixture exact, loose;
@@ -115,15 +115,15 @@ TEST(test_refused)
     struct attn_layer_desc plain = layers[0];
     attn_assignment *assignment;
     plain.host_bounds = 0;
-    fixture_init(&f, "spy", &plain, queries, lens, FEW, 0, NULL, true);
+    fixture_init(&f, "recording", &plain, queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     fixture_refuse_plan(&f, "flags");
     static const struct {
         const char *backend, *reason;
         struct attn_layer_desc change;
-    } refused[] = {{"spy_exact", "host_bounds", {.causal = 1}},
-                   {"spy_narrow", "chunk_size", {.causal = 1, .chunk_size = 32}},
-                   {"spy_narrow", "static_sink", {.causal = 1, .sink_len = 4}}};
+    } refused[] = {{"recording_exact", "host_bounds", {.causal = 1}},
+                   {"recording_narrow", "chunk_size", {.causal = 1, .chunk_size = 32}},
+                   {"recording_narrow", "static_sink", {.causal = 1, .sink_len = 4}}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         struct attn_layer_desc layer = f.layer;
         layer.chunk_size = refused[i].change.chunk_size;
@@ -145,7 +145,7 @@ TEST(test_wrong_bounds)
 {
     struct fixture f;
     struct loose l = {.start = {0}};
-    fixture_init(&f, "spy", &layers[0], queries, lens, FEW, 0, NULL, true);
+    fixture_init(&f, "recording", &layers[0], queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     l.lens[2] = lens[2] - 1;
     fixture_refuse_plan(&f, "seq_lens");

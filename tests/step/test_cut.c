@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "spy.h"
+#include "backend_recording.h"
 #include "support/client.h"
 #include "support/test.h"
 
@@ -96,8 +96,8 @@ TEST(test_parts_like_the_whole)
         struct attn_batch_split split = {.struct_size = sizeof split};
         struct fixture whole, cut;
         fixture_init(&whole, "cpu_ref", &cases[i].layer, queries, lens, REQS, 0, NULL, true);
-        fixture_init(&cut, "prefill=spy;decode=spy_apart", &cases[i].layer, queries, lens, REQS, 0,
-                     NULL, true);
+        fixture_init(&cut, "prefill=recording;decode=recording_apart", &cases[i].layer, queries,
+                     lens, REQS, 0, NULL, true);
         cases[i].add(&whole);
         fixture_step(&whole);
         cases[i].add(&cut);
@@ -127,14 +127,14 @@ TEST(test_prefix_before_trees)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BITS};
     struct fixture plain, cascade;
     fixture_init(&plain, "cpu_ref", &layer, two, long_lens, MANY, SHARED, NULL, true);
-    fixture_init(&cascade, "spy", &layer, two, long_lens, MANY, SHARED, NULL, true);
+    fixture_init(&cascade, "recording", &layer, two, long_lens, MANY, SHARED, NULL, true);
     plain.batch.flags = ATTN_BATCH_NO_CASCADE;
     plain.batch.tree = cascade.batch.tree = bits;
     plain.batch.tree_stride_row = cascade.batch.tree_stride_row = 1;
     fixture_step(&plain);
-    spy_counts_of_core()->attends = 0;
+    recorded_by_core()->attends = 0;
     fixture_step(&cascade);
-    assert_int_equal(spy_counts_of_core()->attends, 2);
+    assert_int_equal(recorded_by_core()->attends, 2);
     assert_true(fixture_difference(&plain, &cascade) < 3e-5);
     fixture_finish(&plain);
     fixture_finish(&cascade);

@@ -5,26 +5,27 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "spy.h"
+#include "backend_recording.h"
 #include "support/client.h"
 #include "support/test.h"
 
 static const int32_t queries[] = {3, 1}, lens[] = {9, 5};
 
-static struct spy_extension extension(uint32_t id, uint32_t flags, int32_t value)
+static struct recorded_extension extension(uint32_t id, uint32_t flags, int32_t value)
 {
-    return (struct spy_extension){{id, flags, sizeof(struct spy_extension), NULL}, value, 0};
+    return (struct recorded_extension){
+        {id, flags, sizeof(struct recorded_extension), NULL}, value, 0};
 }
 
 /* The layer's is copied when the layer is selected; a run's is read by the run. */
 TEST(test_handed_through)
 {
-    struct spy_extension of_layer = extension(SPY_EXTENSION, 0, 7), of_run = of_layer;
+    struct recorded_extension of_layer = extension(RECORDED_EXTENSION, 0, 7), of_run = of_layer;
     const struct attn_layer_desc layer = {
         .next = &of_layer.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     struct fixture f;
-    fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
+    fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
     of_layer.value = 8;
     of_run.value = 9;
     f.io.next = &of_run.ext;
@@ -35,14 +36,14 @@ TEST(test_handed_through)
     assert_int_equal(c->of_layer, 7);
     assert_int_equal(c->of_run, 9);
     f.io.next = NULL;
-    struct spy_extension of_batch = extension(SPY_EXTENSION, 0, 11);
+    struct recorded_extension of_batch = extension(RECORDED_EXTENSION, 0, 11);
     f.batch.next = &of_batch.ext;
     fixture_step(&f);
     assert_int_equal(c->of_run, 0);
     assert_int_equal(c->planned_batch, 11);
     assert_int_equal(c->of_batch, 11);
 
-    struct spy_extension other = extension(ATTN_EXT_VENDOR, 0, 1);
+    struct recorded_extension other = extension(ATTN_EXT_VENDOR, 0, 1);
     f.batch.next = &other.ext;
     assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
     f.batch.next = NULL;
@@ -57,11 +58,11 @@ TEST(test_handed_through)
 /* A batch is every layer's of its group: it brings what all of them have. */
 TEST(test_of_all_layers)
 {
-    struct spy_extension ours = extension(SPY_EXTENSION, 0, 1),
-                         theirs = extension(ATTN_EXT_VENDOR, 0, 2);
+    struct recorded_extension ours = extension(RECORDED_EXTENSION, 0, 1),
+                              theirs = extension(ATTN_EXT_VENDOR, 0, 2);
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct fixture f;
-    fixture_init(&f, "spy", &plain, queries, lens, 2, 0, NULL, false);
+    fixture_init(&f, "recording", &plain, queries, lens, 2, 0, NULL, false);
     for (int32_t i = 0; i < 2; i++) {
         struct attn_layer_desc described[2] = {f.layer, f.layer};
         const struct attn_layer_desc *layers[2] = {&described[0], &described[1]};
@@ -72,14 +73,15 @@ TEST(test_of_all_layers)
         described[0].name = "first", described[1].name = "second";
         described[0].next = &ours.ext;
         described[1].next = i == 0 ? &theirs.ext : &ours.ext;
-        CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("spy"), layers, 2, &model, &f.error));
+        CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("recording"), layers, 2, &model,
+                               &f.error));
         for (int32_t l = 0; l < 2; l++) {
             CHECK(&f, client_cache(f.api, f.api->model_layer(model, l), f.num_blocks, NULL,
                                    &caches[l], &f.error));
         }
         CHECK(&f, client_plan(f.api, model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, 1024), &plan,
                               &workspace, &f.error));
-        struct spy_extension of_batch = extension(SPY_EXTENSION, 0, 11);
+        struct recorded_extension of_batch = extension(RECORDED_EXTENSION, 0, 11);
         f.batch.next = &of_batch.ext;
         assert_int_equal(f.api->plan_batch(plan, &f.batch, NULL, &f.error),
                          i == 0 ? ATTN_ERROR_EXTENSION : ATTN_OK);
@@ -96,11 +98,11 @@ TEST(test_of_all_layers)
 /* What is optional needs no backend that knows it, and reaches the one that does. */
 TEST(test_optional)
 {
-    static const char *const backends[] = {"spy", "cpu_ref"};
-    struct spy_extension optional = extension(SPY_EXTENSION, ATTN_EXT_OPTIONAL, 5);
+    static const char *const backends[] = {"recording", "cpu_ref"};
+    struct recorded_extension optional = extension(RECORDED_EXTENSION, ATTN_EXT_OPTIONAL, 5);
     const struct attn_layer_desc layer = {
         .next = &optional.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     for (int32_t i = 0; i < 2; i++) {
         struct fixture f;
         fixture_init(&f, backends[i], &layer, queries, lens, 2, 0, NULL, false);
@@ -115,20 +117,20 @@ TEST(test_optional)
  * were, in their order. */
 TEST(test_strange_ones)
 {
-    struct spy_extension known = extension(SPY_EXTENSION, 0, 7),
-                         strange = extension(0x20000, ATTN_EXT_OPTIONAL, 1),
-                         ours = extension(ATTN_EXT_MLA_DESC, ATTN_EXT_OPTIONAL, 2),
-                         behind = extension(ATTN_EXT_VENDOR, 0, 3);
+    struct recorded_extension known = extension(RECORDED_EXTENSION, 0, 7),
+                              strange = extension(0x20000, ATTN_EXT_OPTIONAL, 1),
+                              ours = extension(ATTN_EXT_MLA_DESC, ATTN_EXT_OPTIONAL, 2),
+                              behind = extension(ATTN_EXT_VENDOR, 0, 3);
     struct {
         struct attn_ext ext;
         char bytes[ATTN_EXT_COPIED_BYTES];
     } large = {.ext = {ATTN_EXT_VENDOR, 0, sizeof large, NULL}};
     struct attn_layer_desc layer = {.next = &strange.ext, .kind = ATTN_LAYER_DECODER};
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     struct fixture f;
     strange.ext.next = &known.ext;
     known.ext.next = &behind.ext;
-    fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
+    fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
     memset(c, 0, sizeof *c);
     fixture_step(&f);
     assert_int_equal(c->of_layer, 7);
@@ -157,10 +159,10 @@ TEST(test_strange_ones)
 /* An optional one that one backend of a layer knows and the other not reaches neither. */
 TEST(test_of_both_backends)
 {
-    static const char *const orders[] = {"spy", "prefill=spy;decode=cpu_ref"};
-    struct spy_extension optional = extension(SPY_EXTENSION, ATTN_EXT_OPTIONAL, 5);
+    static const char *const orders[] = {"recording", "prefill=recording;decode=cpu_ref"};
+    struct recorded_extension optional = extension(RECORDED_EXTENSION, ATTN_EXT_OPTIONAL, 5);
     const struct attn_layer_desc layer = {.next = &optional.ext, .kind = ATTN_LAYER_DECODER};
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     for (int32_t i = 0; i < 2; i++) {
         struct fixture f;
         fixture_init(&f, orders[i], &layer, queries, lens, 2, 0, NULL, false);
@@ -178,14 +180,14 @@ TEST(test_refused)
     static const struct {
         const char *backend, *asked, *declared;
         uint32_t id;
-    } cases[] = {{"cpu_ref", "extension 0x105b1", "none", SPY_EXTENSION},
-                 {"spy_apart", "extension 0x105b1", "0x10000", SPY_EXTENSION},
-                 {"spy", "extension 0x20000", "0x10000, 0x105b1", 0x20000}};
+    } cases[] = {{"cpu_ref", "extension 0x105b1", "none", RECORDED_EXTENSION},
+                 {"recording_apart", "extension 0x105b1", "0x10000", RECORDED_EXTENSION},
+                 {"recording", "extension 0x20000", "0x10000, 0x105b1", 0x20000}};
     struct fixture f;
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct spy_extension ext = extension(cases[i].id, 0, 1);
+        struct recorded_extension ext = extension(cases[i].id, 0, 1);
         struct attn_layer_desc layer = f.layer;
         const struct attn_layer_desc *layers[] = {&layer};
         const struct attn_select_options options = {.struct_size = sizeof options,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "spy.h"
+#include "backend_recording.h"
 #include "support/client.h"
 #include "support/test.h"
 
@@ -21,21 +21,29 @@ static const struct {
     int32_t shared, attends; /* of a run */
     const char *named;       /* in errors */
 } steps[] = {
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", 0, 1, "spy"},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", SHARED, 2, "spy"},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, "spy_narrow", 0, 1, "spy_narrow"},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5}, "spy_narrow", 0, 2, "spy_narrow"},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1},
-     "prefill=spy;decode=spy_apart",
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "recording", 0, 1, "recording"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "recording", SHARED, 2, "recording"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32},
+     "recording_narrow",
+     0,
+     1,
+     "recording_narrow"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5},
+     "recording_narrow",
      0,
      2,
-     "spy and spy_apart"},
+     "recording_narrow"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1},
+     "prefill=recording;decode=recording_apart",
+     0,
+     2,
+     "recording and recording_apart"},
 };
 enum { STEPS = sizeof steps / sizeof *steps };
 
 static void init(struct fixture *f, int32_t i)
 {
-    memset(spy_counts_of_core(), 0, sizeof(struct spy_counts));
+    memset(recorded_by_core(), 0, sizeof(struct recorded));
     fixture_init(f, steps[i].backend, &steps[i].layer, queries, lens, REQS, steps[i].shared, NULL,
                  false);
 }
@@ -56,16 +64,16 @@ TEST(test_failed_run)
         init(&f, i);
         CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
         for (int32_t failing = 1; failing <= steps[i].attends; failing++) {
-            spy_counts_of_core()->failing = failing;
+            recorded_by_core()->failing = failing;
             assert_int_equal(run(&f), ATTN_ERROR_DEVICE);
-            assert_int_equal(spy_counts_of_core()->failing, 0);
+            assert_int_equal(recorded_by_core()->failing, 0);
             char text[64];
             snprintf(text, sizeof text, "layer 'layer', %s: as asked", steps[i].named);
             assert_string_equal(f.error.message, text);
             memset(f.out, 0xff, (size_t)f.batch.num_tokens * sizeof *f.out);
-            spy_counts_of_core()->attends = 0;
+            recorded_by_core()->attends = 0;
             assert_int_equal(run(&f), ATTN_OK);
-            assert_int_equal(spy_counts_of_core()->attends, steps[i].attends);
+            assert_int_equal(recorded_by_core()->attends, steps[i].attends);
             assert_true(fixture_difference(&right, &f) == 0);
         }
         fixture_finish(&right);
@@ -82,14 +90,14 @@ TEST(test_stream)
         int streams[2];
         init(&f, i);
         for (int32_t s = 0; s < 2; s++) {
-            spy_counts_of_core()->stream = f.io.stream = &streams[s];
-            spy_counts_of_core()->attends = spy_counts_of_core()->writes =
-                spy_counts_of_core()->other_streams = 0;
+            recorded_by_core()->stream = f.io.stream = &streams[s];
+            recorded_by_core()->attends = recorded_by_core()->writes =
+                recorded_by_core()->other_streams = 0;
             CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &streams[s], &f.error));
             assert_int_equal(run(&f), ATTN_OK);
-            assert_int_equal(spy_counts_of_core()->other_streams, 0);
-            assert_int_equal(spy_counts_of_core()->attends, steps[i].attends);
-            assert_int_equal(spy_counts_of_core()->writes, 1);
+            assert_int_equal(recorded_by_core()->other_streams, 0);
+            assert_int_equal(recorded_by_core()->attends, steps[i].attends);
+            assert_int_equal(recorded_by_core()->writes, 1);
         }
         fixture_finish(&f);
     }
@@ -105,7 +113,7 @@ static void refuse(struct fixture *f, attn_status status, const char *call)
 /* A vendor's own state of a plan: there from its creation to its end, whichever way that comes. */
 TEST(test_states_of_plans)
 {
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     struct fixture f;
     init(&f, 3);
     const int32_t states = c->states;
@@ -133,7 +141,7 @@ TEST(test_kernel_folder)
 {
     char folder[] = "/tmp/attn-kernels-XXXXXX", kernels[64], command[64];
     assert_non_null(mkdtemp(folder));
-    snprintf(kernels, sizeof kernels, "%s/kernels/spy", folder);
+    snprintf(kernels, sizeof kernels, "%s/kernels/recording", folder);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     const char *const folders[] = {"", folder}, *const seen[] = {"none", kernels};
     for (int32_t i = 0; i < 2; i++) {
@@ -145,8 +153,9 @@ TEST(test_kernel_folder)
         init(&f, 0);
         options.cache_dir = folders[i];
         CHECK(&f, f.api->runtime_create(&options, &runtime, &f.error));
-        CHECK(&f, client_model(f.api, runtime, CLIENT_ORDER("spy"), layers, 1, &model, &f.error));
-        assert_string_equal(spy_counts_of_core()->folder, seen[i]);
+        CHECK(&f,
+              client_model(f.api, runtime, CLIENT_ORDER("recording"), layers, 1, &model, &f.error));
+        assert_string_equal(recorded_by_core()->folder, seen[i]);
         f.api->model_destroy(model);
         f.api->runtime_destroy(runtime);
         fixture_finish(&f);

@@ -6,7 +6,7 @@
 
 #include "fixture.h"
 #include "history.h"
-#include "spy.h"
+#include "backend_recording.h"
 #include "support/test.h"
 #include "support/client.h"
 
@@ -25,7 +25,7 @@ static const int32_t prefill[H_REQS] = {9, 5, 12, 20}, decode[H_REQS] = {1, 1, 1
 static void expect(struct history *h, const int32_t *query_lens, enum history_way way,
                    int32_t writes, int32_t fused)
 {
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     memset(c, 0, sizeof *c);
     history_step(h, query_lens, way);
     assert_int_equal(c->attends, h->num_layers);
@@ -37,7 +37,7 @@ static void expect(struct history *h, const int32_t *query_lens, enum history_wa
 TEST(test_which_steps_and_layers)
 {
     struct history *h = calloc(1, sizeof *h);
-    history_init(h, "spy", layers, LAYERS);
+    history_init(h, "recording", layers, LAYERS);
     expect(h, prefill, HISTORY_ONE_RUN, LAYERS, 0);
     expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
     expect(h, mixed, HISTORY_ONE_RUN, LAYERS, 0); /* a mixed step writes first */
@@ -55,7 +55,7 @@ TEST(test_drafts)
     struct history *h = calloc(1, sizeof *h);
     struct attn_layer_desc drafting[FUSING] = {layers[LEVEL_1], layers[LEVEL_2]};
     drafting[0].num_speculative_tokens = drafting[1].num_speculative_tokens = 2;
-    history_init(h, "spy", drafting, FUSING);
+    history_init(h, "recording", drafting, FUSING);
     expect(h, prefill, HISTORY_ONE_RUN, FUSING, 0);
     expect(h, drafts, HISTORY_ONE_RUN, 0, FUSING);
     expect(h, decode, HISTORY_ONE_RUN, 0, FUSING);
@@ -67,8 +67,8 @@ TEST(test_drafts)
 TEST(test_two_backends)
 {
     struct history *h = calloc(1, sizeof *h);
-    history_init(h, "prefill=cpu_ref;decode=spy", layers, LAYERS);
-    struct spy_counts *c = spy_counts_of_core();
+    history_init(h, "prefill=cpu_ref;decode=recording", layers, LAYERS);
+    struct recorded *c = recorded_by_core();
     memset(c, 0, sizeof *c);
     history_step(h, prefill, HISTORY_ONE_RUN);
     history_step(h, mixed, HISTORY_ONE_RUN);
@@ -77,7 +77,7 @@ TEST(test_two_backends)
     assert_int_equal(c->fused, FUSING);
     assert_int_equal(c->writes, 0); /* all others are the prefills' backend's */
     history_finish(h);
-    history_init(h, "prefill=spy;decode=spy_apart", layers, LAYERS);
+    history_init(h, "prefill=recording;decode=recording_apart", layers, LAYERS);
     memset(c, 0, sizeof *c);
     history_step(h, prefill, HISTORY_ONE_RUN);
     history_step(h, decode, HISTORY_ONE_RUN);
@@ -91,9 +91,9 @@ TEST(test_bits_of_the_cache)
 {
     static const int32_t *const steps[] = {prefill, decode, decode, mixed, decode};
     struct history *fused = calloc(1, sizeof *fused), *apart = calloc(1, sizeof *apart);
-    history_init(fused, "spy", layers, LAYERS);
+    history_init(fused, "recording", layers, LAYERS);
     history_init(apart, "cpu_ref", layers, LAYERS);
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     memset(c, 0, sizeof *c);
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
         history_step(fused, steps[s], HISTORY_ONE_RUN);
@@ -113,7 +113,7 @@ TEST(test_bits_of_the_cache)
 
 static void run(struct fixture *f, uint32_t flags, int32_t writes, int32_t fused)
 {
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     memset(c, 0, sizeof *c);
     f->io.flags = flags;
     CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
@@ -129,7 +129,7 @@ TEST(test_flags_of_runs)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
     for (int32_t general = 0; general < 2; general++) {
         struct fixture f;
-        fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, general);
+        fixture_init(&f, "recording", &layer, ones, lens, 3, 0, NULL, general);
         f.io.lse = NULL;
         fixture_step(&f);
         run(&f, ATTN_RUN_NO_WRITE, 0, 0);
@@ -153,11 +153,11 @@ TEST(test_replay)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct fixture f, apart;
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     attn_plan *plan;
     void *workspace;
-    fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, false);
-    fixture_init(&apart, "spy_apart", &layer, ones, lens, 3, 0, NULL, false);
+    fixture_init(&f, "recording", &layer, ones, lens, 3, 0, NULL, false);
+    fixture_init(&apart, "recording_apart", &layer, ones, lens, 3, 0, NULL, false);
     attn_layer *bound = f.api->model_layer(f.model, 0);
     CHECK(&f, f.api->layer_cache_spec(bound, 0, &spec, &f.error));
     CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
@@ -203,11 +203,11 @@ TEST(test_rotated_keys)
                                       .positions = positions,
                                       .cos_sin = &table};
     struct fixture f;
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     for (int32_t i = 0; i < 64 * 32; i++) {
         cos_sin[i / 32][i % 32] = i % 32 < 16 ? 1 : 0; /* by no angle */
     }
-    fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, false);
+    fixture_init(&f, "recording", &layer, ones, lens, 3, 0, NULL, false);
     memset(c, 0, sizeof *c);
     f.io.next = &rope.ext;
     fixture_step(&f);
@@ -227,12 +227,12 @@ TEST(test_cascade)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV, .num_kv_heads = 4};
     int32_t ones[8], lens[8];
     struct fixture f, whole;
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     for (int32_t r = 0; r < 8; r++) {
         ones[r] = 1;
         lens[r] = 260 + 3 * r;
     }
-    fixture_init(&f, "spy", &layer, ones, lens, 8, 256, NULL, true);
+    fixture_init(&f, "recording", &layer, ones, lens, 8, 256, NULL, true);
     fixture_init(&whole, "cpu_ref", &layer, ones, lens, 8, 256, NULL, true);
     whole.batch.flags |= ATTN_BATCH_NO_CASCADE;
     memset(c, 0, sizeof *c);
@@ -247,14 +247,14 @@ TEST(test_cascade)
 }
 
 /* A step of eight requests whose output is static fp8; `codes` is of all of it. */
-static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struct spy_counts *found)
+static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struct recorded *found)
 {
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .output_form = ATTN_OUTPUT_FP8_STATIC};
     const int32_t queries[8] = {1, 2, 1, 3, 1, 1, 2, 1};
     const int32_t lens[8] = {300, 280, 290, 401, 275, 273, 310, 300};
     const float scale = 0.002f;
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     struct fixture f;
     fixture_init(&f, backend, &layer, queries, lens, 8, 272, NULL, false);
     struct attn_tensor out = f.tensors[3];
@@ -278,12 +278,12 @@ TEST(test_cascade_of_codes)
 {
     enum { ALL = 12 * 4 * 32 };
     static uint8_t whole[ALL], cascade[ALL];
-    struct spy_counts c;
+    struct recorded c;
     int32_t moved = 0;
     memset(cascade, 0xff, sizeof cascade);
-    run_codes("spy_codes", ATTN_BATCH_NO_CASCADE, whole, &c);
+    run_codes("recording_codes", ATTN_BATCH_NO_CASCADE, whole, &c);
     assert_true(c.attends == 1 && c.coded == 1);
-    run_codes("spy_codes", 0, cascade, &c);
+    run_codes("recording_codes", 0, cascade, &c);
     assert_true(c.attends == 2 && c.coded == 0);
     for (int32_t i = 0; i < ALL; i++) {
         moved += whole[i] != cascade[i];
@@ -299,10 +299,10 @@ TEST(test_bound_again)
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     const int32_t queries[] = {7, 3}, lens[] = {7, 3}; /* no key is older than the step */
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     struct fixture f;
     memset(c, 0, sizeof *c);
-    fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
+    fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
     fixture_step(&f);
     const int32_t prepared = c->prepares;
     assert_true(prepared > 0);

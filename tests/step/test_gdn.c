@@ -373,13 +373,14 @@ TEST(test_drafts_that_move)
 TEST(test_two_backends)
 {
     int32_t *seen;
-    void *library = dlopen(POOR_GDN, RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen(GDN_WITHOUT_FUSION, RTLD_NOW | RTLD_LOCAL);
     assert_non_null(library);
-    void *symbol = dlsym(library, "poor_delta_requests");
+    void *symbol = dlsym(library, "seen_delta_requests");
     memcpy(&seen, &symbol, sizeof seen);
     for (int32_t swapped = 0; swapped < 2; swapped++) {
-        struct gdn *g = gdn_create(
-            swapped ? "decode=poor_gdn;prefill=cpu_ref" : "decode=cpu_ref;prefill=poor_gdn", 0, 0);
+        struct gdn *g = gdn_create(swapped ? "decode=gdn_without_fusion;prefill=cpu_ref"
+                                           : "decode=cpu_ref;prefill=gdn_without_fusion",
+                                   0, 0);
         step(g, (const int32_t[]){1, 1, 7, 0, 2}, NULL,
              false); /* one comes later, with others' states about */
         *seen = 0;
@@ -453,9 +454,9 @@ TEST(test_groups)
 
 static void refuse_selection(struct gdn *g, const char *field)
 {
-    if (client_refuses(g->api, g->runtime, &g->layer, ATTN_PHASE_DECODE, "poor_gdn",
+    if (client_refuses(g->api, g->runtime, &g->layer, ATTN_PHASE_DECODE, "gdn_without_fusion",
                        &(const struct attn_reason){.field = field}) < 1) {
-        fail_msg("poor_gdn is not refused for %s", field);
+        fail_msg("gdn_without_fusion is not refused for %s", field);
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA steps through the public table: absorbed decodes, prefill per head over context in chunks,
- * sparse, against each head's own attention in float64; what a poor backend is refused for, and
- * what is composed of it. */
+ * sparse, against each head's own attention in float64; what a backend without fusion is refused
+ * for, and what is composed of it. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
@@ -81,7 +81,7 @@ TEST(test_steps)
 /* Context that is projected lies before every tree, and its attends get none. */
 TEST(test_tree)
 {
-    check(&(struct setting){"spy", .heads = 4, .tree = true, .chunk = 9, .num_reqs = 3,
+    check(&(struct setting){"recording", .heads = 4, .tree = true, .chunk = 9, .num_reqs = 3,
                             .queries = {1, 6, 12}, .lens = {30, 41, 20}},
           true);
 }
@@ -380,7 +380,7 @@ TEST(test_invariant_order)
 
 static void *symbol_of(const char *name)
 {
-    void *library = dlopen(POOR_FILE, RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen(MLA_WITHOUT_FUSION, RTLD_NOW | RTLD_LOCAL);
     assert_non_null(library);
     void *symbol = dlsym(library, name);
     assert_non_null(symbol);
@@ -397,10 +397,10 @@ TEST(test_gathered_once)
                               .queries = {1, 4, 3, 20, 1},
                               .lens = {30, 41, 3, 60, 1},
                               .apart = true};
-    int32_t *gathered = symbol_of("poor_gathered"), *calls = symbol_of("poor_gather_calls"),
+    int32_t *gathered = symbol_of("seen_gathered"), *calls = symbol_of("seen_gather_calls"),
             rows = 0;
-    int32_t *attends = symbol_of("poor_attend_calls"), *latent = symbol_of("poor_latent_calls"),
-            *requests = symbol_of("poor_latent_requests");
+    int32_t *attends = symbol_of("seen_attend_calls"), *latent = symbol_of("seen_latent_calls"),
+            *requests = symbol_of("seen_latent_requests");
     struct mla *m = mla_create(&s);
     memset(gathered, 0, 4096 * sizeof *gathered);
     *calls = *attends = *latent = *requests = 0;
@@ -422,7 +422,7 @@ TEST(test_gathered_once)
 /* Without attend, gather and merge everything goes the latent way. */
 TEST(test_latent_only)
 {
-    int32_t *latent = symbol_of("poor_latent_calls"), *attends = symbol_of("poor_attend_calls");
+    int32_t *latent = symbol_of("seen_latent_calls"), *attends = symbol_of("seen_attend_calls");
     *latent = *attends = 0;
     check(&(struct setting){"latent_only", .heads = 5, .num_reqs = 4, .queries = {1, 1, 6, 12},
                             .lens = {30, 1, 41, 12}},

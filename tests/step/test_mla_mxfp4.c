@@ -123,14 +123,15 @@ TEST(test_refused_at_selection)
 {
     const struct setting s = {"cpu_ref", .heads = HEADS, .num_reqs = 1, .queries = {1},
                               .lens = {30}};
-    const struct attn_select_options poor = {.struct_size = sizeof poor, .backend = "latent_only"};
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = "latent_only"};
     struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->layer};
     attn_assignment *assignment;
-    CHECK(m, m->api->select(m->runtime, &poor, layers, 1, &assignment, &m->error));
+    CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
     m->api->assignment_destroy(assignment);
     m->desc.weight_dtype = ATTN_DTYPE_MXFP4;
-    assert_int_not_equal(m->api->select(m->runtime, &poor, layers, 1, &assignment, &m->error),
+    assert_int_not_equal(m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error),
                          ATTN_OK);
     assert_non_null(strstr(m->error.message, "weight_dtype"));
     assert_non_null(strstr(m->error.message, "mxfp4"));

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "opaque.h"
+#include "backend_opaque.h"
 #include "support/client.h"
 #include "support/test.h"
 

@@ -7,13 +7,13 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "spy.h"
+#include "backend_recording.h"
 #include "support/client.h"
 #include "support/test.h"
 
 static const int32_t queries[] = {3, 1}, lens[] = {9, 5};
 
-/* What each would say, in some first form; `value` is what the spy reports. */
+/* What each would say, in some first form; `value` is what the recording backend reports. */
 struct room_extension {
     struct attn_ext ext;
     int32_t value;
@@ -38,7 +38,7 @@ static const struct {
             {"page tables of K and V apart", ON_BATCH},
             {"a limit on multiprocessors", 0}};
 enum { ROOM = sizeof room / sizeof *room };
-_Static_assert(ROOM <= SPY_DRAFTS, "the spy declares them");
+_Static_assert(ROOM <= RECORDED_DRAFTS, "the recording backend declares them");
 
 static struct room_extension extension(int32_t i, int32_t value)
 {
@@ -47,12 +47,12 @@ static struct room_extension extension(int32_t i, int32_t value)
         .value = value};
 }
 
-/* Refused by cpu_ref, and by the spy that declares vendors' ids alone, with the id. */
+/* Refused by cpu_ref, and by the recording backend that declares vendors' ids alone, with the id. */
 static void hold_refusals(struct fixture *f, const struct attn_layer_desc *layer, uint32_t id)
 {
     static const struct {
         const char *backend, *declared;
-    } others[] = {{"cpu_ref", "none"}, {"spy_apart", "0x10000"}};
+    } others[] = {{"cpu_ref", "none"}, {"recording_apart", "0x10000"}};
     char asked[16];
     snprintf(asked, sizeof asked, "%#x", id);
     for (int32_t i = 0; i < 2; i++) {
@@ -68,14 +68,14 @@ static void hold_refusals(struct fixture *f, const struct attn_layer_desc *layer
 /* To attend, on the layer, the batch and the run; and no longer once the engine leaves it out. */
 static void hold_attention(int32_t i)
 {
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     struct room_extension of_layer = extension(i, 7), of_batch = extension(i, 8),
                           of_run = extension(i, 9);
     const struct attn_layer_desc layer = {.next = &of_layer.ext, .kind = ATTN_LAYER_DECODER};
     struct fixture f;
     memset(c, 0, sizeof *c);
     c->extension = of_layer.ext.id;
-    fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
+    fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
     for (int32_t there = 1; there >= 0; there--) {
         f.batch.next = there && room[i].where & ON_BATCH ? &of_batch.ext : NULL;
         f.io.next = there && room[i].where & ON_RUN ? &of_run.ext : NULL;
@@ -104,7 +104,7 @@ static void hold_states(int32_t i)
 {
     enum { HEADS = 2, SIZE = 16 };
     static const float weights[HEADS] = {0.5f, 0.25f};
-    struct spy_counts *c = spy_counts_of_core();
+    struct recorded *c = recorded_by_core();
     struct room_extension of_layer = extension(i, 7);
     const struct attn_recurrent_desc states = {
         .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof states, &of_layer.ext},
@@ -133,7 +133,7 @@ static void hold_states(int32_t i)
     attn_model *model;
     attn_plan *plan;
     fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
-    CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("spy"), layers, 1, &model, &f.error));
+    CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("recording"), layers, 1, &model, &f.error));
     memset(c, 0, sizeof *c);
     c->extension = of_layer.ext.id;
     attn_layer *bound = f.api->model_layer(model, 0);
@@ -164,11 +164,11 @@ TEST(test_each)
 /* Ids of drafts that no backend has, and of drafts that are the core's own to read, are refused. */
 TEST(test_nobody_s_ids)
 {
-    static const uint32_t ids[] = {ATTN_EXT_DRAFT_KERNELS + SPY_DRAFTS, ATTN_EXT_DRAFT_KERNELS - 1,
+    static const uint32_t ids[] = {ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS, ATTN_EXT_DRAFT_KERNELS - 1,
                                    0x1000};
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER};
     struct fixture f;
-    fixture_init(&f, "spy", &plain, queries, lens, 2, 0, NULL, false);
+    fixture_init(&f, "recording", &plain, queries, lens, 2, 0, NULL, false);
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
         struct room_extension strange = extension(0, 1);
         struct attn_layer_desc layer = f.layer;
@@ -177,7 +177,7 @@ TEST(test_nobody_s_ids)
         strange.ext.id = ids[i];
         layer.next = &strange.ext;
         assert_int_equal(
-            client_model(f.api, f.runtime, CLIENT_ORDER("spy"), layers, 1, &model, &f.error),
+            client_model(f.api, f.runtime, CLIENT_ORDER("recording"), layers, 1, &model, &f.error),
             i == 0 ? ATTN_ERROR_REFUSED : ATTN_ERROR_EXTENSION);
     }
     fixture_finish(&f);

@@ -63,7 +63,7 @@ TEST(test_steps)
 {
     static const int32_t steps[][H_REQS] = {{9, 5, 12, 20}, {1, 1, 1, 1}, {1, 1, 7, 30},
                                             {0, 1, 1, 1},   {1, 1, 1, 1}, {1, 2, 3, 25}};
-    static const char *const backends[] = {"cpu_ref", "prefill=cpu_ref;decode=spy"};
+    static const char *const backends[] = {"cpu_ref", "prefill=cpu_ref;decode=recording"};
     for (size_t m = 0; m < MODELS * sizeof backends / sizeof *backends; m++) {
         struct attn_layer_desc layers[H_LAYERS];
         struct history *h = calloc(1, sizeof *h);

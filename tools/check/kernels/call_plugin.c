@@ -5,30 +5,30 @@
 #include <string.h>
 
 #include "kernels/calls.h"
-#include "cases/side.h"
+#include "cases/problem_copy.h"
 #include "support/services.h"
 
 #define MOST_ALLOCATIONS 64
 
 /* A host whose memory runs out. */
-struct poor_host {
+struct limited_host {
     struct attn_host host;
     int32_t left; /* allocations that succeed */
 };
 
-static void *poor_allocate(void *user, size_t size, size_t alignment)
+static void *limited_allocate(void *user, size_t size, size_t alignment)
 {
-    struct poor_host *poor = user;
-    return poor->left-- > 0 ? services_allocate(user, size, alignment) : NULL;
+    struct limited_host *limited = user;
+    return limited->left-- > 0 ? services_allocate(user, size, alignment) : NULL;
 }
 
-static void poor_init(struct poor_host *poor, const struct backend *tested, int32_t left)
+static void limited_init(struct limited_host *limited, const struct backend *tested, int32_t left)
 {
-    poor->host = tested->services.host;
-    poor->host.user = poor;
-    poor->host.allocate = poor_allocate;
-    poor->host.release = services_release;
-    poor->left = left;
+    limited->host = tested->services.host;
+    limited->host.user = limited;
+    limited->host.allocate = limited_allocate;
+    limited->host.release = services_release;
+    limited->left = left;
 }
 
 static attn_status create(const struct backend *tested, const struct attn_host *host,
@@ -101,11 +101,11 @@ static enum trial_result run_create_host(struct trial *trial, const void *varian
 static enum trial_result run_create_poor(struct trial *trial, const void *variant, uint64_t seed)
 {
     for (int32_t left = 0; left < MOST_ALLOCATIONS; left++) {
-        struct poor_host poor;
+        struct limited_host limited;
         attn_instance *instance;
         const struct attn_kernels *kernels;
-        poor_init(&poor, trial->tested, left);
-        if (create(trial->tested, &poor.host, &instance, &kernels) == ATTN_OK) {
+        limited_init(&limited, trial->tested, left);
+        if (create(trial->tested, &limited.host, &instance, &kernels) == ATTN_OK) {
             bool whole = kernels != NULL;
             trial->tested->plugin->destroy(instance);
             return whole ? TRIAL_PASSED
@@ -129,9 +129,9 @@ static enum trial_result prepare_poor(struct trial *trial, const struct binding 
 {
     const struct attn_kernels *kernels;
     attn_instance *instance;
-    struct poor_host poor;
-    poor_init(&poor, trial->tested, MOST_ALLOCATIONS);
-    attn_status status = create(trial->tested, &poor.host, &instance, &kernels);
+    struct limited_host limited;
+    limited_init(&limited, trial->tested, MOST_ALLOCATIONS);
+    attn_status status = create(trial->tested, &limited.host, &instance, &kernels);
     enum trial_result result = TRIAL_FAILED;
     if (status != ATTN_OK) {
         return trial_say(trial, result, "create: status %d", status);
@@ -147,8 +147,8 @@ static enum trial_result prepare_poor(struct trial *trial, const struct binding 
     result = kernels->prepare == NULL ? TRIAL_PASSED : result;
     for (int32_t left = 0; left < MOST_ALLOCATIONS && result != TRIAL_PASSED; left++) {
         struct attn_error error = ATTN_ERROR_INIT;
-        attn_prepared *prepared = (attn_prepared *)(void *)&poor; /* anything but NULL */
-        poor.left = left;
+        attn_prepared *prepared = (attn_prepared *)(void *)&limited; /* anything but NULL */
+        limited.left = left;
         status = kernels->prepare(&args, &prepared, &error);
         if (status == ATTN_OK) {
             result = TRIAL_PASSED;
@@ -169,15 +169,15 @@ static enum trial_result run_prepare_poor(struct trial *trial, const void *varia
 {
     const struct prepare_variant *v = variant;
     struct problem problem;
-    struct side tested = {.device = trial->device};
+    struct problem_copy tested = {.device = trial->device};
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (!problem_init(&problem, v->space, &v->attend_case, seed)) {
         return result;
     }
-    if (side_init(&tested, trial->tested, trial->device, &problem)) {
+    if (problem_copy_init(&tested, trial->tested, trial->device, &problem)) {
         result = prepare_poor(trial, &tested.binding);
     }
-    side_finish(&tested);
+    problem_copy_finish(&tested);
     problem_finish(&problem);
     return result;
 }

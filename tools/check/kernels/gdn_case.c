@@ -13,7 +13,7 @@ const char *const gdn_shape_names[GDN_SHAPE_COUNT] = {"steps", "chunks", "mixed"
 /* The request whose slots are negative. */
 enum { SKIPPED_REQUEST = 4 };
 /* One of a shape that keeps all of its drafts, or has tokens enough for a checkpoint. */
-static const int32_t roomy_requests[GDN_SHAPE_COUNT] = {0, 4, 5, 5};
+static const int32_t requests_with_room[GDN_SHAPE_COUNT] = {0, 4, 5, 5};
 
 bool gdn_case_active(const struct gdn_case *c, int32_t r)
 {
@@ -41,7 +41,7 @@ int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t r, int32_t *slots
  * else as one to read from, else as a drafted state's. */
 static int32_t place_of_slot_0(const struct gdn_case *c, int32_t initial, int32_t kept)
 {
-    int32_t r = roomy_requests[c->v.shape];
+    int32_t r = requests_with_room[c->v.shape];
     return c->v.kept > 0      ? kept + r * GDN_MAX_KEPT
            : c->v.initial     ? initial + r * c->num_states
            : c->v.drafted > 0 ? r * c->num_states + 1
@@ -169,7 +169,7 @@ static void plant_nans(struct gdn_case *c, uint8_t *base, uint64_t *random)
     const struct gdn_variant *v = &c->v;
     const int32_t keys = v->num_k_heads * v->head_size_k, group = v->num_v_heads / v->num_k_heads;
     const int32_t value = random_below(random, v->num_v_heads * v->head_size_v);
-    const int32_t query = random_below(random, keys), r = roomy_requests[v->shape];
+    const int32_t query = random_below(random, keys), r = requests_with_room[v->shape];
     c->nans[0] = (struct gdn_nan){r, 0, value / v->head_size_v, 1, true};
     c->nans[1] = (struct gdn_nan){r == 3 ? 2 : 3, 0, query / v->head_size_k * group, group, false};
     for (int32_t i = 0; i < GDN_NANS; i++) {

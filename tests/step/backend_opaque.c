@@ -2,7 +2,7 @@
 /* cpu_ref with caches that nobody else can read: as `opaque`, rows of ATTN_KV_OPAQUE or of the
  * vendor's dtype OPAQUE_DTYPE, float32 numbers and a tail, with a tag of two bytes at each row's
  * scale; as `opaque_pages` a layout of the vendor's as well, pages with a head of their own. */
-#include "opaque.h"
+#include "backend_opaque.h"
 
 #include <attn/plugin.h>
 #include <dlfcn.h>
