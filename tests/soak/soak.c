@@ -142,15 +142,15 @@ static void play(const struct place *place, uint64_t seed, bool alone)
     free(round);
 }
 
-struct lane {
+struct thread_share {
     const struct place *place;
     uint64_t seed;
 };
 
 static void *play_second(void *argument)
 {
-    const struct lane *lane = argument;
-    play(lane->place, lane->seed, false);
+    const struct thread_share *share = argument;
+    play(share->place, share->seed, false);
     return NULL;
 }
 
@@ -168,7 +168,7 @@ int main(int argc, char **argv)
     }
     const uint64_t first = strtoull(argv[4], NULL, 10), rounds = strtoull(argv[5], NULL, 10);
     for (uint64_t seed = first; seed < first + rounds; seed++) {
-        struct lane second = {&place, seed + (UINT64_C(1) << 40)};
+        struct thread_share second = {&place, seed + (UINT64_C(1) << 40)};
         pthread_t thread;
         const bool two = seed % 3 == 0;
         if (two && pthread_create(&thread, NULL, play_second, &second) != 0) {

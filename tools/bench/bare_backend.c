@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "direct.h"
+#include "bare_backend.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
-attn_status direct_open(struct direct *direct, const struct session *session, int32_t index,
-                        const struct attn_host *host, struct attn_error *error)
+attn_status bare_backend_open(struct bare_backend *bare, const struct session *session,
+                              int32_t index, const struct attn_host *host, struct attn_error *error)
 {
     struct attn_backend_info backend = {.struct_size = sizeof backend};
     struct attn_plugin_info file = {.struct_size = sizeof file};
     attn_plugin_entry_fn *entry;
-    *direct = (struct direct){NULL, NULL, NULL};
+    *bare = (struct bare_backend){NULL, NULL, NULL};
     session->api->backend_info(session->runtime, index, &backend);
     session->api->plugin_info(session->runtime, backend.plugin, &file);
     void *library = dlopen(file.file, RTLD_NOW | RTLD_LOCAL); /* never closed, as the ABI has it */
@@ -22,23 +22,23 @@ attn_status direct_open(struct direct *direct, const struct session *session, in
         return error->status = ATTN_ERROR_PLUGIN;
     }
     memcpy(&entry, &symbol, sizeof entry);
-    attn_status status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &direct->plugin, error);
+    attn_status status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &bare->plugin, error);
     if (status == ATTN_OK) {
-        status = direct->plugin->create(
+        status = bare->plugin->create(
             &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
                                        .host = host,
                                        .backend = backend.caps->name,
                                        .variant = backend.caps->variant,
                                        .device = backend.caps->device},
-            &direct->instance, &direct->kernels, error);
+            &bare->instance, &bare->kernels, error);
     }
     return status;
 }
 
-void direct_close(struct direct *direct)
+void bare_backend_close(struct bare_backend *bare)
 {
-    if (direct->instance != NULL) {
-        direct->plugin->destroy(direct->instance);
+    if (bare->instance != NULL) {
+        bare->plugin->destroy(bare->instance);
     }
-    *direct = (struct direct){NULL, NULL, NULL};
+    *bare = (struct bare_backend){NULL, NULL, NULL};
 }

@@ -6,7 +6,7 @@
 
 #include "support/client.h"
 #include "support/random.h"
-#include "subject.h"
+#include "measured.h"
 
 #define FILL_TOKENS 2048 /* written at a time */
 #define INT8_RANGE 127.0f
@@ -19,32 +19,33 @@ struct parameters {
     struct attn_mla_weights mla;
     struct attn_recurrent_weights gdn;
     struct attn_tensor kv_b_proj, conv_weight;
-    struct subject_io storage;
+    struct measured_io storage;
 };
 
-static const float *upload_floats(struct subject *subject, int64_t count, float first, float factor)
+static const float *upload_floats(struct measured *measured, int64_t count, float first,
+                                  float factor)
 {
     float *host = malloc((size_t)count * sizeof *host);
     for (int64_t i = 0; host != NULL && i < count; i++) {
         host[i] = first;
         first *= factor;
     }
-    const float *floats = memory_upload(&subject->memory, host, (size_t)count * sizeof *host);
+    const float *floats = memory_upload(&measured->memory, host, (size_t)count * sizeof *host);
     free(host);
     return floats;
 }
 
-static void quant_parameters(struct subject *subject, struct parameters *p)
+static void quant_parameters(struct measured *measured, struct parameters *p)
 {
-    const struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
     int64_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
-    const int32_t kv = subject->choice.kv_dtype;
+    const int32_t kv = measured->choice.kv_dtype;
     if (kv == ATTN_KV_INT4_PER_TOKEN_HEAD) {
-        p->quant.hadamard_signs_k = upload_floats(subject, desc->head_size, 1, -1);
-        p->quant.hadamard_signs_v = upload_floats(subject, dv, 1, -1);
+        p->quant.hadamard_signs_k = upload_floats(measured, desc->head_size, 1, -1);
+        p->quant.hadamard_signs_v = upload_floats(measured, dv, 1, -1);
     } else if (kv == ATTN_KV_INT8_KV) {
         p->quant.v_channel_scale =
-            upload_floats(subject, desc->num_kv_heads * dv, 4 / INT8_RANGE, 1);
+            upload_floats(measured, desc->num_kv_heads * dv, 4 / INT8_RANGE, 1);
     } else {
         return;
     }
@@ -52,69 +53,69 @@ static void quant_parameters(struct subject *subject, struct parameters *p)
     p->params.next = &p->quant.ext;
 }
 
-static void mla_parameters(struct subject *subject, struct parameters *p)
+static void mla_parameters(struct measured *measured, struct parameters *p)
 {
-    const struct attn_mla_desc *mla = &subject->layer.mla;
+    const struct attn_mla_desc *mla = &measured->layer.mla;
     int64_t rows =
-        (int64_t)subject->layer.desc.num_q_heads * (mla->qk_nope_head_dim + mla->v_head_dim);
-    int32_t dtype = subject->layer.desc.dtype;
+        (int64_t)measured->layer.desc.num_q_heads * (mla->qk_nope_head_dim + mla->v_head_dim);
+    int32_t dtype = measured->layer.desc.dtype;
     void *weights =
-        memory_normal(&subject->memory, dtype, rows * mla->kv_lora_rank, 0.05, &subject->random);
+        memory_normal(&measured->memory, dtype, rows * mla->kv_lora_rank, 0.05, &measured->random);
     p->kv_b_proj =
-        subject_tensor(subject, &p->storage, weights, dtype, 2, rows, mla->kv_lora_rank, 0);
+        measured_tensor(measured, &p->storage, weights, dtype, 2, rows, mla->kv_lora_rank, 0);
     p->mla = (struct attn_mla_weights){.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof p->mla, NULL},
                                        .kv_b_proj = &p->kv_b_proj};
     p->params.next = &p->mla.ext;
 }
 
-static void gdn_parameters(struct subject *subject, struct parameters *p)
+static void gdn_parameters(struct measured *measured, struct parameters *p)
 {
-    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
+    const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
     int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
                        (int64_t)gdn->num_v_heads * gdn->head_size_v;
-    int32_t dtype = subject->layer.desc.dtype;
+    int32_t dtype = measured->layer.desc.dtype;
     p->gdn = (struct attn_recurrent_weights){
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof p->gdn, NULL},
-        .a_log = upload_floats(subject, gdn->num_v_heads, -1, 1),
-        .dt_bias = upload_floats(subject, gdn->num_v_heads, 0.5f, 1),
+        .a_log = upload_floats(measured, gdn->num_v_heads, -1, 1),
+        .dt_bias = upload_floats(measured, gdn->num_v_heads, 0.5f, 1),
     };
     if (gdn->conv_width > 0) {
-        void *weights = memory_normal(&subject->memory, dtype, channels * gdn->conv_width, 0.5,
-                                      &subject->random);
+        void *weights = memory_normal(&measured->memory, dtype, channels * gdn->conv_width, 0.5,
+                                      &measured->random);
         p->conv_weight =
-            subject_tensor(subject, &p->storage, weights, dtype, 2, channels, gdn->conv_width, 0);
+            measured_tensor(measured, &p->storage, weights, dtype, 2, channels, gdn->conv_width, 0);
         p->gdn.conv_weight = &p->conv_weight;
     }
     p->params.next = &p->gdn.ext;
 }
 
-static void make_parameters(struct subject *subject, struct parameters *p)
+static void make_parameters(struct measured *measured, struct parameters *p)
 {
-    const struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
     memset(p, 0, sizeof *p);
     p->params.struct_size = sizeof p->params;
     if (desc->has_sinks) {
-        p->params.sinks = upload_floats(subject, desc->num_q_heads, 1, 1);
+        p->params.sinks = upload_floats(measured, desc->num_q_heads, 1, 1);
     }
     if (desc->alibi != ATTN_ALIBI_NONE) {
-        p->params.alibi_slopes = upload_floats(subject, desc->num_q_heads, 0.5f, 0.84f);
+        p->params.alibi_slopes = upload_floats(measured, desc->num_q_heads, 0.5f, 0.84f);
     }
     if (desc->kind == ATTN_LAYER_RECURRENT) {
-        gdn_parameters(subject, p);
-    } else if (subject->layer.mla.kv_lora_rank > 0) {
-        mla_parameters(subject, p);
+        gdn_parameters(measured, p);
+    } else if (measured->layer.mla.kv_lora_rank > 0) {
+        mla_parameters(measured, p);
     }
-    quant_parameters(subject, p);
+    quant_parameters(measured, p);
 }
 
 /* Views in a named layout over memory of the spec's size: rows without scales only. */
-static bool explicit_views(const struct subject *subject, void *base, struct attn_kv_view *k,
+static bool explicit_views(const struct measured *measured, void *base, struct attn_kv_view *k,
                            struct attn_kv_view *v)
 {
-    const struct attn_cache_spec *spec = &subject->layer.spec;
-    int32_t layout = shape_int(&subject->shape, PARAMETER_LAYOUT);
+    const struct attn_cache_spec *spec = &measured->layer.spec;
+    int32_t layout = shape_int(&measured->shape, PARAMETER_LAYOUT);
     int64_t slots = spec->block_size, heads = spec->num_heads;
-    const struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
     int64_t size_v = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
     int64_t dims = spec->head_size + size_v;
     int64_t element = spec->page_bytes / (slots * heads * dims);
@@ -126,7 +127,7 @@ static bool explicit_views(const struct subject *subject, void *base, struct att
     int64_t page = slots * heads * dims * element;
     *k = (struct attn_kv_view){.struct_size = sizeof *k,
                                .data = base,
-                               .num_blocks = subject->num_blocks,
+                               .num_blocks = measured->num_blocks,
                                .block_size = spec->block_size,
                                .num_heads = spec->num_heads,
                                .head_size = spec->head_size};
@@ -140,27 +141,28 @@ static bool explicit_views(const struct subject *subject, void *base, struct att
     v->stride_block = inner || rows ? page : slots * heads * v_row;
     int64_t before = rows    ? k_row
                      : inner ? slots * heads * k_row
-                             : subject->num_blocks * slots * heads * k_row;
+                             : measured->num_blocks * slots * heads * k_row;
     v->data = (uint8_t *)base + before;
     return plain;
 }
 
-static attn_status bind_cache(struct subject *subject, attn_layer *layer, struct attn_error *error)
+static attn_status bind_cache(struct measured *measured, attn_layer *layer,
+                              struct attn_error *error)
 {
-    const struct attn_api *api = subject->session->api;
-    struct attn_kv_view *k = &subject->k_view, *v = &subject->v_view;
-    size_t bytes = (size_t)subject->num_blocks * (size_t)subject->layer.spec.padded_page_bytes;
-    bool latent = subject->layer.mla.kv_lora_rank > 0;
-    void *base = memory_take(&subject->memory, bytes);
+    const struct attn_api *api = measured->session->api;
+    struct attn_kv_view *k = &measured->k_view, *v = &measured->v_view;
+    size_t bytes = (size_t)measured->num_blocks * (size_t)measured->layer.spec.padded_page_bytes;
+    bool latent = measured->layer.mla.kv_lora_rank > 0;
+    void *base = memory_take(&measured->memory, bytes);
     if (base == NULL) {
         return memory_refused(error);
     }
     k->struct_size = sizeof *k;
     v->struct_size = sizeof *v;
-    if (latent || shape_int(&subject->shape, PARAMETER_LAYOUT) < 0) {
-        return client_views(api, layer, base, subject->num_blocks, k, latent ? NULL : v, error);
+    if (latent || shape_int(&measured->shape, PARAMETER_LAYOUT) < 0) {
+        return client_views(api, layer, base, measured->num_blocks, k, latent ? NULL : v, error);
     }
-    if (!explicit_views(subject, base, k, v)) {
+    if (!explicit_views(measured, base, k, v)) {
         strcpy(error->field, "layout");
         strcpy(error->message, "a cache with scales is laid out as its backend asks: layout=own");
         return error->status = ATTN_ERROR_INVALID_ARGUMENT;
@@ -168,14 +170,15 @@ static attn_status bind_cache(struct subject *subject, attn_layer *layer, struct
     return client_bind(api, layer, k, v, error);
 }
 
-static attn_status bind_state(struct subject *subject, attn_layer *layer, struct attn_error *error)
+static attn_status bind_state(struct measured *measured, attn_layer *layer,
+                              struct attn_error *error)
 {
-    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
-    int64_t slots = subject->requests.count, width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
+    const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
+    int64_t slots = measured->requests.count, width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
     int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
                        (int64_t)gdn->num_v_heads * gdn->head_size_v;
     int64_t state = (int64_t)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
-    const int64_t element = subject->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    const int64_t element = measured->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
     const int64_t row = (int64_t)gdn->head_size_v * gdn->head_size_k;
     struct attn_kv_view states = {.struct_size = sizeof states,
                                   .num_blocks = slots,
@@ -194,44 +197,44 @@ static attn_status bind_state(struct subject *subject, attn_layer *layer, struct
                                    .stride_slot = element * channels * width,
                                    .stride_head = element * width};
     states.data =
-        memory_normal(&subject->memory, ATTN_DTYPE_F32, slots * state, 0.1, &subject->random);
+        memory_normal(&measured->memory, ATTN_DTYPE_F32, slots * state, 0.1, &measured->random);
     if (width > 0) {
-        windows.data = memory_normal(&subject->memory, subject->layer.desc.dtype,
-                                     slots * channels * width, 1, &subject->random);
+        windows.data = memory_normal(&measured->memory, measured->layer.desc.dtype,
+                                     slots * channels * width, 1, &measured->random);
     }
-    if (subject->memory.failed) {
+    if (measured->memory.failed) {
         return memory_refused(error);
     }
-    return client_bind(subject->session->api, layer, &states, width > 0 ? &windows : NULL, error);
+    return client_bind(measured->session->api, layer, &states, width > 0 ? &windows : NULL, error);
 }
 
 /* Each request's blocks, in order or shuffled over the whole cache. */
-static bool make_table(struct subject *subject)
+static bool make_table(struct measured *measured)
 {
-    const struct requests *requests = &subject->requests;
-    int64_t size = subject->layer.spec.block_size, next = 0;
-    subject->table_stride = (requests->max_seq_len + size - 1) / size;
-    subject->num_blocks = 0;
+    const struct requests *requests = &measured->requests;
+    int64_t size = measured->layer.spec.block_size, next = 0;
+    measured->table_stride = (requests->max_seq_len + size - 1) / size;
+    measured->num_blocks = 0;
     for (int32_t r = 0; r < requests->count; r++) {
-        subject->num_blocks += (requests->seq_lens[r] + size - 1) / size;
+        measured->num_blocks += (requests->seq_lens[r] + size - 1) / size;
     }
-    size_t entries = (size_t)(requests->count * subject->table_stride);
-    int32_t *order = malloc((size_t)subject->num_blocks * sizeof *order);
-    subject->table = calloc(entries, sizeof *subject->table);
-    if (order == NULL || subject->table == NULL) {
+    size_t entries = (size_t)(requests->count * measured->table_stride);
+    int32_t *order = malloc((size_t)measured->num_blocks * sizeof *order);
+    measured->table = calloc(entries, sizeof *measured->table);
+    if (order == NULL || measured->table == NULL) {
         free(order);
         return false;
     }
-    for (int32_t i = 0; i < (int32_t)subject->num_blocks; i++) {
-        int32_t other = subject->shape.value[PARAMETER_SHUFFLE] != 0
-                            ? random_below(&subject->random, i + 1)
+    for (int32_t i = 0; i < (int32_t)measured->num_blocks; i++) {
+        int32_t other = measured->shape.value[PARAMETER_SHUFFLE] != 0
+                            ? random_below(&measured->random, i + 1)
                             : i;
         order[i] = order[other];
         order[other] = i;
     }
     for (int32_t r = 0; r < requests->count; r++) {
         int64_t blocks = (requests->seq_lens[r] + size - 1) / size;
-        memcpy(subject->table + r * subject->table_stride, order + next,
+        memcpy(measured->table + r * measured->table_stride, order + next,
                (size_t)blocks * sizeof *order);
         next += blocks;
     }
@@ -242,32 +245,32 @@ static bool make_table(struct subject *subject)
 /* One step of `tokens` new rows from slot `first` on, of all layers, with nothing attended. */
 struct fill {
     struct memory memory;
-    struct subject_io io;
+    struct measured_io io;
     struct attn_batch batch;
     int32_t starts[2], length;
     int64_t tokens;
     attn_plan *plan;
 };
 
-static void fill_tensors(struct subject *subject, struct fill *fill)
+static void fill_tensors(struct measured *measured, struct fill *fill)
 {
-    const struct attn_layer_desc *desc = &subject->layer.desc;
-    const struct attn_mla_desc *mla = &subject->layer.mla;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
+    const struct attn_mla_desc *mla = &measured->layer.mla;
     int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
     struct memory *memory = &fill->memory;
-    struct subject_io *io = &fill->io;
+    struct measured_io *io = &fill->io;
     int64_t heads = desc->num_kv_heads, tokens = fill->tokens;
     io->io = (struct attn_step_io){.struct_size = sizeof io->io,
-                                   .stream = subject->session->stream,
+                                   .stream = measured->session->stream,
                                    .flags = ATTN_RUN_NO_ATTEND};
     if (mla->kv_lora_rank > 0) {
         void *c =
-            memory_normal(memory, desc->dtype, tokens * mla->kv_lora_rank, 1, &subject->random);
-        void *pe =
-            memory_normal(memory, desc->dtype, tokens * mla->qk_rope_head_dim, 1, &subject->random);
-        io->kv_c = subject_tensor(subject, io, c, desc->dtype, 2, tokens, mla->kv_lora_rank, 0);
+            memory_normal(memory, desc->dtype, tokens * mla->kv_lora_rank, 1, &measured->random);
+        void *pe = memory_normal(memory, desc->dtype, tokens * mla->qk_rope_head_dim, 1,
+                                 &measured->random);
+        io->kv_c = measured_tensor(measured, io, c, desc->dtype, 2, tokens, mla->kv_lora_rank, 0);
         io->k_pe =
-            subject_tensor(subject, io, pe, desc->dtype, 2, tokens, mla->qk_rope_head_dim, 0);
+            measured_tensor(measured, io, pe, desc->dtype, 2, tokens, mla->qk_rope_head_dim, 0);
         io->mla = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof io->mla, NULL},
                                        .kv_c = &io->kv_c,
                                        .k_pe = &io->k_pe};
@@ -275,18 +278,18 @@ static void fill_tensors(struct subject *subject, struct fill *fill)
         return;
     }
     void *k =
-        memory_normal(memory, desc->dtype, tokens * heads * desc->head_size, 1, &subject->random);
-    void *v = memory_normal(memory, desc->dtype, tokens * heads * dv, 1, &subject->random);
-    io->k = subject_tensor(subject, io, k, desc->dtype, 3, tokens, heads, desc->head_size);
-    io->v = subject_tensor(subject, io, v, desc->dtype, 3, tokens, heads, dv);
+        memory_normal(memory, desc->dtype, tokens * heads * desc->head_size, 1, &measured->random);
+    void *v = memory_normal(memory, desc->dtype, tokens * heads * dv, 1, &measured->random);
+    io->k = measured_tensor(measured, io, k, desc->dtype, 3, tokens, heads, desc->head_size);
+    io->v = measured_tensor(measured, io, v, desc->dtype, 3, tokens, heads, dv);
     io->io.k = &io->k;
     io->io.v = &io->v;
 }
 
-static void fill_batch(struct subject *subject, struct fill *fill)
+static void fill_batch(struct measured *measured, struct fill *fill)
 {
-    int64_t size = subject->layer.spec.block_size;
-    int64_t slots = subject->num_blocks * size, blocks = (fill->tokens + size - 1) / size;
+    int64_t size = measured->layer.spec.block_size;
+    int64_t slots = measured->num_blocks * size, blocks = (fill->tokens + size - 1) / size;
     int64_t *all = malloc((size_t)slots * sizeof *all);
     int32_t *table = malloc((size_t)blocks * sizeof *table);
     for (int64_t i = 0; all != NULL && i < slots; i++) {
@@ -316,10 +319,11 @@ static void fill_batch(struct subject *subject, struct fill *fill)
     free(table);
 }
 
-attn_status subject_plan(struct subject *subject, struct memory *memory,
-                         const struct attn_batch *batch, attn_plan **plan, struct attn_error *error)
+attn_status measured_plan(struct measured *measured, struct memory *memory,
+                          const struct attn_batch *batch, attn_plan **plan,
+                          struct attn_error *error)
 {
-    const struct attn_api *api = subject->session->api;
+    const struct attn_api *api = measured->session->api;
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
         .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
@@ -327,74 +331,76 @@ attn_status subject_plan(struct subject *subject, struct memory *memory,
                                               .max_num_tokens = batch->num_tokens,
                                               .max_query_len = batch->max_query_len,
                                               .max_seq_len = batch->max_seq_len}};
-    attn_status status = api->plan_create(subject->model, 0, &options, plan, error);
+    attn_status status = api->plan_create(measured->model, 0, &options, plan, error);
     size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, *plan) : 0;
     void *workspace = bytes > 0 ? memory_take(memory, bytes) : NULL;
     if (bytes > 0) {
         status = workspace == NULL ? memory_refused(error)
                                    : client_bind_workspace(api, *plan, workspace, bytes, error);
     }
-    return status == ATTN_OK ? api->plan_batch(*plan, batch, subject->session->stream, error)
+    return status == ATTN_OK ? api->plan_batch(*plan, batch, measured->session->stream, error)
                              : status;
 }
 
 /* Chunk after chunk of the same rows into all slots of all layers. */
-static attn_status fill_slots(struct subject *subject, struct fill *fill, struct attn_error *error)
+static attn_status fill_slots(struct measured *measured, struct fill *fill,
+                              struct attn_error *error)
 {
-    const struct attn_api *api = subject->session->api;
-    int64_t slots = subject->num_blocks * subject->layer.spec.block_size;
+    const struct attn_api *api = measured->session->api;
+    int64_t slots = measured->num_blocks * measured->layer.spec.block_size;
     const int64_t *first = fill->batch.slot_mapping;
     attn_status status = ATTN_OK;
     for (int64_t at = 0; at < slots && status == ATTN_OK; at += fill->tokens) {
         /* The last chunk ends with the cache and writes some slots again. */
         fill->batch.slot_mapping = first + (at + fill->tokens <= slots ? at : slots - fill->tokens);
-        status = api->plan_batch(fill->plan, &fill->batch, subject->session->stream, error);
-        for (int32_t i = 0; i < subject->num_layers && status == ATTN_OK; i++) {
-            attn_layer *layer = api->model_layer(subject->model, i);
+        status = api->plan_batch(fill->plan, &fill->batch, measured->session->stream, error);
+        for (int32_t i = 0; i < measured->num_layers && status == ATTN_OK; i++) {
+            attn_layer *layer = api->model_layer(measured->model, i);
             status = api->run(fill->plan, layer, &fill->io.io, error);
         }
     }
-    return device_wait(&subject->session->device) ? status : ATTN_ERROR_DEVICE;
+    return device_wait(&measured->session->device) ? status : ATTN_ERROR_DEVICE;
 }
 
-static attn_status fill_caches(struct subject *subject, struct attn_error *error)
+static attn_status fill_caches(struct measured *measured, struct attn_error *error)
 {
     struct fill fill = {.plan = NULL};
-    int64_t slots = subject->num_blocks * subject->layer.spec.block_size;
+    int64_t slots = measured->num_blocks * measured->layer.spec.block_size;
     fill.tokens = slots < FILL_TOKENS ? slots : FILL_TOKENS;
-    memory_init(&fill.memory, subject->memory.device);
-    fill_tensors(subject, &fill);
-    fill_batch(subject, &fill);
-    attn_status status = fill.memory.failed
-                             ? memory_refused(error)
-                             : subject_plan(subject, &fill.memory, &fill.batch, &fill.plan, error);
-    status = status == ATTN_OK ? fill_slots(subject, &fill, error) : status;
-    subject->session->api->plan_destroy(fill.plan);
+    memory_init(&fill.memory, measured->memory.device);
+    fill_tensors(measured, &fill);
+    fill_batch(measured, &fill);
+    attn_status status =
+        fill.memory.failed ? memory_refused(error)
+                           : measured_plan(measured, &fill.memory, &fill.batch, &fill.plan, error);
+    status = status == ATTN_OK ? fill_slots(measured, &fill, error) : status;
+    measured->session->api->plan_destroy(fill.plan);
     memory_finish(&fill.memory);
     return status;
 }
 
-attn_status subject_bind(struct subject *subject, struct attn_error *error)
+attn_status measured_bind(struct measured *measured, struct attn_error *error)
 {
-    const struct attn_api *api = subject->session->api;
+    const struct attn_api *api = measured->session->api;
     struct parameters parameters;
     attn_status status = ATTN_OK;
-    make_parameters(subject, &parameters);
-    subject->layer.spec = (struct attn_cache_spec){.struct_size = sizeof subject->layer.spec};
-    if (subject->layer.has_cache) {
-        status = client_spec(api, api->model_layer(subject->model, 0), &subject->layer.spec, error);
-        if (status == ATTN_OK && !make_table(subject)) {
+    make_parameters(measured, &parameters);
+    measured->layer.spec = (struct attn_cache_spec){.struct_size = sizeof measured->layer.spec};
+    if (measured->layer.has_cache) {
+        status =
+            client_spec(api, api->model_layer(measured->model, 0), &measured->layer.spec, error);
+        if (status == ATTN_OK && !make_table(measured)) {
             status = memory_refused(error);
         }
     }
-    for (int32_t i = 0; i < subject->num_layers && status == ATTN_OK; i++) {
-        attn_layer *layer = api->model_layer(subject->model, i);
-        status = subject->memory.failed ? memory_refused(error)
-                                        : api->layer_bind_params(layer, &parameters.params, error);
+    for (int32_t i = 0; i < measured->num_layers && status == ATTN_OK; i++) {
+        attn_layer *layer = api->model_layer(measured->model, i);
+        status = measured->memory.failed ? memory_refused(error)
+                                         : api->layer_bind_params(layer, &parameters.params, error);
         if (status == ATTN_OK) {
-            status = subject->layer.has_cache ? bind_cache(subject, layer, error)
-                                              : bind_state(subject, layer, error);
+            status = measured->layer.has_cache ? bind_cache(measured, layer, error)
+                                               : bind_state(measured, layer, error);
         }
     }
-    return status == ATTN_OK && subject->layer.has_cache ? fill_caches(subject, error) : status;
+    return status == ATTN_OK && measured->layer.has_cache ? fill_caches(measured, error) : status;
 }

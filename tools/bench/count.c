@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "support/number.h"
-#include "subject.h"
+#include "measured.h"
 
 /* Where the system does not know, as in virtual machines: larger than most. */
 #define LEAST_CACHE_BYTES (64.0 * (1 << 20))
@@ -17,52 +17,52 @@ int32_t work_copies(double bytes)
     return copies < 2 ? 2 : copies > MAX_COPIES ? MAX_COPIES : (int32_t)copies;
 }
 
-static double element_bytes(const struct subject *subject)
+static double element_bytes(const struct measured *measured)
 {
-    return (double)number_bytes(subject->layer.desc.dtype);
+    return (double)number_bytes(measured->layer.desc.dtype);
 }
 
 /* K and V of one token, scales included, as the cache holds them. */
-static double slot_bytes(const struct subject *subject)
+static double slot_bytes(const struct measured *measured)
 {
-    const struct attn_cache_spec *spec = &subject->layer.spec;
+    const struct attn_cache_spec *spec = &measured->layer.spec;
     return (double)spec->page_bytes / (double)spec->block_size;
 }
 
-static double new_row_bytes(const struct subject *subject)
+static double new_row_bytes(const struct measured *measured)
 {
-    const struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
     int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
-    return (double)desc->num_kv_heads * (desc->head_size + dv) * element_bytes(subject);
+    return (double)desc->num_kv_heads * (desc->head_size + dv) * element_bytes(measured);
 }
 
-static void count_decoder(const struct subject *subject, struct work *work)
+static void count_decoder(const struct measured *measured, struct work *work)
 {
-    const struct attn_layer_desc *desc = &subject->layer.desc;
-    double tokens = (double)subject->requests.num_tokens;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
+    double tokens = (double)measured->requests.num_tokens;
     double dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
     struct visible visible;
-    requests_visible(&subject->requests, &subject->shape, &visible);
-    if (subject->shape.kind == SHAPE_WRITE || subject->shape.value[PARAMETER_WRITE] != 0) {
-        work->bytes_read += tokens * new_row_bytes(subject);
-        work->bytes_written += tokens * slot_bytes(subject);
+    requests_visible(&measured->requests, &measured->shape, &visible);
+    if (measured->shape.kind == SHAPE_WRITE || measured->shape.value[PARAMETER_WRITE] != 0) {
+        work->bytes_read += tokens * new_row_bytes(measured);
+        work->bytes_written += tokens * slot_bytes(measured);
     }
-    if (subject->shape.kind == SHAPE_WRITE) {
+    if (measured->shape.kind == SHAPE_WRITE) {
         return;
     }
-    work->bytes_read += visible.rows * slot_bytes(subject) +
-                        tokens * desc->num_q_heads * desc->head_size * element_bytes(subject);
-    work->bytes_written += tokens * desc->num_q_heads * dv * element_bytes(subject);
+    work->bytes_read += visible.rows * slot_bytes(measured) +
+                        tokens * desc->num_q_heads * desc->head_size * element_bytes(measured);
+    work->bytes_written += tokens * desc->num_q_heads * dv * element_bytes(measured);
     work->operations += 2 * visible.pairs * desc->num_q_heads * (desc->head_size + dv);
 }
 
 /* In latent space; sparse tokens of one request may choose the same rows, so the most that one of
  * them reads. */
-static void count_mla(const struct subject *subject, struct work *work)
+static void count_mla(const struct measured *measured, struct work *work)
 {
-    const struct attn_mla_desc *mla = &subject->layer.mla;
-    const struct requests *requests = &subject->requests;
-    double heads = subject->layer.desc.num_q_heads, tokens = (double)requests->num_tokens;
+    const struct attn_mla_desc *mla = &measured->layer.mla;
+    const struct requests *requests = &measured->requests;
+    double heads = measured->layer.desc.num_q_heads, tokens = (double)requests->num_tokens;
     double q_dims = mla->absorb_in_core ? mla->qk_nope_head_dim : mla->kv_lora_rank;
     double out_dims = mla->absorb_in_core ? mla->v_head_dim : mla->kv_lora_rank;
     double pairs = 0, rows = 0;
@@ -74,47 +74,48 @@ static void count_mla(const struct subject *subject, struct work *work)
             pairs += mla->topk > 0 && mla->topk < seen ? mla->topk : seen;
         }
     }
-    work->bytes_read = rows * slot_bytes(subject) +
-                       tokens * heads * (q_dims + mla->qk_rope_head_dim) * element_bytes(subject);
-    work->bytes_written = tokens * heads * out_dims * element_bytes(subject);
+    work->bytes_read = rows * slot_bytes(measured) +
+                       tokens * heads * (q_dims + mla->qk_rope_head_dim) * element_bytes(measured);
+    work->bytes_written = tokens * heads * out_dims * element_bytes(measured);
     work->operations = 2 * pairs * heads * (2 * mla->kv_lora_rank + mla->qk_rope_head_dim);
     if (mla->absorb_in_core) {
         double weights = heads * (mla->qk_nope_head_dim + mla->v_head_dim) * mla->kv_lora_rank;
-        work->bytes_read += weights * element_bytes(subject);
+        work->bytes_read += weights * element_bytes(measured);
         work->operations += 2 * tokens * weights;
     }
 }
 
 /* The recurrence: decay, S k, S + r k^T, S q. A chunked form computes more, and faster. */
-static void count_gdn(const struct subject *subject, struct work *work)
+static void count_gdn(const struct measured *measured, struct work *work)
 {
-    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
-    double tokens = (double)subject->requests.num_tokens;
+    const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
+    double tokens = (double)measured->requests.num_tokens;
     double state = (double)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
     double values = (double)gdn->num_v_heads * gdn->head_size_v;
     double channels = 2.0 * gdn->num_k_heads * gdn->head_size_k + values;
     double width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
     double states =
-        subject->requests.count * (4 * state + channels * width * element_bytes(subject));
-    work->bytes_read = states + tokens * (channels + 2 * gdn->num_v_heads) * element_bytes(subject);
-    work->bytes_written = states + tokens * values * element_bytes(subject);
+        measured->requests.count * (4 * state + channels * width * element_bytes(measured));
+    work->bytes_read =
+        states + tokens * (channels + 2 * gdn->num_v_heads) * element_bytes(measured);
+    work->bytes_written = states + tokens * values * element_bytes(measured);
     work->operations = tokens * (6 * state + 2 * channels * gdn->conv_width);
 }
 
-void subject_count(struct subject *subject)
+void measured_count(struct measured *measured)
 {
-    struct work *work = &subject->work;
+    struct work *work = &measured->work;
     work->bytes_read = work->bytes_written = work->operations = 0;
-    work->arithmetic = subject->layer.desc.dtype == ATTN_DTYPE_BF16 ? CEILING_BF16 : CEILING_F32;
-    if (subject->session->device.device.type != ATTN_DEVICE_CPU &&
-        subject->layer.desc.dtype == ATTN_DTYPE_F16) {
+    work->arithmetic = measured->layer.desc.dtype == ATTN_DTYPE_BF16 ? CEILING_BF16 : CEILING_F32;
+    if (measured->session->device.device.type != ATTN_DEVICE_CPU &&
+        measured->layer.desc.dtype == ATTN_DTYPE_F16) {
         work->arithmetic = CEILING_BF16; /* a GPU's f16 products run at the rate of bf16's */
     }
-    if (subject->layer.desc.kind == ATTN_LAYER_RECURRENT) {
-        count_gdn(subject, work);
-    } else if (subject->layer.mla.kv_lora_rank > 0) {
-        count_mla(subject, work);
+    if (measured->layer.desc.kind == ATTN_LAYER_RECURRENT) {
+        count_gdn(measured, work);
+    } else if (measured->layer.mla.kv_lora_rank > 0) {
+        count_mla(measured, work);
     } else {
-        count_decoder(subject, work);
+        count_decoder(measured, work);
     }
 }

@@ -8,18 +8,18 @@
 #include "common/command.h"
 #include "common/library.h"
 #include "count_instructions.h"
-#include "pair.h"
+#include "dispatch_pair.h"
 #include "common/names.h"
 
 #define COUNTED_CALLS 1000
-#define WARM_CALLS 1 /* by pair_init, counted in a child, too */
+#define WARM_CALLS 1 /* by dispatch_init, counted in a child, too */
 #define ROUNDS 201
 #define CALLS_IN_ROUND 50 /* few enough for a stream's queue */
 #define SELECTIONS 21
 #define STARTS 9
 
 static const char *const child_names[] = {"direct", "run", "direct_write", "run_write"};
-static const char *const functions[] = {"pair_direct_calls", "pair_run_calls"};
+static const char *const functions[] = {"dispatch_direct_calls", "dispatch_run_calls"};
 
 /* Backend without its variant: valgrind shows a processor that lacks the newest instructions, and
  * what the core adds does not depend on the variant. */
@@ -54,11 +54,12 @@ static int64_t count_way(const struct session *session, struct dispatch_pair *pa
                          int counter, char *why, size_t size)
 {
     if (counter < 0) {
-        return count_in_child(session, &pair->subject.shape, pair->subject.backend, way, why, size);
+        return count_in_child(session, &pair->measured.shape, pair->measured.backend, way, why,
+                              size);
     }
     counter_start(counter);
-    attn_status status =
-        way % 2 ? pair_run_calls(pair, COUNTED_CALLS) : pair_direct_calls(pair, COUNTED_CALLS);
+    attn_status status = way % 2 ? dispatch_run_calls(pair, COUNTED_CALLS)
+                                 : dispatch_direct_calls(pair, COUNTED_CALLS);
     int64_t count = counter_stop(counter);
     return status == ATTN_OK ? count : -1;
 }
@@ -91,13 +92,13 @@ static void time_pair(struct dispatch_pair *pair, struct timing *timing, double 
     double run[ROUNDS], direct[ROUNDS], added[ROUNDS];
     for (int32_t i = 0; i < ROUNDS; i++) {
         double begin = now_seconds();
-        pair_direct_calls(pair, CALLS_IN_ROUND);
+        dispatch_direct_calls(pair, CALLS_IN_ROUND);
         direct[i] = (now_seconds() - begin) / CALLS_IN_ROUND;
-        device_wait(&pair->subject.session->device); /* outside: what the host does is timed */
+        device_wait(&pair->measured.session->device); /* outside: what the host does is timed */
         begin = now_seconds();
-        pair_run_calls(pair, CALLS_IN_ROUND);
+        dispatch_run_calls(pair, CALLS_IN_ROUND);
         run[i] = (now_seconds() - begin) / CALLS_IN_ROUND;
-        device_wait(&pair->subject.session->device);
+        device_wait(&pair->measured.session->device);
         added[i] = run[i] - direct[i];
     }
     double median = quantile(run, ROUNDS, 0.5), floor = quantile(direct, ROUNDS, 0.5);
@@ -118,7 +119,8 @@ static attn_status measure_pair(struct result *result, struct session *session,
     struct dispatch_pair pair;
     struct timing timing = {.bound = ""};
     double added_ns;
-    attn_status status = pair_init(&pair, session, host, &result->shape, backend, writes, error);
+    attn_status status =
+        dispatch_init(&pair, session, host, &result->shape, backend, writes, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -131,11 +133,11 @@ static attn_status measure_pair(struct result *result, struct session *session,
     add_instructions(item, session, &pair);
     if (!writes) {
         result->timing = timing;
-        memcpy(result->backend, pair.subject.backend, sizeof result->backend);
-        result->phase = pair.subject.phase;
-        result->kv_dtype = pair.subject.choice.kv_dtype;
+        memcpy(result->backend, pair.measured.backend, sizeof result->backend);
+        result->phase = pair.measured.phase;
+        result->kv_dtype = pair.measured.choice.kv_dtype;
     }
-    pair_finish(&pair);
+    dispatch_finish(&pair);
     return ATTN_OK;
 }
 
@@ -270,12 +272,12 @@ static int child_count(const struct options *options, int32_t way)
         status = session_init(&session, options, services_host(services), false, &error);
     }
     if (status == ATTN_OK) {
-        status = pair_init(&pair, &session, services_host(services), &options->shapes.shapes[0],
-                           options->backends[0], way >= 2, &error);
+        status = dispatch_init(&pair, &session, services_host(services), &options->shapes.shapes[0],
+                               options->backends[0], way >= 2, &error);
         if (status == ATTN_OK) {
-            status = way % 2 ? pair_run_calls(&pair, COUNTED_CALLS)
-                             : pair_direct_calls(&pair, COUNTED_CALLS);
-            pair_finish(&pair);
+            status = way % 2 ? dispatch_run_calls(&pair, COUNTED_CALLS)
+                             : dispatch_direct_calls(&pair, COUNTED_CALLS);
+            dispatch_finish(&pair);
         }
         session_finish(&session);
     }

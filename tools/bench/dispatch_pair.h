@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The same kernels over the same tensors, once through the core's run() and once called directly.
  */
-#ifndef BENCH_PAIR_H
-#define BENCH_PAIR_H
+#ifndef BENCH_DISPATCH_PAIR_H
+#define BENCH_DISPATCH_PAIR_H
 
-#include "direct.h"
-#include "subject.h"
+#include "bare_backend.h"
+#include "measured.h"
 
 struct dispatch_pair {
-    struct subject subject;
-    struct direct direct;
+    struct measured measured;
+    struct bare_backend bare;
     struct attn_layer_desc layer;
     struct attn_layer_params params;
     struct attn_attend_args attend;
@@ -23,13 +23,13 @@ struct dispatch_pair {
 };
 
 /* `session` has been made with `host`, so that both ways do their loops alike. */
-attn_status pair_init(struct dispatch_pair *pair, struct session *session,
-                      const struct attn_host *host, const struct shape *shape, const char *backend,
-                      bool writes, struct attn_error *error);
-void pair_finish(struct dispatch_pair *pair);
+attn_status dispatch_init(struct dispatch_pair *pair, struct session *session,
+                          const struct attn_host *host, const struct shape *shape,
+                          const char *backend, bool writes, struct attn_error *error);
+void dispatch_finish(struct dispatch_pair *pair);
 /* So many calls, one like the other; the status of the last. Not inlined: valgrind counts inside
  * them by name. */
-attn_status pair_run_calls(struct dispatch_pair *pair, int64_t calls);
-attn_status pair_direct_calls(struct dispatch_pair *pair, int64_t calls);
+attn_status dispatch_run_calls(struct dispatch_pair *pair, int64_t calls);
+attn_status dispatch_direct_calls(struct dispatch_pair *pair, int64_t calls);
 
 #endif

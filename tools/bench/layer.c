@@ -2,14 +2,14 @@
 /* From a shape to the layer that an engine would describe for it. */
 #include <math.h>
 
-#include "subject.h"
+#include "measured.h"
 #include "support/layer.h"
 
-static void describe_mla(struct subject *subject)
+static void describe_mla(struct measured *measured)
 {
-    const struct shape *shape = &subject->shape;
-    struct attn_layer_desc *desc = &subject->layer.desc;
-    struct attn_mla_desc *mla = &subject->layer.mla;
+    const struct shape *shape = &measured->shape;
+    struct attn_layer_desc *desc = &measured->layer.desc;
+    struct attn_mla_desc *mla = &measured->layer.mla;
     *mla = (struct attn_mla_desc){
         .kv_lora_rank = shape_int(shape, PARAMETER_LORA),
         .qk_nope_head_dim = shape_int(shape, PARAMETER_NOPE),
@@ -21,14 +21,14 @@ static void describe_mla(struct subject *subject)
     };
     layer_set_mla(desc, mla);
     desc->v_scale_form = ATTN_SCALE_NONE; /* a value is a part of its key */
-    subject->layer.has_cache = true;
+    measured->layer.has_cache = true;
 }
 
-static void describe_gdn(struct subject *subject)
+static void describe_gdn(struct measured *measured)
 {
-    const struct shape *shape = &subject->shape;
-    struct attn_layer_desc *desc = &subject->layer.desc;
-    struct attn_recurrent_desc *gdn = &subject->layer.gdn;
+    const struct shape *shape = &measured->shape;
+    struct attn_layer_desc *desc = &measured->layer.desc;
+    struct attn_recurrent_desc *gdn = &measured->layer.gdn;
     int32_t conv = shape_int(shape, PARAMETER_CONV);
     *gdn = (struct attn_recurrent_desc){
         .num_k_heads = shape_int(shape, PARAMETER_HK),
@@ -45,10 +45,10 @@ static void describe_gdn(struct subject *subject)
     desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_NONE;
 }
 
-static void describe_decoder(struct subject *subject)
+static void describe_decoder(struct measured *measured)
 {
-    const struct shape *shape = &subject->shape;
-    struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct shape *shape = &measured->shape;
+    struct attn_layer_desc *desc = &measured->layer.desc;
     int32_t window = shape_int(shape, PARAMETER_WINDOW);
     bool writes_only = shape->kind == SHAPE_WRITE;
     desc->kind = ATTN_LAYER_DECODER;
@@ -68,7 +68,7 @@ static void describe_decoder(struct subject *subject)
     desc->alibi = shape_int(shape, PARAMETER_ALIBI);
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
     desc->batch_invariant = shape_int(shape, PARAMETER_INVARIANT);
-    subject->layer.has_cache = true;
+    measured->layer.has_cache = true;
 }
 
 /* Forms that the formats need; both scales of fp8 are host floats of 1. */
@@ -82,33 +82,33 @@ static void describe_cache(struct attn_layer_desc *desc, int32_t kv_dtype)
     }
 }
 
-void subject_describe(struct subject *subject)
+void measured_describe(struct measured *measured)
 {
-    const struct shape *shape = &subject->shape;
-    struct attn_layer_desc *desc = &subject->layer.desc;
-    const struct requests *requests = &subject->requests;
+    const struct shape *shape = &measured->shape;
+    struct attn_layer_desc *desc = &measured->layer.desc;
+    const struct requests *requests = &measured->requests;
     *desc = (struct attn_layer_desc){
         .struct_size = sizeof *desc,
-        .dtype = subject->session->options->dtype,
+        .dtype = measured->session->options->dtype,
         .num_q_heads = shape_int(shape, PARAMETER_HQ),
         .block_size = shape_int(shape, PARAMETER_BLOCK),
         .max_seq_len = requests->max_seq_len,
         .max_num_reqs = requests->count,
     };
-    describe_cache(desc, subject->session->options->kv_dtype);
-    if (subject->phase == ATTN_PHASE_DECODE && requests->max_query_len > 1) {
+    describe_cache(desc, measured->session->options->kv_dtype);
+    if (measured->phase == ATTN_PHASE_DECODE && requests->max_query_len > 1) {
         desc->num_speculative_tokens = requests->max_query_len - 1;
     }
     switch (shape->kind) {
     case SHAPE_MLA:
     case SHAPE_MLA_SPARSE:
-        describe_mla(subject);
+        describe_mla(measured);
         break;
     case SHAPE_GDN:
-        describe_gdn(subject);
+        describe_gdn(measured);
         break;
     default:
-        describe_decoder(subject);
+        describe_decoder(measured);
         break;
     }
 }

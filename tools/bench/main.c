@@ -12,7 +12,7 @@
 #include "merge.h"
 #include "plot.h"
 #include "report.h"
-#include "subject.h"
+#include "measured.h"
 #include "tune.h"
 
 static int fail_with(const char *what, const struct attn_error *error)
@@ -53,9 +53,9 @@ static void name_for_ranks(struct result *result, const struct attn_layer_desc *
 /* A shape on one backend: what runs, and what will be reported of it. */
 struct entry {
     struct result result;
-    struct subject subject;
+    struct measured measured;
     struct merge *merge;
-    bool has_subject;
+    bool has_measured;
 };
 
 static struct result result_for(const struct session *session, const struct shape *shape,
@@ -78,17 +78,17 @@ static void entry_init(struct entry *entry, struct contender *contender, struct 
         contender->status = contender->error.status;
         contender->work = entry->merge != NULL ? merge_work(entry->merge) : NULL;
     } else {
-        struct subject *subject = &entry->subject;
+        struct measured *measured = &entry->measured;
         result->reasons = json_array();
         contender->status =
-            subject_init(subject, session, shape, backend, result->reasons, &contender->error);
-        entry->has_subject = contender->status == ATTN_OK;
-        if (entry->has_subject) {
-            contender->work = &subject->work;
-            memcpy(result->backend, subject->backend, sizeof result->backend);
-            result->phase = subject->phase;
-            result->kv_dtype = subject->choice.kv_dtype;
-            name_for_ranks(result, &subject->layer.desc);
+            measured_init(measured, session, shape, backend, result->reasons, &contender->error);
+        entry->has_measured = contender->status == ATTN_OK;
+        if (entry->has_measured) {
+            contender->work = &measured->work;
+            memcpy(result->backend, measured->backend, sizeof result->backend);
+            result->phase = measured->phase;
+            result->kv_dtype = measured->choice.kv_dtype;
+            name_for_ranks(result, &measured->layer.desc);
         }
     }
     if (contender->work == NULL) {
@@ -98,8 +98,8 @@ static void entry_init(struct entry *entry, struct contender *contender, struct 
 
 static void entry_finish(struct entry *entry)
 {
-    if (entry->has_subject) {
-        subject_finish(&entry->subject);
+    if (entry->has_measured) {
+        measured_finish(&entry->measured);
     }
     merge_destroy(entry->merge);
 }

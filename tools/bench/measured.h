@@ -2,8 +2,8 @@
 /* One shape on a backend: equal layers of a model, each with its own cache and tensors, that share
  * one plan, as an engine would have them. A run of one layer after the other finds nothing in the
  * caches. */
-#ifndef BENCH_SUBJECT_H
-#define BENCH_SUBJECT_H
+#ifndef BENCH_MEASURED_H
+#define BENCH_MEASURED_H
 
 #include "common/json.h"
 
@@ -12,10 +12,10 @@
 #include "session.h"
 #include "work.h"
 
-#define SUBJECT_NAME_SIZE 32
+#define MEASURED_NAME_SIZE 32
 
 /* The tensors of one layer's run. */
-struct subject_io {
+struct measured_io {
     struct attn_step_io io;
     struct attn_tensor q, k, v, out;
     struct attn_io_mla mla;
@@ -27,7 +27,7 @@ struct subject_io {
 };
 
 /* What describes the layers; shared by all. */
-struct subject_layer {
+struct measured_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;
     struct attn_recurrent_desc gdn;
@@ -35,15 +35,15 @@ struct subject_layer {
     bool has_cache;
 };
 
-struct subject {
+struct measured {
     struct session *session;
     struct shape shape;
     struct requests requests;
     uint64_t random;
     struct memory memory;
-    struct subject_layer layer;
+    struct measured_layer layer;
     int32_t num_layers;
-    char (*names)[SUBJECT_NAME_SIZE];
+    char (*names)[MEASURED_NAME_SIZE];
     struct attn_choice choice; /* of the phase that is measured; text is copied to `backend` */
     char backend[160];
     int32_t phase;
@@ -56,34 +56,34 @@ struct subject {
     int32_t *table; /* host [R, stride] */
     struct attn_batch batch;
     struct attn_batch_recurrent batch_gdn;
-    struct subject_io *io; /* one for each layer */
+    struct measured_io *io; /* one for each layer */
     struct work work;
 };
 
 /* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to
  * finish. */
-attn_status subject_init(struct subject *subject, struct session *session,
-                         const struct shape *shape, const char *backend, struct json *reasons,
-                         struct attn_error *error);
-void subject_finish(struct subject *subject);
+attn_status measured_init(struct measured *measured, struct session *session,
+                          const struct shape *shape, const char *backend, struct json *reasons,
+                          struct attn_error *error);
+void measured_finish(struct measured *measured);
 
 /* layer.c: the description of the shape's layer. */
-void subject_describe(struct subject *subject);
+void measured_describe(struct measured *measured);
 /* choose.c: the assignment and the backend's name, or all reasons against it. */
-attn_status subject_choose(struct subject *subject, const char *backend, struct json *reasons,
-                           struct attn_error *error);
+attn_status measured_choose(struct measured *measured, const char *backend, struct json *reasons,
+                            struct attn_error *error);
 /* bind.c: parameters, caches filled by the backend's own write. */
-attn_status subject_bind(struct subject *subject, struct attn_error *error);
+attn_status measured_bind(struct measured *measured, struct attn_error *error);
 /* tensors.c: batch and tensors of all layers. */
-attn_status subject_tensors(struct subject *subject, struct attn_error *error);
-struct attn_tensor subject_tensor(struct subject *subject, struct subject_io *io, void *data,
-                                  int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c);
+attn_status measured_tensors(struct measured *measured, struct attn_error *error);
+struct attn_tensor measured_tensor(struct measured *measured, struct measured_io *io, void *data,
+                                   int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c);
 /* bind.c: a plan for such batches with its workspace in `memory`, made for this one; *plan is
  * due to plan_destroy even after a failure. */
-attn_status subject_plan(struct subject *subject, struct memory *memory,
-                         const struct attn_batch *batch, attn_plan **plan,
-                         struct attn_error *error);
+attn_status measured_plan(struct measured *measured, struct memory *memory,
+                          const struct attn_batch *batch, attn_plan **plan,
+                          struct attn_error *error);
 /* count.c: bytes and operations of one call. */
-void subject_count(struct subject *subject);
+void measured_count(struct measured *measured);
 
 #endif

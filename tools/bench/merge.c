@@ -8,7 +8,7 @@
 #include "common/find.h"
 #include "common/names.h"
 #include "support/number.h"
-#include "direct.h"
+#include "bare_backend.h"
 #include "memory.h"
 
 enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
@@ -16,7 +16,7 @@ enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
 struct merge {
     struct session *session;
     struct services *services;
-    struct direct direct;
+    struct bare_backend bare;
     struct memory memory;
     int64_t rows_shape[3], lse_shape[2];
     struct attn_tensor (*tensors)[NUM_TENSORS]; /* of each copy */
@@ -28,7 +28,7 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
     struct merge *merge = user;
     const struct attn_tensor *t = merge->tensors[copy];
     const struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                                .instance = merge->direct.instance,
+                                                .instance = merge->bare.instance,
                                                 .stream = merge->session->stream,
                                                 .prefix_out = &t[PREFIX_OUT],
                                                 .prefix_lse = &t[PREFIX_LSE],
@@ -38,7 +38,7 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
                                                 .lse = &t[LSE],
                                                 .num_rows = merge->rows_shape[0],
                                                 .num_rows_with_prefix = merge->rows_shape[0]};
-    return merge->direct.kernels->merge_states(&args, error);
+    return merge->bare.kernels->merge_states(&args, error);
 }
 
 /* Of the variants of the named backend, or of all, the one that would prefill best. */
@@ -163,7 +163,8 @@ struct merge *merge_create(struct result *result, struct session *session, const
         status = error->status;
     }
     if (status == ATTN_OK) {
-        status = direct_open(&merge->direct, session, index, services_host(merge->services), error);
+        status =
+            bare_backend_open(&merge->bare, session, index, services_host(merge->services), error);
     }
     status = status == ATTN_OK ? make_tensors(merge, &result->shape, error) : status;
     if (status != ATTN_OK) {
@@ -184,7 +185,7 @@ void merge_destroy(struct merge *merge)
     if (merge == NULL) {
         return;
     }
-    direct_close(&merge->direct);
+    bare_backend_close(&merge->bare);
     memory_finish(&merge->memory);
     free(merge->tensors);
     services_destroy(merge->services);

@@ -4,69 +4,70 @@
 
 #include "support/number.h"
 #include "support/random.h"
-#include "subject.h"
+#include "measured.h"
 
 /* Logits of this standard deviation: real weights are far from uniform. */
 #define LOGIT_DEVIATION 4.0
 
-struct attn_tensor subject_tensor(struct subject *subject, struct subject_io *io, void *data,
-                                  int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c)
+struct attn_tensor measured_tensor(struct measured *measured, struct measured_io *io, void *data,
+                                   int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c)
 {
     int64_t *shape = io->shapes[io->num_shapes++];
     shape[0] = a;
     shape[1] = b;
     shape[2] = c;
     return (struct attn_tensor){
-        data, subject->session->device.device, ndim, number_dtype(dtype), shape, NULL, 0};
+        data, measured->session->device.device, ndim, number_dtype(dtype), shape, NULL, 0};
 }
 
-static struct attn_tensor normal_rows(struct subject *subject, struct subject_io *io, int64_t heads,
-                                      int64_t dims, double deviation)
+static struct attn_tensor normal_rows(struct measured *measured, struct measured_io *io,
+                                      int64_t heads, int64_t dims, double deviation)
 {
-    int32_t dtype = subject->layer.desc.dtype;
-    int64_t rows = subject->requests.num_tokens;
-    void *data = memory_normal(&subject->memory, dtype, rows * (heads > 0 ? heads : 1) * dims,
-                               deviation, &subject->random);
-    return heads > 0 ? subject_tensor(subject, io, data, dtype, 3, rows, heads, dims)
-                     : subject_tensor(subject, io, data, dtype, 2, rows, dims, 0);
+    int32_t dtype = measured->layer.desc.dtype;
+    int64_t rows = measured->requests.num_tokens;
+    void *data = memory_normal(&measured->memory, dtype, rows * (heads > 0 ? heads : 1) * dims,
+                               deviation, &measured->random);
+    return heads > 0 ? measured_tensor(measured, io, data, dtype, 3, rows, heads, dims)
+                     : measured_tensor(measured, io, data, dtype, 2, rows, dims, 0);
 }
 
-static struct attn_tensor empty_rows(struct subject *subject, struct subject_io *io, int64_t heads,
-                                     int64_t dims)
+static struct attn_tensor empty_rows(struct measured *measured, struct measured_io *io,
+                                     int64_t heads, int64_t dims)
 {
-    int32_t dtype = subject->layer.desc.dtype;
-    int64_t rows = subject->requests.num_tokens;
-    void *data = memory_take(&subject->memory, (size_t)(rows * heads * dims) * number_bytes(dtype));
-    return subject_tensor(subject, io, data, dtype, 3, rows, heads, dims);
+    int32_t dtype = measured->layer.desc.dtype;
+    int64_t rows = measured->requests.num_tokens;
+    void *data =
+        memory_take(&measured->memory, (size_t)(rows * heads * dims) * number_bytes(dtype));
+    return measured_tensor(measured, io, data, dtype, 3, rows, heads, dims);
 }
 
-static void decoder_io(struct subject *subject, struct subject_io *io, bool writes)
+static void decoder_io(struct measured *measured, struct measured_io *io, bool writes)
 {
-    const struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
     int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
     if (writes) {
-        io->k = normal_rows(subject, io, desc->num_kv_heads, desc->head_size, 1);
-        io->v = normal_rows(subject, io, desc->num_kv_heads, dv, 1);
+        io->k = normal_rows(measured, io, desc->num_kv_heads, desc->head_size, 1);
+        io->v = normal_rows(measured, io, desc->num_kv_heads, dv, 1);
         io->io.k = &io->k;
         io->io.v = &io->v;
     } else {
         io->io.flags |= ATTN_RUN_NO_WRITE;
     }
-    if (subject->shape.kind == SHAPE_WRITE) {
+    if (measured->shape.kind == SHAPE_WRITE) {
         io->io.flags |= ATTN_RUN_NO_ATTEND;
         return;
     }
-    io->q = normal_rows(subject, io, desc->num_q_heads, desc->head_size, LOGIT_DEVIATION);
-    io->out = empty_rows(subject, io, desc->num_q_heads, dv);
+    io->q = normal_rows(measured, io, desc->num_q_heads, desc->head_size, LOGIT_DEVIATION);
+    io->out = empty_rows(measured, io, desc->num_q_heads, dv);
     io->io.q = &io->q;
     io->io.out = &io->out;
 }
 
 /* topk different positions of each token's request, [T, topk]; -1 where the request has fewer. */
-static int32_t *draw_topk(struct subject *subject)
+static int32_t *draw_topk(struct measured *measured)
 {
-    const struct requests *requests = &subject->requests;
-    int32_t topk = subject->layer.mla.topk;
+    const struct requests *requests = &measured->requests;
+    int32_t topk = measured->layer.mla.topk;
     int32_t *indices = malloc((size_t)requests->num_tokens * (size_t)topk * sizeof *indices);
     int32_t *order = malloc((size_t)requests->max_seq_len * sizeof *order);
     int32_t *at = indices;
@@ -79,7 +80,7 @@ static int32_t *draw_topk(struct subject *subject)
             /* Only what the token may see is moved, so that is what stands in front. */
             int32_t seen = keys - requests->query_lens[r] + t + 1;
             for (int32_t i = 0; i < topk; i++) {
-                int32_t other = i < seen ? i + random_below(&subject->random, seen - i) : -1;
+                int32_t other = i < seen ? i + random_below(&measured->random, seen - i) : -1;
                 at[i] = other >= 0 ? order[other] : -1;
                 if (other >= 0) {
                     order[other] = order[i];
@@ -92,17 +93,17 @@ static int32_t *draw_topk(struct subject *subject)
     return indices;
 }
 
-static void mla_io(struct subject *subject, struct subject_io *io, const int32_t *topk)
+static void mla_io(struct measured *measured, struct measured_io *io, const int32_t *topk)
 {
-    const struct attn_mla_desc *mla = &subject->layer.mla;
-    int32_t heads = subject->layer.desc.num_q_heads;
+    const struct attn_mla_desc *mla = &measured->layer.mla;
+    int32_t heads = measured->layer.desc.num_q_heads;
     int32_t q_dims = mla->absorb_in_core ? mla->qk_nope_head_dim : mla->kv_lora_rank;
     int32_t out_dims = mla->absorb_in_core ? mla->v_head_dim : mla->kv_lora_rank;
-    io->q_nope = normal_rows(subject, io, heads, q_dims, 1);
-    io->q_pe = normal_rows(subject, io, heads, mla->qk_rope_head_dim, 1);
-    io->kv_c = normal_rows(subject, io, 0, mla->kv_lora_rank, 1);
-    io->k_pe = normal_rows(subject, io, 0, mla->qk_rope_head_dim, 1);
-    io->out = empty_rows(subject, io, heads, out_dims);
+    io->q_nope = normal_rows(measured, io, heads, q_dims, 1);
+    io->q_pe = normal_rows(measured, io, heads, mla->qk_rope_head_dim, 1);
+    io->kv_c = normal_rows(measured, io, 0, mla->kv_lora_rank, 1);
+    io->k_pe = normal_rows(measured, io, 0, mla->qk_rope_head_dim, 1);
+    io->out = empty_rows(measured, io, heads, out_dims);
     io->mla = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof io->mla, NULL},
                                    .q_nope = &io->q_nope,
                                    .q_pe = &io->q_pe,
@@ -115,25 +116,25 @@ static void mla_io(struct subject *subject, struct subject_io *io, const int32_t
     io->io.flags |= ATTN_RUN_NO_WRITE;
 }
 
-static void gdn_io(struct subject *subject, struct subject_io *io)
+static void gdn_io(struct measured *measured, struct measured_io *io)
 {
-    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
+    const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
     int64_t keys = (int64_t)gdn->num_k_heads * gdn->head_size_k;
     int64_t values = (int64_t)gdn->num_v_heads * gdn->head_size_v;
     if (gdn->conv_width > 0) {
-        io->mixed_qkv = normal_rows(subject, io, 0, 2 * keys + values, 1);
+        io->mixed_qkv = normal_rows(measured, io, 0, 2 * keys + values, 1);
         io->gdn.mixed_qkv = &io->mixed_qkv;
     } else {
-        io->q = normal_rows(subject, io, gdn->num_k_heads, gdn->head_size_k, 1);
-        io->k = normal_rows(subject, io, gdn->num_k_heads, gdn->head_size_k, 1);
-        io->v = normal_rows(subject, io, gdn->num_v_heads, gdn->head_size_v, 1);
+        io->q = normal_rows(measured, io, gdn->num_k_heads, gdn->head_size_k, 1);
+        io->k = normal_rows(measured, io, gdn->num_k_heads, gdn->head_size_k, 1);
+        io->v = normal_rows(measured, io, gdn->num_v_heads, gdn->head_size_v, 1);
         io->io.q = &io->q;
         io->io.k = &io->k;
         io->io.v = &io->v;
     }
-    io->a = normal_rows(subject, io, 0, gdn->num_v_heads, 1);
-    io->b = normal_rows(subject, io, 0, gdn->num_v_heads, 1);
-    io->out = empty_rows(subject, io, gdn->num_v_heads, gdn->head_size_v);
+    io->a = normal_rows(measured, io, 0, gdn->num_v_heads, 1);
+    io->b = normal_rows(measured, io, 0, gdn->num_v_heads, 1);
+    io->out = empty_rows(measured, io, gdn->num_v_heads, gdn->head_size_v);
     io->gdn.ext = (struct attn_ext){ATTN_EXT_IO_RECURRENT, 0, sizeof io->gdn, NULL};
     io->gdn.a = &io->a;
     io->gdn.b = &io->b;
@@ -142,12 +143,12 @@ static void gdn_io(struct subject *subject, struct subject_io *io)
 }
 
 /* slots[t] of the step's own rows: the last query_len positions of each request. */
-static void own_slots(const struct subject *subject, int64_t *slots)
+static void own_slots(const struct measured *measured, int64_t *slots)
 {
-    const struct requests *requests = &subject->requests;
-    int32_t block_size = subject->layer.spec.block_size;
+    const struct requests *requests = &measured->requests;
+    int32_t block_size = measured->layer.spec.block_size;
     for (int32_t r = 0; r < requests->count; r++) {
-        const int32_t *row = subject->table + r * subject->table_stride;
+        const int32_t *row = measured->table + r * measured->table_stride;
         int32_t keys = requests->seq_lens[r];
         for (int32_t p = keys - requests->query_lens[r]; p < keys; p++) {
             *slots++ = (int64_t)row[p / block_size] * block_size + p % block_size;
@@ -155,31 +156,31 @@ static void own_slots(const struct subject *subject, int64_t *slots)
     }
 }
 
-static void shuffle_slots(struct subject *subject, int64_t *slots)
+static void shuffle_slots(struct measured *measured, int64_t *slots)
 {
-    for (int64_t i = subject->requests.num_tokens - 1; i > 0; i--) {
-        int64_t other = random_below(&subject->random, (int32_t)(i + 1));
+    for (int64_t i = measured->requests.num_tokens - 1; i > 0; i--) {
+        int64_t other = random_below(&measured->random, (int32_t)(i + 1));
         int64_t kept = slots[i];
         slots[i] = slots[other];
         slots[other] = kept;
     }
 }
 
-static void paged_batch(struct subject *subject, bool writes)
+static void paged_batch(struct measured *measured, bool writes)
 {
-    const struct requests *requests = &subject->requests;
-    struct attn_batch *batch = &subject->batch;
-    struct memory *memory = &subject->memory;
-    size_t entries = (size_t)(requests->count * subject->table_stride);
-    batch->block_table = memory_upload(memory, subject->table, entries * sizeof *subject->table);
-    batch->block_table_stride = subject->table_stride;
+    const struct requests *requests = &measured->requests;
+    struct attn_batch *batch = &measured->batch;
+    struct memory *memory = &measured->memory;
+    size_t entries = (size_t)(requests->count * measured->table_stride);
+    batch->block_table = memory_upload(memory, measured->table, entries * sizeof *measured->table);
+    batch->block_table_stride = measured->table_stride;
     if (writes) {
         int64_t *slots = malloc((size_t)requests->num_tokens * sizeof *slots);
         if (slots != NULL) {
-            own_slots(subject, slots);
-            if (subject->shape.kind == SHAPE_WRITE &&
-                subject->shape.value[PARAMETER_SHUFFLE] != 0) {
-                shuffle_slots(subject, slots);
+            own_slots(measured, slots);
+            if (measured->shape.kind == SHAPE_WRITE &&
+                measured->shape.value[PARAMETER_SHUFFLE] != 0) {
+                shuffle_slots(measured, slots);
             }
         }
         batch->slot_mapping =
@@ -189,24 +190,24 @@ static void paged_batch(struct subject *subject, bool writes)
     }
 }
 
-static void gdn_batch(struct subject *subject)
+static void gdn_batch(struct measured *measured)
 {
-    const struct requests *requests = &subject->requests;
+    const struct requests *requests = &measured->requests;
     int32_t *slots = malloc((size_t)requests->count * sizeof *slots);
     for (int32_t r = 0; slots != NULL && r < requests->count; r++) {
         slots[r] = r;
     }
-    subject->batch_gdn = (struct attn_batch_recurrent){
-        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof subject->batch_gdn, NULL},
+    measured->batch_gdn = (struct attn_batch_recurrent){
+        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof measured->batch_gdn, NULL},
         .state_slots =
-            memory_upload(&subject->memory, slots, (size_t)requests->count * sizeof *slots)};
-    subject->batch.next = &subject->batch_gdn.ext;
+            memory_upload(&measured->memory, slots, (size_t)requests->count * sizeof *slots)};
+    measured->batch.next = &measured->batch_gdn.ext;
     free(slots);
 }
 
-static bool make_batch(struct subject *subject, bool writes)
+static bool make_batch(struct measured *measured, bool writes)
 {
-    const struct requests *requests = &subject->requests;
+    const struct requests *requests = &measured->requests;
     size_t count = (size_t)requests->count;
     int32_t *starts = calloc(count + 1, sizeof *starts);
     if (starts == NULL) {
@@ -215,52 +216,53 @@ static bool make_batch(struct subject *subject, bool writes)
     for (size_t r = 0; r < count; r++) {
         starts[r + 1] = starts[r] + requests->query_lens[r];
     }
-    subject->batch = (struct attn_batch){
-        .struct_size = sizeof subject->batch,
+    measured->batch = (struct attn_batch){
+        .struct_size = sizeof measured->batch,
         .num_reqs = requests->count,
         .num_tokens = (int32_t)requests->num_tokens,
         .num_actual_tokens = (int32_t)requests->num_tokens,
         .max_query_len = requests->max_query_len,
         .max_seq_len = requests->max_seq_len,
-        .query_start_loc = memory_upload(&subject->memory, starts, (count + 1) * sizeof *starts),
-        .query_start_loc_host = starts, /* subject_finish's to free */
-        .seq_lens = memory_upload(&subject->memory, requests->seq_lens, count * sizeof(int32_t)),
+        .query_start_loc = memory_upload(&measured->memory, starts, (count + 1) * sizeof *starts),
+        .query_start_loc_host = starts, /* measured_finish's to free */
+        .seq_lens = memory_upload(&measured->memory, requests->seq_lens, count * sizeof(int32_t)),
         .seq_lens_host = requests->seq_lens,
     };
-    if (subject->layer.has_cache) {
-        paged_batch(subject, writes);
+    if (measured->layer.has_cache) {
+        paged_batch(measured, writes);
     } else {
-        gdn_batch(subject);
+        gdn_batch(measured);
     }
     return true;
 }
 
-attn_status subject_tensors(struct subject *subject, struct attn_error *error)
+attn_status measured_tensors(struct measured *measured, struct attn_error *error)
 {
-    bool mla = subject->layer.desc.kind == ATTN_LAYER_MLA;
-    bool writes = subject->shape.kind == SHAPE_WRITE || subject->shape.value[PARAMETER_WRITE] != 0;
+    bool mla = measured->layer.desc.kind == ATTN_LAYER_MLA;
+    bool writes =
+        measured->shape.kind == SHAPE_WRITE || measured->shape.value[PARAMETER_WRITE] != 0;
     const int32_t *topk = NULL;
-    if (!make_batch(subject, writes)) {
+    if (!make_batch(measured, writes)) {
         return memory_refused(error);
     }
-    if (subject->layer.mla.topk > 0) {
-        int32_t *host = draw_topk(subject);
-        topk = memory_upload(&subject->memory, host,
-                             (size_t)subject->requests.num_tokens *
-                                 (size_t)subject->layer.mla.topk * sizeof *host);
+    if (measured->layer.mla.topk > 0) {
+        int32_t *host = draw_topk(measured);
+        topk = memory_upload(&measured->memory, host,
+                             (size_t)measured->requests.num_tokens *
+                                 (size_t)measured->layer.mla.topk * sizeof *host);
         free(host);
     }
-    for (int32_t i = 0; i < subject->num_layers; i++) {
-        struct subject_io *io = &subject->io[i];
-        io->io =
-            (struct attn_step_io){.struct_size = sizeof io->io, .stream = subject->session->stream};
+    for (int32_t i = 0; i < measured->num_layers; i++) {
+        struct measured_io *io = &measured->io[i];
+        io->io = (struct attn_step_io){.struct_size = sizeof io->io,
+                                       .stream = measured->session->stream};
         if (mla) {
-            mla_io(subject, io, topk);
-        } else if (subject->layer.desc.kind == ATTN_LAYER_RECURRENT) {
-            gdn_io(subject, io);
+            mla_io(measured, io, topk);
+        } else if (measured->layer.desc.kind == ATTN_LAYER_RECURRENT) {
+            gdn_io(measured, io);
         } else {
-            decoder_io(subject, io, writes);
+            decoder_io(measured, io, writes);
         }
     }
-    return subject->memory.failed ? memory_refused(error) : ATTN_OK;
+    return measured->memory.failed ? memory_refused(error) : ATTN_OK;
 }

@@ -164,7 +164,7 @@ static bool wanted(struct run *run, const char *name)
 }
 
 /* What host.h grants to a step on a CPU. */
-static enum trial_result hold_stack(struct trial *trial, enum trial_result result)
+static enum trial_result verify_stack(struct trial *trial, enum trial_result result)
 {
     size_t used = atomic_exchange(&trial->tested->services.deepest_stack, 0);
     return result == TRIAL_PASSED && used > ATTN_STEP_STACK_BYTES
@@ -174,7 +174,7 @@ static enum trial_result hold_stack(struct trial *trial, enum trial_result resul
 }
 
 /* What a case has changed of the process is its failure, and is put back for the next one. */
-static enum trial_result hold_conduct(struct run *run, enum trial_result result)
+static enum trial_result verify_conduct(struct run *run, enum trial_result result)
 {
     char text[160];
     const char *done = conduct_difference(&run->before, text, sizeof text);
@@ -191,7 +191,7 @@ static enum trial_result hold_conduct(struct run *run, enum trial_result result)
 
 static void record(struct run *run, const char *name, enum trial_result result)
 {
-    result = hold_conduct(run, hold_stack(&run->trial, result));
+    result = verify_conduct(run, verify_stack(&run->trial, result));
     outlet_result(run->outlet, name, result, run->trial.message);
     crash_case(NULL, false);
 }
@@ -235,7 +235,7 @@ static void run_named_attend(struct run *run)
         return;
     }
     struct attend_case settled = c;
-    case_settle(&run->space, &settled);
+    case_drop_conflicts(&run->space, &settled);
     int32_t shape = case_value(&run->space, &c, FACTOR_SHAPE).a;
     for (int32_t way = 0; way < TRIAL_WAY_COUNT; way++) {
         if (strcmp(dot + 1, trial_way_names[way]) == 0 && memcmp(&settled, &c, sizeof c) == 0 &&

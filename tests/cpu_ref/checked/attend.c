@@ -15,7 +15,7 @@
 #define LSE_BOUND 2e-6
 
 /* One request of a call: rows first .. first + mask.num_queries - 1, and who sees whom there. */
-struct subject {
+struct checked_request {
     const struct attn_attend_args *args;
     const struct attn_mla_desc *mla; /* NULL: attend */
     const struct attn_io_mla *io;    /* parts of q, lists of keys; may be NULL */
@@ -74,13 +74,13 @@ static bool is_causal(const struct attn_attend_args *args, int32_t r)
            ATTN_CAUSAL_YES;
 }
 
-static struct subject subject_of(const struct attn_attend_args *args, int32_t r)
+static struct checked_request checked_request_of(const struct attn_attend_args *args, int32_t r)
 {
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_batch *batch = args->batch;
     const int32_t *keys = batch->key_start_loc ? batch->key_start_loc : batch->query_start_loc;
     bool window = layer->has_window, spans = layer->prefix_lm && batch->spans != NULL;
-    struct subject s = {
+    struct checked_request s = {
         .args = args,
         .mla = layer->kind == ATTN_LAYER_MLA
                    ? (const struct attn_mla_desc *)extension(layer->next, ATTN_EXT_MLA_DESC)
@@ -119,7 +119,7 @@ static struct subject subject_of(const struct attn_attend_args *args, int32_t r)
     return s;
 }
 
-static void load_view(const struct subject *s, const struct attn_kv_view *view, bool value,
+static void load_view(const struct checked_request *s, const struct attn_kv_view *view, bool value,
                       int64_t key, int32_t head, double *row)
 {
     const struct attn_batch *batch = s->args->batch;
@@ -130,7 +130,8 @@ static void load_view(const struct subject *s, const struct attn_kv_view *view, 
              row);
 }
 
-static void load_key(const struct subject *s, int64_t key, int32_t head, double *k, double *v)
+static void load_key(const struct checked_request *s, int64_t key, int32_t head, double *k,
+                     double *v)
 {
     const struct attn_attend_args *args = s->args;
     const struct attn_layer_params *p = args->params;
@@ -154,7 +155,7 @@ static void load_key(const struct subject *s, int64_t key, int32_t head, double 
     }
 }
 
-static void load_query(const struct subject *s, int64_t row, int32_t head, int32_t kv_head,
+static void load_query(const struct checked_request *s, int64_t row, int32_t head, int32_t kv_head,
                        double *q)
 {
     const struct attn_attend_args *args = s->args;
@@ -182,8 +183,8 @@ static bool is_written(const struct attn_attend_args *args, int64_t row)
     return listed && row < batch->num_actual_tokens;
 }
 
-static attn_status compare(const struct subject *s, int64_t row, int32_t head, const double *out,
-                           double lse, struct attn_error *error)
+static attn_status compare(const struct checked_request *s, int64_t row, int32_t head,
+                           const double *out, double lse, struct attn_error *error)
 {
     double *found = checked_memory(s->dims_v), found_lse = lse;
     double slack = ROW_BOUND * checked_rms(out, s->dims_v);
@@ -203,7 +204,7 @@ static attn_status compare(const struct subject *s, int64_t row, int32_t head, c
 }
 
 /* What all query heads of a KV head share: sinks, slopes and static keys. */
-static void bind_head(const struct subject *s, int32_t head, int32_t group,
+static void bind_head(const struct checked_request *s, int32_t head, int32_t group,
                       struct oracle_request *o)
 {
     const struct attn_layer_params *p = s->args->params;
@@ -229,8 +230,8 @@ static void bind_head(const struct subject *s, int32_t head, int32_t group,
 }
 
 /* Queries first .. first + o->num_queries - 1 of the request, whose keys are loaded. */
-static attn_status hold(const struct subject *s, struct oracle_request *o, int64_t first,
-                        int32_t head, struct attn_error *error)
+static attn_status verify(const struct checked_request *s, struct oracle_request *o, int64_t first,
+                          int32_t head, struct attn_error *error)
 {
     int32_t group = o->num_q_heads;
     int64_t rows = o->num_queries * group;
@@ -254,8 +255,8 @@ static attn_status hold(const struct subject *s, struct oracle_request *o, int64
     return status;
 }
 
-static attn_status hold_dense(const struct subject *s, int32_t head, int32_t group,
-                              struct attn_error *error)
+static attn_status verify_dense(const struct checked_request *s, int32_t head, int32_t group,
+                                struct attn_error *error)
 {
     struct oracle_request o = s->mask;
     double *k = checked_memory(o.num_keys * s->dims), *v = checked_memory(o.num_keys * s->dims_v);
@@ -271,12 +272,12 @@ static attn_status hold_dense(const struct subject *s, int32_t head, int32_t gro
     o.k = k;
     o.v = v;
     bind_head(s, head, group, &o);
-    return hold(s, &o, 0, head, error);
+    return verify(s, &o, 0, head, error);
 }
 
 /* A query's list: what is hidden or out of range leaves, then all that is left is seen. */
-static attn_status hold_list(const struct subject *s, int64_t query, int32_t heads,
-                             struct attn_error *error)
+static attn_status verify_list(const struct checked_request *s, int64_t query, int32_t heads,
+                               struct attn_error *error)
 {
     const int32_t *list = s->io->topk_indices + (s->first + query) * s->io->topk_stride;
     struct oracle_request o = {.num_queries = 1,
@@ -297,7 +298,7 @@ static attn_status hold_list(const struct subject *s, int64_t query, int32_t hea
     o.k = k;
     o.v = v;
     bind_head(s, 0, heads, &o);
-    return hold(s, &o, query, 0, error);
+    return verify(s, &o, query, 0, error);
 }
 
 static attn_status check(const struct attn_attend_args *args, bool sparse, struct attn_error *error)
@@ -310,9 +311,9 @@ static attn_status check(const struct attn_attend_args *args, bool sparse, struc
         int64_t parts = sparse ? queries_of(args, r) : layer->num_kv_heads;
         for (int64_t i = 0; i < parts && queries_of(args, r) > 0 && status == ATTN_OK; i++) {
             checked_clear();
-            struct subject s = subject_of(args, r);
-            status = sparse ? hold_list(&s, i, layer->num_q_heads, error)
-                            : hold_dense(&s, (int32_t)i, group, error);
+            struct checked_request s = checked_request_of(args, r);
+            status = sparse ? verify_list(&s, i, layer->num_q_heads, error)
+                            : verify_dense(&s, (int32_t)i, group, error);
         }
     }
     checked_end();

@@ -151,8 +151,8 @@ static void step(const struct sequence *s, int64_t t, int32_t head, double *stat
     oracle_delta(&token, state, o);
 }
 
-static attn_status hold_state(const struct sequence *s, int32_t slot, int32_t head,
-                              const double *wanted, struct attn_error *error)
+static attn_status verify_state(const struct sequence *s, int32_t slot, int32_t head,
+                                const double *wanted, struct attn_error *error)
 {
     int64_t size = (int64_t)s->desc->head_size_v * s->desc->head_size_k;
     double rms = checked_rms(wanted, size);
@@ -166,8 +166,8 @@ static attn_status hold_state(const struct sequence *s, int32_t slot, int32_t he
     return ATTN_OK;
 }
 
-static attn_status hold_out(const struct sequence *s, int64_t t, int32_t head, const double *wanted,
-                            struct attn_error *error)
+static attn_status verify_out(const struct sequence *s, int64_t t, int32_t head,
+                              const double *wanted, struct attn_error *error)
 {
     static double found[MAX_HEAD_SIZE];
     double rms = checked_rms(wanted, s->desc->head_size_v);
@@ -195,7 +195,7 @@ static int32_t checkpoint(const struct sequence *s, int32_t done)
                : -1;
 }
 
-static attn_status hold_head(const struct sequence *s, int32_t head, struct attn_error *error)
+static attn_status verify_head(const struct sequence *s, int32_t head, struct attn_error *error)
 {
     static double o[MAX_HEAD_SIZE];
     double *state = s->state + head * (int64_t)s->desc->head_size_v * (int64_t)s->desc->head_size_k;
@@ -204,20 +204,20 @@ static attn_status hold_head(const struct sequence *s, int32_t head, struct attn
         bool last = !s->keeps_all && t + 1 == s->tokens;
         int32_t slot = s->keeps_all ? s->slots[t] : last ? s->slots[0] : -1;
         step(s, t, head, state, o);
-        status = hold_out(s, t, head, o, error);
+        status = verify_out(s, t, head, o, error);
         if (status == ATTN_OK && slot >= 0) {
-            status = hold_state(s, slot, head, state, error);
+            status = verify_state(s, slot, head, state, error);
         }
         if (status == ATTN_OK && checkpoint(s, t + 1) >= 0) {
-            status = hold_state(s, checkpoint(s, t + 1), head, state, error);
+            status = verify_state(s, checkpoint(s, t + 1), head, state, error);
         }
     }
     return status;
 }
 
 /* A slot's window: `count` inputs from token t on. */
-static attn_status hold_window(const struct sequence *s, int32_t slot, int64_t t, int64_t count,
-                               struct attn_error *error)
+static attn_status verify_window(const struct sequence *s, int32_t slot, int64_t t, int64_t count,
+                                 struct attn_error *error)
 {
     int32_t dtype = s->args->layer->dtype;
     for (int64_t i = 0; i < s->channels * count; i++) {
@@ -230,7 +230,7 @@ static attn_status hold_window(const struct sequence *s, int32_t slot, int64_t t
     return ATTN_OK;
 }
 
-static attn_status hold_windows(const struct sequence *s, struct attn_error *error)
+static attn_status verify_windows(const struct sequence *s, struct attn_error *error)
 {
     int64_t history = s->desc->conv_width - 1, skipped = s->keeps_all ? 1 : s->tokens;
     attn_status status = ATTN_OK;
@@ -239,11 +239,11 @@ static attn_status hold_windows(const struct sequence *s, struct attn_error *err
     }
     for (int32_t done = 1; done <= s->tokens && status == ATTN_OK; done++) {
         int32_t slot = checkpoint(s, done);
-        status = slot >= 0 ? hold_window(s, slot, done - history, history, error) : ATTN_OK;
+        status = slot >= 0 ? verify_window(s, slot, done - history, history, error) : ATTN_OK;
     }
     return status != ATTN_OK ? status
-                             : hold_window(s, s->slots[0], skipped - history,
-                                           history + s->tokens - skipped, error);
+                             : verify_window(s, s->slots[0], skipped - history,
+                                             history + s->tokens - skipped, error);
 }
 
 attn_status checked_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
@@ -258,9 +258,9 @@ attn_status checked_gated_delta(const struct attn_attend_args *args, struct attn
     for (int32_t r = 0; r < args->batch->num_reqs && status == ATTN_OK; r++) {
         const struct sequence *s = &sequences[r];
         for (int32_t h = 0; h < s->desc->num_v_heads && s->tokens > 0 && status == ATTN_OK; h++) {
-            status = hold_head(s, h, error);
+            status = verify_head(s, h, error);
         }
-        status = status == ATTN_OK && s->tokens > 0 ? hold_windows(s, error) : status;
+        status = status == ATTN_OK && s->tokens > 0 ? verify_windows(s, error) : status;
     }
     checked_end();
     return status;

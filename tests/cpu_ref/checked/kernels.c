@@ -39,9 +39,9 @@ static double *keep_side(const struct attn_merge_states_args *args, const struct
 }
 
 /* Weights as shares of the sum; an empty side's output is not read. */
-static attn_status hold_merged(const struct attn_merge_states_args *args, int64_t i,
-                               const double *prefix, double a, const double *suffix, double b,
-                               struct attn_error *error)
+static attn_status verify_merged(const struct attn_merge_states_args *args, int64_t i,
+                                 const double *prefix, double a, const double *suffix, double b,
+                                 struct attn_error *error)
 {
     int64_t heads = args->out->shape[1], dims = args->out->shape[2];
     int64_t row = args->first_row + i / heads, head = i % heads;
@@ -81,9 +81,9 @@ attn_status checked_merge_states(const struct attn_merge_states_args *args,
     attn_status status = cpu_ref_kernels->merge_states(args, error);
     for (int64_t i = 0; i < count && status == ATTN_OK; i++) {
         bool both = i / heads < with_prefix;
-        status = hold_merged(args, i, prefix + (both ? i * dims : 0),
-                             both ? prefix[with_prefix * heads * dims + i] : -INFINITY,
-                             suffix + i * dims, suffix[count * dims + i], error);
+        status = verify_merged(args, i, prefix + (both ? i * dims : 0),
+                               both ? prefix[with_prefix * heads * dims + i] : -INFINITY,
+                               suffix + i * dims, suffix[count * dims + i], error);
     }
     checked_end();
     return status;
@@ -115,9 +115,9 @@ static void turn_row(const struct attn_io_rope *rope, const struct attn_tensor *
     memcpy(row, turned, (size_t)dims * sizeof *row);
 }
 
-static attn_status hold_turned(const struct attn_write_kv_args *args,
-                               const struct attn_tensor *tensor, const struct attn_tensor *weight,
-                               double *rows, struct attn_error *error)
+static attn_status verify_turned(const struct attn_write_kv_args *args,
+                                 const struct attn_tensor *tensor, const struct attn_tensor *weight,
+                                 double *rows, struct attn_error *error)
 {
     const struct attn_io_rope *rope =
         (const struct attn_io_rope *)extension(args->next, ATTN_EXT_IO_ROPE);
@@ -153,8 +153,10 @@ attn_status checked_rope_write_kv(const struct attn_write_kv_args *args, struct 
     double *q = keep_rows(args->q, args->num_slots, args->layer->head_size);
     double *k = keep_rows(args->k, args->num_slots, args->layer->head_size);
     attn_status status = cpu_ref_kernels->rope_write_kv(args, error);
-    status = status == ATTN_OK ? hold_turned(args, args->q, rope->q_norm_weight, q, error) : status;
-    status = status == ATTN_OK ? hold_turned(args, args->k, rope->k_norm_weight, k, error) : status;
+    status =
+        status == ATTN_OK ? verify_turned(args, args->q, rope->q_norm_weight, q, error) : status;
+    status =
+        status == ATTN_OK ? verify_turned(args, args->k, rope->k_norm_weight, k, error) : status;
     checked_end();
     return status == ATTN_OK ? checked_written(args, error) : status;
 }
@@ -227,8 +229,8 @@ static double group_scale(const struct attn_quantize_args *args, int64_t token, 
     return found;
 }
 
-static attn_status hold_code(const struct attn_quantize_args *args, int64_t token, int64_t c,
-                             struct attn_error *error)
+static attn_status verify_code(const struct attn_quantize_args *args, int64_t token, int64_t c,
+                               struct attn_error *error)
 {
     bool per_head = args->scale_form == ATTN_SCALE_PER_HEAD, wrong = false;
     double x = column(args->x, token, c), scale;
@@ -262,7 +264,7 @@ attn_status checked_quantize(const struct attn_quantize_args *args, struct attn_
     attn_status status = cpu_ref_kernels->quantize(args, error);
     for (int64_t i = 0; i < x->shape[0] * x->shape[1] * x->shape[2] && status == ATTN_OK; i++) {
         int64_t columns = x->shape[1] * x->shape[2];
-        status = hold_code(args, i / columns, i % columns, error);
+        status = verify_code(args, i / columns, i % columns, error);
     }
     return status;
 }

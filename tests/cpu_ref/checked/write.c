@@ -4,8 +4,8 @@
 
 #include "checked.h"
 
-static attn_status hold_latent(const struct attn_write_kv_args *args, int64_t token,
-                               const struct cache_row *row, struct attn_error *error)
+static attn_status verify_latent(const struct attn_write_kv_args *args, int64_t token,
+                                 const struct cache_row *row, struct attn_error *error)
 {
     const struct attn_mla_desc *mla =
         (const struct attn_mla_desc *)extension(args->layer->next, ATTN_EXT_MLA_DESC);
@@ -21,8 +21,8 @@ static attn_status hold_latent(const struct attn_write_kv_args *args, int64_t to
     return row_hold(row, token, given, error);
 }
 
-static attn_status hold_token(const struct attn_write_kv_args *args, int64_t token,
-                              struct attn_error *error)
+static attn_status verify_token(const struct attn_write_kv_args *args, int64_t token,
+                                struct attn_error *error)
 {
     bool latent = args->layer->kind == ATTN_LAYER_MLA;
     attn_status status = ATTN_OK;
@@ -37,7 +37,7 @@ static attn_status hold_token(const struct attn_write_kv_args *args, int64_t tok
         row.slot = args->slot_mapping[token] % row.view->block_size;
         checked_clear();
         if (latent) {
-            return hold_latent(args, token, &row, error);
+            return verify_latent(args, token, &row, error);
         }
         double *x = checked_memory(row.view->head_size);
         tensor_load(given, token, row.head, 0, row.view->head_size, x);
@@ -51,7 +51,7 @@ attn_status checked_written(const struct attn_write_kv_args *args, struct attn_e
     attn_status status = ATTN_OK;
     checked_begin();
     for (int64_t t = 0; t < args->num_slots && status == ATTN_OK; t++) {
-        status = args->slot_mapping[t] >= 0 ? hold_token(args, t, error) : ATTN_OK;
+        status = args->slot_mapping[t] >= 0 ? verify_token(args, t, error) : ATTN_OK;
     }
     checked_end();
     return status;

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/hold.h"
+#include "cases/verify.h"
 #include "cases/output.h"
-#include "cases/side.h"
+#include "cases/problem_copy.h"
 #include "harness/watch.h"
 #include "support/number.h"
 
@@ -38,19 +38,19 @@ bool trial_way_declared(const struct attn_backend_caps *caps, int32_t shape, int
 }
 
 /* A plan for other blocks, and other slots, that update_block_table then replaces. */
-static attn_status plan_and_update(struct side *side, const struct problem *problem,
+static attn_status plan_and_update(struct problem_copy *copy, const struct problem *problem,
                                    struct attn_error *error)
 {
-    struct attn_batch *batch = &side->binding.batch;
+    struct attn_batch *batch = &copy->binding.batch;
     const struct attn_batch whole = *batch;
-    batch->block_table = (const int32_t *)(side->memory + problem->at.other_table);
-    batch->slot_mapping = (const int64_t *)(side->memory + problem->at.other_slots);
-    attn_status status = side_plan(side, ATTN_PLAN_EAGER, error);
+    batch->block_table = (const int32_t *)(copy->memory + problem->at.other_table);
+    batch->slot_mapping = (const int64_t *)(copy->memory + problem->at.other_slots);
+    attn_status status = problem_copy_plan(copy, ATTN_PLAN_EAGER, error);
     *batch = whole;
-    if (status == ATTN_OK && side->backend->kernels.update_block_table != NULL) {
-        struct attn_attend_args args = side->binding.attend;
+    if (status == ATTN_OK && copy->backend->kernels.update_block_table != NULL) {
+        struct attn_attend_args args = copy->binding.attend;
         args.q = args.k = args.v = args.out = args.lse = NULL;
-        status = side->backend->kernels.update_block_table(&args, error);
+        status = copy->backend->kernels.update_block_table(&args, error);
     }
     return status;
 }
@@ -58,48 +58,48 @@ static attn_status plan_and_update(struct side *side, const struct problem *prob
 /* One step is captured with other lengths, then replayed with the batch's own. First generation: a
  * plan made for the capture, renewed before the replay. Second: the host's part before each, the
  * device's part inside. Without graphs on the device the calls are the same. */
-static attn_status capture_and_replay(struct side *side, const struct problem *problem, int32_t way,
-                                      struct attn_error *error)
+static attn_status capture_and_replay(struct problem_copy *copy, const struct problem *problem,
+                                      int32_t way, struct attn_error *error)
 {
     bool inside = way == TRIAL_IN_GRAPH;
     void *graph = NULL;
-    attn_status status = side_plan_shorter(
-        side, problem, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
-    bool capturing = status == ATTN_OK && device_capture_begin(side->device, side->stream);
+    attn_status status = problem_copy_plan_shorter(
+        copy, problem, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
+    bool capturing = status == ATTN_OK && device_capture_begin(copy->device, copy->stream);
     if (status == ATTN_OK && inside) {
-        status = side_plan(side, ATTN_PLAN_IN_GRAPH, error);
+        status = problem_copy_plan(copy, ATTN_PLAN_IN_GRAPH, error);
     }
-    status = status == ATTN_OK ? side_attend(side, error) : status;
-    graph = capturing ? device_capture_end(side->device, side->stream) : NULL;
+    status = status == ATTN_OK ? problem_copy_attend(copy, error) : status;
+    graph = capturing ? device_capture_end(copy->device, copy->stream) : NULL;
     if (capturing && graph == NULL) {
         status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
     }
     if (status == ATTN_OK) {
-        status = side_plan(side, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, error);
+        status = problem_copy_plan(copy, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, error);
     }
     if (status == ATTN_OK && capturing) {
-        bool launched = device_graph_launch(side->device, graph, side->stream);
+        bool launched = device_graph_launch(copy->device, graph, copy->stream);
         status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
     } else if (status == ATTN_OK) {
-        status = inside ? side_plan(side, ATTN_PLAN_IN_GRAPH, error) : ATTN_OK;
-        status = status == ATTN_OK ? side_attend(side, error) : status;
+        status = inside ? problem_copy_plan(copy, ATTN_PLAN_IN_GRAPH, error) : ATTN_OK;
+        status = status == ATTN_OK ? problem_copy_attend(copy, error) : status;
     }
     uint8_t drained; /* the graph may not be destroyed under its own launch */
-    device_read(side->device, &drained, side->memory, 1);
-    device_graph_finish(side->device, graph);
+    device_read(copy->device, &drained, copy->memory, 1);
+    device_graph_finish(copy->device, graph);
     return status;
 }
 
-static attn_status plan_by_way(struct side *side, const struct problem *problem, int32_t way,
-                               struct attn_error *error)
+static attn_status plan_by_way(struct problem_copy *copy, const struct problem *problem,
+                               int32_t way, struct attn_error *error)
 {
     attn_status status = ATTN_OK;
     if (way == TRIAL_REPLANNED) {
-        status = side_plan_shorter(side, problem, ATTN_PLAN_EAGER, error);
+        status = problem_copy_plan_shorter(copy, problem, ATTN_PLAN_EAGER, error);
     } else if (way == TRIAL_TABLE_UPDATE) {
-        return plan_and_update(side, problem, error);
+        return plan_and_update(copy, problem, error);
     }
-    return status == ATTN_OK ? side_plan(side, ATTN_PLAN_EAGER, error) : status;
+    return status == ATTN_OK ? problem_copy_plan(copy, ATTN_PLAN_EAGER, error) : status;
 }
 
 bool trial_serves(void *user, const struct factor_value *v)
@@ -113,7 +113,7 @@ bool trial_serves(void *user, const struct factor_value *v)
 
 /* Where the first byte differs, and whose row it is. */
 static enum trial_result say_other_bits(struct trial *trial, const struct problem *problem,
-                                        const struct side *tested, const uint8_t *together,
+                                        const struct problem_copy *tested, const uint8_t *together,
                                         const uint8_t *alone)
 {
     const struct attn_tensor *out = &tested->binding.out;
@@ -143,9 +143,9 @@ static enum trial_result say_other_bits(struct trial *trial, const struct proble
         problem->requests[r].seq_len);
 }
 
-/* Whether the image of the side is `together` again, once read into `alone`. */
-static bool same_bits(const struct problem *problem, const struct side *tested, const uint8_t *rows,
-                      uint8_t *together, uint8_t *alone)
+/* Whether the copy's image is `together` again, once read into `alone`. */
+static bool same_bits(const struct problem *problem, const struct problem_copy *tested,
+                      const uint8_t *rows, uint8_t *together, uint8_t *alone)
 {
     if (!device_read(tested->device, alone, tested->memory, problem->image.size)) {
         return false;
@@ -161,7 +161,7 @@ static bool same_bits(const struct problem *problem, const struct side *tested, 
  * must not change by a bit. Views with query_start_loc[0] above 0 are what the core hands out, too.
  */
 static enum trial_result run_alone(struct trial *trial, const struct problem *problem,
-                                   struct side *tested, struct attn_error *error)
+                                   struct problem_copy *tested, struct attn_error *error)
 {
     const struct attn_batch whole = tested->binding.batch;
     size_t bytes = problem->image.size;
@@ -196,9 +196,9 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
         if (one->tree != NULL) {
             one->tree = (const uint32_t *)one->tree + r * one->tree_stride_request;
         }
-        status = side_plan(tested, ATTN_PLAN_EAGER, error);
+        status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
         if (status == ATTN_OK) {
-            status = side_attend(tested, error);
+            status = problem_copy_attend(tested, error);
         }
     }
     tested->binding.batch = whole;
@@ -206,8 +206,8 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
         result = trial_call_failed(trial, "attend of one request", status, error);
     } else if (result == TRIAL_PASSED && !same_bits(problem, tested, rows, together, alone)) {
         result = say_other_bits(trial, problem, tested, together, alone);
-        status = side_plan(tested, ATTN_PLAN_EAGER, error);
-        status = status == ATTN_OK ? side_attend(tested, error) : status;
+        status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
+        status = status == ATTN_OK ? problem_copy_attend(tested, error) : status;
         if (status == ATTN_OK && !same_bits(problem, tested, rows, together, alone)) {
             trial_say(trial, TRIAL_FAILED,
                       "nondeterministic: the same batch gives other bits when it runs again, and "
@@ -222,7 +222,7 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
 
 /* Each request's keys written again alone: they may not change the cache by a bit. */
 static enum trial_result write_alone(struct trial *trial, const struct problem *problem,
-                                     struct side *tested)
+                                     struct problem_copy *tested)
 {
     const struct attn_write_kv_args whole = tested->binding.write;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -246,7 +246,7 @@ static enum trial_result write_alone(struct trial *trial, const struct problem *
         one->k = &k;
         one->v = &v;
         one->slot_mapping = whole.slot_mapping + first;
-        attn_status status = side_write(tested, problem, &error);
+        attn_status status = problem_copy_write(tested, problem, &error);
         result = status == ATTN_OK
                      ? result
                      : trial_call_failed(trial, "write_kv of one request", status, &error);
@@ -268,12 +268,13 @@ static enum trial_result write_alone(struct trial *trial, const struct problem *
 
 /* The step's keys by the backend's own kernel. */
 static enum trial_result write_keys(struct trial *trial, const struct problem *problem,
-                                    const struct side *reference, struct side *tested)
+                                    const struct problem_copy *reference,
+                                    struct problem_copy *tested)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct watch watch;
     watch_begin(&watch);
-    attn_status status = side_write(tested, problem, &error);
+    attn_status status = problem_copy_write(tested, problem, &error);
     status = trial->concurrent ? status : watch_end(&watch, tested->backend, status, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "write_kv", status, &error);
@@ -290,31 +291,31 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
         problem->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32) {
         return TRIAL_PASSED;
     }
-    return hold_written_keys(trial, problem, reference, tested);
+    return verify_written_keys(trial, problem, reference, tested);
 }
 
 /* Another plan lives next to the tested one while that runs. */
 static enum trial_result run_beside(struct trial *trial, const struct problem *problem,
-                                    struct side *tested, attn_status *status,
+                                    struct problem_copy *tested, attn_status *status,
                                     struct attn_error *error)
 {
-    struct side other;
-    bool ready = side_init(&other, tested->backend, tested->device, problem);
-    side_loosen(&other, problem);
-    ready = ready && side_prepare(&other, problem, 1, error) == ATTN_OK &&
-            side_plan_shorter(&other, problem, ATTN_PLAN_EAGER, error) == ATTN_OK;
+    struct problem_copy other;
+    bool ready = problem_copy_init(&other, tested->backend, tested->device, problem);
+    problem_copy_loosen(&other, problem);
+    ready = ready && problem_copy_prepare(&other, problem, 1, error) == ATTN_OK &&
+            problem_copy_plan_shorter(&other, problem, ATTN_PLAN_EAGER, error) == ATTN_OK;
     if (ready) {
         uint8_t drained; /* before the other's memory goes */
-        *status = side_attend(tested, error);
+        *status = problem_copy_attend(tested, error);
         ready = device_read(tested->device, &drained, tested->memory, 1);
     }
-    side_finish(&other);
+    problem_copy_finish(&other);
     return ready ? TRIAL_PASSED : trial_call_failed(trial, "second plan", *status, error);
 }
 
 /* A step from its plan to its outputs, and what it took on the way. */
 static enum trial_result run_step(struct trial *trial, const struct problem *problem,
-                                  struct side *tested, int32_t way)
+                                  struct problem_copy *tested, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     bool graph = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
@@ -330,7 +331,7 @@ static enum trial_result run_step(struct trial *trial, const struct problem *pro
         }
         counted = false; /* the second plan's memory is counted in */
     } else if (status == ATTN_OK && !graph) {
-        status = side_attend(tested, &error);
+        status = problem_copy_attend(tested, &error);
     }
     status = counted ? watch_end(&watch, tested->backend, status, &error) : status;
     return status == ATTN_OK ? TRIAL_PASSED
@@ -338,11 +339,12 @@ static enum trial_result run_step(struct trial *trial, const struct problem *pro
 }
 
 static enum trial_result run_tested(struct trial *trial, const struct problem *problem,
-                                    struct side *reference, struct side *tested, int32_t way)
+                                    struct problem_copy *reference, struct problem_copy *tested,
+                                    int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     bool larger = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
-    attn_status status = side_prepare(tested, problem, larger ? 2 : 1, &error);
+    attn_status status = problem_copy_prepare(tested, problem, larger ? 2 : 1, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "prepare or schedule_size", status, &error);
     }
@@ -351,7 +353,7 @@ static enum trial_result run_tested(struct trial *trial, const struct problem *p
         result = run_step(trial, problem, tested, way);
     }
     if (result == TRIAL_PASSED) {
-        result = hold_step(trial, problem, reference, tested);
+        result = verify_step(trial, problem, reference, tested);
     }
     if (result == TRIAL_PASSED && way == TRIAL_ALONE) {
         result = run_alone(trial, problem, tested, &error);
@@ -363,23 +365,24 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    struct sides sides;
-    enum trial_result result = sides_init(&sides, trial, space, attend_case, seed);
+    struct problem_copies copies;
+    enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
     if (result == TRIAL_PASSED) {
-        struct binding *binding = &sides.tested.binding;
+        struct binding *binding = &copies.tested.binding;
         binding->layer.batch_invariant = way == TRIAL_ALONE;
-        output_bind(&sides.problem, &binding->output, &binding->layer, &binding->attend,
-                    sides.tested.memory, trial->device->device);
-        side_loosen(&sides.tested, &sides.problem);
-        if (!trial_supports(trial, trial->tested, &binding->layer, sides.problem.phase)) {
+        output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
+                    copies.tested.memory, trial->device->device);
+        problem_copy_loosen(&copies.tested, &copies.problem);
+        if (!trial_supports(trial, trial->tested, &binding->layer, copies.problem.phase)) {
             result = TRIAL_SKIPPED;
         } else {
-            attn_status status = side_run_reference(&sides.reference, &sides.problem, &error);
-            result = status == ATTN_OK
-                         ? run_tested(trial, &sides.problem, &sides.reference, &sides.tested, way)
-                         : trial_call_failed(trial, "reference", status, &error);
+            attn_status status =
+                problem_copy_run_reference(&copies.reference, &copies.problem, &error);
+            result = status == ATTN_OK ? run_tested(trial, &copies.problem, &copies.reference,
+                                                    &copies.tested, way)
+                                       : trial_call_failed(trial, "reference", status, &error);
         }
     }
-    sides_finish(&sides);
+    problem_copies_finish(&copies);
     return result;
 }

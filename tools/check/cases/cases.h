@@ -76,7 +76,7 @@ enum lengths_value {
     LENGTHS_EXACT,
     LENGTHS_BOUNDS,
     LENGTHS_DEVICE,
-    LENGTHS_HOST_BOUNDS /* per request, see side_loosen */
+    LENGTHS_HOST_BOUNDS /* per request, see problem_copy_loosen */
 };
 enum huge_value {
     HUGE_NONE,
@@ -131,10 +131,10 @@ int32_t case_phase(const struct factor_value *v);
 bool case_space_init(struct case_space *space, const struct attn_backend_caps *caps);
 void case_space_finish(struct case_space *space);
 
-/* settle.c. A factor's value by what it says first; false where it is not declared. */
+/* conflicts.c. A factor's value by what it says first; false where it is not declared. */
 bool case_set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a);
 /* Values that mean nothing together: the later factor falls back to its first value. */
-void case_settle(const struct case_space *space, struct attend_case *c);
+void case_drop_conflicts(const struct case_space *space, struct attend_case *c);
 /* Whether the backend declares that it cannot do the case. */
 bool case_refused(const struct case_space *space, const struct attend_case *c);
 /* A plain case of queries behind a context over a cache of that dtype, for kernels next to attend.

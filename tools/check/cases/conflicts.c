@@ -22,7 +22,7 @@ bool case_set(const struct case_space *space, struct attend_case *c, int32_t fac
 
 /* What a cache is and how it is scaled. A 16- or 32-bit cache is that of the activations; only
  * quantized ones combine freely. */
-static void settle_cache(const struct case_space *space, struct attend_case *c)
+static void drop_cache_conflicts(const struct case_space *space, struct attend_case *c)
 {
     int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
     bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
@@ -72,7 +72,7 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
     }
 }
 
-static void settle_terms(const struct case_space *space, struct attend_case *c)
+static void drop_terms_conflicts(const struct case_space *space, struct attend_case *c)
 {
     int32_t shape = case_value(space, c, FACTOR_SHAPE).a;
     int32_t causal = case_value(space, c, FACTOR_CAUSAL).a;
@@ -114,7 +114,7 @@ static void settle_terms(const struct case_space *space, struct attend_case *c)
 }
 
 /* An attend writes in every step, or in decodes of some caches only. */
-static void settle_write(const struct case_space *space, struct attend_case *c)
+static void drop_write_conflicts(const struct case_space *space, struct attend_case *c)
 {
     bool decode = shape_is_decode(case_value(space, c, FACTOR_SHAPE).a);
     int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
@@ -127,11 +127,11 @@ static void settle_write(const struct case_space *space, struct attend_case *c)
     }
 }
 
-void case_settle(const struct case_space *space, struct attend_case *c)
+void case_drop_conflicts(const struct case_space *space, struct attend_case *c)
 {
-    settle_terms(space, c);
-    settle_cache(space, c);
-    settle_write(space, c);
+    drop_terms_conflicts(space, c);
+    drop_cache_conflicts(space, c);
+    drop_write_conflicts(space, c);
 }
 
 /* ATTN_TERM_* and ATTN_FEATURE_* that a case needs. */
@@ -233,7 +233,7 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
         for (int32_t block = 0; block < space->factors[FACTOR_BLOCK_SIZE].count; block++) {
             c->index[FACTOR_HEAD_SIZE] = size;
             c->index[FACTOR_BLOCK_SIZE] = block;
-            case_settle(space, c);
+            case_drop_conflicts(space, c);
             bool same = case_value(space, c, FACTOR_KV_DTYPE).a == kv_dtype &&
                         case_value(space, c, FACTOR_KV_DTYPE).b == 0;
             if (same && case_value(space, c, FACTOR_HEAD_SIZE).a >= 64 && !case_refused(space, c)) {

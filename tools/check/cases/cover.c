@@ -54,7 +54,7 @@ static bool take(struct attend_case **cases, int32_t *count, const struct attend
 }
 
 /* For every pair of values: where it is not covered yet, the best of some random rows that hold it.
- * Pairs that case_settle() takes apart or that the backend refuses stay uncovered. */
+ * Pairs that case_drop_conflicts() takes apart or that the backend refuses stay uncovered. */
 static bool cover_pairs(struct case_space *space, struct coverage *cover, uint64_t *random,
                         struct attend_case **cases, int32_t *num_cases)
 {
@@ -75,7 +75,7 @@ static bool cover_pairs(struct case_space *space, struct coverage *cover, uint64
                     draw(space, random, &c);
                     c.index[i] = a;
                     c.index[j] = b;
-                    case_settle(space, &c);
+                    case_drop_conflicts(space, &c);
                     bool holds = c.index[i] == a && c.index[j] == b;
                     int32_t fresh = holds ? count_new(cover, &c, false) : 0;
                     if (fresh > most && !case_refused(space, &c)) {
@@ -114,7 +114,7 @@ bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
     for (int32_t i = 0; i < extra && ok; i++) {
         struct attend_case c;
         draw(space, &random, &c);
-        case_settle(space, &c);
+        case_drop_conflicts(space, &c);
         ok = case_refused(space, &c) || take(cases, num_cases, &c);
     }
     free(cover.seen);
@@ -135,7 +135,7 @@ bool case_space_draw(const struct case_space *space, uint64_t seed, int32_t coun
     for (int32_t i = 0; i < 8 * count && *num_cases < count; i++) {
         struct attend_case c;
         draw(space, &random, &c);
-        case_settle(space, &c);
+        case_drop_conflicts(space, &c);
         if (!case_refused(space, &c) && !take(cases, num_cases, &c)) {
             free(*cases);
             *cases = NULL;

@@ -183,7 +183,7 @@ static double half_step(const struct coded_group *g, double want)
     return fmax(fabs(want) * 0x1p-4, g->scale * 0x1p-10);
 }
 
-static enum trial_result hold_group(struct trial *trial, struct coded_group *g)
+static enum trial_result verify_group(struct trial *trial, struct coded_group *g)
 {
     const bool nvfp4 = g->problem->output.form == ATTN_OUTPUT_NVFP4;
     if (!find_scale(g)) {
@@ -231,9 +231,9 @@ static bool others_untouched(const struct problem *p, const uint8_t *found)
     return memcmp(was, is, first) == 0 && memcmp(was + end, is + end, all - end) == 0;
 }
 
-enum trial_result hold_codes(struct trial *trial, const struct problem *p,
-                             const struct attn_tensor *out, const uint8_t *rows,
-                             const uint8_t *expected, const uint8_t *found)
+enum trial_result verify_codes(struct trial *trial, const struct problem *p,
+                               const struct attn_tensor *out, const uint8_t *rows,
+                               const uint8_t *expected, const uint8_t *found)
 {
     const struct bound bound = bound_of_case(p->v);
     const int32_t dims = p->v[FACTOR_HEAD_SIZE].b, dtype = p->v[FACTOR_DTYPE].a;
@@ -252,7 +252,7 @@ enum trial_result hold_codes(struct trial *trial, const struct problem *p,
                 g.allowed[i] =
                     allowed_error(expected + p->at.out, at, dtype, dims, g.want[i], bound);
             }
-            result = hold_group(trial, &g);
+            result = verify_group(trial, &g);
         }
     }
     return result != TRIAL_PASSED || others_untouched(p, found)

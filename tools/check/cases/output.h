@@ -23,9 +23,9 @@ void output_bind(const struct problem *p, struct output_binding *b, struct attn_
                  struct attn_attend_args *args, uint8_t *base, struct attn_device device);
 /* Codes and scales against the reference's numbers, whose tensor is `out`, of rows with rows[t];
  * rows next to the batch's as they were. */
-enum trial_result hold_codes(struct trial *trial, const struct problem *p,
-                             const struct attn_tensor *out, const uint8_t *rows,
-                             const uint8_t *expected, const uint8_t *found);
+enum trial_result verify_codes(struct trial *trial, const struct problem *p,
+                               const struct attn_tensor *out, const uint8_t *rows,
+                               const uint8_t *expected, const uint8_t *found);
 /* Clears codes and scales of the batch's rows without rows[t] in an image that was read back: of
  * rows that a fast prefill was not asked for, codes may be of anything. */
 void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found);

@@ -45,7 +45,7 @@ static bool take_memory(struct pair *pair)
     return device_write(device, pair->memory, pair->image.bytes, bytes);
 }
 
-enum trial_result hold_image(struct trial *trial, const struct image *image, const uint8_t *after)
+enum trial_result verify_image(struct trial *trial, const struct image *image, const uint8_t *after)
 {
     char place[PLACE_TEXT];
     int64_t stray = image_stray_write(image, after);
@@ -79,7 +79,7 @@ enum trial_result pair_run(struct pair *pair, pair_call *call, const void *conte
     if (!read) {
         return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
     }
-    return hold_image(trial, &pair->image, pair->found);
+    return verify_image(trial, &pair->image, pair->found);
 }
 
 enum trial_result pair_parts(struct pair *pair, pair_call *call, const void *context, int32_t *part,

@@ -42,7 +42,8 @@ enum trial_result pair_parts(struct pair *pair, pair_call *call, const void *con
                              int32_t num_parts);
 
 /* Whether every byte that is no output is as it was. */
-enum trial_result hold_image(struct trial *trial, const struct image *image, const uint8_t *after);
+enum trial_result verify_image(struct trial *trial, const struct image *image,
+                               const uint8_t *after);
 
 /* compare_rows of the two copies at offset `at`, compact rows all of which count. */
 enum trial_result pair_compare(struct pair *pair, const char *what, size_t at, int64_t num_rows,

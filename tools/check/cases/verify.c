@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cases/hold.h"
+#include "cases/verify.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ uint8_t *wanted_rows(const struct problem *problem)
 }
 
 /* Rows of out before the batch's first and behind its last belong to others. */
-static bool other_rows_untouched(const struct problem *problem, const struct side *tested,
+static bool other_rows_untouched(const struct problem *problem, const struct problem_copy *tested,
                                  const uint8_t *found)
 {
     size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->v[FACTOR_DTYPE].a);
@@ -38,9 +38,9 @@ static bool other_rows_untouched(const struct problem *problem, const struct sid
            memcmp(initial + out + behind, found + out + behind, rows * row) == 0;
 }
 
-static enum trial_result hold_out(struct trial *trial, const struct problem *problem,
-                                  const struct side *tested, const uint8_t *rows,
-                                  const uint8_t *expected, const uint8_t *found)
+static enum trial_result verify_out(struct trial *trial, const struct problem *problem,
+                                    const struct problem_copy *tested, const uint8_t *rows,
+                                    const uint8_t *expected, const uint8_t *found)
 {
     const struct attn_tensor *out = &tested->binding.out;
     const struct compared compared = {
@@ -50,8 +50,8 @@ static enum trial_result hold_out(struct trial *trial, const struct problem *pro
                         bound_of_case(problem->v));
 }
 
-enum trial_result hold_step(struct trial *trial, const struct problem *problem,
-                            const struct side *reference, struct side *tested)
+enum trial_result verify_step(struct trial *trial, const struct problem *problem,
+                              const struct problem_copy *reference, struct problem_copy *tested)
 {
     enum trial_result result = TRIAL_FAILED;
     const uint8_t *expected = reference->memory;
@@ -62,17 +62,17 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
         goto done;
     }
     result = problem->output.form == ATTN_OUTPUT_PLAIN
-                 ? hold_out(trial, problem, tested, rows, expected, found)
-                 : hold_codes(trial, problem, &reference->binding.out, rows, expected, found);
-    result = result == TRIAL_PASSED ? hold_image(trial, &problem->image, found) : result;
-    if (result == TRIAL_PASSED && !side_guards_whole(tested)) {
+                 ? verify_out(trial, problem, tested, rows, expected, found)
+                 : verify_codes(trial, problem, &reference->binding.out, rows, expected, found);
+    result = result == TRIAL_PASSED ? verify_image(trial, &problem->image, found) : result;
+    if (result == TRIAL_PASSED && !problem_copy_guards_whole(tested)) {
         result = trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
     }
     if (result == TRIAL_PASSED && !other_rows_untouched(problem, tested, found)) {
         result = trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
     }
     if (result == TRIAL_PASSED) {
-        result = hold_cache(trial, problem, expected, found);
+        result = verify_cache(trial, problem, expected, found);
     }
     if (result == TRIAL_PASSED && tested->binding.attend.lse != NULL) {
         const int64_t *strides = tested->binding.lse.strides;

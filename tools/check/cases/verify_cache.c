@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "support/number.h"
-#include "cases/hold.h"
+#include "cases/verify.h"
 #include "cases/views.h"
 
 #define SCALE_TOLERANCE 1e-6 /* relative: a reciprocal instead of a division */
@@ -116,7 +116,7 @@ static void patch(const struct rows *rows, struct place at, int32_t d)
 }
 
 /* Codes d .. end-1 of a row may lie `most` steps off. */
-static bool hold_codes(struct rows *rows, struct place at, int32_t d, int32_t end, int32_t most)
+static bool verify_codes(struct rows *rows, struct place at, int32_t d, int32_t end, int32_t most)
 {
     for (; d < end; d++) {
         int32_t want =
@@ -139,7 +139,7 @@ static bool power_of_two(float x)
 }
 
 /* A row with one float32 scale, int4's with its zero point. */
-static bool hold_scaled_row(struct rows *rows, struct place at)
+static bool verify_scaled_row(struct rows *rows, struct place at)
 {
     uint32_t want_bits, have_bits;
     float want, have;
@@ -164,7 +164,7 @@ static bool hold_scaled_row(struct rows *rows, struct place at)
     }
     memcpy(scale_of(&rows->patched, at), scale_of(&rows->expected, at), sizeof want);
     int64_t num_off = rows->num_off;
-    if (!same || !hold_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? ANY : most)) {
+    if (!same || !verify_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? ANY : most)) {
         return false;
     }
     rows->num_off = isnan(want) ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
@@ -172,7 +172,7 @@ static bool hold_scaled_row(struct rows *rows, struct place at)
 }
 
 /* A norm, or a step and a zero, in float16: the neighbour at most, NaN both, or never written. */
-static bool hold_turboquant_row(struct rows *rows, struct place at)
+static bool verify_turboquant_row(struct rows *rows, struct place at)
 {
     uint16_t want[2], have[2];
     size_t count = rows->value ? 2 : 1, bytes = count * sizeof *want;
@@ -190,7 +190,7 @@ static bool hold_turboquant_row(struct rows *rows, struct place at)
     }
     memcpy(scale_of(&rows->patched, at), want, bytes);
     int64_t num_off = rows->num_off;
-    bool held = hold_codes(rows, at, 0, rows->expected.head_size, nan ? ANY : 1);
+    bool held = verify_codes(rows, at, 0, rows->expected.head_size, nan ? ANY : 1);
     rows->num_off = nan ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
     return held;
 }
@@ -206,7 +206,7 @@ static int32_t code_of_block(const struct rows *rows, const uint8_t *block, int3
 
 /* Steps in float16: the neighbour at most, NaN both, or never written. Q4_0's sign follows the
  * largest element, so its neighbours are those of the bits, too. */
-static bool hold_block_row(struct rows *rows, struct place at)
+static bool verify_block_row(struct rows *rows, struct place at)
 {
     size_t bytes = 2 + (size_t)rows->bits * KV_BLOCK / 8;
     for (int32_t b = 0; b < rows->expected.head_size / KV_BLOCK; b++) {
@@ -235,7 +235,7 @@ static bool hold_block_row(struct rows *rows, struct place at)
     return true;
 }
 
-static bool hold_nvfp4_row(struct rows *rows, struct place at)
+static bool verify_nvfp4_row(struct rows *rows, struct place at)
 {
     int32_t blocks = rows->expected.head_size / NVFP4_BLOCK;
     for (int32_t i = 0; i < blocks; i++) {
@@ -257,7 +257,7 @@ static bool hold_nvfp4_row(struct rows *rows, struct place at)
         if (!nan && abs(want - have) > 1) {
             return false;
         }
-        if (!hold_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan ? ANY : 1)) {
+        if (!verify_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan ? ANY : 1)) {
             return false;
         }
         rows->num_off = nan ? num_off : rows->num_off;
@@ -267,7 +267,7 @@ static bool hold_nvfp4_row(struct rows *rows, struct place at)
 
 /* Plain numbers: the same bits, or NaN both. Where there was a division by a scale of the head's,
  * or the channel's, codes may lie one step off. */
-static bool hold_number_row(struct rows *rows, struct place at)
+static bool verify_number_row(struct rows *rows, struct place at)
 {
     bool divided = rows->kv_dtype == ATTN_KV_INT8_KV || kv_is_fp8(rows->kv_dtype);
     for (int32_t d = 0; d < rows->expected.head_size; d++) {
@@ -280,24 +280,24 @@ static bool hold_number_row(struct rows *rows, struct place at)
         if (!poison && isnan(number_load(want, 0, rows->number)) &&
             isnan(number_load(have, 0, rows->number))) {
             patch(rows, at, d);
-        } else if (divided && !poison && !hold_codes(rows, at, d, d + 1, 1)) {
+        } else if (divided && !poison && !verify_codes(rows, at, d, d + 1, 1)) {
             return false;
         }
     }
     return true;
 }
 
-static bool hold_rows(struct rows *rows)
+static bool verify_rows(struct rows *rows)
 {
     const struct attn_kv_view *view = &rows->expected;
     for (int64_t i = 0; i < view->num_blocks * view->block_size * view->num_heads; i++) {
         struct place at = {i / view->num_heads / view->block_size,
                            i / view->num_heads % view->block_size, i % view->num_heads};
-        bool ok = rows->kv_dtype == ATTN_KV_NVFP4    ? hold_nvfp4_row(rows, at)
-                  : kv_is_blocks(rows->kv_dtype)     ? hold_block_row(rows, at)
-                  : view->scale == NULL              ? hold_number_row(rows, at)
-                  : kv_is_turboquant(rows->kv_dtype) ? hold_turboquant_row(rows, at)
-                                                     : hold_scaled_row(rows, at);
+        bool ok = rows->kv_dtype == ATTN_KV_NVFP4    ? verify_nvfp4_row(rows, at)
+                  : kv_is_blocks(rows->kv_dtype)     ? verify_block_row(rows, at)
+                  : view->scale == NULL              ? verify_number_row(rows, at)
+                  : kv_is_turboquant(rows->kv_dtype) ? verify_turboquant_row(rows, at)
+                                                     : verify_scaled_row(rows, at);
         rows->num_codes += view->head_size;
         if (!ok) {
             return false;
@@ -306,8 +306,8 @@ static bool hold_rows(struct rows *rows)
     return true;
 }
 
-enum trial_result hold_cache(struct trial *trial, const struct problem *p, const uint8_t *expected,
-                             const uint8_t *found)
+enum trial_result verify_cache(struct trial *trial, const struct problem *p,
+                               const uint8_t *expected, const uint8_t *found)
 {
     size_t first = p->at.cache, bytes = p->at.cache_end - first;
     if (!p->paged || memcmp(expected + first, found + first, bytes) == 0) {
@@ -329,7 +329,7 @@ enum trial_result hold_cache(struct trial *trial, const struct problem *p, const
             views_make(p->v, rows.value, p->num_blocks, bases[j] + p->at.cache,
                        bases[j] + p->at.cache_scales, views[j]);
         }
-        bool held = hold_rows(&rows);
+        bool held = verify_rows(&rows);
         int64_t most = 2 + rows.num_codes / (kv_is_fp8(rows.kv_dtype) ? 5000 : 200);
         if (!held || rows.num_off > most) {
             result = trial_say(trial, TRIAL_FAILED,
@@ -345,15 +345,16 @@ enum trial_result hold_cache(struct trial *trial, const struct problem *p, const
     return result;
 }
 
-enum trial_result hold_written_keys(struct trial *trial, const struct problem *problem,
-                                    const struct side *reference, struct side *tested)
+enum trial_result verify_written_keys(struct trial *trial, const struct problem *problem,
+                                      const struct problem_copy *reference,
+                                      struct problem_copy *tested)
 {
     size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
     uint8_t *found = malloc(problem->image.size);
     bool read =
         found != NULL && device_read(tested->device, found, tested->memory, problem->image.size);
     enum trial_result result =
-        read ? hold_cache(trial, problem, reference->memory, found)
+        read ? verify_cache(trial, problem, reference->memory, found)
              : trial_say(trial, TRIAL_FAILED, "the cache cannot be read back");
     free(found);
     if (result == TRIAL_PASSED &&

@@ -75,13 +75,13 @@ void engine_finish(struct engine *engine)
     engine->core->api->model_destroy(engine->model);
 }
 
-struct attn_step_io engine_io(const struct problem *problem, const struct side *side)
+struct attn_step_io engine_io(const struct problem *problem, const struct problem_copy *copy)
 {
-    const struct binding *b = &side->binding;
+    const struct binding *b = &copy->binding;
     bool keys = problem->v[FACTOR_SHAPE].a != SHAPE_CROSS; /* an encoder's were written before */
     return (struct attn_step_io){.struct_size = sizeof(struct attn_step_io),
                                  .next = b->attend.next,
-                                 .stream = side->stream,
+                                 .stream = copy->stream,
                                  .q = &b->q,
                                  .k = keys ? &b->k : NULL,
                                  .v = keys ? &b->v : NULL,

@@ -5,7 +5,7 @@
 #define CHECK_ENGINE_H
 
 #include "core/core.h"
-#include "cases/side.h"
+#include "cases/problem_copy.h"
 #include "harness/trial.h"
 
 /* Ways of a step; all have to give what the reference gives. */
@@ -37,14 +37,14 @@ struct engine {
     struct engine_plan plans[2];
 };
 
-/* engine.c. Selects, binds the side's caches and parameters; no plan yet. */
+/* engine.c. Selects, binds the copy's caches and parameters; no plan yet. */
 attn_status engine_bind(struct engine *engine, struct core *core, const struct device *device,
                         const struct binding *binding, struct attn_error *error);
 attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem *problem,
                             const struct binding *binding, bool graph, struct attn_error *error);
 void engine_finish(struct engine *engine);
 /* What a run of the case takes. */
-struct attn_step_io engine_io(const struct problem *problem, const struct side *side);
+struct attn_step_io engine_io(const struct problem *problem, const struct problem_copy *copy);
 bool engine_guards_whole(const struct engine *engine);
 
 /* engine_trial.c. `way` falls back to ENGINE_PLAIN where the layer does not promise it. */

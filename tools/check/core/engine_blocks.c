@@ -181,9 +181,9 @@ static bool rows_hold(const struct attn_kv_view *view, const struct factor_value
     return true;
 }
 
-static enum trial_result hold_moved(struct trial *trial, const struct factor_value *v,
-                                    const uint8_t *initial, const struct caches *reference,
-                                    const struct caches *tested)
+static enum trial_result verify_moved(struct trial *trial, const struct factor_value *v,
+                                      const uint8_t *initial, const struct caches *reference,
+                                      const struct caches *tested)
 {
     size_t bytes = LAYERS * tested->layer_bytes;
     uint8_t *found = malloc(bytes);
@@ -232,7 +232,7 @@ static enum trial_result run_blocks(struct trial *trial, const void *variant, ui
         status = status == ATTN_OK ? move(&both[i], &error) : status;
     }
     enum trial_result result = status == ATTN_OK
-                                   ? hold_moved(trial, b->v, initial, &both[0], &both[1])
+                                   ? verify_moved(trial, b->v, initial, &both[0], &both[1])
                                    : trial_call_failed(trial, "copy_blocks", status, &error);
     caches_finish(&both[1]);
     caches_finish(&both[0]);
@@ -262,7 +262,7 @@ void blocks_cases(const struct core_sink *sink)
                 found = fits && case_of_cache(space, dtype, kv, &c);
             }
             c.index[FACTOR_LAYOUT] = layout;
-            case_settle(space, &c);
+            case_drop_conflicts(space, &c);
             if (!found ||
                 case_value(space, &c, FACTOR_LAYOUT).a !=
                     space->factors[FACTOR_LAYOUT].values[layout].a ||

@@ -9,7 +9,7 @@
 #include "support/number.h"
 #include "core/core_cases.h"
 #include "core/engine.h"
-#include "cases/hold.h"
+#include "cases/verify.h"
 
 #define PAGE 4096
 
@@ -33,18 +33,18 @@ struct idle_case {
 };
 
 /* A problem in a core, served by one backend. */
-struct lane {
+struct idle_run {
     struct core *core;
-    struct side *side;
+    struct problem_copy *copy;
     struct engine *engine;
 };
 
 /* The step's batch without its queries. `none` is both copies of query_start_loc. */
-static attn_status plan_idle(const struct lane *lane, const struct idle_way *way,
+static attn_status plan_idle(const struct idle_run *run, const struct idle_way *way,
                              const int32_t *none_host, const int32_t *none,
                              struct attn_error *error)
 {
-    const struct attn_batch *whole = &lane->side->binding.batch;
+    const struct attn_batch *whole = &run->copy->binding.batch;
     struct attn_batch batch = {
         .struct_size = sizeof batch, .mode = way->mode, .num_tokens = whole->num_tokens};
     if (way->requests) {
@@ -61,44 +61,43 @@ static attn_status plan_idle(const struct lane *lane, const struct idle_way *way
         batch.block_table = whole->block_table;
         batch.block_table_stride = whole->block_table_stride;
     }
-    return lane->core->api->plan_batch(lane->engine->plans[0].plan, &batch, lane->side->stream,
-                                       error);
+    return run->core->api->plan_batch(run->engine->plans[0].plan, &batch, run->copy->stream, error);
 }
 
-static attn_status run_idle(const struct lane *lane, const struct problem *problem,
+static attn_status run_idle(const struct idle_run *run, const struct problem *problem,
                             const struct idle_way *way, struct attn_error *error)
 {
     static const int32_t none[PROBLEM_MAX_REQS + 1] = {0};
-    const struct device *device = lane->side->device;
-    const struct attn_step_io io = engine_io(problem, lane->side);
+    const struct device *device = run->copy->device;
+    const struct attn_step_io io = engine_io(problem, run->copy);
     int32_t *starts = device_alloc(device, sizeof none);
     attn_status status = starts != NULL && device_write(device, starts, none, sizeof none)
                              ? ATTN_OK
                              : ATTN_ERROR_OUT_OF_MEMORY;
-    status = status == ATTN_OK ? plan_idle(lane, way, none, starts, error) : status;
+    status = status == ATTN_OK ? plan_idle(run, way, none, starts, error) : status;
     if (status == ATTN_OK) {
-        status = lane->core->api->run(lane->engine->plans[0].plan, lane->engine->layer, &io, error);
+        status = run->core->api->run(run->engine->plans[0].plan, run->engine->layer, &io, error);
     }
     device_wait(device);
     device_free(device, starts);
     return status;
 }
 
-static attn_status open_lane(const struct lane *lane, const struct problem *problem,
+static attn_status open_lane(const struct idle_run *run, const struct problem *problem,
                              struct attn_error *error)
 {
     attn_status status =
-        engine_bind(lane->engine, lane->core, lane->side->device, &lane->side->binding, error);
+        engine_bind(run->engine, run->core, run->copy->device, &run->copy->binding, error);
     return status == ATTN_OK
-               ? engine_add_plan(lane->engine, 0, problem, &lane->side->binding, false, error)
+               ? engine_add_plan(run->engine, 0, problem, &run->copy->binding, false, error)
                : status;
 }
 
 /* Out is zero, or as before: its rows of heads, and nothing between them. */
-static bool out_holds(const struct problem *problem, const struct side *side, bool zeros,
+static bool out_holds(const struct problem *problem, const struct problem_copy *copy, bool zeros,
                       const uint8_t *found)
 {
-    const struct attn_tensor *out = &side->binding.out;
+    const struct attn_tensor *out = &copy->binding.out;
     size_t e = number_bytes(problem->v[FACTOR_DTYPE].a), row = (size_t)out->strides[0] * e;
     size_t used = (size_t)(out->shape[1] * out->shape[2]) * e;
     const uint8_t *initial = problem->image.bytes + problem->at.out;
@@ -131,20 +130,21 @@ static bool workspace_touched(const struct engine *engine)
     return touched;
 }
 
-static enum trial_result hold_idle(struct trial *trial, const struct problem *problem,
-                                   const struct idle_way *way, const struct side *reference,
-                                   const struct lane *tested)
+static enum trial_result verify_idle(struct trial *trial, const struct problem *problem,
+                                     const struct idle_way *way,
+                                     const struct problem_copy *reference,
+                                     const struct idle_run *tested)
 {
     size_t cache = problem->at.cache, bytes = problem->at.cache_end - cache;
     size_t size = problem->image.size, lse = problem->at.lse;
     uint8_t *found = malloc(size);
     enum trial_result result = TRIAL_PASSED;
-    if (found == NULL || !device_read(tested->side->device, found, tested->side->memory, size)) {
+    if (found == NULL || !device_read(tested->copy->device, found, tested->copy->memory, size)) {
         result = trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
     } else if (image_stray_write(&problem->image, found) >= 0 ||
                memcmp(found + cache, problem->image.bytes + cache, bytes) != 0) {
         result = trial_say(trial, TRIAL_FAILED, "bytes outside of out were written");
-    } else if (!out_holds(problem, tested->side, way->zeros, found)) {
+    } else if (!out_holds(problem, tested->copy, way->zeros, found)) {
         result = trial_say(trial, TRIAL_FAILED, "out is not %s",
                            way->zeros ? "zero in its rows alone" : "as it was");
     } else if (memcmp(found, reference->memory, lse) != 0) { /* of an lse nothing is promised */
@@ -160,21 +160,22 @@ static enum trial_result hold_idle(struct trial *trial, const struct problem *pr
 
 /* The step itself, after the one without work. */
 static enum trial_result run_usual(struct trial *trial, const struct problem *problem,
-                                   struct side *reference, const struct lane *tested)
+                                   struct problem_copy *reference, const struct idle_run *tested)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_api *api = tested->core->api;
-    const struct attn_step_io io = engine_io(problem, tested->side);
+    const struct attn_step_io io = engine_io(problem, tested->copy);
     attn_plan *plan = tested->engine->plans[0].plan;
     memcpy(reference->memory, problem->image.bytes, problem->image.size);
-    bool ready = device_write(tested->side->device, tested->side->memory, problem->image.bytes,
+    bool ready = device_write(tested->copy->device, tested->copy->memory, problem->image.bytes,
                               problem->image.size);
-    attn_status status = ready ? side_run_reference(reference, problem, &error) : ATTN_ERROR_DEVICE;
+    attn_status status =
+        ready ? problem_copy_run_reference(reference, problem, &error) : ATTN_ERROR_DEVICE;
     status = status == ATTN_OK
-                 ? api->plan_batch(plan, &tested->side->binding.batch, tested->side->stream, &error)
+                 ? api->plan_batch(plan, &tested->copy->binding.batch, tested->copy->stream, &error)
                  : status;
     status = status == ATTN_OK ? api->run(plan, tested->engine->layer, &io, &error) : status;
-    return status == ATTN_OK ? hold_step(trial, problem, reference, tested->side)
+    return status == ATTN_OK ? verify_step(trial, problem, reference, tested->copy)
                              : trial_call_failed(trial, "the step afterwards", status, &error);
 }
 
@@ -182,28 +183,28 @@ static enum trial_result run_case(struct trial *trial, const void *variant, uint
 {
     const struct idle_case *c = variant;
     struct core as_reference = core_of_reference(c->core);
-    struct sides sides;
+    struct problem_copies copies;
     struct engine engines[2] = {{.core = NULL}};
-    const struct lane lanes[2] = {{&as_reference, &sides.reference, &engines[0]},
-                                  {c->core, &sides.tested, &engines[1]}};
+    const struct idle_run runs[2] = {{&as_reference, &copies.reference, &engines[0]},
+                                     {c->core, &copies.tested, &engines[1]}};
     struct attn_error error = ATTN_ERROR_INIT;
     attn_status status = ATTN_OK;
-    enum trial_result result = sides_init(&sides, trial, c->space, &c->attend_case, seed);
+    enum trial_result result = problem_copies_init(&copies, trial, c->space, &c->attend_case, seed);
     for (int32_t i = 0; i < 2 && result == TRIAL_PASSED && status == ATTN_OK; i++) {
-        status = open_lane(&lanes[i], &sides.problem, &error);
-        status = status == ATTN_OK ? run_idle(&lanes[i], &sides.problem, c->way, &error) : status;
+        status = open_lane(&runs[i], &copies.problem, &error);
+        status = status == ATTN_OK ? run_idle(&runs[i], &copies.problem, c->way, &error) : status;
     }
     if (result == TRIAL_PASSED) {
         result = status == ATTN_OK
-                     ? hold_idle(trial, &sides.problem, c->way, &sides.reference, &lanes[1])
+                     ? verify_idle(trial, &copies.problem, c->way, &copies.reference, &runs[1])
                      : trial_call_failed(trial, "a step without work", status, &error);
     }
     if (result == TRIAL_PASSED) {
-        result = run_usual(trial, &sides.problem, &sides.reference, &lanes[1]);
+        result = run_usual(trial, &copies.problem, &copies.reference, &runs[1]);
     }
     engine_finish(&engines[1]);
     engine_finish(&engines[0]);
-    sides_finish(&sides);
+    problem_copies_finish(&copies);
     return result;
 }
 
@@ -227,7 +228,7 @@ static bool case_of_encoder(const struct case_space *space, int32_t dtype, struc
                  case_set(space, c, FACTOR_CAUSAL, CAUSAL_NO);
     for (int32_t kind = 0; there && kind < space->factors[FACTOR_ENCODER].count; kind++) {
         c->index[FACTOR_ENCODER] = kind;
-        case_settle(space, c);
+        case_drop_conflicts(space, c);
         if (!case_refused(space, c)) {
             return true;
         }

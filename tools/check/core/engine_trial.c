@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "core/engine.h"
-#include "cases/hold.h"
+#include "cases/verify.h"
 #include "cases/output.h"
 #include "harness/watch.h"
 
@@ -16,35 +16,35 @@ struct run {
     struct trial *trial;
     const struct problem *problem;
     struct engine *engine;
-    struct side *side;
-    struct side *other; /* of the second plan, with memory of its own */
-    uint32_t flags;     /* of the runs */
+    struct problem_copy *copy;
+    struct problem_copy *other; /* of the second plan, with memory of its own */
+    uint32_t flags;             /* of the runs */
 };
 
 static attn_status plan_batch(const struct run *run, int32_t index, int32_t mode,
-                              const struct side *side, struct attn_error *error)
+                              const struct problem_copy *copy, struct attn_error *error)
 {
     const struct attn_api *api = run->engine->core->api;
     attn_plan *plan = run->engine->plans[index].plan;
-    const struct attn_batch *batch = &side->binding.batch;
-    return mode == ATTN_PLAN_EAGER ? api->plan_batch(plan, batch, side->stream, error)
-                                   : api->plan_graph(plan, mode, batch, side->stream, error);
+    const struct attn_batch *batch = &copy->binding.batch;
+    return mode == ATTN_PLAN_EAGER ? api->plan_batch(plan, batch, copy->stream, error)
+                                   : api->plan_graph(plan, mode, batch, copy->stream, error);
 }
 
 /* Another batch of the same requests. */
 static attn_status plan_shorter(const struct run *run, int32_t mode, struct attn_error *error)
 {
     int32_t lengths[PROBLEM_MAX_REQS];
-    attn_status status = side_shorten(run->side, run->problem, lengths);
-    status = status == ATTN_OK ? plan_batch(run, 0, mode, run->side, error) : status;
-    attn_status restored = side_restore(run->side, run->problem);
+    attn_status status = problem_copy_shorten(run->copy, run->problem, lengths);
+    status = status == ATTN_OK ? plan_batch(run, 0, mode, run->copy, error) : status;
+    attn_status restored = problem_copy_restore(run->copy, run->problem);
     return status != ATTN_OK ? status : restored;
 }
 
-static attn_status run_step(const struct run *run, int32_t index, struct side *side,
+static attn_status run_step(const struct run *run, int32_t index, struct problem_copy *copy,
                             struct attn_error *error)
 {
-    struct attn_step_io io = engine_io(run->problem, side);
+    struct attn_step_io io = engine_io(run->problem, copy);
     struct engine *engine = run->engine;
     io.flags = run->flags;
     return engine->core->api->run(engine->plans[index].plan, engine->layer, &io, error);
@@ -53,33 +53,33 @@ static attn_status run_step(const struct run *run, int32_t index, struct side *s
 static attn_status run_graph(const struct run *run, int32_t way, struct attn_error *error)
 {
     bool inside = way == ENGINE_IN_GRAPH;
-    struct side *side = run->side;
+    struct problem_copy *copy = run->copy;
     void *graph = NULL;
     attn_status status =
         plan_shorter(run, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
-    bool capturing = status == ATTN_OK && device_capture_begin(side->device, side->stream);
+    bool capturing = status == ATTN_OK && device_capture_begin(copy->device, copy->stream);
     if (status == ATTN_OK && inside) {
-        status = plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, side, error);
+        status = plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, copy, error);
     }
-    status = status == ATTN_OK ? run_step(run, 0, side, error) : status;
-    graph = capturing ? device_capture_end(side->device, side->stream) : NULL;
+    status = status == ATTN_OK ? run_step(run, 0, copy, error) : status;
+    graph = capturing ? device_capture_end(copy->device, copy->stream) : NULL;
     if (capturing && graph == NULL) {
         status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
     }
     if (status == ATTN_OK) {
         status =
-            plan_batch(run, 0, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, side, error);
+            plan_batch(run, 0, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, copy, error);
     }
     if (status == ATTN_OK && capturing) {
-        bool launched = device_graph_launch(side->device, graph, side->stream);
+        bool launched = device_graph_launch(copy->device, graph, copy->stream);
         status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
     } else if (status == ATTN_OK) {
-        status = inside ? plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, side, error) : ATTN_OK;
-        status = status == ATTN_OK ? run_step(run, 0, side, error) : status;
+        status = inside ? plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, copy, error) : ATTN_OK;
+        status = status == ATTN_OK ? run_step(run, 0, copy, error) : status;
     }
     uint8_t drained;
-    device_read(side->device, &drained, side->memory, 1);
-    device_graph_finish(side->device, graph);
+    device_read(copy->device, &drained, copy->memory, 1);
+    device_graph_finish(copy->device, graph);
     return status;
 }
 
@@ -88,31 +88,31 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
 static attn_status run_table_update(const struct run *run, struct attn_error *error)
 {
     const struct attn_api *api = run->engine->core->api;
-    struct side *side = run->side;
-    struct attn_batch *batch = &side->binding.batch;
+    struct problem_copy *copy = run->copy;
+    struct attn_batch *batch = &copy->binding.batch;
     const struct attn_batch whole = *batch;
-    batch->block_table = (const int32_t *)(side->memory + run->problem->at.other_table);
-    batch->slot_mapping = (const int64_t *)(side->memory + run->problem->at.other_slots);
-    attn_status status = plan_batch(run, 1, ATTN_PLAN_EAGER, side, error);
+    batch->block_table = (const int32_t *)(copy->memory + run->problem->at.other_table);
+    batch->slot_mapping = (const int64_t *)(copy->memory + run->problem->at.other_slots);
+    attn_status status = plan_batch(run, 1, ATTN_PLAN_EAGER, copy, error);
     *batch = whole;
     if (status == ATTN_OK) {
         status = api->plan_update_block_table(
-            run->engine->plans[0].plan, run->engine->plans[1].plan, batch, side->stream, error);
+            run->engine->plans[0].plan, run->engine->plans[1].plan, batch, copy->stream, error);
     }
-    return status == ATTN_OK ? run_step(run, 0, side, error) : status;
+    return status == ATTN_OK ? run_step(run, 0, copy, error) : status;
 }
 
 static attn_status run_two_plans(const struct run *run, struct attn_error *error)
 {
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, error);
-    status = status == ATTN_OK ? plan_batch(run, 1, ATTN_PLAN_EAGER, run->side, error) : status;
-    status = status == ATTN_OK ? run_step(run, 0, run->side, error) : status;
-    return status == ATTN_OK ? run_step(run, 1, run->side, error) : status;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, error);
+    status = status == ATTN_OK ? plan_batch(run, 1, ATTN_PLAN_EAGER, run->copy, error) : status;
+    status = status == ATTN_OK ? run_step(run, 0, run->copy, error) : status;
+    return status == ATTN_OK ? run_step(run, 1, run->copy, error) : status;
 }
 
 struct lane {
     const struct run *run;
-    struct side *side;
+    struct problem_copy *copy;
     int32_t index;
     attn_status status;
     struct attn_error error;
@@ -123,9 +123,9 @@ static void *run_lane(void *argument)
     struct lane *lane = argument;
     for (int32_t i = 0; i < 3 && lane->status == ATTN_OK; i++) {
         lane->status =
-            plan_batch(lane->run, lane->index, ATTN_PLAN_EAGER, lane->side, &lane->error);
+            plan_batch(lane->run, lane->index, ATTN_PLAN_EAGER, lane->copy, &lane->error);
         if (lane->status == ATTN_OK) {
-            lane->status = run_step(lane->run, lane->index, lane->side, &lane->error);
+            lane->status = run_step(lane->run, lane->index, lane->copy, &lane->error);
         }
     }
     return NULL;
@@ -137,11 +137,11 @@ static attn_status run_threads(const struct run *run, struct attn_error *error)
 {
     struct run reading = *run;
     reading.flags |= ATTN_RUN_NO_WRITE;
-    struct lane lanes[2] = {{&reading, run->side, 0, ATTN_OK, ATTN_ERROR_INIT},
+    struct lane lanes[2] = {{&reading, run->copy, 0, ATTN_OK, ATTN_ERROR_INIT},
                             {&reading, run->other, 1, ATTN_OK, ATTN_ERROR_INIT}};
     pthread_t thread;
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, error);
-    status = status == ATTN_OK ? run_step(run, 0, run->side, error) : status;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, error);
+    status = status == ATTN_OK ? run_step(run, 0, run->copy, error) : status;
     if (status != ATTN_OK) {
         return status;
     }
@@ -174,8 +174,8 @@ static attn_status run_way(const struct run *run, int32_t way, struct attn_error
     default:
         break;
     }
-    status = status == ATTN_OK ? plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, error) : status;
-    return status == ATTN_OK ? run_step(run, 0, run->side, error) : status;
+    status = status == ATTN_OK ? plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, error) : status;
+    return status == ATTN_OK ? run_step(run, 0, run->copy, error) : status;
 }
 
 /* A whole step again: nothing of the engine's allocator or the heap may go. */
@@ -184,8 +184,8 @@ static enum trial_result count_step(const struct run *run)
     struct attn_error error = ATTN_ERROR_INIT;
     struct watch watch;
     watch_begin(&watch);
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, &error);
-    status = status == ATTN_OK ? run_step(run, 0, run->side, &error) : status;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, &error);
+    status = status == ATTN_OK ? run_step(run, 0, run->copy, &error) : status;
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "the step again", status, &error);
     }
@@ -197,7 +197,7 @@ static enum trial_result count_step(const struct run *run)
 
 /* In a quantized cache few codes may lie one step off. So its keys are written by a run of their
  * own, compared, and replaced by the reference's before the run that attends. */
-static enum trial_result write_keys(struct run *run, const struct side *reference)
+static enum trial_result write_keys(struct run *run, const struct problem_copy *reference)
 {
     const struct problem *p = run->problem;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -207,13 +207,13 @@ static enum trial_result write_keys(struct run *run, const struct side *referenc
         return TRIAL_PASSED; /* there is nothing to compare apart */
     }
     run->flags = ATTN_RUN_NO_ATTEND;
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, &error);
-    status = status == ATTN_OK ? run_step(run, 0, run->side, &error) : status;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, &error);
+    status = status == ATTN_OK ? run_step(run, 0, run->copy, &error) : status;
     run->flags = ATTN_RUN_NO_WRITE;
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "a run that only writes", status, &error);
     }
-    return hold_written_keys(run->trial, p, reference, run->side);
+    return verify_written_keys(run->trial, p, reference, run->copy);
 }
 
 /* The way itself, or ENGINE_PLAIN where the layer does not promise it. */
@@ -233,13 +233,14 @@ static int32_t way_of_layer(const struct engine *engine, const struct problem *p
     return way;
 }
 
-static enum trial_result run_engine(struct run *run, const struct side *reference, int32_t way)
+static enum trial_result run_engine(struct run *run, const struct problem_copy *reference,
+                                    int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct engine *engine = run->engine;
-    const struct binding *binding = &run->side->binding;
+    const struct binding *binding = &run->copy->binding;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    attn_status status = engine_bind(engine, engine->core, run->side->device, binding, &error);
+    attn_status status = engine_bind(engine, engine->core, run->copy->device, binding, &error);
     if (status == ATTN_OK) {
         status = engine_add_plan(engine, 0, run->problem, binding, graph, &error);
     }
@@ -262,7 +263,7 @@ static enum trial_result run_engine(struct run *run, const struct side *referenc
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "step", status, &error);
     }
-    result = hold_step(run->trial, run->problem, reference, run->side);
+    result = verify_step(run->trial, run->problem, reference, run->copy);
     if (result == TRIAL_PASSED && !engine_guards_whole(engine)) {
         result = trial_say(run->trial, TRIAL_FAILED, "the workspace was written past its size");
     }
@@ -277,28 +278,28 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    struct sides sides;
-    struct side other = {.device = trial->device};
+    struct problem_copies copies;
+    struct problem_copy other = {.device = trial->device};
     struct engine engine = {.core = core, .device = trial->device};
-    struct run run = {trial, &sides.problem, &engine, &sides.tested, &other, 0};
-    enum trial_result result = sides_init(&sides, trial, space, attend_case, seed);
+    struct run run = {trial, &copies.problem, &engine, &copies.tested, &other, 0};
+    enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
     if (result == TRIAL_PASSED &&
-        !side_init(&other, trial->tested, trial->device, &sides.problem)) {
+        !problem_copy_init(&other, trial->tested, trial->device, &copies.problem)) {
         result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
     if (result == TRIAL_PASSED) {
-        struct binding *binding = &sides.tested.binding;
-        output_bind(&sides.problem, &binding->output, &binding->layer, &binding->attend,
-                    sides.tested.memory, trial->device->device);
-        side_loosen(&sides.tested, &sides.problem);
-        side_loosen(&other, &sides.problem);
-        attn_status status = side_run_reference(&sides.reference, &sides.problem, &error);
-        result = status == ATTN_OK ? run_engine(&run, &sides.reference, way)
+        struct binding *binding = &copies.tested.binding;
+        output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
+                    copies.tested.memory, trial->device->device);
+        problem_copy_loosen(&copies.tested, &copies.problem);
+        problem_copy_loosen(&other, &copies.problem);
+        attn_status status = problem_copy_run_reference(&copies.reference, &copies.problem, &error);
+        result = status == ATTN_OK ? run_engine(&run, &copies.reference, way)
                                    : trial_call_failed(trial, "reference", status, &error);
     }
     engine_finish(&engine);
-    side_finish(&other);
-    sides_finish(&sides);
+    problem_copy_finish(&other);
+    problem_copies_finish(&copies);
     return result;
 }
 

@@ -254,7 +254,7 @@ void undeclared_cases(const struct core_sink *sink)
     struct factor_value v[FACTOR_COUNT];
     struct attn_layer_desc base;
     struct attend_case c = {{0}};
-    case_settle(sink->space, &c);
+    case_drop_conflicts(sink->space, &c);
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         v[i] = case_value(sink->space, &c, i);
     }

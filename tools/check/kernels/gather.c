@@ -7,7 +7,7 @@
 #include "cases/compare.h"
 #include "kernels/kernels.h"
 #include "cases/pair.h"
-#include "cases/side.h"
+#include "cases/problem_copy.h"
 #include "harness/watch.h"
 
 struct gather_variant {
@@ -16,7 +16,7 @@ struct gather_variant {
 };
 
 struct gather_case {
-    const struct sides *sides; /* the caches */
+    const struct problem_copies *copies; /* the caches */
     size_t first_key, out_start_loc, out;
     int32_t num_rows;
     int32_t dtype;
@@ -26,7 +26,7 @@ static attn_status call_gather(struct backend *backend, uint8_t *base, struct at
                                void *stream, const void *context, struct attn_error *error)
 {
     const struct gather_case *c = context;
-    const struct sides *s = c->sides;
+    const struct problem_copies *s = c->copies;
     const struct binding *b =
         backend == s->reference.backend ? &s->reference.binding : &s->tested.binding;
     struct pair_tensor out = pair_rows(c->num_rows, b->layer.num_kv_heads, b->k_cache.head_size);
@@ -60,20 +60,22 @@ static int32_t draw_chunks(const struct problem *p, int32_t *first_key, int32_t 
 }
 
 /* The reference writes the step's keys, and both have its cache. */
-static attn_status fill_caches(struct trial *trial, struct sides *sides, struct attn_error *error)
+static attn_status fill_caches(struct trial *trial, struct problem_copies *copies,
+                               struct attn_error *error)
 {
-    const struct problem *p = &sides->problem;
+    const struct problem *p = &copies->problem;
     size_t first = p->at.cache, bytes = p->at.cache_end - first;
-    attn_status status = trial->reference->kernels.write_kv(&sides->reference.binding.write, error);
-    bool same = status == ATTN_OK && device_write(trial->device, sides->tested.memory + first,
-                                                  sides->reference.memory + first, bytes);
+    attn_status status =
+        trial->reference->kernels.write_kv(&copies->reference.binding.write, error);
+    bool same = status == ATTN_OK && device_write(trial->device, copies->tested.memory + first,
+                                                  copies->reference.memory + first, bytes);
     return status != ATTN_OK || same ? status : ATTN_ERROR_DEVICE;
 }
 
-static enum trial_result gather(struct trial *trial, struct sides *sides)
+static enum trial_result gather(struct trial *trial, struct problem_copies *copies)
 {
-    const struct problem *p = &sides->problem;
-    struct gather_case c = {.sides = sides, .dtype = p->v[FACTOR_DTYPE].a};
+    const struct problem *p = &copies->problem;
+    struct gather_case c = {.copies = copies, .dtype = p->v[FACTOR_DTYPE].a};
     int32_t first_key[PROBLEM_MAX_REQS], out_start_loc[PROBLEM_MAX_REQS + 1];
     int64_t heads = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -84,7 +86,7 @@ static enum trial_result gather(struct trial *trial, struct sides *sides)
     c.first_key = pair_add(&pair, "first_key", sizeof first_key, false);
     c.out_start_loc = pair_add(&pair, "out_start_loc", sizeof out_start_loc, false);
     c.out = pair_add(&pair, "out", (size_t)(c.num_rows * heads * d) * number_bytes(c.dtype), true);
-    attn_status status = fill_caches(trial, sides, &error);
+    attn_status status = fill_caches(trial, copies, &error);
     if (status != ATTN_OK || pair.image.failed) {
         result = trial_call_failed(trial, "reference write_kv", status, &error);
     } else {
@@ -107,10 +109,10 @@ static enum trial_result gather(struct trial *trial, struct sides *sides)
 static enum trial_result run_gather(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct gather_variant *v = variant;
-    struct sides sides;
-    enum trial_result result = sides_init(&sides, trial, v->space, &v->attend_case, seed);
-    result = result == TRIAL_PASSED ? gather(trial, &sides) : result;
-    sides_finish(&sides);
+    struct problem_copies copies;
+    enum trial_result result = problem_copies_init(&copies, trial, v->space, &v->attend_case, seed);
+    result = result == TRIAL_PASSED ? gather(trial, &copies) : result;
+    problem_copies_finish(&copies);
     return result;
 }
 

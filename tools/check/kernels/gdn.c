@@ -160,7 +160,7 @@ static void forgive_states(struct pair *pair, const struct gdn_case *c)
     }
 }
 
-static enum trial_result hold_out(struct pair *pair, const struct gdn_case *c)
+static enum trial_result verify_out(struct pair *pair, const struct gdn_case *c)
 {
     size_t row = (size_t)(c->v.num_v_heads * c->v.head_size_v) * number_bytes(c->v.dtype);
     uint8_t rows[GDN_FIRST_ROW + GDN_REQS * 160 + GDN_PADDING] = {0};
@@ -195,7 +195,7 @@ static enum trial_result hold_out(struct pair *pair, const struct gdn_case *c)
 
 /* States that the step leaves are held to the reference's; every other byte stays. A kernel may
  * multiply in the layer's dtype, and the bound follows it. */
-static enum trial_result hold_states(struct pair *pair, const struct gdn_case *c)
+static enum trial_result verify_states(struct pair *pair, const struct gdn_case *c)
 {
     int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
     uint8_t left[GDN_MAX_SLOTS] = {0};
@@ -252,7 +252,7 @@ static bool same_entries(const uint8_t *expected, const uint8_t *found, size_t c
     return true;
 }
 
-static enum trial_result hold_windows(struct pair *pair, const struct gdn_case *c)
+static enum trial_result verify_windows(struct pair *pair, const struct gdn_case *c)
 {
     size_t e = number_bytes(c->v.dtype), row = (size_t)c->channel_stride * e;
     int32_t owner[GDN_MAX_SLOTS];
@@ -295,9 +295,9 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     c.part = -1;
     gdn_case_place(&c, &pair, &seed);
     enum trial_result result = pair_run(&pair, call_gdn, &c);
-    result = result == TRIAL_PASSED ? hold_out(&pair, &c) : result;
-    result = result == TRIAL_PASSED ? hold_states(&pair, &c) : result;
-    result = result == TRIAL_PASSED ? hold_windows(&pair, &c) : result;
+    result = result == TRIAL_PASSED ? verify_out(&pair, &c) : result;
+    result = result == TRIAL_PASSED ? verify_states(&pair, &c) : result;
+    result = result == TRIAL_PASSED ? verify_windows(&pair, &c) : result;
     if (result == TRIAL_PASSED && c.v.invariant > 0) {
         result =
             pair_parts(&pair, call_gdn, &c, &c.part, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);

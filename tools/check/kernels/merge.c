@@ -113,7 +113,7 @@ static void fill_merge(struct image *image, const struct merge_case *c, uint64_t
     }
 }
 
-static enum trial_result hold_merge(struct pair *pair, const struct merge_case *c)
+static enum trial_result verify_merge(struct pair *pair, const struct merge_case *c)
 {
     int32_t dtype = out_dtype(&c->v);
     size_t row = (size_t)(HEADS * c->v.dims) * number_bytes(dtype), out = c->at[M_OUT];
@@ -165,7 +165,7 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
     }
     enum trial_result result = pair_run(&pair, call_merge, &c);
     if (result == TRIAL_PASSED) {
-        result = hold_merge(&pair, &c);
+        result = verify_merge(&pair, &c);
     }
     pair_finish(&pair);
     return result;

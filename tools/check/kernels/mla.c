@@ -346,7 +346,7 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
     fill_rows(base + c->context, (int64_t)c->num_context * c->row, c->v.dtype, 1, random);
 }
 
-static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
+static enum trial_result verify_mla(struct pair *pair, const struct mla_case *c)
 {
     struct factor_value v[FACTOR_COUNT] = {{0, 0}};
     v[FACTOR_DTYPE].a = c->v.dtype;
@@ -422,7 +422,7 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
                                 : trial_call_failed(trial, "reference write_kv", status, &error);
     }
     if (result == TRIAL_PASSED) {
-        result = hold_mla(&pair, &c);
+        result = verify_mla(&pair, &c);
     }
     if (result == TRIAL_PASSED && c.v.invariant) {
         result = pair_parts(&pair, call_mla, &c, &c.part, REQS);

@@ -100,7 +100,7 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base, struct 
     return watch_end(&watch, backend, backend->kernels.quantize(&args, error), error);
 }
 
-static enum trial_result hold_nvfp4(struct pair *pair, const struct quantize_case *c)
+static enum trial_result verify_nvfp4(struct pair *pair, const struct quantize_case *c)
 {
     const uint8_t *want = pair->expected + c->out, *have = pair->found + c->out;
     int32_t off = 0;
@@ -121,10 +121,10 @@ static enum trial_result hold_nvfp4(struct pair *pair, const struct quantize_cas
                : trial_say(pair->trial, TRIAL_FAILED, "%d of %d codes are off", off, ELEMENTS);
 }
 
-static enum trial_result hold_quantize(struct pair *pair, const struct quantize_case *c)
+static enum trial_result verify_quantize(struct pair *pair, const struct quantize_case *c)
 {
     if (c->v.form == ATTN_OUTPUT_NVFP4) {
-        return hold_nvfp4(pair, c);
+        return verify_nvfp4(pair, c);
     }
     if (c->v.form != ATTN_OUTPUT_FP8_STATIC) {
         const float *want = (const float *)(pair->expected + c->block_scales);
@@ -161,7 +161,7 @@ static enum trial_result run_quantize(struct trial *trial, const void *variant, 
     }
     enum trial_result result = pair_run(&pair, call_quantize, &c);
     if (result == TRIAL_PASSED) {
-        result = hold_quantize(&pair, &c);
+        result = verify_quantize(&pair, &c);
     }
     if (result == TRIAL_PASSED && trial->tested->caps.features & ATTN_FEATURE_BATCH_INVARIANT) {
         result = pair_parts(&pair, call_quantize, &c, &c.part, PARTS);

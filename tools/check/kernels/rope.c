@@ -8,7 +8,7 @@
 
 #include "common/names.h"
 #include "support/number.h"
-#include "cases/hold.h"
+#include "cases/verify.h"
 #include "kernels/kernels.h"
 #include "support/random.h"
 #include "harness/watch.h"
@@ -91,14 +91,15 @@ static bool make_tables(struct tables *t, const struct device *device, const str
     return ok;
 }
 
-static attn_status call_rope(struct side *side, struct tables *tables, struct attn_error *error)
+static attn_status call_rope(struct problem_copy *copy, struct tables *tables,
+                             struct attn_error *error)
 {
-    struct attn_write_kv_args args = side->binding.write;
+    struct attn_write_kv_args args = copy->binding.write;
     args.next = &tables->rope.ext;
-    args.q = &side->binding.q;
+    args.q = &copy->binding.q;
     struct watch watch;
     watch_begin(&watch);
-    return watch_end(&watch, side->backend, side->backend->kernels.rope_write_kv(&args, error),
+    return watch_end(&watch, copy->backend, copy->backend->kernels.rope_write_kv(&args, error),
                      error);
 }
 
@@ -114,8 +115,8 @@ static bool is_poison(const uint8_t *memory, int64_t bytes)
 
 /* Half a unit of the activations' format next to float32's error; what agrees becomes equal in
  * `found`, so that everything else can be compared bit for bit. */
-static bool hold_rows(const struct problem *p, const struct attn_tensor *tensor, size_t at,
-                      const uint8_t *expected, uint8_t *found)
+static bool verify_rows(const struct problem *p, const struct attn_tensor *tensor, size_t at,
+                        const uint8_t *expected, uint8_t *found)
 {
     static const double relative[] = {
         [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 1e-5};
@@ -139,7 +140,7 @@ static bool hold_rows(const struct problem *p, const struct attn_tensor *tensor,
 }
 
 /* Rotated keys may differ by the rounding before them: a unit of what the cache holds. */
-static bool hold_keys(const struct problem *p, const uint8_t *expected, uint8_t *found)
+static bool verify_keys(const struct problem *p, const uint8_t *expected, uint8_t *found)
 {
     bool fp8 = kv_is_fp8(p->v[FACTOR_KV_DTYPE].a);
     int32_t dtype = fp8 ? ATTN_DTYPE_FP8_E4M3 : p->v[FACTOR_DTYPE].a;
@@ -162,8 +163,9 @@ static bool hold_keys(const struct problem *p, const uint8_t *expected, uint8_t 
     return !fp8 || off <= 2 + count / 20;
 }
 
-static enum trial_result hold_rope(struct trial *trial, const struct problem *p,
-                                   const struct side *reference, const struct side *tested)
+static enum trial_result verify_rope(struct trial *trial, const struct problem *p,
+                                     const struct problem_copy *reference,
+                                     const struct problem_copy *tested)
 {
     enum trial_result result = TRIAL_PASSED;
     const uint8_t *expected = reference->memory;
@@ -172,11 +174,11 @@ static enum trial_result hold_rope(struct trial *trial, const struct problem *p,
         free(found);
         return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
     }
-    if (!hold_rows(p, &tested->binding.q, p->at.q, expected, found)) {
+    if (!verify_rows(p, &tested->binding.q, p->at.q, expected, found)) {
         result = trial_say(trial, TRIAL_FAILED, "rows of q differ from the reference's");
-    } else if (!hold_rows(p, &tested->binding.k, p->at.k, expected, found)) {
+    } else if (!verify_rows(p, &tested->binding.k, p->at.k, expected, found)) {
         result = trial_say(trial, TRIAL_FAILED, "rows of k differ from the reference's");
-    } else if (!hold_keys(p, expected, found)) {
+    } else if (!verify_keys(p, expected, found)) {
         result = trial_say(trial, TRIAL_FAILED, "the cache differs from the reference's");
     } else if (memcmp(expected, found, p->image.used) != 0) {
         result = trial_say(trial, TRIAL_FAILED, "bytes outside of the outputs were written");
@@ -185,23 +187,23 @@ static enum trial_result hold_rope(struct trial *trial, const struct problem *p,
     return result;
 }
 
-static enum trial_result rope(struct trial *trial, struct sides *sides,
+static enum trial_result rope(struct trial *trial, struct problem_copies *copies,
                               const struct rope_variant *v, uint64_t seed)
 {
-    const struct device *cpu = sides->reference.device;
-    const struct problem *p = &sides->problem;
+    const struct device *cpu = copies->reference.device;
+    const struct problem *p = &copies->problem;
     struct tables theirs = {.device = cpu}, ours = {.device = trial->device};
     struct attn_error error = ATTN_ERROR_INIT;
     enum trial_result result = TRIAL_FAILED;
     if (!make_tables(&theirs, cpu, p, v, seed) || !make_tables(&ours, trial->device, p, v, seed)) {
         trial_say(trial, TRIAL_FAILED, "no memory for the case");
     } else {
-        attn_status status = call_rope(&sides->reference, &theirs, &error);
-        attn_status other = status == ATTN_OK ? call_rope(&sides->tested, &ours, &error) : status;
+        attn_status status = call_rope(&copies->reference, &theirs, &error);
+        attn_status other = status == ATTN_OK ? call_rope(&copies->tested, &ours, &error) : status;
         if (status == ATTN_OK && other == ATTN_ERROR_UNSUPPORTED) {
             result = trial_call_refused(trial, &error);
         } else {
-            result = other == ATTN_OK ? hold_rope(trial, p, &sides->reference, &sides->tested)
+            result = other == ATTN_OK ? verify_rope(trial, p, &copies->reference, &copies->tested)
                                       : trial_call_failed(trial, "rope_write_kv", other, &error);
         }
     }
@@ -213,10 +215,10 @@ static enum trial_result rope(struct trial *trial, struct sides *sides,
 static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct rope_variant *v = variant;
-    struct sides sides;
-    enum trial_result result = sides_init(&sides, trial, v->space, &v->attend_case, seed);
-    result = result == TRIAL_PASSED ? rope(trial, &sides, v, seed) : result;
-    sides_finish(&sides);
+    struct problem_copies copies;
+    enum trial_result result = problem_copies_init(&copies, trial, v->space, &v->attend_case, seed);
+    result = result == TRIAL_PASSED ? rope(trial, &copies, v, seed) : result;
+    problem_copies_finish(&copies);
     return result;
 }
 
