@@ -6,7 +6,7 @@
 
 #include <attn/api.h>
 
-#include "bind/kept.h"
+#include "bind/layer_params_copy.h"
 #include "compose/composition.h"
 #include "select/assignment.h"
 #include "util/lock.h"
@@ -87,8 +87,8 @@ struct attn_layer {
     int64_t row_bytes[2];            /* of one head in k_cache and v_cache, scales not counted */
     /* tokens of one entry of the block table, over all ranks that share the cache */
     int64_t tokens_per_block;
-    struct kept_params kept[2]; /* one is in use, the other takes the next bind */
-    struct kept_params *params; /* the one in use; NULL: none bound */
+    struct layer_params_copy params_copies[2]; /* one is in use, the other takes the next bind */
+    struct layer_params_copy *params;          /* the one in use; NULL: none bound */
     /* plans whose calls hold its cache or parameters; guarded by attn_model.lock */
     int32_t num_plans;
 };

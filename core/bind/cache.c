@@ -537,20 +537,21 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
         status = layer_check_unplanned(layer, "layer_bind_params", error);
     }
     status = status == ATTN_OK ? place_check_params(layer->model, &read, error) : status;
-    struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
-    status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;
+    struct layer_params_copy *own =
+        &layer->params_copies[layer->params == &layer->params_copies[0]];
+    status = status == ATTN_OK ? layer_params_copy_take(own, &read, error) : status;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
         if (status == ATTN_OK && (*c)->bind_params != NULL) {
-            status = (*c)->bind_params(layer, &kept->params, error);
+            status = (*c)->bind_params(layer, &own->params, error);
         }
     }
     if (status != ATTN_OK) {
         return status;
     }
     layer_release_states(layer); /* kernels may have looked at the old ones */
-    layer->params = kept;
+    layer->params = own;
     for (int32_t part = 0; part < PART_COUNT; part++) {
-        layer->part_params[part] = kept->params;
+        layer->part_params[part] = own->params;
     }
     layer_rewrite_parts(layer);
     return ATTN_OK;

@@ -145,8 +145,8 @@ TEST(tensors_are_kept)
             .w_uv_scale = given};
         const struct attn_layer_params params = {
             .struct_size = sizeof params, .next = &mla.ext, .sink_k = given, .sink_v = given};
-        static struct kept_params kept;
-        assert_int_equal(kept_params_take(&kept, &params, NULL), ATTN_OK);
+        static struct layer_params_copy kept;
+        assert_int_equal(layer_params_copy_take(&kept, &params, NULL), ATTN_OK);
         const struct attn_tensor *const all[] = {
             kept.params.sink_k,  kept.params.sink_v,   kept.mla.kv_b_proj,
             kept.mla.w_uk,       kept.mla.w_uv,        kept.mla.w_uk_scale,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer's parameters as the core keeps them: the structs that the engine filled, its extensions
  * and tensors' shapes are copied, so that only the memory they point at is borrowed. */
-#ifndef CORE_BIND_KEPT_H
-#define CORE_BIND_KEPT_H
+#ifndef CORE_BIND_LAYER_PARAMS_COPY_H
+#define CORE_BIND_LAYER_PARAMS_COPY_H
 
 #include <attn/recurrent.h>
 #include <attn/draft/mm_encoder.h>
@@ -12,22 +12,22 @@
 
 #include "util/tensor.h"
 
-#define KEPT_MAX_TENSORS 9 /* sink_k, sink_v, five of MLA, two of GDN */
+#define LAYER_PARAMS_MAX_TENSORS 9 /* sink_k, sink_v, five of MLA, two of GDN */
 
 /* Must not move while `params` is used. */
-struct kept_params {
+struct layer_params_copy {
     struct attn_layer_params params; /* points into this struct only, and at the engine's memory */
     struct attn_kv_quant_params kv_quant;
     struct attn_mla_weights mla;
     struct attn_recurrent_weights gdn;
     struct attn_mm_encoder_state encoder;
-    struct own_tensor tensors[KEPT_MAX_TENSORS];
+    struct own_tensor tensors[LAYER_PARAMS_MAX_TENSORS];
     int32_t num_tensors;
 };
 
 /* `given` is zero-extended, its extensions checked. A tensor that cannot be one is refused under
  * its name. */
-attn_status kept_params_take(struct kept_params *kept, const struct attn_layer_params *given,
-                             struct attn_error *error);
+attn_status layer_params_copy_take(struct layer_params_copy *own,
+                                   const struct attn_layer_params *given, struct attn_error *error);
 
 #endif
