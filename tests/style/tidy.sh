@@ -15,7 +15,10 @@ tidy() {
         failed=1
     fi
 }
-run=$1 build=$2 root=$(cd "$(dirname "$0")/../.." && pwd)
+run=$1 build=$(mktemp -d) root=$(cd "$(dirname "$0")/../.." && pwd)
+trap 'rm -rf "$build"' EXIT
+# A source that several programs have is looked at once for each set of macros that it is compiled with.
+jq 'unique_by([.file, (.command | [scan("-D[A-Za-z0-9_]+")] | unique)])' "$2/compile_commands.json" >"$build/compile_commands.json"
 tidy "^$root/(core|collectives|plugins/(cpu_ref|gpu|cuda_flash|hip|level_zero)|tools/(common|info|run|scan))/.*\.c\$" ''
 tidy "^$root/(plugins/cpu_simd|tools/(bench|check|support)|examples)/.*\.c\$" \
     '-bugprone-implicit-widening-of-multiplication-result,-bugprone-misplaced-widening-cast'
