@@ -106,23 +106,32 @@ wheel() {
     done
 }
 
-# try_wheel PYTHON: installs the wheel into a bare environment of that Python, and uses library and tools there
+# try_wheel PYTHON: installs the wheel into a bare environment of that Python, and uses library, module and tools there
 try_wheel() {
     rm -rf "$folder/try"
     "$1" -m venv --without-pip "$folder/try"
     "$python" -m pip --python "$folder/try/bin/python" install --quiet --no-deps --no-index "$made"
     site=$(echo "$folder"/try/lib/python3*/site-packages)
-    clean "$folder/try/bin/attn-info" --json >"$folder/info.json"
+    tried attn-info --json >"$folder/info.json"
     grep -q "\"file\":[[:space:]]*\"$site/libattn/lib/attn/attn_cpu_ref.so\"" "$folder/info.json" || fail 'the wheel finds other plugins than its own'
-    clean "$folder/try/bin/python" -c "
+    tried python -m libattn --json | cmp - "$folder/info.json" || fail 'python -m libattn prints something else than attn-info'
+    tried python -c "
 import sys, libattn
 runtime = libattn.Runtime()
 assert libattn.__version__ == '$version', libattn.__version__
 assert runtime.api.path.startswith('$site'), runtime.api.path
 served = runtime.select([libattn.LayerDesc('a', 8, 2, 64, dtype='bf16')]).choice(0).backend
 print(f'Python {sys.version_info[0]}.{sys.version_info[1]}: {served} serves a layer')"
-    clean "$folder/try/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -1
-    clean "$folder/try/bin/attn-run" --model "$source/models/llama-3.1-8b.json" --layers 1 --steps 1 --verify | tail -1
+    tried python -m libattn check >"$folder/check.log" || { cat "$folder/check.log"; fail 'python -m libattn check finds a backend that differs'; }
+    tail -n 1 "$folder/check.log"
+    tried attn-check cpu_ref --filter 'merge_states.f32*' | tail -n 1
+    tried attn-run --model "$source/models/llama-3.1-8b.json" --layers 1 --steps 1 --verify | tail -n 1
+    tried attn-bench --backend cpu_ref --shape decode:r=1,l=64,hq=4,hkv=1,d=64 --csv | tail -n 1
+}
+
+# A command of the environment, on its PATH
+tried() {
+    clean PATH="$folder/try/bin:/usr/bin:/bin" "$@"
 }
 
 # package NAME DESCRIPTION DEPENDS PATTERN...: moves the files out of $stage and makes the package
@@ -196,7 +205,7 @@ deb() {
     done | sort | uniq -d | grep . && fail 'files that two packages have'
     clean "$try/usr/bin/attn-info" --json >"$folder/info.json"
     grep -q "\"file\":[[:space:]]*\"$try/$lib/attn/attn_cpu_ref.so\"" "$folder/info.json" || fail 'the installed tools find no installed plugin'
-    clean "$try/usr/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -1
+    clean "$try/usr/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -n 1
     installed=$(dpkg-query --admindir="$try/var/lib/dpkg" -W -f '${Package} ')
     # shellcheck disable=SC2086 # a list of names
     dpkg --root="$try" --force-not-root --force-depends --log=/dev/null --purge $installed >>"$folder/dpkg.log" 2>&1 ||
