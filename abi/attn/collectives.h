@@ -75,6 +75,7 @@ struct attn_collectives {
     size_t max_exchange_bytes;
 };
 
+/* Sums over ranks are of float32: 16-bit activations always go all to all. */
 enum attn_cp_reduce { ATTN_CP_ALL_GATHER_REDUCE_SCATTER = 0, ATTN_CP_ALL_TO_ALL = 1 };
 enum attn_cp_order { ATTN_CP_CONTIGUOUS = 0, ATTN_CP_ZIGZAG = 1 };
 

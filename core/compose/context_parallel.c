@@ -68,6 +68,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         return BAD("interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
                    layer->cp->interleave, l->block_size);
     }
+    if (l->dtype != ATTN_DTYPE_F32) {
+        layer->cp->reduce = ATTN_CP_ALL_TO_ALL; /* sums over ranks are of float32 */
+    }
     layer->out_apart |= context_is_spread(layer->cp);
     return ATTN_OK;
 }
@@ -95,7 +98,6 @@ static void check_spread_cache(struct check *check)
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
     int32_t n = cp->decode->world_size;
-    bool sums = n > 1 && cp->reduce == ATTN_CP_ALL_GATHER_REDUCE_SCATTER;
     bool positions = l->has_window || l->chunk_size > 0 || l->alibi || l->prefix_lm ||
                      l->tree_mask || l->causal_per_request || l->sink_len > 0;
     const struct need needs[] = {
@@ -104,8 +106,6 @@ static void check_spread_cache(struct check *check)
          "plain causal layers"},
         {l->q_scale_form == ATTN_SCALE_NONE, "quantized queries",
          "queries of the activation dtype"},
-        {!sums || l->dtype == ATTN_DTYPE_F32, "sums over ranks (reduce 0) of 16-bit outputs",
-         "all to all (reduce 1), or f32"},
         {caps->features & ATTN_FEATURE_LSE, "log-sum-exp", "no"},
         {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys", "no"},
         {caps->terms & ATTN_TERM_BIDIRECTIONAL, "a context that all queries see (bidirectional)",

@@ -482,8 +482,7 @@ TEST(test_context_parallel)
 {
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .decode = &fixture_ranks,
-                                       .interleave = 16,
-                                       .reduce = ATTN_CP_ALL_TO_ALL};
+                                       .interleave = 16};
     struct setting s;
     setting_init(&s);
     s.layer.next = &cp.ext;
@@ -500,9 +499,6 @@ TEST(test_context_parallel)
         expect_unresolved(&s, "decode");
     }
     cp.decode = &fixture_ranks;
-    cp.reduce = ATTN_CP_ALL_GATHER_REDUCE_SCATTER; /* sums are of float32 */
-    expect_reasons(&s, 1);
-    cp.reduce = ATTN_CP_ALL_TO_ALL;
     s.layer.has_window = 1;
     s.layer.window_left = 9;
     s.caps->features &= ~(uint64_t)ATTN_FEATURE_LSE;

@@ -11,6 +11,7 @@ import sys
 import types
 import weakref
 from ctypes import addressof, sizeof
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -90,8 +91,9 @@ def step(queries: list[int], lengths: list[int], tables: torch.Tensor, me: int, 
     return m
 
 
-def check_layer(me: int, backend: str, interleave: int, latent: bool) -> None:
-    """A prefill, a chunk behind context next to a decode, decodes, drafts, and a captured shape."""
+def check_layer(me: int, backend: str, interleave: int, latent: bool, dtype: torch.dtype = torch.float32) -> None:
+    """A prefill, a chunk behind context next to a decode, decodes, drafts, and a captured shape. In 16 bits with the
+    exchange that a description has where it names none."""
     libattn.torch.configure(ignore_environment=True, backend=backend)
     generator = torch.Generator().manual_seed(7 + interleave)
     context: dict[str, Any] = {}
@@ -107,20 +109,24 @@ def check_layer(me: int, backend: str, interleave: int, latent: bool) -> None:
     else:
         impl = LibattnImpl(HEADS, D, D**-0.5, 1)
         rows = peaked(3, 128, 1, D, generator=generator), torch.randn(3, 128, 1, D, generator=generator)
-        cache, width = torch.full((BLOCKS, 1, BLOCK, 2 * D), float("nan")), D
+        rows = tuple(t.to(dtype) for t in rows)
+        cache, width = torch.full((BLOCKS, 1, BLOCK, 2 * D), float("nan"), dtype=dtype), D
     assert impl.supports_dcp and impl.can_return_lse_for_decode
     layer = context["model.layers.0.attn"] = types.SimpleNamespace(impl=impl, kv_cache=cache,
                                                                    layer_name="model.layers.0.attn")
     builder = LibattnMetadataBuilder(types.SimpleNamespace(dcp_sharded=True), list(context),
                                      config(interleave, context, not latent), torch.device("cpu"))
+    builder.dtype = dtype
+    if dtype != torch.float32:
+        builder.steps.ranks = replace(builder.spread.described, all_to_all=False)
     tables = torch.tensor([[5, 2], [7, 0], [3, 6]]).int()  # blocks of 32 tokens, half of each here
 
     def forward(m: Any, queries: list[int], lengths: list[int]) -> None:
         count = sum(queries)
-        q = peaked(count, RANKS * HEADS, (NOPE + ROPE) if latent else D, generator=generator)
+        q = peaked(count, RANKS * HEADS, (NOPE + ROPE) if latent else D, generator=generator).to(dtype)
         new = [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, lengths))]) for t in rows]
         mine = q[:, me * HEADS:(me + 1) * HEADS].contiguous()
-        out = torch.full((count, HEADS * width), 7.0)
+        out = torch.full((count, HEADS * width), 7.0, dtype=dtype)
         if latent:
             impl.forward_mha(mine, new[0], new[1][:, None], cache, m, torch.ones(1), out)
         else:
@@ -136,7 +142,7 @@ def check_layer(me: int, backend: str, interleave: int, latent: bool) -> None:
             expected, _ = attention(q[at:at + c], k, v, impl.scale, causal(c, n))
             got = out.view(count, HEADS, width)[at:at + c]
             error = worst(got, expected[:, me * HEADS:(me + 1) * HEADS])
-            assert error < 1e-4, (backend, interleave, latent, queries, r, error)
+            assert error < (1e-4 if dtype == torch.float32 else 4e-2), (backend, interleave, latent, queries, r, error)
             at += c
 
     lengths = [0, 0, 0]
@@ -187,6 +193,7 @@ def main() -> None:
         for interleave in (1, 8):
             for latent in (False, True):
                 check_layer(me, backend, interleave, latent)
+        check_layer(me, backend, 8, False, torch.bfloat16)
     group.destroy()
     assert ended() is None, "something keeps the group, whose threads then end the process when it exits"
     check_not_connected(table)

@@ -60,7 +60,7 @@ class Steps:
 
     def __init__(self, layers: Any, graph_level: str = "never", max_seq_len: int = 0,
                  ranks: ContextParallel | None = None) -> None:
-        self._layers, self._ranks = layers, ranks
+        self._layers, self.ranks = layers, ranks
         self.graph_level, self.max_seq_len = graph_level, max_seq_len
         self._places: dict[int, Place] = {}
         self._alone = Workspace()  # of layers that are bound alone
@@ -82,7 +82,7 @@ class Steps:
     def _bind(self, layers: Sequence[tuple[Any, Any, torch.Tensor]], metadata: Any, dtype: Any,
               device: torch.device, workspace: Workspace | None = None) -> None:
         members = [impl.member(layer, cache, metadata, dtype) for layer, impl, cache in layers]
-        members = [replace(m, desc=replace(m.desc, graph_level=self.graph_level, context_parallel=self._ranks))
+        members = [replace(m, desc=replace(m.desc, graph_level=self.graph_level, context_parallel=self.ranks))
                    for m in members]
         found = store.group([(m.desc, m.index, m.params) for m in members], device, workspace)
         for member, (layer, impl, cache), (bound, at) in zip(members, layers, found):
