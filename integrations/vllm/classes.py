@@ -103,7 +103,7 @@ def main() -> None:
 
     fused = Layer(config)
     assert fused.layer.impl.fused_output_quant_supported(kFp8StaticTensorSym)
-    assert not fused.layer.impl.fused_output_quant_supported(kNvfp4Dynamic)
+    assert fused.layer.impl.fused_output_quant_supported(kNvfp4Dynamic)
     metadata = fused.builder.build(0, common(lengths, lengths, tables[:2]))
     plain, scale = fused.run(metadata, q, k, v), torch.tensor([0.02])
     eighth = fused.run(metadata, q, k, v, torch.float8_e4m3fn, scale)

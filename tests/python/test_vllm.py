@@ -60,6 +60,7 @@ RECORDED = published.install(f"vllm-{RELEASE}", {
         "AttentionBackendEnum": _Registry,
         "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
     "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
+    "vllm.model_executor.layers.quantization.utils.quant_utils": {"kFp8StaticTensorSym": "fp8", "kNvfp4Dynamic": "nvfp4"},
     "vllm.model_executor.custom_op": {"CustomOp": _CustomOp, "op_registry_oot": _replaced},
     "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_KV_CACHE_LAYOUT": None},
     "vllm.version": {"__version__": RELEASE},
@@ -369,8 +370,44 @@ class Steps(unittest.TestCase):
             limit = plain.abs().clamp_max(448 * 0.02) * (0.0625 + 0.01) + 0.02 * 2**-9
             self.assertTrue(bool(((fused - plain.clamp(-448 * 0.02, 448 * 0.02)).abs() <= limit).all()), backend)
             self.assertGreater(float((fused != plain).float().mean()), 0.5)
-        with self.assertRaisesRegex(libattn.UnsupportedError, "output_block_scale"):
-            impl.forward(self.layer(), q, k, v, torch.empty(0), None, out, scale, torch.ones(1))
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "output_scale: None next to output_block_scale"):
+            impl.forward(self.layer(), q, k, v, torch.empty(0), None, out, None, torch.ones(1))
+
+    def test_fused_nvfp4(self) -> None:
+        """Pairs of e2m1, and block scales in tiles of 128 rows by 4; by the formulas of docs/semantics.md."""
+        generator = torch.Generator().manual_seed(6)
+        numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        numbers = torch.cat([numbers, -numbers])
+        for heads, rows, backend in ((HQ, 150, "cpu_ref"), (HQ, 150, "cpu_simd"), (5, 9, "cpu_simd")):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            q, k, v = (peaked(rows, h, D, generator=generator).bfloat16() for h in (heads, 1, 1))
+            groups = heads * D // 16
+            out = torch.empty(rows, heads, D // 2, dtype=torch.uint8)
+            tiles = torch.full((-(-rows // 128) * 128, -(-groups // 4) * 4), float("nan")).to(torch.float8_e4m3fn)
+            plain, scale = torch.empty(rows, heads * D, dtype=torch.bfloat16), torch.tensor([[40.0]])
+            impl, cache = LibattnImpl(heads, D, D**-0.5, 1), torch.zeros(BLOCKS, 1, BLOCK, 2 * D).bfloat16()
+            self.assertEqual([impl.fused_output_quant_supported(key) for key in ("nvfp4", "fp8", "int8")], [True, True, False])
+            self.assertFalse(LibattnImpl(heads, 72, 0.1, 1).fused_output_quant_supported("nvfp4"))
+            tables = torch.arange(10).int()[None]
+            for given in ((plain,), (out, scale, tiles)):
+                impl.forward(self.layer(), q, k, v, cache, self.builder().build(0, metadata([rows], [rows], tables)), *given)
+            found = torch.empty(rows, groups)
+            flat = tiles.flatten().float()
+            for r in range(rows):  # where CUTLASS looks for the scale of a row and a column
+                for c in range(groups):
+                    tile = r // 128 * (tiles.shape[1] // 4) + c // 4
+                    found[r, c] = flat[tile * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4]
+            self.assertEqual(float(flat.sum()), float(found.sum()), "padding is zero")
+            blocks = plain.view(rows, groups, 16).float()
+            wanted = (40.0 * blocks.abs().amax(-1) / 6).clamp_max(448)
+            self.assertTrue(bool(((found - wanted).abs() <= wanted / 16 + 2**-10 + 0.02 * wanted).all()), (backend, rows))
+            codes = torch.stack([out & 15, out >> 4], -1).view(rows, groups, 16).long()
+            error = (numbers[codes] * found[..., None] / 40 - blocks).abs()
+            limit = blocks.abs().amax(-1, keepdim=True) * (1 / 6 + 0.08) + 2**-9 / 40
+            self.assertTrue(bool((error <= limit).all()), (backend, rows, float((error - limit).max())))
+            tiles.copy_(torch.ones(()).to(torch.float8_e4m3fn))
+            impl.forward(self.layer(), q, k, v, torch.empty(0), None, out, scale, tiles)  # profiling
+            self.assertEqual((int(out.sum()), float(tiles.float().sum())), (0, 0.0))
 
     def test_causality_per_request(self) -> None:
         libattn.torch.configure(ignore_environment=True)

@@ -26,7 +26,7 @@ from ..step import Batch, Plan
 from ..tensors import Rows
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-ELEMENTS = DTYPES | {torch.float8_e4m3fn: "fp8_e4m3"}
+ELEMENTS = DTYPES | {torch.float8_e4m3fn: "fp8_e4m3", torch.uint8: "uint8"}
 PHASES = ("prefill", "decode")
 
 #: A name, a tensor, and the shape and strides to read it with.

@@ -37,6 +37,13 @@ def pages_of(kv_cache: torch.Tensor, head_size: int, head_size_v: int, kv_cache_
     return (KvView(key, key_scales if rows.key_scales else None, head_size), KvView(value, value_scales, head_size_v))
 
 
+def tiles_of(block_scales: torch.Tensor) -> torch.Tensor:
+    """The bytes of block scales [M, K], M of 128 and K of 4, that lie in tiles of 128 by 4 as tensor cores read them (rows 32
+    apart next to each other): a view [M / 128, 4, 32, K / 4, 4] in the order of rows and columns."""
+    rows, columns = block_scales.shape
+    return block_scales.view(torch.uint8).view(rows // 128, columns // 4, 32, 4, 4).permute(0, 3, 2, 1, 4)
+
+
 def index_of(name: str) -> int:
     """A layer's number in the model; the last number in its name."""
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
@@ -88,12 +95,13 @@ class LibattnImpl(AttentionImpl):
         self.quantized_query = False
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """Static fp8 per tensor, where a backend writes it. Nvfp4's block scales lie in tiles to vLLM, here in rows."""
-        from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
+        """Static fp8 per tensor and nvfp4, where a backend writes it."""
+        from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym, kNvfp4Dynamic
 
-        if quant_key != kFp8StaticTensorSym:
+        form = "fp8_static" if quant_key == kFp8StaticTensorSym else "nvfp4" if quant_key == kNvfp4Dynamic else None
+        if form is None or (form == "nvfp4" and self.head_size % 16):
             return False
-        desc = self._describe(None, torch.get_default_dtype(), 0, output_form="fp8_static")
+        desc = self._describe(None, torch.get_default_dtype(), 0, output_form=form)
         found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
         return not any(found.choice(0, phase).status for phase in ("prefill", "decode"))
 
@@ -152,22 +160,35 @@ class LibattnImpl(AttentionImpl):
                 output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None,
                 **_: Any) -> torch.Tensor:
         """Writes the step's keys and attends; without metadata (profiling) the output is zero."""
-        if output_block_scale is not None:
-            raise make(Status.UNSUPPORTED, "output_block_scale", "scales of blocks; supported: one scale of the output")
-        self.output_form = "plain" if output_scale is None else "fp8_static"
+        if output_block_scale is not None and output_scale is None:
+            raise make(Status.INVALID_ARGUMENT, "output_scale", "None next to output_block_scale; nvfp4 has both")
+        self.output_form = "plain" if output_scale is None else "fp8_static" if output_block_scale is None else "nvfp4"
         if attn_metadata is None:
+            if output_block_scale is not None:
+                output_block_scale.view(torch.uint8).fill_(0)
             return output.fill_(0)
         m: LibattnMetadata = attn_metadata
+        size_v = self._head_size_v(layer)
         q, k, v, out = (None if t is None else t.view(-1, heads, size) for t, heads, size in (
             (query, self.num_heads, self.head_size), (key, self.num_kv_heads, self.head_size),
-            (value, self.num_kv_heads, self._head_size_v(layer)), (output, self.num_heads, self._head_size_v(layer))))
+            (value, self.num_kv_heads, size_v), (output, self.num_heads, size_v // (1 + (self.output_form == "nvfp4")))))
         self.quantized_query = query.dtype == torch.float8_e4m3fn
-        quant = None if output_scale is None else output_quant(output_scale.reshape(1))
+        # Of nvfp4 a row of block scales a token, which vLLM's products read in tiles.
+        scales = None if output_block_scale is None else torch.zeros_like(output_block_scale)
+        quant = None if output_scale is None else output_quant(
+            output_scale.reshape(1), None if scales is None else scales[:q.shape[0], :self.num_heads * size_v // 16])
         if self.attn_type in ("encoder", "encoder_only"):
             self._encode(layer, q, k, v, out, m, quant)
-            return output
+        else:
+            self._attend(layer, q, k, v, kv_cache, out, m, quant)
+        if output_block_scale is not None:
+            tiles_of(output_block_scale).copy_(scales.view(torch.uint8).unflatten(1, (-1, 4)).unflatten(0, (-1, 4, 32)))
+        return output
+
+    def _attend(self, layer: Any, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, kv_cache: torch.Tensor,
+                out: torch.Tensor, m: LibattnMetadata, quant: Any) -> None:
         self.causal_per_request |= m.causal_per_request
-        dtype = query.dtype if not self.quantized_query else key.dtype if key is not None else torch.get_default_dtype()
+        dtype = q.dtype if not self.quantized_query else k.dtype if k is not None else torch.get_default_dtype()
         place = m.steps.place(layer, self, kv_cache, m, dtype)
         cross = self.attn_type == "encoder_decoder"
         plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0], cross))
@@ -175,7 +196,6 @@ class LibattnImpl(AttentionImpl):
         place.bound.run(stream_of(q.device), (None if t is None else (name, t, t.shape, t.stride()) for name, t in (
             ("q", q), ("k", k if writes else None), ("v", v if writes else None), ("out", out))),
             0 if writes else NO_WRITE, place.at, plan, quant)
-        return output
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
