@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapter inside vLLM's own classes, for what no model on a CPU reaches: its attention layer and operator, metadata
-and configuration with images' ranges, a fused output and full CUDA graphs. The replay of a captured forward is played
+and configuration with images' ranges, vision towers, a fused output and full CUDA graphs. The replay of a captured forward is played
 by running the operator again with the metadata that `build` gave.
 
 usage: classes.py MODEL    (a folder with a config.json)
@@ -77,8 +77,9 @@ def rows(count: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    from vllm.config import CUDAGraphMode, ModelConfig, VllmConfig
+    from vllm.config import CUDAGraphMode, ModelConfig, VllmConfig, set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
     from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym, kNvfp4Dynamic
     from vllm.v1.attention.backend import AttentionCGSupport
 
@@ -100,6 +101,15 @@ def main() -> None:
             visible[first:last + 1, first:last + 1] = True
         near(out[at:at + n], attend(q[at:at + n], k[at:at + n], v[at:at + n], visible), 2e-6, f"images of request {r}")
         at += n
+
+    starts = torch.tensor([0, 20, 53]).int()
+    with set_current_vllm_config(config):
+        tower = MMEncoderAttention(HEADS, SIZE, num_kv_heads=KV_HEADS, prefix="visual.blocks.1.attn")
+    assert type(tower).__name__ == "LibattnTowerAttention" and tower.serves, tower
+    with torch.inference_mode():
+        out = tower(*(t.flatten(1)[None] for t in (q, k, v)), cu_seqlens=starts, max_seqlen=torch.tensor(33))[0]
+    for a, b in zip(starts, starts[1:]):
+        near(out[a:b], attend(q[a:b], k[a:b], v[a:b], torch.ones(b - a, b - a, dtype=torch.bool)), 2e-6, "a vision tower")
 
     fused = Layer(config)
     assert fused.layer.impl.fused_output_quant_supported(kFp8StaticTensorSym)
