@@ -40,6 +40,10 @@ expect 2 'usage' "$info" stray
 expect 1 'attn-info: output: ' sh -c '"$0" >/dev/full' "$info"
 expect 1 'attn-info: output: ' sh -c '"$0" --json >/dev/full' "$info"
 expect 1 'cannot be opened' "$info" --model no-such-file.json
+# What attn-check enforces; docs/semantics.md has the same numbers.
+expect 0 "held by attn-check to 0.02 of a row's root mean square + 0.012 of an element" "$info" --explain --model "$models/llama-3.1-8b.json"
+expect 0 "held by attn-check to 4e-05 of a row's root mean square + 2e-05 of an element" "$info" --explain --model float32.json
+expect 0 '"lse": 0.0078125' "$info" --json --model "$models/llama-3.1-8b.json"
 # Equal layers are one line.
 expect 0 '^    21 sliding .* 0, 2 \.\.\. 40$' "$info" --model "$models/gemma-2-9b.json"
 expect 0 ' sliding .* 0-4, 6-10, .*\.\.\.$' "$info" --model "$models/gemma-3-27b.json"

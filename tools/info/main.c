@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/bound.h"
 #include "common/cache_lines.h"
 #include "common/command.h"
 #include "common/declared.h"
@@ -261,6 +262,29 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
     }
 }
 
+/* What attn-check holds a backend to that serves the layer, next to cpu_ref. */
+static void add_bound(const struct info *info, struct json *layer, int32_t index)
+{
+    const struct attn_layer_desc *d = &info->config.layers[index].desc;
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    info->api->assignment_choice(info->assignment, index, ATTN_PHASE_DECODE, &choice);
+    const bool recurrent = d->kind == ATTN_LAYER_RECURRENT;
+    const struct attend_form form = {.dtype = d->dtype,
+                                     .kv_dtype = choice.kv_dtype,
+                                     .kv_dtype_v =
+                                         d->kv_dtype_v != 0 ? d->kv_dtype_v : choice.kv_dtype,
+                                     .q_dtype = d->q_scale_form != ATTN_SCALE_NONE ? d->q_dtype : 0,
+                                     .scales_p = d->p_scale_form != ATTN_SCALE_NONE,
+                                     .head_size = d->head_size};
+    const struct bound out = recurrent ? bound_of_dtype(d->dtype) : bound_of_attend(&form);
+    struct json *bound = json_add(layer, "bound", json_object());
+    json_add(bound, "of_row_rms", json_number(out.absolute));
+    json_add(bound, "of_element", json_number(out.relative));
+    if (!recurrent) {
+        json_add(bound, "lse", json_number(bound_of_attend_lse(&form).least));
+    }
+}
+
 static struct json *layers_json(const struct info *info)
 {
     struct json *layers = json_array();
@@ -272,6 +296,7 @@ static struct json *layers_json(const struct info *info)
         for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
             add_choice(info, layer, i, phase);
         }
+        add_bound(info, layer, i);
         add_others(info, layer, i);
         json_push(layers, layer);
     }
@@ -315,6 +340,9 @@ static void print_explanation(const struct json *layer)
                    rule);
         }
     }
+    const struct json *bound = json_get(layer, "bound");
+    printf("      held by attn-check to %g of a row's root mean square + %g of an element\n",
+           json_value(bound, "of_row_rms"), json_value(bound, "of_element"));
     JSON_EACH(rejected, json_get(layer, "eligible"))
     {
         printf("      %s could serve %s: declared rank %d\n", json_text(rejected, "backend"),

@@ -25,7 +25,6 @@ enum case_shape {
 };
 
 #define CASE_NAME_SIZE 320
-#define CASE_LARGEST_SCORE 14.0 /* of a needle; hardly another key has more */
 
 /* The factors of a case. Each is an index into that factor's list of values. */
 enum case_factor {

@@ -1,22 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Element-wise comparison of a tensor with the reference's, and the bounds per dtype. */
+/* Element-wise comparison of a tensor with the reference's, and the bounds of cases. */
 #ifndef CHECK_COMPARE_H
 #define CHECK_COMPARE_H
 
 #include "cases/cases.h"
+#include "common/bound.h"
 #include "harness/trial.h"
 
-/* |error| <= absolute * RMS of the reference's row + relative * |reference| + least. */
-struct bound {
-    double absolute;
-    double relative;
-    double least;
-};
-
-struct bound bound_of_dtype(int32_t dtype);
-/* Of an attend: by its activations, its cache, and what is rounded on the way. */
+/* Of an attend, and of its log-sum-exp. */
 struct bound bound_of_case(const struct factor_value *v);
-/* Of the log-sum-exp: relative and least. */
 struct bound bound_of_lse(const struct factor_value *v);
 
 /* Of one number `want` of the reference's row of `dims` from element `at` on. */

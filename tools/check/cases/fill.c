@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "common/bound.h"
 #include "support/number.h"
 #include "cases/problem.h"
 #include "support/random.h"
@@ -265,7 +266,7 @@ static void plant_needles(struct problem *p, uint64_t *random)
             for (int32_t i = 0; i < d; i++) {
                 double x = scale * number_load(base + p->at.q, q_row + i, p->q_dtype);
                 number_store(base + key.rows, key.at + h * d + i, dtype,
-                             times * CASE_LARGEST_SCORE * sqrt(d) / norm * x);
+                             times * LARGEST_SCORE * sqrt(d) / norm * x);
             }
         }
     }
