@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.."
 . tools/lib/gpus.sh
 . tools/lib/demo.sh
 ensure_writable
-unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_LOCK ATTN_VALIDATE
+unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_LOCK ATTN_RECORD ATTN_VALIDATE
 
 # What to build: a feature of build_release for each GPU, and the rows of packages that it needs.
 find_nvcc

@@ -35,7 +35,7 @@ ninja -C "$build" core/libattn.so.1.0.0 tools/attn-scan tools/attn-run tools/att
 # A cancelled thread leaves its frames poisoned, on which the alternate stack would trip.
 export ASAN_OPTIONS=detect_leaks=1:use_sigaltstack=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1
-unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_LOCK ATTN_VALIDATE ATTN_NUM_THREADS
+unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_LOCK ATTN_RECORD ATTN_VALIDATE ATTN_NUM_THREADS
 fixed=""
 [ "$sanitize" != thread ] || ! setarch -R true 2>/dev/null || fixed="setarch -R" # TSan's shadow needs usual addresses
 folder=$(mktemp -d)

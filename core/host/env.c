@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/env.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -102,6 +103,35 @@ static const char *first_of(const char *option, const char *variable, const char
     return option != NULL ? option : variable != NULL ? variable : otherwise;
 }
 
+/* FOLDER:layer=3,step=17[,contents=real] */
+static attn_status read_record(struct record_settings *record, const char *text,
+                               struct arena *arena, struct attn_error *error)
+{
+    char contents[16] = "random";
+    int end = 0;
+    if (text == NULL) {
+        return ATTN_OK;
+    }
+    const char *colon = strrchr(text, ':');
+    const int found = colon != NULL ? sscanf(colon, ":layer=%9d,step=%9d%n,contents=%15[a-z]%n",
+                                             &record->layer, &record->step, &end, contents, &end)
+                                    : 0;
+    record->real = strcmp(contents, "real") == 0;
+    if (text[0] != '/' || found < 2 || colon[end] != '\0' || record->layer < 0 ||
+        record->step < 0 || (!record->real && strcmp(contents, "random") != 0)) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_RECORD",
+                         "'%s' is not an absolute folder and what is recorded, as in "
+                         "/folder:layer=3,step=17 or /folder:layer=3,step=17,contents=real",
+                         text);
+    }
+    record->folder = arena_string(arena, text);
+    if (record->folder == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");
+    }
+    record->folder[colon - text] = '\0';
+    return ATTN_OK;
+}
+
 attn_status settings_read(struct settings *settings, const struct attn_runtime_options *options,
                           struct arena *arena, struct attn_error *error)
 {
@@ -141,5 +171,5 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
                          "'%s' is neither an absolute path nor 'write:' before one",
                          settings->lock);
     }
-    return ATTN_OK;
+    return read_record(&settings->record, env_get(options, "ATTN_RECORD"), arena, error);
 }

@@ -7,6 +7,7 @@
 
 #include <attn/plugin.h>
 #include <attn/runtime.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "host/host.h"
@@ -40,11 +41,19 @@ struct backend {
     char *full_name;               /* "cpu_simd@avx2" or "cpu_ref" */
 };
 
+/* ATTN_RECORD: which run is kept as a capsule, and where. */
+struct record_settings {
+    char *folder; /* NULL: none */
+    int32_t layer, step;
+    bool real; /* with the tensors' contents */
+};
+
 struct settings {
-    char *backend;        /* selection text; never NULL */
-    char *plugin_path;    /* never NULL */
-    char *cache_dir;      /* never NULL; empty: no cache */
-    char *lock;           /* ATTN_LOCK; NULL or empty: none */
+    char *backend;     /* selection text; never NULL */
+    char *plugin_path; /* never NULL */
+    char *cache_dir;   /* never NULL; empty: no cache */
+    char *lock;        /* ATTN_LOCK; NULL or empty: none */
+    struct record_settings record;
     const char *no_cache; /* why there is no default one, or NULL */
     int32_t num_threads;
     int32_t log_level; /* enum attn_log_level */
@@ -79,7 +88,8 @@ struct attn_runtime {
     int32_t num_backends;
     char searched[768]; /* the folders that discovery looked at, each with what it gave */
     struct lock lock;
-    struct machine machine; /* if there is a cache of probes */
+    struct machine machine;  /* if there is a cache of probes */
+    atomic_int num_recorded; /* runs that attend, of the layer that ATTN_RECORD names */
     bool cache_pruned;
     /* the scanner's: before a plugin's constructors C, entry E, probe P */
     void (*on_stage)(char stage);

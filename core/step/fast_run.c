@@ -74,4 +74,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
                  layer->kind != ATTN_LAYER_CROSS && !plan->validate &&
                  (!writes || step->fuses || step->write_kv != NULL);
     step->enter = plain ? run_plain : run_general;
+    if (plan->model->runtime->settings.record.folder != NULL) {
+        capsule_watch(plan, step);
+    }
 }

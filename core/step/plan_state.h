@@ -316,6 +316,8 @@ static inline struct launch *launch_use(struct launch *launch, const struct attn
 
 /* fast_run.c: chooses what run() enters, after the program and its calls are chosen. */
 void step_choose_entry(attn_plan *plan, struct step *step);
+/* capsule.c: under ATTN_RECORD, runs of the layer that it names are entered there */
+void capsule_watch(const attn_plan *plan, struct step *step);
 /* run.c */
 /* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
  * backends'. Copies, and formats nothing. */

@@ -473,6 +473,24 @@ TEST(environment_is_read)
         assert_int_equal(create_in("ATTN_NUM_THREADS", wrong[i], true, "", &plugins), ATTN_OK);
     }
     assert_int_equal(create_in("ATTN_NUM_THREADS", "2", false, "", &plugins), ATTN_OK);
+    const char *const records[] = {"/a:layer=0,step=3",
+                                   "/a:b:layer=12,step=0,contents=real",
+                                   "/a:layer=1,step=2,contents=random",
+                                   "a:layer=0,step=3",
+                                   "/a",
+                                   "/a:layer=0",
+                                   "/a:layer=-1,step=0",
+                                   "/a:layer=0,step=-1",
+                                   "/a:layer=0,step=3x",
+                                   "/a:layer=0,step=3,contents=",
+                                   "/a:layer=0,step=3,contents=all",
+                                   "/a:layer=0,step=3,contents=real,",
+                                   "/a:step=3,layer=0",
+                                   "/a:layer=0,step=99999999999"};
+    for (size_t i = 0; i < sizeof records / sizeof *records; i++) {
+        assert_int_equal(create_in("ATTN_RECORD", records[i], false, "", &plugins),
+                         i < 3 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
+    }
     const char *const locks[] = {"/lock", "write:/lock", "lock", "write:lock", "write:"};
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) {
         assert_int_equal(create_in("ATTN_LOCK", locks[i], false, "", &plugins),

@@ -42,6 +42,18 @@ done
 expect 0 '"device": *"extension:0"' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --json
 expect 0 '^layers on extension:0$' "$info" --model "$models/llama-3.1-8b.json"
 
+# A lock has the drivers' line, layouts are those of the device's memory.
+expect 0 'layout [0-9a-f]\{32\}$' "$info" --model "$models/llama-3.1-8b.json" --layouts --lock "$work/lock"
+grep -q '^drivers versions=' "$work/lock"
+# A step is recorded from the device, and run again there and on the CPU.
+for contents in random real; do
+    ATTN_RECORD="$work/$contents:layer=0,step=2,contents=$contents" expect 0 'capsule has been written' "$run" \
+        --model "$models/gpt-oss-20b.json" --layers 2 --steps 4 --scale 0.05 --verify
+    expect 0 '^fake_device: largest error 0' "$run" --capsule "$work/$contents/"*.capsule
+    expect 0 '^cpu_ref: largest error 0' "$run" --capsule "$work/$contents/"*.capsule --backend cpu_ref
+done
+expect 0 '^the recorded output: largest error 0' "$run" --capsule "$work/real/"*.capsule
+
 # A tool goes to the device that it is given; an engine whose memory is the CPU's stays there.
 ATTN_BACKEND=cpu_ref expect 0 '^on cpu:0' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --verify
 expect 0 'was served by cpu_' "$engine" "$core"

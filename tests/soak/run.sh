@@ -9,5 +9,5 @@ trap 'rm -rf "$folder"' EXIT
 # A cancelled thread leaves its frames poisoned, which AddressSanitizer's own clean-up of signal stacks then runs into.
 ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}use_sigaltstack=0
 export ASAN_OPTIONS
-unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_CACHE_DIR ATTN_LOG ATTN_LOCK ATTN_VALIDATE ATTN_NUM_THREADS
+unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_CACHE_DIR ATTN_LOG ATTN_LOCK ATTN_RECORD ATTN_VALIDATE ATTN_NUM_THREADS
 "$soak" "$core" "$plugins" "$folder" "$seed" "$rounds"

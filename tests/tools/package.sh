@@ -12,6 +12,6 @@ elif ! command -v dpkg-shlibdeps >/dev/null; then
     echo "skipped: no dpkg-dev"
     exit 77
 fi
-unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_LOCK ATTN_VALIDATE
+unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_LOCK ATTN_RECORD ATTN_VALIDATE
 PACKAGE_WORK=$build/package PACKAGE_PYTHON=$build/venv/bin/python exec sh tools/package.sh "$what" -Dcpu-simd=disabled \
     -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dnccl=disabled -Dmpi=disabled -Doptimization=0 -Ddebug=false

@@ -19,6 +19,7 @@
 
 struct settings {
     const char *model, *qkv, *requests;
+    const char *capsule, *backend; /* see capsule.h */
     int32_t layers, steps;
     double scale;
     uint64_t seed;

@@ -13,17 +13,21 @@
 #include "common/layer_list.h"
 #include "common/library.h"
 #include "common/names.h"
+#include "capsule.h"
 #include "engine.h"
 
 static const char usage[] =
     "usage: attn-run --model FILE|--qkv FILE [--layers N] [--scale F] [--steps N] [--requests "
     "FILE]\n"
     "                [--seed S] [--verify] [--json] [--help] [--version]\n"
+    "       attn-run --capsule FILE [--backend NAME] [--seed S] [--json]\n"
     "\n"
     "Runs a model's attention layers over a paged KV cache in continuous batches.\n"
     "\n"
     "  --model FILE     a model's config.json\n"
     "  --qkv FILE       recorded activations (safetensors), replayed instead\n"
+    "  --capsule FILE   a step that ATTN_RECORD has kept, run again and held to cpu_ref\n"
+    "  --backend NAME   that runs it, as in ATTN_BACKEND\n"
     "  --layers N       at most N layers a tower, but one of each kind (default all)\n"
     "  --scale F        factor on the length of the long request (default 1)\n"
     "  --steps N        steps (default 4)\n"
@@ -35,7 +39,8 @@ static const char usage[] =
     "  --verify         holds every output against a float64 computation over unpaged keys\n"
     "  --json           one JSON document on stdout\n"
     "\n"
-    "Exit status: 0 ok, 1 failed or, with --verify, not every layer was right, 2 usage.\n";
+    "Exit status: 0 ok, 1 failed or, with --verify, not every layer was right, 2 usage;\n"
+    "of --capsule: 0 within the bound, 1 off or not run.\n";
 
 static const char *parse_scale(void *user, const char *value)
 {
@@ -51,6 +56,8 @@ static int parse(int argc, char **argv, struct settings *s)
     const struct command_option names[] = {
         {"model", .text = &s->model},
         {"qkv", .text = &s->qkv},
+        {"capsule", .text = &s->capsule},
+        {"backend", .text = &s->backend},
         {"layers", .count = &s->layers, .least = 1, .most = 1024},
         {"scale", .parse = parse_scale},
         {"steps", .count = &s->steps, .least = 1, .most = 4096},
@@ -62,7 +69,8 @@ static int parse(int argc, char **argv, struct settings *s)
                                     .num_options = sizeof names / sizeof *names, .user = s};
     *s = (struct settings){.steps = 4, .scale = 1, .seed = 1};
     int code = command_parse(&command, argc, argv);
-    if (code < 0 && (s->model == NULL) == (s->qkv == NULL)) {
+    const int inputs = (s->model != NULL) + (s->qkv != NULL) + (s->capsule != NULL);
+    if (code < 0 && (inputs != 1 || (s->backend != NULL && s->capsule == NULL))) {
         fputs(usage, stderr);
         code = EXIT_USAGE;
     }
@@ -183,6 +191,9 @@ static int run_tool(int argc, char **argv)
     int code = parse(argc, argv, &settings);
     if (code >= 0) {
         return code;
+    }
+    if (settings.capsule != NULL) {
+        return capsule_replay(settings.capsule, settings.backend, settings.seed, settings.json);
     }
     clock_gettime(CLOCK_MONOTONIC, &begin);
     attn_status status = library_open(&engine.api, &engine.error);

@@ -1,0 +1,588 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "capsule.h"
+
+#include <attn/api.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/bound.h"
+#include "common/command.h"
+#include "common/device.h"
+#include "common/json.h"
+#include "common/library.h"
+#include "host/capsule.h"
+#include "support/number.h"
+#include "support/random.h"
+
+#define MOST_HEAD ((int64_t)1 << 20)
+#define ALIGNMENT 256
+
+/* A capsule and its contents, as recorded or drawn: q, keys, values, and out where it is recorded.
+ */
+struct contents {
+    struct capsule capsule;
+    char *file;
+    uint8_t *drawn;
+    const uint8_t *tensors[CAPSULE_TENSORS];
+};
+
+/* One run on one backend. */
+struct replay {
+    const struct contents *from;
+    const struct attn_api *api;
+    struct device device;
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_layer *layer;
+    attn_plan *plan;
+    void *taken[16];
+    int32_t num_taken;
+    char backends[340];
+    uint8_t *out; /* the host's */
+    struct attn_error error;
+};
+
+static int64_t tensor_bytes(const struct capsule *c, int32_t t)
+{
+    return capsule_rows(c, t) * capsule_heads(c, t) * capsule_dims(c, t) *
+           (int64_t)number_bytes(c->dtype);
+}
+
+static char *read_file(const char *name, size_t *size)
+{
+    struct stat info;
+    FILE *in = fopen(name, "rbe");
+    char *bytes = NULL;
+    const char *why = NULL;
+    if (in == NULL || fstat(fileno(in), &info) != 0) {
+        why = strerror(errno);
+    } else if (!S_ISREG(info.st_mode) || info.st_size > CAPSULE_BYTES + MOST_HEAD) {
+        why = "is no capsule: not a regular file of up to 257 MiB";
+    } else if ((bytes = malloc((size_t)info.st_size + 1)) == NULL) {
+        why = "no memory";
+    } else if (fread(bytes, 1, (size_t)info.st_size, in) != (size_t)info.st_size) {
+        why = "cannot be read";
+        free(bytes);
+        bytes = NULL;
+    }
+    if (why != NULL) {
+        fprintf(stderr, "attn-run: %s: %s\n", name, why);
+    } else {
+        *size = (size_t)info.st_size;
+    }
+    if (in != NULL) {
+        fclose(in);
+    }
+    return bytes;
+}
+
+/* Numbers of each head's mean and deviation. */
+static void draw(const struct capsule *c, int32_t tensor, uint8_t *bytes, uint64_t *random)
+{
+    const int64_t rows = capsule_rows(c, tensor);
+    const int32_t heads = capsule_heads(c, tensor), dims = capsule_dims(c, tensor);
+    for (int64_t i = 0; i < rows * heads * dims; i++) {
+        const float *s = c->statistics[tensor][i / dims % heads];
+        number_store(bytes, i, c->dtype, s[0] + s[1] * random_normal(random));
+    }
+}
+
+static bool read_contents(struct contents *from, const char *name, uint64_t seed)
+{
+    char why[512];
+    const char *data;
+    size_t size = 0;
+    struct capsule *c = &from->capsule;
+    from->file = read_file(name, &size);
+    if (from->file == NULL) {
+        return false;
+    }
+    if (capsule_read(c, from->file, size, &data, why, sizeof why) != NULL) {
+        fprintf(stderr, "attn-run: %s: %s\n", name, why);
+        return false;
+    }
+    /* the head may end at any address */
+    from->drawn = malloc((size_t)capsule_bytes(c));
+    if (from->drawn == NULL) {
+        fprintf(stderr, "attn-run: %s: no memory\n", name);
+        return false;
+    }
+    if (c->real) {
+        memcpy(from->drawn, data, (size_t)capsule_bytes(c));
+    }
+    uint8_t *at = from->drawn;
+    for (int32_t t = 0; t < CAPSULE_TENSORS; at += tensor_bytes(c, t++)) {
+        from->tensors[t] = at;
+        if (!c->real && t < 3) {
+            draw(c, t, at, &seed);
+        }
+    }
+    return true;
+}
+
+/* A copy on the device, NULL with the error; `source` NULL: memory alone. */
+static void *send(struct replay *r, const void *source, int64_t bytes)
+{
+    void *memory = NULL;
+    if (device_take(&r->device, false, (size_t)bytes, &memory, &r->error) != ATTN_OK) {
+        return NULL;
+    }
+    r->taken[r->num_taken++] = memory;
+    return source == NULL ||
+                   device_copy_in(&r->device, memory, source, (size_t)bytes, &r->error) == ATTN_OK
+               ? memory
+               : NULL;
+}
+
+static attn_status select_layer(struct replay *r, attn_runtime *runtime, const char *backend)
+{
+    const struct capsule *c = &r->from->capsule;
+    struct attn_layer_desc desc = {.struct_size = sizeof desc,
+                                   .name = c->layer,
+                                   .kind = ATTN_LAYER_DECODER,
+                                   .dtype = c->dtype,
+                                   .num_q_heads = c->num_q_heads,
+                                   .num_kv_heads = c->num_kv_heads,
+                                   .head_size = c->head_size,
+                                   .head_size_v = c->head_size_v,
+                                   .scale = c->scale,
+                                   .causal = c->causal,
+                                   .has_window = c->has_window,
+                                   .window_left = c->window_left,
+                                   .window_right = c->window_right,
+                                   .chunk_size = c->chunk_size,
+                                   .chunk_lookback = c->chunk_lookback,
+                                   .soft_cap = c->soft_cap,
+                                   .alibi = c->alibi,
+                                   .has_sinks = c->has_sinks,
+                                   .block_size = c->block_size};
+    const struct attn_layer_desc *layers[] = {&desc};
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .device = r->device.device, .backend = backend};
+    attn_status status = r->api->select(runtime, &options, layers, 1, &r->assignment, &r->error);
+    if (status != ATTN_OK) { /* a backend may have other blocks */
+        desc.block_size = 0;
+        status = r->api->select(runtime, &options, layers, 1, &r->assignment, &r->error);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct attn_choice choices[2] = {{.struct_size = sizeof *choices},
+                                     {.struct_size = sizeof *choices}};
+    r->api->assignment_choice(r->assignment, 0, ATTN_PHASE_PREFILL, &choices[0]);
+    r->api->assignment_choice(r->assignment, 0, ATTN_PHASE_DECODE, &choices[1]);
+    const bool one = strcmp(choices[0].name, choices[1].name) == 0;
+    snprintf(r->backends, sizeof r->backends, "%s%s%s", choices[0].name, one ? "" : " and ",
+             one ? "" : choices[1].name);
+    status = r->api->model_create(runtime, r->assignment, NULL, &r->model, &r->error);
+    r->layer = status == ATTN_OK ? r->api->model_layer(r->model, 0) : NULL;
+    return status;
+}
+
+static attn_status bind_params(struct replay *r)
+{
+    const struct capsule *c = &r->from->capsule;
+    const int64_t bytes = 4 * (int64_t)c->num_q_heads;
+    struct attn_layer_params params = {.struct_size = sizeof params};
+    if (c->has_sinks && (params.sinks = send(r, c->sinks, bytes)) == NULL) {
+        return r->error.status;
+    }
+    if (c->alibi != ATTN_ALIBI_NONE && (params.alibi_slopes = send(r, c->slopes, bytes)) == NULL) {
+        return r->error.status;
+    }
+    return r->api->layer_bind_params(r->layer, &params, &r->error);
+}
+
+/* The blocks of a request lie last to first, those of requests behind each other. */
+static int64_t blocks_of(const struct capsule *c, int32_t request, int32_t block_size)
+{
+    return ((int64_t)c->seq_lens[request] + block_size - 1) / block_size;
+}
+
+static void fill_plane(const struct capsule *c, int32_t tensor, const struct attn_kv_view *view,
+                       const uint8_t *source, uint8_t *memory, const uint8_t *base)
+{
+    const int64_t bytes = capsule_dims(c, tensor) * (int64_t)number_bytes(c->dtype);
+    const int64_t element = (int64_t)number_bytes(c->dtype);
+    const int64_t pack = view->pack > 0 && view->pack < view->head_size ? view->pack : 0;
+    int64_t first = 0;
+    for (int32_t r = 0; r < c->num_reqs; r++) {
+        const int64_t count = blocks_of(c, r, view->block_size);
+        for (int64_t t = 0; t < c->seq_lens[r]; t++) {
+            const int64_t block = first + count - 1 - t / view->block_size;
+            uint8_t *row = memory + ((const uint8_t *)view->data - base) +
+                           block * view->stride_block + t % view->block_size * view->stride_slot;
+            for (int32_t h = 0; h < view->num_heads; h++, source += bytes) {
+                uint8_t *to = row + h * view->stride_head;
+                for (int64_t at = 0; at<bytes; at += pack> 0 ? pack * element : bytes) {
+                    const int64_t part = pack > 0 ? pack * element : bytes;
+                    memcpy(to + (pack > 0 ? at / part * view->stride_pack : 0), source + at,
+                           (size_t)part);
+                }
+            }
+        }
+        first += count;
+    }
+}
+
+/* Views in the recorded order of rows, in one memory; false where it is none of the two. */
+static bool recorded_views(const struct capsule *c, int64_t num_blocks, uint8_t *base,
+                           struct attn_kv_view views[2])
+{
+    const int64_t strides[2][2] = {{c->k_stride_slot, c->k_stride_head},
+                                   {c->v_stride_slot, c->v_stride_head}};
+    for (int32_t i = 0; i < 2; i++) {
+        const int64_t row = capsule_dims(c, 1 + i) * (int64_t)number_bytes(c->dtype);
+        const bool nhd = strides[i][0] >= strides[i][1];
+        if (nhd ? strides[i][1] != row : strides[i][0] != row) {
+            return false;
+        }
+        views[i] = (struct attn_kv_view){.struct_size = sizeof *views,
+                                         .data = base,
+                                         .num_blocks = num_blocks,
+                                         .block_size = c->block_size,
+                                         .num_heads = c->num_kv_heads,
+                                         .head_size = capsule_dims(c, 1 + i),
+                                         .stride_block = row * c->block_size * c->num_kv_heads,
+                                         .stride_slot = nhd ? row * c->num_kv_heads : row,
+                                         .stride_head = nhd ? row : row * c->block_size};
+        base += num_blocks * views[i].stride_block;
+    }
+    return true;
+}
+
+/* In the recorded layout if the backend reads it, else in its own. */
+static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *num_blocks)
+{
+    const struct capsule *c = &r->from->capsule;
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    struct attn_kv_view views[2] = {{.struct_size = sizeof *views}, {.struct_size = sizeof *views}};
+    attn_status status = r->api->layer_cache_spec(r->layer, 0, &spec, &r->error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    *block_size = spec.block_size;
+    *num_blocks = 0;
+    for (int32_t i = 0; i < c->num_reqs; i++) {
+        *num_blocks += blocks_of(c, i, spec.block_size);
+    }
+    const int64_t bytes = *num_blocks * spec.padded_page_bytes;
+    uint8_t *memory = send(r, NULL, bytes), *host = calloc(1, (size_t)bytes);
+    if (memory == NULL || host == NULL) {
+        free(host);
+        return memory == NULL ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    const struct attn_kv_view *given[] = {&views[0], &views[1]};
+    status = ATTN_ERROR_UNSUPPORTED;
+    if (spec.block_size == c->block_size && recorded_views(c, *num_blocks, memory, views)) {
+        status = r->api->layer_bind_caches(r->layer, given, 2, &r->error);
+    }
+    if (status != ATTN_OK) {
+        const struct attn_cache_memory own = {
+            .struct_size = sizeof own, .base = memory, .num_blocks = *num_blocks};
+        status = r->api->layer_bind_memory(r->layer, &own, &r->error);
+    }
+    const int32_t parts = spec.block_size / spec.kernel_block_size;
+    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
+        status = r->api->layer_cache_view(r->layer, i, &views[i], &r->error);
+        if (status == ATTN_OK && parts > 1) { /* rows of the engine's block go on in the next one */
+            status = ATTN_ERROR_UNSUPPORTED;
+            snprintf(r->error.message, sizeof r->error.message,
+                     "%s has blocks of %d; a capsule is run in blocks of its kernels", r->backends,
+                     spec.kernel_block_size);
+        } else if (status == ATTN_OK) {
+            fill_plane(c, 1 + i, &views[i], r->from->tensors[1 + i], host, memory);
+        }
+    }
+    status = status == ATTN_OK ? device_copy_in(&r->device, memory, host, (size_t)bytes, &r->error)
+                               : status;
+    free(host);
+    return status;
+}
+
+/* The batch's arrays, one behind the other in `ints`: R + 1 starts, R lengths, R rows of table. */
+static attn_status plan_step(struct replay *r, int32_t block_size)
+{
+    const struct capsule *c = &r->from->capsule;
+    int32_t longest = 0, most_queries = 0;
+    for (int32_t i = 0; i < c->num_reqs; i++) {
+        longest = c->seq_lens[i] > longest ? c->seq_lens[i] : longest;
+        most_queries = c->query_lens[i] > most_queries ? c->query_lens[i] : most_queries;
+    }
+    const int64_t stride = ((int64_t)longest + block_size - 1) / block_size;
+    const int64_t table_at = 2 * (int64_t)c->num_reqs + 1;
+    const int64_t count = table_at + c->num_reqs * stride;
+    int32_t *ints = calloc((size_t)count, sizeof *ints), first = 0;
+    if (ints == NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    for (int32_t i = 0; i < c->num_reqs; i++) {
+        const int32_t blocks = (int32_t)blocks_of(c, i, block_size);
+        ints[i + 1] = ints[i] + c->query_lens[i];
+        ints[c->num_reqs + 1 + i] = c->seq_lens[i];
+        for (int32_t b = 0; b < blocks; b++) {
+            ints[table_at + i * stride + b] = first + blocks - 1 - b;
+        }
+        first += blocks;
+    }
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = c->num_reqs,
+                                       .max_num_tokens = ints[c->num_reqs],
+                                       .max_seq_len = longest};
+    const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
+    struct attn_workspace workspace = {.struct_size = sizeof workspace};
+    attn_status status = r->api->plan_create(r->model, 0, &options, &r->plan, &r->error);
+    status = status == ATTN_OK ? r->api->plan_workspace(r->plan, &workspace, &r->error) : status;
+    if (status == ATTN_OK && workspace.bytes > 0) {
+        workspace.memory = send(r, NULL, (int64_t)workspace.bytes);
+        status = workspace.memory != NULL
+                     ? r->api->plan_bind_workspace(r->plan, &workspace, &r->error)
+                     : r->error.status;
+    }
+    const int32_t *sent = status == ATTN_OK ? send(r, ints, 4 * count) : NULL;
+    if (sent != NULL) {
+        const struct attn_batch batch = {.struct_size = sizeof batch,
+                                         .num_reqs = c->num_reqs,
+                                         .num_tokens = ints[c->num_reqs],
+                                         .num_actual_tokens = ints[c->num_reqs],
+                                         .max_query_len = most_queries,
+                                         .max_seq_len = longest,
+                                         .query_start_loc = sent,
+                                         .query_start_loc_host = ints,
+                                         .seq_lens = sent + c->num_reqs + 1,
+                                         .seq_lens_host = ints + c->num_reqs + 1,
+                                         .block_table = sent + table_at,
+                                         .block_table_stride = stride};
+        status = r->api->plan_batch(r->plan, &batch, NULL, &r->error);
+    }
+    free(ints);
+    return sent != NULL || status != ATTN_OK ? status : r->error.status;
+}
+
+static attn_status run_layer(struct replay *r)
+{
+    const struct capsule *c = &r->from->capsule;
+    int64_t q_shape[] = {capsule_rows(c, 0), c->num_q_heads, c->head_size};
+    int64_t out_shape[] = {q_shape[0], c->num_q_heads, c->head_size_v};
+    const int64_t bytes = tensor_bytes(c, 3);
+    struct attn_tensor q = {.data = send(r, r->from->tensors[0], tensor_bytes(c, 0)),
+                            .device = r->device.device,
+                            .ndim = 3,
+                            .dtype = number_dtype(c->dtype),
+                            .shape = q_shape};
+    struct attn_tensor out = q;
+    out.data = send(r, NULL, bytes);
+    out.shape = out_shape;
+    if (q.data == NULL || out.data == NULL) {
+        return r->error.status;
+    }
+    const struct attn_step_io io = {
+        .struct_size = sizeof io, .flags = ATTN_RUN_NO_WRITE, .q = &q, .out = &out};
+    attn_status status = device_set(&r->device, out.data, 0xff, (size_t)bytes, &r->error);
+    status = status == ATTN_OK ? r->api->run(r->plan, r->layer, &io, &r->error) : status;
+    r->out = malloc((size_t)bytes);
+    if (r->out == NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    return status == ATTN_OK
+               ? device_copy_out(&r->device, r->out, out.data, (size_t)bytes, &r->error)
+               : status;
+}
+
+static attn_status replay_on(struct replay *r, attn_runtime *runtime, struct attn_device device,
+                             const char *backend)
+{
+    int32_t block_size = 0;
+    int64_t num_blocks = 0;
+    r->error = (struct attn_error)ATTN_ERROR_INIT;
+    attn_status status = device_init(&r->device, r->api, runtime, device, &r->error);
+    status = status == ATTN_OK ? select_layer(r, runtime, backend) : status;
+    status = status == ATTN_OK ? bind_params(r) : status;
+    status = status == ATTN_OK ? bind_cache(r, &block_size, &num_blocks) : status;
+    status = status == ATTN_OK ? plan_step(r, block_size) : status;
+    return status == ATTN_OK ? run_layer(r) : status;
+}
+
+static void replay_finish(struct replay *r)
+{
+    if (r->api == NULL) {
+        return;
+    }
+    r->api->plan_destroy(r->plan);
+    r->api->model_destroy(r->model);
+    r->api->assignment_destroy(r->assignment);
+    for (int32_t i = 0; i < r->num_taken; i++) {
+        device_give(&r->device, false, r->taken[i]);
+    }
+    device_finish(&r->device);
+    free(r->out);
+}
+
+/* Each element of `found` against the reference; says where the worst one is. */
+static void compare(struct json *results, const struct capsule *c, const char *what,
+                    const uint8_t *found, const uint8_t *reference)
+{
+    const struct attend_form form = {
+        .dtype = c->dtype, .kv_dtype = c->dtype, .kv_dtype_v = c->dtype, .head_size = c->head_size};
+    const struct bound bound = bound_of_attend(&form);
+    const int64_t rows = capsule_rows(c, 3) * c->num_q_heads, dims = c->head_size_v;
+    int64_t off = 0, worst_at = 0;
+    double worst = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        double squares = 0;
+        for (int64_t d = 0; d < dims; d++) {
+            const double x = number_load(reference, row * dims + d, c->dtype);
+            squares += isfinite(x) ? x * x : 0;
+        }
+        const double rms = sqrt(squares / (double)dims);
+        for (int64_t d = 0; d < dims; d++) {
+            const double want = number_load(reference, row * dims + d, c->dtype);
+            const double have = number_load(found, row * dims + d, c->dtype);
+            const double allowed =
+                bound.absolute * rms + bound.relative * fabs(want) + bound.least + 0x1p-24;
+            const double ratio = want == have || (isnan(want) && isnan(have)) ? 0
+                                 : isfinite(want) && isfinite(have) ? fabs(have - want) / allowed
+                                                                    : 1e30;
+            off += ratio > 1;
+            if (ratio > worst) {
+                worst = ratio;
+                worst_at = row * dims + d;
+            }
+        }
+    }
+    struct json *item = json_push(results, json_object());
+    int64_t row = worst_at / dims / c->num_q_heads;
+    int32_t request = 0;
+    while (row >= c->query_lens[request]) {
+        row -= c->query_lens[request++];
+    }
+    json_add(item, "what", json_string(what));
+    json_add(item, "max_error", json_number(worst));
+    json_add(item, "elements_off", json_number((double)off));
+    struct json *place = json_add(item, "worst", json_object());
+    json_add(place, "request", json_number(request));
+    json_add(place, "query", json_number((double)row));
+    json_add(place, "head", json_number((double)(worst_at / dims % c->num_q_heads)));
+    json_add(place, "dim", json_number((double)(worst_at % dims)));
+    json_add(place, "found", json_number(number_load(found, worst_at, c->dtype)));
+    json_add(place, "expected", json_number(number_load(reference, worst_at, c->dtype)));
+}
+
+static struct json *describe(const struct capsule *c)
+{
+    struct json *item = json_object();
+    const bool one = strcmp(c->prefill, c->decode) == 0;
+    json_add(item, "library", json_string(c->library));
+    json_add(item, "layer", json_string(c->layer));
+    json_add(item, "step", json_number(c->step));
+    json_add(item, "prefill", json_string(c->prefill));
+    json_add(item, "decode", json_string(one ? c->prefill : c->decode));
+    json_add(item, "contents", json_string(c->real ? "real" : "random"));
+    json_add(item, "requests", json_number(c->num_reqs));
+    json_add(item, "queries", json_number((double)capsule_rows(c, 0)));
+    json_add(item, "keys", json_number((double)capsule_rows(c, 1)));
+    json_add(item, "not_finite",
+             json_number((double)c->not_finite[0] + c->not_finite[1] + c->not_finite[2]));
+    json_add(item, "not_finite_out", json_number(c->not_finite[3]));
+    return item;
+}
+
+static void print_text(const struct json *root)
+{
+    const struct json *c = json_get(root, "capsule"), *item;
+    printf("layer %s, run %d, by %s in prefill and %s in decode, libattn %s\n"
+           "%d requests, %d queries, %d keys, %s contents; %d numbers of q, k and v and %d of out "
+           "were not finite\n",
+           json_text(c, "layer"), (int)json_value(c, "step"), json_text(c, "prefill"),
+           json_text(c, "decode"), json_text(c, "library"), (int)json_value(c, "requests"),
+           (int)json_value(c, "queries"), (int)json_value(c, "keys"), json_text(c, "contents"),
+           (int)json_value(c, "not_finite"), (int)json_value(c, "not_finite_out"));
+    JSON_EACH(item, json_get(root, "results"))
+    {
+        const struct json *place = json_get(item, "worst");
+        const bool off = json_value(item, "elements_off") > 0;
+        printf("%s: largest error %.3g of the bound", json_text(item, "what"),
+               json_value(item, "max_error"));
+        if (off) {
+            printf("; OFF in %.0f elements, most in request %d, query %d, head %d, dim %d: %g, not "
+                   "%g",
+                   json_value(item, "elements_off"), (int)json_value(place, "request"),
+                   (int)json_value(place, "query"), (int)json_value(place, "head"),
+                   (int)json_value(place, "dim"), json_value(place, "found"),
+                   json_value(place, "expected"));
+        }
+        putchar('\n');
+    }
+}
+
+static int tell(const struct contents *from, const struct replay *tested,
+                const struct replay *reference, bool as_json)
+{
+    struct json *root = json_object();
+    const struct json *item;
+    int code = EXIT_SUCCESS;
+    json_add(root, "capsule", describe(&from->capsule));
+    struct json *results = json_add(root, "results", json_array());
+    compare(results, &from->capsule, tested->backends, tested->out, reference->out);
+    if (from->capsule.real) {
+        compare(results, &from->capsule, "the recorded output", from->tensors[3], reference->out);
+    }
+    JSON_EACH(item, results)
+    {
+        code = json_value(item, "elements_off") > 0 ? EXIT_FAILURE : code;
+    }
+    if (!as_json) {
+        print_text(root);
+    } else if (!json_print(root)) {
+        puts("{}");
+        code = EXIT_FAILURE;
+    }
+    json_destroy(root);
+    return code;
+}
+
+int capsule_replay(const char *file, const char *backend, uint64_t seed, bool as_json)
+{
+    struct contents *from = calloc(1, sizeof *from);
+    struct replay tested = {.from = from}, reference = {.from = from};
+    struct attn_error error = ATTN_ERROR_INIT;
+    const struct attn_api *api = NULL;
+    attn_runtime *runtime = NULL;
+    struct attn_device device;
+    int code = EXIT_FAILURE;
+    if (from == NULL || !read_contents(from, file, seed)) {
+        goto done;
+    }
+    attn_status status = library_open(&api, &error);
+    status = status == ATTN_OK ? api->runtime_create(NULL, &runtime, &error) : status;
+    status = status == ATTN_OK ? api->best_device(runtime, backend, &device, &error) : status;
+    if (status != ATTN_OK) {
+        code = command_failed("attn-run", file, &error);
+        goto done;
+    }
+    tested.api = reference.api = api;
+    if (replay_on(&reference, runtime, (struct attn_device){ATTN_DEVICE_CPU, 0}, "cpu_ref") !=
+        ATTN_OK) {
+        code = command_failed("attn-run", file, &reference.error);
+    } else if (replay_on(&tested, runtime, device, backend) != ATTN_OK) {
+        code = command_failed("attn-run", file, &tested.error);
+    } else {
+        code = tell(from, &tested, &reference, as_json);
+    }
+done:
+    replay_finish(&tested);
+    replay_finish(&reference);
+    if (api != NULL) {
+        api->runtime_destroy(runtime);
+    }
+    if (from != NULL) {
+        free(from->file);
+        free(from->drawn);
+    }
+    free(from);
+    return code;
+}
