@@ -1,36 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: a state per value head, float32 S [Dv, Dk], that each token changes and reads,
- * o = S q, behind an optional causal convolution. A description says the rule, its gates and what
- * is done to the inputs. The gated delta rule with a gate per head (Gated DeltaNet; Qwen3-Next) is
- * all zeros. KDA is the same rule with a gate per channel; lightning attention is the additive rule
- * with constant gates and no write gate; Mamba2 is the additive rule (q = C, k = B, v = x, Hk
- * groups) with the step as its write gate and a skip. What no backend declares
- * (attn_recurrent_caps) is refused at selection. */
+/* Recurrent layers: a state per value head, S [Dv, Dk], that each token changes and reads, behind
+ * an optional causal convolution. The rule is the gated delta rule (Gated DeltaNet; Qwen3-Next):
+ *
+ *     S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = scale S q
+ *     g = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b), of each value head
+ *
+ * Others are a draft (draft/recurrent.h). What no backend declares (attn_recurrent_caps) is refused
+ * at selection. */
 #ifndef ATTN_RECURRENT_H
 #define ATTN_RECURRENT_H
 
 #include "tensor.h"
 
-enum attn_recurrent_rule {
-    ATTN_RULE_GATED_DELTA = 0, /* S <- G S; r = beta (v - S k); S <- S + r k^T */
-    ATTN_RULE_ADDITIVE = 1     /* S <- G S + beta v k^T */
-};
-
-/* G, and where g <= 0 comes from. */
-enum attn_recurrent_gate {
-    ATTN_GATE_PER_HEAD = 0,    /* G = e^g, g = -exp(a_log) softplus(a + dt_bias), a [T, Hv] */
-    ATTN_GATE_PER_CHANNEL = 1, /* G scales column c by e^g[c]; a [T, Hv Dk], dt_bias [Hv Dk] */
-    ATTN_GATE_CONSTANT = 2     /* G = e^g, g = -exp(a_log); a is NULL */
-};
-
-enum attn_recurrent_write_gate {
-    ATTN_WRITE_GATE_SIGMOID = 0, /* beta = sigmoid(b), b [T, Hv] */
-    ATTN_WRITE_GATE_NONE = 1,    /* beta = 1; b is NULL */
-    ATTN_WRITE_GATE_STEP = 2     /* beta = softplus(a + dt_bias), a gate per head; b is NULL */
-};
-
-/* On attn_layer_desc, whose num_q_heads and num_kv_heads are then Hk and whose scale is
- * 1 / sqrt(Dk). */
+/* On attn_layer_desc, whose num_q_heads and num_kv_heads are then Hk and whose scale, of q, is
+ * 1 / sqrt(Dk) in most models. */
 struct attn_recurrent_desc {
     struct attn_ext ext;            /* id ATTN_EXT_RECURRENT_DESC */
     int32_t num_k_heads;            /* Hk; key head of value head h: h / (Hv / Hk) */
@@ -42,12 +25,11 @@ struct attn_recurrent_desc {
     int32_t qk_l2norm;              /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
     int32_t chunk_size;             /* of the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
-    int32_t state_dtype;            /* enum attn_dtype_id: 0 or F32 */
-    int32_t rule;                   /* enum attn_recurrent_rule */
-    int32_t gate;                   /* enum attn_recurrent_gate */
-    int32_t write_gate;             /* enum attn_recurrent_write_gate */
-    int32_t has_skip;               /* 1: o <- o + skip[h] v */
-    int32_t has_initial_slots;      /* 1: batches bring initial_slots */
+    /* enum attn_dtype_id, of the cache: F32 (0 reads as it), BF16 or F16. A state is rounded, to
+     * nearest even, where it is written to a slot, and nowhere else; the walk over the step's
+     * tokens goes on from what was written */
+    int32_t state_dtype;
+    int32_t has_initial_slots; /* 1: batches bring initial_slots */
     /* n > 0: batches bring checkpoint_slots, for the states after n, 2 n, ... tokens of a request,
      * counted from its first */
     int32_t checkpoint_interval;
@@ -60,13 +42,12 @@ struct attn_recurrent_weights { /* on attn_layer_params */
     /* [2 Hk Dk + Hv Dv, conv_width], activation dtype; channels in the order q, k, v */
     const struct attn_tensor *conv_weight;
     const struct attn_tensor *conv_bias; /* [channels] or NULL */
-    const float *skip;                   /* device [Hv]; needed iff has_skip */
 };
 
 /* The layer's caches: the state, block = state slot, one slot, head = value head, row of Dv Dk
- * float32, heads one behind the other; and, with a convolution, the window, block = state slot,
- * head = channel, row of conv_width - 1 (+ drafted) inputs. The kernel `recurrent` gets their views
- * as args->k_cache and args->v_cache (NULL without a convolution). */
+ * elements of state_dtype, heads one behind the other; and, with a convolution, the window, block =
+ * state slot, head = channel, row of conv_width - 1 (+ drafted) inputs. The kernel `recurrent` gets
+ * their views as args->k_cache and args->v_cache (NULL without a convolution). */
 
 /* A request whose first slot is negative, of either row, or that has no tokens, is left alone, its
  * rows of out too. Speculative, a request of up to 1 + n tokens leaves the state after its token i
@@ -105,8 +86,8 @@ struct attn_io_recurrent { /* on attn_step_io; out is [T, Hv, Dv] */
     struct attn_ext ext;   /* id ATTN_EXT_IO_RECURRENT */
     /* [T, 2 Hk Dk + Hv Dv] before the convolution; else q, k, v of the step */
     const struct attn_tensor *mixed_qkv;
-    const struct attn_tensor *a; /* [T, Hv], or as the gate says */
-    const struct attn_tensor *b; /* [T, Hv], or as the write gate says */
+    const struct attn_tensor *a; /* [T, Hv] */
+    const struct attn_tensor *b; /* [T, Hv] */
 };
 
 struct attn_recurrent_caps { /* on attn_backend_caps */
@@ -115,11 +96,7 @@ struct attn_recurrent_caps { /* on attn_backend_caps */
     int32_t head_size_v_max;
     int32_t conv_width_max;
     int32_t max_speculative_tokens;
-    /* masks of 1 << code; 0 reads as code 0 alone */
-    uint32_t rules;        /* enum attn_recurrent_rule */
-    uint32_t gates;        /* enum attn_recurrent_gate */
-    uint32_t write_gates;  /* enum attn_recurrent_write_gate */
-    int32_t skip;          /* 1: takes has_skip */
+    uint32_t state_dtypes; /* mask of 1 << enum attn_dtype_id; 0 reads as F32 alone */
     int32_t initial_slots; /* 1: takes has_initial_slots */
     int32_t checkpoints;   /* 1: takes checkpoint_interval */
 };

@@ -487,6 +487,8 @@ static attn_status check_unread(const struct attn_layer_desc *l, const struct at
         {ATTN_EXT_MLA_WEIGHTS, "attn_mla_weights", l->kind == ATTN_LAYER_MLA, "kind mla"},
         {ATTN_EXT_RECURRENT_WEIGHTS, "attn_recurrent_weights", l->kind == ATTN_LAYER_RECURRENT,
          "kind recurrent"},
+        {ATTN_EXT_DRAFT_RECURRENT_SKIP, "attn_recurrent_skip",
+         is_extended(l, ATTN_EXT_DRAFT_RECURRENT_RULE), "attn_recurrent_rule"},
         {ATTN_EXT_DRAFT_MM_ENCODER_STATE, "attn_mm_encoder_state",
          is_extended(l, ATTN_EXT_DRAFT_MM_ENCODER), "attn_mm_encoder_quant"}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -509,7 +511,8 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
                               struct attn_error *error)
 {
     static const uint32_t known[] = {ATTN_EXT_MLA_WEIGHTS, ATTN_EXT_RECURRENT_WEIGHTS,
-                                     ATTN_EXT_KV_QUANT_PARAMS, ATTN_EXT_DRAFT_MM_ENCODER_STATE};
+                                     ATTN_EXT_KV_QUANT_PARAMS, ATTN_EXT_DRAFT_MM_ENCODER_STATE,
+                                     ATTN_EXT_DRAFT_RECURRENT_SKIP};
     struct attn_layer_params read;
     if (layer == NULL) {
         return BAD("layer", "layer is NULL");
@@ -518,7 +521,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     attn_status status =
         struct_read(&read, sizeof read, MIN_PARAMS, params, "attn_layer_params", error);
     if (status == ATTN_OK) {
-        status = ext_check(read.next, known, 4, "attn_layer_params", error);
+        status = ext_check(read.next, known, 5, "attn_layer_params", error);
     }
     status = status == ATTN_OK ? check_unread(l, &read, error) : status;
     if (status == ATTN_OK && l->has_sinks && read.sinks == NULL) {

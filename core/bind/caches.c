@@ -75,7 +75,7 @@ static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
 static struct attn_cache_spec state_spec(const attn_layer *layer, bool window)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
-    const int32_t dtype = window ? layer->desc->dtype : ATTN_KV_F32; /* one code for one thing */
+    const int32_t dtype = window ? layer->desc->dtype : g->state_dtype; /* one code for one thing */
     return (struct attn_cache_spec){
         .role = window ? ATTN_CACHE_CONV : ATTN_CACHE_STATE,
         .kv_dtype = dtype,
@@ -223,8 +223,10 @@ static attn_status bind_states(attn_layer *layer, const struct attn_kv_view *con
             status == ATTN_OK ? place_check_view(layer->model, &read[i], which, error) : status;
     }
     const int64_t element = kv_row_bytes(layer->desc->dtype, 1, false);
+    const int64_t state_element =
+        count > 0 ? kv_row_bytes(spec_of(layer, 0).kv_dtype, 1, false) : 1;
     if (status == ATTN_OK &&
-        (read[0].stride_head != rows[0] || read[0].stride_block % 4 != 0 ||
+        (read[0].stride_head != rows[0] || read[0].stride_block % state_element != 0 ||
          read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
          (count == 2 && read[0].num_blocks != read[1].num_blocks))) {
         status = BAD("stride_head",

@@ -63,6 +63,8 @@ attn_status layer_params_copy_take(struct layer_params_copy *own,
                    sizeof own->kv_quant);
     keep_extension(own, given->next, ATTN_EXT_DRAFT_MM_ENCODER_STATE, &own->encoder.ext,
                    sizeof own->encoder);
+    keep_extension(own, given->next, ATTN_EXT_DRAFT_RECURRENT_SKIP, &own->skip.ext,
+                   sizeof own->skip);
     if (keep_extension(own, given->next, ATTN_EXT_MLA_WEIGHTS, &own->mla.ext, sizeof own->mla)) {
         struct attn_mla_weights *w = &own->mla;
         status = status ? status : keep_tensor(own, &w->kv_b_proj, "kv_b_proj", error);

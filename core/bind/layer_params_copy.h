@@ -4,8 +4,8 @@
 #ifndef CORE_BIND_LAYER_PARAMS_COPY_H
 #define CORE_BIND_LAYER_PARAMS_COPY_H
 
-#include <attn/recurrent.h>
 #include <attn/draft/mm_encoder.h>
+#include <attn/draft/recurrent.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/status.h>
@@ -20,6 +20,7 @@ struct layer_params_copy {
     struct attn_kv_quant_params kv_quant;
     struct attn_mla_weights mla;
     struct attn_recurrent_weights gdn;
+    struct attn_recurrent_skip skip;
     struct attn_mm_encoder_state encoder;
     struct own_tensor tensors[LAYER_PARAMS_MAX_TENSORS];
     int32_t num_tensors;

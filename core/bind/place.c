@@ -124,6 +124,8 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
         (const struct attn_mla_weights *)ext_find(params->next, ATTN_EXT_MLA_WEIGHTS);
     const struct attn_recurrent_weights *gdn =
         (const struct attn_recurrent_weights *)ext_find(params->next, ATTN_EXT_RECURRENT_WEIGHTS);
+    const struct attn_recurrent_skip *skip =
+        (const struct attn_recurrent_skip *)ext_find(params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
     const struct attn_kv_quant_params *quant =
         (const struct attn_kv_quant_params *)ext_find(params->next, ATTN_EXT_KV_QUANT_PARAMS);
     const struct attn_mm_encoder_state *encoder = (const struct attn_mm_encoder_state *)ext_find(
@@ -146,10 +148,12 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
     if (status == ATTN_OK && gdn != NULL) {
         const struct pointed all[] = {{"a_log", gdn->a_log, NULL},
                                       {"dt_bias", gdn->dt_bias, NULL},
-                                      {"skip", gdn->skip, NULL},
                                       {"conv_weight", NULL, gdn->conv_weight},
                                       {"conv_bias", NULL, gdn->conv_bias}};
-        status = check_all(model, all, 5, error);
+        status = check_all(model, all, 4, error);
+    }
+    if (status == ATTN_OK && skip != NULL) {
+        status = place_ask(model, skip->skip, "skip", error);
     }
     if (status == ATTN_OK && quant != NULL) {
         const struct pointed all[] = {{"hadamard_signs_k", quant->hadamard_signs_k, NULL},

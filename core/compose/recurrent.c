@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: the gated delta rule (GDN). A request has a state in a slot instead of keys in
- * blocks; a step is one call of the kernel `recurrent`. */
+/* Recurrent layers. A request has a state in a slot instead of keys in blocks; a step is one call
+ * of the kernel `recurrent`, which knows the layer's rule. */
+#include <math.h>
 #include <string.h>
 
 #include "bind/model.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
+#include "select/names.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 #include "util/tensor.h"
@@ -14,18 +16,59 @@
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
+/* The draft extension that says another rule than gated delta; values that do not go together. */
+static attn_status check_rule(const char *name, const struct attn_recurrent_rule *r,
+                              struct attn_error *error)
+{
+    const bool step = r->write_gate == ATTN_WRITE_GATE_STEP;
+    const bool steps = r->gate == ATTN_GATE_SOFTPLUS, bounded = r->gate == ATTN_GATE_BOUNDED;
+    const struct ranged ranges[] = {
+        {"rule", r->rule, 0, NUM_RULES - 1},
+        {"gate", r->gate, 0, NUM_GATES - 1},
+        {"gate_per_channel", r->gate_per_channel, 0, r->gate != ATTN_GATE_CONSTANT},
+        {"write_gate", r->write_gate, 0, NUM_WRITE_GATES - 1},
+        {"values_first", r->values_first, 0, 1},
+        {"has_skip", r->has_skip, 0, 1},
+        {"reserved", r->reserved, 0, 0}};
+    attn_status status = layer_ranges(name, ranges, sizeof ranges / sizeof *ranges, error);
+    if (status == ATTN_OK && step && (!steps || r->gate_per_channel)) {
+        status = BAD("write_gate",
+                     "layer '%s': write_gate is the step of a softplus gate per head; gate is %d, "
+                     "gate_per_channel %d",
+                     name, r->gate, r->gate_per_channel);
+    }
+    if (status == ATTN_OK &&
+        (bounded ? !(r->gate_bound < 0) || !isfinite(r->gate_bound) : r->gate_bound != 0)) {
+        status =
+            BAD("gate_bound", "layer '%s': gate_bound is %g; below 0 with a bounded gate, else 0",
+                name, r->gate_bound);
+    }
+    if (status == ATTN_OK && (!(r->dt_min >= 0) || !isfinite(r->dt_min) || !(r->dt_max >= 0) ||
+                              (r->dt_max > 0 && r->dt_max < r->dt_min) ||
+                              (!steps && (r->dt_min > 0 || r->dt_max > 0)))) {
+        status = BAD("dt_min",
+                     "layer '%s': dt_min is %g, dt_max %g; 0 or above, dt_max from dt_min on or 0, "
+                     "of a softplus gate",
+                     name, r->dt_min, r->dt_max);
+    }
+    return status;
+}
+
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     layer->has_states = layer->gdn != NULL;
     if ((layer->desc.kind == ATTN_LAYER_RECURRENT) != layer->has_states) {
         return layer_refuse_extension(layer, "attn_recurrent_desc", !layer->has_states, error);
     }
+    if (layer->rule != NULL && !layer->has_states) {
+        return layer_refuse_extension(layer, "attn_recurrent_rule", false, error);
+    }
     if (!layer->has_states) {
         return ATTN_OK;
     }
     layer->kernel = ATTN_KERNEL_RECURRENT;
     const struct attn_layer_desc *l = &layer->desc;
-    const struct attn_recurrent_desc *g = layer->gdn;
+    struct attn_recurrent_desc *g = layer->gdn;
     const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
                                     {"num_v_heads", g->num_v_heads, 1, MAX_HEADS},
                                     {"head_size_k", g->head_size_k, 8, MAX_HEAD_SIZE},
@@ -35,10 +78,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                                     {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024},
                                     {"conv_silu", g->conv_silu, 0, 1},
                                     {"qk_l2norm", g->qk_l2norm, 0, 1},
-                                    {"rule", g->rule, 0, NUM_RULES - 1},
-                                    {"gate", g->gate, 0, NUM_GATES - 1},
-                                    {"write_gate", g->write_gate, 0, NUM_WRITE_GATES - 1},
-                                    {"has_skip", g->has_skip, 0, 1},
                                     {"has_initial_slots", g->has_initial_slots, 0, 1},
                                     {"checkpoint_interval", g->checkpoint_interval, 0, 1 << 30}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
@@ -61,20 +100,13 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         status = BAD("conv_silu", "layer '%s': conv_silu is 1, which needs a conv_width", l->name);
     }
     layer->desc.head_size_v = g->head_size_v;
-    if (status == ATTN_OK && g->write_gate == ATTN_WRITE_GATE_STEP &&
-        g->gate != ATTN_GATE_PER_HEAD) {
-        status =
-            BAD("write_gate",
-                "layer '%s': write_gate is the step, which is made of a gate per head; gate is "
-                "%d",
-                l->name, g->gate);
+    g->state_dtype = g->state_dtype == ATTN_DTYPE_DEFAULT ? ATTN_DTYPE_F32 : g->state_dtype;
+    if (status == ATTN_OK && (g->state_dtype < ATTN_DTYPE_F16 || g->state_dtype > ATTN_DTYPE_F32)) {
+        status = BAD("state_dtype", "layer '%s': state_dtype is %d; 0 or %d to %d (f16, bf16, f32)",
+                     l->name, g->state_dtype, ATTN_DTYPE_F16, ATTN_DTYPE_F32);
     }
-    if (status == ATTN_OK && g->state_dtype != ATTN_DTYPE_DEFAULT &&
-        g->state_dtype != ATTN_DTYPE_F32) {
-        status = BAD("state_dtype", "layer '%s': state_dtype is %d; 0 or %d (f32)", l->name,
-                     g->state_dtype, ATTN_DTYPE_F32);
-    }
-    return status;
+    return status == ATTN_OK && layer->rule != NULL ? check_rule(l->name, layer->rule, error)
+                                                    : status;
 }
 
 static const char *name_of_rule(int32_t code)
@@ -85,7 +117,7 @@ static const char *name_of_rule(int32_t code)
 
 static const char *name_of_gate(int32_t code)
 {
-    static const char *const names[] = {"per_head", "per_channel", "constant"};
+    static const char *const names[] = {"softplus", "bounded", "given", "constant"};
     return names[code];
 }
 
@@ -95,25 +127,31 @@ static const char *name_of_write_gate(int32_t code)
     return names[code];
 }
 
-/* A mask that says nothing is of code 0: the gated delta rule with a gate per head. */
-static void match_form(struct check *check, const struct attn_recurrent_desc *g,
-                       const struct attn_recurrent_caps *caps)
+/* A mask that says nothing is of code 0. A layer or a backend without the draft extension has the
+ * gated delta rule alone. */
+static void match_rule(struct check *check, const struct attn_recurrent_rule *given)
 {
+    static const struct attn_recurrent_rule gated_delta;
+    static const struct attn_recurrent_rule_caps none;
+    const struct attn_recurrent_rule *r = given != NULL ? given : &gated_delta;
+    const struct attn_recurrent_rule_caps *caps = (const struct attn_recurrent_rule_caps *)ext_find(
+        check->caps->next, ATTN_EXT_DRAFT_RECURRENT_CAPS);
+    caps = caps != NULL ? caps : &none;
     const struct {
         const char *field;
         int32_t code, count;
         uint32_t mask;
         const char *(*name)(int32_t);
     } codes[] = {
-        {"rule", g->rule, NUM_RULES, caps->rules, name_of_rule},
-        {"gate", g->gate, NUM_GATES, caps->gates, name_of_gate},
-        {"write_gate", g->write_gate, NUM_WRITE_GATES, caps->write_gates, name_of_write_gate}};
+        {"rule", r->rule, NUM_RULES, caps->rules, name_of_rule},
+        {"gate", r->gate, NUM_GATES, caps->gates, name_of_gate},
+        {"write_gate", r->write_gate, NUM_WRITE_GATES, caps->write_gates, name_of_write_gate}};
     const struct {
         const char *field;
         int32_t asked, declared;
-    } switches[] = {{"has_skip", g->has_skip, caps->skip},
-                    {"has_initial_slots", g->has_initial_slots, caps->initial_slots},
-                    {"checkpoint_interval", g->checkpoint_interval, caps->checkpoints}};
+    } switches[] = {{"gate_per_channel", r->gate_per_channel, caps->gate_per_channel},
+                    {"values_first", r->values_first, caps->values_first},
+                    {"has_skip", r->has_skip, caps->skip}};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         check_code(check, codes[i].field, codes[i].code, codes[i].mask != 0 ? codes[i].mask : 1,
                    codes[i].count, codes[i].name);
@@ -122,6 +160,17 @@ static void match_form(struct check *check, const struct attn_recurrent_desc *g,
         if (switches[i].asked && !switches[i].declared) {
             check_refuse_number(check, switches[i].field, switches[i].asked, "no");
         }
+    }
+}
+
+static void match_slots(struct check *check, const struct attn_recurrent_desc *g,
+                        const struct attn_recurrent_caps *caps)
+{
+    if (g->has_initial_slots && !caps->initial_slots) {
+        check_refuse_number(check, "has_initial_slots", g->has_initial_slots, "no");
+    }
+    if (g->checkpoint_interval && !caps->checkpoints) {
+        check_refuse_number(check, "checkpoint_interval", g->checkpoint_interval, "no");
     }
 }
 
@@ -135,11 +184,16 @@ static void match(struct check *check, int32_t phase)
     }
     if (caps == NULL) {
         if (check->caps->kernels & ATTN_KERNEL_RECURRENT) {
-            reasons_add(check->reasons, "attn_recurrent_caps", "limits of GDN", "not declared");
+            reasons_add(check->reasons, "attn_recurrent_caps", "limits of recurrent layers",
+                        "not declared");
         }
         return;
     }
-    match_form(check, gdn, caps);
+    match_rule(check, check->whole->rule);
+    match_slots(check, gdn, caps);
+    check_code(check, "state_dtype", gdn->state_dtype,
+               caps->state_dtypes != 0 ? caps->state_dtypes : 1u << ATTN_DTYPE_F32, NUM_DTYPES,
+               name_of_dtype);
     if (gdn->head_size_k > caps->head_size_k_max) {
         check_refuse_limit(check, "head_size_k", gdn->head_size_k, caps->head_size_k_max);
     }
@@ -169,11 +223,12 @@ static bool same_table(const attn_layer *a, const attn_layer *b)
            memcmp((const char *)x + from, (const char *)y + from, sizeof *x - from) == 0;
 }
 
-/* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
+/* One page is all of a slot's state: S [Hv, Dv, Dk], and the convolution's window. */
 static void make_spec(const attn_layer *layer, struct kv_page *spec)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
-    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
+    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k *
+                    (g->state_dtype == ATTN_DTYPE_F32 ? 4 : 2);
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
@@ -205,17 +260,24 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
     const char *name = layer->desc->name;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-    if (weights == NULL || weights->a_log == NULL ||
-        (weights->dt_bias == NULL && g->gate != ATTN_GATE_CONSTANT)) {
-        return BAD("attn_recurrent_weights",
-                   "layer '%s': the parameters bring no attn_recurrent_weights, or a_log %p or "
-                   "dt_bias %p is NULL",
-                   name, weights != NULL ? (const void *)weights->a_log : NULL,
-                   weights != NULL ? (const void *)weights->dt_bias : NULL);
+    const int32_t gate = layer->selected->rule != NULL ? layer->selected->rule->gate : 0;
+    const bool a_log = gate != ATTN_GATE_GIVEN, dt_bias = a_log && gate != ATTN_GATE_CONSTANT;
+    const struct attn_recurrent_skip *skip =
+        (const struct attn_recurrent_skip *)ext_find(params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
+    const bool has_skip = layer->selected->rule != NULL && layer->selected->rule->has_skip;
+    if (weights == NULL || (weights->a_log != NULL) != a_log ||
+        (weights->dt_bias != NULL) != dt_bias) {
+        return BAD(
+            "attn_recurrent_weights",
+            "layer '%s': the parameters bring no attn_recurrent_weights, or not what its gate "
+            "takes: a_log %p (%s), dt_bias %p (%s)",
+            name, weights != NULL ? (const void *)weights->a_log : NULL,
+            a_log ? "an array" : "NULL", weights != NULL ? (const void *)weights->dt_bias : NULL,
+            dt_bias ? "an array" : "NULL");
     }
-    if ((weights->skip != NULL) != (g->has_skip != 0)) {
-        return BAD("skip", "layer '%s': has_skip is %d and skip is %p", name, g->has_skip,
-                   (const void *)weights->skip);
+    if ((skip != NULL && skip->skip != NULL) != has_skip) {
+        return BAD("skip", "layer '%s': has_skip is %d and skip is %p", name, has_skip,
+                   skip != NULL ? (const void *)skip->skip : NULL);
     }
     const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
     if (g->conv_width > 0 &&
@@ -532,15 +594,22 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         return ATTN_OK;
     }
     if (gdn == NULL || io->lse != NULL) {
-        return FAIL("attn_io_recurrent", "a run of GDN needs attn_io_recurrent and has no lse");
+        return FAIL("attn_io_recurrent",
+                    "a run of a recurrent layer needs attn_io_recurrent and has no lse");
     }
-    int64_t gates =
-        (int64_t)g->num_v_heads * (g->gate == ATTN_GATE_PER_CHANNEL ? g->head_size_k : 1);
-    if ((g->gate != ATTN_GATE_CONSTANT && !is_flat(gdn->a, rows, gates)) ||
-        (g->write_gate == ATTN_WRITE_GATE_SIGMOID && !is_flat(gdn->b, rows, g->num_v_heads))) {
+    static const struct attn_recurrent_rule gated_delta;
+    const struct attn_recurrent_rule *r =
+        step->layer->selected->rule != NULL ? step->layer->selected->rule : &gated_delta;
+    int64_t gates = (int64_t)g->num_v_heads * (r->gate_per_channel ? g->head_size_k : 1);
+    if (r->gate == ATTN_GATE_CONSTANT ? gdn->a != NULL : !is_flat(gdn->a, rows, gates)) {
         return FAIL("a",
-                    "a or b is NULL or not [num_tokens or more, num_v_heads] of floats (a of a "
-                    "gate per channel: num_v_heads head_size_k)");
+                    "a is not [num_tokens or more, num_v_heads] of floats (a gate per channel: "
+                    "num_v_heads head_size_k), or, of a constant gate, not NULL");
+    }
+    if (r->write_gate != ATTN_WRITE_GATE_SIGMOID ? gdn->b != NULL
+                                                 : !is_flat(gdn->b, rows, g->num_v_heads)) {
+        return FAIL("b", "b is not [num_tokens or more, num_v_heads] of floats, or, without a "
+                         "sigmoid write gate, not NULL");
     }
     if (g->conv_width > 0 &&
         (!is_flat(gdn->mixed_qkv, rows, keys + (int64_t)g->num_v_heads * g->head_size_v) ||

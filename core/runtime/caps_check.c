@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/caps_check.h"
 
-#include <attn/recurrent.h>
+#include <attn/draft/recurrent.h>
 #include <attn/mla.h>
 #include <attn/types.h>
 #include <string.h>
@@ -405,19 +405,22 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
     return ATTN_OK;
 }
 
+size_t caps_extension_size(uint32_t id)
+{
+    return id == ATTN_EXT_CAPS_MLA               ? sizeof(struct attn_mla_caps)
+           : id == ATTN_EXT_CAPS_RECURRENT       ? sizeof(struct attn_recurrent_caps)
+           : id == ATTN_EXT_DRAFT_RECURRENT_CAPS ? sizeof(struct attn_recurrent_rule_caps)
+                                                 : 0;
+}
+
 /* Extensions are plain int32_t behind their header. */
 static attn_status check_extensions(const struct attn_backend_caps *c, struct attn_error *error)
 {
     for (const struct attn_ext *ext = c->next; ext != NULL; ext = ext->next) {
-        const bool mla = ext->id == ATTN_EXT_CAPS_MLA;
-        const size_t known =
-            mla ? sizeof(struct attn_mla_caps) : sizeof(struct attn_recurrent_caps);
+        const size_t known = caps_extension_size(ext->id);
         const size_t size = ext->struct_size < known ? ext->struct_size : known;
-        if (!mla && ext->id != ATTN_EXT_CAPS_RECURRENT) {
-            continue;
-        }
         const int32_t *numbers = (const int32_t *)(const void *)(ext + 1);
-        for (size_t i = 0; i < (size - sizeof *ext) / sizeof *numbers; i++) {
+        for (size_t i = 0; i * sizeof *numbers + sizeof *ext < size; i++) {
             if (numbers[i] < 0) {
                 return BAD("next", "%s: number %zu of extension %u is %d; 0 or above", c->name, i,
                            ext->id, numbers[i]);

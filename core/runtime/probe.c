@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/probe.h"
 
-#include <attn/recurrent.h>
+#include <attn/draft/recurrent.h>
 #include <attn/mla.h>
 #include <stdio.h>
 #include <string.h>
@@ -101,11 +101,10 @@ static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_e
 {
     struct attn_ext *first = NULL, **last = &first;
     for (; next != NULL; next = next->next) {
-        if (next->id != ATTN_EXT_CAPS_MLA && next->id != ATTN_EXT_CAPS_RECURRENT) {
+        const size_t known = caps_extension_size(next->id);
+        if (known == 0) {
             continue;
         }
-        const size_t known = next->id == ATTN_EXT_CAPS_MLA ? sizeof(struct attn_mla_caps)
-                                                           : sizeof(struct attn_recurrent_caps);
         const size_t size = next->struct_size < known ? next->struct_size : known;
         struct attn_ext *copy = arena_alloc(arena, known); /* a missing tail is 0 */
         if (copy == NULL) {
@@ -190,13 +189,14 @@ static int32_t first_dropped(const struct attn_backend_caps *caps)
 static attn_status take_backend(void *user, const struct attn_backend_caps *given,
                                 struct attn_error *why)
 {
-    static const uint32_t known[] = {ATTN_EXT_CAPS_MLA, ATTN_EXT_CAPS_RECURRENT};
+    static const uint32_t known[] = {ATTN_EXT_CAPS_MLA, ATTN_EXT_CAPS_RECURRENT,
+                                     ATTN_EXT_DRAFT_RECURRENT_CAPS};
     struct found *found = user;
     struct attn_backend_caps caps;
     struct attn_error error = ATTN_ERROR_INIT;
     attn_status status =
         table_read(&caps, sizeof caps, MIN_CAPS, given, "attn_backend_caps", &error);
-    status = status ? status : ext_check(caps.next, known, 2, "attn_backend_caps", &error);
+    status = status ? status : ext_check(caps.next, known, 3, "attn_backend_caps", &error);
     caps.variant = caps.variant != NULL ? caps.variant : "";
     caps_trim(&caps);
     status = status ? status : caps_check(&caps, &error);

@@ -23,6 +23,7 @@ struct layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc *mla;              /* or NULL */
     struct attn_recurrent_desc *gdn;        /* or NULL */
+    struct attn_recurrent_rule *rule;       /* or NULL: the gated delta rule */
     struct attn_layer_caches *caches;       /* or NULL; elements of our struct's size */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */

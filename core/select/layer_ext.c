@@ -185,17 +185,19 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
 attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error)
 {
-    uint32_t known[5 + MAX_VENDOR_EXTENSIONS] = {ATTN_EXT_MLA_DESC, ATTN_EXT_RECURRENT_DESC,
-                                                 ATTN_EXT_CONTEXT_PARALLEL,
-                                                 ATTN_EXT_DRAFT_MM_ENCODER, ATTN_EXT_LAYER_CACHES};
+    uint32_t known[6 + MAX_VENDOR_EXTENSIONS] = {
+        ATTN_EXT_MLA_DESC,         ATTN_EXT_RECURRENT_DESC,   ATTN_EXT_DRAFT_RECURRENT_RULE,
+        ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_DRAFT_MM_ENCODER, ATTN_EXT_LAYER_CACHES};
     bool failed = false;
     attn_status status =
-        ext_check(next, known, layer_vendor_ids(next, known, 5), "attn_layer_desc", error);
+        ext_check(next, known, layer_vendor_ids(next, known, 6), "attn_layer_desc", error);
     if (status != ATTN_OK) {
         return status;
     }
     layer->mla = copy_ext(arena, next, ATTN_EXT_MLA_DESC, sizeof *layer->mla, &failed);
     layer->gdn = copy_ext(arena, next, ATTN_EXT_RECURRENT_DESC, sizeof *layer->gdn, &failed);
+    layer->rule =
+        copy_ext(arena, next, ATTN_EXT_DRAFT_RECURRENT_RULE, sizeof *layer->rule, &failed);
     layer->cp = copy_ext(arena, next, ATTN_EXT_CONTEXT_PARALLEL, sizeof *layer->cp, &failed);
     layer->mm_quant =
         copy_ext(arena, next, ATTN_EXT_DRAFT_MM_ENCODER, sizeof *layer->mm_quant, &failed);
@@ -205,6 +207,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     chain(&layer->desc.next, layer->caches);
     chain(&layer->desc.next, layer->mm_quant);
     chain(&layer->desc.next, layer->cp);
+    chain(&layer->desc.next, layer->rule);
     chain(&layer->desc.next, layer->gdn);
     chain(&layer->desc.next, layer->mla);
     return failed ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer")

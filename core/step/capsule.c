@@ -306,7 +306,7 @@ static void put(void *user, const char *line)
 /* What a file with the run is made of; the arena has it all. */
 static attn_status read_run(struct taking *t, const struct attn_step_io *io)
 {
-    const struct kept_params *params = t->layer->params;
+    const struct layer_params_copy *params = t->layer->params;
     struct capsule *c = t->capsule = take_memory(t, sizeof *t->capsule);
     int32_t *batch_rows = NULL;
     if (c == NULL) {

@@ -5,6 +5,7 @@
 #define CORE_UTIL_COUNTS_H
 
 #include <attn/api.h>
+#include <attn/draft/recurrent.h>
 
 enum {
     NUM_PHASES = ATTN_PHASE_DECODE + 1,

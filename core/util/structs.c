@@ -3,6 +3,7 @@
 
 #include <attn/api.h>
 #include <attn/draft/mm_encoder.h>
+#include <attn/draft/recurrent.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
 #include <string.h>
@@ -125,24 +126,28 @@ bool ext_same(const struct attn_ext *a, const struct attn_ext *b)
 static const struct {
     size_t minimum, size;
     bool is_declared; /* of the class whose unknown tail is ignored */
-} sizes[] = {[ATTN_EXT_MLA_DESC] = {64, sizeof(struct attn_mla_desc)},
-             [ATTN_EXT_RECURRENT_DESC] = {88, sizeof(struct attn_recurrent_desc)},
-             [ATTN_EXT_MLA_WEIGHTS] = {64, sizeof(struct attn_mla_weights)},
-             [ATTN_EXT_RECURRENT_WEIGHTS] = {64, sizeof(struct attn_recurrent_weights)},
-             [ATTN_EXT_CONTEXT_PARALLEL] = {56, sizeof(struct attn_context_parallel)},
-             [ATTN_EXT_BATCH_CONTEXT] = {56, sizeof(struct attn_batch_context_parallel)},
-             [ATTN_EXT_BATCH_RECURRENT] = {88, sizeof(struct attn_batch_recurrent)},
-             [ATTN_EXT_IO_MLA] = {72, sizeof(struct attn_io_mla)},
-             [ATTN_EXT_IO_RECURRENT] = {48, sizeof(struct attn_io_recurrent)},
-             [ATTN_EXT_IO_OUTPUT_QUANT] = {40, sizeof(struct attn_io_output_quant)},
-             [ATTN_EXT_IO_ROPE] = {72, sizeof(struct attn_io_rope)},
-             [ATTN_EXT_KV_QUANT_PARAMS] = {48, sizeof(struct attn_kv_quant_params)},
-             [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps), true},
-             [ATTN_EXT_CAPS_RECURRENT] = {64, sizeof(struct attn_recurrent_caps), true},
-             [PLACE(ATTN_EXT_DRAFT_MM_ENCODER)] = {40, sizeof(struct attn_mm_encoder_quant)},
-             [PLACE(ATTN_EXT_DRAFT_MM_ENCODER_STATE)] = {40, sizeof(struct attn_mm_encoder_state)},
-             [ATTN_EXT_LAYER_CACHES] = {40, sizeof(struct attn_layer_caches)},
-             [ATTN_EXT_IO_CACHES] = {40, sizeof(struct attn_io_caches)}};
+} sizes[] = {
+    [ATTN_EXT_MLA_DESC] = {64, sizeof(struct attn_mla_desc)},
+    [ATTN_EXT_RECURRENT_DESC] = {72, sizeof(struct attn_recurrent_desc)},
+    [ATTN_EXT_MLA_WEIGHTS] = {64, sizeof(struct attn_mla_weights)},
+    [ATTN_EXT_RECURRENT_WEIGHTS] = {56, sizeof(struct attn_recurrent_weights)},
+    [ATTN_EXT_CONTEXT_PARALLEL] = {56, sizeof(struct attn_context_parallel)},
+    [ATTN_EXT_BATCH_CONTEXT] = {56, sizeof(struct attn_batch_context_parallel)},
+    [ATTN_EXT_BATCH_RECURRENT] = {88, sizeof(struct attn_batch_recurrent)},
+    [ATTN_EXT_IO_MLA] = {72, sizeof(struct attn_io_mla)},
+    [ATTN_EXT_IO_RECURRENT] = {48, sizeof(struct attn_io_recurrent)},
+    [ATTN_EXT_IO_OUTPUT_QUANT] = {40, sizeof(struct attn_io_output_quant)},
+    [ATTN_EXT_IO_ROPE] = {72, sizeof(struct attn_io_rope)},
+    [ATTN_EXT_KV_QUANT_PARAMS] = {48, sizeof(struct attn_kv_quant_params)},
+    [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps), true},
+    [ATTN_EXT_CAPS_RECURRENT] = {56, sizeof(struct attn_recurrent_caps), true},
+    [PLACE(ATTN_EXT_DRAFT_MM_ENCODER)] = {40, sizeof(struct attn_mm_encoder_quant)},
+    [PLACE(ATTN_EXT_DRAFT_MM_ENCODER_STATE)] = {40, sizeof(struct attn_mm_encoder_state)},
+    [PLACE(ATTN_EXT_DRAFT_RECURRENT_RULE)] = {64, sizeof(struct attn_recurrent_rule)},
+    [PLACE(ATTN_EXT_DRAFT_RECURRENT_SKIP)] = {32, sizeof(struct attn_recurrent_skip)},
+    [PLACE(ATTN_EXT_DRAFT_RECURRENT_CAPS)] = {48, sizeof(struct attn_recurrent_rule_caps), true},
+    [ATTN_EXT_LAYER_CACHES] = {40, sizeof(struct attn_layer_caches)},
+    [ATTN_EXT_IO_CACHES] = {40, sizeof(struct attn_io_caches)}};
 
 /* As struct_read does it: neither cut inside of what it always had, nor with a tail that says what
  * is not known here. */

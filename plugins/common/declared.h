@@ -59,9 +59,10 @@
     .num_head_sizes = 1, .num_block_sizes = 1, .graph_level = ATTN_GRAPH_ALWAYS,                   \
     .graph_fill_seq_len = 1, .reorder_threshold = 1
 
-/* Members of struct attn_recurrent_caps, and of struct attn_mla_caps with them behind. */
-#define COMMON_RECURRENT_CAPS                                                                      \
-    .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof(struct attn_recurrent_caps), NULL},                 \
+/* Members of struct attn_recurrent_caps, after which `further` comes, and of struct attn_mla_caps
+ * with them behind. */
+#define COMMON_RECURRENT_CAPS(further)                                                             \
+    .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof(struct attn_recurrent_caps), further},              \
     .head_size_k_max = GDN_MAX_HEAD_SIZE, .head_size_v_max = GDN_MAX_HEAD_SIZE,                    \
     .conv_width_max = GDN_MAX_CONV_WIDTH, .max_speculative_tokens = GDN_MAX_DRAFTED - 1,           \
     .initial_slots = 1, .checkpoints = 1

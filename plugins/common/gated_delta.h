@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One call of gated_delta as every plugin reads it: its parts, a request's place in them, and the
- * check of the slots. */
+/* One call of the kernel `recurrent` as every plugin reads it: its parts, a request's place in
+ * them, and the check of the slots. */
 #ifndef PLUGINS_COMMON_GATED_DELTA_H
 #define PLUGINS_COMMON_GATED_DELTA_H
 
-#include <attn/recurrent.h>
+#include <attn/draft/recurrent.h>
 
 #include "common/tensors.h"
 
@@ -19,10 +19,13 @@
 struct gdn {
     const struct attn_attend_args *args;
     const struct attn_recurrent_desc *desc;
+    const struct attn_recurrent_rule *rule; /* never NULL; zeros are the gated delta rule */
     const struct attn_recurrent_weights *weights;
+    const float *skip; /* [Hv] or NULL */
     const struct attn_batch_recurrent *states;
     const struct attn_io_recurrent *io;
-    int64_t num_channels; /* 2 Hk Dk + Hv Dv, in the order q, k, v */
+    int64_t num_channels;              /* 2 Hk Dk + Hv Dv */
+    int64_t first_q, first_k, first_v; /* channels */
 };
 
 /* One request of a step. */
@@ -41,8 +44,14 @@ struct gdn_request {
 
 static inline struct gdn gdn_of(const struct attn_attend_args *args)
 {
+    static const struct attn_recurrent_rule gated_delta;
+    const struct attn_recurrent_skip *skip = (const struct attn_recurrent_skip *)ext_of(
+        args->params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
     struct gdn gdn = {
         .args = args,
+        .rule = (const struct attn_recurrent_rule *)ext_of(args->layer->next,
+                                                           ATTN_EXT_DRAFT_RECURRENT_RULE),
+        .skip = skip != NULL ? skip->skip : NULL,
         .desc =
             (const struct attn_recurrent_desc *)ext_of(args->layer->next, ATTN_EXT_RECURRENT_DESC),
         .weights = (const struct attn_recurrent_weights *)ext_of(args->params->next,
@@ -50,9 +59,14 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
         .states = (const struct attn_batch_recurrent *)ext_of(args->batch->next,
                                                               ATTN_EXT_BATCH_RECURRENT),
         .io = (const struct attn_io_recurrent *)ext_of(args->next, ATTN_EXT_IO_RECURRENT)};
+    gdn.rule = gdn.rule != NULL ? gdn.rule : &gated_delta;
     if (gdn.desc != NULL) {
-        gdn.num_channels = 2 * (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k +
-                           (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
+        const int64_t keys = (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k;
+        const int64_t values = (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
+        gdn.num_channels = 2 * keys + values;
+        gdn.first_q = gdn.rule->values_first ? values + keys : 0;
+        gdn.first_k = gdn.rule->values_first ? values : keys;
+        gdn.first_v = gdn.rule->values_first ? 0 : 2 * keys;
     }
     return gdn;
 }

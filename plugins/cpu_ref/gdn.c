@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gated_delta: S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S q, a token at a time. Rows of
- * S do not depend on each other and are worked on in tiles, which fit in a thread's stack. */
+/* Recurrent layers, a token at a time: S <- G S; r = beta (v - S k), or beta v; S <- S + r k^T;
+ * o = S q + skip v. Rows of S do not depend on each other and are worked on in tiles, which fit in
+ * a thread's stack. */
 #include "gdn.h"
+
+#include <string.h>
 
 #include "common/number.h"
 #include "common/tensors.h"
@@ -22,31 +25,45 @@ static double dot(const double *a, const double *b, int32_t count)
     return sum;
 }
 
-static float *state_rows(const struct tile *tile, int64_t slot)
+/* Row `d` of the tile in a slot's state. */
+static uint8_t *state_row(const struct tile *tile, int64_t slot, int32_t d)
 {
-    float *state = view_row(tile->gdn->args->k_cache, slot, 0, tile->head);
-    return state + (int64_t)tile->first_row * tile->gdn->desc->head_size_k;
+    const struct attn_recurrent_desc *desc = tile->gdn->desc;
+    uint8_t *state = view_row(tile->gdn->args->k_cache, slot, 0, tile->head);
+    return state + (int64_t)(tile->first_row + d) * desc->head_size_k *
+                       (int64_t)number_bytes(desc->state_dtype);
 }
 
 static void load_state(struct tile *tile)
 {
-    int32_t dk = tile->gdn->desc->head_size_k;
-    const float *state = state_rows(tile, tile->request->state_from);
+    const struct attn_recurrent_desc *desc = tile->gdn->desc;
     for (int32_t d = 0; d < tile->num_rows; d++) {
-        for (int32_t i = 0; i < dk; i++) {
-            tile->s[d][i] = tile->request->has_state ? state[d * dk + i] : 0;
+        if (tile->request->has_state) {
+            number_load_row(tile->s[d], state_row(tile, tile->request->state_from, d),
+                            desc->state_dtype, desc->head_size_k);
+        } else {
+            memset(tile->s[d], 0, (size_t)desc->head_size_k * sizeof(double));
         }
     }
 }
 
 static void store_state(const struct tile *tile, int64_t slot)
 {
-    int32_t dk = tile->gdn->desc->head_size_k;
-    float *state = state_rows(tile, slot);
+    const struct attn_recurrent_desc *desc = tile->gdn->desc;
     for (int32_t d = 0; d < tile->num_rows; d++) {
-        for (int32_t i = 0; i < dk; i++) {
-            state[d * dk + i] = (float)tile->s[d][i];
-        }
+        number_store_row(state_row(tile, slot, d), tile->s[d], desc->state_dtype,
+                         desc->head_size_k);
+    }
+}
+
+/* The numbers that a slot would hold. */
+static void round_state(struct tile *tile)
+{
+    const struct attn_recurrent_desc *desc = tile->gdn->desc;
+    float row[GDN_MAX_HEAD_SIZE]; /* the widest */
+    for (int32_t d = 0; d < tile->num_rows; d++) {
+        number_store_row(row, tile->s[d], desc->state_dtype, desc->head_size_k);
+        number_load_row(tile->s[d], row, desc->state_dtype, desc->head_size_k);
     }
 }
 
@@ -58,46 +75,57 @@ static void store_out(const struct tile *tile, int64_t t, const double *o)
                      number_dtype_name(out->dtype), tile->num_rows);
 }
 
-/* The recurrence, token by token. */
+/* One token on the rows of the tile. */
+static void run_token(struct tile *tile, int64_t t)
+{
+    double q[GDN_MAX_HEAD_SIZE], k[GDN_MAX_HEAD_SIZE], decay[GDN_MAX_HEAD_SIZE];
+    double v[GDN_TILE], o[GDN_TILE], beta;
+    const struct gdn *gdn = tile->gdn;
+    const bool delta = gdn->rule->rule == ATTN_RULE_GATED_DELTA;
+    const double skip = gdn->skip != NULL ? gdn->skip[tile->head] : 0;
+    const int32_t dk = gdn->desc->head_size_k;
+    gdn_load_qk(gdn, tile->request, t, tile->head, q, k);
+    gdn_load_v(gdn, tile->request, t, tile->head, tile->first_row, tile->num_rows, v);
+    gdn_load_gates(gdn, tile->request, t, tile->head, decay, &beta);
+    for (int32_t d = 0; d < tile->num_rows; d++) {
+        double *s = tile->s[d];
+        for (int32_t i = 0; i < dk; i++) {
+            s[i] *= decay[i];
+        }
+        const double r = beta * (delta ? v[d] - dot(s, k, dk) : v[d]);
+        for (int32_t i = 0; i < dk; i++) {
+            s[i] += r * k[i];
+        }
+        o[d] = dot(s, q, dk);
+        o[d] = gdn->skip != NULL ? o[d] + skip * v[d] : o[d];
+    }
+    store_out(tile, t, o);
+}
+
 static void run_steps(struct tile *tile)
 {
-    double q[GDN_MAX_HEAD_SIZE], k[GDN_MAX_HEAD_SIZE], v[GDN_TILE], o[GDN_TILE], decay, beta;
     const struct gdn_request *request = tile->request;
     /* where no bit may tell a step's end, each token leaves the state as it is stored */
     const bool stored = tile->gdn->args->layer->batch_invariant >= 2;
-    int32_t dk = tile->gdn->desc->head_size_k;
     for (int64_t t = 0; t < request->num_tokens; t++) {
-        gdn_load_qk(tile->gdn, request, t, tile->head, q, k);
-        gdn_load_v(tile->gdn, request, t, tile->head, tile->first_row, tile->num_rows, v);
-        gdn_load_gates(tile->gdn, request, t, tile->head, &decay, &beta);
-        for (int32_t d = 0; d < tile->num_rows; d++) {
-            double *s = tile->s[d];
-            for (int32_t i = 0; i < dk; i++) {
-                s[i] *= decay;
-            }
-            double r = beta * (v[d] - dot(s, k, dk));
-            for (int32_t i = 0; i < dk; i++) {
-                s[i] += r * k[i];
-                s[i] = stored ? (float)s[i] : s[i];
-            }
-            o[d] = dot(s, q, dk);
+        const bool last = t + 1 == request->num_tokens;
+        const int32_t own = request->keeps_all ? request->slots[t] : last ? request->slots[0] : -1;
+        const int32_t checkpoint = gdn_checkpoint_slot(tile->gdn, request, t + 1);
+        run_token(tile, t);
+        if (stored || own >= 0 || checkpoint >= 0) {
+            round_state(tile);
         }
-        store_out(tile, t, o);
-        if (request->keeps_all && request->slots[t] >= 0) {
-            store_state(tile, request->slots[t]);
+        if (own >= 0) {
+            store_state(tile, own);
         }
-        int32_t checkpoint = gdn_checkpoint_slot(tile->gdn, request, t + 1);
         if (checkpoint >= 0) {
             store_state(tile, checkpoint);
         }
     }
-    if (!request->keeps_all) {
-        store_state(tile, request->slots[0]);
-    }
 }
 
 /* Items are (request, value head). */
-static void delta_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+static void state_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct gdn *gdn = argument;
     struct gdn_request request;
@@ -120,7 +148,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     }
 }
 
-/* Behind the delta rule, since several value heads read one window. Items are (request, channel).
+/* After the recurrence, since several value heads read one window. Items are (request, channel).
  */
 static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
@@ -134,7 +162,7 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
     }
 }
 
-attn_status ref_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
+attn_status ref_recurrent(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gdn gdn = gdn_of(args);
     attn_status status = gdn_check_slots(&gdn, error); /* read when the step runs */
@@ -143,7 +171,7 @@ attn_status ref_gated_delta(const struct attn_attend_args *args, struct attn_err
     }
     const struct attn_host *host = args->instance->host;
     int64_t requests = args->batch->num_reqs;
-    host->parallel_for(host->user, requests * gdn.desc->num_v_heads, 1, delta_items, &gdn);
+    host->parallel_for(host->user, requests * gdn.desc->num_v_heads, 1, state_items, &gdn);
     if (gdn.desc->conv_width > 1) {
         host->parallel_for(host->user, requests * gdn.num_channels, 64, roll_items, &gdn);
     }

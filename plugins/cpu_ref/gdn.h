@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of gated_delta share. */
+/* What the parts of recurrent layers share. */
 #ifndef CPU_REF_GDN_H
 #define CPU_REF_GDN_H
 
@@ -8,8 +8,8 @@
 
 #define GDN_TILE 8 /* rows of S that are worked on at a time; they are independent */
 
-/* gdn_inputs.c: q (scaled), k and rows first_row .. + count - 1 of v of token t, as the delta rule
- * takes them; the gates e^g and beta. */
+/* gdn_inputs.c: q (scaled), k and rows first_row .. + count - 1 of v of token t, as the rule
+ * takes them; the gates e^g, of each of Dk columns, and beta. */
 void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64_t t, int32_t head,
                  double *q, double *k);
 void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_t t, int32_t head,

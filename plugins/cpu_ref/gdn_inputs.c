@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What enters the gated delta rule: the causal convolution over the mixed row and its rolling
- * window, norms, gates (Yang, Kautz, Hatamizadeh 2024; Qwen3-Next). */
+/* What enters the rule: the causal convolution over the mixed row and its rolling window, norms,
+ * gates (Gated DeltaNet: Yang, Kautz, Hatamizadeh 2024; Mamba2: Dao, Gu 2024; Kimi Linear 2025). */
 #include <math.h>
 
 #include "common/number.h"
@@ -99,9 +99,8 @@ void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64
     const struct attn_recurrent_desc *desc = gdn->desc;
     int64_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
     int64_t at = key_head * desc->head_size_k;
-    int64_t keys = (int64_t)desc->num_k_heads * desc->head_size_k;
-    load_part(gdn, request, t, gdn->args->q, key_head, at, 0, desc->head_size_k, q);
-    load_part(gdn, request, t, gdn->args->k, key_head, keys + at, 0, desc->head_size_k, k);
+    load_part(gdn, request, t, gdn->args->q, key_head, gdn->first_q + at, 0, desc->head_size_k, q);
+    load_part(gdn, request, t, gdn->args->k, key_head, gdn->first_k + at, 0, desc->head_size_k, k);
     if (desc->qk_l2norm) {
         normalize(q, desc->head_size_k);
         normalize(k, desc->head_size_k);
@@ -114,21 +113,53 @@ void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64
 void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_t t, int32_t head,
                 int32_t first_row, int32_t count, double *v)
 {
-    const struct attn_recurrent_desc *desc = gdn->desc;
-    int64_t first_channel =
-        2 * (int64_t)desc->num_k_heads * desc->head_size_k + (int64_t)head * desc->head_size_v;
+    int64_t first_channel = gdn->first_v + (int64_t)head * gdn->desc->head_size_v;
     load_part(gdn, request, t, gdn->args->v, head, first_channel, first_row, count, v);
 }
 
-/* g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b). */
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+/* g of one gate: element `at` of a and of dt_bias; *step is its dt, where the gate has one. */
+static double log_decay(const struct gdn *gdn, int64_t row, int32_t head, int64_t at, double *step)
+{
+    const struct attn_recurrent_rule *rule = gdn->rule;
+    const struct attn_recurrent_weights *weights = gdn->weights;
+    if (rule->gate == ATTN_GATE_GIVEN) {
+        return tensor_element(gdn->io->a, row, at);
+    }
+    const double rate = exp(weights->a_log[head]);
+    if (rule->gate == ATTN_GATE_CONSTANT) {
+        return -rate;
+    }
+    const double x = tensor_element(gdn->io->a, row, at) + weights->dt_bias[at];
+    if (rule->gate == ATTN_GATE_BOUNDED) {
+        return rule->gate_bound * sigmoid(rate * x);
+    }
+    *step = x > SOFTPLUS_THRESHOLD ? x : log1p(exp(x)); /* NaN passes the limits */
+    *step = *step < rule->dt_min ? rule->dt_min : *step;
+    *step = rule->dt_max > 0 && *step > rule->dt_max ? rule->dt_max : *step;
+    return -rate * *step;
+}
+
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
                     int32_t head, double *decay, double *beta)
 {
-    int64_t row = request->first_row + t;
-    double x = tensor_element(gdn->io->a, row, head) + gdn->weights->dt_bias[head];
-    double softplus = x > SOFTPLUS_THRESHOLD ? x : log1p(exp(x));
-    *decay = exp(-exp(gdn->weights->a_log[head]) * softplus);
-    *beta = 1 / (1 + exp(-tensor_element(gdn->io->b, row, head)));
+    const int64_t row = request->first_row + t;
+    const int32_t dk = gdn->desc->head_size_k, count = gdn->rule->gate_per_channel ? dk : 1;
+    double step = 0;
+    for (int32_t i = 0; i < count; i++) {
+        decay[i] = exp(log_decay(gdn, row, head, (int64_t)head * count + i, &step));
+    }
+    for (int32_t i = count; i < dk; i++) {
+        decay[i] = decay[0];
+    }
+    *beta = gdn->rule->write_gate == ATTN_WRITE_GATE_SIGMOID
+                ? sigmoid(tensor_element(gdn->io->b, row, head))
+            : gdn->rule->write_gate == ATTN_WRITE_GATE_STEP ? step
+                                                            : 1;
 }
 
 /* `count` inputs of a channel, from token t on. */

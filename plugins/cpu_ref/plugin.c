@@ -6,7 +6,19 @@
 #include "common/declared.h"
 #include "reference.h"
 
-static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS};
+static const struct attn_recurrent_rule_caps rule_caps = {
+    .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof rule_caps, NULL},
+    .rules = BIT(ATTN_RULE_GATED_DELTA) | BIT(ATTN_RULE_ADDITIVE),
+    .gates = BIT(ATTN_GATE_SOFTPLUS) | BIT(ATTN_GATE_BOUNDED) | BIT(ATTN_GATE_GIVEN) |
+             BIT(ATTN_GATE_CONSTANT),
+    .write_gates =
+        BIT(ATTN_WRITE_GATE_SIGMOID) | BIT(ATTN_WRITE_GATE_NONE) | BIT(ATTN_WRITE_GATE_STEP),
+    .gate_per_channel = 1,
+    .values_first = 1,
+    .skip = 1};
+static const struct attn_recurrent_caps gdn_caps = {
+    COMMON_RECURRENT_CAPS(&rule_caps.ext),
+    .state_dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32)};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps caps = {
@@ -34,7 +46,7 @@ static const struct attn_kernels kernels = {
     .merge_states = ref_merge_states,
     .attend_mla = ref_attend_mla,
     .attend_mla_sparse = ref_attend_mla_sparse,
-    .recurrent = ref_gated_delta,
+    .recurrent = ref_recurrent,
     .rope_write_kv = ref_rope_write_kv,
     .gather_kv = ref_gather_kv,
     .batched_gemm = ref_batched_gemm,

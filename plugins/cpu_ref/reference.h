@@ -119,7 +119,7 @@ void latent_load(const struct latent_rows *rows, int64_t token, int64_t head, do
 attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
-attn_status ref_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
+attn_status ref_recurrent(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status ref_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status ref_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mistakes of gated_delta. */
-#include <attn/recurrent.h>
+/* Mistakes of recurrent layers: of gated delta, and, mutant_rule_*, of other rules. */
+#include <attn/draft/recurrent.h>
 #include <string.h>
 
 #include "common/number.h"
@@ -9,11 +9,12 @@
 
 #define MAX_STATES 8 /* slots between a request's */
 
-/* A call of gated_delta whose arguments may be changed. */
+/* A call of the kernel whose arguments may be changed. */
 struct gdn_copy {
     struct attn_attend_args args;
     struct attn_layer_desc layer;
     struct attn_recurrent_desc desc;
+    struct attn_recurrent_rule rule;
     struct attn_layer_params params;
     struct attn_recurrent_weights weights;
     struct attn_batch batch;
@@ -35,6 +36,10 @@ static void copy_gdn(struct gdn_copy *copy, const struct attn_attend_args *args)
     copy->batch = *args->batch;
     copy->states = *(const struct attn_batch_recurrent *)args->batch->next;
     copy->layer.next = &copy->desc.ext;
+    if (copy->desc.ext.next != NULL) {
+        copy->rule = *(const struct attn_recurrent_rule *)copy->desc.ext.next;
+        copy->desc.ext.next = &copy->rule.ext;
+    }
     copy->params.next = &copy->weights.ext;
     copy->batch.next = &copy->states.ext;
     copy->args.layer = &copy->layer;
@@ -107,6 +112,83 @@ static void gate_missing(struct gdn_copy *c)
 static void dt_bias_missing(struct gdn_copy *c)
 {
     c->weights.dt_bias = c->floats;
+}
+
+static void rule_additive(struct gdn_copy *c)
+{
+    c->rule.rule = ATTN_RULE_ADDITIVE;
+}
+
+static void rule_delta(struct gdn_copy *c)
+{
+    c->rule.rule = ATTN_RULE_GATED_DELTA;
+}
+
+static void channels_ignored(struct gdn_copy *c)
+{
+    c->rule.gate_per_channel = 0;
+}
+
+static void bound_ignored(struct gdn_copy *c)
+{
+    c->rule.gate = c->rule.gate == ATTN_GATE_BOUNDED ? ATTN_GATE_SOFTPLUS : c->rule.gate;
+}
+
+static void bound_halved(struct gdn_copy *c)
+{
+    c->rule.gate_bound /= 2;
+}
+
+/* Gates that are given are taken for inputs of a softplus. */
+static void given_computed(struct gdn_copy *c)
+{
+    static const float zeros[MAX_HEADS * MAX_DIMS];
+    if (c->rule.gate == ATTN_GATE_GIVEN) {
+        c->rule.gate = ATTN_GATE_SOFTPLUS;
+        c->weights.a_log = c->weights.dt_bias = zeros;
+    }
+}
+
+static void constant_of_one_head(struct gdn_copy *c)
+{
+    for (int32_t h = 0; h < c->desc.num_v_heads && c->rule.gate == ATTN_GATE_CONSTANT; h++) {
+        c->floats[h] = c->weights.a_log[0];
+        c->weights.a_log = h + 1 == c->desc.num_v_heads ? c->floats : c->weights.a_log;
+    }
+}
+
+static void least_step_ignored(struct gdn_copy *c)
+{
+    c->rule.dt_min = 0;
+}
+
+static void largest_step_ignored(struct gdn_copy *c)
+{
+    c->rule.dt_max = 0;
+}
+
+static void step_not_written(struct gdn_copy *c)
+{
+    c->rule.write_gate =
+        c->rule.write_gate == ATTN_WRITE_GATE_STEP ? ATTN_WRITE_GATE_NONE : c->rule.write_gate;
+}
+
+static void values_last(struct gdn_copy *c)
+{
+    c->rule.values_first = 0;
+}
+
+static void skip_missing(struct gdn_copy *c)
+{
+    c->weights.ext.next = NULL;
+}
+
+/* f16 for bf16, and the other way round. */
+static void state_of_other_format(struct gdn_copy *c)
+{
+    c->desc.state_dtype = c->desc.state_dtype == ATTN_DTYPE_F16    ? ATTN_DTYPE_BF16
+                          : c->desc.state_dtype == ATTN_DTYPE_BF16 ? ATTN_DTYPE_F16
+                                                                   : c->desc.state_dtype;
 }
 
 static void past_forgotten(struct gdn_copy *c)
@@ -208,7 +290,8 @@ static void state_transposed(const struct attn_attend_args *args)
     const struct attn_recurrent_desc *g = (const struct attn_recurrent_desc *)args->layer->next;
     const struct attn_batch_recurrent *states =
         (const struct attn_batch_recurrent *)args->batch->next;
-    int32_t n = g->head_size_v == g->head_size_k ? g->head_size_k : 0;
+    int32_t n =
+        g->head_size_v == g->head_size_k && g->state_dtype == ATTN_DTYPE_F32 ? g->head_size_k : 0;
     float *s = (float *)((uint8_t *)args->k_cache->data +
                          states->state_slots[0] * args->k_cache->stride_block);
     for (int32_t i = 0; i < n; i++) {
@@ -357,5 +440,18 @@ static const struct mutant mutants[] = {
     {.name = "mutant_gdn_nan_across_heads", .gdn_after = nan_across_heads},
     {.name = "mutant_gdn_no_draft_in_the_first_slot", .gdn = slot_0_holds_no_draft},
     {.name = "mutant_gdn_no_checkpoint_in_the_first_slot", .gdn = slot_0_holds_no_checkpoint},
+    {.name = "mutant_gdn_state_of_other_format", .gdn = state_of_other_format},
+    {.name = "mutant_rule_additive", .gdn = rule_additive},
+    {.name = "mutant_rule_delta", .gdn = rule_delta},
+    {.name = "mutant_rule_channels_ignored", .gdn = channels_ignored},
+    {.name = "mutant_rule_bound_ignored", .gdn = bound_ignored},
+    {.name = "mutant_rule_bound_halved", .gdn = bound_halved},
+    {.name = "mutant_rule_given_computed", .gdn = given_computed},
+    {.name = "mutant_rule_constant_of_one_head", .gdn = constant_of_one_head},
+    {.name = "mutant_rule_least_step_ignored", .gdn = least_step_ignored},
+    {.name = "mutant_rule_largest_step_ignored", .gdn = largest_step_ignored},
+    {.name = "mutant_rule_step_not_written", .gdn = step_not_written},
+    {.name = "mutant_rule_values_last", .gdn = values_last},
+    {.name = "mutant_rule_skip_missing", .gdn = skip_missing},
 };
 const struct mutant_list gdn_mutants = {mutants, sizeof mutants / sizeof *mutants};

@@ -31,13 +31,13 @@ static const struct attn_recurrent_desc gdn_ext = {
     .num_v_heads = 6,
     .head_size_k = 64,
     .head_size_v = 64};
-static const struct attn_recurrent_desc gdn_half = {
-    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_half, NULL},
+static const struct attn_recurrent_desc gdn_fp8 = {
+    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_fp8, NULL},
     .num_k_heads = 4,
     .num_v_heads = 8,
     .head_size_k = 64,
     .head_size_v = 64,
-    .state_dtype = ATTN_DTYPE_F16};
+    .state_dtype = ATTN_DTYPE_FP8_E4M3};
 static const struct attn_recurrent_desc gdn_whole = {
     .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_whole, NULL},
     .num_k_heads = 4,
@@ -66,6 +66,16 @@ static void set_recurrent(struct attn_layer_desc *l, const struct attn_recurrent
     l->head_size = gdn->head_size_k;
     l->block_size = 0;
 }
+
+/* A recurrent layer under the rule that the fields say. */
+#define SET_RULE(...)                                                                              \
+    static struct attn_recurrent_desc gdn;                                                         \
+    static struct attn_recurrent_rule rule;                                                        \
+    gdn = gdn_whole;                                                                               \
+    rule = (struct attn_recurrent_rule){                                                           \
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rule, NULL}, __VA_ARGS__};                \
+    gdn.ext.next = &rule.ext;                                                                      \
+    set_recurrent(l, &gdn)
 
 #define REFUSAL(name, field, says, ...)                                                            \
     static void name(struct attn_layer_desc *l)                                                    \

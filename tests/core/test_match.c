@@ -470,6 +470,34 @@ TEST(test_gdn)
     s.caps->kernels |= ATTN_KERNEL_RECURRENT;
     s.caps->next = &limits.ext;
     expect_reasons(&s, 0);
+    gdn.state_dtype = ATTN_DTYPE_BF16;
+    expect_reasons(&s, 1);
+    expect_reason(&s, "state_dtype");
+    limits.state_dtypes = 1u << ATTN_DTYPE_BF16;
+    expect_reasons(&s, 0);
+    struct attn_recurrent_rule rule = {.ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rule, NULL},
+                                       .rule = ATTN_RULE_ADDITIVE,
+                                       .write_gate = ATTN_WRITE_GATE_STEP,
+                                       .values_first = 1,
+                                       .has_skip = 1};
+    struct attn_recurrent_rule_caps rules = {
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof rules, NULL},
+        .rules = 1u << ATTN_RULE_ADDITIVE,
+        .write_gates = 1u << ATTN_WRITE_GATE_STEP,
+        .values_first = 1};
+    gdn.ext.next = &rule.ext;
+    expect_reasons(&s, 4);
+    expect_reason(&s, "values_first");
+    limits.ext.next = &rules.ext;
+    expect_reasons(&s, 1);
+    expect_reason(&s, "has_skip");
+    rules.skip = 1;
+    expect_reasons(&s, 0);
+    rule = (struct attn_recurrent_rule){.ext = rule.ext, .gate_per_channel = 1};
+    expect_reasons(&s, 3); /* rule, write_gate: those of the mask alone */
+    gdn.ext.next = NULL;
+    expect_reasons(&s, 2);
+    limits.ext.next = NULL;
     limits.head_size_k_max = limits.head_size_v_max = 64;
     limits.conv_width_max = 3;
     limits.max_speculative_tokens = 2;

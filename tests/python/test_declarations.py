@@ -113,7 +113,7 @@ class Declarations(unittest.TestCase):
         window = {"has_window", "window_left", "window_right"}
         for struct, of, said in (
                 ("attn_layer_desc", libattn.LayerDesc, window | {"encoder"}), ("attn_mla_desc", libattn.MlaDesc, set()),
-                ("attn_recurrent_desc", libattn.GdnDesc, set()),
+                ("attn_recurrent_desc", libattn.GdnDesc, set()), ("attn_recurrent_rule", libattn.RecurrentRule, set()),
                 ("attn_context_parallel", libattn.ContextParallel, {"reduce", "order"}),
                 ("attn_batch", libattn.Batch, {
                     "num_reqs", "block_table_stride", "block_table_rows", "num_slots", "num_logits_indices", "num_spans",
@@ -124,7 +124,8 @@ class Declarations(unittest.TestCase):
                 ("attn_runtime_options", libattn.Runtime.__init__, {"host", "isolation", "probe_deadline_ms"}),
                 ("attn_select_options", libattn.Runtime.select, {"num_block_sizes", "flags"}),
                 ("attn_batch_recurrent", ext.gdn_batch, {"state_slots_stride", "initial_slots_stride", "checkpoint_slots_stride"}),
-                ("attn_recurrent_weights", ext.gdn_weights, set()), ("attn_io_recurrent", ext.gdn_io, set()),
+                ("attn_recurrent_weights", ext.gdn_weights, set()),
+                ("attn_recurrent_skip", ext.recurrent_skip, set()), ("attn_io_recurrent", ext.gdn_io, set()),
                 ("attn_mla_weights", ext.mla_weights, set()), ("attn_io_mla", ext.mla_io, {"topk_stride"}),
                 ("attn_kv_quant_params", ext.kv_quant_params, set()),
                 ("attn_mm_encoder_quant", ext.mm_encoder_quant, set()),

@@ -93,7 +93,7 @@ class GatedDelta(unittest.TestCase):
                                  gdn=libattn.GdnDesc(self.HK, self.HV, self.DK, self.DV, 0, False, True))
         runtime = libattn.Runtime(ignore_environment=True)
         layer = runtime.bind(runtime.select([desc])).layers[0]
-        with self.assertRaisesRegex(libattn.InvalidArgumentError, "state.*f16.*float32"):
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "state.*f16.*f32"):
             layer.bind_state(torch.zeros(1, 2, 3, 4).half())
 
 

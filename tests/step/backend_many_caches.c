@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A backend of layers that no shipped backend has, in float32: attends that add up the rows of five
- * caches in two tables, and the gated delta rule with a gate per channel of the key. */
-#include <attn/recurrent.h>
+ * caches in two tables. */
 #include <math.h>
 
 #include "float_backend.h"
@@ -119,112 +118,39 @@ static attn_status attend(const struct attn_attend_args *a, struct attn_error *e
     return ATTN_OK;
 }
 
-static void one_token(const struct attn_attend_args *a, const struct attn_recurrent_desc *g,
-                      int64_t t, int32_t h, float *s)
-{
-    const struct attn_io_recurrent *io =
-        (const struct attn_io_recurrent *)ext_of(a->next, ATTN_EXT_IO_RECURRENT);
-    const struct attn_recurrent_weights *w =
-        (const struct attn_recurrent_weights *)ext_of(a->params->next, ATTN_EXT_RECURRENT_WEIGHTS);
-    const int32_t head = h / (g->num_v_heads / g->num_k_heads), dk = g->head_size_k;
-    const float *q = element(a->q, t, head, 0), *k = element(a->k, t, head, 0);
-    const float *v = element(a->v, t, h, 0);
-    const float beta = 1 / (1 + expf(-*element(io->b, t, h, 0)));
-    for (int32_t d = 0; d < g->head_size_v; d++) {
-        float known = 0, o = 0;
-        for (int32_t c = 0; c < dk; c++) {
-            float x = *element(io->a, t, h * dk + c, 0) + w->dt_bias[h * dk + c];
-            s[d * dk + c] *= expf(-expf(w->a_log[h]) * log1pf(expf(x)));
-            known += s[d * dk + c] * k[c];
-        }
-        for (int32_t c = 0; c < dk; c++) {
-            s[d * dk + c] += beta * (v[d] - known) * k[c];
-            o += s[d * dk + c] * q[c] * a->layer->scale;
-        }
-        *element(a->out, t, h, d) = o + w->skip[h] * v[d];
-    }
-}
-
-static attn_status gated_delta(const struct attn_attend_args *a, struct attn_error *error)
-{
-    const struct attn_recurrent_desc *g =
-        (const struct attn_recurrent_desc *)ext_of(a->layer->next, ATTN_EXT_RECURRENT_DESC);
-    const struct attn_batch_recurrent *states =
-        (const struct attn_batch_recurrent *)ext_of(a->batch->next, ATTN_EXT_BATCH_RECURRENT);
-    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int32_t size = g->head_size_v * g->head_size_k;
-    for (int32_t r = 0; r < a->batch->num_reqs; r++) {
-        int32_t first = a->batch->query_start_loc[r], end = a->batch->query_start_loc[r + 1];
-        for (int32_t h = 0; h < g->num_v_heads && end > first; h++) {
-            float *s = row_of(a->k_cache, states->state_slots[r * stride], h);
-            const float *from = row_of(a->k_cache, states->initial_slots[r], h);
-            for (int32_t i = 0; i < size; i++) {
-                s[i] = states->has_initial_state[r] ? from[i] : 0;
-            }
-            for (int32_t t = first; t < end; t++) {
-                one_token(a, g, t, h, s);
-                int32_t n = g->checkpoint_interval, before = a->batch->seq_lens[r] - (end - first);
-                int32_t done = before + t + 1 - first;
-                if (done % n == 0) {
-                    float *kept =
-                        row_of(a->k_cache,
-                               states->checkpoint_slots[r * states->checkpoint_slots_stride +
-                                                        done / n - before / n - 1],
-                               h);
-                    for (int32_t i = 0; i < size; i++) {
-                        kept[i] = s[i];
-                    }
-                }
-            }
-        }
-    }
-    return ATTN_OK;
-}
-
-static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
-                                            .attend = attend,
-                                            .write_kv = write_kv,
-                                            .recurrent = gated_delta};
+static const struct attn_kernels kernels = {
+    .struct_size = sizeof kernels, .attend = attend, .write_kv = write_kv};
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
 {
-    const struct attn_recurrent_caps recurrent = {
-        .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof recurrent, NULL},
-        .head_size_k_max = 64,
-        .head_size_v_max = 64,
-        .gates = 1u << ATTN_GATE_PER_CHANNEL,
-        .skip = 1,
-        .initial_slots = 1,
-        .checkpoints = 1};
     const struct attn_head_size_range sizes = {{8, 64, 8}, {0, 0, 0}, 1};
     const struct attn_range blocks = {16, 64, 16};
-    const struct attn_backend_caps caps = {
-        .struct_size = sizeof caps,
-        .next = &recurrent.ext,
-        .name = "many_caches",
-        .variant = "",
-        .version = "0.1.0",
-        .vendor = "you",
-        .device = {ATTN_DEVICE_CPU, 0},
-        .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_RECURRENT,
-        .layer_kinds = 1u << ATTN_LAYER_RECURRENT | 1u << ATTN_LAYER_DECODER,
-        .phases = 3,
-        .dtypes = 1 << ATTN_DTYPE_F32,
-        .kv_dtypes = 1 << ATTN_KV_F32,
-        .terms = ATTN_TERM_CAUSAL,
-        .features = ATTN_FEATURE_PAGED_KV,
-        .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_SEPARATE_STRIDES,
-        .layouts = 1u << ATTN_KV_LAYOUT_NHD,
-        .output_forms = 1,
-        .head_sizes = &sizes,
-        .num_head_sizes = 1,
-        .block_sizes = &blocks,
-        .num_block_sizes = 1,
-        .rank = {-1, -1},
-        .cache_roles =
-            1u << ATTN_CACHE_INDEX_K | 1u << ATTN_CACHE_SCALE | 1u << ATTN_CACHE_COMPRESSED,
-        .max_tables = 1};
+    const struct attn_backend_caps caps = {.struct_size = sizeof caps,
+                                           .name = "many_caches",
+                                           .variant = "",
+                                           .version = "0.1.0",
+                                           .vendor = "you",
+                                           .device = {ATTN_DEVICE_CPU, 0},
+                                           .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV,
+                                           .layer_kinds = 1u << ATTN_LAYER_DECODER,
+                                           .phases = 3,
+                                           .dtypes = 1 << ATTN_DTYPE_F32,
+                                           .kv_dtypes = 1 << ATTN_KV_F32,
+                                           .terms = ATTN_TERM_CAUSAL,
+                                           .features = ATTN_FEATURE_PAGED_KV,
+                                           .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_SEPARATE_STRIDES,
+                                           .layouts = 1u << ATTN_KV_LAYOUT_NHD,
+                                           .output_forms = 1,
+                                           .head_sizes = &sizes,
+                                           .num_head_sizes = 1,
+                                           .block_sizes = &blocks,
+                                           .num_block_sizes = 1,
+                                           .rank = {-1, -1},
+                                           .cache_roles = 1u << ATTN_CACHE_INDEX_K |
+                                                          1u << ATTN_CACHE_SCALE |
+                                                          1u << ATTN_CACHE_COMPRESSED,
+                                           .max_tables = 1};
     static const struct attn_range narrow_blocks = {4, 8, 4};
     struct attn_backend_caps narrow = caps;
     narrow.name = "many_caches_narrow";

@@ -271,8 +271,18 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
 /* One step; of each request `kept` tokens are accepted (0: all). */
 static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, bool by_length)
 {
-    const struct oracle_recurrent rule = {ATTN_DTYPE_F32, HK,      HV,       DK,        DV,
-                                          g->width,       g->conv, g->a_log, g->dt_bias};
+    const struct oracle_recurrent rule = {ATTN_DTYPE_F32,
+                                          HK,
+                                          HV,
+                                          DK,
+                                          DV,
+                                          g->width,
+                                          g->conv,
+                                          g->a_log,
+                                          g->dt_bias,
+                                          .rule = {.num_gates = 1},
+                                          .scale = 1 / sqrt(DK),
+                                          .unit_norm = true};
     double largest = 0;
     set_step(g, queries, by_length);
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
@@ -502,7 +512,7 @@ TEST(test_bad_steps)
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
     struct attn_io_recurrent io_ext = g->io_ext;
     struct attn_step_io io = g->io;
-    const char *runs[] = {"attn_io_recurrent", "mixed_qkv", "a", "out", "mixed_qkv"};
+    const char *runs[] = {"attn_io_recurrent", "mixed_qkv", "b", "out", "mixed_qkv"};
     struct attn_tensor spread = *io_ext.mixed_qkv;
     spread.strides = (int64_t[]){2 * CHANNELS, 2};
     for (int32_t i = 0; i < 5; i++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/declared.h"
 
+#include <attn/draft/recurrent.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -92,6 +93,47 @@ static struct json *vendor_codes_json(const struct attn_backend_caps *caps)
     return codes;
 }
 
+static const void *extension_of(const struct attn_backend_caps *caps, uint32_t id)
+{
+    const struct attn_ext *ext = caps->next;
+    while (ext != NULL && ext->id != id) {
+        ext = ext->next;
+    }
+    return ext;
+}
+
+/* What a backend takes of recurrent layers next to the gated delta rule with float32 states. */
+static struct json *recurrent_json(const struct attn_backend_caps *caps)
+{
+    static const struct attn_recurrent_caps no_states;
+    static const struct attn_recurrent_rule_caps no_rules;
+    const struct attn_recurrent_caps *states = extension_of(caps, ATTN_EXT_CAPS_RECURRENT);
+    const struct attn_recurrent_rule_caps *r = extension_of(caps, ATTN_EXT_DRAFT_RECURRENT_CAPS);
+    states = states != NULL ? states : &no_states;
+    r = r != NULL ? r : &no_rules;
+    const struct {
+        const char *name;
+        uint32_t declared;
+    } all[] = {{"additive", r->rules >> ATTN_RULE_ADDITIVE & 1},
+               {"gate_bounded", r->gates >> ATTN_GATE_BOUNDED & 1},
+               {"gate_given", r->gates >> ATTN_GATE_GIVEN & 1},
+               {"gate_constant", r->gates >> ATTN_GATE_CONSTANT & 1},
+               {"gate_per_channel", (uint32_t)r->gate_per_channel},
+               {"write_gate_none", r->write_gates >> ATTN_WRITE_GATE_NONE & 1},
+               {"write_gate_step", r->write_gates >> ATTN_WRITE_GATE_STEP & 1},
+               {"values_first", (uint32_t)r->values_first},
+               {"skip", (uint32_t)r->skip},
+               {"state_f16", states->state_dtypes >> ATTN_DTYPE_F16 & 1},
+               {"state_bf16", states->state_dtypes >> ATTN_DTYPE_BF16 & 1}};
+    struct json *names = json_array();
+    for (int32_t i = 0; i < COUNT(all); i++) {
+        if (all[i].declared) {
+            json_push(names, json_string(all[i].name));
+        }
+    }
+    return names;
+}
+
 struct json *declared_json(const struct attn_backend_caps *caps)
 {
     struct json *root = json_object();
@@ -105,6 +147,7 @@ struct json *declared_json(const struct attn_backend_caps *caps)
             }
         }
     }
+    json_add(root, "recurrent", recurrent_json(caps));
     struct json *head_sizes = json_add(root, "head_sizes", json_array());
     for (int32_t i = 0; i < caps->num_head_sizes; i++) {
         struct json *pair = json_object();

@@ -36,6 +36,30 @@ static const char *listed_type(struct reading *r, const cJSON *types, int32_t i)
     return known[0];
 }
 
+static bool lists_number(const cJSON *list, int32_t number)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list)
+    {
+        if (cJSON_IsNumber(item) && item->valuedouble == number) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Nemotron's sort of layer i: M is Mamba2, * attention, E and - have neither. */
+static char pattern_at(struct reading *r, const cJSON *text, int32_t i)
+{
+    const char *pattern = read_text(text, "hybrid_override_pattern");
+    if ((size_t)i >= strlen(pattern) || strchr("M*E-", pattern[i]) == NULL) {
+        reading_fail(r, "hybrid_override_pattern", "'%.60s' has none of M, *, E and - for layer %d",
+                     pattern, i);
+        return '*';
+    }
+    return pattern[i];
+}
+
 /* "sliding_attention", "full_attention", "chunked_attention" or "linear_attention" of layer i. */
 static const char *layer_type(struct reading *r, const cJSON *text, const char *model_type,
                               int32_t i)
@@ -45,6 +69,14 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     int32_t interval = read_int(r, text, "full_attention_interval", 0, 1, 1024);
     if (cJSON_IsArray(types)) {
         return listed_type(r, types, i);
+    }
+    const cJSON *kda = cJSON_GetObjectItemCaseSensitive(
+        cJSON_GetObjectItemCaseSensitive(text, "linear_attn_config"), "kda_layers");
+    if (strcmp(model_type, "kimi_linear") == 0) { /* counted from 1 */
+        return lists_number(kda, i + 1) ? "linear_attention" : "full_attention";
+    }
+    if (strcmp(model_type, "nemotron_h") == 0) {
+        return pattern_at(r, text, i) == '*' ? "full_attention" : "linear_attention";
     }
     /* every fourth layer has no rotation and sees all */
     if (strcmp(model_type, "llama4_text") == 0) {
@@ -92,18 +124,79 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
     desc->scale = (float)(yarn * yarn / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
 }
 
-static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *layer)
+/* Links the layer's sizes, that are set, and what follows from them. */
+static void make_recurrent(struct model_layer *layer, double scale)
 {
     struct attn_recurrent_desc *gdn = &layer->gdn;
-    *gdn = (struct attn_recurrent_desc){
+    gdn->conv_silu = 1;
+    layer_set_recurrent(&layer->desc, gdn);
+    layer->desc.scale = (float)scale;
+    layer->desc.soft_cap = 0;
+    if (layer->rule.ext.id != 0) {
+        gdn->ext.next = &layer->rule.ext;
+    }
+}
+
+static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *layer)
+{
+    layer->gdn = (struct attn_recurrent_desc){
         .num_k_heads = read_int(r, text, "linear_num_key_heads", 16, 1, 1024),
         .num_v_heads = read_int(r, text, "linear_num_value_heads", 32, 1, 1024),
         .head_size_k = read_int(r, text, "linear_key_head_dim", 128, 8, 512),
         .head_size_v = read_int(r, text, "linear_value_head_dim", 128, 8, 512),
         .conv_width = read_int(r, text, "linear_conv_kernel_dim", 4, 1, 64),
-        .conv_silu = 1,
         .qk_l2norm = 1};
-    layer_set_recurrent(&layer->desc, gdn);
+    make_recurrent(layer, 1 / sqrt(layer->gdn.head_size_k));
+}
+
+/* Kimi Linear: a gate per channel. */
+static void make_kda(struct reading *r, const cJSON *text, struct model_layer *layer)
+{
+    const cJSON *linear = cJSON_GetObjectItemCaseSensitive(text, "linear_attn_config");
+    const int32_t heads = read_int(r, linear, "num_heads", 32, 1, 1024);
+    const int32_t size = read_int(r, linear, "head_dim", 128, 8, 512);
+    layer->gdn = (struct attn_recurrent_desc){
+        .num_k_heads = heads,
+        .num_v_heads = heads,
+        .head_size_k = size,
+        .head_size_v = size,
+        .conv_width = read_int(r, linear, "short_conv_kernel_size", 4, 1, 64),
+        .qk_l2norm = 1};
+    layer->rule = (struct attn_recurrent_rule){
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof layer->rule, NULL}, .gate_per_channel = 1};
+    make_recurrent(layer, 1 / sqrt(size));
+}
+
+/* The same sizes under Nemotron's names and Falcon's. */
+static int32_t read_either(struct reading *r, const cJSON *text, const char *name,
+                           const char *other, int32_t otherwise, int32_t max)
+{
+    return read_int(r, text, name, read_int(r, text, other, otherwise, 1, max), 1, max);
+}
+
+static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer *layer)
+{
+    const char *state = read_text(text, "mamba_ssm_cache_dtype");
+    const cJSON *limits = cJSON_GetObjectItemCaseSensitive(text, "time_step_limit");
+    const cJSON *least = cJSON_GetArrayItem(limits, 0), *most = cJSON_GetArrayItem(limits, 1);
+    layer->gdn = (struct attn_recurrent_desc){
+        .num_k_heads = read_either(r, text, "n_groups", "mamba_n_groups", 1, 1024),
+        .num_v_heads = read_either(r, text, "mamba_num_heads", "mamba_n_heads", 128, 1024),
+        .head_size_k = read_either(r, text, "ssm_state_size", "mamba_d_state", 128, 512),
+        .head_size_v = read_either(r, text, "mamba_head_dim", "mamba_d_head", 64, 512),
+        .conv_width = read_either(r, text, "conv_kernel", "mamba_d_conv", 4, 64),
+        .state_dtype = strcmp(state, "bfloat16") == 0  ? ATTN_DTYPE_BF16
+                       : strcmp(state, "float16") == 0 ? ATTN_DTYPE_F16
+                                                       : ATTN_DTYPE_F32};
+    layer->rule = (struct attn_recurrent_rule){
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof layer->rule, NULL},
+        .rule = ATTN_RULE_ADDITIVE,
+        .write_gate = ATTN_WRITE_GATE_STEP,
+        .values_first = 1,
+        .has_skip = 1,
+        .dt_min = cJSON_IsNumber(least) ? (float)least->valuedouble : 0,
+        .dt_max = cJSON_IsNumber(most) ? (float)most->valuedouble : 0};
+    make_recurrent(layer, 1);
 }
 
 static void make_decoder(struct reading *r, const cJSON *text, const char *model_type,
@@ -115,12 +208,20 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
     int32_t window = read_int(r, text, "sliding_window", 0, 1, INT32_MAX);
     desc->kind = ATTN_LAYER_DECODER;
     read_heads(r, text, desc);
-    if (strncmp(model_type, "deepseek_v", 10) == 0) {
-        make_mla(r, text, layer);
+    const bool linear = strcmp(type, "linear_attention") == 0;
+    const bool kimi = strcmp(model_type, "kimi_linear") == 0;
+    if (linear) {
+        if (kimi) {
+            make_kda(r, text, layer);
+        } else if (strcmp(model_type, "nemotron_h") == 0) {
+            make_mamba2(r, text, layer);
+        } else {
+            make_gdn(r, text, layer);
+        }
         return;
     }
-    if (strcmp(type, "linear_attention") == 0) {
-        make_gdn(r, text, layer);
+    if (kimi || strncmp(model_type, "deepseek_v", 10) == 0) {
+        make_mla(r, text, layer);
         return;
     }
     bool all_slide = strcmp(model_type, "mistral") == 0 || strcmp(model_type, "mixtral") == 0;
@@ -145,6 +246,14 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
         reading_fail(r, "num_hidden_layers", "is missing; 1 to %d are allowed", MAX_LAYERS);
     }
     for (int32_t i = 0; i < layers && r->status == ATTN_OK; i++) {
+        if (strcmp(model_type, "falcon_h1") == 0) { /* both in each layer */
+            struct model_layer *mamba = add_layer(r, "mamba", i);
+            read_heads(r, text, &mamba->desc);
+            make_mamba2(r, text, mamba);
+        }
+        if (strcmp(model_type, "nemotron_h") == 0 && strchr("E-", pattern_at(r, text, i)) != NULL) {
+            continue;
+        }
         make_decoder(r, text, model_type, add_layer(r, "layers", i), i);
     }
 }
@@ -179,10 +288,28 @@ static char *read_file(const char *file, struct reading *r)
 /* Decoders whose layers are read as their own models define them. */
 static bool is_known(const char *model_type)
 {
-    static const char *const known[] = {
-        "llama",   "llama4_text", "gemma",      "gemma2",     "gemma3",         "gemma3_text",
-        "gpt_oss", "mistral",     "mixtral",    "bloom",      "deepseek_v3",    "deepseek_v32",
-        "qwen2",   "qwen3",       "qwen3_next", "qwen2_5_vl", "qwen2_5_vl_text"};
+    static const char *const known[] = {"llama",
+                                        "llama4_text",
+                                        "gemma",
+                                        "gemma2",
+                                        "gemma3",
+                                        "gemma3_text",
+                                        "gpt_oss",
+                                        "mistral",
+                                        "mixtral",
+                                        "bloom",
+                                        "deepseek_v3",
+                                        "deepseek_v32",
+                                        "qwen2",
+                                        "qwen3",
+                                        "qwen3_next",
+                                        "qwen2_5_vl",
+                                        "qwen2_5_vl_text",
+                                        "qwen3_5_text",
+                                        "qwen3_5_moe_text",
+                                        "kimi_linear",
+                                        "nemotron_h",
+                                        "falcon_h1"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(model_type, known[i]) == 0) {
             return true;

@@ -3,7 +3,7 @@
 #ifndef TOOLS_COMMON_MODEL_CONFIG_H
 #define TOOLS_COMMON_MODEL_CONFIG_H
 
-#include <attn/recurrent.h>
+#include <attn/draft/recurrent.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/status.h>
@@ -15,6 +15,7 @@ struct model_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla; /* linked from desc.next where the kind is MLA */
     struct attn_recurrent_desc gdn;
+    struct attn_recurrent_rule rule; /* linked from gdn.ext.next where it is not gated delta */
     char name[64];
     int32_t tower; /* 0 decoder or the only one, 1 encoder or vision */
 };

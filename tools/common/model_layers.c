@@ -37,6 +37,7 @@ void model_config_keep(struct model_config *config, int32_t count)
         layer->desc.name = layer->name;
         if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
             layer->desc.next = &layer->gdn.ext;
+            layer->gdn.ext.next = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
         } else if (layer->desc.kind == ATTN_LAYER_MLA) {
             layer->desc.next = &layer->mla.ext;
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "names.h"
 
+#include <attn/draft/recurrent.h>
 #include <string.h>
 
 #include "library.h"
@@ -71,6 +72,14 @@ const char *layer_kind_name(const struct attn_layer_desc *layer)
     }
     if (layer->kind == ATTN_LAYER_ENCODER) {
         return encoders[layer->encoder];
+    }
+    if (layer->kind == ATTN_LAYER_RECURRENT && layer->next->next != NULL) {
+        const struct attn_recurrent_rule *rule =
+            (const struct attn_recurrent_rule *)layer->next->next;
+        return rule->gate_per_channel                     ? "gdn (kda)"
+               : rule->write_gate == ATTN_WRITE_GATE_STEP ? "gdn (mamba2)"
+               : rule->rule == ATTN_RULE_ADDITIVE         ? "gdn (lightning)"
+                                                          : "gdn";
     }
     if (layer->kind != ATTN_LAYER_DECODER) {
         return code_name(ATTN_NAMES_LAYER_KIND, layer->kind);

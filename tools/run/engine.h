@@ -75,10 +75,10 @@ struct run_layer {
     uint8_t *k_history[MAX_REQUESTS], *v_history[MAX_REQUESTS];
     /* q, k, v, out of a recording [T, heads, head_size]; NULL: inputs are drawn */
     const float *recorded[4];
-    uint8_t *weights; /* MLA: kv_b_proj; GDN: the convolution's, of the activations' dtype */
-    float *gates;     /* GDN: a_log, then dt_bias [Hv] */
+    uint8_t *weights; /* MLA: kv_b_proj; recurrent: the convolution's, of the activations' dtype */
+    float *gates;     /* recurrent: a_log, skip [Hv], then dt_bias */
     void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
-    double *oracle_states[MAX_REQUESTS]; /* GDN: [Hv, Dv, Dk] behind the tokens so far */
+    double *oracle_states[MAX_REQUESTS]; /* recurrent: [Hv, Dv, Dk] after the tokens so far */
     struct row_terms terms;
     /* of the bound: how often values are rounded to the activations' dtype from input to output; 0
      * reads as 1 */

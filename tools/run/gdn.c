@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GDN layers: a history of mixed rows and gates, a state slot for each request, and the oracle's
- * own states. */
+/* Recurrent layers: a history of mixed rows and gates, a state slot for each request, and the
+ * oracle's own states. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,26 +24,39 @@ static int64_t window_size(const struct attn_recurrent_desc *g)
     return channels_of(g) * (g->conv_width - 1);
 }
 
+static size_t state_bytes(const struct attn_recurrent_desc *g)
+{
+    return (size_t)state_size(g) * number_bytes(g->state_dtype);
+}
+
+/* Elements of a of one token; b's num_v_heads stand behind them. */
+static int32_t num_gates(const struct model_layer *source)
+{
+    const struct attn_recurrent_desc *g = &source->gdn;
+    return g->num_v_heads * (source->rule.gate_per_channel ? g->head_size_k : 1);
+}
+
 static attn_status bind_weights(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_rule *rule = &layer->source->rule;
+    const int32_t hv = g->num_v_heads, gates = num_gates(layer->source), count = 2 * hv + gates;
     int64_t channels = channels_of(g), shape[] = {channels, g->conv_width};
     layer->weights = malloc((size_t)(channels * g->conv_width) * element_bytes(layer));
-    layer->gates = malloc(2 * (size_t)g->num_v_heads * sizeof *layer->gates);
+    layer->gates = malloc((size_t)count * sizeof *layer->gates);
     if (layer->weights == NULL || layer->gates == NULL) {
         return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights",
                            "no memory for the convolution's");
     }
     const size_t bytes[] = {(size_t)(channels * g->conv_width) * element_bytes(layer),
-                            2 * (size_t)g->num_v_heads * sizeof *layer->gates};
+                            (size_t)count * sizeof *layer->gates};
     for (int64_t i = 0; i < channels * g->conv_width; i++) {
         number_store(layer->weights, i, layer->terms.dtype,
                      0.5 * random_almost_normal(&engine->random));
     }
-    /* a_log, dt_bias: states that fade over some to many tokens */
-    for (int32_t h = 0; h < 2 * g->num_v_heads; h++) {
-        layer->gates[h] =
-            (float)(random_almost_normal(&engine->random) - (h < g->num_v_heads ? 2 : 0));
+    /* a_log, skip, dt_bias: states that fade over some to many tokens */
+    for (int32_t i = 0; i < count; i++) {
+        layer->gates[i] = (float)(random_almost_normal(&engine->random) - (i < hv ? 2 : 0));
     }
     const void *sources[] = {layer->weights, layer->gates};
     attn_status status = ATTN_OK;
@@ -53,12 +66,15 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
     if (status != ATTN_OK) {
         return status;
     }
-    const float *gates = layer->device_params[1];
+    const float *sent = layer->device_params[1];
+    const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;
     struct attn_tensor conv = tensor_of(engine, layer, layer->device_params[0], 2, shape, NULL);
+    struct attn_recurrent_skip skip = {.ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof skip, NULL},
+                                       .skip = sent + hv};
     struct attn_recurrent_weights weights = {
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
-        .a_log = gates,
-        .dt_bias = gates + g->num_v_heads,
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, rule->has_skip ? &skip.ext : NULL},
+        .a_log = given ? NULL : sent,
+        .dt_bias = given || constant ? NULL : sent + 2 * (int64_t)hv,
         .conv_weight = &conv};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
@@ -72,10 +88,9 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
         .num_q_heads = g->num_v_heads,
         .num_kv_heads = 1,
         .head_size = (int32_t)channels_of(g), /* the histories' rows: mixed, gates */
-        .head_size_v = 2 * g->num_v_heads,
+        .head_size_v = num_gates(layer->source) + g->num_v_heads,
         .causal = 1};
-    size_t states = (size_t)state_size(g) * sizeof(float),
-           windows = (size_t)window_size(g) * element_bytes(layer);
+    size_t states = state_bytes(g), windows = (size_t)window_size(g) * element_bytes(layer);
     const struct {
         void **memory;
         size_t bytes;
@@ -99,9 +114,9 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
                                        .block_size = 1,
                                        .num_heads = g->num_v_heads,
                                        .head_size = (int32_t)row,
-                                       .stride_block = 4 * state_size(g),
-                                       .stride_slot = 4 * state_size(g),
-                                       .stride_head = 4 * row};
+                                       .stride_block = (int64_t)states,
+                                       .stride_slot = (int64_t)states,
+                                       .stride_head = (int64_t)states / g->num_v_heads};
     const struct attn_kv_view window = {.struct_size = sizeof window,
                                         .data = layer->windows,
                                         .num_blocks = NUM_STATE_SLOTS,
@@ -133,10 +148,28 @@ static attn_status verify_request(struct run_engine *engine, struct run_layer *l
                                   int32_t own, int32_t first, int32_t count, const uint8_t *out)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_rule *rule = &layer->source->rule;
     const struct oracle_recurrent oracle = {
-        layer->terms.dtype, g->num_k_heads, g->num_v_heads,
-        g->head_size_k,     g->head_size_v, g->conv_width,
-        layer->weights,     layer->gates,   layer->gates + g->num_v_heads};
+        layer->terms.dtype,
+        g->num_k_heads,
+        g->num_v_heads,
+        g->head_size_k,
+        g->head_size_v,
+        g->conv_width,
+        layer->weights,
+        layer->gates,
+        layer->gates + 2 * (int64_t)g->num_v_heads,
+        .rule = {.additive = rule->rule == ATTN_RULE_ADDITIVE,
+                 .gate = rule->gate,
+                 .write_gate = rule->write_gate,
+                 .num_gates = num_gates(layer->source) / g->num_v_heads,
+                 .gate_bound = rule->gate_bound,
+                 .dt_min = rule->dt_min,
+                 .dt_max = rule->dt_max},
+        .skip = rule->has_skip ? layer->gates + g->num_v_heads : NULL,
+        .scale = layer->source->desc.scale,
+        .values_first = rule->values_first,
+        .unit_norm = g->qk_l2norm};
     int32_t row = g->num_v_heads * g->head_size_v;
     double *expected = calloc((size_t)row, sizeof *expected);
     if (layer->oracle_states[r] == NULL) {
@@ -156,6 +189,9 @@ static attn_status verify_request(struct run_engine *engine, struct run_layer *l
                         NULL, &layer->tally);
         }
     }
+    for (int64_t i = 0; i < state_size(g); i++) { /* as the step leaves it in its slot */
+        layer->oracle_states[r][i] = number_round(layer->oracle_states[r][i], g->state_dtype);
+    }
     free(expected);
     return ATTN_OK;
 }
@@ -164,13 +200,15 @@ static attn_status run_rows(struct run_engine *engine, struct run_layer *layer,
                             const struct batch *batch, uint8_t *mixed, uint8_t *gates, uint8_t *out)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_rule *rule = &layer->source->rule;
     int64_t tokens = batch->query_start_loc[batch->num_reqs], hv = g->num_v_heads;
-    int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, hv},
-            gate_strides[] = {2 * hv, 1};
+    int64_t gates_of = num_gates(layer->source), b_shape[] = {tokens, hv};
+    int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, gates_of},
+            gate_strides[] = {gates_of + hv, 1};
     int64_t out_shape[] = {tokens, hv, g->head_size_v};
-    const size_t e = element_bytes(layer),
-                 bytes[] = {(size_t)(tokens * mixed_shape[1]) * e, (size_t)(tokens * 2 * hv) * e,
-                            (size_t)(tokens * hv * g->head_size_v) * e};
+    const size_t e = element_bytes(layer), bytes[] = {(size_t)(tokens * mixed_shape[1]) * e,
+                                                      (size_t)(tokens * (gates_of + hv)) * e,
+                                                      (size_t)(tokens * hv * g->head_size_v) * e};
     uint8_t *sources[] = {mixed, gates, out}, *sent[3];
     for (int32_t i = 0; i < 3; i++) {
         sent[i] = pool_send(engine, &engine->rows, sources[i], bytes[i]);
@@ -181,10 +219,12 @@ static attn_status run_rows(struct run_engine *engine, struct run_layer *layer,
     struct attn_tensor rows = tensor_of(engine, layer, sent[0], 2, mixed_shape, NULL);
     struct attn_tensor a = tensor_of(engine, layer, sent[1], 2, gate_shape, gate_strides);
     struct attn_tensor b =
-        tensor_of(engine, layer, sent[1] + (size_t)hv * e, 2, gate_shape, gate_strides);
+        tensor_of(engine, layer, sent[1] + (size_t)gates_of * e, 2, b_shape, gate_strides);
     struct attn_tensor outs = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
-    struct attn_io_recurrent gdn = {
-        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof gdn, NULL}, .mixed_qkv = &rows, .a = &a, .b = &b};
+    struct attn_io_recurrent gdn = {.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof gdn, NULL},
+                                    .mixed_qkv = &rows,
+                                    .a = rule->gate != ATTN_GATE_CONSTANT ? &a : NULL,
+                                    .b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? &b : NULL};
     struct attn_step_io io = {
         .struct_size = sizeof io, .next = &gdn.ext, .stream = engine->stream, .out = &outs};
     attn_status status =
@@ -198,7 +238,7 @@ attn_status gdn_run(struct run_engine *engine, struct run_layer *layer, const st
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
-    size_t mixed_row = (size_t)channels_of(g) * e, gate_row = 2 * (size_t)g->num_v_heads * e;
+    size_t mixed_row = (size_t)channels_of(g) * e, gate_row = (size_t)layer->terms.head_size_v * e;
     size_t out_row = (size_t)g->num_v_heads * (size_t)g->head_size_v * e;
     uint8_t *mixed = malloc(tokens * mixed_row), *gates = malloc(tokens * gate_row),
             *out = malloc(tokens * out_row);
@@ -254,7 +294,7 @@ attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out)
         if (layer->group != g) {
             continue;
         }
-        size_t state = (size_t)state_size(desc) * sizeof(float);
+        size_t state = state_bytes(desc);
         size_t window = (size_t)window_size(desc) * element_bytes(layer);
         uint8_t *parts[] = {(uint8_t *)layer->cache + (size_t)group->slot[r] * state,
                             (uint8_t *)layer->windows + (size_t)group->slot[r] * window};

@@ -140,7 +140,7 @@ static void tell_group(const struct run_engine *engine, int32_t first, int32_t *
         }
     }
     layer_list(indices, count, which, sizeof which);
-    printf("%6d %-12s %-24s ", count, layer_kind_name(&layer->source->desc), layer->backend);
+    printf("%6d %-15s %-24s ", count, layer_kind_name(&layer->source->desc), layer->backend);
     if (layer->tally.compared > 0) {
         printf("%-13.3g %s%s\n", max_error, which, layer_right(layer) ? "" : "  WRONG");
     } else {
@@ -153,7 +153,7 @@ static void tell_text(const struct run_engine *engine, bool verified, int64_t co
 {
     char device[DEVICE_TITLE_SIZE];
     printf("on %s\n", device_title(engine->api, engine->runtime, engine->device.device, device));
-    printf("%-6s %-12s %-24s error / bound which\n", "layers", "kind", "backend");
+    printf("%-6s %-15s %-24s error / bound which\n", "layers", "kind", "backend");
     int32_t *indices = calloc((size_t)engine->num_layers + 1, sizeof *indices);
     for (int32_t i = 0; indices != NULL && i < engine->num_layers; i++) {
         tell_group(engine, i, indices);

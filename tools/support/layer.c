@@ -20,7 +20,7 @@ void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_de
 {
     recurrent->ext.id = ATTN_EXT_RECURRENT_DESC;
     recurrent->ext.struct_size = sizeof *recurrent;
-    recurrent->state_dtype = ATTN_DTYPE_F32;
+    recurrent->state_dtype = recurrent->state_dtype != 0 ? recurrent->state_dtype : ATTN_DTYPE_F32;
     layer->next = &recurrent->ext;
     layer->kind = ATTN_LAYER_RECURRENT;
     layer->causal = ATTN_CAUSAL_YES;

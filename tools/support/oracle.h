@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one request, MLA of one query, and the gated delta rule, from the formulas, in
- * float64 over unpaged tensors. They share nothing with the core or any plugin, not even a header.
- */
+/* Attention of one request, MLA of one query and recurrent layers, from the formulas, in float64
+ * over unpaged tensors. They share nothing with the core or any plugin, not even a header. */
 #ifndef SUPPORT_ORACLE_H
 #define SUPPORT_ORACLE_H
 
@@ -53,29 +52,43 @@ struct oracle_mla {
 double oracle_mla(const struct oracle_mla *head, const double *q, const double *keys,
                   const int32_t *listed, int32_t count, double *scores, double *out);
 
-/* One token of the gated delta rule for one value head. */
-struct oracle_delta {
-    int32_t head_size_k, head_size_v;
-    const double *q, *k, *v;
-    const double *decay; /* one, or [head_size_k] */
-    bool decay_per_channel;
-    double beta, scale;
+/* How a recurrent layer's token changes the state; all zeros, with one gate, the gated delta rule.
+ */
+enum { ORACLE_GATE_SOFTPLUS, ORACLE_GATE_BOUNDED, ORACLE_GATE_GIVEN, ORACLE_GATE_CONSTANT };
+enum { ORACLE_WRITE_SIGMOID, ORACLE_WRITE_NONE, ORACLE_WRITE_STEP };
+struct oracle_rule {
+    bool additive; /* r = beta v, not beta (v - S k) */
+    int32_t gate, write_gate;
+    int32_t num_gates;                 /* of a head: 1, or head_size_k */
+    double gate_bound, dt_min, dt_max; /* dt_max 0: no limit */
 };
-/* S <- decay S; S <- S + beta (v - S k) k^T; out = scale S q, with state S [Dv, Dk]. */
-void oracle_delta(const struct oracle_delta *token, double *state, double *out);
-/* A gate's decay, e^(-e^a_log softplus(x)), and its beta, sigmoid(x). */
-double oracle_decay(double a_log, double x);
-double oracle_sigmoid(double x);
+/* Of one head's token: a and dt_bias [num_gates] to the decays e^g and to beta. */
+void oracle_gates(const struct oracle_rule *rule, double a_log, const double *a,
+                  const double *dt_bias, double b, double *decay, double *beta);
 
-/* A recurrent layer of the gated delta rule, token by token. */
+struct oracle_token {
+    int32_t head_size_k, head_size_v;
+    const double *q, *k, *v, *decay;
+    double beta, scale, skip;
+};
+/* S <- decay S; S <- S + r k^T; out = scale S q + skip v, with state S [Dv, Dk]. */
+void oracle_token(const struct oracle_rule *rule, const struct oracle_token *token, double *state,
+                  double *out);
+
+/* A recurrent layer, token by token. */
 struct oracle_recurrent {
     int32_t dtype; /* enum attn_dtype_id of what is read */
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width;
     const void *conv_weight; /* [channels, conv_width]; conv_width 0: no convolution, no SiLU */
-    const float *a_log, *dt_bias;
+    const float *a_log, *dt_bias; /* [Hv], [Hv num_gates] */
+    struct oracle_rule rule;
+    const float *skip; /* [Hv] or NULL */
+    double scale;
+    bool values_first; /* channels v, k, q; else q, k, v */
+    bool unit_norm;    /* of q and k */
 };
-/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv | b : Hv].
- * Advances state [Hv, Dv, Dk] by token t and writes out [Hv, Dv]. */
+/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv num_gates | b :
+ * Hv]. Moves state [Hv, Dv, Dk] on by token t and writes out [Hv, Dv]. */
 void oracle_recurrent(const struct oracle_recurrent *layer, const void *mixed, const void *gates,
                       int64_t t, double *state, double *out);
 

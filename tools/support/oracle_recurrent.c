@@ -22,46 +22,25 @@ static double convolve(const struct oracle_recurrent *layer, const void *mixed, 
                  number_load(mixed, at * channels + c, layer->dtype);
         }
     }
-    return x * oracle_sigmoid(x);
+    return x / (1 + exp(-x));
 }
 
-static void unit_row(const struct oracle_recurrent *layer, const void *mixed, int64_t channels,
-                     int64_t t, int64_t first, double *row)
+static void load_row(const struct oracle_recurrent *layer, const void *mixed, int64_t channels,
+                     int64_t t, int64_t first, int32_t count, double *row)
+{
+    for (int32_t i = 0; i < count; i++) {
+        row[i] = convolve(layer, mixed, channels, t, first + i);
+    }
+}
+
+static void normalize(double *row, int32_t count)
 {
     double sum = 1e-6;
-    for (int32_t i = 0; i < layer->head_size_k; i++) {
-        row[i] = convolve(layer, mixed, channels, t, first + i);
+    for (int32_t i = 0; i < count; i++) {
         sum += row[i] * row[i];
     }
-    for (int32_t i = 0; i < layer->head_size_k; i++) {
+    for (int32_t i = 0; i < count; i++) {
         row[i] /= sqrt(sum);
-    }
-}
-
-double oracle_decay(double a_log, double x)
-{
-    return exp(-exp(a_log) * (x > 20 ? x : log(1 + exp(x))));
-}
-
-double oracle_sigmoid(double x)
-{
-    return 1 / (1 + exp(-x));
-}
-
-void oracle_delta(const struct oracle_delta *token, double *state, double *out)
-{
-    int32_t dk = token->head_size_k;
-    for (int32_t d = 0; d < token->head_size_v; d++) {
-        double *s = state + (int64_t)d * dk, seen = 0, o = 0;
-        for (int32_t i = 0; i < dk; i++) {
-            s[i] *= token->decay[token->decay_per_channel ? i : 0];
-            seen += s[i] * token->k[i];
-        }
-        for (int32_t i = 0; i < dk; i++) {
-            s[i] += token->beta * (token->v[d] - seen) * token->k[i];
-            o += s[i] * token->q[i];
-        }
-        out[d] = o * token->scale;
     }
 }
 
@@ -69,26 +48,33 @@ void oracle_recurrent(const struct oracle_recurrent *layer, const void *mixed, c
                       int64_t t, double *state, double *out)
 {
     double q[MAX_HEAD_SIZE], k[MAX_HEAD_SIZE], v[MAX_HEAD_SIZE];
+    double a[MAX_HEAD_SIZE], dt_bias[MAX_HEAD_SIZE], decay[MAX_HEAD_SIZE];
     int32_t dk = layer->head_size_k, dv = layer->head_size_v, hv = layer->num_v_heads;
-    int64_t keys = (int64_t)layer->num_k_heads * dk, channels = 2 * keys + (int64_t)hv * dv;
+    int32_t count = layer->rule.num_gates;
+    int64_t keys = (int64_t)layer->num_k_heads * dk, values = (int64_t)hv * dv;
+    int64_t channels = 2 * keys + values, row = (int64_t)hv * (count + 1);
+    int64_t first_k = layer->values_first ? values : keys;
+    int64_t first_q = layer->values_first ? values + keys : 0;
+    int64_t first_v = layer->values_first ? 0 : 2 * keys;
     for (int32_t h = 0; h < hv; h++) {
         int64_t head = h / (hv / layer->num_k_heads);
-        double decay = oracle_decay(
-            layer->a_log[h], number_load(gates, t * 2 * hv + h, layer->dtype) + layer->dt_bias[h]);
-        unit_row(layer, mixed, channels, t, head * dk, q);
-        unit_row(layer, mixed, channels, t, keys + head * dk, k);
-        for (int32_t d = 0; d < dv; d++) {
-            v[d] = convolve(layer, mixed, channels, t, 2 * keys + (int64_t)h * dv + d);
+        struct oracle_token token = {dk, dv, q, k, v, decay};
+        load_row(layer, mixed, channels, t, first_q + head * dk, dk, q);
+        load_row(layer, mixed, channels, t, first_k + head * dk, dk, k);
+        load_row(layer, mixed, channels, t, first_v + (int64_t)h * dv, dv, v);
+        if (layer->unit_norm) {
+            normalize(q, dk);
+            normalize(k, dk);
         }
-        const struct oracle_delta token = {
-            .head_size_k = dk,
-            .head_size_v = dv,
-            .q = q,
-            .k = k,
-            .v = v,
-            .decay = &decay,
-            .beta = oracle_sigmoid(number_load(gates, t * 2 * hv + hv + h, layer->dtype)),
-            .scale = 1 / sqrt(dk)};
-        oracle_delta(&token, state + (int64_t)h * dv * dk, out + (int64_t)h * dv);
+        for (int32_t i = 0; i < count; i++) {
+            a[i] = number_load(gates, t * row + (int64_t)h * count + i, layer->dtype);
+            dt_bias[i] = layer->dt_bias[(int64_t)h * count + i];
+        }
+        oracle_gates(&layer->rule, layer->a_log[h], a, dt_bias,
+                     number_load(gates, t * row + (int64_t)hv * count + h, layer->dtype), decay,
+                     &token.beta);
+        token.scale = layer->scale;
+        token.skip = layer->skip != NULL ? layer->skip[h] : 0;
+        oracle_token(&layer->rule, &token, state + (int64_t)h * dv * dk, out + (int64_t)h * dv);
     }
 }

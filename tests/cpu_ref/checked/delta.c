@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gated_delta against the recurrence, a token at a time, from the states and windows as they lay
- * before the call: outputs, every state and window that has to be left, checkpoints. */
-#include <attn/recurrent.h>
+/* Recurrent layers against the recurrence, a token at a time, from the states and windows as they
+ * lay before the call: outputs, every state and window that has to be left, checkpoints. */
+#include <attn/draft/recurrent.h>
 #include <math.h>
 
 #include "checked.h"
 #include "support/number.h"
 #include "support/oracle.h"
 
-#define BOUND 2e-6 /* of an element and its row's root mean square: float32 states */
+#define BOUND 2e-6 /* of an element and its row's root mean square */
 #define MAX_HEAD_SIZE 512
 
 /* One request of a call, as recurrent.h says what becomes of it. */
 struct sequence {
     const struct attn_attend_args *args;
     const struct attn_recurrent_desc *desc;
+    const struct attn_recurrent_rule *rule; /* or NULL */
     const struct attn_recurrent_weights *weights;
     const struct attn_batch_recurrent *states;
     const struct attn_io_recurrent *io;
@@ -40,6 +41,7 @@ static bool sequence_of(const struct attn_attend_args *args, int32_t r, struct s
     *s = (struct sequence){
         .args = args,
         .desc = (const void *)extension(args->layer->next, ATTN_EXT_RECURRENT_DESC),
+        .rule = (const void *)extension(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE),
         .weights = (const void *)extension(args->params->next, ATTN_EXT_RECURRENT_WEIGHTS),
         .states = (const void *)extension(batch->next, ATTN_EXT_BATCH_RECURRENT),
         .io = (const void *)extension(args->next, ATTN_EXT_IO_RECURRENT),
@@ -53,6 +55,12 @@ static bool sequence_of(const struct attn_attend_args *args, int32_t r, struct s
     s->keeps_all =
         s->states->num_accepted_tokens != NULL && s->tokens <= 1 + s->desc->num_speculative_tokens;
     return s->tokens > 0 && s->slots[0] >= 0 && batch->seq_lens[r] > 0;
+}
+
+static double state_element(const struct sequence *s, int32_t slot, int64_t head, int64_t i)
+{
+    const int32_t dtype = s->desc->state_dtype;
+    return number_load(view_element(s->args->k_cache, slot, 0, head, i, dtype), 0, dtype);
 }
 
 /* What the request starts from; a request without a past starts from zeros. */
@@ -74,8 +82,7 @@ static bool take_past(struct sequence *s)
     s->state = checked_memory(desc->num_v_heads * size);
     s->window = checked_memory(history > 0 ? s->channels * history : 0);
     for (int64_t i = 0; i < desc->num_v_heads * size && past && slot >= 0; i++) {
-        s->state[i] = *(const float *)view_element(s->args->k_cache, slot, 0, i / size, i % size,
-                                                   ATTN_DTYPE_F32);
+        s->state[i] = state_element(s, slot, i / size, i % size);
     }
     for (int64_t i = 0; i < s->channels * history && past && slot >= 0; i++) {
         int32_t dtype = s->args->layer->dtype;
@@ -125,43 +132,71 @@ static void normalize(const struct sequence *s, double *row)
     }
 }
 
-static void step(const struct sequence *s, int64_t t, int32_t head, double *state, double *o)
+static void take_gates(const struct sequence *s, const struct oracle_rule *rule, int64_t t,
+                       int32_t head, double *decay, double *beta)
 {
-    static double q[MAX_HEAD_SIZE], k[MAX_HEAD_SIZE], v[MAX_HEAD_SIZE];
-    const struct attn_recurrent_desc *desc = s->desc;
-    int32_t dk = desc->head_size_k, dv = desc->head_size_v;
-    int32_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
-    int64_t keys = (int64_t)desc->num_k_heads * dk;
-    double x = number_at(s->io->a, s->first + t, head) + s->weights->dt_bias[head];
-    double decay = oracle_decay(s->weights->a_log[head], x);
-    const struct oracle_delta token = {dk,
-                                       dv,
-                                       q,
-                                       k,
-                                       v,
-                                       &decay,
-                                       .beta =
-                                           oracle_sigmoid(number_at(s->io->b, s->first + t, head)),
-                                       .scale = s->args->layer->scale};
-    load(s, s->args->q, key_head, t, key_head * (int64_t)dk, dk, q);
-    load(s, s->args->k, key_head, t, keys + key_head * (int64_t)dk, dk, k);
-    load(s, s->args->v, head, t, 2 * keys + head * (int64_t)dv, dv, v);
-    normalize(s, q);
-    normalize(s, k);
-    oracle_delta(&token, state, o);
+    static double a[MAX_HEAD_SIZE], dt_bias[MAX_HEAD_SIZE];
+    const struct attn_recurrent_weights *w = s->weights;
+    for (int32_t i = 0; i < rule->num_gates; i++) {
+        const int64_t at = (int64_t)head * rule->num_gates + i;
+        a[i] = rule->gate != ORACLE_GATE_CONSTANT ? number_at(s->io->a, s->first + t, at) : 0;
+        dt_bias[i] = w->dt_bias != NULL ? w->dt_bias[at] : 0;
+    }
+    double b =
+        rule->write_gate == ORACLE_WRITE_SIGMOID ? number_at(s->io->b, s->first + t, head) : 0;
+    oracle_gates(rule, w->a_log != NULL ? w->a_log[head] : 0, a, dt_bias, b, decay, beta);
 }
 
-static attn_status verify_state(const struct sequence *s, int32_t slot, int32_t head,
-                                const double *wanted, struct attn_error *error)
+static void step(const struct sequence *s, int64_t t, int32_t head, double *state, double *o)
+{
+    static double q[MAX_HEAD_SIZE], k[MAX_HEAD_SIZE], v[MAX_HEAD_SIZE], decay[MAX_HEAD_SIZE];
+    const struct attn_recurrent_desc *desc = s->desc;
+    const struct attn_recurrent_rule *r = s->rule;
+    const struct attn_recurrent_skip *skip =
+        (const void *)extension(s->args->params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
+    int32_t dk = desc->head_size_k, dv = desc->head_size_v;
+    int32_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
+    int64_t keys = (int64_t)desc->num_k_heads * dk, values = (int64_t)desc->num_v_heads * dv;
+    bool last = r != NULL && r->values_first; /* q and k after v, k first */
+    struct oracle_rule rule = {.num_gates = 1};
+    struct oracle_token token = {dk,
+                                 dv,
+                                 q,
+                                 k,
+                                 v,
+                                 decay,
+                                 .scale = s->args->layer->scale,
+                                 .skip = skip != NULL ? skip->skip[head] : 0};
+    if (r != NULL) {
+        rule = (struct oracle_rule){.additive = r->rule == ATTN_RULE_ADDITIVE,
+                                    .gate = r->gate,
+                                    .write_gate = r->write_gate,
+                                    .num_gates = r->gate_per_channel ? dk : 1,
+                                    .gate_bound = r->gate_bound,
+                                    .dt_min = r->dt_min,
+                                    .dt_max = r->dt_max};
+    }
+    load(s, s->args->q, key_head, t, (last ? values + keys : 0) + key_head * (int64_t)dk, dk, q);
+    load(s, s->args->k, key_head, t, (last ? values : keys) + key_head * (int64_t)dk, dk, k);
+    load(s, s->args->v, head, t, (last ? 0 : 2 * keys) + head * (int64_t)dv, dv, v);
+    normalize(s, q);
+    normalize(s, k);
+    take_gates(s, &rule, t, head, decay, &token.beta);
+    oracle_token(&rule, &token, state, o);
+}
+
+/* The recurrence goes on from what was written. */
+static attn_status verify_state(const struct sequence *s, int32_t slot, int32_t head, double *state,
+                                struct attn_error *error)
 {
     int64_t size = (int64_t)s->desc->head_size_v * s->desc->head_size_k;
-    double rms = checked_rms(wanted, size);
+    double rms = checked_rms(state, size);
     for (int64_t i = 0; i < size; i++) {
-        float found =
-            *(const float *)view_element(s->args->k_cache, slot, 0, head, i, ATTN_DTYPE_F32);
-        if (!checked_near(found, wanted[i], BOUND * (fabs(wanted[i]) + rms), ATTN_DTYPE_F32)) {
-            return checked_wrong(error, "state", slot, head, i, found, wanted[i]);
+        double found = state_element(s, slot, head, i);
+        if (!checked_near(found, state[i], BOUND * (fabs(state[i]) + rms), s->desc->state_dtype)) {
+            return checked_wrong(error, "state", slot, head, i, found, state[i]);
         }
+        state[i] = found;
     }
     return ATTN_OK;
 }
@@ -198,13 +233,17 @@ static int32_t checkpoint(const struct sequence *s, int32_t done)
 static attn_status verify_head(const struct sequence *s, int32_t head, struct attn_error *error)
 {
     static double o[MAX_HEAD_SIZE];
-    double *state = s->state + head * (int64_t)s->desc->head_size_v * (int64_t)s->desc->head_size_k;
+    const int64_t size = (int64_t)s->desc->head_size_v * s->desc->head_size_k;
+    double *state = s->state + head * size;
     attn_status status = ATTN_OK;
     for (int32_t t = 0; t < s->tokens && status == ATTN_OK; t++) {
         bool last = !s->keeps_all && t + 1 == s->tokens;
         int32_t slot = s->keeps_all ? s->slots[t] : last ? s->slots[0] : -1;
         step(s, t, head, state, o);
         status = verify_out(s, t, head, o, error);
+        for (int64_t i = 0; i < size && s->args->layer->batch_invariant >= 2; i++) {
+            state[i] = number_round(state[i], s->desc->state_dtype);
+        }
         if (status == ATTN_OK && slot >= 0) {
             status = verify_state(s, slot, head, state, error);
         }

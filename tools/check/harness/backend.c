@@ -93,7 +93,15 @@ static void take_extensions(struct backend *backend, const struct attn_backend_c
     const struct attn_ext *mla = backend_extension(caps, ATTN_EXT_CAPS_MLA, sizeof backend->mla);
     const struct attn_ext *gdn =
         backend_extension(caps, ATTN_EXT_CAPS_RECURRENT, sizeof backend->gdn);
+    const struct attn_ext *rule =
+        backend_extension(caps, ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof backend->rule);
     backend->caps.next = NULL;
+    if (rule != NULL) {
+        memcpy(&backend->rule, rule, sizeof backend->rule);
+        backend->rule.ext.struct_size = sizeof backend->rule;
+        backend->rule.ext.next = backend->caps.next;
+        backend->caps.next = &backend->rule.ext;
+    }
     if (mla != NULL) {
         memcpy(&backend->mla, mla, sizeof backend->mla);
         backend->mla.ext.struct_size = sizeof backend->mla;

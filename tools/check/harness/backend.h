@@ -3,7 +3,7 @@
 #ifndef CHECK_BACKEND_H
 #define CHECK_BACKEND_H
 
-#include <attn/recurrent.h>
+#include <attn/draft/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
 #include <stdatomic.h>
@@ -24,6 +24,7 @@ struct backend {
     struct attn_backend_caps caps; /* as reported; arrays, text and known extensions copied */
     struct attn_mla_caps mla;      /* what caps.next leads to, where it was declared */
     struct attn_recurrent_caps gdn;
+    struct attn_recurrent_rule_caps rule;
     attn_instance *instance;
     struct attn_kernels kernels; /* zero behind what the plugin knows */
     char others[256];            /* names of the plugin's other backends, ", " between them */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gated_delta: convolution and delta rule of one step; outputs, the states that it leaves and the
+/* Recurrent layers: convolution and rule of one step; outputs, the states that it leaves and the
  * rolled windows. */
 #include <math.h>
 #include <stdio.h>
@@ -155,9 +155,16 @@ static void forgive_states(struct pair *pair, const struct gdn_case *c)
         if (nan->in_state) {
             forgive(pair->expected + c->at[GDN_STATE], pair->found + c->at[GDN_STATE],
                     c->slots[nan->request][0] * c->state_stride + nan->first_head * size,
-                    nan->num_heads * size, ATTN_DTYPE_F32);
+                    nan->num_heads * size, c->v.state_dtype);
         }
     }
+}
+
+/* By what is rounded most coarsely, activations or states. */
+static struct bound bound_of(const struct gdn_case *c)
+{
+    const struct bound rows = bound_of_dtype(c->v.dtype), states = bound_of_dtype(c->v.state_dtype);
+    return rows.absolute > states.absolute ? rows : states;
 }
 
 static enum trial_result verify_out(struct pair *pair, const struct gdn_case *c)
@@ -179,7 +186,7 @@ static enum trial_result verify_out(struct pair *pair, const struct gdn_case *c)
         return trial_say(pair->trial, TRIAL_FAILED, "the reference's outputs are not finite");
     }
     forgive_outputs(pair, c);
-    struct bound bound = bound_of_dtype(c->v.dtype);
+    struct bound bound = bound_of(c);
     bound.least = CANCELLED * bound.absolute * sqrt(mean);
     const struct compared out = {"out",
                                  c->v.dtype,
@@ -199,10 +206,12 @@ static enum trial_result verify_states(struct pair *pair, const struct gdn_case 
 {
     int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
     uint8_t left[GDN_MAX_SLOTS] = {0};
-    const struct compared state = {"state",         ATTN_DTYPE_F32, c->v.num_v_heads, size,
-                                   c->state_stride, size,           c->num_slots,     left};
-    size_t used = (size_t)(c->v.num_v_heads * size) * sizeof(float);
-    size_t slot_bytes = (size_t)c->state_stride * sizeof(float);
+    const struct compared state = {
+        "state", c->v.state_dtype, c->v.num_v_heads, size, c->state_stride, size, c->num_slots,
+        left};
+    const size_t e = number_bytes(c->v.state_dtype);
+    size_t used = (size_t)(c->v.num_v_heads * size) * e;
+    size_t slot_bytes = (size_t)c->state_stride * e;
     for (int32_t r = 0; r < GDN_REQS; r++) {
         int32_t states = gdn_case_keeps_all(c, r) ? c->tokens[r] : 1;
         for (int32_t i = 0; i < states && gdn_case_active(c, r); i++) {
@@ -227,7 +236,7 @@ static enum trial_result verify_states(struct pair *pair, const struct gdn_case 
     }
     forgive_states(pair, c);
     return compare_rows(pair->trial, &state, pair->expected + c->at[GDN_STATE],
-                        pair->found + c->at[GDN_STATE], bound_of_dtype(c->v.dtype));
+                        pair->found + c->at[GDN_STATE], bound_of(c));
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
@@ -314,6 +323,25 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
 }
 
 /* clang-format off */
+/* Of a rule: steps; chunks, whole, with checkpoints and forks; a mixed batch without a convolution;
+ * drafts; and a step with NaN. `norm`: of q and k. */
+#define RULE(code, norm)                                                                           \
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code},        \
+    {GDN_CHUNKS, 0, 1, 3, 24, 32, 4, 64, 0, true, false, norm, .strong = true, .rule = code},      \
+    {GDN_CHUNKS, 0, 2, 4, 16, 24, 3, 64, 0, true, true, norm, .by_length = true, .initial = true,  \
+     .kept = 24, .rule = code},                                                                    \
+    {GDN_MIXED, 0, 2, 2, 24, 16, 0, 0, 0, false, false, norm, .strided = true, .rule = code},      \
+    {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, norm, .initial = true, .kept = 4,          \
+     .rule = code},                                                                                \
+    {GDN_STEPS, 0, 2, 4, 24, 16, 4, 0, 0, true, false, norm, .nan = true, .rule = code}
+#define STATES16(code, dtype, norm)                                                                \
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code,         \
+     .state_dtype = dtype},                                                                        \
+    {GDN_CHUNKS, 0, 1, 2, 32, 24, 4, 64, 0, true, false, norm, .initial = true, .kept = 64,        \
+     .rule = code, .state_dtype = dtype},                                                          \
+    {GDN_MIXED, 0, 1, 2, 16, 24, 0, 0, 0, false, false, norm, .rule = code, .state_dtype = dtype}, \
+    {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, norm, .kept = 4, .rule = code,             \
+     .state_dtype = dtype}
 static const struct gdn_variant variants[] = {
     /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong, strided,
      * initial, kept, nan */
@@ -343,6 +371,17 @@ static const struct gdn_variant variants[] = {
     {GDN_STEPS, 0, 2, 4, 24, 32, 4, 0, 0, true, false, true, false, false, false, false, 0, true},
     {GDN_CHUNKS, 0, 2, 4, 24, 32, 4, 64, 0, true, false, true, false, false, false, false, 0, true},
     {GDN_MIXED, 0, 1, 2, 32, 40, 0, 0, 0, false, false, true, false, false, false, false, 0, true},
+    STATES16(GDN_GATED_DELTA, ATTN_DTYPE_BF16, true),
+    STATES16(GDN_GATED_DELTA, ATTN_DTYPE_F16, true),
+    RULE(GDN_KDA, true),
+    RULE(GDN_BOUNDED, true),
+    RULE(GDN_KDA_BOUNDED, true),
+    RULE(GDN_KDA_GIVEN, true),
+    RULE(GDN_MAMBA2, false),
+    RULE(GDN_MAMBA2_LIMITS, false),
+    RULE(GDN_LIGHTNING, false),
+    STATES16(GDN_KDA, ATTN_DTYPE_BF16, true),
+    STATES16(GDN_MAMBA2, ATTN_DTYPE_F16, false),
 };
 /* Batches that fill a GPU: heads walked whole, with checkpoints and without; heads that are too many
  * to be walked in quarters and too few to be walked whole. */
@@ -354,9 +393,30 @@ static const struct gdn_variant large_variants[] = {
 };
 /* clang-format on */
 
+/* Masks of a declaration: 0 is code 0 alone. */
+static bool declared(uint32_t mask, int32_t code)
+{
+    return (mask != 0 ? mask : 1) >> code & 1;
+}
+
+static bool takes_rule(const struct attn_backend_caps *caps, int32_t code)
+{
+    static const struct attn_recurrent_rule_caps gated_delta;
+    const struct attn_recurrent_rule *r = &gdn_rules[code].rule;
+    const struct attn_recurrent_rule_caps *c =
+        (const struct attn_recurrent_rule_caps *)backend_extension(
+            caps, ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof *c);
+    c = c != NULL ? c : &gated_delta;
+    return declared(c->rules, r->rule) && declared(c->gates, r->gate) &&
+           declared(c->write_gates, r->write_gate) && r->gate_per_channel <= c->gate_per_channel &&
+           r->values_first <= c->values_first && r->has_skip <= c->skip;
+}
+
 static bool within(const struct attn_recurrent_caps *caps, const struct gdn_variant *v)
 {
-    return v->head_size_k <= caps->head_size_k_max && v->head_size_v <= caps->head_size_v_max &&
+    const uint32_t states = caps->state_dtypes != 0 ? caps->state_dtypes : 1u << ATTN_DTYPE_F32;
+    return (states >> (v->state_dtype != 0 ? v->state_dtype : ATTN_DTYPE_F32) & 1) &&
+           v->head_size_k <= caps->head_size_k_max && v->head_size_v <= caps->head_size_v_max &&
            v->conv_width <= caps->conv_width_max && v->drafted <= caps->max_speculative_tokens &&
            v->initial <= caps->initial_slots && (v->kept > 0) <= caps->checkpoints;
 }
@@ -364,8 +424,9 @@ static bool within(const struct attn_recurrent_caps *caps, const struct gdn_vari
 static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_caps *caps,
                     const struct gdn_variant *v)
 {
-    char name[144], kept[16] = "", invariant[24] = "";
-    if (!(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v)) {
+    char name[160], kept[16] = "", invariant[24] = "", state[16] = "";
+    if (!(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) ||
+        !takes_rule(sink->caps, v->rule)) {
         return;
     }
     if (v->kept > 0) {
@@ -374,12 +435,15 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
     if (v->invariant > 0) {
         snprintf(invariant, sizeof invariant, ".invariant%d", v->invariant);
     }
-    snprintf(name, sizeof name, "gated_delta.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s",
-             dtype_name(v->dtype), gdn_shape_names[v->shape], v->num_k_heads, v->num_v_heads,
-             v->head_size_k, v->head_size_v, v->conv_width, v->chunk_size, v->drafted,
-             v->bias ? ".bias" : "", v->by_length ? ".by_length" : "", v->strong ? ".strong" : "",
-             v->strided ? ".strided" : "", v->initial ? ".initial" : "", kept, v->nan ? ".nan" : "",
-             invariant);
+    if (v->state_dtype != 0) {
+        snprintf(state, sizeof state, ".state_%s", dtype_name(v->state_dtype));
+    }
+    snprintf(name, sizeof name, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s",
+             gdn_rules[v->rule].name, dtype_name(v->dtype), gdn_shape_names[v->shape],
+             v->num_k_heads, v->num_v_heads, v->head_size_k, v->head_size_v, v->conv_width,
+             v->chunk_size, v->drafted, v->bias ? ".bias" : "", v->by_length ? ".by_length" : "",
+             v->strong ? ".strong" : "", v->strided ? ".strided" : "", v->initial ? ".initial" : "",
+             kept, v->nan ? ".nan" : "", invariant, state);
     sink->try(sink->user, name, run_gdn, v);
 }
 
@@ -398,6 +462,10 @@ void gdn_cases(const struct kernel_sink *sink)
         for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
             struct gdn_variant v = variants[i];
             v.dtype = dtype;
+            if ((v.rule != GDN_GATED_DELTA || v.state_dtype != 0) &&
+                dtype != ATTN_DTYPE_F16 + (int32_t)i % 3) {
+                continue; /* one dtype each */
+            }
             try_gdn(sink, caps, &v);
             /* one in four again, level 2 where a request can be cut */
             for (v.invariant = 1; v.invariant <= 2 && i % 4 == 0 && !v.nan; v.invariant++) {

@@ -10,6 +10,34 @@
 
 const char *const gdn_shape_names[GDN_SHAPE_COUNT] = {"steps", "chunks", "mixed", "drafts"};
 
+const struct gdn_rule gdn_rules[GDN_RULE_COUNT] = {
+    [GDN_GATED_DELTA] = {"gated_delta", {.rule = ATTN_RULE_GATED_DELTA}},
+    [GDN_KDA] = {"recurrent.kda", {.gate_per_channel = 1}},
+    [GDN_BOUNDED] = {"recurrent.bounded", {.gate = ATTN_GATE_BOUNDED, .gate_bound = -2}},
+    [GDN_KDA_BOUNDED] = {"recurrent.kda_bounded",
+                         {.gate_per_channel = 1, .gate = ATTN_GATE_BOUNDED, .gate_bound = -5}},
+    [GDN_KDA_GIVEN] = {"recurrent.kda_given", {.gate_per_channel = 1, .gate = ATTN_GATE_GIVEN}},
+    [GDN_MAMBA2] = {"recurrent.mamba2",
+                    {.rule = ATTN_RULE_ADDITIVE,
+                     .write_gate = ATTN_WRITE_GATE_STEP,
+                     .values_first = 1,
+                     .has_skip = 1}},
+    [GDN_MAMBA2_LIMITS] = {"recurrent.mamba2_limits",
+                           {.rule = ATTN_RULE_ADDITIVE,
+                            .write_gate = ATTN_WRITE_GATE_STEP,
+                            .values_first = 1,
+                            .dt_min = 0.5f,
+                            .dt_max = 1.5f}},
+    [GDN_LIGHTNING] = {"recurrent.lightning",
+                       {.rule = ATTN_RULE_ADDITIVE,
+                        .gate = ATTN_GATE_CONSTANT,
+                        .write_gate = ATTN_WRITE_GATE_NONE}}};
+
+static const struct attn_recurrent_rule *rule_of(const struct gdn_case *c)
+{
+    return &gdn_rules[c->v.rule].rule;
+}
+
 /* The request whose slots are negative. */
 enum { SKIPPED_REQUEST = 4 };
 /* One of a shape that keeps all of its drafts, or has tokens enough for a checkpoint. */
@@ -90,9 +118,16 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, const struct
                                                        {1 + n, 1, n, 3 + 2 * n, 1 + n, 1 + n}};
     *c = (struct gdn_case){.v = *v, .device = device, .num_states = 1 + n};
     c->channels = 2 * v->num_k_heads * v->head_size_k + v->num_v_heads * v->head_size_v;
+    const int64_t keys = (int64_t)v->num_k_heads * v->head_size_k;
+    const int64_t values = (int64_t)v->num_v_heads * v->head_size_v;
+    c->first_q = rule_of(c)->values_first ? values + keys : 0;
+    c->first_k = rule_of(c)->values_first ? values : keys;
+    c->first_v = rule_of(c)->values_first ? 0 : 2 * keys;
+    c->gates = v->num_v_heads * (rule_of(c)->gate_per_channel ? v->head_size_k : 1);
+    c->v.state_dtype = v->state_dtype != 0 ? v->state_dtype : ATTN_DTYPE_F32;
     c->window = v->conv_width > 0 ? v->conv_width - 1 + n : 0;
     c->row_stride = c->channels + (v->strided ? 8 : 0);
-    c->gate_stride = 2 * v->num_v_heads + (v->strided ? 5 : 0);
+    c->gate_stride = c->gates + v->num_v_heads + (v->strided ? 5 : 0);
     c->state_stride =
         (int64_t)v->num_v_heads * v->head_size_v * v->head_size_k + (v->strided ? 64 : 0);
     c->channel_stride = c->window + (v->strided ? 3 : 0);
@@ -127,7 +162,8 @@ static void fill_normal(uint8_t *memory, int64_t first, int64_t count, int32_t d
     }
 }
 
-/* Keys of layers without a norm stay short, or the recurrence grows without bound. */
+/* Keys of layers without a norm stay short, or the recurrence grows without bound. Gates that are
+ * given are at most 0. */
 static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
 {
     int64_t keys = 2 * (int64_t)c->v.num_k_heads * c->v.head_size_k;
@@ -135,12 +171,17 @@ static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
     int32_t heads = c->v.num_v_heads, dtype = c->v.dtype;
     for (int64_t t = GDN_FIRST_ROW; t < c->num_actual_rows; t++) {
         uint8_t *mixed = base + c->at[GDN_MIXED_ROWS], *gates = base + c->at[GDN_GATES];
-        fill_normal(mixed, t * c->row_stride, keys, dtype, key_deviation, random);
-        fill_normal(mixed, t * c->row_stride + keys, c->channels - keys, dtype, 1, random);
-        fill_normal(gates, t * c->gate_stride, heads, dtype, 1, random);
-        fill_normal(gates, t * c->gate_stride + heads, heads, dtype, 2, random);
+        const int64_t first_key = c->first_q < c->first_k ? c->first_q : c->first_k;
+        fill_normal(mixed, t * c->row_stride + first_key, keys, dtype, key_deviation, random);
+        fill_normal(mixed, t * c->row_stride + c->first_v, c->channels - keys, dtype, 1, random);
+        fill_normal(gates, t * c->gate_stride, c->gates, dtype, 1, random);
+        fill_normal(gates, t * c->gate_stride + c->gates, heads, dtype, 2, random);
+        const bool given = rule_of(c)->gate == ATTN_GATE_GIVEN;
+        for (int64_t i = t * c->gate_stride; i < t * c->gate_stride + c->gates && given; i++) {
+            number_store(gates, i, dtype, -0.5 * fabs(number_load(gates, i, dtype)));
+        }
         if (c->v.strong && t % 5 == 0) {
-            number_store(gates, t * c->gate_stride + t % heads, dtype, 5000);
+            number_store(gates, t * c->gate_stride + t % c->gates, dtype, given ? -5000 : 5000);
         }
     }
 }
@@ -155,7 +196,7 @@ static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
         if (!gdn_case_active(c, r) || !c->has_state[r]) {
             continue;
         }
-        fill_normal(base + c->at[GDN_STATE], from * c->state_stride, size, ATTN_DTYPE_F32, 0.5,
+        fill_normal(base + c->at[GDN_STATE], from * c->state_stride, size, c->v.state_dtype, 0.5,
                     random);
         for (int64_t i = 0; i < c->channels && c->window > 0; i++) {
             int64_t row = (window * (int64_t)c->channels + i) * c->channel_stride;
@@ -177,7 +218,7 @@ static void plant_nans(struct gdn_case *c, uint8_t *base, uint64_t *random)
         nan->token = random_below(random, c->tokens[nan->request]);
         number_store(base + c->at[GDN_MIXED_ROWS],
                      (c->starts[nan->request] + nan->token) * c->row_stride +
-                         (i == 0 ? 2 * keys + value : query),
+                         (i == 0 ? c->first_v + value : c->first_q + query),
                      v->dtype, NAN);
     }
 }
@@ -191,9 +232,13 @@ static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *rand
                 random);
     float *a_log = (float *)(base + c->at[GDN_A_LOG]);
     float *dt_bias = (float *)(base + c->at[GDN_DT_BIAS]);
+    float *skip = (float *)(base + c->at[GDN_SKIP]);
     for (int32_t h = 0; h < c->v.num_v_heads; h++) {
         a_log[h] = (float)(random_normal(random) - 1);
-        dt_bias[h] = (float)random_normal(random);
+        skip[h] = (float)random_normal(random);
+    }
+    for (int32_t i = 0; i < c->gates; i++) {
+        dt_bias[i] = (float)random_normal(random);
     }
 }
 
@@ -207,6 +252,7 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
         [GDN_CONV_BIAS] = "conv_bias",
         [GDN_A_LOG] = "a_log",
         [GDN_DT_BIAS] = "dt_bias",
+        [GDN_SKIP] = "skip",
         [GDN_STATE] = "k_cache, the states",
         [GDN_WINDOW] = "v_cache, the convolution's windows",
         [GDN_STARTS] = "query_start_loc",
@@ -224,8 +270,9 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
         [GDN_CONV_WEIGHT] = (size_t)(c->channels * c->v.conv_width) * e,
         [GDN_CONV_BIAS] = (size_t)c->channels * e,
         [GDN_A_LOG] = (size_t)c->v.num_v_heads * sizeof(float),
-        [GDN_DT_BIAS] = (size_t)c->v.num_v_heads * sizeof(float),
-        [GDN_STATE] = slots * (size_t)c->state_stride * sizeof(float),
+        [GDN_DT_BIAS] = (size_t)c->gates * sizeof(float),
+        [GDN_SKIP] = (size_t)c->v.num_v_heads * sizeof(float),
+        [GDN_STATE] = slots * (size_t)c->state_stride * number_bytes(c->v.state_dtype),
         [GDN_WINDOW] = slots * (size_t)(c->channels * c->channel_stride) * e,
         [GDN_STARTS] = sizeof c->starts,
         [GDN_LENGTHS] = sizeof c->lengths,
@@ -269,8 +316,12 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
                                            .qk_l2norm = v->l2norm,
                                            .chunk_size = v->chunk_size,
                                            .num_speculative_tokens = v->drafted,
+                                           .state_dtype = v->state_dtype,
                                            .has_initial_slots = v->initial,
                                            .checkpoint_interval = v->kept};
+    s->rule = *rule_of(c);
+    s->rule.ext = (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof s->rule, NULL};
+    s->desc.ext.next = v->rule != GDN_GATED_DELTA ? &s->rule.ext : NULL;
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                         .name = "gdn",
                                         .dtype = v->dtype,
@@ -314,7 +365,8 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_
 {
     int64_t e = (int64_t)number_bytes(c->v.dtype),
             head = (int64_t)c->v.head_size_v * c->v.head_size_k;
-    int64_t state = c->state_stride * (int64_t)sizeof(float), channel = c->channel_stride * e;
+    int64_t of_state = (int64_t)number_bytes(c->v.state_dtype);
+    int64_t state = c->state_stride * of_state, channel = c->channel_stride * e;
     s->state = (struct attn_kv_view){.struct_size = sizeof s->state,
                                      .data = base + c->at[GDN_STATE],
                                      .num_blocks = c->num_slots,
@@ -323,7 +375,7 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_
                                      .head_size = (int32_t)head,
                                      .stride_block = state,
                                      .stride_slot = state,
-                                     .stride_head = head * (int64_t)sizeof(float)};
+                                     .stride_head = head * of_state};
     s->window = (struct attn_kv_view){.struct_size = sizeof s->window,
                                       .data = base + c->at[GDN_WINDOW],
                                       .num_blocks = c->num_slots,
@@ -350,17 +402,22 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
 {
     const struct gdn_variant *v = &c->v;
     int64_t rows = c->num_rows, stride = c->row_stride, e = (int64_t)number_bytes(v->dtype);
-    int64_t keys = (int64_t)v->num_k_heads * v->head_size_k;
+    const struct attn_recurrent_rule *rule = rule_of(c);
     uint8_t *mixed = base + c->at[GDN_MIXED_ROWS], *gates = base + c->at[GDN_GATES];
     bool convolves = v->conv_width > 0;
     memset(s, 0, sizeof *s);
     describe_layer(c, s);
     describe_batch(c, s, base);
     describe_memory(c, s, base);
+    const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;
+    s->skip = (struct attn_recurrent_skip){
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof s->skip, NULL},
+        .skip = (const float *)(base + c->at[GDN_SKIP])};
     s->weights = (struct attn_recurrent_weights){
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights, NULL},
-        .a_log = (const float *)(base + c->at[GDN_A_LOG]),
-        .dt_bias = (const float *)(base + c->at[GDN_DT_BIAS]),
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights,
+                rule->has_skip ? &s->skip.ext : NULL},
+        .a_log = given ? NULL : (const float *)(base + c->at[GDN_A_LOG]),
+        .dt_bias = given || constant ? NULL : (const float *)(base + c->at[GDN_DT_BIAS]),
         .conv_weight = rows_of(c, &s->conv_weight, base + c->at[GDN_CONV_WEIGHT], c->channels,
                                v->conv_width, 0, v->conv_width, device)};
     s->conv_bias = (struct pair_tensor){.shape = {c->channels}, .strides = {1}};
@@ -370,15 +427,17 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
     s->params =
         (struct attn_layer_params){.struct_size = sizeof s->params, .next = &s->weights.ext};
     rows_of(c, &s->mixed, mixed, rows, stride, 0, c->channels, device);
-    rows_of(c, &s->q, mixed, rows, stride, v->num_k_heads, v->head_size_k, device);
-    rows_of(c, &s->k, mixed + keys * e, rows, stride, v->num_k_heads, v->head_size_k, device);
-    rows_of(c, &s->v, mixed + 2 * keys * e, rows, stride, v->num_v_heads, v->head_size_v, device);
+    rows_of(c, &s->q, mixed + c->first_q * e, rows, stride, v->num_k_heads, v->head_size_k, device);
+    rows_of(c, &s->k, mixed + c->first_k * e, rows, stride, v->num_k_heads, v->head_size_k, device);
+    rows_of(c, &s->v, mixed + c->first_v * e, rows, stride, v->num_v_heads, v->head_size_v, device);
     s->io = (struct attn_io_recurrent){
         .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, NULL},
         .mixed_qkv = convolves ? &s->mixed.tensor : NULL,
-        .a = rows_of(c, &s->a, gates, rows, c->gate_stride, 0, v->num_v_heads, device),
-        .b = rows_of(c, &s->b, gates + v->num_v_heads * e, rows, c->gate_stride, 0, v->num_v_heads,
+        .a = rows_of(c, &s->a, gates, rows, c->gate_stride, 0, c->gates, device),
+        .b = rows_of(c, &s->b, gates + c->gates * e, rows, c->gate_stride, 0, v->num_v_heads,
                      device)};
+    s->io.a = constant ? NULL : s->io.a;
+    s->io.b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? s->io.b : NULL;
     s->out = pair_rows(rows, v->num_v_heads, v->head_size_v);
     s->attend = (struct attn_attend_args){
         .struct_size = sizeof s->attend,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One step of a gated-delta layer: its variants, its place in an image, and the arguments that lead
+/* One step of a recurrent layer: its variants, its place in an image, and the arguments that lead
  * there. */
 #ifndef CHECK_GDN_CASE_H
 #define CHECK_GDN_CASE_H
 
-#include <attn/recurrent.h>
+#include <attn/draft/recurrent.h>
 
 #include "cases/pair.h"
 
@@ -23,19 +23,39 @@ enum gdn_shape {
 
 extern const char *const gdn_shape_names[GDN_SHAPE_COUNT];
 
+/* A rule, and what its cases are named by. */
+struct gdn_rule {
+    const char *name;
+    struct attn_recurrent_rule rule;
+};
+enum gdn_rule_code {
+    GDN_GATED_DELTA,
+    GDN_KDA,
+    GDN_BOUNDED,
+    GDN_KDA_BOUNDED,
+    GDN_KDA_GIVEN,
+    GDN_MAMBA2,
+    GDN_MAMBA2_LIMITS,
+    GDN_LIGHTNING,
+    GDN_RULE_COUNT
+};
+extern const struct gdn_rule gdn_rules[GDN_RULE_COUNT];
+
 struct gdn_variant {
     int32_t shape;
     int32_t dtype;
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
     int32_t conv_width, chunk_size, drafted;
     bool silu, bias, l2norm;
-    bool by_length;    /* has_initial_state NULL */
-    bool strong;       /* decays that underflow to 0 */
-    bool strided;      /* rows, slots and channels apart from each other */
-    bool initial;      /* states are read from slots of their own */
-    int32_t kept;      /* tokens from one checkpoint to the next; 0: none */
-    bool nan;          /* a value of one request and a query of another are no numbers */
-    int32_t invariant; /* batch_invariant of the layer */
+    bool by_length;      /* has_initial_state NULL */
+    bool strong;         /* decays that underflow to 0 */
+    bool strided;        /* rows, slots and channels apart from each other */
+    bool initial;        /* states are read from slots of their own */
+    int32_t kept;        /* tokens from one checkpoint to the next; 0: none */
+    bool nan;            /* a value of one request and a query of another are no numbers */
+    int32_t invariant;   /* batch_invariant of the layer */
+    int32_t rule;        /* enum gdn_rule_code */
+    int32_t state_dtype; /* 0: F32 */
 };
 
 enum gdn_buffer {
@@ -46,6 +66,7 @@ enum gdn_buffer {
     GDN_CONV_BIAS,
     GDN_A_LOG,
     GDN_DT_BIAS,
+    GDN_SKIP,
     GDN_STATE,
     GDN_WINDOW,
     GDN_STARTS,
@@ -70,10 +91,12 @@ struct gdn_nan {
 struct gdn_case {
     struct gdn_variant v;
     const struct device *device;
-    int32_t part;       /* of the step, see call_gdn; -1: all of it */
-    int32_t channels;   /* 2 Hk Dk + Hv Dv */
-    int32_t window;     /* entries of a channel's window */
-    int32_t num_states; /* of a request */
+    int32_t part;                      /* of the step, see call_gdn; -1: all of it */
+    int32_t channels;                  /* 2 Hk Dk + Hv Dv */
+    int64_t first_q, first_k, first_v; /* of them */
+    int32_t gates;                     /* of a token: elements of a, behind which b stands */
+    int32_t window;                    /* entries of a channel's window */
+    int32_t num_states;                /* of a request */
     int32_t num_slots;
     int32_t num_rows, num_actual_rows;
     int64_t row_stride, gate_stride, state_stride, channel_stride; /* elements */
@@ -88,8 +111,10 @@ struct gdn_case {
 /* Everything that the kernel takes, over one copy of the image. */
 struct gdn_step {
     struct attn_recurrent_desc desc;
+    struct attn_recurrent_rule rule;
     struct attn_layer_desc layer;
     struct attn_recurrent_weights weights;
+    struct attn_recurrent_skip skip;
     struct attn_layer_params params;
     struct attn_batch_recurrent states;
     struct attn_batch batch;
@@ -111,7 +136,7 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, uint8_t *bas
 bool gdn_case_active(const struct gdn_case *c, int32_t request);
 /* The slots of checkpoints that the step writes; their number. */
 int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t request, int32_t *slots);
-/* Whether a state behind every token is kept. */
+/* Whether a state after every token is kept. */
 bool gdn_case_keeps_all(const struct gdn_case *c, int32_t request);
 
 #endif

@@ -14,17 +14,22 @@ from typing import Any
 from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
                             attn_io_caches, attn_io_mla, attn_io_output_quant, attn_io_recurrent, attn_io_rope,
                             attn_kv_quant_params, attn_layer_caches, attn_mla_weights, attn_mm_encoder_quant,
-                            attn_mm_encoder_state, attn_recurrent_weights)
+                            attn_mm_encoder_state, attn_recurrent_skip, attn_recurrent_weights)
 from .layers import code_of
 from .structs import Struct, refused
 from .tensors import as_tensor, as_writable
 
 
-def gdn_weights(a_log: Any, dt_bias: Any, conv_weight: Any | None = None, conv_bias: Any | None = None,
-                skip: Any | None = None) -> Struct:
-    """For `Layer.bind_params`: float32 [Hv] twice ([Hv Dk] where the gate is per channel), the convolution's
-    [channels, width] and [channels], and float32 [Hv] of a layer with a skip."""
-    return attn_recurrent_weights(a_log=a_log, dt_bias=dt_bias, conv_weight=conv_weight, conv_bias=conv_bias, skip=skip)
+def gdn_weights(a_log: Any | None, dt_bias: Any | None, conv_weight: Any | None = None,
+                conv_bias: Any | None = None) -> Struct:
+    """For `Layer.bind_params`: float32 [Hv] twice (dt_bias [Hv Dk] where the gate is per channel), or None where the gate
+    takes none, and the convolution's [channels, width] and [channels]."""
+    return attn_recurrent_weights(a_log=a_log, dt_bias=dt_bias, conv_weight=conv_weight, conv_bias=conv_bias)
+
+
+def recurrent_skip(skip: Any) -> Struct:
+    """For `Layer.bind_params` of a rule with a skip: float32 [Hv]."""
+    return attn_recurrent_skip(skip=skip)
 
 
 def gdn_batch(state_slots: Any, has_initial_state: Any | None = None, num_accepted_tokens: Any | None = None,

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from . import _declarations
 from ._declarations import (Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel, KvDtype, LayerKind, OutputForm,
-                            RecurrentGate, RecurrentRule, RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask,
-                            attn_context_parallel, attn_layer_desc, attn_mla_desc, attn_recurrent_desc)
+                            RecurrentGate, RecurrentUpdate, RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask,
+                            attn_context_parallel, attn_layer_desc, attn_mla_desc, attn_recurrent_desc,
+                            attn_recurrent_rule)
 from .errors import make
 from .structs import Struct, chained
 
@@ -19,7 +20,7 @@ _CODES: dict[str, type[IntEnum]] = {
     "kind": LayerKind, "dtype": DtypeId, "kv_dtype": KvDtype, "kv_dtype_v": KvDtype, "alibi": Alibi, "tree_mask": TreeMask,
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
     "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope, "weight_dtype": DtypeId,
-    "state_dtype": DtypeId, "rule": RecurrentRule, "gate": RecurrentGate, "write_gate": RecurrentWriteGate,
+    "state_dtype": DtypeId, "rule": RecurrentUpdate, "gate": RecurrentGate, "write_gate": RecurrentWriteGate,
     "reduce": CpReduce, "order": CpOrder,
 }
 _MASKS = {"needed_view_forms": "ATTN_VIEW_", "needed_features": "ATTN_FEATURE_"}
@@ -80,7 +81,7 @@ class MlaDesc(_Described):
 
 @dataclass(frozen=True)
 class GdnDesc(_Described):
-    """A recurrent layer, the gated delta rule by default, see ``attn/recurrent.h``."""
+    """A recurrent layer, see ``attn/recurrent.h``."""
 
     _struct = attn_recurrent_desc
     num_k_heads: int
@@ -93,12 +94,25 @@ class GdnDesc(_Described):
     chunk_size: int = 0
     num_speculative_tokens: int = 0
     state_dtype: str | int = "default"
-    rule: str | int = "gated_delta"
-    gate: str | int = "per_head"
-    write_gate: str | int = "sigmoid"
-    has_skip: bool = False
     has_initial_slots: bool = False
     checkpoint_interval: int = 0
+
+
+@dataclass(frozen=True)
+class RecurrentRule(_Described):
+    """How tokens change a recurrent layer's state where it is not the gated delta rule with a gate per head: a draft, see
+    ``attn/draft/recurrent.h``."""
+
+    _struct = attn_recurrent_rule
+    rule: str | int = "gated_delta"
+    gate: str | int = "softplus"
+    gate_per_channel: bool = False
+    write_gate: str | int = "sigmoid"
+    values_first: bool = False
+    has_skip: bool = False
+    gate_bound: float = 0.0
+    dt_min: float = 0.0
+    dt_max: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -213,6 +227,7 @@ class LayerDesc:
     kv_scale_bytes_v: int = 0
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
+    rule: RecurrentRule | None = None
     context_parallel: ContextParallel | None = None
     extensions: tuple[Struct, ...] = ()
 
@@ -221,7 +236,7 @@ class LayerDesc:
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "context_parallel", "causal", "extensions"):
+            if field.name in ("window", "mla", "gdn", "rule", "context_parallel", "causal", "extensions"):
                 continue
             if field.name == "kind":
                 value = _KINDS.get(value, value)
@@ -236,5 +251,5 @@ class LayerDesc:
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
         struct = attn_layer_desc(**values)
-        described = [each.to_struct() for each in (self.mla, self.gdn, self.context_parallel) if each is not None]
+        described = [each.to_struct() for each in (self.mla, self.gdn, self.rule, self.context_parallel) if each is not None]
         return struct, chained(struct, [*described, *self.extensions], f"layer '{self.name}'")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ._declarations import (CacheRole, CopyKind, GroupKind, KvSpecKind, RecurrentGate, ScaleForm, Status, attn_amax_args,
+from ._declarations import (CacheRole, CopyKind, DtypeId, GroupKind, KvSpecKind, ScaleForm, Status, attn_amax_args,
                             attn_block_memory, attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_kv_view,
                             attn_layer_params, attn_mm_encoder_quant, attn_model_options)
 from .errors import make
@@ -192,10 +192,12 @@ class Layer(Unique):
         self.bind_caches([k] if v is None else [k, v])
 
     def bind_state(self, state: Any, conv_state: Any | None = None) -> None:
-        """Hand a recurrent layer's state in: float32 [slots, Hv, Dv, Dk], and the convolution's window."""
+        """Hand a recurrent layer's state in: [slots, Hv, Dv, Dk] of its state_dtype, and the convolution's window."""
         t = as_writable("state", state)
-        if t.dtype != "f32" or len(t.shape) != 4 or t.strides[1:] != (t.shape[2] * t.shape[3], t.shape[3], 1):
-            raise refused("state", f"{t}; float32 [slots, Hv, Dv, Dk] with compact slots is needed")
+        code = code_of("state_dtype", self.desc.gdn.state_dtype, DtypeId) if self.desc.gdn else DtypeId.DEFAULT
+        dtype = DtypeId(code or DtypeId.F32).name.lower()
+        if t.dtype != dtype or len(t.shape) != 4 or t.strides[1:] != (t.shape[2] * t.shape[3], t.shape[3], 1):
+            raise refused("state", f"{t}; {dtype} [slots, Hv, Dv, Dk] with compact slots is needed")
         views, kept = [self._slots(t, t.shape[2] * t.shape[3])], [t]
         if conv_state is not None:
             c = as_writable("conv_state", conv_state)
@@ -285,7 +287,7 @@ class Layer(Unique):
         return {
             "heads": max(d.num_q_heads, d.mla.padded_num_q_heads if d.mla else 0), "Hk": Hk, "D": d.head_size, "Dv": Dv,
             "Hv": g.num_v_heads if g else 0,
-            "gate_width": g.head_size_k if g and g.to_struct().gate == RecurrentGate.PER_CHANNEL else 1,
+            "gate_width": g.head_size_k if g and d.rule and d.rule.gate_per_channel else 1,
             "amax_history_len": quant[0].amax_history_len if quant else 0, "scales": (1, 1, Hk, Hk * Dv),
             **{name: code_of(name, getattr(d, name), ScaleForm) for name in ("q_scale_form", "k_scale_form", "v_scale_form")}}
 

@@ -146,7 +146,7 @@ NEEDED: dict[tuple[str, str], Callable[[SimpleNamespace], int]] = {
     ("attn_mm_encoder_state", "scales"): lambda d: 3,
     ("attn_recurrent_weights", "a_log"): lambda d: d.Hv,
     ("attn_recurrent_weights", "dt_bias"): lambda d: d.Hv * d.gate_width,
-    ("attn_recurrent_weights", "skip"): lambda d: d.Hv,
+    ("attn_recurrent_skip", "skip"): lambda d: d.Hv,
     ("attn_amax_args", "out"): lambda d: d.heads if d.struct.per_head else 1,
     **{(struct, name): lambda d: d.R for struct in ("attn_batch", "attn_batch_table", "attn_batch_recurrent",
                                                     "attn_batch_context_parallel")

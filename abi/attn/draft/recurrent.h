@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A draft (abi/README.md, Drafts): recurrent layers whose rule is not the gated delta rule with a
+ * gate per head. The state, its slots, drafts, checkpoints and the convolution are recurrent.h's;
+ * an extension of the layer says how a token changes the state. All zeros are the gated delta rule.
+ *
+ *     KDA (Kimi Linear)          gate_per_channel; gate SOFTPLUS, BOUNDED or GIVEN
+ *     Mamba2, SSD (q = C, k = B, v = x, Hk groups, the layer's scale 1)
+ *                                rule ADDITIVE, write_gate STEP, values_first, has_skip
+ *     lightning (a decay per head, constant)
+ *                                rule ADDITIVE, gate CONSTANT, write_gate NONE
+ *
+ * A backend declares what it takes (attn_recurrent_rule_caps), and the rest is refused by name. */
+#ifndef ATTN_DRAFT_RECURRENT_H
+#define ATTN_DRAFT_RECURRENT_H
+
+#include "../recurrent.h"
+
+#define ATTN_EXT_DRAFT_RECURRENT_RULE 0x803u /* struct attn_recurrent_rule, of a layer */
+#define ATTN_EXT_DRAFT_RECURRENT_SKIP 0x804u /* struct attn_recurrent_skip, of parameters */
+#define ATTN_EXT_DRAFT_RECURRENT_CAPS 0x805u /* struct attn_recurrent_rule_caps, of a backend */
+
+enum attn_recurrent_update {
+    ATTN_RULE_GATED_DELTA = 0, /* S <- G S; r = beta (v - S k); S <- S + r k^T */
+    ATTN_RULE_ADDITIVE = 1     /* S <- G S + beta v k^T */
+};
+
+/* g <= 0, whose e^g is G: one of each head or, with gate_per_channel, one of each of its Dk
+ * columns. dt = softplus(a + dt_bias), within [dt_min, dt_max]. */
+enum attn_recurrent_gate {
+    ATTN_GATE_SOFTPLUS = 0, /* g = -exp(a_log) dt */
+    ATTN_GATE_BOUNDED = 1,  /* g = gate_bound sigmoid(exp(a_log) (a + dt_bias)) */
+    ATTN_GATE_GIVEN = 2,    /* g = a; a_log and dt_bias are NULL */
+    ATTN_GATE_CONSTANT = 3  /* g = -exp(a_log), per head; a and dt_bias are NULL */
+};
+
+enum attn_recurrent_write_gate {
+    ATTN_WRITE_GATE_SIGMOID = 0, /* beta = sigmoid(b) */
+    ATTN_WRITE_GATE_NONE = 1,    /* beta = 1; b is NULL */
+    ATTN_WRITE_GATE_STEP = 2     /* beta = dt, of gate SOFTPLUS per head; b is NULL */
+};
+
+/* On attn_layer_desc, next to attn_recurrent_desc. Shapes that differ from recurrent.h's: with
+ * gate_per_channel attn_io_recurrent.a is [T, Hv Dk] and attn_recurrent_weights.dt_bias [Hv Dk]. */
+struct attn_recurrent_rule {
+    struct attn_ext ext;      /* id ATTN_EXT_DRAFT_RECURRENT_RULE */
+    int32_t rule;             /* enum attn_recurrent_update */
+    int32_t gate;             /* enum attn_recurrent_gate */
+    int32_t gate_per_channel; /* 1: a gate per column of S */
+    int32_t write_gate;       /* enum attn_recurrent_write_gate */
+    int32_t values_first;     /* 1: channels of mixed_qkv in the order v, k, q (Mamba2's x, B, C) */
+    int32_t has_skip;         /* 1: o <- o + skip[h] v; the parameters bring attn_recurrent_skip */
+    float gate_bound;         /* below 0 with gate BOUNDED (-5); else 0 */
+    float dt_min;             /* 0 or above */
+    float dt_max;             /* dt_min or above; 0: no limit */
+    int32_t reserved;         /* 0 */
+};
+
+struct attn_recurrent_skip { /* on attn_layer_params */
+    struct attn_ext ext;     /* id ATTN_EXT_DRAFT_RECURRENT_SKIP */
+    const float *skip;       /* device [Hv] */
+};
+
+struct attn_recurrent_rule_caps { /* on attn_backend_caps, next to attn_recurrent_caps */
+    struct attn_ext ext;          /* id ATTN_EXT_DRAFT_RECURRENT_CAPS */
+    /* masks of 1 << code; 0 reads as code 0 alone */
+    uint32_t rules;           /* enum attn_recurrent_update */
+    uint32_t gates;           /* enum attn_recurrent_gate */
+    uint32_t write_gates;     /* enum attn_recurrent_write_gate */
+    int32_t gate_per_channel; /* 1: takes it; so the next two */
+    int32_t values_first;
+    int32_t skip;
+};
+
+#endif
