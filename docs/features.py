@@ -20,7 +20,7 @@ Needs = Callable[[Caps], bool | str]
 
 def has(key: str, *values: str) -> Needs:
     """Declares all of `values` under `key`."""
-    return lambda caps: all(value in caps[key] for value in values)
+    return lambda caps: all(value in caps.get(key, ()) for value in values)
 
 
 def term(*names: str) -> Needs:
@@ -51,6 +51,7 @@ def levels(*names: str) -> Needs:
 CHECK, RUN = "attn-check", "attn-run"
 STEP = "tests/step/test_"
 FORMULAS = "tests/cpu_ref/checked/"
+RULES = f"{CHECK}, {RUN}, tests/python/test_recurrent"
 
 #: (section, [(feature, what a backend declares for it, "core" where the core composes it of other parts, tests)])
 SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
@@ -137,8 +138,15 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
             kernel("attend_mla", "batched_gemm"), has("layer_kinds", "mla")), "views per head", f"{STEP}mla, {CHECK}"),
         ("sparse", kernel("attend_mla_sparse"), "", f"{FORMULAS}attend, {STEP}mla, {RUN}"),
     ]),
-    ("5. Recurrent layers: gated delta rule", [
-        ("convolution, step, chunks, drafts", kernel("recurrent"), "", f"{FORMULAS}delta, {STEP}gdn, {RUN}"),
+    ("5. Recurrent layers", [
+        ("gated delta rule: convolution, step, chunks, drafts", kernel("recurrent"), "", f"{FORMULAS}delta, {STEP}gdn, {RUN}"),
+        ("KDA: a gate per channel; with a lower bound, or given", has("recurrent", "gate_per_channel", "gate_bounded", "gate_given"),
+         "", f"{FORMULAS}delta, {RULES}"),
+        ("Mamba2: step as write gate, limits, skip", has("recurrent", "additive", "write_gate_step", "values_first", "skip"), "",
+         f"{FORMULAS}delta, {RULES}"),
+        ("lightning: constant gates", has("recurrent", "additive", "gate_constant", "write_gate_none"), "",
+         f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
+        ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {RULES}"),
     ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),
@@ -153,8 +161,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 OPEN = [
     "caches of a layer beyond K and V or latent rows, further tables of a batch: described, bound, planned and handed through "
     "(tests/step/test_many_caches); no shipped backend declares them",
-    "recurrent layers with other rules and gates (KDA, Mamba2, lightning): described and handed through "
-    "(tests/step/test_many_caches); no shipped backend declares them",
+    "recurrent layers: a ring of the last tokens' inputs in place of a state each step (replay), gated norms after the rule, "
+    "stochastic rounding, states of 8 bits: no field says them",
 ]
 
 
@@ -180,7 +188,7 @@ def page() -> str:
 def missing_tests() -> list[str]:
     """Tests that the tables name and the tree lacks."""
     names = {test.strip().split(" ")[0] for _, rows in SECTIONS for row in rows for test in row[3].split(",")}
-    return sorted(name for name in names if name.startswith("tests/") and not list(ROOT.glob(f"{name}*.c")))
+    return sorted(name for name in names if name.startswith("tests/") and not list(ROOT.glob(f"{name}*.c")) + list(ROOT.glob(f"{name}.py")))
 
 
 def main() -> int:

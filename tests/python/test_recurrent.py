@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent layers against code that is not ours: Transformers' layers with random weights, whose rule libattn computes between
+their own projections and norms; and 16-bit states against the recurrence as it is published."""
+from __future__ import annotations
+
+import importlib
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+import libattn
+from common import planned, worst
+from libattn import extensions
+
+HIDDEN = 64
+#: Tokens of each step of two requests: prompts, single tokens, a longer piece behind a context.
+STEPS = ([70, 9], [1, 1], [1, 1], [5, 67])
+
+
+@dataclass
+class Subject:
+    """A layer of Transformers and how libattn describes it."""
+
+    module: torch.nn.Module
+    #: of hidden [T, HIDDEN]: mixed_qkv or (q, k, v), a, b
+    inputs: Callable[[torch.Tensor], tuple[Any, Any, Any]]
+    #: of the rule's output [T, Hv, Dv] and hidden: the layer's output
+    finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    gdn: libattn.GdnDesc
+    rule: libattn.RecurrentRule | None
+    weights: list[Any]
+    scale: float = 0.0
+
+
+def layer_of(family: str, name: str, config: str, index: int = 0, **settings: Any) -> torch.nn.Module:
+    """A layer with random weights, parameters that are not matrices included."""
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    made = getattr(importlib.import_module(f"transformers.models.{family}.configuration_{family}"), config)(
+        hidden_size=HIDDEN, **settings)
+    torch.manual_seed(5)
+    module = getattr(modeling, name)(made, index).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.normal_(0, 0.3 if parameter.dim() > 1 else 0.7)
+    return module
+
+
+def kda(family: str, name: str, config: str, rule: libattn.RecurrentRule, **settings: Any) -> Subject:
+    heads, size = 3, 32
+    m = layer_of(family, name, config, linear_num_heads=heads, linear_head_dim=size, linear_conv_kernel_dim=4, **settings)
+    gate = m.forget_gate
+
+    def inputs(x: torch.Tensor) -> tuple[Any, Any, Any]:
+        a = gate.f_b_proj(gate.f_a_proj(x)) if hasattr(gate, "f_b_proj") else gate.f_proj(x)
+        return torch.cat([m.q_proj(x), m.k_proj(x), m.v_proj(x)], dim=-1), a, m.b_proj(x)
+
+    def finish(o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        z = m.g_b_proj(m.g_a_proj(x)) if hasattr(m, "g_b_proj") else m.g_proj(x)
+        return m.o_proj(m.o_norm(o, z.view(-1, heads, size)).reshape(len(x), -1))
+
+    return Subject(m, inputs, finish, libattn.GdnDesc(heads, heads, size, size, 4, True, True), rule,
+                   [extensions.gdn_weights(gate.A_log.reshape(-1), gate.dt_bias, m.conv1d.weight.squeeze(1))])
+
+
+def kimi_linear() -> Subject:
+    return kda("kimi_linear", "KimiLinearDeltaAttention", "KimiLinearConfig", libattn.RecurrentRule(gate_per_channel=True))
+
+
+def ring() -> Subject:
+    """Ring's KDA, whose gate has a lower bound."""
+    return kda("bailing_hybrid", "BailingHybridDeltaAttention", "BailingHybridConfig",
+               libattn.RecurrentRule(gate="bounded", gate_per_channel=True, gate_bound=-5.0),
+               kda_safe_gate=True, kda_lower_bound=-5.0)
+
+
+def qwen3_5() -> Subject:
+    m = layer_of("qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5TextConfig", linear_num_key_heads=2, linear_num_value_heads=4,
+                 linear_key_head_dim=16, linear_value_head_dim=24)
+    return Subject(m, lambda x: (m.in_proj_qkv(x), m.in_proj_a(x), m.in_proj_b(x)),
+                   lambda o, x: m.out_proj(m.norm(o.reshape(-1, 24), m.in_proj_z(x).view(-1, 24)).view(len(x), -1)),
+                   libattn.GdnDesc(2, 4, 16, 24, 4, True, True), None,
+                   [extensions.gdn_weights(m.A_log, m.dt_bias, m.conv1d.weight.squeeze(1))])
+
+
+def mamba2(family: str, name: str, config: str, dt_min: float = 0.0, dt_max: float = 0.0, **settings: Any) -> Subject:
+    heads, size, state, groups = 8, 16, 32, 2
+    m = layer_of(family, name, config, **settings)
+    width = m.conv1d.in_channels
+    if not hasattr(m, "mup_vector"):
+        m.mup_vector = torch.ones(m.in_proj.out_features)
+
+    def split(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return m.in_proj(x).split([heads * size, width, heads], dim=-1)
+
+    def inputs(x: torch.Tensor) -> tuple[Any, Any, Any]:
+        _, mixed, dt = split(x)
+        return mixed, dt, None
+
+    def finish(o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        z, o = split(x)[0], o.reshape(len(x), -1)
+        return m.out_proj(o * functional.silu(z) if isinstance(m.norm, torch.nn.Identity) else m.norm(o, z))
+
+    return Subject(m, inputs, finish, libattn.GdnDesc(groups, heads, state, size, 4, True),
+                   libattn.RecurrentRule("additive", write_gate="step", values_first=True, has_skip=True, dt_min=dt_min,
+                                         dt_max=dt_max),
+                   [extensions.gdn_weights(m.A_log, m.dt_bias, m.conv1d.weight.squeeze(1), m.conv1d.bias),
+                    extensions.recurrent_skip(m.D)], 1.0)
+
+
+def mamba() -> Subject:
+    return mamba2("mamba2", "Mamba2Mixer", "Mamba2Config", 0.25, 1.5, num_heads=8, head_dim=16, state_size=32, n_groups=2,
+                  expand=2, time_step_limit=(0.25, 1.5), chunk_size=32)
+
+
+def nemotron_h() -> Subject:
+    return mamba2("nemotron_h", "NemotronHMamba2Mixer", "NemotronHConfig", 0.001, mamba_num_heads=8, mamba_head_dim=16,
+                  ssm_state_size=32, n_groups=2, chunk_size=32)
+
+
+def falcon_h1() -> Subject:
+    return mamba2("falcon_h1", "FalconH1Mixer", "FalconH1Config", mamba_n_heads=8, mamba_d_head=16, mamba_d_state=32,
+                  mamba_n_groups=2, mamba_d_ssm=128, mamba_chunk_size=32)
+
+
+def minimax() -> Subject:
+    """Lightning attention: a constant decay of each head, no scale."""
+    heads, size = 4, 16
+    m = layer_of("minimax", "MiniMaxLightningAttention", "MiniMaxConfig", 1, num_attention_heads=heads, head_dim=size,
+                 num_hidden_layers=4, block_size=32)
+
+    def inputs(x: torch.Tensor) -> tuple[Any, Any, Any]:
+        return m.act_fn(m.qkv_proj(x)).view(len(x), heads, 3 * size).split(size, dim=-1), None, None
+
+    def finish(o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return m.out_proj(torch.sigmoid(m.output_gate(x)) * m.norm(o.reshape(len(x), -1)))
+
+    return Subject(m, inputs, finish, libattn.GdnDesc(heads, heads, size, size),
+                   libattn.RecurrentRule("additive", gate="constant", write_gate="none"),
+                   [extensions.gdn_weights(m.slope_rate.flatten().log(), None)], 1.0)
+
+
+class Served:
+    """A recurrent layer of libattn with two requests in slots 3 and 1."""
+
+    def __init__(self, gdn: libattn.GdnDesc, rule: libattn.RecurrentRule | None, weights: list[Any], scale: float,
+                 state: torch.Tensor) -> None:
+        self.gdn = gdn
+        desc = libattn.LayerDesc("layer", gdn.num_k_heads, gdn.num_k_heads, gdn.head_size_k, kind="recurrent",
+                                 head_size_v=gdn.head_size_v, gdn=gdn, rule=rule, scale=scale)
+        runtime = libattn.Runtime(ignore_environment=True)
+        self.model = runtime.bind(runtime.select([desc], backend="cpu_ref"))
+        self.layer, self.state = self.model.layers[0], state
+        channels = 2 * gdn.num_k_heads * gdn.head_size_k + gdn.num_v_heads * gdn.head_size_v
+        self.layer.bind_state(state, torch.zeros(5, channels, gdn.conv_width - 1) if gdn.conv_width else None)
+        self.layer.bind_params(extensions=weights)
+        self.lengths = [0, 0]
+
+    def step(self, queries: list[int], rows: Any, a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor:
+        self.lengths = [n + m for n, m in zip(self.lengths, queries)]
+        slots = torch.tensor([3, 1], dtype=torch.int32)
+        batch = libattn.Batch([0, queries[0], sum(queries)], self.lengths, extensions=[extensions.gdn_batch(slots)])
+        out = torch.empty(sum(queries), self.gdn.num_v_heads, self.gdn.head_size_v)
+        q, k, v = (None, None, None) if self.gdn.conv_width else (x.contiguous() for x in rows)
+        planned(self.model, batch).run(self.layer, q, k, v, out, extensions=[
+            extensions.gdn_io(a, b, rows if self.gdn.conv_width else None)])
+        return out
+
+
+class Layers(unittest.TestCase):
+    """A layer's output over a request in one piece, and libattn's in steps."""
+
+    def hold(self, subject: Subject) -> None:
+        gdn = subject.gdn
+        served = Served(gdn, subject.rule, subject.weights, subject.scale,
+                        torch.zeros(5, gdn.num_v_heads, gdn.head_size_v, gdn.head_size_k))
+        generator = torch.Generator().manual_seed(3)
+        hidden = [torch.randn(sum(step[r] for step in STEPS), HIDDEN, generator=generator) for r in range(2)]
+        found: list[list[torch.Tensor]] = [[], []]
+        for queries in STEPS:
+            x = torch.cat([hidden[r][served.lengths[r]:][:queries[r]] for r in range(2)])
+            out = subject.finish(served.step(queries, *subject.inputs(x)), x)
+            for r, rows in enumerate(out.split(queries)):
+                found[r].append(rows)
+        for r in range(2):
+            expected = (subject.module(hidden[r][None], None, None) if "Lightning" in type(subject.module).__name__
+                        else subject.module(hidden[r][None]))
+            expected = expected[0] if isinstance(expected, tuple) else expected
+            self.assertLess(worst(torch.cat(found[r]), expected[0]), 1e-3, f"request {r}")
+
+    def test_qwen3_5(self) -> None:
+        self.hold(qwen3_5())
+
+    def test_kimi_linear(self) -> None:
+        self.hold(kimi_linear())
+
+    def test_ring(self) -> None:
+        self.hold(ring())
+
+    def test_mamba2(self) -> None:
+        self.hold(mamba())
+
+    def test_nemotron_h(self) -> None:
+        self.hold(nemotron_h())
+
+    def test_falcon_h1(self) -> None:
+        self.hold(falcon_h1())
+
+    def test_minimax(self) -> None:
+        self.hold(minimax())
+
+
+class Rounding(unittest.TestCase):
+    """A state of 16 bits is rounded once a step, where it is left: steps of one token round each, a prompt once."""
+
+    def hold(self, dtype: torch.dtype, name: str) -> None:
+        heads, dk, dv = 2, 16, 24
+        gdn = libattn.GdnDesc(heads, heads, dk, dv, state_dtype=name)
+        rule = libattn.RecurrentRule(gate="given", gate_per_channel=True)
+        served = Served(gdn, rule, [extensions.gdn_weights(None, None)], 1.0, torch.zeros(5, heads, dv, dk, dtype=dtype))
+        generator = torch.Generator().manual_seed(4)
+        states = torch.zeros(2, heads, dv, dk, dtype=torch.float64)
+        for queries in STEPS:
+            q, k, v = (torch.randn(sum(queries), heads, d, generator=generator) * d**-0.5 for d in (dk, dk, dv))
+            g = -torch.rand(sum(queries), heads * dk, generator=generator)
+            b = torch.randn(sum(queries), heads, generator=generator)
+            out = served.step(queries, (q, k, v), g, b)
+            for r, rows in enumerate((range(queries[0]), range(queries[0], sum(queries)))):
+                s = states[r]
+                for t in rows:
+                    key, query, value = (x[t].double() for x in (k, q, v))
+                    s *= g[t].double().view(heads, 1, dk).exp()
+                    rest = torch.sigmoid(b[t].double())[:, None] * (value - torch.einsum("hdk,hk->hd", s, key))
+                    s += torch.einsum("hd,hk->hdk", rest, key)
+                    self.assertLess(worst(out[t], torch.einsum("hdk,hk->hd", s, query)), 1e-5)
+                states[r] = s.to(dtype).double()
+                self.assertTrue(torch.equal(served.state[(3, 1)[r]].double(), states[r]), queries)
+
+    def test_bfloat16(self) -> None:
+        self.hold(torch.bfloat16, "bf16")
+
+    def test_float16(self) -> None:
+        self.hold(torch.float16, "f16")
+
+    def test_other_backends_refuse(self) -> None:
+        """A backend that has not declared a rule, or a state's dtype, says which."""
+        runtime = libattn.Runtime(ignore_environment=True)
+        for field, gdn, rule in (("state_dtype", {"state_dtype": "bf16"}, None), ("rule", {}, {"rule": "additive"}),
+                                 ("gate_per_channel", {}, {"gate_per_channel": True})):
+            desc = libattn.LayerDesc("layer", 2, 2, 16, kind="recurrent", head_size_v=16,
+                                     gdn=libattn.GdnDesc(2, 2, 16, 16, **gdn),
+                                     rule=libattn.RecurrentRule(**rule) if rule else None)
+            with self.assertRaisesRegex(libattn.AttnError, field):
+                runtime.select([desc], backend="cpu_simd")
+
+
+if __name__ == "__main__":
+    unittest.main()
