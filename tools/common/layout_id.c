@@ -55,17 +55,19 @@ static int add_cache(const struct attn_cache_spec *spec, const struct attn_kv_vi
 void layout_text(const struct attn_layer_desc *layer, const struct attn_cache_spec *specs,
                  const struct attn_kv_view *views, int32_t num_caches, char text[LAYOUT_TEXT_SIZE])
 {
-    int32_t drafts = 0, checkpoints = 0;
+    int32_t drafts = 0, checkpoints = 0, values_first = 0;
     for (const struct attn_ext *ext = layer->next; ext != NULL; ext = ext->next) {
         if (ext->id == ATTN_EXT_RECURRENT_DESC) {
             const struct attn_recurrent_desc *recurrent = (const void *)ext;
             drafts = recurrent->num_speculative_tokens;
             checkpoints = recurrent->checkpoint_interval;
+        } else if (ext->id == ATTN_EXT_DRAFT_RECURRENT_RULE) {
+            values_first = ((const struct attn_recurrent_rule *)(const void *)ext)->values_first;
         }
     }
     int length =
-        snprintf(text, LAYOUT_TEXT_SIZE, "attn-layout 1 rope=%d drafts=%d checkpoints=%d\n",
-                 layer->rope, drafts, checkpoints);
+        snprintf(text, LAYOUT_TEXT_SIZE, "attn-layout 1 rope=%d drafts=%d checkpoints=%d%s\n",
+                 layer->rope, drafts, checkpoints, values_first ? " values_first=1" : "");
     for (int32_t i = 0; i < num_caches && i < ATTN_MAX_CACHES; i++) {
         length += add_cache(&specs[i], &views[i], &views[0], text + length,
                             (size_t)(LAYOUT_TEXT_SIZE - length));

@@ -8,8 +8,8 @@
 #ifndef TOOLS_COMMON_LAYOUT_ID_H
 #define TOOLS_COMMON_LAYOUT_ID_H
 
+#include <attn/draft/recurrent.h>
 #include <attn/kv_cache.h>
-#include <attn/recurrent.h>
 
 #include <attn/layer.h>
 

@@ -45,8 +45,9 @@ def layout_text(layer: Layer) -> str:
     desc, gdn = layer.desc.to_struct()[0], layer.desc.gdn
     specs = layer._cache_specs()
     views = [layer.cache_view(i) for i in range(len(specs))]
+    values_first = " values_first=1" if layer.desc.rule and layer.desc.rule.values_first else ""
     head = (f"attn-layout 1 rope={desc.rope} drafts={gdn.num_speculative_tokens if gdn else 0} "
-            f"checkpoints={gdn.checkpoint_interval if gdn else 0}")
+            f"checkpoints={gdn.checkpoint_interval if gdn else 0}{values_first}")
     return "\n".join([head, *(_line(s, v, views[0]) for s, v in zip(specs, views))]) + "\n"
 
 
