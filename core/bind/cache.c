@@ -486,19 +486,17 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     status = status == ATTN_OK ? place_check_params(layer->model, &read, error) : status;
     struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
     status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        if (status == ATTN_OK && (*c)->bind_params != NULL) {
-            status = (*c)->bind_params(layer, &kept->params, error);
-        }
-    }
     if (status != ATTN_OK) {
         return status;
     }
-    layer_release_states(layer); /* kernels may have looked at the old ones */
+    struct kept_params *before = layer->params;
     layer->params = kept;
-    for (int32_t part = 0; part < PART_COUNT; part++) {
-        layer->part_params[part] = kept->params;
+    status = layer_make_parts(layer, error);
+    if (status == ATTN_OK) {
+        layer_release_states(layer); /* kernels may have looked at the old ones */
+    } else {
+        layer->params = before;
+        layer_make_parts(layer, NULL);
     }
-    layer_rewrite_parts(layer);
-    return ATTN_OK;
+    return status;
 }

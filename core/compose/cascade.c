@@ -24,32 +24,21 @@ static bool writes_codes(const attn_layer *layer)
     return layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
 }
 
-/* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
+/* A step may take a shared prefix apart wherever its attend, log-sum-exp and merge are there. */
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     bool numbers =
         l->output_form == ATTN_OUTPUT_PLAIN || check->caps->kernels & ATTN_KERNEL_QUANTIZE;
+    const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     bool plain = l->kind == ATTN_LAYER_DECODER && l->causal == ATTN_CAUSAL_YES && !l->has_window &&
                  numbers && l->chunk_size == 0 && l->sink_len == 0 && !l->alibi && !l->prefix_lm &&
                  check->whole->cp == NULL;
-    if (plain && check->caps->features & ATTN_FEATURE_LSE &&
+    if (plain && (check->caps->features & features) == features &&
+        check->caps->terms & ATTN_TERM_BIDIRECTIONAL &&
         check->caps->kernels & ATTN_KERNEL_MERGE_STATES) {
         check->match->composed |= ATTN_COMPOSE_CASCADE; /* never in a capture: no graph level */
     }
-}
-
-static bool serves(const attn_layer *layer)
-{
-    const struct attn_layer_desc *l = layer->desc;
-    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
-    const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
-    return l->kind == ATTN_LAYER_DECODER && l->causal == ATTN_CAUSAL_YES && !l->has_window &&
-           l->chunk_size == 0 && l->sink_len == 0 && layer->num_further == 0 &&
-           instance->kernels.merge_states != NULL &&
-           (l->output_form == ATTN_OUTPUT_PLAIN || instance->kernels.quantize != NULL) &&
-           (instance->caps->features & features) == features &&
-           instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
 }
 
 /* Limits that no cascade fits into leave it, and its partial results in the workspace, out. */
@@ -58,7 +47,7 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
     const struct attn_limits *limits = &plan->limits;
     bool fits = limits->max_num_reqs >= CASCADE_MIN_REQS &&
                 (limits->max_seq_len == 0 || limits->max_seq_len > CASCADE_MIN_PREFIX);
-    if (!fits) {
+    if (!fits || !(layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_CASCADE)) {
         return parts;
     }
     parts |= phase == ATTN_PHASE_PREFILL ? 1u << PART_PREFIX : 0;
@@ -76,11 +65,12 @@ static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
     }
 }
 
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_REST] = layer->parts[PART_MAIN];
     layer->parts[PART_REST].output_form = ATTN_OUTPUT_PLAIN;
     layer->part_params[PART_REST] = layer->part_params[PART_MAIN];
+    return ATTN_OK;
 }
 
 static size_t lay_out(attn_plan *plan, size_t at)
@@ -217,9 +207,9 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 
 const struct composition composition_cascade = {
     .match = match,
-    .serves = serves,
+    .composed = ATTN_COMPOSE_CASCADE,
     .plan_bytes = sizeof(struct views),
-    .rewrite_parts = rewrite_parts,
+    .bind = bind,
     .parts = parts,
     .limit = limit,
     .integers = integers,

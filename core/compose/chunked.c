@@ -28,14 +28,10 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_CHUNKED;
-}
-
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_MAIN].chunk_size = layer->parts[PART_MAIN].chunk_lookback = 0;
+    return ATTN_OK;
 }
 
 /* A request lies in two chunks, and in one more for each chunk_size tokens. */
@@ -124,8 +120,8 @@ static attn_status cut(attn_plan *plan, struct attn_error *error)
 
 const struct composition composition_chunked = {
     .match = match,
-    .serves = serves,
-    .rewrite_parts = rewrite_parts,
+    .composed = ATTN_COMPOSE_CHUNKED,
+    .bind = bind,
     .integers = integers,
     .cut = cut,
 };

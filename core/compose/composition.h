@@ -29,7 +29,6 @@ enum composition_id {
 struct check;
 struct own_tensor;
 struct launch;
-struct kv_page;
 struct layer;
 struct step;
 
@@ -41,7 +40,7 @@ typedef attn_status step_check(const attn_plan *plan, const struct step *step,
                                const struct attn_step_io *io, bool writes, bool attends,
                                struct attn_error *error);
 
-/* All but `serves` may be NULL. `resolve` and `match` are called for every layer, what follows for
+/* Any function may be NULL. `resolve` and `match` are called for every layer, what follows for
  * layers that the composition serves. */
 struct composition {
     /* Selecting. Checks the composition's own extension and fills in struct layer what follows. */
@@ -49,21 +48,16 @@ struct composition {
     /* adds the reasons why a backend lacks parts, and ATTN_COMPOSE_* of what the core composes */
     void (*match)(struct check *check, int32_t phase);
 
-    bool (*serves)(const attn_layer *layer);
+    /* The layers that it serves: those that either phase composes in one of these ways
+     * (ATTN_COMPOSE_*), and those of these kinds (bits of enum attn_layer_kind). */
+    uint32_t composed, kinds;
 
     /* Binding a layer. */
     size_t layer_bytes; /* size of attn_layer.data[id], zeroed */
-    /* fills the specification of a cache in a layout of the composition's own */
-    void (*make_spec)(const attn_layer *layer, struct kv_page *spec);
-    /* may these two be in one block-table group? asked of every pair */
-    bool (*same_table)(const attn_layer *a, const attn_layer *b);
-    /* changes the layer as kernels see it, attn_layer.parts and part_params; after each binding */
-    void (*rewrite_parts)(attn_layer *layer);
-    /* checks and keeps what the parameters must bring; ATTN_OK, or nothing is kept */
-    attn_status (*bind_params)(attn_layer *layer, const struct attn_layer_params *params,
-                               struct attn_error *error);
-    /* the parameters that the layer cannot run without, in words; NULL if there are none */
-    const char *(*needs_params)(const attn_layer *layer);
+    /* Changes the layer as kernels see it: attn_layer.parts and part_params, and what parameters
+     * the layer needs. Checks what attn_layer.params bring for it, if any are bound; on an error
+     * it is called again with those that were bound before. */
+    attn_status (*bind)(attn_layer *layer, struct attn_error *error);
 
     /* Making a plan. */
     size_t plan_bytes; /* size of attn_plan.data[id], zeroed */

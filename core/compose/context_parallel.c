@@ -4,6 +4,8 @@
  * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. Where ranks
  * split the queries of a request, see split_queries.h. */
 
+#include <string.h>
+
 #include "compose/exchange.h"
 #include "compose/split_queries.h"
 #include "select/layer_ext.h"
@@ -69,6 +71,11 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                    layer->cp->interleave, l->block_size);
     }
     layer->out_apart |= context_is_spread(layer->cp);
+    const struct {
+        const void *ranks[2];
+        int32_t interleave, order;
+    } key = {{layer->cp->decode, layer->cp->prefill}, layer->cp->interleave, layer->cp->order};
+    memcpy(layer->batch_key, &key, sizeof key);
     return ATTN_OK;
 }
 
@@ -181,22 +188,13 @@ static void match(struct check *check, int32_t phase)
     check_compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
 }
 
-static bool same_table(const attn_layer *a, const attn_layer *b)
-{
-    static const struct attn_context_parallel none;
-    const struct attn_context_parallel *x = a->selected->cp != NULL ? a->selected->cp : &none;
-    const struct attn_context_parallel *y = b->selected->cp != NULL ? b->selected->cp : &none;
-    return x->decode == y->decode && x->prefill == y->prefill && x->interleave == y->interleave &&
-           x->order == y->order;
-}
-
 /* The context is attended by the heads of all ranks. Sinks' logits stay with the new keys: in one
  * part, on the rank that owns the heads. */
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->tokens_per_block *= layer_cache_ranks(layer);
     if (!layer_is_spread(layer)) {
-        return;
+        return ATTN_OK;
     }
     struct attn_layer_desc *fresh = &layer->parts[PART_NEW];
     *fresh = layer->parts[PART_MAIN];
@@ -204,11 +202,7 @@ static void rewrite_parts(attn_layer *layer)
     fresh->needs_lse = 1;
     layer->part_params[PART_NEW] = layer->part_params[PART_MAIN];
     layer->parts[PART_CONTEXT].num_q_heads *= layer->selected->cp->decode->world_size;
-}
-
-static bool serves(const attn_layer *layer)
-{
-    return layer_is_spread(layer) || layer_splits_queries(layer);
+    return ATTN_OK;
 }
 
 static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
@@ -640,9 +634,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 const struct composition composition_context_parallel = {
     .resolve = resolve,
     .match = match,
-    .serves = serves,
-    .same_table = same_table,
-    .rewrite_parts = rewrite_parts,
+    .composed = ATTN_COMPOSE_CONTEXT_PARALLEL,
+    .bind = bind,
     .plan_bytes = sizeof(struct parallel_plan),
     .parts = parts,
     .describe = describe,

@@ -12,11 +12,6 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-static const char *needs_params(const attn_layer *layer)
-{
-    return layer->selected->mla->absorb_in_core ? "weights" : NULL;
-}
-
 static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
 {
     return phase == ATTN_PHASE_PREFILL && mla_per_head(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT
@@ -431,12 +426,9 @@ static bool choose(attn_plan *plan, struct step *step)
 const struct composition composition_mla = {
     .resolve = mla_resolve,
     .match = mla_match,
-    .serves = mla_serves,
-    .make_spec = mla_make_spec,
-    .rewrite_parts = mla_rewrite_parts,
+    .kinds = 1u << ATTN_LAYER_MLA,
     .layer_bytes = sizeof(struct mla_weights),
-    .bind_params = mla_bind_params,
-    .needs_params = needs_params,
+    .bind = mla_bind,
     .plan_bytes = sizeof(struct mla_plan),
     .parts = parts,
     .describe = describe,

@@ -33,14 +33,10 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_OUTPUT_QUANT;
-}
-
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_MAIN].output_form = ATTN_OUTPUT_PLAIN;
+    return ATTN_OK;
 }
 
 static void describe(struct step *step)
@@ -98,8 +94,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 
 const struct composition composition_output_quant = {
     .match = match,
-    .serves = serves,
-    .rewrite_parts = rewrite_parts,
+    .composed = ATTN_COMPOSE_OUTPUT_QUANT,
+    .bind = bind,
     .plan_bytes = sizeof(struct quant),
     .describe = describe,
     .lay_out = lay_out,

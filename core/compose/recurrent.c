@@ -14,6 +14,16 @@
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
+/* Of a slot: S [Hv, Dv, Dk] float32, and the convolution's window. */
+static int64_t state_bytes(const struct attn_layer_desc *l, const struct attn_recurrent_desc *g)
+{
+    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
+    int64_t channels =
+        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
+    return state + channels * width * (l->dtype == ATTN_DTYPE_F32 ? 4 : 2);
+}
+
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     layer->has_states = layer->gdn != NULL;
@@ -74,6 +84,12 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         status = BAD("state_dtype", "layer '%s': state_dtype is %d; 0 or %d (f32)", l->name,
                      g->state_dtype, ATTN_DTYPE_F32);
     }
+    if (status == ATTN_OK) {
+        layer->state_bytes = state_bytes(l, g);
+    }
+    /* what a batch brings, and what is checked of it, is one for all layers of a plan */
+    _Static_assert(sizeof *g - sizeof g->ext <= MAX_BATCH_KEY, "room for the description");
+    memcpy(layer->batch_key, (const char *)g + sizeof g->ext, sizeof *g - sizeof g->ext);
     return status;
 }
 
@@ -155,33 +171,6 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return layer->selected->gdn != NULL;
-}
-
-/* What a batch brings, and what is checked of it, is one for all layers of a plan. */
-static bool same_table(const attn_layer *a, const attn_layer *b)
-{
-    const struct attn_recurrent_desc *x = a->selected->gdn, *y = b->selected->gdn;
-    const size_t from = sizeof x->ext;
-    return x == NULL || y == NULL ||
-           memcmp((const char *)x + from, (const char *)y + from, sizeof *x - from) == 0;
-}
-
-/* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
-static void make_spec(const attn_layer *layer, struct kv_page *spec)
-{
-    const struct attn_recurrent_desc *g = layer->selected->gdn;
-    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
-    int64_t channels =
-        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-    int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
-    spec->page_bytes = state + channels * width * (layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
-    spec->block_size = spec->kernel_block_size = 1;
-    spec->kind = ATTN_KV_SPEC_STATE;
-}
-
 /* f16, bf16 or f32 of so many dimensions. */
 static bool is_float(const struct attn_tensor *t, int32_t ndim)
 {
@@ -196,15 +185,19 @@ static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
 }
 
 /* Weights are borrowed, and handed to kernels as they came. */
-static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,
-                               struct attn_error *error)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
-    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_RECURRENT_WEIGHTS);
+    const struct attn_ext *ext =
+        ext_find(layer->part_params[PART_MAIN].next, ATTN_EXT_RECURRENT_WEIGHTS);
     const struct attn_recurrent_weights *weights = (const struct attn_recurrent_weights *)ext;
     const char *name = layer->desc->name;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    layer->needed_params = "weights";
+    if (layer->params == NULL) {
+        return ATTN_OK;
+    }
     if (weights == NULL || weights->a_log == NULL ||
         (weights->dt_bias == NULL && g->gate != ATTN_GATE_CONSTANT)) {
         return BAD("attn_recurrent_weights",
@@ -230,11 +223,6 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
                    (long long)channels);
     }
     return ATTN_OK;
-}
-
-static const char *needs_params(const attn_layer *layer)
-{
-    return "weights";
 }
 
 static void describe(struct step *step)
@@ -559,11 +547,8 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
 const struct composition composition_recurrent = {
     .resolve = resolve,
     .match = match,
-    .serves = serves,
-    .make_spec = make_spec,
-    .same_table = same_table,
-    .bind_params = bind_params,
-    .needs_params = needs_params,
+    .kinds = 1u << ATTN_LAYER_RECURRENT,
+    .bind = bind,
     .plan_bytes = sizeof(struct states),
     .describe = describe,
     .make_call = make_call,

@@ -34,16 +34,12 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_STATIC_SINK;
-}
-
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_MAIN].kind = ATTN_LAYER_DECODER;
     layer->parts[PART_MAIN].sink_len = 0;
     layer->parts[PART_SINK].kind = ATTN_LAYER_ENCODER;
+    return ATTN_OK;
 }
 
 static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
@@ -131,8 +127,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 
 const struct composition composition_sink = {
     .match = match,
-    .serves = serves,
-    .rewrite_parts = rewrite_parts,
+    .composed = ATTN_COMPOSE_STATIC_SINK,
+    .bind = bind,
     .plan_bytes = sizeof(struct sink),
     .parts = parts,
     .limit = limit,

@@ -158,21 +158,6 @@ static void describe_tensors(struct step *step)
     }
 }
 
-/* What only bound parameters can bring, in words, or NULL. */
-static const char *needed_params(const attn_layer *layer)
-{
-    const struct attn_layer_desc *l = layer->desc;
-    const char *needed =
-        l->has_sinks || l->alibi || l->sink_len > 0 ? "sinks, ALiBi or a static sink"
-        : layer_needs_quant_params(l) ? "a cache with scales of channels or rotated rows"
-                                      : NULL;
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        const char *more = (*c)->needs_params != NULL ? (*c)->needs_params(layer) : NULL;
-        needed = more != NULL ? more : needed;
-    }
-    return needed;
-}
-
 attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error)
 {
     struct step *step = &plan->steps[layer->slot];
@@ -186,10 +171,10 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
                          owner->desc->name,
                          owner->spec.kind == ATTN_KV_SPEC_STATE ? "state" : "cache");
     }
-    const char *needed = needed_params(layer);
-    if (needed != NULL && layer->params == NULL) {
+    if (layer->needed_params != NULL && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
-                         "layer '%s' has %s and no parameters bound", l->name, needed);
+                         "layer '%s' has %s and no parameters bound", l->name,
+                         layer->needed_params);
     }
     describe_tensors(step);
     const int32_t group = output_group(l->output_form);

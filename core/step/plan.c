@@ -166,13 +166,13 @@ static bool is_in(const attn_plan *plan, const attn_layer *layer)
 /* Those that serve any layer of the group, in the order of the table. */
 static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
 {
+    uint32_t composed_by = 0;
+    for (int32_t l = 0; l < plan->model->num_layers; l++) {
+        const attn_layer *layer = &plan->model->layers[l];
+        composed_by |= is_in(plan, layer) ? layer->composed_by : 0;
+    }
     for (int32_t i = 0; compositions[i] != NULL; i++) {
-        bool serves = false;
-        for (int32_t l = 0; l < plan->model->num_layers && !serves; l++) {
-            const attn_layer *layer = &plan->model->layers[l];
-            serves = is_in(plan, layer) && compositions[i]->serves(layer);
-        }
-        if (serves) {
+        if (composed_by >> i & 1) {
             plan->compositions[plan->num_compositions++] = compositions[i];
             plan->data[i] = arena_alloc(&plan->arena, compositions[i]->plan_bytes);
         }
