@@ -41,30 +41,6 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-/* Limits that no cascade fits into leave it, and its partial results in the workspace, out. */
-static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
-{
-    const struct attn_limits *limits = &plan->limits;
-    bool fits = limits->max_num_reqs >= CASCADE_MIN_REQS &&
-                (limits->max_seq_len == 0 || limits->max_seq_len > CASCADE_MIN_PREFIX);
-    if (!fits || !(layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_CASCADE)) {
-        return parts;
-    }
-    parts |= phase == ATTN_PHASE_PREFILL ? 1u << PART_PREFIX : 0;
-    return parts | (writes_codes(layer) ? 1u << PART_REST : 0);
-}
-
-static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
-                  struct attn_limits *limits)
-{
-    if (part == PART_PREFIX) {
-        merged_limit(limits, CASCADE_MAX_TOKENS);
-    }
-    if (part == PART_REST && limits->max_num_tokens > CASCADE_MAX_TOKENS) {
-        limits->max_num_tokens = CASCADE_MAX_TOKENS;
-    }
-}
-
 static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_REST] = layer->parts[PART_MAIN];
@@ -73,22 +49,32 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static size_t lay_out(attn_plan *plan, size_t at)
+/* Limits that no cascade fits into leave it, and its partial results in the workspace, out. */
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct views *views = plan->data[COMPOSITION_CASCADE];
-    int64_t rows = 0;
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct launch *rest = &plan->steps[i].launches[ATTN_PHASE_PREFILL][PART_REST];
-        rows = rest->kernel != NULL ? rest->schedule->limits.max_num_tokens : rows;
+    struct attn_limits *limits = plan->part_limits;
+    if (plan->limits.max_num_reqs < CASCADE_MIN_REQS ||
+        (plan->limits.max_seq_len > 0 && plan->limits.max_seq_len <= CASCADE_MIN_PREFIX)) {
+        return ATTN_OK;
     }
-    views->numbers = at;
-    return at + (size_t)plan_aligned(rows * plan->layout.row);
-}
-
-/* Starts and length of the prefix, lengths of the suffixes. */
-static int64_t integers(const attn_plan *plan)
-{
-    return 3 + (int64_t)plan->limits.max_num_reqs;
+    merged_limit(&limits[PART_PREFIX], CASCADE_MAX_TOKENS);
+    const int32_t rows = limits[PART_REST].max_num_tokens = limits[PART_PREFIX].max_num_tokens;
+    plan->num_integers += 3 + plan->limits.max_num_reqs; /* the prefix's, lengths of the suffixes */
+    FOR_SERVED(step, plan, COMPOSITION_CASCADE)
+    {
+        if (!(step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_CASCADE)) {
+            continue;
+        }
+        plan_area_of_merge(plan, step, rows, ALWAYS);
+        step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_PREFIX;
+        if (writes_codes(step->layer)) {
+            step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_REST;
+            step->parts[ATTN_PHASE_DECODE] |= 1u << PART_REST;
+            plan_area(plan, &views->numbers, rows * step_row_bytes(step), ALWAYS);
+        }
+    }
+    return ATTN_OK;
 }
 
 /* The engine's prefix, cut to whole blocks that lie before every request's queries; 0: no cascade.
@@ -210,10 +196,7 @@ const struct composition composition_cascade = {
     .composed = ATTN_COMPOSE_CASCADE,
     .plan_bytes = sizeof(struct views),
     .bind = bind,
-    .parts = parts,
-    .limit = limit,
-    .integers = integers,
-    .lay_out = lay_out,
+    .build = build,
     .make_views = make_views,
     .choose = choose,
     .run = run,

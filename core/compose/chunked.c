@@ -41,9 +41,10 @@ static int64_t max_chunks(const attn_plan *plan)
            plan->limits.max_num_tokens / plan->steps[0].layer->desc->chunk_size;
 }
 
-static int64_t integers(const attn_plan *plan)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    return 3 * (max_chunks(plan) + 1);
+    plan->num_integers += 3 * (max_chunks(plan) + 1);
+    return ATTN_OK;
 }
 
 /* Chunks that request r's queries lie in become requests over their own chunk and the
@@ -122,6 +123,6 @@ const struct composition composition_chunked = {
     .match = match,
     .composed = ATTN_COMPOSE_CHUNKED,
     .bind = bind,
-    .integers = integers,
+    .build = build,
     .cut = cut,
 };

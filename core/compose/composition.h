@@ -28,7 +28,6 @@ enum composition_id {
 
 struct check;
 struct own_tensor;
-struct launch;
 struct layer;
 struct step;
 
@@ -61,20 +60,10 @@ struct composition {
 
     /* Making a plan. */
     size_t plan_bytes; /* size of attn_plan.data[id], zeroed */
-    /* bits of enum part that a phase may call within the plan's limits; `parts`: those of the
-     * compositions before it */
-    uint32_t (*parts)(const attn_plan *plan, const attn_layer *layer, int32_t phase,
-                      uint32_t parts);
-    void (*describe)(struct step *step); /* changes what runs of the layer must bring */
-    /* changes the prepared call of a part */
-    void (*make_call)(const struct step *step, int32_t part, struct launch *launch);
-    /* widens or narrows the limits that a backend's schedule for a part is made for */
-    void (*limit)(const attn_plan *plan, const attn_layer *layer, int32_t part,
-                  struct attn_limits *limits);
-    attn_status (*init)(attn_plan *plan, struct attn_error *error); /* memory: plan->arena */
-    int64_t (*integers)(const attn_plan *plan); /* the most that it takes by plan_take */
-    /* places its areas of the workspace from `at` on; returns where they end */
-    size_t (*lay_out)(attn_plan *plan, size_t at);
+    /* Says how the steps of the layers that it serves differ from a plain attend: step->parts, what
+     * a run must bring, the calls' kernels and keys; plan->part_limits; and what the plan needs for
+     * it: plan->num_integers, areas (plan_area), memory of plan->arena. */
+    attn_status (*build)(attn_plan *plan, struct attn_error *error);
 
     /* plan_batch. */
     /* whether a rank without queries of its own takes part in this batch */
@@ -90,7 +79,6 @@ struct composition {
     bool (*wrap)(attn_plan *plan, struct step *step);
 
     /* run(). */
-    step_check *check_io;
     step_program *run;
 };
 

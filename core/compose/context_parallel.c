@@ -205,18 +205,6 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
-{
-    return layer_is_spread(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT : parts;
-}
-
-/* Rows are written apart: keys are attended next to the cache, or pass through the ranks first. */
-static void describe(struct step *step)
-{
-    step->keys_are_inputs |= layer_is_spread(step->layer);
-    step->fused_write = step->fused_decode = false;
-}
-
 /* Rows that this rank may attend the context for. */
 static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
 {
@@ -224,22 +212,22 @@ static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
     return ranks * plan->limits.max_num_tokens;
 }
 
-static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
-                  struct attn_limits *limits)
+static void limit(attn_plan *plan)
 {
-    if (!layer_splits_queries(layer)) {
-        return;
+    const attn_layer *layer = plan->steps[0].layer;
+    for (int32_t part = 0; part < PART_COUNT && layer_splits_queries(layer); part++) {
+        struct attn_limits *limits = &plan->part_limits[part];
+        int64_t reqs = (int64_t)limits->max_num_reqs * queries_slices(layer),
+                tokens = max_rows(plan, layer);
+        if (part == PART_CONTEXT) {
+            reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits->max_num_reqs + 1);
+            limits->max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
+            limits->max_query_len = limits->max_query_len > limits->max_num_tokens
+                                        ? limits->max_query_len
+                                        : limits->max_num_tokens;
+        }
+        limits->max_num_reqs = (int32_t)(reqs < INT32_MAX ? reqs : INT32_MAX);
     }
-    int64_t reqs = (int64_t)limits->max_num_reqs * queries_slices(layer),
-            tokens = max_rows(plan, layer);
-    if (part == PART_CONTEXT) {
-        reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits->max_num_reqs + 1);
-        limits->max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
-        limits->max_query_len = limits->max_query_len > limits->max_num_tokens
-                                    ? limits->max_query_len
-                                    : limits->max_num_tokens;
-    }
-    limits->max_num_reqs = (int32_t)(reqs < INT32_MAX ? reqs : INT32_MAX);
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -247,68 +235,41 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Areas of the exchange, each as large as the layer that needs most. */
-static size_t lay_out(attn_plan *plan, size_t at)
+/* Areas of the exchange. */
+static void add_areas(attn_plan *plan, const struct step *step)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    int64_t q = 0, out = 0, parts = 0, lse = 0, rows = 0, row_parts = 0;
-    at = queries_lay_out(plan, at);
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const attn_layer *layer = plan->steps[i].layer;
-        struct exchange x;
-        if (!layer_is_spread(layer)) {
-            continue;
-        }
-        exchange_init(&x, &plan->steps[i], max_rows(plan, layer));
-        /* the two parts of an MLA query begin aligned */
-        q = larger(q, 2 * plan_aligned(1) + plan_aligned(x.n * x.tokens * x.q_heads * x.q_row));
-        out = larger(out, plan_aligned(x.n * x.tokens * x.q_heads * x.out_row));
-        parts = larger(parts, x.n * exchange_part(&x, x.tokens));
-        lse = larger(lse, plan_aligned(x.n * x.tokens * x.q_heads * 4));
-        if (x.rows != NULL) {
-            rows = larger(rows, plan_aligned(x.tokens * x.q_heads * x.q_row));
-            row_parts = larger(row_parts,
-                               x.rows->world_size * exchange_part(&x, plan->limits.max_num_tokens));
-        }
-        p->world_size = (int32_t)larger(x.n, p->world_size);
+    struct exchange x;
+    exchange_init(&x, step, max_rows(plan, step->layer));
+    const int64_t heads = x.n * x.tokens * x.q_heads, parts = x.n * exchange_part(&x, x.tokens);
+    /* the two parts of an MLA query begin aligned */
+    const int64_t q = 2 * plan_aligned(1) + plan_aligned(heads * x.q_row);
+    plan_area(plan, &p->at.packed, q, ALWAYS);
+    plan_area(plan, &p->at.gathered, q, ALWAYS);
+    plan_area(plan, &p->at.q, q, ALWAYS);
+    plan_area(plan, &p->at.out, heads * x.out_row, ALWAYS);
+    plan_area(plan, &p->at.lse, heads * 4, ALWAYS);
+    plan_area(plan, &p->at.send, parts, ALWAYS);
+    plan_area(plan, &p->at.received, parts, ALWAYS);
+    plan_area(plan, &p->at.zeros, heads * x.out_row, ALWAYS);
+    plan_area(plan, &p->at.all_lse, x.n * plan_aligned(heads * 4), ALWAYS);
+    plan_area(plan, &p->at.other_lse, heads * 4, ALWAYS);
+    if (x.rows != NULL) {
+        const int64_t rows = x.rows->world_size * exchange_part(&x, plan->limits.max_num_tokens);
+        plan_area(plan, &p->at.rows, x.tokens * x.q_heads * x.q_row, ALWAYS);
+        plan_area(plan, &p->at.rows_send, rows, ALWAYS);
+        plan_area(plan, &p->at.rows_received, rows, ALWAYS);
     }
-    const struct {
-        size_t *place;
-        int64_t bytes;
-    } areas[] = {{&p->at.packed, q},
-                 {&p->at.gathered, q},
-                 {&p->at.q, q},
-                 {&p->at.out, out},
-                 {&p->at.lse, lse},
-                 {&p->at.send, parts},
-                 {&p->at.received, parts},
-                 {&p->at.zeros, out},
-                 {&p->at.all_lse, lse * p->world_size},
-                 {&p->at.other_lse, lse},
-                 {&p->at.rows, rows},
-                 {&p->at.rows_send, row_parts},
-                 {&p->at.rows_received, row_parts}};
-    for (size_t i = 0; i < sizeof areas / sizeof *areas; i++) {
-        *areas[i].place = at;
-        at += (size_t)areas[i].bytes;
-    }
-    return at;
 }
 
 /* Rows are copied by pairs (t, t); one pair (0, 0) copies a whole area. */
-static attn_status init(attn_plan *plan, struct attn_error *error)
+static attn_status make_pairs(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     int64_t rows = 0;
-    attn_status status = queries_init(plan, error);
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const attn_layer *layer = plan->steps[i].layer;
-        if (layer_is_spread(layer) || layer_splits_queries(layer)) {
-            rows = larger(rows, larger(max_rows(plan, layer), plan->steps[i].q.heads));
-        }
-    }
-    if (status != ATTN_OK || rows == 0) {
-        return status;
+    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL)
+    {
+        rows = larger(rows, larger(max_rows(plan, step->layer), step->q.heads));
     }
     if (rows > INT32_MAX) {
         return error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
@@ -323,18 +284,34 @@ static attn_status init(attn_plan *plan, struct attn_error *error)
     for (int64_t t = 0; t < rows; t++) {
         p->pairs[2 * t] = p->pairs[2 * t + 1] = t;
     }
-    for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
-        const attn_layer *layer = plan->steps[i].layer;
-        double n = layer_cache_ranks(layer), split = ranks_count(layer->selected->cp->prefill);
-        status = plan_check_area(plan, &plan->steps[i], n * split, n * n * split, error);
-    }
-    return status;
+    return ATTN_OK;
 }
 
-/* Lengths of the context that is here, and what split queries need. */
-static int64_t integers(const attn_plan *plan)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    return plan->limits.max_num_reqs + queries_max_integers(plan);
+    const bool splits = layer_splits_queries(plan->steps[0].layer);
+    attn_status status = splits ? queries_init(plan, error) : ATTN_OK;
+    status = status == ATTN_OK ? make_pairs(plan, error) : status;
+    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL)
+    {
+        const attn_layer *layer = step->layer;
+        const double n = layer_cache_ranks(layer);
+        const double split = ranks_count(layer->selected->cp->prefill);
+        /* rows are written apart: keys are attended next to the cache, or pass through the ranks */
+        step->fused_write = step->fused_decode = false;
+        status = status ? status : plan_check_area(plan, step, n * split, n * n * split, error);
+        if (status == ATTN_OK && splits) {
+            queries_add_areas(plan, step);
+        }
+        if (status == ATTN_OK && layer_is_spread(layer)) {
+            add_areas(plan, step);
+            step->keys_are_inputs = true;
+            step->parts[0] = step->parts[1] = 1u << PART_NEW | 1u << PART_CONTEXT;
+        }
+    }
+    limit(plan);
+    plan->num_integers += plan->limits.max_num_reqs + queries_max_integers(plan);
+    return status;
 }
 
 static bool joins(const attn_plan *plan)
@@ -637,12 +614,7 @@ const struct composition composition_context_parallel = {
     .composed = ATTN_COMPOSE_CONTEXT_PARALLEL,
     .bind = bind,
     .plan_bytes = sizeof(struct parallel_plan),
-    .parts = parts,
-    .describe = describe,
-    .limit = limit,
-    .init = init,
-    .integers = integers,
-    .lay_out = lay_out,
+    .build = build,
     .joins = joins,
     .cut = queries_split,
     .make_views = make_views,

@@ -131,34 +131,24 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static size_t input_bytes(const attn_plan *plan, const struct step *step, int32_t i)
-{
-    const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
-    int32_t heads = i == 0 ? part->num_q_heads : part->num_kv_heads;
-    int32_t size = i == 2 ? part->head_size_v : part->head_size;
-    return plan_aligned((int64_t)plan->limits.max_num_tokens * heads * size);
-}
-
 /* Places in the workspace of q, k, v quantized: [T, heads, head size] e4m3. */
 struct places {
     size_t inputs[INPUTS];
 };
 
-static size_t lay_out(attn_plan *plan, size_t at)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct places *places = plan->data[COMPOSITION_ENCODER];
-    for (int32_t i = 0; i < INPUTS; i++) {
-        size_t most = 0;
-        for (int32_t s = 0; s < plan->num_steps; s++) {
-            if (is_quantized(plan->steps[s].layer->selected)) {
-                size_t bytes = input_bytes(plan, &plan->steps[s], i);
-                most = bytes > most ? bytes : most;
-            }
+    FOR_SERVED(step, plan, COMPOSITION_ENCODER)
+    {
+        const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
+        for (int32_t i = 0; i < INPUTS; i++) {
+            int64_t row = (int64_t)(i == 0 ? part->num_q_heads : part->num_kv_heads) *
+                          (i == 2 ? part->head_size_v : part->head_size);
+            plan_area(plan, &places->inputs[i], plan->limits.max_num_tokens * row, ALWAYS);
         }
-        places->inputs[i] = at;
-        at += most;
     }
-    return at;
+    return ATTN_OK;
 }
 
 static void input_init(struct input *in, const attn_plan *plan, const struct step *step, int32_t i,
@@ -278,7 +268,7 @@ const struct composition composition_encoder = {
     .composed = ATTN_COMPOSE_MM_ENCODER,
     .bind = bind,
     .plan_bytes = sizeof(struct places),
-    .lay_out = lay_out,
+    .build = build,
     .wrap = wrap,
     .run = run,
 };

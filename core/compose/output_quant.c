@@ -39,16 +39,15 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static void describe(struct step *step)
-{
-    step->checks_out = false;
-}
-
-static size_t lay_out(attn_plan *plan, size_t at)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
-    quant->plain = at;
-    return at + plan_aligned(plan->limits.max_num_tokens * (int64_t)plan->layout.row);
+    FOR_SERVED(step, plan, COMPOSITION_OUTPUT_QUANT)
+    {
+        step->checks_out = false;
+        plan_area(plan, &quant->plain, plan->limits.max_num_tokens * step_row_bytes(step), ALWAYS);
+    }
+    return ATTN_OK;
 }
 
 static bool wrap(attn_plan *plan, struct step *step)
@@ -97,8 +96,7 @@ const struct composition composition_output_quant = {
     .composed = ATTN_COMPOSE_OUTPUT_QUANT,
     .bind = bind,
     .plan_bytes = sizeof(struct quant),
-    .describe = describe,
-    .lay_out = lay_out,
+    .build = build,
     .wrap = wrap,
     .run = run,
 };

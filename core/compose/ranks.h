@@ -22,8 +22,7 @@ struct all_keys {
 
 /* Of a plan. */
 struct parallel_plan {
-    int64_t *pairs; /* (t, t) of every row */
-    int32_t world_size;
+    int64_t *pairs;                      /* (t, t) of every row */
     struct attn_batch context, own_keys; /* by the last plan: views of the two attends */
     bool counts_own;                     /* by the last plan: the context has the own keys */
     enum { OWN_UNKNOWN, OWN_APART, OWN_COUNTED } captured_own; /* of the plan's graph */

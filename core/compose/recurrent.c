@@ -225,16 +225,6 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static void describe(struct step *step)
-{
-    const struct attn_recurrent_desc *g = step->layer->selected->gdn;
-    step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
-    step->q.heads = step->k.heads = g->num_k_heads;
-    step->q.head_size = step->k.head_size = g->head_size_k;
-    step->v.heads = step->out.heads = g->num_v_heads;
-    step->v.head_size = step->out.head_size = g->head_size_v;
-}
-
 /* The row that request r starts from. */
 static const int32_t *initial_row(const struct attn_batch_recurrent *states, int32_t r)
 {
@@ -490,11 +480,6 @@ static bool choose(attn_plan *plan, struct step *step)
     return true;
 }
 
-static void make_call(const struct step *step, int32_t part, struct launch *launch)
-{
-    launch->kernel = step->layer->served[launch->args.phase].instance->kernels.recurrent;
-}
-
 static bool is_contiguous(const struct attn_tensor *t)
 {
     return t->strides == NULL || t->strides[t->ndim - 1] == 1;
@@ -544,16 +529,33 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     return step_check_out(plan, step, io, error);
 }
 
+static attn_status build(attn_plan *plan, struct attn_error *error)
+{
+    FOR_SERVED(step, plan, COMPOSITION_RECURRENT)
+    {
+        const struct attn_recurrent_desc *g = step->layer->selected->gdn;
+        step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
+        step->check_io = check_io;
+        step->q.heads = step->k.heads = g->num_k_heads;
+        step->q.head_size = step->k.head_size = g->head_size_k;
+        step->v.heads = step->out.heads = g->num_v_heads;
+        step->v.head_size = step->out.head_size = g->head_size_v;
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
+            const struct instance *instance = step->layer->served[phase].instance;
+            step->launches[phase][PART_MAIN].kernel = instance->kernels.recurrent;
+        }
+    }
+    return ATTN_OK;
+}
+
 const struct composition composition_recurrent = {
     .resolve = resolve,
     .match = match,
     .kinds = 1u << ATTN_LAYER_RECURRENT,
     .bind = bind,
     .plan_bytes = sizeof(struct states),
-    .describe = describe,
-    .make_call = make_call,
+    .build = build,
     .make_views = make_views,
     .choose = choose,
-    .check_io = check_io,
     .run = run_attends,
 };

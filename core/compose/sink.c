@@ -42,33 +42,23 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    bool mine = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK;
-    return mine && phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_SINK : parts;
-}
-
-static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
-                  struct attn_limits *limits)
-{
-    if (part == PART_SINK) {
-        merged_limit(limits, limits->max_num_tokens);
+    merged_limit(&plan->part_limits[PART_SINK], plan->limits.max_num_tokens);
+    plan->num_integers += 4 + 2 * (int64_t)plan->limits.max_num_reqs; /* 2 a run of rows */
+    FOR_SERVED(step, plan, COMPOSITION_SINK)
+    {
+        struct attn_attend_args *args = &step->launches[ATTN_PHASE_PREFILL][PART_SINK].args;
+        if (!(step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK)) {
+            continue;
+        }
+        step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_SINK;
+        args->k_cache = args->v_cache = NULL;
+        args->k = step->layer->params->params.sink_k;
+        args->v = step->layer->params->params.sink_v;
+        plan_area_of_merge(plan, step, plan->limits.max_num_tokens, ALWAYS);
     }
-}
-
-static void make_call(const struct step *step, int32_t part, struct launch *launch)
-{
-    if (part == PART_SINK) {
-        launch->args.k_cache = launch->args.v_cache = NULL;
-        launch->args.k = step->layer->params->params.sink_k;
-        launch->args.v = step->layer->params->params.sink_v;
-    }
-}
-
-/* Two arrays of 2, and 2 for each run of rows. */
-static int64_t integers(const attn_plan *plan)
-{
-    return 4 + 2 * (int64_t)plan->limits.max_num_reqs;
+    return ATTN_OK;
 }
 
 /* Rows of requests without keys see no sink either: their part of the merge has no prefix. */
@@ -130,10 +120,7 @@ const struct composition composition_sink = {
     .composed = ATTN_COMPOSE_STATIC_SINK,
     .bind = bind,
     .plan_bytes = sizeof(struct sink),
-    .parts = parts,
-    .limit = limit,
-    .make_call = make_call,
-    .integers = integers,
+    .build = build,
     .make_views = make_views,
     .wrap = wrap,
     .run = run,

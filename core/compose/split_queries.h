@@ -12,7 +12,7 @@ int32_t queries_slices(const attn_layer *layer);
 /* Integers that a plan needs more. */
 int64_t queries_max_integers(const attn_plan *plan);
 attn_status queries_init(attn_plan *plan, struct attn_error *error);
-size_t queries_lay_out(attn_plan *plan, size_t at);
+void queries_add_areas(attn_plan *plan, const struct step *step);
 /* Does this batch bring one rank's queries of requests that have more? */
 const int32_t *queries_split_lens(const attn_plan *plan);
 /* Turns plan->given into this rank's slices. */

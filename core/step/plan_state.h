@@ -22,7 +22,6 @@ struct schedule {
     const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
     struct attn_attend_args *args;  /* the first layer's: what `schedule` is called with */
     const struct instance *instance;
-    struct attn_limits limits; /* the plan's, which a composition may have widened */
     size_t host_bytes;
     size_t device_bytes;
     size_t scratch_bytes;
@@ -94,8 +93,9 @@ struct step {
      * NULL: the run's own are */
     attn_status (*bring_keys)(attn_plan *plan, struct step *step, const struct attn_step_io **io,
                               struct attn_error *error);
-    struct launch launches[NUM_PHASES][PART_COUNT];
-    struct launch *main[2]; /* chosen: attends of PART_MAIN; NULL: none */
+    uint32_t parts[NUM_PHASES]; /* those that a phase may call within the plan's limits */
+    struct launch launches[NUM_PHASES][PART_COUNT]; /* of other parts: kernel is NULL */
+    struct launch *main[2];                         /* chosen: attends of PART_MAIN; NULL: none */
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
     attn_status (*merge)(const struct attn_merge_states_args *args, struct attn_error *error);
@@ -108,8 +108,15 @@ struct workspace_layout {
     size_t scratch_bytes; /* of the scratch, which all of the following lies in */
     size_t out;           /* one side of a merge: [T, Hq, Dv] */
     size_t lse[2];        /* [Hq, T] float32 */
-    int64_t row;          /* bytes of the longest row of out */
     size_t of_kernels;    /* schedules' scratch */
+};
+
+/* A part of the scratch. */
+struct area {
+    struct area *next;
+    size_t *place; /* where its offset goes */
+    size_t bytes;
+    uint32_t uses;
 };
 
 /* Counts of the last capture, which its replays must have. */
@@ -143,6 +150,8 @@ struct attn_plan {
     attn_model *model;
     int32_t group;
     struct attn_limits limits;
+    /* those that schedules of a part are made for: the plan's, which compositions change */
+    struct attn_limits part_limits[PART_COUNT];
     int64_t max_reqs; /* most requests of `whole`: above the limits' where compositions cut them */
     int32_t graph;
     struct arena arena; /* all of the plan's memory but the schedules' host memory */
@@ -180,6 +189,7 @@ struct attn_plan {
     uint8_t *workspace; /* its own part */
     uint8_t *scratch;   /* attn_workspace.scratch, or behind the own part */
     struct workspace_layout layout;
+    struct area *areas;
     int32_t *integers;    /* host copy of layout.integers */
     int64_t num_integers; /* up to MAX_INTEGERS */
     int64_t used_integers;
@@ -209,6 +219,14 @@ static inline int64_t plan_aligned(int64_t bytes)
 attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
                             double parts, struct attn_error *error);
 
+/* A part of the scratch of `bytes` or more, whose offset will be in *place, before plan_create
+ * ends. `uses`: the moments of a run in which it holds something, a bit each; areas without a
+ * common one may lie over each other. */
+#define ALWAYS UINT32_MAX
+void plan_area(attn_plan *plan, size_t *place, int64_t bytes, uint32_t uses);
+/* layout.out and layout.lse, for a merge of so many rows. */
+void plan_area_of_merge(attn_plan *plan, const struct step *step, int64_t rows, uint32_t uses);
+
 /* Does a run bring keys that no slot takes? It would then attend to what the cache held before. */
 static inline bool step_leaves_keys(const struct step *step, const struct attn_step_io *io)
 {
@@ -232,7 +250,27 @@ attn_status refuse_tensor(const char *field, const struct attn_tensor *found, co
                           struct attn_error *error);
 
 /* make_step.c */
-attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error);
+/* The step of a plain layer. */
+attn_status step_begin(attn_plan *plan, attn_layer *layer, struct attn_error *error);
+/* What compositions have said of it is prepared. */
+attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *error);
+/* Bytes of a row of a step's output, before it is quantized. */
+int64_t step_row_bytes(const struct step *step);
+
+/* The first step from `at` on of a layer that a composition serves, or NULL. */
+static inline struct step *plan_served(const attn_plan *plan, int32_t composition, struct step *at)
+{
+    for (; at < plan->steps + plan->num_steps; at++) {
+        if (at->layer->composed_by >> composition & 1) {
+            return at;
+        }
+    }
+    return NULL;
+}
+
+#define FOR_SERVED(step, plan, composition)                                                        \
+    for (struct step *step = plan_served(plan, composition, (plan)->steps); step != NULL;          \
+         step = plan_served(plan, composition, step + 1))
 
 /* read_batch.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
