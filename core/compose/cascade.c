@@ -127,7 +127,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
     return cascade < (split_ctas + sms - 1) / sms;
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *whole = &plan->given;
     struct views *views = plan->data[COMPOSITION_CASCADE];
@@ -161,19 +161,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool choose(attn_plan *plan, struct step *step)
-{
-    struct views *views = plan->data[COMPOSITION_CASCADE];
-    if (plan->given.num_actual_tokens == 0 || !pays(plan, step)) {
-        return false;
-    }
-    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
-    int32_t rest = writes_codes(step->layer) ? PART_REST : PART_MAIN;
-    step->main[0] = launch_use(&step->launches[phase][rest], &views->suffix);
-    launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix);
-    return true;
-}
-
 static attn_status merge(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                          struct attn_error *error)
 {
@@ -191,13 +178,25 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                : merge(plan, step, io, error);
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    struct views *views = plan->data[COMPOSITION_CASCADE];
+    if (step->program != NULL || plan->given.num_actual_tokens == 0 || !pays(plan, step)) {
+        return;
+    }
+    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
+    int32_t rest = writes_codes(step->layer) ? PART_REST : PART_MAIN;
+    step->program = run;
+    step->main[0] = launch_use(&step->launches[phase][rest], &views->suffix);
+    launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix);
+}
+
 const struct composition composition_cascade = {
     .match = match,
     .composed = ATTN_COMPOSE_CASCADE,
     .plan_bytes = sizeof(struct views),
     .bind = bind,
     .build = build,
-    .make_views = make_views,
+    .view = view,
     .choose = choose,
-    .run = run,
 };

@@ -4,16 +4,14 @@
  * none by name. A new one is its file, its id and its line in compositions.c.
  *
  * A layer keeps a list of those that serve it (found when it is bound, after its backends are
- * chosen), a plan the list of those that serve any layer of its group. What they change is changed
- * in the order of their ids, so that a later one overrides an earlier one; which of them takes
- * a step is asked the other way round. */
+ * chosen), a plan the list of those that serve any layer of its group. They are called in the order
+ * of their ids: each changes what those before it have left. */
 #ifndef CORE_COMPOSE_COMPOSITION_H
 #define CORE_COMPOSE_COMPOSITION_H
 
 #include <attn/api.h>
 #include <stdbool.h>
 
-/* Changes are made in this order. */
 enum composition_id {
     COMPOSITION_CASCADE,
     COMPOSITION_CONTEXT_PARALLEL,
@@ -66,20 +64,14 @@ struct composition {
     attn_status (*build)(attn_plan *plan, struct attn_error *error);
 
     /* plan_batch. */
-    /* whether a rank without queries of its own takes part in this batch */
-    bool (*joins)(const attn_plan *plan);
-    /* changes plan->given and plan->whole, the requests that kernels see, before decodes are split
-     * off */
-    attn_status (*cut)(attn_plan *plan, struct attn_error *error);
-    /* makes the batches of its parts */
-    attn_status (*make_views)(attn_plan *plan, struct attn_error *error);
-    /* true: chooses the step's calls, which `run` then makes */
-    bool (*choose)(attn_plan *plan, struct step *step);
-    /* true: `run` stands around the program that was chosen */
-    bool (*wrap)(attn_plan *plan, struct step *step);
-
-    /* run(). */
-    step_program *run;
+    /* Changes plan->given and plan->whole, the requests that kernels see, and makes batches of its
+     * parts. */
+    attn_status (*view)(attn_plan *plan, struct attn_error *error);
+    /* the same after leading decodes are split off: plan->decode and plan->prefill */
+    attn_status (*view_split)(attn_plan *plan, struct attn_error *error);
+    /* Chooses the step's program and its calls (launch_use), or stands around what is chosen.
+     * step->program is NULL until one has chosen; step_attends then chooses the plain calls. */
+    void (*choose)(attn_plan *plan, struct step *step);
 };
 
 /* By id; ends with NULL. */

@@ -291,6 +291,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     const bool splits = layer_splits_queries(plan->steps[0].layer);
     attn_status status = splits ? queries_init(plan, error) : ATTN_OK;
+    plan->takes.all_queries = splits;
     status = status == ATTN_OK ? make_pairs(plan, error) : status;
     FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL)
     {
@@ -314,11 +315,6 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     return status;
 }
 
-static bool joins(const attn_plan *plan)
-{
-    return queries_split_lens(plan) != NULL;
-}
-
 /* On this rank. */
 static int32_t local_length(const attn_layer *layer, int32_t context)
 {
@@ -331,7 +327,7 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
-    const int32_t *lens = queries_split_lens(plan);
+    const int32_t *lens = plan->all_query_lens;
     int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->received.num_reqs;
     int32_t count = ranks * (num_reqs + 1), at = 0;
     int32_t *start = plan_take(plan, count + 1), *length = plan_take(plan, count);
@@ -461,16 +457,17 @@ static attn_status choose_own(attn_plan *plan, struct attn_error *error)
                : ATTN_OK;
 }
 
-/* Of a cache that is attended here: another composition may take the layer. */
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+/* The two attends' views, of a cache that is attended here: MLA's is not. */
+static attn_status view(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *context = &p->context, *fresh = &p->own_keys;
-    if (!plan->steps[0].keys_are_inputs) {
-        return ATTN_OK;
+    attn_status status = queries_split(plan, error);
+    if (status != ATTN_OK || !plan->steps[0].keys_are_inputs) {
+        return status;
     }
-    attn_status status = choose_own(plan, error);
+    status = choose_own(plan, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -493,21 +490,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     fresh->max_seq_len = p->num_keys;
     make_context_of_all(plan, context);
     return ATTN_OK;
-}
-
-static bool choose(attn_plan *plan, struct step *step)
-{
-    struct parallel_plan *p = parallel_plan(plan);
-    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
-    step->bring_keys = p->split ? queries_gather_keys : NULL;
-    if (!layer_is_spread(step->layer)) {
-        return false;
-    }
-    step->main[1] = launch_use(&step->launches[phase][PART_CONTEXT], &p->context);
-    if (plan->given.num_actual_tokens > 0 && !p->counts_own) {
-        step->main[0] = launch_use(&step->launches[phase][PART_NEW], &p->own_keys);
-    }
-    return true;
 }
 
 static attn_status attend_context(const struct exchange_run *run, struct attn_error *error)
@@ -608,6 +590,24 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     return status == ATTN_OK && step->main[0] != NULL ? attend_new(&exchange, error) : status;
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    struct parallel_plan *p = parallel_plan(plan);
+    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
+    if (step->program != NULL) {
+        return;
+    }
+    step->bring_keys = p->split ? queries_gather_keys : NULL;
+    if (!step->keys_are_inputs) {
+        return;
+    }
+    step->program = run;
+    step->main[1] = launch_use(&step->launches[phase][PART_CONTEXT], &p->context);
+    if (plan->given.num_actual_tokens > 0 && !p->counts_own) {
+        step->main[0] = launch_use(&step->launches[phase][PART_NEW], &p->own_keys);
+    }
+}
+
 const struct composition composition_context_parallel = {
     .resolve = resolve,
     .match = match,
@@ -615,9 +615,6 @@ const struct composition composition_context_parallel = {
     .bind = bind,
     .plan_bytes = sizeof(struct parallel_plan),
     .build = build,
-    .joins = joins,
-    .cut = queries_split,
-    .make_views = make_views,
+    .view = view,
     .choose = choose,
-    .run = run,
 };

@@ -257,9 +257,9 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     return run_attends(plan, step, &quantized, error);
 }
 
-static bool wrap(attn_plan *plan, struct step *step)
+static void choose(attn_plan *plan, struct step *step)
 {
-    return step->program == run_attends;
+    step->program = step_attends(plan, step) == run_attends ? run : step->program;
 }
 
 const struct composition composition_encoder = {
@@ -269,6 +269,5 @@ const struct composition composition_encoder = {
     .bind = bind,
     .plan_bytes = sizeof(struct places),
     .build = build,
-    .wrap = wrap,
-    .run = run,
+    .choose = choose,
 };

@@ -356,7 +356,7 @@ static attn_status check_order(const attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view_split(attn_plan *plan, struct attn_error *error)
 {
     struct mla_plan *p = mla_plan(plan);
     const struct attn_batch *prefill = &plan->prefill;
@@ -398,7 +398,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool choose(attn_plan *plan, struct step *step)
+static void choose(attn_plan *plan, struct step *step)
 {
     struct mla_plan *p = mla_plan(plan);
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
@@ -406,25 +406,28 @@ static bool choose(attn_plan *plan, struct step *step)
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     bool mixed = instance == step->layer->served[ATTN_PHASE_DECODE].instance &&
                  instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
+    if (step->program != NULL) {
+        return;
+    }
+    step->program = mla_run;
     if (!mla_per_head(step->layer) && mixed) {
         step->main[0] = launch_use(plan->split.num_prefills == 0 ? decode : prefill, &plan->whole);
-        return true;
+        return;
     }
     if (plan->split.num_decode_tokens > 0) {
         step->main[0] = launch_use(decode, &plan->decode);
     }
     if (plan->split.num_prefill_tokens == 0) {
-        return true;
+        return;
     }
     if (!mla_per_head(step->layer)) {
         step->main[1] = launch_use(prefill, &plan->prefill);
-        return true;
+        return;
     }
     step->main[1] = launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_NEW], &p->own_keys);
     if (p->num_chunks > 0) {
         launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT], &p->first_chunk);
     }
-    return true;
 }
 
 const struct composition composition_mla = {
@@ -435,7 +438,6 @@ const struct composition composition_mla = {
     .bind = mla_bind,
     .plan_bytes = sizeof(struct mla_plan),
     .build = build,
-    .make_views = make_views,
+    .view_split = view_split,
     .choose = choose,
-    .run = mla_run,
 };

@@ -50,12 +50,6 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool wrap(attn_plan *plan, struct step *step)
-{
-    step->inner = step->program;
-    return true;
-}
-
 attn_status output_quantized(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                              size_t place, step_program *inner, struct attn_error *error)
 {
@@ -91,12 +85,17 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     return output_quantized(plan, step, io, quant->plain, step->inner, error);
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    step->inner = step_attends(plan, step);
+    step->program = run;
+}
+
 const struct composition composition_output_quant = {
     .match = match,
     .composed = ATTN_COMPOSE_OUTPUT_QUANT,
     .bind = bind,
     .plan_bytes = sizeof(struct quant),
     .build = build,
-    .wrap = wrap,
-    .run = run,
+    .choose = choose,
 };

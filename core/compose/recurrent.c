@@ -401,7 +401,7 @@ static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
     view->next = &part->ext;
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view_split(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_RECURRENT);
     const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
@@ -460,16 +460,20 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
 }
 
 /* One call over all requests, or one a phase where two backends serve them. */
-static bool choose(attn_plan *plan, struct step *step)
+static void choose(attn_plan *plan, struct step *step)
 {
     const struct served *served = step->layer->served;
     struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
     int32_t calls = 0;
+    if (step->program != NULL) {
+        return;
+    }
+    step->program = run_attends;
     if (served[ATTN_PHASE_PREFILL].instance == served[ATTN_PHASE_DECODE].instance) {
         bool all_decode = plan->split.num_prefills == 0;
         step->main[0] = launch_use(all_decode ? decode : prefill, &plan->whole);
-        return true;
+        return;
     }
     if (plan->split.num_decode_tokens > 0) {
         step->main[calls++] = launch_use(decode, &plan->decode);
@@ -477,7 +481,6 @@ static bool choose(attn_plan *plan, struct step *step)
     if (plan->split.num_prefill_tokens > 0) {
         step->main[calls] = launch_use(prefill, &plan->prefill);
     }
-    return true;
 }
 
 static bool is_contiguous(const struct attn_tensor *t)
@@ -555,7 +558,6 @@ const struct composition composition_recurrent = {
     .bind = bind,
     .plan_bytes = sizeof(struct states),
     .build = build,
-    .make_views = make_views,
+    .view_split = view_split,
     .choose = choose,
-    .run = run_attends,
 };

@@ -79,7 +79,7 @@ static void find_merge_runs(attn_plan *plan, struct sink *sink)
     }
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view(attn_plan *plan, struct attn_error *error)
 {
     struct sink *sink = plan->data[COMPOSITION_SINK];
     int32_t length = plan->steps[0].layer->desc->sink_len;
@@ -96,17 +96,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool wrap(attn_plan *plan, struct step *step)
-{
-    struct sink *sink = plan->data[COMPOSITION_SINK];
-    struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][PART_SINK];
-    if (launch->kernel == NULL || step->program != run_attends) {
-        return false;
-    }
-    launch_use(launch, &sink->view);
-    return true;
-}
-
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                        struct attn_error *error)
 {
@@ -115,13 +104,22 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                       sink->num_runs, io, error);
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    struct sink *sink = plan->data[COMPOSITION_SINK];
+    struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][PART_SINK];
+    if (launch->kernel != NULL && step_attends(plan, step) == run_attends) {
+        launch_use(launch, &sink->view);
+        step->program = run;
+    }
+}
+
 const struct composition composition_sink = {
     .match = match,
     .composed = ATTN_COMPOSE_STATIC_SINK,
     .bind = bind,
     .plan_bytes = sizeof(struct sink),
     .build = build,
-    .make_views = make_views,
-    .wrap = wrap,
-    .run = run,
+    .view = view,
+    .choose = choose,
 };

@@ -93,14 +93,6 @@ void queries_add_areas(attn_plan *plan, const struct step *step)
     }
 }
 
-const int32_t *queries_split_lens(const attn_plan *plan)
-{
-    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_CONTEXT);
-    return ext != NULL && layer_splits_queries(plan->steps[0].layer)
-               ? ((const struct attn_batch_context_parallel *)ext)->query_lens_host
-               : NULL;
-}
-
 static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
@@ -189,7 +181,7 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
-    const int32_t *lens = queries_split_lens(plan);
+    const int32_t *lens = plan->all_query_lens;
     struct attn_batch *b = &plan->given;
     p->split = lens != NULL;
     if (lens == NULL) {

@@ -13,9 +13,8 @@ int32_t queries_slices(const attn_layer *layer);
 int64_t queries_max_integers(const attn_plan *plan);
 attn_status queries_init(attn_plan *plan, struct attn_error *error);
 void queries_add_areas(attn_plan *plan, const struct step *step);
-/* Does this batch bring one rank's queries of requests that have more? */
-const int32_t *queries_split_lens(const attn_plan *plan);
-/* Turns plan->given into this rank's slices. */
+/* Turns plan->given into this rank's slices, where the batch brings one rank's queries of requests
+ * that have more. */
 attn_status queries_split(attn_plan *plan, struct attn_error *error);
 /* Rows of rank `rank`, one request's or all before it. */
 int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank);

@@ -76,7 +76,7 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tens
 struct step {
     step_program *enter;   /* chosen: what run() calls; it names the layer in errors */
     step_program *program; /* chosen: the attends, which run_general enters behind its checks */
-    step_program *inner;   /* chosen: what output_quant's program calls before it quantizes */
+    step_program *inner;   /* chosen: the program that output_quant's calls before it quantizes */
     attn_layer *layer;
     struct tensor_form q, k, v, out;
     bool writes;       /* runs fill this layer's own cache */
@@ -142,7 +142,8 @@ struct batch_takes {
     uint32_t kinds;                                /* bits of enum attn_layer_kind */
     uint32_t trees;                                /* bits of enum attn_tree_mask */
     bool causal_per_request, spans, logits, ranks; /* a layer does */
-    bool rows, bounds;                             /* all layers do */
+    bool all_queries;        /* of ranks that split the queries of a request */
+    bool rows, bounds;       /* all layers do */
     const char *no_other[2]; /* why layers that are not causal, and those that are, stay so */
 };
 
@@ -176,6 +177,9 @@ struct attn_plan {
     /* 0: in place of the batch's own fields, n: of tables[n - 1] */
     struct made_table made[1 + ATTN_MAX_TABLES];
     struct attn_batch_split split;
+    /* of `given`: queries of each request over all ranks that split them, which then all run, even
+     * those without queries of their own; NULL: they are not split */
+    const int32_t *all_query_lens;
     int32_t num_tokens;      /* rows that a run's tensors must have */
     int32_t num_key_rows;    /* rows of k and v, where keys are contiguous */
     int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan_batch */
@@ -380,6 +384,9 @@ attn_status step_check_extensions(const struct step *step, struct attn_step_io *
 bool step_is_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows);
 /* Columns of an output that share a scale, by its form. */
 int32_t output_group(int32_t form);
+
+/* plan_batch.c: the program of a step; the plain calls, if nothing else has been chosen. */
+step_program *step_attends(attn_plan *plan, struct step *step);
 
 /* programs.c */
 extern step_program run_idle, run_nothing, run_attends;
