@@ -244,21 +244,27 @@ static void add_areas(attn_plan *plan, const struct step *step)
     const int64_t heads = x.n * x.tokens * x.q_heads, parts = x.n * exchange_part(&x, x.tokens);
     /* the two parts of an MLA query begin aligned */
     const int64_t q = 2 * plan_aligned(1) + plan_aligned(heads * x.q_row);
-    plan_area(plan, &p->at.packed, q, ALWAYS);
-    plan_area(plan, &p->at.gathered, q, ALWAYS);
-    plan_area(plan, &p->at.q, q, ALWAYS);
-    plan_area(plan, &p->at.out, heads * x.out_row, ALWAYS);
-    plan_area(plan, &p->at.lse, heads * 4, ALWAYS);
-    plan_area(plan, &p->at.send, parts, ALWAYS);
-    plan_area(plan, &p->at.received, parts, ALWAYS);
-    plan_area(plan, &p->at.zeros, heads * x.out_row, ALWAYS);
-    plan_area(plan, &p->at.all_lse, x.n * plan_aligned(heads * 4), ALWAYS);
-    plan_area(plan, &p->at.other_lse, heads * 4, ALWAYS);
+    /* without other heads the queries are attended where they are packed */
+    const uint32_t packed = x.n > 1 ? QUERIES : QUERIES | CONTEXT;
+    plan_area(plan, &p->at.packed, q, packed);
+    plan_area(plan, &p->at.out, heads * x.out_row, CONTEXT | REDUCE);
+    plan_area(plan, &p->at.lse, heads * 4, CONTEXT | REDUCE | MERGE);
+    plan_area(plan, &p->at.received, parts, ALWAYS); /* a small exchange has the own lse there */
+    if (x.n > 1) {
+        plan_area(plan, &p->at.gathered, q, QUERIES);
+        plan_area(plan, &p->at.q, q, QUERIES | CONTEXT);
+        plan_area(plan, &p->at.send, parts, REDUCE);
+    }
+    if (x.n > 1 && x.reduce != ATTN_CP_ALL_TO_ALL) {
+        plan_area(plan, &p->at.zeros, heads * x.out_row, REDUCE);
+        plan_area(plan, &p->at.all_lse, x.n * plan_aligned(heads * 4), REDUCE);
+        plan_area(plan, &p->at.other_lse, heads * 4, REDUCE);
+    }
     if (x.rows != NULL) {
         const int64_t rows = x.rows->world_size * exchange_part(&x, plan->limits.max_num_tokens);
-        plan_area(plan, &p->at.rows, x.tokens * x.q_heads * x.q_row, ALWAYS);
-        plan_area(plan, &p->at.rows_send, rows, ALWAYS);
-        plan_area(plan, &p->at.rows_received, rows, ALWAYS);
+        plan_area(plan, &p->at.rows, x.tokens * x.q_heads * x.q_row, packed);
+        plan_area(plan, &p->at.rows_send, rows, MERGE);
+        plan_area(plan, &p->at.rows_received, rows, MERGE);
     }
 }
 

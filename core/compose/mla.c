@@ -7,9 +7,6 @@
 #define DEFAULT_CHUNK_ROWS 1024
 #define MAX_CHUNKS (1 << 20)
 
-/* Moments of a run. Decodes come first; prefills gather, project and attend chunk by chunk. */
-enum { LATENT = 1, GATHER = 2, PROJECT = 4, ATTEND = 8, PER_HEAD = GATHER | PROJECT | ATTEND };
-
 /* Rows are written apart: prefill attends keys next to the cache. */
 static void describe(struct step *step)
 {
@@ -164,7 +161,9 @@ static void add_areas(attn_plan *plan, const struct step *step)
     const int64_t latent = latent_tokens(plan, step) * heads * m->kv_lora_rank;
     const int64_t rows = context * step->layer->desc->head_size * element;
     plan_area(plan, &p->at.latent_q, latent, LATENT);
-    plan_area(plan, &p->at.latent_out, latent, LATENT);
+    if (!layer_is_spread(step->layer)) {
+        plan_area(plan, &p->at.latent_out, latent, LATENT);
+    }
     if (!mla_per_head(step->layer)) {
         return;
     }

@@ -9,6 +9,22 @@
 
 #include "step/plan_state.h"
 
+/* Moments of a run: see plan_area. Of a step over ranks: keys are brought together, then queries;
+ * the context is attended, reduced, and merged with the rest. Of MLA: decodes, which may be a step
+ * over ranks, then chunks of context are gathered, projected and attended. */
+enum moment {
+    KEYS = 1,
+    QUERIES = 2,
+    CONTEXT = 4,
+    REDUCE = 8,
+    MERGE = 16,
+    LATENT = QUERIES | CONTEXT | REDUCE | MERGE,
+    GATHER = 32,
+    PROJECT = 64,
+    ATTEND = 128,
+    PER_HEAD = GATHER | PROJECT | ATTEND
+};
+
 /* Rows that are copied in one piece. */
 struct row_run {
     int64_t from, to, rows;

@@ -85,10 +85,11 @@ void queries_add_areas(attn_plan *plan, const struct step *step)
     int64_t ranks = layer->selected->cp->prefill->world_size, tokens = plan->limits.max_num_tokens;
     int64_t rows[] = {tokens, ranks * tokens, ranks * tokens,
                       layer_is_spread(layer) ? queries_slices(layer) * ranks * tokens : 0};
+    static const uint32_t uses[] = {KEYS, KEYS, ALWAYS, MERGE};
     for (int32_t part = 0; part < 2; part++) {
         for (int32_t area = SENT; area <= SLICED; area++) {
             plan_area(plan, &p->at.keys[part][area],
-                      rows[area] * row_bytes(part == 0 ? &step->k : &step->v), ALWAYS);
+                      rows[area] * row_bytes(part == 0 ? &step->k : &step->v), uses[area]);
         }
     }
 }
