@@ -7,7 +7,7 @@
 #include <attn/api.h>
 
 #include "bind/kept.h"
-#include "compose/composition.h"
+#include "select/composition.h"
 #include "select/assignment.h"
 #include "util/lock.h"
 #include "util/counts.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "compose/composition.h"
+#include "select/composition.h"
 #include "select/layer_ext.h"
 #include "util/structs.h"
 #include "util/tensor.h"

@@ -16,7 +16,7 @@ tidy() {
     fi
 }
 run=$1 build=$2 root=$(cd "$(dirname "$0")/../.." && pwd)
-tidy "^$root/(core|collectives|plugins/(cpu_ref|gpu|cuda_flash|hip|level_zero)|tools/(common|info|run|scan))/.*\.c\$" ''
+tidy "^$root/(core|compositions|collectives|plugins/(cpu_ref|gpu|cuda_flash|hip|level_zero)|tools/(common|info|run|scan))/.*\.c\$" ''
 tidy "^$root/(plugins/cpu_simd|tools/(bench|check|support)|examples)/.*\.c\$" \
     '-bugprone-implicit-widening-of-multiplication-result,-bugprone-misplaced-widening-cast'
 tidy "^$root/tests/(?!hip/).*\.c\$" '-bugprone-implicit-widening-of-multiplication-result'

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA at plan_create and plan: scratch memory, chunks of context, and which calls a batch takes. */
-#include "compose/ranks.h"
-#include "compose/mla.h"
+#include "ranks.h"
+#include "mla.h"
 #include "util/error.h"
 
 #define DEFAULT_CHUNK_ROWS 1024

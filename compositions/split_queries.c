@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compose/split_queries.h"
+#include "split_queries.h"
 
-#include "compose/exchange.h"
+#include "exchange.h"
 #include "util/error.h"
 #include "util/structs.h"
 

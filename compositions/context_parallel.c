@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-#include "compose/exchange.h"
-#include "compose/split_queries.h"
+#include "exchange.h"
+#include "split_queries.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "util/error.h"

@@ -3,8 +3,8 @@
  * layers that its kernels get. */
 #include <stdio.h>
 
-#include "compose/ranks.h"
-#include "compose/mla.h"
+#include "ranks.h"
+#include "mla.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "util/structs.h"

@@ -3,8 +3,8 @@
  * head, attended and merged; or as decode, where the backend's parts do not allow it, and always if
  * sparse. mla_layer.c binds a layer, mla.c plans, mla_run.c runs, mla_spread.c does both for latent
  * caches that ranks share. */
-#ifndef CORE_COMPOSE_MLA_H
-#define CORE_COMPOSE_MLA_H
+#ifndef COMPOSITIONS_MLA_H
+#define COMPOSITIONS_MLA_H
 
 #include <attn/mla.h>
 

@@ -2,9 +2,9 @@
 /* MLA over a latent cache that ranks share. Decode: absorbed queries of all ranks' heads against
  * the rows that are here, reduced by log-sum-exp. Prefill: rows of context gathered from all ranks;
  * they are all visible, so their order within a request is free. */
-#include "compose/ranks.h"
-#include "compose/exchange.h"
-#include "compose/mla.h"
+#include "ranks.h"
+#include "exchange.h"
+#include "mla.h"
 #include "util/error.h"
 #include "util/tensor.h"
 

@@ -2,8 +2,8 @@
 /* Layers that ranks share, and what a plan keeps for them: context_parallel.c composes their steps,
  * exchange.c moves rows and partial results, split_queries.c cuts queries, mla_spread.c is MLA's.
  */
-#ifndef CORE_COMPOSE_RANKS_H
-#define CORE_COMPOSE_RANKS_H
+#ifndef COMPOSITIONS_RANKS_H
+#define COMPOSITIONS_RANKS_H
 
 #include <attn/collectives.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
  * the step's output as it is into the workspace, then `quantize`. */
-#include "compose/output_quant.h"
+#include "output_quant.h"
 #include "select/match_check.h"
 #include "select/names.h"
 #include "step/plan_state.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
-#include "compose/merged.h"
-#include "compose/output_quant.h"
+#include "merged.h"
+#include "output_quant.h"
 #include "select/match_check.h"
 
 #define CASCADE_MIN_PREFIX 256

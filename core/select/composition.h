@@ -6,8 +6,8 @@
  * A layer keeps a list of those that serve it (found when it is bound, after its backends are
  * chosen), a plan the list of those that serve any layer of its group. They are called in the order
  * of their ids: each changes what those before it have left. */
-#ifndef CORE_COMPOSE_COMPOSITION_H
-#define CORE_COMPOSE_COMPOSITION_H
+#ifndef CORE_SELECT_COMPOSITION_H
+#define CORE_SELECT_COMPOSITION_H
 
 #include <attn/api.h>
 #include <stdbool.h>

@@ -2,10 +2,10 @@
 /* Layers whose queries are split over ranks. A rank's slice of a request is to its kernels a
  * request of its own, whose keys end with the slice, so that every term goes by absolute positions.
  * The step's new keys are gathered from all ranks before they are written. */
-#ifndef CORE_COMPOSE_SPLIT_QUERIES_H
-#define CORE_COMPOSE_SPLIT_QUERIES_H
+#ifndef COMPOSITIONS_SPLIT_QUERIES_H
+#define COMPOSITIONS_SPLIT_QUERIES_H
 
-#include "compose/ranks.h"
+#include "ranks.h"
 
 /* Slices that a rank has of one request: 1, or 2 in zig-zag order. */
 int32_t queries_slices(const attn_layer *layer);

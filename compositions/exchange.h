@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One exchange of a spread layer's step under way: where its areas lie, and what passes between the
  * ranks that split the heads (decode) and those that split the queries (prefill). */
-#ifndef CORE_COMPOSE_EXCHANGE_H
-#define CORE_COMPOSE_EXCHANGE_H
+#ifndef COMPOSITIONS_EXCHANGE_H
+#define COMPOSITIONS_EXCHANGE_H
 
-#include "compose/ranks.h"
+#include "ranks.h"
 
 /* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group next to
  * the others' over the key head that they have in common. */
