@@ -273,8 +273,7 @@ static attn_status make_pairs(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     int64_t rows = 0;
-    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL)
-    {
+    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
         rows = larger(rows, larger(max_rows(plan, step->layer), step->q.heads));
     }
     if (rows > INT32_MAX) {
@@ -299,8 +298,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     attn_status status = splits ? queries_init(plan, error) : ATTN_OK;
     plan->takes.all_queries = splits;
     status = status == ATTN_OK ? make_pairs(plan, error) : status;
-    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL)
-    {
+    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
         const attn_layer *layer = step->layer;
         const double n = layer_cache_ranks(layer);
         const double split = ranks_count(layer->selected->cp->prefill);

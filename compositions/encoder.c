@@ -139,8 +139,7 @@ struct places {
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct places *places = plan->data[COMPOSITION_ENCODER];
-    FOR_SERVED(step, plan, COMPOSITION_ENCODER)
-    {
+    FOR_SERVED(step, plan, COMPOSITION_ENCODER) {
         const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
         for (int32_t i = 0; i < INPUTS; i++) {
             int64_t row = (int64_t)(i == 0 ? part->num_q_heads : part->num_kv_heads) *

@@ -182,8 +182,7 @@ static void add_areas(attn_plan *plan, const struct step *step)
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     attn_status status = ATTN_OK;
-    FOR_SERVED(step, plan, COMPOSITION_MLA)
-    {
+    FOR_SERVED(step, plan, COMPOSITION_MLA) {
         describe(step);
     }
     if (layer_is_spread(plan->steps[0].layer)) {
@@ -193,8 +192,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
         status = make_room_for_chunks(plan, error);
     }
     plan->num_integers += integers(plan);
-    FOR_SERVED(step, plan, COMPOSITION_MLA)
-    {
+    FOR_SERVED(step, plan, COMPOSITION_MLA) {
         if (step->layer->selected->mla->absorb_in_core) {
             add_areas(plan, step);
         }

@@ -42,8 +42,7 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
-    FOR_SERVED(step, plan, COMPOSITION_OUTPUT_QUANT)
-    {
+    FOR_SERVED(step, plan, COMPOSITION_OUTPUT_QUANT) {
         step->checks_out = false;
         plan_area(plan, &quant->plain, plan->limits.max_num_tokens * step_row_bytes(step), ALWAYS);
     }

@@ -534,8 +534,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    FOR_SERVED(step, plan, COMPOSITION_RECURRENT)
-    {
+    FOR_SERVED(step, plan, COMPOSITION_RECURRENT) {
         const struct attn_recurrent_desc *g = step->layer->selected->gdn;
         step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
         step->check_io = check_io;
