@@ -403,7 +403,7 @@ static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uin
 {
     const struct exchange *x = &run->x;
     const int64_t ranks = x->rows->world_size, row = x->q_heads * x->out_row;
-    const int64_t bytes = run->p->widest * row, lse = run->p->widest * 4;
+    const int64_t bytes = run->p->widest * row, lse = (int64_t)run->p->widest * 4;
     const int64_t part = exchange_part(x, run->p->widest);
     const struct grid out_to = {areas, part, 0, 0}, out_from = {from, bytes, 0, 0};
     const struct grid lse_to = {areas + plan_aligned(bytes), part, 0, lse};
