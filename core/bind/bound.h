@@ -7,7 +7,7 @@
 #include <attn/api.h>
 
 #include "bind/layer_params_copy.h"
-#include "compose/composition.h"
+#include "select/composition.h"
 #include "select/assignment.h"
 #include "util/lock.h"
 #include "util/counts.h"
@@ -74,9 +74,11 @@ struct attn_layer {
     struct served served[NUM_PHASES];
     const struct composition
         *compositions[MAX_COMPOSITIONS + 1]; /* those that serve the layer; ends with NULL */
+    uint32_t composed_by;                    /* the same by id, a bit each */
     void *data[MAX_COMPOSITIONS]; /* by composition id: layer_bytes of memory of its own */
     struct attn_layer_desc parts[PART_COUNT];         /* the layer as kernels see each part */
     struct attn_layer_params part_params[PART_COUNT]; /* its parameters likewise */
+    const char *needed_params; /* what it cannot run without, in words; NULL: nothing */
     struct kv_page spec;
     struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
     bool has_v_cache;
@@ -111,8 +113,9 @@ struct attn_model {
 };
 
 /* layer.c */
-/* Rewrites the layer for each part, after binding anything that changes them. */
-void layer_rewrite_parts(attn_layer *layer);
+/* Makes parts and part_params, after binding anything that changes them. Compositions may refuse
+ * the parameters. */
+attn_status layer_make_parts(attn_layer *layer, struct attn_error *error);
 
 /* Calls the backend's `prepare` for a part, unless that was done. `call`: the arguments that its
  * attends will have, `prepared` but missing. Not in a step. */

@@ -543,19 +543,17 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     struct layer_params_copy *own =
         &layer->params_copies[layer->params == &layer->params_copies[0]];
     status = status == ATTN_OK ? layer_params_copy_take(own, &read, error) : status;
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        if (status == ATTN_OK && (*c)->bind_params != NULL) {
-            status = (*c)->bind_params(layer, &own->params, error);
-        }
-    }
     if (status != ATTN_OK) {
         return status;
     }
-    layer_release_states(layer); /* kernels may have looked at the old ones */
+    struct layer_params_copy *before = layer->params;
     layer->params = own;
-    for (int32_t part = 0; part < PART_COUNT; part++) {
-        layer->part_params[part] = own->params;
+    status = layer_make_parts(layer, error);
+    if (status == ATTN_OK) {
+        layer_release_states(layer); /* kernels may have looked at the old ones */
+    } else {
+        layer->params = before;
+        layer_make_parts(layer, NULL);
     }
-    layer_rewrite_parts(layer);
-    return ATTN_OK;
+    return status;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Block-table groups (layers of one KV specification) and plan groups (of these, layers that share
  * a schedule). */
+#include <string.h>
 
 #include "bind/bound.h"
 #include "bind/model.h"
@@ -16,12 +17,8 @@ static bool same_table(attn_layer *a, attn_layer *b)
     if (!cached_x || !cached_y) {
         return cached_x == cached_y;
     }
-    for (int32_t i = 0; compositions[i] != NULL; i++) {
-        if (compositions[i]->same_table != NULL && !compositions[i]->same_table(a, b)) {
-            return false;
-        }
-    }
-    return a->owner->spec.kind == b->owner->spec.kind &&
+    return memcmp(a->selected->batch_key, b->selected->batch_key, MAX_BATCH_KEY) == 0 &&
+           a->owner->spec.kind == b->owner->spec.kind &&
            a->owner->spec.layout == b->owner->spec.layout &&
            (!layer_has_vendor_pages(a->owner) ||
             a->owner->spec.page_bytes == b->owner->spec.page_bytes) &&

@@ -105,11 +105,15 @@ static int32_t spec_kind(const struct layer *layer)
     if (!layer_has_cache(l) || layer->sharing_target >= 0) {
         return ATTN_KV_SPEC_NONE;
     }
-    return l->kind == ATTN_LAYER_CROSS ? ATTN_KV_SPEC_CROSS
-           : l->sink_len > 0           ? ATTN_KV_SPEC_SINK_FULL
-           : l->chunk_size > 0         ? ATTN_KV_SPEC_CHUNKED_LOCAL
-           : l->has_window             ? ATTN_KV_SPEC_SLIDING_WINDOW
-                                       : ATTN_KV_SPEC_FULL;
+    if (layer->is_latent) {
+        return l->has_window ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA;
+    }
+    return layer->has_states             ? ATTN_KV_SPEC_STATE
+           : l->kind == ATTN_LAYER_CROSS ? ATTN_KV_SPEC_CROSS
+           : l->sink_len > 0             ? ATTN_KV_SPEC_SINK_FULL
+           : l->chunk_size > 0           ? ATTN_KV_SPEC_CHUNKED_LOCAL
+           : l->has_window               ? ATTN_KV_SPEC_SLIDING_WINDOW
+                                         : ATTN_KV_SPEC_FULL;
 }
 
 static void set_shape(struct kv_page *spec, int32_t ndim, const int64_t *shape,
@@ -226,21 +230,21 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
         spec->block_size = spec->kernel_block_size = 0;
         return ATTN_OK;
     }
-    bool own = false;
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        if ((*c)->make_spec != NULL) {
-            (*c)->make_spec(layer, spec);
-            own = true;
-        }
-    }
+    const bool is_latent = layer->selected->is_latent, has_states = layer->selected->has_states;
     const bool vendors = layer_has_vendor_pages(layer);
-    if (vendors) {
+    if (is_latent) {
+        spec->layout = ATTN_KV_LAYOUT_LATENT;
+        spec->page_bytes = spec->block_size * spec->row_bytes[0];
+    } else if (has_states) { /* one page is all of a slot's state */
+        spec->page_bytes = layer->selected->state_bytes;
+        spec->block_size = spec->kernel_block_size = 1;
+    } else if (vendors) {
         attn_status status = ask_page(layer, layout, &spec->page_bytes, error);
         if (status != ATTN_OK) {
             return status;
         }
         spec->page_bytes *= spec->block_size / spec->kernel_block_size;
-    } else if (!own) {
+    } else {
         const int64_t scales = spec->scales_apart[0] + spec->scales_apart[1];
         spec->page_bytes = (plane_bytes(spec, false) + plane_bytes(spec, true)) *
                                (spec->block_size / spec->kernel_block_size) +
@@ -248,7 +252,7 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
     }
     spec->padded_page_bytes =
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
-    if (own || vendors) { /* a block is one page of bytes */
+    if (is_latent || has_states || vendors) { /* a block is one page of bytes */
         static const int32_t straight[] = {0, 1};
         set_shape(spec, 2, (const int64_t[]){-1, kernel_page(spec)}, straight);
     } else {

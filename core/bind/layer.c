@@ -7,12 +7,17 @@
 /* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the
  * phases: a composed step is composed in both or the layer keeps its term and kernels of the other
  * phase read it. */
-void layer_rewrite_parts(attn_layer *layer)
+attn_status layer_make_parts(attn_layer *layer, struct attn_error *error)
 {
-    layer->parts[PART_MAIN] = *layer->desc;
+    static const struct attn_layer_params none = {.struct_size = sizeof none};
+    const struct attn_layer_desc *l = layer->desc;
+    attn_status status = ATTN_OK;
+    for (int32_t part = 0; part < PART_COUNT; part++) {
+        layer->parts[part] = *l;
+        layer->part_params[part] = layer->params != NULL ? layer->params->params : none;
+    }
     for (int32_t part = PART_MAIN + 1; part < PART_COUNT; part++) {
         struct attn_layer_desc *desc = &layer->parts[part];
-        *desc = *layer->desc;
         layer->part_params[part].sinks = NULL;
         layer->part_params[part].sink_k = layer->part_params[part].sink_v = NULL;
         desc->kind = ATTN_LAYER_DECODER;
@@ -27,12 +32,15 @@ void layer_rewrite_parts(attn_layer *layer)
         desc->window_left = desc->window_right = -1;
         desc->needs_lse = 1;
     }
-    layer->tokens_per_block = layer->desc->block_size;
+    layer->tokens_per_block = l->block_size;
+    layer->needed_params =
+        l->has_sinks || l->alibi || l->sink_len > 0 ? "sinks, ALiBi or a static sink"
+        : layer_needs_quant_params(l) ? "a cache with scales of channels or rotated rows"
+                                      : NULL;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        if ((*c)->rewrite_parts != NULL) {
-            (*c)->rewrite_parts(layer);
-        }
+        status = status == ATTN_OK && (*c)->bind != NULL ? (*c)->bind(layer, error) : status;
     }
+    return status;
 }
 
 attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_attend_args *call,

@@ -16,17 +16,17 @@ static attn_status find_compositions(attn_layer *layer, struct attn_error *error
 {
     int32_t count = 0;
     for (int32_t i = 0; compositions[i] != NULL; i++) {
-        size_t bytes = compositions[i]->layer_bytes;
-        if (compositions[i]->serves(layer)) {
-            layer->compositions[count++] = compositions[i];
-            layer->data[i] = arena_alloc(&layer->model->arena, bytes);
-            if (bytes > 0 && layer->data[i] == NULL) {
-                return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model",
-                                 "no memory for layer '%s'", layer->desc->name);
-            }
+        const struct composition *c = compositions[i];
+        const uint32_t composed = layer->served[0].composed | layer->served[1].composed;
+        if (composed & c->composed || c->kinds >> layer->desc->kind & 1) {
+            layer->compositions[count++] = c;
+            layer->composed_by |= 1u << i;
+            layer->data[i] = arena_alloc(&layer->model->arena, c->layer_bytes);
         }
     }
-    return ATTN_OK;
+    return layer->model->arena.failed ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model",
+                                                  "no memory for layer '%s'", layer->desc->name)
+                                      : ATTN_OK;
 }
 
 static attn_status bind_layer(attn_model *model, int32_t index,
@@ -50,11 +50,8 @@ static attn_status bind_layer(attn_model *model, int32_t index,
     status = status == ATTN_OK ? find_compositions(layer, error) : status;
     status = status == ATTN_OK ? layer_make_caches(layer, error) : status;
     if (status == ATTN_OK) {
-        for (int32_t part = 0; part < PART_COUNT; part++) {
-            layer->part_params[part].struct_size = sizeof layer->part_params[part];
-        }
         status = layer_make_spec(layer, source->phases[ATTN_PHASE_DECODE].choice.layout, error);
-        layer_rewrite_parts(layer);
+        status = status == ATTN_OK ? layer_make_parts(layer, error) : status;
     }
     return status;
 }

@@ -16,6 +16,8 @@
 #include "util/arena.h"
 #include "util/counts.h"
 
+#define MAX_BATCH_KEY 128
+
 /* A layer as it was asked for, with defaults resolved (head_size_v, kv_dtype never AUTO, block_size
  * chosen: the kernel's, …); text and extensions live in the owner's arena. `desc.next` chains the
  * copied extensions. */
@@ -37,6 +39,9 @@ struct layer {
     bool writes_apart;   /* keys are written by write_kv, even if attends could write them */
     bool out_apart;      /* attends do not write the output itself: output_forms do not count */
     int32_t attend_size; /* head_size of its attends */
+    int64_t state_bytes; /* of a slot, where has_states */
+    /* What batches bring for it, beyond keys: layers of one block-table group have it alike. */
+    uint8_t batch_key[MAX_BATCH_KEY];
 };
 
 struct verdict {

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "compose/composition.h"
+#include "select/composition.h"
 #include "select/names.h"
 #include "util/structs.h"
 #include "util/counts.h"

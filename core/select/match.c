@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "compose/composition.h"
+#include "select/composition.h"
 #include "select/layer_caches.h"
 #include "select/match_check.h"
 #include "select/names.h"

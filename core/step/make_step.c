@@ -8,16 +8,6 @@
 /* bytes of one kernel; sums of them stay far from overflow */
 #define MAX_SCHEDULE ((size_t)1 << 40)
 
-/* Bits of the parts that a phase may call: the layer itself, unless a composition says more. */
-static uint32_t parts_of(const attn_plan *plan, const attn_layer *layer, int32_t phase)
-{
-    uint32_t parts = 1u << PART_MAIN;
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        parts = (*c)->parts != NULL ? (*c)->parts(plan, layer, phase, parts) : parts;
-    }
-    return parts;
-}
-
 /* The schedule of a layer's plan group for one part, made when its first layer comes. */
 static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t phase, int32_t part,
                                  struct launch *launch, struct attn_error *error)
@@ -34,18 +24,12 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     *schedule = (struct schedule){.schedule_group = served->schedule_group,
                                   .part = part,
                                   .args = &launch->args,
-                                  .instance = served->instance,
-                                  .limits = plan->limits};
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        if ((*c)->limit != NULL) {
-            (*c)->limit(plan, layer, part, &schedule->limits);
-        }
-    }
+                                  .instance = served->instance};
     plan->num_schedules++; /* from here on plan_destroy drops what it has */
     struct attn_schedule_size_args args = {.struct_size = sizeof args,
                                            .instance = served->instance->handle,
                                            .prepared = served->prepared[part],
-                                           .limits = &schedule->limits};
+                                           .limits = &plan->part_limits[part]};
     struct attn_error why = ATTN_ERROR_INIT;
     if (served->instance->kernels.create_plan_state != NULL) {
         attn_status status =
@@ -85,44 +69,51 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     return ATTN_OK;
 }
 
-static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase, int32_t part,
-                               struct attn_error *error)
+/* The call as it is without a composition, but for its kernel. */
+static void begin_launch(struct step *step, int32_t phase, int32_t part)
+{
+    attn_layer *layer = step->layer, *owner = layer->owner;
+    struct attn_attend_args *args = &step->launches[phase][part].args;
+    *args = (struct attn_attend_args){.struct_size = sizeof *args,
+                                      .instance = layer->served[phase].instance->handle,
+                                      .layer = &layer->parts[part],
+                                      .params = &layer->part_params[part],
+                                      .phase = phase};
+    args->flags = ATTN_RUN_NO_WRITE; /* but where plan_batch finds that it writes */
+    if (owner->k_cache.data != NULL && part != PART_NEW) {
+        args->k_cache = &owner->k_cache;
+        args->v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
+        args->caches = owner->caches;
+        args->num_caches = owner->num_further;
+        args->cache_stride = owner->num_further > 0 ? (int32_t)sizeof *owner->caches : 0;
+    }
+}
+
+static attn_status finish_launch(attn_plan *plan, struct step *step, int32_t phase, int32_t part,
+                                 struct attn_error *error)
 {
     attn_layer *layer = step->layer;
     struct served *served = &layer->served[phase];
     struct launch *launch = &step->launches[phase][part];
-    attn_layer *owner = layer->owner;
-    launch->kernel = served->instance->kernels.attend;
-    launch->args = (struct attn_attend_args){.struct_size = sizeof launch->args,
-                                             .instance = served->instance->handle,
-                                             .layer = &layer->parts[part],
-                                             .params = &layer->part_params[part],
-                                             .phase = phase};
-    launch->args.flags = ATTN_RUN_NO_WRITE; /* but where plan_batch finds that it writes */
-    if (owner->k_cache.data != NULL && part != PART_NEW) {
-        launch->args.k_cache = &owner->k_cache;
-        launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
-        launch->args.caches = owner->caches;
-        launch->args.num_caches = owner->num_further;
-        launch->args.cache_stride = owner->num_further > 0 ? (int32_t)sizeof *owner->caches : 0;
-    }
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        if ((*c)->make_call != NULL) {
-            (*c)->make_call(step, part, launch);
-        }
-    }
+    launch->kernel = launch->kernel != NULL ? launch->kernel : served->instance->kernels.attend;
     attn_status status = layer_prepare(layer, part, &launch->args, error);
     launch->args.prepared = served->prepared[part];
     status = status == ATTN_OK ? find_schedule(plan, layer, phase, part, launch, error) : status;
     if (status == ATTN_OK) {
         launch->args.schedule_host = launch->schedule->host;
-        launch->args.limits = &launch->schedule->limits;
+        launch->args.limits = &plan->part_limits[part];
         launch->args.schedule_host_bytes = launch->schedule->host_bytes;
         launch->args.workspace_bytes = launch->schedule->device_bytes;
         launch->args.plan_state = launch->schedule->state;
         launch->args.scratch_bytes = launch->schedule->scratch_bytes;
     }
     return status;
+}
+
+int64_t step_row_bytes(const struct step *step)
+{
+    return step->out.heads * step->out.head_size *
+           (step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
 }
 
 /* [T, heads, head_size] of a dtype. */
@@ -156,48 +147,40 @@ static void describe_tensors(struct step *step)
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
     step->fused_decode = step->writes && writes_in_decodes(decode->caps, l->kv_dtype) &&
                          writes_in_decodes(decode->caps, kv_dtype_of(l, true));
-    for (const struct composition *const *c = step->layer->compositions; *c != NULL; c++) {
-        if ((*c)->describe != NULL) {
-            (*c)->describe(step);
-        }
-        step->check_io = (*c)->check_io != NULL ? (*c)->check_io : step->check_io;
-    }
 }
 
-/* What only bound parameters can bring, in words, or NULL. */
-static const char *needed_params(const attn_layer *layer)
-{
-    const struct attn_layer_desc *l = layer->desc;
-    const char *needed =
-        l->has_sinks || l->alibi || l->sink_len > 0 ? "sinks, ALiBi or a static sink"
-        : layer_needs_quant_params(l) ? "a cache with scales of channels or rotated rows"
-                                      : NULL;
-    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        const char *more = (*c)->needs_params != NULL ? (*c)->needs_params(layer) : NULL;
-        needed = more != NULL ? more : needed;
-    }
-    return needed;
-}
-
-attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error)
+attn_status step_begin(attn_plan *plan, attn_layer *layer, struct attn_error *error)
 {
     struct step *step = &plan->steps[layer->slot];
     attn_layer *owner = layer->owner;
     const struct attn_layer_desc *l = layer->desc;
-    const struct instance *prefill = layer->served[ATTN_PHASE_PREFILL].instance;
-    attn_status status = ATTN_OK;
     step->layer = layer;
     if (layer_has_cache(l) && owner->k_cache.data == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches", "layer '%s' has no %s bound",
                          owner->desc->name,
                          owner->spec.kind == ATTN_KV_SPEC_STATE ? "state" : "cache");
     }
-    const char *needed = needed_params(layer);
-    if (needed != NULL && layer->params == NULL) {
+    if (layer->needed_params != NULL && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
-                         "layer '%s' has %s and no parameters bound", l->name, needed);
+                         "layer '%s' has %s and no parameters bound", l->name,
+                         layer->needed_params);
     }
     describe_tensors(step);
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
+        step->parts[phase] = 1u << PART_MAIN;
+        for (int32_t part = 0; part < PART_COUNT; part++) {
+            begin_launch(step, phase, part);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *error)
+{
+    attn_layer *layer = step->layer;
+    const struct attn_layer_desc *l = layer->desc;
+    const struct instance *prefill = layer->served[ATTN_PHASE_PREFILL].instance;
+    attn_status status = ATTN_OK;
     const int32_t group = output_group(l->output_form);
     if ((int64_t)step->out.heads * step->out.head_size % group != 0) {
         return error_set(
@@ -208,8 +191,8 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
     }
     for (int32_t phase = 0; phase < NUM_PHASES && status == ATTN_OK; phase++) {
         for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
-            if (parts_of(plan, layer, phase) >> part & 1) {
-                status = make_launch(plan, step, phase, part, error);
+            if (step->parts[phase] >> part & 1) {
+                status = finish_launch(plan, step, phase, part, error);
             }
         }
     }

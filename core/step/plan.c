@@ -32,11 +32,6 @@ attn_status plan_check_area(const attn_plan *plan, const struct step *step, doub
 
 static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
 {
-    plan->num_integers = 1; /* engines allocate a workspace unasked: none is empty */
-    for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i];
-        plan->num_integers += c->integers != NULL ? c->integers(plan) : 0;
-    }
     if (plan->num_integers > MAX_INTEGERS) {
         return error_set(error, ATTN_ERROR_LIMIT, "max_num_reqs",
                          "%d requests of %d tokens take %lld integers in a plan; at most %d",
@@ -50,50 +45,66 @@ static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
     return status;
 }
 
+void plan_area(attn_plan *plan, size_t *place, int64_t bytes, uint32_t uses)
+{
+    const size_t aligned = (size_t)plan_aligned(bytes);
+    struct area **area = &plan->areas;
+    while (*area != NULL && (*area)->place != place) {
+        area = &(*area)->next;
+    }
+    *area = *area != NULL ? *area : arena_alloc(&plan->arena, sizeof **area);
+    if (*area != NULL) { /* else arena.failed says so */
+        (*area)->place = place;
+        (*area)->bytes = aligned > (*area)->bytes ? aligned : (*area)->bytes;
+        (*area)->uses |= uses;
+    }
+}
+
+void plan_area_of_merge(attn_plan *plan, const struct step *step, int64_t rows, uint32_t uses)
+{
+    const int64_t lse = rows * step->q.heads * (int64_t)sizeof(float);
+    plan_area(plan, &plan->layout.out, rows * step_row_bytes(step), uses);
+    plan_area(plan, &plan->layout.lse[0], lse, uses);
+    plan_area(plan, &plan->layout.lse[1], lse, uses);
+}
+
+/* Each area as low as those before it that are used with it allow. Returns where the last ends. */
+static size_t place_areas(attn_plan *plan)
+{
+    size_t end = 0;
+    for (struct area *area = plan->areas; area != NULL; area = area->next) {
+        size_t at = 0;
+        const struct area *other = plan->areas;
+        while (other != area) {
+            const size_t taken = *other->place, behind = taken + other->bytes;
+            const bool meets = area->uses & other->uses && at < behind && taken < at + area->bytes;
+            at = meets ? behind : at;
+            other = meets ? plan->areas : other->next; /* all again, from the higher place */
+        }
+        *area->place = at;
+        end = at + area->bytes > end ? at + area->bytes : end;
+    }
+    return end;
+}
+
 /* Lays the workspace out. The plan's own part has the core's arrays and each schedule's memory, the
- * scratch partial results, then kernels' scratch, of which one is used at a time. */
+ * scratch areas, then kernels' scratch, of which one is used at a time. */
 static void lay_out(attn_plan *plan)
 {
-    const int64_t tokens = plan->limits.max_num_tokens;
-    int64_t heads = 0, rows = 0; /* of partial results that are merged */
-    size_t own = 0, at = 0, most_scratch = 0;
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct step *step = &plan->steps[i];
-        int64_t bytes = step->out.heads * step->out.head_size *
-                        (step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
-        plan->layout.row = bytes > plan->layout.row ? bytes : plan->layout.row;
-        heads = step->q.heads > heads ? step->q.heads : heads;
-        for (int32_t part = PART_MAIN + 1; part < PART_COUNT; part++) {
-            const struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][part];
-            if (part != PART_NEW && launch->kernel != NULL) {
-                int64_t most = launch->schedule->limits.max_num_tokens;
-                most = most < tokens ? most : tokens;
-                rows = most > rows ? most : rows;
-            }
-        }
-    }
+    size_t own = 0, most_scratch = 0;
     plan->layout.integers = own;
     own += (size_t)plan_aligned(plan->num_integers * (int64_t)sizeof(int32_t));
     own = block_table_lay_out(plan, own);
-    plan->layout.out = at;
-    at += (size_t)plan_aligned(rows * plan->layout.row);
-    for (int32_t i = 0; i < 2; i++) {
-        plan->layout.lse[i] = at;
-        at += (size_t)plan_aligned(rows * heads * (int64_t)sizeof(float));
-    }
-    for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i];
-        at = c->lay_out != NULL ? c->lay_out(plan, at) : at;
-    }
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         const struct schedule *s = &plan->schedules[i];
         plan->schedules[i].device_offset = own;
         own += (size_t)plan_aligned((int64_t)s->device_bytes);
         most_scratch = s->scratch_bytes > most_scratch ? s->scratch_bytes : most_scratch;
     }
-    plan->layout.of_kernels = at;
+    plan->layout.of_kernels = place_areas(plan);
     plan->layout.own_bytes = own;
-    plan->layout.scratch_bytes = at + (size_t)plan_aligned((int64_t)most_scratch);
+    plan->layout.scratch_bytes =
+        plan->layout.of_kernels + (size_t)plan_aligned((int64_t)most_scratch);
 }
 
 static attn_status read_options(attn_plan *plan, const struct attn_plan_options *options,
@@ -166,13 +177,13 @@ static bool is_in(const attn_plan *plan, const attn_layer *layer)
 /* Those that serve any layer of the group, in the order of the table. */
 static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
 {
+    uint32_t composed_by = 0;
+    for (int32_t l = 0; l < plan->model->num_layers; l++) {
+        const attn_layer *layer = &plan->model->layers[l];
+        composed_by |= is_in(plan, layer) ? layer->composed_by : 0;
+    }
     for (int32_t i = 0; compositions[i] != NULL; i++) {
-        bool serves = false;
-        for (int32_t l = 0; l < plan->model->num_layers && !serves; l++) {
-            const attn_layer *layer = &plan->model->layers[l];
-            serves = is_in(plan, layer) && compositions[i]->serves(layer);
-        }
-        if (serves) {
+        if (composed_by >> i & 1) {
             plan->compositions[plan->num_compositions++] = compositions[i];
             plan->data[i] = arena_alloc(&plan->arena, compositions[i]->plan_bytes);
         }
@@ -220,8 +231,25 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     }
     for (int32_t i = 0; i < plan->model->num_layers && status == ATTN_OK; i++) {
         if (is_in(plan, &plan->model->layers[i])) {
-            status = step_make(plan, &plan->model->layers[i], error);
+            status = step_begin(plan, &plan->model->layers[i], error);
         }
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    plan->max_reqs = plan->limits.max_num_reqs;
+    plan->num_integers = 1; /* engines allocate a workspace unasked: none is empty */
+    plan->decode_threshold = threshold_of(plan->steps[0].layer);
+    for (int32_t part = 0; part < PART_COUNT; part++) {
+        plan->part_limits[part] = plan->limits;
+    }
+    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
+        const struct composition *c = plan->compositions[i];
+        status = c->build != NULL ? c->build(plan, error) : ATTN_OK;
+    }
+    status = status == ATTN_OK ? check_sizes(plan, error) : status;
+    for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
+        status = step_finish(plan, &plan->steps[i], error);
     }
     if (status != ATTN_OK) {
         return status;
@@ -234,19 +262,9 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         return status;
     }
     count_in(plan, 1);
-    plan->max_reqs = plan->limits.max_num_reqs;
-    plan->decode_threshold = threshold_of(plan->steps[0].layer);
-    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
-        const struct composition *c = plan->compositions[i];
-        status = c->init != NULL ? c->init(plan, error) : ATTN_OK;
-    }
-    status = status == ATTN_OK ? check_sizes(plan, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
     lay_out(plan);
     plan->integers = arena_array(&plan->arena, (size_t)plan->num_integers, sizeof *plan->integers);
-    return plan->integers != NULL ? ATTN_OK : NO_MEMORY(error);
+    return plan->arena.failed ? NO_MEMORY(error) : ATTN_OK;
 }
 
 attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan_options *options,

@@ -23,63 +23,43 @@ static bool takes_whole(const struct step *step)
                                      served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH);
 }
 
-/* What a plain layer of this batch takes. */
-static void choose_attends(attn_plan *plan, struct step *step)
+step_program *step_attends(attn_plan *plan, struct step *step)
 {
     struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
     int32_t calls = 0;
-    step->program = run_attends;
-    if (takes_whole(step)) {
+    if (step->program != NULL) {
+        return step->program;
+    }
+    step->program = plan->given.num_actual_tokens > 0 ? run_attends : run_nothing;
+    if (step->program == run_attends && takes_whole(step)) {
         bool all_decode = plan->split.num_prefills == 0 && !step->keys_are_inputs;
         step->main[0] = launch_use(all_decode ? decode : prefill, &plan->whole);
-        return;
+    } else if (step->program == run_attends) {
+        if (plan->split.num_decodes > 0) {
+            step->main[calls++] = launch_use(decode, &plan->decode);
+        }
+        if (plan->split.num_prefills > 0) {
+            step->main[calls++] = launch_use(prefill, &plan->prefill);
+        }
     }
-    if (plan->split.num_decodes > 0) {
-        step->main[calls++] = launch_use(decode, &plan->decode);
-    }
-    if (plan->split.num_prefills > 0) {
-        step->main[calls++] = launch_use(prefill, &plan->prefill);
-    }
-}
-
-/* Does a rank without queries of its own take part in this batch? */
-static bool joins(const attn_plan *plan)
-{
-    bool joins = false;
-    for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i];
-        joins |= c->joins != NULL && c->joins(plan);
-    }
-    return joins;
+    return step->program;
 }
 
 static void choose_calls(attn_plan *plan, struct step *step)
 {
-    const struct composition *const *list = step->layer->compositions, *taken = NULL;
-    int32_t count = 0;
+    /* query_start_loc may begin above 0 */
+    bool rows = plan->split.num_decode_tokens + plan->split.num_prefill_tokens > 0 ||
+                plan->all_query_lens != NULL;
     step->main[0] = step->main[1] = NULL;
     step->bring_keys = NULL;
-    while (list[count] != NULL) {
-        count++;
-    }
-    /* query_start_loc may begin above 0 */
-    bool rows = plan->split.num_decode_tokens + plan->split.num_prefill_tokens > 0 || joins(plan);
-    for (int32_t i = count - 1; i >= 0 && taken == NULL && rows; i--) {
-        taken = list[i]->choose != NULL && list[i]->choose(plan, step) ? list[i] : NULL;
-    }
-    if (taken != NULL) {
-        step->program = taken->run;
-    } else if (!rows || plan->given.num_actual_tokens == 0) {
-        step->program = run_nothing;
-    } else {
-        choose_attends(plan, step);
-    }
-    for (int32_t i = 0; i < count; i++) {
-        if (list[i]->wrap != NULL && list[i]->wrap(plan, step)) {
-            step->program = list[i]->run;
+    step->program = rows ? NULL : run_nothing;
+    for (const struct composition *const *c = step->layer->compositions; *c != NULL; c++) {
+        if ((*c)->choose != NULL) {
+            (*c)->choose(plan, step);
         }
     }
+    step_attends(plan, step);
 }
 
 static attn_status send_integers(attn_plan *plan, void *stream, struct attn_error *error)
@@ -116,14 +96,14 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     plan->whole = plan->given;
     for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
         const struct composition *c = plan->compositions[i];
-        status = c->cut != NULL ? c->cut(plan, error) : ATTN_OK;
+        status = c->view != NULL ? c->view(plan, error) : ATTN_OK;
     }
     if (status == ATTN_OK) {
         batch_split(plan);
     }
     for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
         const struct composition *c = plan->compositions[i];
-        status = c->make_views != NULL ? c->make_views(plan, error) : ATTN_OK;
+        status = c->view_split != NULL ? c->view_split(plan, error) : ATTN_OK;
     }
     return status == ATTN_OK ? send_integers(plan, stream, error) : status;
 }
@@ -187,7 +167,8 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
         plan->schedules[i].batch = NULL;
     }
     bool empty = plan->given.mode == ATTN_BATCH_IDLE || plan->given.mode == ATTN_BATCH_PROFILE ||
-                 plan->given.num_reqs == 0 || (plan->given.num_actual_tokens == 0 && !joins(plan));
+                 plan->given.num_reqs == 0 ||
+                 (plan->given.num_actual_tokens == 0 && plan->all_query_lens == NULL);
     if (empty) {
         plan->split = (struct attn_batch_split){.struct_size = sizeof plan->split};
         for (int32_t i = 0; i < plan->num_steps; i++) {

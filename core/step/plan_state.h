@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "compose/composition.h"
+#include "select/composition.h"
 #include "select/layer_ext.h"
 #include "util/structs.h"
 #include "util/tensor.h"
@@ -22,7 +22,6 @@ struct schedule {
     const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
     struct attn_attend_args *args;  /* the first layer's: what `schedule` is called with */
     const struct instance *instance;
-    struct attn_limits limits; /* the plan's, which a composition may have widened */
     size_t host_bytes;
     size_t device_bytes;
     size_t scratch_bytes;
@@ -77,7 +76,7 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tens
 struct step {
     step_program *enter;   /* chosen: what run() calls; it names the layer in errors */
     step_program *program; /* chosen: the attends, which run_general enters behind its checks */
-    step_program *inner;   /* chosen: what output_quant's program calls before it quantizes */
+    step_program *inner;   /* chosen: the program that output_quant's calls before it quantizes */
     attn_layer *layer;
     struct tensor_form q, k, v, out;
     bool writes;       /* runs fill this layer's own cache */
@@ -94,8 +93,9 @@ struct step {
      * NULL: the run's own are */
     attn_status (*bring_keys)(attn_plan *plan, struct step *step, const struct attn_step_io **io,
                               struct attn_error *error);
-    struct launch launches[NUM_PHASES][PART_COUNT];
-    struct launch *main[2]; /* chosen: attends of PART_MAIN; NULL: none */
+    uint32_t parts[NUM_PHASES]; /* those that a phase may call within the plan's limits */
+    struct launch launches[NUM_PHASES][PART_COUNT]; /* of other parts: kernel is NULL */
+    struct launch *main[2];                         /* chosen: attends of PART_MAIN; NULL: none */
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
     attn_status (*merge)(const struct attn_merge_states_args *args, struct attn_error *error);
@@ -108,8 +108,15 @@ struct workspace_layout {
     size_t scratch_bytes; /* of the scratch, which all of the following lies in */
     size_t out;           /* one side of a merge: [T, Hq, Dv] */
     size_t lse[2];        /* [Hq, T] float32 */
-    int64_t row;          /* bytes of the longest row of out */
     size_t of_kernels;    /* schedules' scratch */
+};
+
+/* A part of the scratch. */
+struct area {
+    struct area *next;
+    size_t *place; /* where its offset goes */
+    size_t bytes;
+    uint32_t uses;
 };
 
 /* Counts of the last capture, which its replays must have. */
@@ -135,7 +142,8 @@ struct batch_takes {
     uint32_t kinds;                                /* bits of enum attn_layer_kind */
     uint32_t trees;                                /* bits of enum attn_tree_mask */
     bool causal_per_request, spans, logits, ranks; /* a layer does */
-    bool rows, bounds;                             /* all layers do */
+    bool all_queries;        /* of ranks that split the queries of a request */
+    bool rows, bounds;       /* all layers do */
     const char *no_other[2]; /* why layers that are not causal, and those that are, stay so */
 };
 
@@ -143,6 +151,8 @@ struct attn_plan {
     attn_model *model;
     int32_t group;
     struct attn_limits limits;
+    /* those that schedules of a part are made for: the plan's, which compositions change */
+    struct attn_limits part_limits[PART_COUNT];
     int64_t max_reqs; /* most requests of `whole`: above the limits' where compositions cut them */
     int32_t graph;
     struct arena arena; /* all of the plan's memory but the schedules' host memory */
@@ -167,6 +177,9 @@ struct attn_plan {
     /* 0: in place of the batch's own fields, n: of tables[n - 1] */
     struct made_table made[1 + ATTN_MAX_TABLES];
     struct attn_batch_split split;
+    /* of `given`: queries of each request over all ranks that split them, which then all run, even
+     * those without queries of their own; NULL: they are not split */
+    const int32_t *all_query_lens;
     int32_t num_tokens;      /* rows that a run's tensors must have */
     int32_t num_key_rows;    /* rows of k and v, where keys are contiguous */
     int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan_batch */
@@ -180,6 +193,7 @@ struct attn_plan {
     uint8_t *workspace; /* its own part */
     uint8_t *scratch;   /* attn_workspace.scratch, or behind the own part */
     struct workspace_layout layout;
+    struct area *areas;
     int32_t *integers;    /* host copy of layout.integers */
     int64_t num_integers; /* up to MAX_INTEGERS */
     int64_t used_integers;
@@ -209,6 +223,14 @@ static inline int64_t plan_aligned(int64_t bytes)
 attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
                             double parts, struct attn_error *error);
 
+/* A part of the scratch of `bytes` or more, whose offset will be in *place, before plan_create
+ * ends. `uses`: the moments of a run in which it holds something, a bit each; areas without a
+ * common one may lie over each other. */
+#define ALWAYS UINT32_MAX
+void plan_area(attn_plan *plan, size_t *place, int64_t bytes, uint32_t uses);
+/* layout.out and layout.lse, for a merge of so many rows. */
+void plan_area_of_merge(attn_plan *plan, const struct step *step, int64_t rows, uint32_t uses);
+
 /* Does a run bring keys that no slot takes? It would then attend to what the cache held before. */
 static inline bool step_leaves_keys(const struct step *step, const struct attn_step_io *io)
 {
@@ -232,7 +254,27 @@ attn_status refuse_tensor(const char *field, const struct attn_tensor *found, co
                           struct attn_error *error);
 
 /* make_step.c */
-attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error);
+/* The step of a plain layer. */
+attn_status step_begin(attn_plan *plan, attn_layer *layer, struct attn_error *error);
+/* What compositions have said of it is prepared. */
+attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *error);
+/* Bytes of a row of a step's output, before it is quantized. */
+int64_t step_row_bytes(const struct step *step);
+
+/* The first step from `at` on of a layer that a composition serves, or NULL. */
+static inline struct step *plan_served(const attn_plan *plan, int32_t composition, struct step *at)
+{
+    for (; at < plan->steps + plan->num_steps; at++) {
+        if (at->layer->composed_by >> composition & 1) {
+            return at;
+        }
+    }
+    return NULL;
+}
+
+#define FOR_SERVED(step, plan, composition)                                                        \
+    for (struct step *step = plan_served(plan, composition, (plan)->steps); step != NULL;          \
+         step = plan_served(plan, composition, step + 1))
 
 /* read_batch.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
@@ -344,6 +386,9 @@ attn_status step_check_extensions(const struct step *step, struct attn_step_io *
 bool step_is_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows);
 /* Columns of an output that share a scale, by its form. */
 int32_t output_group(int32_t form);
+
+/* plan_batch.c: the program of a step; the plain calls, if nothing else has been chosen. */
+step_program *step_attends(attn_plan *plan, struct step *step);
 
 /* programs.c */
 extern step_program run_idle, run_nothing, run_attends;

@@ -232,7 +232,11 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
         }
     }
     if (status == ATTN_OK) {
+        const struct attn_batch_context_parallel *ranks =
+            (const struct attn_batch_context_parallel *)ext_find(read.next, ATTN_EXT_BATCH_CONTEXT);
         plan->given = read;
+        plan->all_query_lens =
+            ranks != NULL && plan->takes.all_queries ? ranks->query_lens_host : NULL;
         plan->num_tokens = read.num_tokens;
         bool checked = read.mode != ATTN_BATCH_PROFILE && read.mode != ATTN_BATCH_IDLE;
         plan->first_row = checked && read.num_reqs > 0 ? read.query_start_loc_host[0] : 0;

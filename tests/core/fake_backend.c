@@ -179,7 +179,7 @@ struct attn_backend_caps *fake_init(struct fixture *fixture)
     fixture->plugins[0].table_copy.destroy = destroy;
     fixture->plugins[0].table = &fixture->plugins[0].table_copy;
     struct attn_backend_caps *caps = fixture_add(fixture, "fake", "", 10);
-    caps->kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV;
+    caps->kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES;
     caps->layer_kinds |= 1u << ATTN_LAYER_ENCODER;
     caps->dtypes = 1u << ATTN_DTYPE_F32;
     caps->kv_dtypes = 1u << ATTN_KV_F32;

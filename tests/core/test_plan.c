@@ -307,6 +307,40 @@ TEST(cascades_have_a_largest_step)
     planned_destroy(b);
 }
 
+/* One area for all layers: as large as the layer that needs most, whichever comes first. */
+TEST(areas_hold_the_widest_layer)
+{
+    static _Alignas(256) uint8_t cache[FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4];
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c")};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){
+            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 8, .max_num_tokens = 64}};
+    size_t bytes[2];
+    layers[0].num_q_heads = layers[2].num_q_heads = 2;
+    for (int32_t i = 0; i < 2; i++) { /* the wide layer alone, and between narrow ones */
+        struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+        struct attn_workspace room = {.struct_size = sizeof room};
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct fixture fixture;
+        attn_plan *plan;
+        fake_init(&fixture);
+        attn_model *model = fake_model_of(&fixture, i == 0 ? &layers[1] : layers, i == 0 ? 1 : 3);
+        for (int32_t layer = 0; layer < (i == 0 ? 1 : 3); layer++) {
+            assert_int_equal(layer_kv_views(model_layer(model, layer), cache, 1, &k, &v, &error),
+                             ATTN_OK);
+            assert_int_equal(layer_bind_own(model_layer(model, layer), &k, &v, &error), ATTN_OK);
+        }
+        assert_int_equal(plan_create(model, 0, &options, &plan, &error), ATTN_OK);
+        assert_int_equal(plan_workspace(plan, &room, &error), ATTN_OK);
+        bytes[i] = room.scratch_bytes;
+        plan_destroy(plan);
+        model_destroy(model);
+        fixture_finish(&fixture);
+    }
+    assert_true(bytes[0] > 0 && bytes[0] == bytes[1]);
+}
+
 TEST(steps_allocate_nothing)
 {
     static const int32_t queries[] = {1, 20};

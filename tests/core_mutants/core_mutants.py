@@ -5,7 +5,7 @@ usage: core_mutants.py BUILD [--only GLOB] [--sample N --seed S] [--jobs N]
 
 A room's mutants stand in ROOM.txt next to this file, each as
 
-    name | FILE of the core | tests that find it, first | what it breaks
+    name | FILE of core/, or compositions/FILE | tests that find it, first | what it breaks
     - the text that is replaced, found once in FILE; white space counts as one blank
     + the text in its place; nothing: the old text is dropped
 
@@ -34,8 +34,8 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).parent
-CORE = HERE.parent.parent / "core"
-ROOMS = ["util", "host", "runtime", "select", "bind", "compose", "step"]
+TREE = HERE.parent.parent
+ROOMS = ["util", "host", "runtime", "select", "bind", "step", "compositions"]
 SLOW = ["abi_*", "cache_trust", "soak", "core_mutants"]
 LIMIT_S = 60
 KNOWN = ["-"]  # no test
@@ -72,11 +72,15 @@ def read_mutants():
     return mutants
 
 
+def place_of(mutant):
+    return TREE / ("" if mutant.file.startswith("compositions/") else "core") / mutant.file
+
+
 def mutated_source(mutant):
-    text = (CORE / mutant.file).read_text()
+    text = place_of(mutant).read_text()
     found = list(re.finditer(r"\s+".join(map(re.escape, mutant.old.split())), text))
     if len(found) != 1 or not mutant.old.split():
-        raise Broken(f"'{mutant.old}' is found {len(found)} times in core/{mutant.file}; once is needed")
+        raise Broken(f"'{mutant.old}' is found {len(found)} times in {mutant.file}; once is needed")
     return text[: found[0].start()] + mutant.new + text[found[0].end() :]
 
 
@@ -87,7 +91,7 @@ class Build:
         self.folder = folder
         commands = json.loads((folder / "compile_commands.json").read_text())
         self.objects = {
-            str((folder / entry["file"]).resolve().relative_to(CORE)): (entry["output"], shlex.split(entry["command"]))
+            str((folder / entry["file"]).resolve().relative_to(TREE)).removeprefix("core/"): (entry["output"], shlex.split(entry["command"]))
             for entry in commands
             if entry["output"].startswith(STATIC + ".p/")
         }
@@ -122,13 +126,13 @@ class Build:
     def compile(self, mutant, place):
         """The mutant's object in the folder `place`, and the library with it."""
         if mutant.file not in self.objects:
-            raise Broken(f"core/{mutant.file} is no source of the core")
+            raise Broken(f"{mutant.file} is no source of the core")
         source, target = place / "mutant.c", place / "mutant.o"
         source.write_text(mutated_source(mutant))
         own, command = self.objects[mutant.file]
         command = [str(source) if command[i - 1] == "-c" else word for i, word in enumerate(command)]
         command = [str(target) if word == own else word.replace(f"{own}.d", f"{target}.d") for word in command]
-        self.call([*command, "-w"])
+        self.call([*command, "-w", f"-I{place_of(mutant).parent}"])
         others = [output for output, _ in self.objects.values() if output != own]
         self.link_library(place, [str(target), *others])
 
@@ -194,7 +198,7 @@ def try_mutant(build, mutant):
     named = [test for test in mutant.tests if test in build.tests]
     if mutant.tests and not named and not known:
         return mutant, "skipped", "none of " + ", ".join(mutant.tests) + " is in this build", 0
-    room = "step_" if mutant.file.startswith(("step/", "compose/")) else ""
+    room = "step_" if mutant.file.startswith(("step/", "compositions/")) else ""
     others = sorted(set(build.core_tests) - set(named), key=lambda test: (not test.startswith(room), build.core_tests.index(test)))
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         place = pathlib.Path(folder)

@@ -294,6 +294,8 @@ TEST(refusals_say_what_is_missing)
     const struct attn_mm_encoder_state no_history = {
         {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof no_history, NULL}, NULL, e.scales};
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "amax_history", try_bind(&e, &no_history));
+    assert_int_equal(api->plan_create(e.model, 0, CLIENT_LIMITS(1, 1, 0), &plan, &e.error),
+                     ATTN_ERROR_ORDER); /* nothing that is refused is bound */
     finish(&e);
 
     /* A small backend has neither the kernels nor the dtypes; its verdict names them. */

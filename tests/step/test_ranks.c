@@ -151,7 +151,8 @@ TEST(test_local_lengths)
     const struct attn_batch_context_parallel counts = {
         .ext = {.id = ATTN_EXT_BATCH_CONTEXT, .struct_size = sizeof counts},
         .local_seq_lens = local,
-        .local_seq_lens_host = local};
+        .local_seq_lens_host = local,
+        .query_lens_host = ones}; /* not read: no ranks split the queries */
     struct fixture f;
     init(&f);
     f.batch.next = &counts.ext;

@@ -47,7 +47,8 @@ static struct room_extension extension(int32_t i, int32_t value)
         .value = value};
 }
 
-/* Refused by cpu_ref, and by the recording backend that declares vendors' ids alone, with the id. */
+/* Refused by cpu_ref, and by the recording backend that declares vendors' ids alone, with the id.
+ */
 static void hold_refusals(struct fixture *f, const struct attn_layer_desc *layer, uint32_t id)
 {
     static const struct {
@@ -133,7 +134,8 @@ static void hold_states(int32_t i)
     attn_model *model;
     attn_plan *plan;
     fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
-    CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("recording"), layers, 1, &model, &f.error));
+    CHECK(&f,
+          client_model(f.api, f.runtime, CLIENT_ORDER("recording"), layers, 1, &model, &f.error));
     memset(c, 0, sizeof *c);
     c->extension = of_layer.ext.id;
     attn_layer *bound = f.api->model_layer(model, 0);
@@ -164,8 +166,8 @@ TEST(test_each)
 /* Ids of drafts that no backend has, and of drafts that are the core's own to read, are refused. */
 TEST(test_nobody_s_ids)
 {
-    static const uint32_t ids[] = {ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS, ATTN_EXT_DRAFT_KERNELS - 1,
-                                   0x1000};
+    static const uint32_t ids[] = {ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS,
+                                   ATTN_EXT_DRAFT_KERNELS - 1, 0x1000};
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER};
     struct fixture f;
     fixture_init(&f, "recording", &plain, queries, lens, 2, 0, NULL, false);

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 
-REGISTRY = "compose_compositions.c"
+REGISTRY = ".._compositions_compositions.c"
 GIVEN = "gpu_vendor"
 
 

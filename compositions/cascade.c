@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
-#include "compose/merged.h"
-#include "compose/output_quant.h"
+#include "merged.h"
+#include "output_quant.h"
 #include "select/match_check.h"
 
 #define CASCADE_MIN_PREFIX 256
@@ -24,81 +24,56 @@ static bool writes_codes(const attn_layer *layer)
     return layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
 }
 
-/* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
+/* A step may take a shared prefix apart wherever its attend, log-sum-exp and merge are there. */
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     bool numbers =
         l->output_form == ATTN_OUTPUT_PLAIN || check->caps->kernels & ATTN_KERNEL_QUANTIZE;
+    const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     bool plain = l->kind == ATTN_LAYER_DECODER && l->causal == ATTN_CAUSAL_YES && !l->has_window &&
                  numbers && l->chunk_size == 0 && l->sink_len == 0 && !l->alibi && !l->prefix_lm &&
                  check->whole->cp == NULL;
-    if (plain && check->caps->features & ATTN_FEATURE_LSE &&
+    if (plain && (check->caps->features & features) == features &&
+        check->caps->terms & ATTN_TERM_BIDIRECTIONAL &&
         check->caps->kernels & ATTN_KERNEL_MERGE_STATES) {
         check->match->composed |= ATTN_COMPOSE_CASCADE; /* never in a capture: no graph level */
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    const struct attn_layer_desc *l = layer->desc;
-    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
-    const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
-    return l->kind == ATTN_LAYER_DECODER && l->causal == ATTN_CAUSAL_YES && !l->has_window &&
-           l->chunk_size == 0 && l->sink_len == 0 && layer->num_further == 0 &&
-           instance->kernels.merge_states != NULL &&
-           (l->output_form == ATTN_OUTPUT_PLAIN || instance->kernels.quantize != NULL) &&
-           (instance->caps->features & features) == features &&
-           instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
-}
-
-/* Limits that no cascade fits into leave it, and its partial results in the workspace, out. */
-static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
-{
-    const struct attn_limits *limits = &plan->limits;
-    bool fits = limits->max_num_reqs >= CASCADE_MIN_REQS &&
-                (limits->max_seq_len == 0 || limits->max_seq_len > CASCADE_MIN_PREFIX);
-    if (!fits) {
-        return parts;
-    }
-    parts |= phase == ATTN_PHASE_PREFILL ? 1u << PART_PREFIX : 0;
-    return parts | (writes_codes(layer) ? 1u << PART_REST : 0);
-}
-
-static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
-                  struct attn_limits *limits)
-{
-    if (part == PART_PREFIX) {
-        merged_limit(limits, CASCADE_MAX_TOKENS);
-    }
-    if (part == PART_REST && limits->max_num_tokens > CASCADE_MAX_TOKENS) {
-        limits->max_num_tokens = CASCADE_MAX_TOKENS;
-    }
-}
-
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_REST] = layer->parts[PART_MAIN];
     layer->parts[PART_REST].output_form = ATTN_OUTPUT_PLAIN;
     layer->part_params[PART_REST] = layer->part_params[PART_MAIN];
+    return ATTN_OK;
 }
 
-static size_t lay_out(attn_plan *plan, size_t at)
+/* Limits that no cascade fits into leave it, and its partial results in the workspace, out. */
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct views *views = plan->data[COMPOSITION_CASCADE];
-    int64_t rows = 0;
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct launch *rest = &plan->steps[i].launches[ATTN_PHASE_PREFILL][PART_REST];
-        rows = rest->kernel != NULL ? rest->schedule->limits.max_num_tokens : rows;
+    struct attn_limits *limits = plan->part_limits;
+    if (plan->limits.max_num_reqs < CASCADE_MIN_REQS ||
+        (plan->limits.max_seq_len > 0 && plan->limits.max_seq_len <= CASCADE_MIN_PREFIX)) {
+        return ATTN_OK;
     }
-    views->numbers = at;
-    return at + (size_t)plan_aligned(rows * plan->layout.row);
-}
-
-/* Starts and length of the prefix, lengths of the suffixes. */
-static int64_t integers(const attn_plan *plan)
-{
-    return 3 + (int64_t)plan->limits.max_num_reqs;
+    merged_limit(&limits[PART_PREFIX], CASCADE_MAX_TOKENS);
+    const int32_t rows = limits[PART_REST].max_num_tokens = limits[PART_PREFIX].max_num_tokens;
+    plan->num_integers += 3 + plan->limits.max_num_reqs; /* the prefix's, lengths of the suffixes */
+    FOR_SERVED(step, plan, COMPOSITION_CASCADE) {
+        if (!(step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_CASCADE)) {
+            continue;
+        }
+        plan_area_of_merge(plan, step, rows, ALWAYS);
+        step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_PREFIX;
+        if (writes_codes(step->layer)) {
+            step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_REST;
+            step->parts[ATTN_PHASE_DECODE] |= 1u << PART_REST;
+            plan_area(plan, &views->numbers, rows * step_row_bytes(step), ALWAYS);
+        }
+    }
+    return ATTN_OK;
 }
 
 /* The engine's prefix, cut to whole blocks that lie before every request's queries; 0: no cascade.
@@ -151,7 +126,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
     return cascade < (split_ctas + sms - 1) / sms;
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *whole = &plan->given;
     struct views *views = plan->data[COMPOSITION_CASCADE];
@@ -185,19 +160,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool choose(attn_plan *plan, struct step *step)
-{
-    struct views *views = plan->data[COMPOSITION_CASCADE];
-    if (plan->given.num_actual_tokens == 0 || !pays(plan, step)) {
-        return false;
-    }
-    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
-    int32_t rest = writes_codes(step->layer) ? PART_REST : PART_MAIN;
-    step->main[0] = launch_use(&step->launches[phase][rest], &views->suffix);
-    launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix);
-    return true;
-}
-
 static attn_status merge(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                          struct attn_error *error)
 {
@@ -215,16 +177,25 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                : merge(plan, step, io, error);
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    struct views *views = plan->data[COMPOSITION_CASCADE];
+    if (step->program != NULL || plan->given.num_actual_tokens == 0 || !pays(plan, step)) {
+        return;
+    }
+    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
+    int32_t rest = writes_codes(step->layer) ? PART_REST : PART_MAIN;
+    step->program = run;
+    step->main[0] = launch_use(&step->launches[phase][rest], &views->suffix);
+    launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix);
+}
+
 const struct composition composition_cascade = {
     .match = match,
-    .serves = serves,
+    .composed = ATTN_COMPOSE_CASCADE,
     .plan_bytes = sizeof(struct views),
-    .rewrite_parts = rewrite_parts,
-    .parts = parts,
-    .limit = limit,
-    .integers = integers,
-    .lay_out = lay_out,
-    .make_views = make_views,
+    .bind = bind,
+    .build = build,
+    .view = view,
     .choose = choose,
-    .run = run,
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compose/split_queries.h"
+#include "split_queries.h"
 
-#include "compose/exchange.h"
+#include "exchange.h"
 #include "util/error.h"
 #include "util/structs.h"
 
@@ -56,9 +56,6 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
-    if (!layer_splits_queries(layer)) {
-        return ATTN_OK;
-    }
     plan->max_reqs *= queries_slices(layer);
     int64_t runs = (int64_t)queries_slices(layer) * plan->limits.max_num_reqs *
                    (layer->selected->cp->prefill->world_size + 1);
@@ -81,37 +78,20 @@ static int64_t row_bytes(const struct tensor_form *rows)
     return rows->heads * rows->head_size * kind.dtype.bits / 8;
 }
 
-size_t queries_lay_out(attn_plan *plan, size_t at)
+void queries_add_areas(attn_plan *plan, const struct step *step)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    const attn_layer *layer = plan->steps[0].layer;
-    if (!layer_splits_queries(layer)) {
-        return at;
-    }
+    const attn_layer *layer = step->layer;
     int64_t ranks = layer->selected->cp->prefill->world_size, tokens = plan->limits.max_num_tokens;
     int64_t rows[] = {tokens, ranks * tokens, ranks * tokens,
                       layer_is_spread(layer) ? queries_slices(layer) * ranks * tokens : 0};
+    static const uint32_t uses[] = {KEYS, KEYS, ALWAYS, MERGE};
     for (int32_t part = 0; part < 2; part++) {
-        int64_t most = 0;
-        for (int32_t i = 0; i < plan->num_steps; i++) {
-            const struct step *step = &plan->steps[i];
-            int64_t bytes = row_bytes(part == 0 ? &step->k : &step->v);
-            most = bytes > most ? bytes : most;
-        }
         for (int32_t area = SENT; area <= SLICED; area++) {
-            p->at.keys[part][area] = at;
-            at += (size_t)plan_aligned(rows[area] * most);
+            plan_area(plan, &p->at.keys[part][area],
+                      rows[area] * row_bytes(part == 0 ? &step->k : &step->v), uses[area]);
         }
     }
-    return at;
-}
-
-const int32_t *queries_split_lens(const attn_plan *plan)
-{
-    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_CONTEXT);
-    return ext != NULL && layer_splits_queries(plan->steps[0].layer)
-               ? ((const struct attn_batch_context_parallel *)ext)->query_lens_host
-               : NULL;
 }
 
 static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struct attn_error *error)
@@ -202,7 +182,7 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
-    const int32_t *lens = queries_split_lens(plan);
+    const int32_t *lens = plan->all_query_lens;
     struct attn_batch *b = &plan->given;
     p->split = lens != NULL;
     if (lens == NULL) {

@@ -2,9 +2,9 @@
 /* MLA in a run: the projections around attend_mla, prefill per head, and what a run must bring.
  * Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.1; vLLM v1, attention/backends/mla/common.py
  * for the order of the chunks. */
-#include "compose/ranks.h"
-#include "compose/exchange.h"
-#include "compose/mla.h"
+#include "ranks.h"
+#include "exchange.h"
+#include "mla.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 

@@ -28,14 +28,10 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_CHUNKED;
-}
-
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_MAIN].chunk_size = layer->parts[PART_MAIN].chunk_lookback = 0;
+    return ATTN_OK;
 }
 
 /* A request lies in two chunks, and in one more for each chunk_size tokens. */
@@ -45,9 +41,10 @@ static int64_t max_chunks(const attn_plan *plan)
            plan->limits.max_num_tokens / plan->steps[0].layer->desc->chunk_size;
 }
 
-static int64_t integers(const attn_plan *plan)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    return 3 * (max_chunks(plan) + 1);
+    plan->num_integers += 3 * (max_chunks(plan) + 1);
+    return ATTN_OK;
 }
 
 /* Chunks that request r's queries lie in become requests over their own chunk and the
@@ -83,11 +80,11 @@ static void add_chunks(struct chunks *chunks, const struct attn_layer_desc *laye
     }
 }
 
-static attn_status cut(attn_plan *plan, struct attn_error *error)
+static attn_status view(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = plan->steps[0].layer->desc;
     const struct attn_batch *whole = &plan->given;
-    struct attn_batch *view = &plan->whole;
+    struct attn_batch *cut = &plan->whole;
     int64_t most = max_chunks(plan) + 1;
     struct chunks chunks = {plan_take(plan, most), plan_take(plan, most), plan_take(plan, most), 0};
     if (whole->seq_lens_host == NULL) {
@@ -108,24 +105,24 @@ static attn_status cut(attn_plan *plan, struct attn_error *error)
                    row * whole->block_table_stride);
     }
     chunks.start[chunks.count] = whole->query_start_loc_host[whole->num_reqs];
-    *view = *whole;
-    view->num_reqs = chunks.count;
-    view->query_start_loc_host = chunks.start;
-    view->query_start_loc = plan_on_device(plan, chunks.start);
-    view->seq_lens_host = chunks.lens;
-    view->seq_lens = plan_on_device(plan, chunks.lens);
-    view->block_table_row = plan_on_device(plan, chunks.rows);
-    view->block_table_rows = whole->block_table_rows * whole->block_table_stride;
-    view->block_table_stride = 1;
+    *cut = *whole;
+    cut->num_reqs = chunks.count;
+    cut->query_start_loc_host = chunks.start;
+    cut->query_start_loc = plan_on_device(plan, chunks.start);
+    cut->seq_lens_host = chunks.lens;
+    cut->seq_lens = plan_on_device(plan, chunks.lens);
+    cut->block_table_row = plan_on_device(plan, chunks.rows);
+    cut->block_table_rows = whole->block_table_rows * whole->block_table_stride;
+    cut->block_table_stride = 1;
     int64_t longest = layer->chunk_size * ((int64_t)layer->chunk_lookback + 1);
-    view->max_seq_len = view->max_seq_len < longest ? view->max_seq_len : (int32_t)longest;
+    cut->max_seq_len = cut->max_seq_len < longest ? cut->max_seq_len : (int32_t)longest;
     return ATTN_OK;
 }
 
 const struct composition composition_chunked = {
     .match = match,
-    .serves = serves,
-    .rewrite_parts = rewrite_parts,
-    .integers = integers,
-    .cut = cut,
+    .composed = ATTN_COMPOSE_CHUNKED,
+    .bind = bind,
+    .build = build,
+    .view = view,
 };

@@ -91,67 +91,44 @@ static void match(struct check *check, int32_t phase)
     check_compose(check, ATTN_COMPOSE_MM_ENCODER, ATTN_GRAPH_ALWAYS);
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return is_quantized(layer->selected);
-}
-
 static const struct attn_mm_encoder_state *state_of(const struct attn_layer_params *params)
 {
     return (const struct attn_mm_encoder_state *)ext_find(params->next,
                                                           ATTN_EXT_DRAFT_MM_ENCODER_STATE);
 }
 
-static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,
-                               struct attn_error *error)
-{
-    const struct attn_mm_encoder_state *state = state_of(params);
-    const char *name = layer->desc->name;
-    int32_t length = layer->selected->mm_quant->amax_history_len;
-    if (state == NULL || state->scales == NULL) {
-        return BAD("attn_mm_encoder_state",
-                   "layer '%s' quantizes its inputs; attn_mm_encoder_state and its scales [3] are "
-                   "needed on the parameters",
-                   name);
-    }
-    if ((state->amax_history != NULL) != (length > 0)) {
-        return BAD("amax_history",
-                   "layer '%s': amax_history is %p and amax_history_len %d; [3, amax_history_len], "
-                   "or NULL with scales that are given",
-                   name, (const void *)state->amax_history, length);
-    }
-    return ATTN_OK;
-}
-
 /* One attend over inputs that the core has quantized. */
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     struct attn_layer_desc *desc = &layer->parts[PART_MAIN];
     struct attn_layer_params *params = &layer->part_params[PART_MAIN];
     const struct attn_mm_encoder_state *state = state_of(params);
+    const int32_t length = layer->selected->mm_quant->amax_history_len;
     int32_t padded = layer->selected->mm_quant->padded_head_size;
     desc->head_size = padded > 0 ? padded : desc->head_size;
     desc->kv_dtype = ATTN_KV_FP8_E4M3;
     desc->q_dtype = ATTN_DTYPE_FP8_E4M3;
     desc->q_scale_form = desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_PER_TENSOR;
-    if (state != NULL) {
-        params->q_scale = &state->scales[0];
-        params->k_scale = &state->scales[1];
-        params->v_scale = &state->scales[2];
+    layer->needed_params = "scales of its inputs";
+    if (layer->params == NULL) {
+        return ATTN_OK;
     }
-}
-
-static const char *needs_params(const attn_layer *layer)
-{
-    return "scales of its inputs";
-}
-
-static size_t input_bytes(const attn_plan *plan, const struct step *step, int32_t i)
-{
-    const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
-    int32_t heads = i == 0 ? part->num_q_heads : part->num_kv_heads;
-    int32_t size = i == 2 ? part->head_size_v : part->head_size;
-    return plan_aligned((int64_t)plan->limits.max_num_tokens * heads * size);
+    if (state == NULL || state->scales == NULL) {
+        return BAD("attn_mm_encoder_state",
+                   "layer '%s' quantizes its inputs; attn_mm_encoder_state and its scales [3] are "
+                   "needed on the parameters",
+                   desc->name);
+    }
+    if ((state->amax_history != NULL) != (length > 0)) {
+        return BAD("amax_history",
+                   "layer '%s': amax_history is %p and amax_history_len %d; [3, amax_history_len], "
+                   "or NULL with scales that are given",
+                   desc->name, (const void *)state->amax_history, length);
+    }
+    params->q_scale = &state->scales[0];
+    params->k_scale = &state->scales[1];
+    params->v_scale = &state->scales[2];
+    return ATTN_OK;
 }
 
 /* Places in the workspace of q, k, v quantized: [T, heads, head size] e4m3. */
@@ -159,21 +136,18 @@ struct places {
     size_t inputs[INPUTS];
 };
 
-static size_t lay_out(attn_plan *plan, size_t at)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct places *places = plan->data[COMPOSITION_ENCODER];
-    for (int32_t i = 0; i < INPUTS; i++) {
-        size_t most = 0;
-        for (int32_t s = 0; s < plan->num_steps; s++) {
-            if (serves(plan->steps[s].layer)) {
-                size_t bytes = input_bytes(plan, &plan->steps[s], i);
-                most = bytes > most ? bytes : most;
-            }
+    FOR_SERVED(step, plan, COMPOSITION_ENCODER) {
+        const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
+        for (int32_t i = 0; i < INPUTS; i++) {
+            int64_t row = (int64_t)(i == 0 ? part->num_q_heads : part->num_kv_heads) *
+                          (i == 2 ? part->head_size_v : part->head_size);
+            plan_area(plan, &places->inputs[i], plan->limits.max_num_tokens * row, ALWAYS);
         }
-        places->inputs[i] = at;
-        at += most;
     }
-    return at;
+    return ATTN_OK;
 }
 
 static void input_init(struct input *in, const attn_plan *plan, const struct step *step, int32_t i,
@@ -282,20 +256,17 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     return run_attends(plan, step, &quantized, error);
 }
 
-static bool wrap(attn_plan *plan, struct step *step)
+static void choose(attn_plan *plan, struct step *step)
 {
-    return step->program == run_attends;
+    step->program = step_attends(plan, step) == run_attends ? run : step->program;
 }
 
 const struct composition composition_encoder = {
     .resolve = resolve,
     .match = match,
-    .serves = serves,
-    .rewrite_parts = rewrite_parts,
-    .bind_params = bind_params,
-    .needs_params = needs_params,
+    .composed = ATTN_COMPOSE_MM_ENCODER,
+    .bind = bind,
     .plan_bytes = sizeof(struct places),
-    .lay_out = lay_out,
-    .wrap = wrap,
-    .run = run,
+    .build = build,
+    .choose = choose,
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Static sinks: fixed keys before every request's own, attended apart by all tokens. */
-#include "compose/merged.h"
+#include "merged.h"
 #include "select/match_check.h"
 
 /* By the last plan. */
@@ -34,45 +34,30 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_STATIC_SINK;
-}
-
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_MAIN].kind = ATTN_LAYER_DECODER;
     layer->parts[PART_MAIN].sink_len = 0;
     layer->parts[PART_SINK].kind = ATTN_LAYER_ENCODER;
+    return ATTN_OK;
 }
 
-static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    bool mine = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK;
-    return mine && phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_SINK : parts;
-}
-
-static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
-                  struct attn_limits *limits)
-{
-    if (part == PART_SINK) {
-        merged_limit(limits, limits->max_num_tokens);
+    merged_limit(&plan->part_limits[PART_SINK], plan->limits.max_num_tokens);
+    plan->num_integers += 4 + 2 * (int64_t)plan->limits.max_num_reqs; /* 2 a run of rows */
+    FOR_SERVED(step, plan, COMPOSITION_SINK) {
+        struct attn_attend_args *args = &step->launches[ATTN_PHASE_PREFILL][PART_SINK].args;
+        if (!(step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK)) {
+            continue;
+        }
+        step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_SINK;
+        args->k_cache = args->v_cache = NULL;
+        args->k = step->layer->params->params.sink_k;
+        args->v = step->layer->params->params.sink_v;
+        plan_area_of_merge(plan, step, plan->limits.max_num_tokens, ALWAYS);
     }
-}
-
-static void make_call(const struct step *step, int32_t part, struct launch *launch)
-{
-    if (part == PART_SINK) {
-        launch->args.k_cache = launch->args.v_cache = NULL;
-        launch->args.k = step->layer->params->params.sink_k;
-        launch->args.v = step->layer->params->params.sink_v;
-    }
-}
-
-/* Two arrays of 2, and 2 for each run of rows. */
-static int64_t integers(const attn_plan *plan)
-{
-    return 4 + 2 * (int64_t)plan->limits.max_num_reqs;
+    return ATTN_OK;
 }
 
 /* Rows of requests without keys see no sink either: their part of the merge has no prefix. */
@@ -93,7 +78,7 @@ static void find_merge_runs(attn_plan *plan, struct sink *sink)
     }
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view(attn_plan *plan, struct attn_error *error)
 {
     struct sink *sink = plan->data[COMPOSITION_SINK];
     int32_t length = plan->steps[0].layer->desc->sink_len;
@@ -110,17 +95,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool wrap(attn_plan *plan, struct step *step)
-{
-    struct sink *sink = plan->data[COMPOSITION_SINK];
-    struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][PART_SINK];
-    if (launch->kernel == NULL || step->program != run_attends) {
-        return false;
-    }
-    launch_use(launch, &sink->view);
-    return true;
-}
-
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                        struct attn_error *error)
 {
@@ -129,16 +103,22 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                       sink->num_runs, io, error);
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    struct sink *sink = plan->data[COMPOSITION_SINK];
+    struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][PART_SINK];
+    if (launch->kernel != NULL && step_attends(plan, step) == run_attends) {
+        launch_use(launch, &sink->view);
+        step->program = run;
+    }
+}
+
 const struct composition composition_sink = {
     .match = match,
-    .serves = serves,
-    .rewrite_parts = rewrite_parts,
+    .composed = ATTN_COMPOSE_STATIC_SINK,
+    .bind = bind,
     .plan_bytes = sizeof(struct sink),
-    .parts = parts,
-    .limit = limit,
-    .make_call = make_call,
-    .integers = integers,
-    .make_views = make_views,
-    .wrap = wrap,
-    .run = run,
+    .build = build,
+    .view = view,
+    .choose = choose,
 };

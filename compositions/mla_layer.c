@@ -3,8 +3,8 @@
  * layers that its kernels get. */
 #include <stdio.h>
 
-#include "compose/ranks.h"
-#include "compose/mla.h"
+#include "ranks.h"
+#include "mla.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "util/structs.h"
@@ -212,18 +212,6 @@ void mla_match(struct check *check, int32_t phase)
     }
 }
 
-bool mla_serves(const attn_layer *layer)
-{
-    return layer->selected->mla != NULL;
-}
-
-void mla_make_spec(const attn_layer *layer, struct kv_page *spec)
-{
-    spec->kind = layer->desc->has_window ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA;
-    spec->layout = ATTN_KV_LAYOUT_LATENT;
-    spec->page_bytes = spec->block_size * spec->row_bytes[0];
-}
-
 static void head_weights_set(struct head_weights *w, const struct attn_tensor *source,
                              int64_t first, const int64_t *shape, const int64_t *strides)
 {
@@ -367,16 +355,12 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
     return ATTN_OK;
 }
 
-attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *params,
-                            struct attn_error *error)
+static attn_status bind_weights(attn_layer *layer, struct attn_error *error)
 {
     const struct attn_mla_desc *m = layer->selected->mla;
-    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_MLA_WEIGHTS);
+    const struct attn_ext *ext = ext_find(layer->params->params.next, ATTN_EXT_MLA_WEIGHTS);
     const struct attn_mla_weights *weights = (const struct attn_mla_weights *)ext;
     attn_status status;
-    if (!m->absorb_in_core) {
-        return ATTN_OK;
-    }
     if (weights == NULL) {
         return BAD("attn_mla_weights",
                    "layer '%s' leaves the projections to the core and brings no weights",
@@ -423,7 +407,7 @@ static void rewrite_projected(attn_layer *layer, int32_t part)
     layer->part_params[part].next = NULL;
 }
 
-void mla_rewrite_parts(attn_layer *layer)
+attn_status mla_bind(attn_layer *layer, struct attn_error *error)
 {
     const struct attn_mla_desc *m = layer->selected->mla;
     struct attn_layer_desc *latent = &layer->parts[PART_MAIN];
@@ -444,6 +428,8 @@ void mla_rewrite_parts(attn_layer *layer)
     context->has_sinks = 0; /* they enter one part */
     context->causal = ATTN_CAUSAL_NO;
     context->causal_per_request = context->tree_mask = 0;
+    layer->needed_params = m->absorb_in_core ? "weights" : layer->needed_params;
+    return m->absorb_in_core && layer->params != NULL ? bind_weights(layer, error) : ATTN_OK;
 }
 
 int32_t mla_padded_heads(const attn_layer *layer)

@@ -3,8 +3,8 @@
  * head, attended and merged; or as decode, where the backend's parts do not allow it, and always if
  * sparse. mla_layer.c binds a layer, mla.c plans, mla_run.c runs, mla_spread.c does both for latent
  * caches that ranks share. */
-#ifndef CORE_COMPOSE_MLA_H
-#define CORE_COMPOSE_MLA_H
+#ifndef COMPOSITIONS_MLA_H
+#define COMPOSITIONS_MLA_H
 
 #include <attn/mla.h>
 
@@ -67,11 +67,7 @@ static inline struct mla_plan *mla_plan(const attn_plan *plan)
 /* mla_layer.c: see struct composition */
 attn_status mla_resolve(struct layer *layer, struct attn_error *error);
 void mla_match(struct check *check, int32_t phase);
-bool mla_serves(const attn_layer *layer);
-void mla_make_spec(const attn_layer *layer, struct kv_page *spec);
-void mla_rewrite_parts(attn_layer *layer);
-attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *params,
-                            struct attn_error *error);
+attn_status mla_bind(attn_layer *layer, struct attn_error *error);
 int32_t mla_padded_heads(const attn_layer *layer);
 
 /* Is this layer's prefill per head? */

@@ -54,6 +54,17 @@ static attn_status check_rule(const char *name, const struct attn_recurrent_rule
     return status;
 }
 
+/* Of a slot: S [Hv, Dv, Dk], and the convolution's window. */
+static int64_t state_bytes(const struct attn_layer_desc *l, const struct attn_recurrent_desc *g)
+{
+    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k *
+                    (g->state_dtype == ATTN_DTYPE_F32 ? 4 : 2);
+    int64_t channels =
+        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
+    return state + channels * width * (l->dtype == ATTN_DTYPE_F32 ? 4 : 2);
+}
+
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     layer->has_states = layer->gdn != NULL;
@@ -105,8 +116,16 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         status = BAD("state_dtype", "layer '%s': state_dtype is %d; 0 or %d to %d (f16, bf16, f32)",
                      l->name, g->state_dtype, ATTN_DTYPE_F16, ATTN_DTYPE_F32);
     }
-    return status == ATTN_OK && layer->rule != NULL ? check_rule(l->name, layer->rule, error)
-                                                    : status;
+    if (status == ATTN_OK && layer->rule != NULL) {
+        status = check_rule(l->name, layer->rule, error);
+    }
+    if (status == ATTN_OK) {
+        layer->state_bytes = state_bytes(l, g);
+    }
+    /* what a batch brings, and what is checked of it, is one for all layers of a plan */
+    _Static_assert(sizeof *g - sizeof g->ext <= MAX_BATCH_KEY, "room for the description");
+    memcpy(layer->batch_key, (const char *)g + sizeof g->ext, sizeof *g - sizeof g->ext);
+    return status;
 }
 
 static const char *name_of_rule(int32_t code)
@@ -209,34 +228,6 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return layer->selected->gdn != NULL;
-}
-
-/* What a batch brings, and what is checked of it, is one for all layers of a plan. */
-static bool same_table(const attn_layer *a, const attn_layer *b)
-{
-    const struct attn_recurrent_desc *x = a->selected->gdn, *y = b->selected->gdn;
-    const size_t from = sizeof x->ext;
-    return x == NULL || y == NULL ||
-           memcmp((const char *)x + from, (const char *)y + from, sizeof *x - from) == 0;
-}
-
-/* One page is all of a slot's state: S [Hv, Dv, Dk], and the convolution's window. */
-static void make_spec(const attn_layer *layer, struct kv_page *spec)
-{
-    const struct attn_recurrent_desc *g = layer->selected->gdn;
-    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k *
-                    (g->state_dtype == ATTN_DTYPE_F32 ? 4 : 2);
-    int64_t channels =
-        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-    int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
-    spec->page_bytes = state + channels * width * (layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
-    spec->block_size = spec->kernel_block_size = 1;
-    spec->kind = ATTN_KV_SPEC_STATE;
-}
-
 /* f16, bf16 or f32 of so many dimensions. */
 static bool is_float(const struct attn_tensor *t, int32_t ndim)
 {
@@ -251,19 +242,23 @@ static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
 }
 
 /* Weights are borrowed, and handed to kernels as they came. */
-static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,
-                               struct attn_error *error)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
-    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_RECURRENT_WEIGHTS);
-    const struct attn_recurrent_weights *weights = (const struct attn_recurrent_weights *)ext;
+    const struct attn_ext *given = layer->part_params[PART_MAIN].next;
+    const struct attn_recurrent_weights *weights =
+        (const struct attn_recurrent_weights *)ext_find(given, ATTN_EXT_RECURRENT_WEIGHTS);
     const char *name = layer->desc->name;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     const int32_t gate = layer->selected->rule != NULL ? layer->selected->rule->gate : 0;
     const bool a_log = gate != ATTN_GATE_GIVEN, dt_bias = a_log && gate != ATTN_GATE_CONSTANT;
+    layer->needed_params = "weights";
+    if (layer->params == NULL) {
+        return ATTN_OK;
+    }
     const struct attn_recurrent_skip *skip =
-        (const struct attn_recurrent_skip *)ext_find(params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
+        (const struct attn_recurrent_skip *)ext_find(given, ATTN_EXT_DRAFT_RECURRENT_SKIP);
     const bool has_skip = layer->selected->rule != NULL && layer->selected->rule->has_skip;
     if (weights == NULL || (weights->a_log != NULL) != a_log ||
         (weights->dt_bias != NULL) != dt_bias) {
@@ -292,21 +287,6 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
                    (long long)channels);
     }
     return ATTN_OK;
-}
-
-static const char *needs_params(const attn_layer *layer)
-{
-    return "weights";
-}
-
-static void describe(struct step *step)
-{
-    const struct attn_recurrent_desc *g = step->layer->selected->gdn;
-    step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
-    step->q.heads = step->k.heads = g->num_k_heads;
-    step->q.head_size = step->k.head_size = g->head_size_k;
-    step->v.heads = step->out.heads = g->num_v_heads;
-    step->v.head_size = step->out.head_size = g->head_size_v;
 }
 
 /* The row that request r starts from. */
@@ -485,7 +465,7 @@ static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
     view->next = &part->ext;
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view_split(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_RECURRENT);
     const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
@@ -544,16 +524,20 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
 }
 
 /* One call over all requests, or one a phase where two backends serve them. */
-static bool choose(attn_plan *plan, struct step *step)
+static void choose(attn_plan *plan, struct step *step)
 {
     const struct served *served = step->layer->served;
     struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
     int32_t calls = 0;
+    if (step->program != NULL) {
+        return;
+    }
+    step->program = run_attends;
     if (served[ATTN_PHASE_PREFILL].instance == served[ATTN_PHASE_DECODE].instance) {
         bool all_decode = plan->split.num_prefills == 0;
         step->main[0] = launch_use(all_decode ? decode : prefill, &plan->whole);
-        return true;
+        return;
     }
     if (plan->split.num_decode_tokens > 0) {
         step->main[calls++] = launch_use(decode, &plan->decode);
@@ -561,12 +545,6 @@ static bool choose(attn_plan *plan, struct step *step)
     if (plan->split.num_prefill_tokens > 0) {
         step->main[calls] = launch_use(prefill, &plan->prefill);
     }
-    return true;
-}
-
-static void make_call(const struct step *step, int32_t part, struct launch *launch)
-{
-    launch->kernel = step->layer->served[launch->args.phase].instance->kernels.recurrent;
 }
 
 static bool is_contiguous(const struct attn_tensor *t)
@@ -625,19 +603,31 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     return step_check_out(plan, step, io, error);
 }
 
+static attn_status build(attn_plan *plan, struct attn_error *error)
+{
+    FOR_SERVED(step, plan, COMPOSITION_RECURRENT) {
+        const struct attn_recurrent_desc *g = step->layer->selected->gdn;
+        step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
+        step->check_io = check_io;
+        step->q.heads = step->k.heads = g->num_k_heads;
+        step->q.head_size = step->k.head_size = g->head_size_k;
+        step->v.heads = step->out.heads = g->num_v_heads;
+        step->v.head_size = step->out.head_size = g->head_size_v;
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
+            const struct instance *instance = step->layer->served[phase].instance;
+            step->launches[phase][PART_MAIN].kernel = instance->kernels.recurrent;
+        }
+    }
+    return ATTN_OK;
+}
+
 const struct composition composition_recurrent = {
     .resolve = resolve,
     .match = match,
-    .serves = serves,
-    .make_spec = make_spec,
-    .same_table = same_table,
-    .bind_params = bind_params,
-    .needs_params = needs_params,
+    .kinds = 1u << ATTN_LAYER_RECURRENT,
+    .bind = bind,
     .plan_bytes = sizeof(struct states),
-    .describe = describe,
-    .make_call = make_call,
-    .make_views = make_views,
+    .build = build,
+    .view_split = view_split,
     .choose = choose,
-    .check_io = check_io,
-    .run = run_attends,
 };

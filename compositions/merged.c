@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compose/merged.h"
+#include "merged.h"
 
 void merged_view(attn_plan *plan, struct attn_batch *view)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries to all ranks, partial results back: first over those that split the heads, then over
  * those that split the queries. */
-#include "compose/exchange.h"
+#include "exchange.h"
 
 #include <string.h>
 
@@ -95,18 +95,19 @@ attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_strid
 }
 
 attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
-                      const struct grid *from, int64_t bytes, int64_t rows, int64_t heads,
-                      struct attn_error *error)
+                      const struct grid *from, int64_t bytes, int64_t parts, int64_t rows,
+                      int64_t heads, struct attn_error *error)
 {
     const bool by_row = rows < heads;
-    const int64_t outer = by_row ? rows : heads, inner = by_row ? heads : rows;
+    const int64_t outer = parts * (by_row ? rows : heads), inner = by_row ? heads : rows;
     struct attn_block_copy copies[MOST_COPIES];
     attn_status status = ATTN_OK;
     for (int64_t i = 0, n = 0; i < outer && status == ATTN_OK; i++) {
-        copies[n++] = (struct attn_block_copy){from->data + i * (by_row ? from->row : from->head),
-                                               to->data + i * (by_row ? to->row : to->head),
-                                               by_row ? from->head : from->row,
-                                               by_row ? to->head : to->row, bytes};
+        const int64_t part = i % parts, at = i / parts;
+        copies[n++] = (struct attn_block_copy){
+            from->data + part * from->part + at * (by_row ? from->row : from->head),
+            to->data + part * to->part + at * (by_row ? to->row : to->head),
+            by_row ? from->head : from->row, by_row ? to->head : to->row, bytes};
         if (n == MOST_COPIES || i + 1 == outer) {
             status = copy_all(run, copies, (int32_t)n, inner, error);
             n = 0;
@@ -155,10 +156,10 @@ attn_status pack_rows(const struct exchange_run *run, void *to, const struct att
     int64_t element = from->dtype.bits / 8, all = heads * row;
     int64_t stride = from->strides != NULL ? from->strides[0] * element : all;
     int64_t head = from->strides != NULL ? from->strides[1] * element : row;
-    const struct grid rows = {(uint8_t *)from->data + from->byte_offset, stride, head};
+    const struct grid rows = {(uint8_t *)from->data + from->byte_offset, 0, stride, head};
     const bool compact = head == row;
-    return copy_grid(run, &(const struct grid){to, all, row}, &rows, compact ? all : row, count,
-                     compact ? 1 : heads, error);
+    return copy_grid(run, &(const struct grid){to, 0, all, row}, &rows, compact ? all : row, 1,
+                     count, compact ? 1 : heads, error);
 }
 
 void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
@@ -204,32 +205,17 @@ void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tens
 
 /* Heads of `ranks` ranks from `first` on, between rows of all ranks' heads at `all`, [T, Hk, n, g],
  * and each rank's own rows [T, Hk, g], `part_stride` bytes from rank to rank at `parts`; `head`
- * bytes each. As few copies as there are: of the heads of a token, or of the tokens of a head. */
+ * bytes each. */
 static attn_status order_heads(const struct exchange_run *run, uint8_t *all, uint8_t *parts,
                                int64_t part_stride, int64_t head, int64_t first, int64_t ranks,
                                bool to_parts, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    const bool by_token = x->tokens < x->kv_heads;
     const int64_t group = x->group * head, row = x->q_heads * head;
-    const int64_t outer = ranks * (by_token ? x->tokens : x->kv_heads);
-    const int64_t inner = by_token ? x->kv_heads : x->tokens;
-    struct attn_block_copy copies[MOST_COPIES];
-    attn_status status = ATTN_OK;
-    for (int64_t i = 0, n = 0; i < outer && status == ATTN_OK; i++) {
-        const int64_t rank = i % ranks, at = i / ranks;
-        uint8_t *part = parts + rank * part_stride + at * (by_token ? row : group);
-        uint8_t *whole = all + (at * (by_token ? x->kv_heads : 1) * x->n + first + rank) * group;
-        const int64_t part_step = by_token ? group : row, whole_step = x->n * part_step;
-        copies[n++] = to_parts
-                          ? (struct attn_block_copy){whole, part, whole_step, part_step, group}
-                          : (struct attn_block_copy){part, whole, part_step, whole_step, group};
-        if (n == MOST_COPIES || i + 1 == outer) {
-            status = copy_all(run, copies, (int32_t)n, inner, error);
-            n = 0;
-        }
-    }
-    return status;
+    const struct grid own = {parts, part_stride, row, group};
+    const struct grid whole = {all + first * group, group, x->n * row, x->n * group};
+    return copy_grid(run, to_parts ? &own : &whole, to_parts ? &whole : &own, group, ranks,
+                     x->tokens, x->kv_heads, error);
 }
 
 /* Those of all ranks as [T, Hk, n, g, D]. */
@@ -255,35 +241,42 @@ static attn_status pack_parts(const struct exchange_run *run, int64_t first, int
 {
     const struct exchange *x = &run->x;
     const int64_t part = exchange_part(x, x->tokens), group = x->group * x->tokens * 4;
-    const uint8_t *lse = (const uint8_t *)run->lse + first * group;
-    uint8_t *to = areas + plan_aligned(x->tokens * x->q_heads * x->out_row);
+    const struct grid all = {(uint8_t *)run->lse + first * group, group, 0, x->n * group};
+    const struct grid to = {areas + plan_aligned(x->tokens * x->q_heads * x->out_row), part, 0,
+                            group};
     attn_status status =
         order_heads(run, run->out, areas, part, x->out_row, first, ranks, true, error);
-    for (int64_t i = 0; i < ranks && status == ATTN_OK; i++) {
-        status = copy_rows(run, to + i * part, group, lse + i * group, x->n * group, group,
-                           x->kv_heads, error);
+    return status == ATTN_OK ? copy_grid(run, &to, &all, group, ranks, 1, x->kv_heads, error)
+                             : status;
+}
+
+/* The parts of `ranks` ranks in `areas`, merged in the order of the ranks into the first. */
+static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, int64_t ranks,
+                               struct attn_error *error)
+{
+    const int64_t part = exchange_part(&run->x, run->x.tokens);
+    struct own_tensor out, lse, next_out, next_lse;
+    attn_status status = ATTN_OK;
+    part_tensors(run, areas, &out, &lse);
+    for (int64_t rank = 1; rank < ranks && status == ATTN_OK; rank++) {
+        part_tensors(run, areas + rank * part, &next_out, &next_lse);
+        status = merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
+                             &out.tensor, &lse.tensor, error);
     }
     return status;
 }
 
-/* Every rank gets all partial results of its own heads, and merges them in the order of the ranks:
- * into the first area of `received`. */
+/* Every rank gets all partial results of its own heads, and merges them into the first area of
+ * `received`. */
 static attn_status reduce_all_to_all(const struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    struct own_tensor out, lse, next_out, next_lse;
     attn_status status = pack_parts(run, 0, x->n, run->send, error);
     if (status == ATTN_OK) {
         status = collective_run(x->ranks, x->ranks->all_to_all, run->send, run->received,
                                 exchange_part(x, x->tokens), run->io->stream, error);
     }
-    part_tensors(run, run->received, &out, &lse);
-    for (int64_t rank = 1; rank < x->n && status == ATTN_OK; rank++) {
-        part_tensors(run, run->received + rank * exchange_part(x, x->tokens), &next_out, &next_lse);
-        status = merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
-                             &out.tensor, &lse.tensor, error);
-    }
-    return status;
+    return status == ATTN_OK ? merge_ranks(run, run->received, x->n, error) : status;
 }
 
 /* Every rank weighs its partial results by all ranks' log-sum-exp, and sums over the ranks bring
@@ -404,19 +397,20 @@ attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct a
     return status;
 }
 
-/* Rows of rank `rank` out of the part at `from`, which has all ranks', as a part of their own. */
-static attn_status pack_rank(const struct exchange_run *run, int64_t rank, uint8_t *from,
-                             uint8_t *area, struct attn_error *error)
+/* The rows of each rank out of the part at `from`, which has all ranks', as a part of their own. */
+static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uint8_t *areas,
+                              struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    int64_t widest = run->p->widest, row = x->q_heads * x->out_row;
-    const uint8_t *lse = from + plan_aligned(x->tokens * row);
-    attn_status status =
-        copy_rows(run, area, 0, from + rank * widest * row, 0, widest * row, widest > 0, error);
-    return status == ATTN_OK
-               ? copy_rows(run, area + plan_aligned(widest * row), widest * 4,
-                           lse + rank * widest * 4, x->tokens * 4, widest * 4, x->q_heads, error)
-               : status;
+    const int64_t ranks = x->rows->world_size, row = x->q_heads * x->out_row;
+    const int64_t bytes = run->p->widest * row, lse = (int64_t)run->p->widest * 4;
+    const int64_t part = exchange_part(x, run->p->widest);
+    const struct grid out_to = {areas, part, 0, 0}, out_from = {from, bytes, 0, 0};
+    const struct grid lse_to = {areas + plan_aligned(bytes), part, 0, lse};
+    const struct grid lse_from = {from + plan_aligned(x->tokens * row), lse, 0, x->tokens * 4};
+    attn_status status = copy_grid(run, &out_to, &out_from, bytes, ranks, 1, bytes > 0, error);
+    return status == ATTN_OK ? copy_grid(run, &lse_to, &lse_from, lse, ranks, 1, x->q_heads, error)
+                             : status;
 }
 
 /* Each rank's own rows from all of them, merged in the order of the ranks. Where every rank has all
@@ -428,16 +422,12 @@ attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
     const attn_plan *plan = run->plan;
     uint8_t *send = plan->scratch + run->p->at.rows_send;
     uint8_t *received = plan->scratch + run->p->at.rows_received;
-    struct own_tensor out, lse, next_out, next_lse;
-    attn_status status = ATTN_OK;
     if (x->rows == NULL) {
         return ATTN_OK;
     }
     int64_t tokens = run->p->split ? run->p->widest : x->tokens;
     int64_t part = exchange_part(x, tokens);
-    for (int64_t rank = 0; run->p->split && rank < x->rows->world_size; rank++) {
-        status = status ? status : pack_rank(run, rank, run->received, send + rank * part, error);
-    }
+    attn_status status = run->p->split ? pack_ranks(run, run->received, send, error) : ATTN_OK;
     if (status == ATTN_OK) {
         status = run->p->split ? collective_run(x->rows, x->rows->all_to_all, send, received, part,
                                                 run->io->stream, error)
@@ -446,11 +436,5 @@ attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
     }
     x->tokens = tokens;
     run->received = received;
-    part_tensors(run, received, &out, &lse);
-    for (int64_t rank = 1; rank < x->rows->world_size && status == ATTN_OK; rank++) {
-        part_tensors(run, received + rank * part, &next_out, &next_lse);
-        status = merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
-                             &out.tensor, &lse.tensor, error);
-    }
-    return status;
+    return status == ATTN_OK ? merge_ranks(run, received, x->rows->world_size, error) : status;
 }

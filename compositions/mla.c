@@ -1,48 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA at plan_create and plan: scratch memory, chunks of context, and which calls a batch takes. */
-#include "compose/ranks.h"
-#include "compose/mla.h"
+#include "ranks.h"
+#include "mla.h"
 #include "util/error.h"
 
 #define DEFAULT_CHUNK_ROWS 1024
 #define MAX_CHUNKS (1 << 20)
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-static const char *needs_params(const attn_layer *layer)
-{
-    return layer->selected->mla->absorb_in_core ? "weights" : NULL;
-}
-
-static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
-{
-    return phase == ATTN_PHASE_PREFILL && mla_per_head(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT
-                                                              : 1u << PART_MAIN;
-}
-
 /* Rows are written apart: prefill attends keys next to the cache. */
 static void describe(struct step *step)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
+    const bool per_head = mla_per_head(step->layer);
     step->plain_checks = step->keys_are_inputs = false;
     step->fused_write = step->fused_decode = false;
+    step->check_io = mla_check_io;
     if (!m->absorb_in_core) {
         step->out.head_size = m->kv_lora_rank;
         step->out.heads = mla_padded_heads(step->layer);
     }
-}
-
-static void make_call(const struct step *step, int32_t part, struct launch *launch)
-{
-    const struct instance *instance = step->layer->served[launch->args.phase].instance;
-    if (part == PART_MAIN) {
-        launch->kernel = step->layer->selected->mla->topk > 0 ? instance->kernels.attend_mla_sparse
-                                                              : instance->kernels.attend_mla;
-    } else { /* gathered and projected */
-        launch->args.k_cache = launch->args.v_cache = NULL;
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
+        const struct attn_kernels *kernels = &step->layer->served[phase].instance->kernels;
+        struct launch *launches = step->launches[phase];
+        if (phase == ATTN_PHASE_PREFILL && per_head) {
+            step->parts[phase] = 1u << PART_NEW | 1u << PART_CONTEXT;
+            /* gathered and projected */
+            launches[PART_CONTEXT].args.k_cache = launches[PART_CONTEXT].args.v_cache = NULL;
+        } else {
+            step->parts[phase] = 1u << PART_MAIN;
+            launches[PART_MAIN].kernel =
+                m->topk > 0 ? kernels->attend_mla_sparse : kernels->attend_mla;
+        }
     }
 }
 
@@ -94,15 +82,9 @@ static int32_t chunk_rows(const attn_plan *plan, int64_t context)
     return (int32_t)(rows > 0 ? rows : 1);
 }
 
-static attn_status init(attn_plan *plan, struct attn_error *error)
+static attn_status make_room_for_chunks(attn_plan *plan, struct attn_error *error)
 {
     struct mla_plan *p = mla_plan(plan);
-    if (layer_is_spread(plan->steps[0].layer)) {
-        plan->decode_threshold = 1; /* more would be causal among keys that lie on several ranks */
-    }
-    if (!any_per_head(plan)) {
-        return ATTN_OK;
-    }
     int64_t context = longest_context(plan) * plan->limits.max_num_reqs;
     int32_t ranks = layer_cache_ranks(plan->steps[0].layer);
     int32_t gathered = chunk_rows(plan, context) / ranks;
@@ -157,7 +139,7 @@ static int64_t integers(const attn_plan *plan)
 
 /* Tokens that go the latent way. What counts as a decode is the first layer's to say, for the whole
  * group. */
-static size_t latent_tokens(const attn_plan *plan, const struct step *step)
+static int64_t latent_tokens(const attn_plan *plan, const struct step *step)
 {
     const attn_layer *first = plan->steps[0].layer;
     const struct attn_layer_desc *l = first->desc;
@@ -165,43 +147,57 @@ static size_t latent_tokens(const attn_plan *plan, const struct step *step)
     int64_t drafted = 1 + (int64_t)l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
     int64_t tokens = (drafted > declared ? drafted : declared) * plan->limits.max_num_reqs;
     bool all = !mla_per_head(step->layer) || tokens > plan->limits.max_num_tokens;
-    return (size_t)(all ? plan->limits.max_num_tokens : tokens);
+    return all ? plan->limits.max_num_tokens : tokens;
 }
 
-static size_t lay_out(attn_plan *plan, size_t at)
+static void add_areas(attn_plan *plan, const struct step *step)
 {
     struct mla_plan *p = mla_plan(plan);
-    size_t latent = 0, q = 0, rows = 0, spread = 0, k = 0, v = 0, context = (size_t)p->chunk_rows;
-    size_t tokens = (size_t)plan->limits.max_num_tokens, keys = larger(tokens, context);
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct step *step = &plan->steps[i];
-        const struct attn_mla_desc *m = step->layer->selected->mla;
-        if (m == NULL || !m->absorb_in_core) {
-            continue;
-        }
-        size_t element = step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2;
-        size_t heads = (size_t)mla_padded_heads(step->layer) * element;
-        size_t qk = (size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim;
-        latent = larger(latent, latent_tokens(plan, step) * heads * (size_t)m->kv_lora_rank);
-        if (mla_per_head(step->layer)) {
-            q = larger(q, tokens * heads * qk);
-            rows = larger(rows, context * (size_t)step->layer->desc->head_size * element);
-            spread = layer_is_spread(step->layer) ? rows : spread;
-            k = larger(k, keys * heads * qk);
-            v = larger(v, keys * heads * (size_t)m->v_head_dim);
+    const struct attn_mla_desc *m = step->layer->selected->mla;
+    const int64_t element = step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    const int64_t heads = mla_padded_heads(step->layer) * element, context = p->chunk_rows;
+    const int64_t qk = (int64_t)m->qk_nope_head_dim + m->qk_rope_head_dim;
+    const int64_t tokens = plan->limits.max_num_tokens, keys = tokens > context ? tokens : context;
+    const int64_t latent = latent_tokens(plan, step) * heads * m->kv_lora_rank;
+    const int64_t rows = context * step->layer->desc->head_size * element;
+    plan_area(plan, &p->at.latent_q, latent, LATENT);
+    if (!layer_is_spread(step->layer)) {
+        plan_area(plan, &p->at.latent_out, latent, LATENT);
+    }
+    if (!mla_per_head(step->layer)) {
+        return;
+    }
+    plan_area(plan, &p->at.q, tokens * heads * qk, PER_HEAD);
+    plan_area(plan, &plan->layout.lse[1], tokens * step->q.heads * 4, PER_HEAD);
+    plan_area(plan, &p->at.rows, rows, GATHER | PROJECT);
+    if (layer_is_spread(step->layer)) {
+        plan_area(plan, &p->at.local, rows, GATHER);
+        plan_area(plan, &p->at.gathered, rows, GATHER);
+    }
+    plan_area(plan, &p->at.k, keys * heads * qk, PROJECT | ATTEND);
+    plan_area(plan, &p->at.v, keys * heads * m->v_head_dim, PROJECT | ATTEND);
+    plan_area_of_merge(plan, step, tokens, ATTEND);
+}
+
+static attn_status build(attn_plan *plan, struct attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    FOR_SERVED(step, plan, COMPOSITION_MLA) {
+        describe(step);
+    }
+    if (layer_is_spread(plan->steps[0].layer)) {
+        plan->decode_threshold = 1; /* more would be causal among keys that lie on several ranks */
+    }
+    if (any_per_head(plan)) {
+        status = make_room_for_chunks(plan, error);
+    }
+    plan->num_integers += integers(plan);
+    FOR_SERVED(step, plan, COMPOSITION_MLA) {
+        if (step->layer->selected->mla->absorb_in_core) {
+            add_areas(plan, step);
         }
     }
-    const struct {
-        size_t *place;
-        size_t bytes;
-    } parts[] = {
-        {&p->at.latent_q, latent}, {&p->at.latent_out, latent}, {&p->at.q, q}, {&p->at.rows, rows},
-        {&p->at.local, spread},    {&p->at.gathered, spread},   {&p->at.k, k}, {&p->at.v, v}};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        *parts[i].place = at;
-        at += plan_aligned((int64_t)parts[i].bytes);
-    }
-    return at;
+    return status;
 }
 
 /* 1 on the diagonal, in the activations' dtype: products with it are exact copies. */
@@ -357,7 +353,7 @@ static attn_status check_order(const attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+static attn_status view_split(attn_plan *plan, struct attn_error *error)
 {
     struct mla_plan *p = mla_plan(plan);
     const struct attn_batch *prefill = &plan->prefill;
@@ -399,7 +395,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool choose(attn_plan *plan, struct step *step)
+static void choose(attn_plan *plan, struct step *step)
 {
     struct mla_plan *p = mla_plan(plan);
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
@@ -407,45 +403,38 @@ static bool choose(attn_plan *plan, struct step *step)
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     bool mixed = instance == step->layer->served[ATTN_PHASE_DECODE].instance &&
                  instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
+    if (step->program != NULL) {
+        return;
+    }
+    step->program = mla_run;
     if (!mla_per_head(step->layer) && mixed) {
         step->main[0] = launch_use(plan->split.num_prefills == 0 ? decode : prefill, &plan->whole);
-        return true;
+        return;
     }
     if (plan->split.num_decode_tokens > 0) {
         step->main[0] = launch_use(decode, &plan->decode);
     }
     if (plan->split.num_prefill_tokens == 0) {
-        return true;
+        return;
     }
     if (!mla_per_head(step->layer)) {
         step->main[1] = launch_use(prefill, &plan->prefill);
-        return true;
+        return;
     }
     step->main[1] = launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_NEW], &p->own_keys);
     if (p->num_chunks > 0) {
         launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT], &p->first_chunk);
     }
-    return true;
 }
 
 const struct composition composition_mla = {
     .resolve = mla_resolve,
     .match = mla_match,
-    .serves = mla_serves,
-    .make_spec = mla_make_spec,
-    .rewrite_parts = mla_rewrite_parts,
+    .kinds = 1u << ATTN_LAYER_MLA,
     .layer_bytes = sizeof(struct mla_weights),
-    .bind_params = mla_bind_params,
-    .needs_params = needs_params,
+    .bind = mla_bind,
     .plan_bytes = sizeof(struct mla_plan),
-    .parts = parts,
-    .describe = describe,
-    .make_call = make_call,
-    .init = init,
-    .integers = integers,
-    .lay_out = lay_out,
-    .make_views = make_views,
+    .build = build,
+    .view_split = view_split,
     .choose = choose,
-    .check_io = mla_check_io,
-    .run = mla_run,
 };

@@ -2,9 +2,9 @@
 /* MLA over a latent cache that ranks share. Decode: absorbed queries of all ranks' heads against
  * the rows that are here, reduced by log-sum-exp. Prefill: rows of context gathered from all ranks;
  * they are all visible, so their order within a request is free. */
-#include "compose/ranks.h"
-#include "compose/exchange.h"
-#include "compose/mla.h"
+#include "ranks.h"
+#include "exchange.h"
+#include "mla.h"
 #include "util/error.h"
 #include "util/tensor.h"
 
@@ -37,10 +37,10 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
 static attn_status copy_lse(const struct exchange_run *run, const struct own_tensor *part,
                             const struct attn_tensor *to, struct attn_error *error)
 {
-    const struct grid here = {part->tensor.data, 4, run->x.tokens * 4};
-    const struct grid there = {(uint8_t *)to->data + to->byte_offset, tensor_stride(to, 1) * 4,
+    const struct grid here = {part->tensor.data, 0, 4, run->x.tokens * 4};
+    const struct grid there = {(uint8_t *)to->data + to->byte_offset, 0, tensor_stride(to, 1) * 4,
                                tensor_stride(to, 0) * 4};
-    return copy_grid(run, &there, &here, 4, run->x.tokens, run->x.q_heads, error);
+    return copy_grid(run, &there, &here, 4, 1, run->x.tokens, run->x.q_heads, error);
 }
 
 /* Both parts of the queries of all ranks' heads, to the places of `q` and `pe`. */

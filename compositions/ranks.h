@@ -2,12 +2,28 @@
 /* Layers that ranks share, and what a plan keeps for them: context_parallel.c composes their steps,
  * exchange.c moves rows and partial results, split_queries.c cuts queries, mla_spread.c is MLA's.
  */
-#ifndef CORE_COMPOSE_RANKS_H
-#define CORE_COMPOSE_RANKS_H
+#ifndef COMPOSITIONS_RANKS_H
+#define COMPOSITIONS_RANKS_H
 
 #include <attn/collectives.h>
 
 #include "step/plan_state.h"
+
+/* Moments of a run: see plan_area. Of a step over ranks: keys are brought together, then queries;
+ * the context is attended, reduced, and merged with the rest. Of MLA: decodes, which may be a step
+ * over ranks, then chunks of context are gathered, projected and attended. */
+enum moment {
+    KEYS = 1,
+    QUERIES = 2,
+    CONTEXT = 4,
+    REDUCE = 8,
+    MERGE = 16,
+    LATENT = QUERIES | CONTEXT | REDUCE | MERGE,
+    GATHER = 32,
+    PROJECT = 64,
+    ATTEND = 128,
+    PER_HEAD = GATHER | PROJECT | ATTEND
+};
 
 /* Rows that are copied in one piece. */
 struct row_run {
@@ -22,8 +38,7 @@ struct all_keys {
 
 /* Of a plan. */
 struct parallel_plan {
-    int64_t *pairs; /* (t, t) of every row */
-    int32_t world_size;
+    int64_t *pairs;                      /* (t, t) of every row */
     struct attn_batch context, own_keys; /* by the last plan: views of the two attends */
     bool counts_own;                     /* by the last plan: the context has the own keys */
     enum { OWN_UNKNOWN, OWN_APART, OWN_COUNTED } captured_own; /* of the plan's graph */

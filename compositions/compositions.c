@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compose/composition.h"
+#include "select/composition.h"
 
 const struct composition *const compositions[MAX_COMPOSITIONS + 1] = {
     [COMPOSITION_CASCADE] = &composition_cascade,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps of two parts: some keys, which all tokens see, and what is left of the layer, merged by
  * log-sum-exp. */
-#ifndef CORE_COMPOSE_MERGED_H
-#define CORE_COMPOSE_MERGED_H
+#ifndef COMPOSITIONS_MERGED_H
+#define COMPOSITIONS_MERGED_H
 
 #include "step/plan_state.h"
 

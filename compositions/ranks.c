@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compose/ranks.h"
+#include "ranks.h"
 
 #include "step/plan.h"
 

@@ -4,8 +4,10 @@
  * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. Where ranks
  * split the queries of a request, see split_queries.h. */
 
-#include "compose/exchange.h"
-#include "compose/split_queries.h"
+#include <string.h>
+
+#include "exchange.h"
+#include "split_queries.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "util/error.h"
@@ -72,6 +74,11 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         layer->cp->reduce = ATTN_CP_ALL_TO_ALL; /* sums over ranks are of float32 */
     }
     layer->out_apart |= context_is_spread(layer->cp);
+    const struct {
+        const void *ranks[2];
+        int32_t interleave, order;
+    } key = {{layer->cp->decode, layer->cp->prefill}, layer->cp->interleave, layer->cp->order};
+    memcpy(layer->batch_key, &key, sizeof key);
     return ATTN_OK;
 }
 
@@ -181,22 +188,13 @@ static void match(struct check *check, int32_t phase)
     check_compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
 }
 
-static bool same_table(const attn_layer *a, const attn_layer *b)
-{
-    static const struct attn_context_parallel none;
-    const struct attn_context_parallel *x = a->selected->cp != NULL ? a->selected->cp : &none;
-    const struct attn_context_parallel *y = b->selected->cp != NULL ? b->selected->cp : &none;
-    return x->decode == y->decode && x->prefill == y->prefill && x->interleave == y->interleave &&
-           x->order == y->order;
-}
-
 /* The context is attended by the heads of all ranks. Sinks' logits stay with the new keys: in one
  * part, on the rank that owns the heads. */
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->tokens_per_block *= layer_cache_ranks(layer);
     if (!layer_is_spread(layer)) {
-        return;
+        return ATTN_OK;
     }
     struct attn_layer_desc *fresh = &layer->parts[PART_NEW];
     *fresh = layer->parts[PART_MAIN];
@@ -204,23 +202,7 @@ static void rewrite_parts(attn_layer *layer)
     fresh->needs_lse = 1;
     layer->part_params[PART_NEW] = layer->part_params[PART_MAIN];
     layer->parts[PART_CONTEXT].num_q_heads *= layer->selected->cp->decode->world_size;
-}
-
-static bool serves(const attn_layer *layer)
-{
-    return layer_is_spread(layer) || layer_splits_queries(layer);
-}
-
-static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
-{
-    return layer_is_spread(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT : parts;
-}
-
-/* Rows are written apart: keys are attended next to the cache, or pass through the ranks first. */
-static void describe(struct step *step)
-{
-    step->keys_are_inputs |= layer_is_spread(step->layer);
-    step->fused_write = step->fused_decode = false;
+    return ATTN_OK;
 }
 
 /* Rows that this rank may attend the context for. */
@@ -230,22 +212,22 @@ static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
     return ranks * plan->limits.max_num_tokens;
 }
 
-static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
-                  struct attn_limits *limits)
+static void limit(attn_plan *plan)
 {
-    if (!layer_splits_queries(layer)) {
-        return;
+    const attn_layer *layer = plan->steps[0].layer;
+    for (int32_t part = 0; part < PART_COUNT && layer_splits_queries(layer); part++) {
+        struct attn_limits *limits = &plan->part_limits[part];
+        int64_t reqs = (int64_t)limits->max_num_reqs * queries_slices(layer),
+                tokens = max_rows(plan, layer);
+        if (part == PART_CONTEXT) {
+            reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits->max_num_reqs + 1);
+            limits->max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
+            limits->max_query_len = limits->max_query_len > limits->max_num_tokens
+                                        ? limits->max_query_len
+                                        : limits->max_num_tokens;
+        }
+        limits->max_num_reqs = (int32_t)(reqs < INT32_MAX ? reqs : INT32_MAX);
     }
-    int64_t reqs = (int64_t)limits->max_num_reqs * queries_slices(layer),
-            tokens = max_rows(plan, layer);
-    if (part == PART_CONTEXT) {
-        reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits->max_num_reqs + 1);
-        limits->max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
-        limits->max_query_len = limits->max_query_len > limits->max_num_tokens
-                                    ? limits->max_query_len
-                                    : limits->max_num_tokens;
-    }
-    limits->max_num_reqs = (int32_t)(reqs < INT32_MAX ? reqs : INT32_MAX);
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -253,68 +235,46 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Areas of the exchange, each as large as the layer that needs most. */
-static size_t lay_out(attn_plan *plan, size_t at)
+/* Areas of the exchange. */
+static void add_areas(attn_plan *plan, const struct step *step)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    int64_t q = 0, out = 0, parts = 0, lse = 0, rows = 0, row_parts = 0;
-    at = queries_lay_out(plan, at);
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const attn_layer *layer = plan->steps[i].layer;
-        struct exchange x;
-        if (!layer_is_spread(layer)) {
-            continue;
-        }
-        exchange_init(&x, &plan->steps[i], max_rows(plan, layer));
-        /* the two parts of an MLA query begin aligned */
-        q = larger(q, 2 * plan_aligned(1) + plan_aligned(x.n * x.tokens * x.q_heads * x.q_row));
-        out = larger(out, plan_aligned(x.n * x.tokens * x.q_heads * x.out_row));
-        parts = larger(parts, x.n * exchange_part(&x, x.tokens));
-        lse = larger(lse, plan_aligned(x.n * x.tokens * x.q_heads * 4));
-        if (x.rows != NULL) {
-            rows = larger(rows, plan_aligned(x.tokens * x.q_heads * x.q_row));
-            row_parts = larger(row_parts,
-                               x.rows->world_size * exchange_part(&x, plan->limits.max_num_tokens));
-        }
-        p->world_size = (int32_t)larger(x.n, p->world_size);
+    struct exchange x;
+    exchange_init(&x, step, max_rows(plan, step->layer));
+    const int64_t heads = x.n * x.tokens * x.q_heads, parts = x.n * exchange_part(&x, x.tokens);
+    /* the two parts of an MLA query begin aligned */
+    const int64_t q = 2 * plan_aligned(1) + plan_aligned(heads * x.q_row);
+    /* without other heads the queries are attended where they are packed */
+    const uint32_t packed = x.n > 1 ? QUERIES : QUERIES | CONTEXT;
+    plan_area(plan, &p->at.packed, q, packed);
+    plan_area(plan, &p->at.out, heads * x.out_row, CONTEXT | REDUCE);
+    plan_area(plan, &p->at.lse, heads * 4, CONTEXT | REDUCE | MERGE);
+    plan_area(plan, &p->at.received, parts, ALWAYS); /* a small exchange has the own lse there */
+    if (x.n > 1) {
+        plan_area(plan, &p->at.gathered, q, QUERIES);
+        plan_area(plan, &p->at.q, q, QUERIES | CONTEXT);
+        plan_area(plan, &p->at.send, parts, REDUCE);
     }
-    const struct {
-        size_t *place;
-        int64_t bytes;
-    } areas[] = {{&p->at.packed, q},
-                 {&p->at.gathered, q},
-                 {&p->at.q, q},
-                 {&p->at.out, out},
-                 {&p->at.lse, lse},
-                 {&p->at.send, parts},
-                 {&p->at.received, parts},
-                 {&p->at.zeros, out},
-                 {&p->at.all_lse, lse * p->world_size},
-                 {&p->at.other_lse, lse},
-                 {&p->at.rows, rows},
-                 {&p->at.rows_send, row_parts},
-                 {&p->at.rows_received, row_parts}};
-    for (size_t i = 0; i < sizeof areas / sizeof *areas; i++) {
-        *areas[i].place = at;
-        at += (size_t)areas[i].bytes;
+    if (x.n > 1 && x.reduce != ATTN_CP_ALL_TO_ALL) {
+        plan_area(plan, &p->at.zeros, heads * x.out_row, REDUCE);
+        plan_area(plan, &p->at.all_lse, x.n * plan_aligned(heads * 4), REDUCE);
+        plan_area(plan, &p->at.other_lse, heads * 4, REDUCE);
     }
-    return at;
+    if (x.rows != NULL) {
+        const int64_t rows = x.rows->world_size * exchange_part(&x, plan->limits.max_num_tokens);
+        plan_area(plan, &p->at.rows, x.tokens * x.q_heads * x.q_row, packed);
+        plan_area(plan, &p->at.rows_send, rows, MERGE);
+        plan_area(plan, &p->at.rows_received, rows, MERGE);
+    }
 }
 
 /* Rows are copied by pairs (t, t); one pair (0, 0) copies a whole area. */
-static attn_status init(attn_plan *plan, struct attn_error *error)
+static attn_status make_pairs(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     int64_t rows = 0;
-    attn_status status = queries_init(plan, error);
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const attn_layer *layer = plan->steps[i].layer;
-        if (layer_is_spread(layer) || layer_splits_queries(layer)) {
-            rows = larger(rows, larger(max_rows(plan, layer), plan->steps[i].q.heads));
-        }
-    }
-    if (status != ATTN_OK || rows == 0) {
-        return status;
+    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
+        rows = larger(rows, larger(max_rows(plan, step->layer), step->q.heads));
     }
     if (rows > INT32_MAX) {
         return error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
@@ -329,23 +289,34 @@ static attn_status init(attn_plan *plan, struct attn_error *error)
     for (int64_t t = 0; t < rows; t++) {
         p->pairs[2 * t] = p->pairs[2 * t + 1] = t;
     }
-    for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
-        const attn_layer *layer = plan->steps[i].layer;
-        double n = layer_cache_ranks(layer), split = ranks_count(layer->selected->cp->prefill);
-        status = plan_check_area(plan, &plan->steps[i], n * split, n * n * split, error);
+    return ATTN_OK;
+}
+
+static attn_status build(attn_plan *plan, struct attn_error *error)
+{
+    const bool splits = layer_splits_queries(plan->steps[0].layer);
+    attn_status status = splits ? queries_init(plan, error) : ATTN_OK;
+    plan->takes.all_queries = splits;
+    status = status == ATTN_OK ? make_pairs(plan, error) : status;
+    FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
+        const attn_layer *layer = step->layer;
+        const double n = layer_cache_ranks(layer);
+        const double split = ranks_count(layer->selected->cp->prefill);
+        /* rows are written apart: keys are attended next to the cache, or pass through the ranks */
+        step->fused_write = step->fused_decode = false;
+        status = status ? status : plan_check_area(plan, step, n * split, n * n * split, error);
+        if (status == ATTN_OK && splits) {
+            queries_add_areas(plan, step);
+        }
+        if (status == ATTN_OK && layer_is_spread(layer)) {
+            add_areas(plan, step);
+            step->keys_are_inputs = true;
+            step->parts[0] = step->parts[1] = 1u << PART_NEW | 1u << PART_CONTEXT;
+        }
     }
+    limit(plan);
+    plan->num_integers += plan->limits.max_num_reqs + queries_max_integers(plan);
     return status;
-}
-
-/* Lengths of the context that is here, and what split queries need. */
-static int64_t integers(const attn_plan *plan)
-{
-    return plan->limits.max_num_reqs + queries_max_integers(plan);
-}
-
-static bool joins(const attn_plan *plan)
-{
-    return queries_split_lens(plan) != NULL;
 }
 
 /* On this rank. */
@@ -360,7 +331,7 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
-    const int32_t *lens = queries_split_lens(plan);
+    const int32_t *lens = plan->all_query_lens;
     int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->received.num_reqs;
     int32_t count = ranks * (num_reqs + 1), at = 0;
     int32_t *start = plan_take(plan, count + 1), *length = plan_take(plan, count);
@@ -490,16 +461,17 @@ static attn_status choose_own(attn_plan *plan, struct attn_error *error)
                : ATTN_OK;
 }
 
-/* Of a cache that is attended here: another composition may take the layer. */
-static attn_status make_views(attn_plan *plan, struct attn_error *error)
+/* The two attends' views, of a cache that is attended here: MLA's is not. */
+static attn_status view(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *context = &p->context, *fresh = &p->own_keys;
-    if (!plan->steps[0].keys_are_inputs) {
-        return ATTN_OK;
+    attn_status status = queries_split(plan, error);
+    if (status != ATTN_OK || !plan->steps[0].keys_are_inputs) {
+        return status;
     }
-    attn_status status = choose_own(plan, error);
+    status = choose_own(plan, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -522,21 +494,6 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     fresh->max_seq_len = p->num_keys;
     make_context_of_all(plan, context);
     return ATTN_OK;
-}
-
-static bool choose(attn_plan *plan, struct step *step)
-{
-    struct parallel_plan *p = parallel_plan(plan);
-    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
-    step->bring_keys = p->split ? queries_gather_keys : NULL;
-    if (!layer_is_spread(step->layer)) {
-        return false;
-    }
-    step->main[1] = launch_use(&step->launches[phase][PART_CONTEXT], &p->context);
-    if (plan->given.num_actual_tokens > 0 && !p->counts_own) {
-        step->main[0] = launch_use(&step->launches[phase][PART_NEW], &p->own_keys);
-    }
-    return true;
 }
 
 static attn_status attend_context(const struct exchange_run *run, struct attn_error *error)
@@ -637,22 +594,31 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     return status == ATTN_OK && step->main[0] != NULL ? attend_new(&exchange, error) : status;
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    struct parallel_plan *p = parallel_plan(plan);
+    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
+    if (step->program != NULL) {
+        return;
+    }
+    step->bring_keys = p->split ? queries_gather_keys : NULL;
+    if (!step->keys_are_inputs) {
+        return;
+    }
+    step->program = run;
+    step->main[1] = launch_use(&step->launches[phase][PART_CONTEXT], &p->context);
+    if (plan->given.num_actual_tokens > 0 && !p->counts_own) {
+        step->main[0] = launch_use(&step->launches[phase][PART_NEW], &p->own_keys);
+    }
+}
+
 const struct composition composition_context_parallel = {
     .resolve = resolve,
     .match = match,
-    .serves = serves,
-    .same_table = same_table,
-    .rewrite_parts = rewrite_parts,
+    .composed = ATTN_COMPOSE_CONTEXT_PARALLEL,
+    .bind = bind,
     .plan_bytes = sizeof(struct parallel_plan),
-    .parts = parts,
-    .describe = describe,
-    .limit = limit,
-    .init = init,
-    .integers = integers,
-    .lay_out = lay_out,
-    .joins = joins,
-    .cut = queries_split,
-    .make_views = make_views,
+    .build = build,
+    .view = view,
     .choose = choose,
-    .run = run,
 };

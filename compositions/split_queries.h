@@ -2,20 +2,19 @@
 /* Layers whose queries are split over ranks. A rank's slice of a request is to its kernels a
  * request of its own, whose keys end with the slice, so that every term goes by absolute positions.
  * The step's new keys are gathered from all ranks before they are written. */
-#ifndef CORE_COMPOSE_SPLIT_QUERIES_H
-#define CORE_COMPOSE_SPLIT_QUERIES_H
+#ifndef COMPOSITIONS_SPLIT_QUERIES_H
+#define COMPOSITIONS_SPLIT_QUERIES_H
 
-#include "compose/ranks.h"
+#include "ranks.h"
 
 /* Slices that a rank has of one request: 1, or 2 in zig-zag order. */
 int32_t queries_slices(const attn_layer *layer);
 /* Integers that a plan needs more. */
 int64_t queries_max_integers(const attn_plan *plan);
 attn_status queries_init(attn_plan *plan, struct attn_error *error);
-size_t queries_lay_out(attn_plan *plan, size_t at);
-/* Does this batch bring one rank's queries of requests that have more? */
-const int32_t *queries_split_lens(const attn_plan *plan);
-/* Turns plan->given into this rank's slices. */
+void queries_add_areas(attn_plan *plan, const struct step *step);
+/* Turns plan->given into this rank's slices, where the batch brings one rank's queries of requests
+ * that have more. */
 attn_status queries_split(attn_plan *plan, struct attn_error *error);
 /* Rows of rank `rank`, one request's or all before it. */
 int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank);

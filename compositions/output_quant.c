@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
  * the step's output as it is into the workspace, then `quantize`. */
-#include "compose/output_quant.h"
+#include "output_quant.h"
 #include "select/match_check.h"
 #include "select/names.h"
 #include "step/plan_state.h"
@@ -33,32 +33,20 @@ static void match(struct check *check, int32_t phase)
     }
 }
 
-static bool serves(const attn_layer *layer)
-{
-    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_OUTPUT_QUANT;
-}
-
-static void rewrite_parts(attn_layer *layer)
+static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     layer->parts[PART_MAIN].output_form = ATTN_OUTPUT_PLAIN;
+    return ATTN_OK;
 }
 
-static void describe(struct step *step)
-{
-    step->checks_out = false;
-}
-
-static size_t lay_out(attn_plan *plan, size_t at)
+static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
-    quant->plain = at;
-    return at + plan_aligned(plan->limits.max_num_tokens * (int64_t)plan->layout.row);
-}
-
-static bool wrap(attn_plan *plan, struct step *step)
-{
-    step->inner = step->program;
-    return true;
+    FOR_SERVED(step, plan, COMPOSITION_OUTPUT_QUANT) {
+        step->checks_out = false;
+        plan_area(plan, &quant->plain, plan->limits.max_num_tokens * step_row_bytes(step), ALWAYS);
+    }
+    return ATTN_OK;
 }
 
 attn_status output_quantized(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -96,13 +84,17 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     return output_quantized(plan, step, io, quant->plain, step->inner, error);
 }
 
+static void choose(attn_plan *plan, struct step *step)
+{
+    step->inner = step_attends(plan, step);
+    step->program = run;
+}
+
 const struct composition composition_output_quant = {
     .match = match,
-    .serves = serves,
-    .rewrite_parts = rewrite_parts,
+    .composed = ATTN_COMPOSE_OUTPUT_QUANT,
+    .bind = bind,
     .plan_bytes = sizeof(struct quant),
-    .describe = describe,
-    .lay_out = lay_out,
-    .wrap = wrap,
-    .run = run,
+    .build = build,
+    .choose = choose,
 };

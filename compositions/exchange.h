@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One exchange of a spread layer's step under way: where its areas lie, and what passes between the
  * ranks that split the heads (decode) and those that split the queries (prefill). */
-#ifndef CORE_COMPOSE_EXCHANGE_H
-#define CORE_COMPOSE_EXCHANGE_H
+#ifndef COMPOSITIONS_EXCHANGE_H
+#define COMPOSITIONS_EXCHANGE_H
 
-#include "compose/ranks.h"
+#include "ranks.h"
 
 /* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group next to
  * the others' over the key head that they have in common. */
@@ -45,15 +45,15 @@ void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tens
 /* Copies `bytes` at each of `count` strided places. */
 attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,
                       int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error);
-/* Places [rows, heads] in memory, with the bytes from row to row and from head to head. */
+/* Places [parts, rows, heads] in memory, with the bytes from each to the next. */
 struct grid {
     uint8_t *data;
-    int64_t row, head;
+    int64_t part, row, head;
 };
-/* Copies `bytes` at each of them, in as few copies as its smaller side has places. */
+/* Copies `bytes` at each of them, in as few copies as the smaller of rows and heads allows. */
 attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
-                      const struct grid *from, int64_t bytes, int64_t rows, int64_t heads,
-                      struct attn_error *error);
+                      const struct grid *from, int64_t bytes, int64_t parts, int64_t rows,
+                      int64_t heads, struct attn_error *error);
 /* The rows of a tensor [count, heads, D] one behind the other; `row` bytes a head. */
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
                       int64_t heads, int64_t row, int64_t count, struct attn_error *error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Outputs that are quantized behind the calls that make them. */
-#ifndef CORE_COMPOSE_OUTPUT_QUANT_H
-#define CORE_COMPOSE_OUTPUT_QUANT_H
+#ifndef COMPOSITIONS_OUTPUT_QUANT_H
+#define COMPOSITIONS_OUTPUT_QUANT_H
 
 #include "step/plan_state.h"
 
