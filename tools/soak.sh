@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Random engines on this machine until the time is over: all backends that are built, random layers, batches, settings
-# and configurations, and faults: allocations and files that fail, forks, cancelled threads, jumps of the clock, killed
-# scanners, damaged caches. The first failure ends it with the seed that repeats it.
+# Random engines on this machine until the time is over: all backends that are built (without a sanitizer GPU backends,
+# too, under their interpreters), random layers, batches, settings and configurations, and faults: allocations and files
+# that fail, forks, cancelled threads, jumps of the clock, killed scanners, damaged caches. The first failure ends it with
+# the seed that repeats it.
 #
 #     tools/soak.sh [--minutes N] [--seed S] [--sanitize address|thread|none] [--build FOLDER]
 set -eu
@@ -41,6 +42,8 @@ fixed=""
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 export ATTN_CACHE_DIR="$folder/tools"
+# GPU backends under their interpreters, as the tests run them; sanitizers' builds have none.
+emulated=$(meson test -C "$build" --list 2>/dev/null | grep -o 'attn_check_\(hip\|level_zero\)_[a-z0-9_]*' || true)
 
 # act NAME COMMAND...: one part of a turn, which ends by itself or fails.
 act() {
@@ -77,6 +80,10 @@ while [ "$(date +%s)" -lt $end ]; do
     2) act check "$build/tools/attn-check" "$(pick cpu_ref cpu_simd)" --seed "$turn" \
         --filter "$(pick 'engine.decode*' 'engine.mixed*' 'calls.*' 'idle.*' 'merge*' 'blocks.*' 'gated*' 'batched*' \
             'attend.shared*' 'attend_mla*')" ;;
+    5)
+        # shellcheck disable=SC2086
+        [ -z "$emulated" ] || act emulated meson test -C "$build" --print-errorlogs --test-args "--seed $turn" "$(pick $emulated)"
+        ;;
     esac
     turn=$((turn + 1)) turns=$((turns + 1))
 done
