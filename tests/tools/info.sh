@@ -64,8 +64,10 @@ expect 0 'layers on' "$info" --model "$llama" --lock "$locks/a"
 expect 0 '' "$info" --model "$llama" --lock "$locks/same"
 expect 0 'decode=cpu_ref' sh -c 'ATTN_BACKEND="layers.1=cpu_ref" "$1" --model "$2" --lock "$3" && cat "$3"' - "$info" "$llama" "$locks/b"
 expect 0 '"same_choice": true' "$info" --json --diff "$locks/a" "$locks/same"
-expect 1 '^layer 1: decode=[^ ]* in .*/a, decode=cpu_ref in .*/b$' "$info" --diff "$locks/a" "$locks/b"
-expect 1 '"same_choice": false' "$info" --json --diff "$locks/a" "$locks/b"
+if "$info" | grep -q cpu_simd; then # else layer 1 is cpu_ref's in both
+    expect 1 '^layer 1: decode=[^ ]* in .*/a, decode=cpu_ref in .*/b$' "$info" --diff "$locks/a" "$locks/b"
+    expect 1 '"same_choice": false' "$info" --json --diff "$locks/a" "$locks/b"
+fi
 cat "$locks/a" "$locks/b" >"$locks/two"
 expect 1 'the second lock has more models' "$info" --diff "$locks/a" "$locks/two"
 head -c 1000 "$locks/a" >"$locks/cut"
@@ -85,8 +87,10 @@ rm -r "$locks"
 
 # One id for what lies alike, whatever reads it; another where blocks or rows lie otherwise; none without a cache.
 layout() { ATTN_BACKEND=$1 "$info" --model "$models/$2.json" --layouts | sed -n 's/^      layout //p' | tr '\n' ' '; }
-[ "$(layout cpu_simd gemma-2-9b)" = "$(layout cpu_simd@scalar gemma-2-9b)" ] || { echo 'one layout, two ids'; failed=1; }
-[ "$(layout cpu_simd gemma-2-9b)" != "$(layout cpu_ref gemma-2-9b)" ] || { echo 'two layouts, one id'; failed=1; }
+if "$info" | grep -q cpu_simd; then
+    [ "$(layout cpu_simd gemma-2-9b)" = "$(layout cpu_simd@scalar gemma-2-9b)" ] || { echo 'one layout, two ids'; failed=1; }
+    [ "$(layout cpu_simd gemma-2-9b)" != "$(layout cpu_ref gemma-2-9b)" ] || { echo 'two layouts, one id'; failed=1; }
+fi
 expect 0 ' layout [0-9a-f]\{32\}$' "$info" --model "$models/qwen3-next-80b-a3b.json" --layouts
 expect 0 '"layout_id": ""' "$info" --model "$models/whisper-large-v3.json" --layouts --json
 expect 2 'needs --model' "$info" --layouts
