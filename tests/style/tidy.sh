@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# clang-tidy finds nothing in the core, the plugins, the collectives, the tools, the examples and the tests. Arguments:
+# clang-tidy finds nothing in the core, the compositions, the plugins, the collectives, the tools, the examples and the tests. Arguments:
 # run-clang-tidy, a build folder. Loops of cpu_simd, attn-check and attn-bench count in int inside a tile or a case:
 # there findings about widened products would be noise, and so in tests, whose sizes are small. The interpreter of AMD's
 # machine code and its tests are left out: their tables of branches are meant to be alike.
