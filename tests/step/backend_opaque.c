@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu_ref with caches that nobody else can read: as `opaque`, rows of ATTN_KV_OPAQUE or of the
+/* cpu_ref with caches that only this plugin reads: as `opaque`, rows of ATTN_KV_OPAQUE or of the
  * vendor's dtype OPAQUE_DTYPE, float32 numbers and a tail, with a tag of two bytes at each row's
  * scale; as `opaque_pages` a layout of the vendor's as well, pages with a head of their own. */
 #include "backend_opaque.h"
 
 #include <attn/plugin.h>
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+
+#include "cpu_ref_plugin.h"
 
 static const struct attn_plugin *real;
 static struct attn_plugin mine;
@@ -180,15 +181,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
 attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
                               struct attn_error *error)
 {
-    attn_plugin_entry_fn *entry = NULL;
-    void *library = dlopen(CPU_REF_FILE, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
+    attn_status status = cpu_ref_plugin(min, max, &real, error);
     *out = NULL;
-    if (symbol == NULL) {
-        return ATTN_ERROR_ABSENT;
-    }
-    memcpy(&entry, &symbol, sizeof entry);
-    attn_status status = entry(min, max, &real, error);
     if (status == ATTN_OK) {
         mine = *real;
         mine.name = "opaque";

@@ -5,7 +5,7 @@
 
 #define OPAQUE_DTYPE 0x10007
 #define OPAQUE_LAYOUT 0x10008
-#define OPAQUE_TAIL 8       /* bytes of a row behind its numbers */
+#define OPAQUE_TAIL 8       /* bytes of a row after its numbers */
 #define OPAQUE_SCALE 2      /* bytes of a row's tag */
 #define OPAQUE_PAGE_HEAD 64 /* bytes of a page before its rows */
 

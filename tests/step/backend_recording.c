@@ -6,12 +6,13 @@
 #include "backend_recording.h"
 
 #include <attn/plugin.h>
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "cpu_ref_plugin.h"
 
 ATTN_EXPORT struct recorded recorded;
 
@@ -329,15 +330,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
 attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
                               struct attn_error *error)
 {
-    attn_plugin_entry_fn *entry = NULL;
-    void *library = dlopen(CPU_REF_FILE, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
+    attn_status status = cpu_ref_plugin(min, max, &real, error);
     *out = NULL;
-    if (symbol == NULL) {
-        return ATTN_ERROR_ABSENT;
-    }
-    memcpy(&entry, &symbol, sizeof entry);
-    attn_status status = entry(min, max, &real, error);
     if (status == ATTN_OK) {
         mine = *real;
         mine.name = "recording";
