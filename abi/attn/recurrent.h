@@ -45,7 +45,7 @@ struct attn_recurrent_weights { /* on attn_layer_params */
 };
 
 /* The layer's caches: the state, block = state slot, one slot, head = value head, row of Dv Dk
- * elements of state_dtype, heads one behind the other; and, with a convolution, the window, block =
+ * elements of state_dtype, heads one after the other; and, with a convolution, the window, block =
  * state slot, head = channel, row of conv_width - 1 (+ drafted) inputs. The kernel `recurrent` gets
  * their views as args->k_cache and args->v_cache (NULL without a convolution). */
 

@@ -303,7 +303,7 @@ static void make_view(const struct kv_page *s, bool value, uint8_t *base, int64_
     view->data = base + before;
 }
 
-/* Scales stand behind the rows of a page: K's, then V's, float32 each or as many bytes as the layer
+/* Scales follow the rows of a page: K's, then V's, float32 each or as many bytes as the layer
  * says, [B, Hk] or, where a head's rows lie together, [Hk, B]. NVFP4's and TurboQuant's stand
  * behind each row. */
 static void add_scales(const struct kv_page *s, uint8_t *base, bool value,

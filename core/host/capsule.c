@@ -229,7 +229,7 @@ static const char *read_field(struct reading *r, struct capsule *c, const struct
                : refuse(r, field->name, text, allowed);
 }
 
-/* Values of up to 11 bytes, each behind a blank. */
+/* Values of up to 11 bytes, a blank before each. */
 static const char *read_list(struct reading *r, struct capsule *c, size_t list)
 {
     const size_t length = strlen(lists[list].name);

@@ -27,7 +27,7 @@
 /* Reads an open file into `text` of LOCK_MOST + 1 bytes, and ends it. NULL, or why it is no lock.
  */
 const char *lock_read(int descriptor, char *text);
-/* The same for what was read: `size` bytes with a NUL behind them. */
+/* The same for what was read: `size` bytes, then a NUL. */
 const char *lock_check(const char *text, size_t size);
 
 /* The record at *rest, which is cut from what follows it; NULL where nothing does. */

@@ -44,7 +44,8 @@ int32_t code_of_text(int32_t list, const char *text);
 bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t mask, int32_t code);
 /* "f16, bf16": the names of a mask's bits; "none" if there are none. */
 void name_mask(struct text *text, uint64_t mask, int32_t count, const char *(*name)(int32_t));
-/* "f16, bf16, 0x10001 (acme_q6)": likewise of a list, and what the backend's vendor_codes have. */
+/* "f16, bf16, 0x10001 (acme_q6)": the same for a list, with the names of the backend's
+ * vendor_codes. */
 void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t list,
                 uint64_t mask);
 

@@ -157,7 +157,7 @@ static attn_status read_lengths(struct taking *t, int32_t **batch_rows)
     return status == ATTN_OK && c->num_reqs == 0 ? refuse(t, "no row in the step") : status;
 }
 
-/* Rows of a step's tensor, each request's behind the other's. */
+/* Rows of a step's tensor, one request after the other. */
 static attn_status read_rows(struct taking *t, int32_t index, const struct attn_tensor *tensor)
 {
     const int64_t size = t->capsule->dtype == ATTN_DTYPE_F32 ? 4 : 2;

@@ -76,9 +76,10 @@ static size_t place_areas(attn_plan *plan)
         size_t at = 0;
         const struct area *other = plan->areas;
         while (other != area) {
-            const size_t taken = *other->place, behind = taken + other->bytes;
-            const bool meets = area->uses & other->uses && at < behind && taken < at + area->bytes;
-            at = meets ? behind : at;
+            const size_t taken = *other->place, taken_end = taken + other->bytes;
+            const bool meets =
+                area->uses & other->uses && at < taken_end && taken < at + area->bytes;
+            at = meets ? taken_end : at;
             other = meets ? plan->areas : other->next; /* all again, from the higher place */
         }
         *area->place = at;

@@ -191,7 +191,7 @@ struct attn_plan {
     uint64_t source_serial;
     struct captured captured;
     uint8_t *workspace; /* its own part */
-    uint8_t *scratch;   /* attn_workspace.scratch, or behind the own part */
+    uint8_t *scratch;   /* attn_workspace.scratch, or after the own part */
     struct workspace_layout layout;
     struct area *areas;
     int32_t *integers;    /* host copy of layout.integers */

@@ -58,7 +58,7 @@ static const char *read_text(struct capsule *c, size_t length)
 {
     static char why[512];
     const char *data;
-    char *exact = malloc(length > 0 ? length : 1); /* nothing behind it may be read */
+    char *exact = malloc(length > 0 ? length : 1); /* nothing after it may be read */
     assert_non_null(exact);
     memcpy(exact, text, length);
     why[0] = '\0';

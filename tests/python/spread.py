@@ -92,7 +92,7 @@ def step(queries: list[int], lengths: list[int], tables: torch.Tensor, me: int, 
 
 
 def check_layer(me: int, backend: str, interleave: int, latent: bool, dtype: torch.dtype = torch.float32) -> None:
-    """A prefill, a chunk behind context next to a decode, decodes, drafts, and a captured shape. In 16 bits with the
+    """A prefill, a chunk over earlier context next to a decode, decodes, drafts, and a captured shape. In 16 bits with the
     exchange that a description has where it names none."""
     libattn.torch.configure(ignore_environment=True, backend=backend)
     generator = torch.Generator().manual_seed(7 + interleave)

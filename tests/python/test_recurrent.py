@@ -17,7 +17,7 @@ from common import planned, worst
 from libattn import extensions
 
 HIDDEN = 64
-#: Tokens of each step of two requests: prompts, single tokens, a longer piece behind a context.
+#: Tokens of each step of two requests: prompts, single tokens, a longer piece over earlier context.
 STEPS = ([70, 9], [1, 1], [1, 1], [5, 67])
 
 

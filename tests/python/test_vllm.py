@@ -280,7 +280,7 @@ class Steps(unittest.TestCase):
             self.assertLess(worst(out.view(3, HQ, D), expected), 2e-5)
 
     def test_latent_layers(self) -> None:
-        """Three MLA layers of one builder through prefill, a chunk behind context next to a decode, and decodes."""
+        """Three MLA layers of one builder through prefill, a chunk over earlier context next to a decode, and decodes."""
         heads, nope, rope, rank, width = 4, 16, 8, 32, 24
         generator = torch.Generator().manual_seed(3)
         for backend in ("cpu_ref", "cpu_simd"):

@@ -197,7 +197,7 @@ static attn_status bind_params(struct replay *r)
     return r->api->layer_bind_params(r->layer, &params, &r->error);
 }
 
-/* The blocks of a request lie last to first, those of requests behind each other. */
+/* The blocks of a request lie last to first, the requests one after the other. */
 static int64_t blocks_of(const struct capsule *c, int32_t request, int32_t block_size)
 {
     return ((int64_t)c->seq_lens[request] + block_size - 1) / block_size;
@@ -229,7 +229,7 @@ static void fill_plane(const struct capsule *c, int32_t tensor, const struct att
     }
 }
 
-/* Views in the recorded order of rows, in one memory; false where it is none of the two. */
+/* Views in the recorded order of rows, in one memory; false where it is neither. */
 static bool recorded_views(const struct capsule *c, int64_t num_blocks, uint8_t *base,
                            struct attn_kv_view views[2])
 {
@@ -304,7 +304,7 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
     return status;
 }
 
-/* The batch's arrays, one behind the other in `ints`: R + 1 starts, R lengths, R rows of table. */
+/* The batch's arrays, one after the other in `ints`: R + 1 starts, R lengths, R rows of table. */
 static attn_status plan_step(struct replay *r, int32_t block_size)
 {
     const struct capsule *c = &r->from->capsule;

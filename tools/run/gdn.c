@@ -29,7 +29,7 @@ static size_t state_bytes(const struct attn_recurrent_desc *g)
     return (size_t)state_size(g) * number_bytes(g->state_dtype);
 }
 
-/* Elements of a of one token; b's num_v_heads stand behind them. */
+/* Elements of a of one token; b's num_v_heads follow them. */
 static int32_t num_gates(const struct model_layer *source)
 {
     const struct attn_recurrent_desc *g = &source->gdn;

@@ -94,7 +94,7 @@ struct gdn_case {
     int32_t part;                      /* of the step, see call_gdn; -1: all of it */
     int32_t channels;                  /* 2 Hk Dk + Hv Dv */
     int64_t first_q, first_k, first_v; /* of them */
-    int32_t gates;                     /* of a token: elements of a, behind which b stands */
+    int32_t gates;                     /* of a token: elements of a; b follows them */
     int32_t window;                    /* entries of a channel's window */
     int32_t num_states;                /* of a request */
     int32_t num_slots;
