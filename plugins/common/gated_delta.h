@@ -71,6 +71,20 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
     return gdn;
 }
 
+/* Whether it is the gated delta rule over float32 states, for which backends have fast kernels. */
+static inline bool gdn_is_plain(const struct attn_layer_desc *layer)
+{
+    const struct attn_recurrent_desc *desc =
+        (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
+    const struct attn_recurrent_rule *rule =
+        (const struct attn_recurrent_rule *)ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
+    return desc->state_dtype == ATTN_DTYPE_F32 &&
+           (rule == NULL ||
+            (rule->rule == ATTN_RULE_GATED_DELTA && rule->gate == ATTN_GATE_SOFTPLUS &&
+             rule->write_gate == ATTN_WRITE_GATE_SIGMOID && !rule->gate_per_channel &&
+             !rule->values_first && !rule->has_skip && rule->dt_min == 0 && rule->dt_max == 0));
+}
+
 /* false: nothing is to be done for it */
 static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request)
 {

@@ -6,19 +6,9 @@
 #include "common/declared.h"
 #include "reference.h"
 
-static const struct attn_recurrent_rule_caps rule_caps = {
-    .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof rule_caps, NULL},
-    .rules = BIT(ATTN_RULE_GATED_DELTA) | BIT(ATTN_RULE_ADDITIVE),
-    .gates = BIT(ATTN_GATE_SOFTPLUS) | BIT(ATTN_GATE_BOUNDED) | BIT(ATTN_GATE_GIVEN) |
-             BIT(ATTN_GATE_CONSTANT),
-    .write_gates =
-        BIT(ATTN_WRITE_GATE_SIGMOID) | BIT(ATTN_WRITE_GATE_NONE) | BIT(ATTN_WRITE_GATE_STEP),
-    .gate_per_channel = 1,
-    .values_first = 1,
-    .skip = 1};
-static const struct attn_recurrent_caps gdn_caps = {
-    COMMON_RECURRENT_CAPS(&rule_caps.ext),
-    .state_dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32)};
+static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS};
+static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext),
+                                                    .state_dtypes = COMMON_STATE_DTYPES};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps caps = {

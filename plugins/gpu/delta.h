@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parameters of the gated delta kernels (attn/recurrent.h), shared by host and device. */
+/* Parameters of the recurrent kernels (attn/recurrent.h), shared by host and device. */
 #ifndef GPU_DELTA_H
 #define GPU_DELTA_H
 
@@ -15,12 +15,22 @@
 #define DELTA_MAX_CONV_WIDTH 64
 #define DELTA_CHUNK 64 /* tokens of a chunk in a plugin's own kernels */
 
+/* attn/draft/recurrent.h; read by the kernels rule_* alone. */
+struct gpu_delta_rule {
+    const float *skip; /* [Hv] or NULL */
+    int32_t additive;  /* 1: S <- G S + beta v k^T */
+    int32_t gate, write_gate;
+    int32_t gates; /* of a head: 1 or head_size_k */
+    int32_t state_dtype;
+    float gate_bound, dt_min, dt_max;
+};
+
 struct gpu_delta_params {
-    /* [T, channels] before the convolution, channels in the order q, k, v; else q, k, v */
+    /* [T, channels] before the convolution, or q, k, v */
     struct gpu_tensor mixed, q, k, v, out;
-    struct gpu_matrix a, b;                   /* [T, Hv] */
+    struct gpu_matrix a, b;                   /* [T, Hv gates], [T, Hv] */
     struct gpu_matrix conv_weight, conv_bias; /* [channels, width], [1, channels] or NULL */
-    const float *a_log, *dt_bias;             /* [Hv] */
+    const float *a_log, *dt_bias;             /* [Hv], [Hv gates] */
     /* seq_lens NULL: has_state says whether a request has a state */
     const int32_t *query_start, *seq_lens;
     const int32_t *state_slots, *num_accepted; /* num_accepted NULL: not speculative */
@@ -31,13 +41,14 @@ struct gpu_delta_params {
     const int32_t *checkpoint_slots;
     int64_t checkpoint_slots_stride;
     int64_t state_slots_stride, num_slots;
-    char *state;                         /* float32 rows [Dv, Dk] of (slot, head) */
-    int64_t state_slot, state_head;      /* bytes */
-    char *window;                        /* rows of (slot, channel) */
+    char *state;                    /* rows [Dv, Dk] of (slot, head), float32 or as the rule says */
+    int64_t state_slot, state_head; /* bytes */
+    char *window;                   /* rows of (slot, channel) */
     int64_t window_slot, window_channel; /* bytes */
     int32_t window_dtype;
     int32_t num_reqs, num_tokens;
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
+    int32_t first_q, first_k, first_v; /* channels of mixed */
     int32_t conv_width, conv_silu, l2norm, num_drafted;
     int32_t checkpoint_interval; /* tokens between checkpoints; 0: no checkpoints */
     /* Requests of at least this many tokens that keep one state go in chunks, by a plugin's own
@@ -48,6 +59,7 @@ struct gpu_delta_params {
     int32_t chunks_roll; /* 1: the kernels of chunks also roll the windows */
     int32_t row_tiles;   /* groups for each head's rows of the state */
     float scale;
+    struct gpu_delta_rule rule;
 };
 
 #endif

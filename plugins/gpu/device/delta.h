@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule in kernels: a request's part of a step, gates, rows of the state. */
+/* Recurrent kernels: a request's part of a step, gates, rows of the state. */
 #ifndef GPU_DEVICE_DELTA_H
 #define GPU_DEVICE_DELTA_H
 
@@ -85,6 +85,11 @@ GPU_INLINE float matrix_number(const gpu_matrix &m, int64_t i, int64_t j)
 GPU_INLINE float silu(float x)
 {
     return x / (1.0f + expf(-x));
+}
+
+GPU_INLINE float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
 }
 
 /* ln(1 + e^x), accurate for small e^x. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gated_delta: turns the call's parts into kernel parameters; windows roll after the delta rule.
+/* recurrent: turns the call's parts into kernel parameters; windows roll after the rule.
  * Slots and counts lie on the device and are checked there: what is out of range is ignored. */
 #include "common/gated_delta.h"
 
@@ -58,6 +58,18 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
         .num_drafted = desc->num_speculative_tokens,
         .row_tiles = (desc->head_size_v + DELTA_ROWS - 1) / DELTA_ROWS,
         .scale = args->layer->scale,
+        .first_q = (int32_t)gdn->first_q,
+        .first_k = (int32_t)gdn->first_k,
+        .first_v = (int32_t)gdn->first_v,
+        .rule = {.skip = gdn->skip,
+                 .additive = gdn->rule->rule == ATTN_RULE_ADDITIVE,
+                 .gate = gdn->rule->gate,
+                 .write_gate = gdn->rule->write_gate,
+                 .gates = gdn->rule->gate_per_channel ? desc->head_size_k : 1,
+                 .state_dtype = desc->state_dtype,
+                 .gate_bound = gdn->rule->gate_bound,
+                 .dt_min = gdn->rule->dt_min,
+                 .dt_max = gdn->rule->dt_max},
     };
     if (desc->conv_width > 0) {
         p.mixed = gpu_tensor_of(gdn->io->mixed_qkv);
@@ -116,20 +128,23 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
 
 /* Launches the kernels that go token by token. */
 static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_params *p,
-                              void *stream)
+                              bool is_plain, void *stream)
 {
     /* longer requests are bound by the latency of tokens, where more groups of fewer rows help */
-    bool is_step = p->head_size_k <= 128 && p->num_tokens <= STEP_TOKENS * p->num_reqs &&
+    bool is_step = is_plain && p->head_size_k <= 128 &&
+                   p->num_tokens <= STEP_TOKENS * p->num_reqs &&
                    (int64_t)p->num_reqs * p->num_v_heads >= 2 * (int64_t)device->num_sms;
     if (is_step) {
         p->row_tiles = (p->head_size_v + DELTA_STEP_ROWS - 1) / DELTA_STEP_ROWS;
     }
     int64_t items = (int64_t)p->num_reqs * p->num_v_heads * p->row_tiles;
-    return gpu_device_launch(device,
-                             is_step                 ? GPU_KERNEL_delta_step
+    enum gpu_kernel kernel = is_step                 ? GPU_KERNEL_delta_step
                              : p->head_size_k <= 128 ? GPU_KERNEL_delta_128
-                                                     : GPU_KERNEL_delta_512,
-                             gpu_groups(items, 1, 1 << 20), p, stream);
+                                                     : GPU_KERNEL_delta_512;
+    if (!is_plain) {
+        kernel = p->head_size_k <= 128 ? GPU_KERNEL_rule_128 : GPU_KERNEL_rule_512;
+    }
+    return gpu_device_launch(device, kernel, gpu_groups(items, 1, 1 << 20), p, stream);
 }
 
 attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
@@ -148,7 +163,7 @@ attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_err
     }
     const char *cause = ways.steps ? own->run_steps(device, &p, args->stream) : NULL;
     if (cause == NULL && ways.few) {
-        cause = run_tokens(device, &p, args->stream);
+        cause = run_tokens(device, &p, gdn_is_plain(args->layer), args->stream);
     }
     if (cause == NULL && ways.chunks) {
         cause = own->run(device, &p, args->prepared->chunk_bytes, args->scratch, args->stream);

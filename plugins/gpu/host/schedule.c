@@ -3,6 +3,7 @@
  * schedule. */
 #include <attn/mla.h>
 
+#include "common/gated_delta.h"
 #include "common/turboquant.h"
 #include "gpu/host/schedule.h"
 
@@ -82,7 +83,7 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     const bool is_sparse = mla != NULL && mla->topk > 0;
     const struct attn_recurrent_desc *recurrent =
         (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
-    if (recurrent != NULL && instance->chunks != NULL) {
+    if (recurrent != NULL && instance->chunks != NULL && gdn_is_plain(layer)) {
         (*prepared)->chunk_bytes =
             instance->chunks->chunk_bytes(&instance->device, recurrent, layer->dtype);
     }

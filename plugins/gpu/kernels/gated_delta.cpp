@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule, a token at a time, with its causal convolution (attn/recurrent.h):
+/* Recurrent layers, a token at a time, with their causal convolution. The kernels delta_* have the
+ * gated delta rule (attn/recurrent.h) over float32 states:
  *     S <- e^g S;  r = beta (v - S k);  S <- S + r k^T;  o = S q
+ * the kernels rule_* every other rule (attn/draft/recurrent.h) and states of 16 bits.
  * A group has some rows of one head's S in registers, each warp as many of them, and
  * works through the request's tokens in stretches whose q, k, v and gates it makes in shared
  * memory. With a = e^g S k and b = e^g S q of the old S, o = b + r (k q): one pass over S, and two
@@ -8,23 +10,27 @@
  * 8 Dv Dk bytes a head. Longer ones are bound by the latency of a token's sums. */
 #include "gpu/device/delta.h"
 
+#include <attn/draft/recurrent.h>
+
 #include "gpu/kernels/list.h"
 
 /* Tokens of a stretch; SIZE is at least Dk. */
 #define STRETCH_OF(SIZE) (2048 / (SIZE))
 
-/* The largest Dk, rows of S and threads of a group. */
-template <int SIZE_, int ROWS_, int THREADS_> struct delta_shape {
+/* The largest Dk, rows of S and threads of a group; ANY_RULE: a kernel rule_*. */
+template <int SIZE_, int ROWS_, int THREADS_, bool ANY_RULE = false> struct delta_shape {
     static constexpr int size = SIZE_, rows = ROWS_, threads = THREADS_;
     static constexpr int warps = threads / GPU_LANES, warp_rows = rows / warps;
     static constexpr int count = size / GPU_LANES; /* columns of a lane */
+    static constexpr bool any_rule = ANY_RULE;
+    static constexpr int gates = ANY_RULE ? size : 1; /* of a token, at most */
 };
 
 template <class D> struct delta_memory {
     static constexpr int SIZE = D::size;
     float q[STRETCH_OF(SIZE)][SIZE], k[STRETCH_OF(SIZE)][SIZE];
     float v[STRETCH_OF(SIZE)][D::rows];
-    float decay[STRETCH_OF(SIZE)], beta[STRETCH_OF(SIZE)];
+    float decay[STRETCH_OF(SIZE)][D::gates], beta[STRETCH_OF(SIZE)];
     float kq[STRETCH_OF(SIZE)]; /* k q */
 };
 
@@ -107,16 +113,63 @@ GPU_INLINE float part_number(const gpu_delta_params &p, const delta_request &req
     return number_load(row, plain.dtype, d);
 }
 
+/* g of gate `at` of token row `row`; *step is its dt, where the gate has one. NaN passes dt's
+ * limits. */
+GPU_INLINE float log_decay(const gpu_delta_params &p, int64_t row, int32_t head, int32_t at,
+                           float *step)
+{
+    const gpu_delta_rule &rule = p.rule;
+    if (rule.gate == ATTN_GATE_GIVEN) {
+        return matrix_number(p.a, row, at);
+    }
+    float rate = expf(p.a_log[head]);
+    if (rule.gate == ATTN_GATE_CONSTANT) {
+        return -rate;
+    }
+    float x = matrix_number(p.a, row, at) + p.dt_bias[at];
+    if (rule.gate == ATTN_GATE_BOUNDED) {
+        return rule.gate_bound * sigmoid(rate * x);
+    }
+    float dt = softplus(x);
+    dt = dt < rule.dt_min ? rule.dt_min : dt;
+    *step = rule.dt_max > 0.0f && dt > rule.dt_max ? rule.dt_max : dt;
+    return -rate * *step;
+}
+
+/* The gates of any rule; columns without a gate stay as they are. */
+template <class D>
+GPU_INLINE void load_any_gates(const gpu_delta_params &p, int32_t first_row, int32_t count,
+                               int32_t head, delta_memory<D> &m)
+{
+    int32_t gates = p.rule.gates, columns = gates > 1 ? D::size : 1;
+    for (int32_t i = (int32_t)thread_index(); i < count * columns; i += D::threads) {
+        int32_t t = i / columns, d = i - t * columns;
+        int64_t row = first_row + t;
+        float step = 0.0f;
+        m.decay[t][d] = d < gates ? expf(log_decay(p, row, head, head * gates + d, &step)) : 1.0f;
+        if (d == 0) {
+            m.beta[t] = p.rule.write_gate == ATTN_WRITE_GATE_SIGMOID
+                            ? sigmoid(matrix_number(p.b, row, head))
+                        : p.rule.write_gate == ATTN_WRITE_GATE_STEP ? step
+                                                                    : 1.0f;
+        }
+    }
+}
+
 /* e^g = e^(-e^a_log softplus(a + dt_bias)), beta = 1 / (1 + e^-b). */
 template <class D>
 GPU_INLINE void load_gates(const gpu_delta_params &p, const delta_request &request, int32_t first,
                            int32_t count, int32_t head, delta_memory<D> &m)
 {
+    if constexpr (D::any_rule) {
+        load_any_gates(p, request.first_row + first, count, head, m);
+        return;
+    }
     for (int32_t t = (int32_t)thread_index(); t < count; t += D::threads) {
         int64_t row = request.first_row + first + t;
         float x = matrix_number(p.a, row, head) + p.dt_bias[head];
-        m.decay[t] = expf(-expf(p.a_log[head]) * softplus(x));
-        m.beta[t] = 1.0f / (1.0f + expf(-matrix_number(p.b, row, head)));
+        m.decay[t][0] = expf(-expf(p.a_log[head]) * softplus(x));
+        m.beta[t] = sigmoid(matrix_number(p.b, row, head));
     }
 }
 
@@ -126,14 +179,14 @@ GPU_INLINE void load_stretch(const gpu_delta_params &p, const delta_request &req
                              int32_t count, int32_t head, int32_t first_dim, delta_memory<D> &m)
 {
     int32_t dk = p.head_size_k, key_head = head / (p.num_v_heads / p.num_k_heads);
-    int64_t q_channel = (int64_t)key_head * dk, keys = (int64_t)p.num_k_heads * dk;
-    int64_t v_channel = 2 * keys + (int64_t)head * p.head_size_v;
+    int64_t key_channel = (int64_t)key_head * dk;
+    int64_t v_channel = p.first_v + (int64_t)head * p.head_size_v;
     for (int32_t i = (int32_t)thread_index(); i < count * 2 * D::size; i += D::threads) {
         int32_t t = i / (2 * D::size), d = i % D::size, is_k = i / D::size & 1;
         float x = 0.0f;
         if (d < dk) {
             x = part_number(p, request, first + t, is_k ? p.k : p.q, key_head,
-                            is_k ? keys + q_channel : q_channel, d);
+                            (is_k ? p.first_k : p.first_q) + key_channel, d);
         }
         (is_k ? m.k : m.q)[t][d] = x;
     }
@@ -179,37 +232,59 @@ template <class D> struct delta_rows {
     float s[D::warp_rows][D::count];
 };
 
+template <class D> GPU_INLINE int32_t state_type(const gpu_delta_params &p)
+{
+    return D::any_rule ? p.rule.state_dtype : ATTN_DTYPE_F32;
+}
+
+template <class D>
+GPU_INLINE char *state_bytes(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t row)
+{
+    return p.state + slot * p.state_slot + head * p.state_head +
+           (int64_t)row * p.head_size_k * number_bytes_of(state_type<D>(p));
+}
+
+template <class D>
+GPU_INLINE float state_number(const gpu_delta_params &p, const char *row, int32_t d)
+{
+    return number_load(row, state_type<D>(p), d);
+}
+
 template <class D>
 GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &request, int32_t head,
                            int32_t first_dim, delta_rows<D> &rows)
 {
 #pragma unroll
     for (int r = 0; r < D::warp_rows; r++) {
-        const float *from = state_row(p, request.state_from, head, first_dim + r);
+        const char *from = state_bytes<D>(p, request.state_from, head, first_dim + r);
         bool real = request.has_state && first_dim + r < p.head_size_v;
 #pragma unroll
         for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
-            rows.s[r][i] = real && d < p.head_size_k ? from[d] : 0.0f;
+            rows.s[r][i] = real && d < p.head_size_k ? state_number<D>(p, from, d) : 0.0f;
         }
     }
 }
 
+/* Numbers of a type other than float32 go on as they were stored. */
 template <class D>
 GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t head,
-                            int32_t first_dim, const delta_rows<D> &rows)
+                            int32_t first_dim, delta_rows<D> &rows)
 {
     if (slot < 0 || slot >= p.num_slots) {
         return;
     }
 #pragma unroll
     for (int r = 0; r < D::warp_rows; r++) {
-        float *to = state_row(p, slot, head, first_dim + r);
+        char *to = state_bytes<D>(p, slot, head, first_dim + r);
 #pragma unroll
         for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
             if (first_dim + r < p.head_size_v && d < p.head_size_k) {
-                to[d] = rows.s[r][i];
+                number_store(to, state_type<D>(p), d, rows.s[r][i]);
+                if constexpr (D::any_rule) {
+                    rows.s[r][i] = state_number<D>(p, to, d);
+                }
             }
         }
     }
@@ -218,16 +293,25 @@ GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t hea
 /* Runs token t of the stretch for the warp's rows, `own` of the group's; out: their elements of o.
  * Rows go in fours, which leaves registers for the state. */
 template <class D>
-GPU_INLINE void run_token(const delta_memory<D> &m, int32_t t, int32_t own, delta_rows<D> &rows,
+GPU_INLINE void run_token(const gpu_delta_params &p, const delta_memory<D> &m, int32_t t,
+                          int32_t head, int32_t own, delta_rows<D> &rows,
                           float (&out)[D::warp_rows])
 {
     constexpr int batch = D::warp_rows < 4 ? D::warp_rows : 4;
     float q[D::count], k[D::count];
-    float decay = m.decay[t], beta = m.beta[t], kq = m.kq[t];
+    float decay[D::any_rule ? D::count : 1], beta = m.beta[t], kq = m.kq[t];
+    float skip = D::any_rule && p.rule.skip != nullptr ? p.rule.skip[head] : 0.0f;
+    bool delta = !D::any_rule || !p.rule.additive;
+    if constexpr (!D::any_rule) {
+        decay[0] = m.decay[t][0];
+    }
 #pragma unroll
     for (int i = 0; i < D::count; i++) {
         q[i] = m.q[t][i * GPU_LANES + lane_index()];
         k[i] = m.k[t][i * GPU_LANES + lane_index()];
+        if constexpr (D::any_rule) {
+            decay[i] = m.decay[t][p.rule.gates > 1 ? i * GPU_LANES + lane_index() : 0];
+        }
     }
 #pragma unroll
     for (int first = 0; first < D::warp_rows; first += batch) {
@@ -238,7 +322,7 @@ GPU_INLINE void run_token(const delta_memory<D> &m, int32_t t, int32_t own, delt
 #pragma unroll
             for (int i = 0; i < D::count; i++) {
                 float &s = rows.s[first + r][i];
-                s *= decay;
+                s *= decay[D::any_rule ? i : 0];
                 a[r] += s * k[i];
                 b[r] += s * q[i];
             }
@@ -253,8 +337,12 @@ GPU_INLINE void run_token(const delta_memory<D> &m, int32_t t, int32_t own, delt
         }
 #pragma unroll
         for (int r = 0; r < batch; r++) {
-            float change = beta * (m.v[t][own + first + r] - a[r]);
+            float v = m.v[t][own + first + r];
+            float change = beta * (delta ? v - a[r] : v);
             out[first + r] = b[r] + change * kq;
+            if (D::any_rule && p.rule.skip != nullptr) {
+                out[first + r] += skip * v;
+            }
 #pragma unroll
             for (int i = 0; i < D::count; i++) {
                 rows.s[first + r][i] += change * k[i];
@@ -281,7 +369,7 @@ GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &requ
         sync_group(); /* q and k are normalized */
         for (int32_t t = 0; t < count; t++) {
             float out[D::warp_rows];
-            run_token(m, t, own, rows, out);
+            run_token(p, m, t, head, own, rows, out);
             char *to = p.out.data + (int64_t)(request.first_row + first + t) * p.out.row +
                        head * p.out.head;
 #pragma unroll
@@ -328,6 +416,18 @@ GPU_KERNEL(delta_128, gpu_delta_params)
 GPU_KERNEL(delta_512, gpu_delta_params)
 {
     GPU_SHARED delta_memory<delta_shape<512, DELTA_ROWS, GPU_THREADS_delta_512>> memory;
+    run_items(p, memory);
+}
+
+GPU_KERNEL(rule_128, gpu_delta_params)
+{
+    GPU_SHARED delta_memory<delta_shape<128, DELTA_ROWS, GPU_THREADS_rule_128, true>> memory;
+    run_items(p, memory);
+}
+
+GPU_KERNEL(rule_512, gpu_delta_params)
+{
+    GPU_SHARED delta_memory<delta_shape<512, DELTA_ROWS, GPU_THREADS_rule_512, true>> memory;
     run_items(p, memory);
 }
 
