@@ -5,7 +5,9 @@
 #include "common/declared.h"
 #include "cpu_simd/internal.h"
 
-static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(NULL)};
+static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS};
+static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext),
+                                                    .state_dtypes = COMMON_STATE_DTYPES};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps common_caps = {

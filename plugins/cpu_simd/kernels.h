@@ -175,7 +175,7 @@ struct tile_kernels {
     const struct decode_kernels *decode_int4;
 };
 
-/* One token of the gated delta rule on rows of a state. */
+/* One token of a recurrent rule on rows of a state. */
 struct delta_args {
     float *to;         /* [rows, depth] after the token; may be `from` */
     const float *from; /* before it */
@@ -188,6 +188,10 @@ struct delta_args {
     float decay; /* e^g */
     float beta;
     float kq; /* k.q */
+    /* of `rule` alone, which takes depths of COLUMN_MULTIPLE */
+    const float *decays; /* [depth]: e^g of each column, in place of decay */
+    bool additive;       /* S <- G S + beta v k^T */
+    float skip;          /* o <- o + skip v */
 };
 
 /* Rows of a causal convolution; those of floats are `stride` apart. */
@@ -307,7 +311,8 @@ struct delta_kernels {
     void (*normalize)(float *x, int32_t rows, int32_t n, float by);
     /* decay = e^(rate log(1 + e^(a + bias))), beta = 1 / (1 + e^-b) */
     void (*gates)(float *decay, float *beta, const struct gates_args *args);
-    void (*step)(const struct delta_args *args);
+    void (*step)(const struct delta_args *args); /* the gated delta rule, a gate per head */
+    void (*rule)(const struct delta_args *args);
     void (*walk)(const struct walk_args *args); /* NULL: chunks go by products */
     /* out[t][j] = a[t] b[j], rows of n floats, of COLUMN_MULTIPLE */
     void (*group_products)(float (*out)[WALK_TOKENS], const float *a, const float *b, int32_t n);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gated_delta: S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S q. A token at a time on the
- * state's own memory, or in chunks on its transpose (gdn_chunk.c). */
+/* Recurrent layers. The gated delta rule over float32 states: S <- e^g S; r = beta (v - S k);
+ * S <- S + r k^T; o = S q, a token at a time on the state's own memory, or in chunks on its
+ * transpose (gdn_chunk.c). Other rules and states of 16 bits: a token at a time on a copy. */
 #include "gdn.h"
 
 /* Value heads over one key head that an item takes together: q, k and their products are the same.
@@ -13,6 +14,7 @@ struct gdn_loop {
     char *scratch; /* memory of worker 0 */
     size_t scratch_bytes;
     int32_t together; /* value heads of an item */
+    bool is_plain;    /* the gated delta rule over float32 states */
 };
 
 static int32_t most_together(const struct attn_recurrent_desc *desc)
@@ -130,6 +132,93 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
     }
 }
 
+static void load_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct gdn_scratch *s)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const int32_t dk = desc->head_size_k, element = gdn_element(desc->state_dtype);
+    const char *from = gdn_state(gdn, slot, head);
+    for (int32_t d = 0; d < desc->head_size_v; d++, from += dk * element_bytes[element]) {
+        gdn_variant(gdn)->f32->unpack[element](s->states + (int64_t)d * s->depth, from, dk);
+    }
+}
+
+/* The state goes on as it was stored. */
+static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct gdn_scratch *s)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const int32_t dk = desc->head_size_k, element = gdn_element(desc->state_dtype);
+    char *to = gdn_state(gdn, slot, head);
+    for (int32_t d = 0; d < desc->head_size_v; d++, to += dk * element_bytes[element]) {
+        gdn_variant(gdn)->store[element](to, s->states + (int64_t)d * s->depth, 1.0f, dk);
+    }
+    if (element != ELEMENT_F32) {
+        load_rows(gdn, slot, head, s);
+    }
+}
+
+/* The numbers that a slot would hold. */
+static void round_rows(const struct gdn *gdn, struct gdn_scratch *s)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const int32_t element = gdn_element(desc->state_dtype);
+    float row[GDN_MAX_HEAD_SIZE]; /* the widest */
+    for (int32_t d = 0; d < desc->head_size_v && element != ELEMENT_F32; d++) {
+        float *state = s->states + (int64_t)d * s->depth;
+        gdn_variant(gdn)->store[element](row, state, 1.0f, desc->head_size_k);
+        gdn_variant(gdn)->f32->unpack[element](state, row, desc->head_size_k);
+    }
+}
+
+/* Any rule, token by token, on rows padded to s->depth. */
+static void run_rule(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                     struct gdn_scratch *s)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const bool stored = gdn->args->layer->batch_invariant >= 2;
+    float decays[GDN_MAX_HEAD_SIZE + COLUMN_MULTIPLE];
+    struct delta_args step = {.to = s->states,
+                              .from = s->states,
+                              .rows = desc->head_size_v,
+                              .depth = s->depth,
+                              .out = s->o,
+                              .decays = decays,
+                              .additive = gdn->rule->rule == ATTN_RULE_ADDITIVE,
+                              .skip = gdn->skip != NULL ? gdn->skip[head] : 0};
+    memset(s->states, 0, (size_t)desc->head_size_v * (size_t)s->depth * sizeof(float));
+    if (request->has_state) {
+        load_rows(gdn, request->state_from, head, s);
+    }
+    for (int64_t t = 0; t < request->num_tokens; t++) {
+        const int32_t i = (int32_t)(t % GDN_CHUNK);
+        const int64_t left = request->num_tokens - t;
+        if (i == 0) {
+            const int32_t count = left < GDN_CHUNK ? (int32_t)left : GDN_CHUNK;
+            gdn_load_qk(gdn, request, t, count, gdn_key_head(desc, head), s);
+            gdn_load_v(gdn, request, t, count, head, s);
+        }
+        step.q = s->q + (int64_t)i * s->depth;
+        step.k = s->k + (int64_t)i * s->depth;
+        step.v = s->v + (int64_t)i * s->width;
+        step.beta = gdn_load_any_gates(gdn, request->first_row + t, head, s->depth, decays);
+        step.kq = gdn_variant(gdn)->delta->dot(step.k, step.q, s->depth);
+        gdn_variant(gdn)->delta->rule(&step);
+        gdn_store_rows(gdn, request->first_row + t, 1, head, s->o, s->width);
+        const int32_t own = request->keeps_all ? request->slots[t]
+                            : left == 1        ? request->slots[0]
+                                               : -1;
+        const int32_t checkpoint = gdn_checkpoint_slot(gdn, request, t + 1);
+        if (own >= 0) {
+            store_rows(gdn, own, head, s);
+        }
+        if (checkpoint >= 0) {
+            store_rows(gdn, checkpoint, head, s);
+        }
+        if (stored && own < 0 && checkpoint < 0) {
+            round_rows(gdn, s);
+        }
+    }
+}
+
 /* Items are heads of the mixed row. */
 static void taps_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
@@ -157,6 +246,12 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     for (int64_t item = begin; item < end; item++) {
         int32_t head = (int32_t)(item % parts) * loop->together;
         if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) || request.state_from < 0) {
+            continue;
+        }
+        if (!loop->is_plain) {
+            for (int32_t h = 0; h < loop->together; h++) {
+                run_rule(gdn, &request, head + h, &scratch);
+            }
             continue;
         }
         /* where a prompt is cut must not show, and chunks begin where a step does */
@@ -196,7 +291,8 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
 attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gdn_scratch scratch;
-    struct gdn_loop loop = {.gdn = gdn_of(args), .taps = args->scratch};
+    struct gdn_loop loop = {
+        .gdn = gdn_of(args), .taps = args->scratch, .is_plain = gdn_is_plain(args->layer)};
     attn_status status = gdn_check_slots(&loop.gdn, error); /* read when the step runs */
     if (status != ATTN_OK) {
         return status;

@@ -11,10 +11,9 @@ static inline const struct variant *gdn_variant(const struct gdn *gdn)
     return gdn->args->instance->variant;
 }
 
-/* enum element_type of the layer's tensors */
-static inline int32_t gdn_activation(const struct gdn *gdn)
+/* enum element_type of an activations' or a state's dtype */
+static inline int32_t gdn_element(int32_t dtype)
 {
-    int32_t dtype = gdn->args->layer->dtype;
     return dtype == ATTN_DTYPE_F32   ? ELEMENT_F32
            : dtype == ATTN_DTYPE_F16 ? ELEMENT_F16
                                      : ELEMENT_BF16;
@@ -64,7 +63,7 @@ struct gdn_scratch {
     float e[GDN_CHUNK]; /* decay from the chunk's beginning through token t */
 };
 
-static inline float *gdn_state(const struct gdn *gdn, int64_t slot, int32_t head)
+static inline void *gdn_state(const struct gdn *gdn, int64_t slot, int32_t head)
 {
     return view_row(gdn->args->k_cache, slot, 0, head);
 }
@@ -96,6 +95,9 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
                 int32_t count, int32_t head, struct gdn_scratch *scratch);
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch);
+/* One token's gates by any rule: decays [depth], 1 where a column is padded; returns beta. */
+float gdn_load_any_gates(const struct gdn *gdn, int64_t row, int32_t head, int32_t depth,
+                         float *decays);
 /* Updates the windows of channels .. end - 1 to the end of the step, and stores those at
  * checkpoints. */
 void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,

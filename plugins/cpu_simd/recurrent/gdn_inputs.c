@@ -4,6 +4,8 @@
 #include "cpu_simd/convert.h"
 #include "gdn.h"
 
+#define SOFTPLUS_LINEAR 20.0f
+
 static float load_element(const void *memory, int32_t element, int64_t i)
 {
     return element == ELEMENT_F32   ? ((const float *)memory)[i]
@@ -67,9 +69,9 @@ static int64_t window_entry(const struct gdn *gdn, const struct gdn_request *req
     return request->from + gdn->desc->conv_width - 1 + t;
 }
 
-/* A head's channels of the mixed row: those of q, then of k, then of v. */
+/* A head's channels of the mixed row. Heads are counted in the order q, k, v. */
 struct head_channels {
-    int64_t first;
+    int64_t first; /* set by channels_in */
     int32_t size, padded;
     size_t taps; /* floats before its own */
 };
@@ -81,10 +83,19 @@ static struct head_channels channels_of(const struct attn_recurrent_desc *desc, 
     size_t depth = (size_t)round_up(desc->head_size_k, COLUMN_MULTIPLE);
     size_t width = (size_t)round_up(desc->head_size_v, COLUMN_MULTIPLE);
     return (struct head_channels){
-        .first = (int64_t)before * desc->head_size_k + (int64_t)(head - before) * desc->head_size_v,
         .size = head < keys ? desc->head_size_k : desc->head_size_v,
         .padded = (int32_t)(head < keys ? depth : width),
         .taps = rows * ((size_t)before * depth + (size_t)(head - before) * width)};
+}
+
+static struct head_channels channels_in(const struct gdn *gdn, int32_t head)
+{
+    const int32_t hk = gdn->desc->num_k_heads;
+    struct head_channels channels = channels_of(gdn->desc, head);
+    channels.first = head < hk       ? gdn->first_q + (int64_t)head * channels.size
+                     : head < 2 * hk ? gdn->first_k + (int64_t)(head - hk) * channels.size
+                                     : gdn->first_v + (int64_t)(head - 2 * hk) * channels.size;
+    return channels;
 }
 
 size_t gdn_taps_floats(const struct attn_recurrent_desc *desc)
@@ -97,7 +108,7 @@ void gdn_load_taps(const struct gdn *gdn, int32_t head, float *taps)
 {
     const struct attn_tensor *weight = gdn->weights->conv_weight;
     const struct attn_tensor *bias = gdn->weights->conv_bias;
-    const struct head_channels channels = channels_of(gdn->desc, head);
+    const struct head_channels channels = channels_in(gdn, head);
     int32_t width = gdn->desc->conv_width;
     float *rows = taps + channels.taps;
     const struct columns weights = {.first = tensor_row(weight, channels.first, 0),
@@ -123,7 +134,7 @@ static void load_raw(const struct gdn *gdn, const struct gdn_request *request, i
         memset(raw, 0, (size_t)before * (size_t)stride * sizeof(float));
     }
     if (before > 0 && request->has_state) {
-        const int32_t stored = gdn_activation(gdn);
+        const int32_t stored = gdn_element(gdn->args->layer->dtype);
         const struct columns window = {
             .first = (const char *)window_of(gdn, request->window_from, channels->first) +
                      window_entry(gdn, request, first) * element_bytes[stored],
@@ -153,11 +164,11 @@ static void prefetch_lines(const char *first, int64_t bytes)
 static void prefetch_head(const struct gdn *gdn, const struct gdn_request *request, int32_t head)
 {
     const struct attn_tensor *mixed = gdn->io->mixed_qkv;
-    const struct head_channels channels = channels_of(gdn->desc, head);
-    const int64_t bytes = element_bytes[element_of_any(mixed)];
-    if (channels.first == gdn->num_channels) {
+    if (head >= 2 * gdn->desc->num_k_heads + gdn->desc->num_v_heads) {
         return;
     }
+    const struct head_channels channels = channels_in(gdn, head);
+    const int64_t bytes = element_bytes[element_of_any(mixed)];
     prefetch_lines(window_of(gdn, request->window_from, channels.first),
                    channels.size * gdn->args->v_cache->stride_head);
     prefetch_lines((const char *)tensor_row(mixed, request->first_row, 0) + channels.first * bytes,
@@ -170,7 +181,7 @@ static void convolve_head(const struct gdn *gdn, const struct gdn_request *reque
                           int32_t count, int32_t head, struct gdn_scratch *scratch, float *rows)
 {
     const struct attn_tensor *mixed = gdn->io->mixed_qkv;
-    const struct head_channels channels = channels_of(gdn->desc, head);
+    const struct head_channels channels = channels_in(gdn, head);
     const int32_t element = element_of_any(mixed), width = gdn->desc->conv_width;
     const int64_t history = width - 1;
     const float *taps = scratch->taps + channels.taps;
@@ -281,6 +292,51 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
     gdn_variant(gdn)->delta->gates(scratch->decay, scratch->beta, &args);
 }
 
+static float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* g of one gate: element `at` of a and of dt_bias; *step is its dt, where the gate has one. NaN
+ * passes dt's limits. */
+static float log_decay(const struct gdn *gdn, int64_t row, int32_t head, int64_t at, float *step)
+{
+    const struct attn_recurrent_rule *rule = gdn->rule;
+    if (rule->gate == ATTN_GATE_GIVEN) {
+        return tensor_element(gdn->io->a, row, at);
+    }
+    const float rate = expf(gdn->weights->a_log[head]);
+    if (rule->gate == ATTN_GATE_CONSTANT) {
+        return -rate;
+    }
+    const float x = tensor_element(gdn->io->a, row, at) + gdn->weights->dt_bias[at];
+    if (rule->gate == ATTN_GATE_BOUNDED) {
+        return rule->gate_bound * sigmoid(rate * x);
+    }
+    *step = x > SOFTPLUS_LINEAR ? x : log1pf(expf(x));
+    *step = *step < rule->dt_min ? rule->dt_min : *step;
+    *step = rule->dt_max > 0 && *step > rule->dt_max ? rule->dt_max : *step;
+    return -rate * *step;
+}
+
+float gdn_load_any_gates(const struct gdn *gdn, int64_t row, int32_t head, int32_t depth,
+                         float *decays)
+{
+    const struct attn_recurrent_rule *rule = gdn->rule;
+    const int32_t dk = gdn->desc->head_size_k, count = rule->gate_per_channel ? dk : 1;
+    float step = 0;
+    for (int32_t i = 0; i < count; i++) {
+        decays[i] = expf(log_decay(gdn, row, head, (int64_t)head * count + i, &step));
+    }
+    for (int32_t i = count; i < depth; i++) {
+        decays[i] = i < dk ? decays[0] : 1.0f;
+    }
+    return rule->write_gate == ATTN_WRITE_GATE_SIGMOID
+               ? sigmoid(tensor_element(gdn->io->b, row, head))
+           : rule->write_gate == ATTN_WRITE_GATE_STEP ? step
+                                                      : 1.0f;
+}
+
 void gdn_store_rows(const struct gdn *gdn, int64_t row, int32_t count, int32_t head, const float *o,
                     int64_t stride)
 {
@@ -347,7 +403,7 @@ static void roll_window(const struct gdn *gdn, const struct gdn_request *request
     struct entries to = {.first = window_of(gdn, slot, channel),
                          .stride = gdn->args->v_cache->stride_head,
                          .channels = end - channel,
-                         .element = gdn_activation(gdn)};
+                         .element = gdn_element(gdn->args->layer->dtype)};
     const int64_t bytes = element_bytes[to.element];
     const char *before = window_of(gdn, request->window_from, channel);
     if (request->has_state && from == first_tile && to.stride == (kept + first_tile) * bytes) {

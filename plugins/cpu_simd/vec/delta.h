@@ -373,6 +373,31 @@ static void delta_step(const struct delta_args *args)
     }
 }
 
+/* S' = S G; r = beta (v - S' k), or beta v; S = S' + r k^T; o = S' q + r (k q) + skip v. */
+static void delta_rule(const struct delta_args *args)
+{
+    const int64_t depth = args->depth;
+    for (int32_t d = 0; d < args->rows; d++) {
+        const float *from = args->from + d * depth, v = args->v[d];
+        float *to = args->to + d * depth;
+        vf by_k = vf_set1(0.0f), by_q = vf_set1(0.0f);
+        for (int64_t i = 0; i < depth; i += VF_WIDTH) {
+            const vf s = vf_mul(vf_load(from + i), vf_load(args->decays + i));
+            by_k = vf_fma(s, vf_load(args->k + i), by_k);
+            by_q = vf_fma(s, vf_load(args->q + i), by_q);
+            vf_store(to + i, s);
+        }
+        const float r = args->beta * (args->additive ? v : v - vf_sum(by_k));
+        args->out[d] = vf_sum(by_q) + r * args->kq;
+        if (args->skip != 0) {
+            args->out[d] += args->skip * v;
+        }
+        for (int64_t i = 0; i < depth; i += VF_WIDTH) {
+            vf_store(to + i, vf_fma(vf_set1(r), vf_load(args->k + i), vf_load(to + i)));
+        }
+    }
+}
+
 #ifdef __AVX512F__
 #include "delta_walk.h"
 #define WALK .walk = delta_walk, .group_products = delta_group_products
@@ -387,6 +412,7 @@ static const struct delta_kernels delta_operations = {.convolve = delta_convolve
                                                       .normalize = delta_normalize,
                                                       .gates = delta_gates,
                                                       .step = delta_step,
+                                                      .rule = delta_rule,
                                                       WALK};
 
 #endif
