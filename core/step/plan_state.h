@@ -237,7 +237,7 @@ static inline bool step_leaves_keys(const struct step *step, const struct attn_s
     return step->no_slots && io->k != NULL && !(io->flags & ATTN_RUN_NO_WRITE);
 }
 
-/* refusals.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
+/* run_errors.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
 attn_status refuse_rows(const char *field, const struct attn_tensor *found,
                         const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
 attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
