@@ -195,7 +195,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
         step_choose_entry(plan, &plan->steps[i]);
     }
     status = call_vendors(plan, purpose, stream, error);
-    status = plan->validate ? places_settle(plan, stream, status, error) : status;
+    status = plan->validate ? settle_device_errors(plan, stream, status, error) : status;
     plan->ready = status == ATTN_OK ? plan->table : NULL;
     return status;
 }

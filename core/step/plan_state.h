@@ -400,18 +400,18 @@ attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
 attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct attn_tensor *tensor,
                         void *stream, struct attn_error *error);
 
-/* places.c: is everything that a batch and a run bring where it has to be? Of a batch the driver is
- * asked for the first one and under validation, of a run under validation. */
-attn_status places_check_batch(attn_plan *plan, const struct attn_batch *batch,
-                               struct attn_error *error);
-attn_status places_check_table(const attn_plan *plan, const struct attn_batch_table *table,
-                               struct attn_error *error);
-attn_status places_check_run(const attn_plan *plan, const struct attn_step_io *io,
-                             struct attn_error *error);
+/* address_check.c: is everything that a batch and a run bring where it has to be? Of a batch the
+ * driver is asked for the first one and under validation, of a run under validation. */
+attn_status address_check_batch(attn_plan *plan, const struct attn_batch *batch,
+                                struct attn_error *error);
+attn_status address_check_table(const attn_plan *plan, const struct attn_batch_table *table,
+                                struct attn_error *error);
+attn_status address_check_run(const attn_plan *plan, const struct attn_step_io *io,
+                              struct attn_error *error);
 /* Under validation: waits for what was enqueued, so that its error is reported by the call that
  * enqueued it, `status` being what the call would answer. Not while a capture goes on. */
-attn_status places_settle(const attn_plan *plan, void *stream, attn_status status,
-                          struct attn_error *error);
+attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,
+                                 struct attn_error *error);
 
 /* slots.c */
 /* Slots below `num_slots`, each of one token, or negative; no more than `most`. `batch`: whose they

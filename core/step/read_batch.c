@@ -219,7 +219,7 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
                             "attn_batch", error);
     }
     if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
-        status = places_check_batch(plan, &read, error);
+        status = address_check_batch(plan, &read, error);
     }
     if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
         status = check_counts(plan, &read, error);

@@ -150,7 +150,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
 static attn_status run_checked(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                struct attn_error *error)
 {
-    attn_status status = places_check_run(plan, io, error);
+    attn_status status = address_check_run(plan, io, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -167,7 +167,7 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
             "ATTN_RUN_NO_ATTEND and hints (the upper half)");
     }
     status = run_step(plan, step, io, error);
-    return plan->validate ? places_settle(plan, io->stream, status, error) : status;
+    return plan->validate ? settle_device_errors(plan, io->stream, status, error) : status;
 }
 
 /* Apart, since other runs need no room on the stack. */

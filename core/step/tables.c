@@ -90,7 +90,7 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
     for (int32_t i = 0; i < plan->num_tables && status == ATTN_OK; i++) {
         status = element_read(&plan->tables[0][i], sizeof *plan->tables[0], batch->tables,
                               (size_t)batch->table_stride, i, "attn_batch_table", error);
-        status = status == ATTN_OK ? places_check_table(plan, &plan->tables[0][i], error) : status;
+        status = status == ATTN_OK ? address_check_table(plan, &plan->tables[0][i], error) : status;
         status = status == ATTN_OK ? check_table(plan, batch, i + 1, &plan->tables[0][i], error)
                                    : status;
     }

@@ -318,15 +318,15 @@ TEST(validation_asks_where_arrays_lie)
     b->model->instances[0].kernels.memory_device = find_owner;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         struct attn_batch_table table = {.num_slots = 0};
-        assert_int_equal(places_check_table(b->plan, &table, &b->error), ATTN_OK);
+        assert_int_equal(address_check_table(b->plan, &table, &b->error), ATTN_OK);
         memcpy((char *)&table + fields[i], &address, sizeof address);
         REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "tables",
-                   places_check_table(b->plan, &table, &b->error));
+                   address_check_table(b->plan, &table, &b->error));
     }
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         b->io.next = runs[i].ext;
         REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, runs[i].name,
-                   places_check_run(b->plan, &b->io, &b->error));
+                   address_check_run(b->plan, &b->io, &b->error));
     }
     planned_destroy(b);
 }

@@ -56,8 +56,8 @@ static attn_status ask_batch(const attn_model *model, const struct attn_batch *b
 }
 
 /* Likewise of the tables next to the batch's own fields, once they are read. */
-attn_status places_check_table(const attn_plan *plan, const struct attn_batch_table *t,
-                               struct attn_error *error)
+attn_status address_check_table(const attn_plan *plan, const struct attn_batch_table *t,
+                                struct attn_error *error)
 {
     const void *const on_device[] = {t->block_table,  t->block_table_row, t->slot_mapping,
                                      t->seq_lens,     t->page_indices,    t->page_start_loc,
@@ -77,8 +77,8 @@ attn_status places_check_table(const attn_plan *plan, const struct attn_batch_ta
     return status;
 }
 
-attn_status places_check_batch(attn_plan *plan, const struct attn_batch *batch,
-                               struct attn_error *error)
+attn_status address_check_batch(attn_plan *plan, const struct attn_batch *batch,
+                                struct attn_error *error)
 {
     if (plan->model->asked == NULL || (plan->asked && !plan->validate)) {
         return ATTN_OK;
@@ -146,8 +146,8 @@ static attn_status check_extension(const attn_plan *plan, const struct attn_ext 
     return ATTN_OK;
 }
 
-attn_status places_check_run(const attn_plan *plan, const struct attn_step_io *io,
-                             struct attn_error *error)
+attn_status address_check_run(const attn_plan *plan, const struct attn_step_io *io,
+                              struct attn_error *error)
 {
     const struct brought all[] = {{"q", io->q, NULL},
                                   {"k", io->k, NULL},
@@ -161,8 +161,8 @@ attn_status places_check_run(const attn_plan *plan, const struct attn_step_io *i
     return status;
 }
 
-attn_status places_settle(const attn_plan *plan, void *stream, attn_status status,
-                          struct attn_error *error)
+attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,
+                                 struct attn_error *error)
 {
     struct attn_error why = ATTN_ERROR_INIT, clean = ATTN_ERROR_INIT;
     const struct instance *instance = NULL;
