@@ -2,7 +2,7 @@
 /* Largest magnitudes of tensors, from which an engine calculates scales. */
 #include "bind/bound.h"
 #include "bind/model.h"
-#include "bind/place.h"
+#include "bind/address_check.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 
@@ -39,7 +39,7 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
         return error_set(error, ATTN_ERROR_UNSUPPORTED, "amax", "%s has no amax",
                          instance->caps->name);
     }
-    status = place_check_tensor(layer->model, read.x, "x", error);
+    status = address_check_tensor(layer->model, read.x, "x", error);
     if (status == ATTN_OK) {
         read.instance = instance->handle;
         status = instance->kernels.amax(&read, &why);

@@ -6,7 +6,7 @@
 #include "bind/bound.h"
 #include "bind/caches.h"
 #include "bind/model.h"
-#include "bind/place.h"
+#include "bind/address_check.h"
 #include "select/match.h"
 #include "select/names.h"
 #include "util/structs.h"
@@ -366,7 +366,7 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
             status = status == ATTN_OK ? check_view_form(layer, &views[i], i == 1, error) : status;
         }
         status = status == ATTN_OK
-                     ? place_check_view(layer->model, &views[i], i == 1 ? "v" : "k", error)
+                     ? address_check_view(layer->model, &views[i], i == 1 ? "v" : "k", error)
                      : status;
     }
     if (status == ATTN_OK && !latent) {
@@ -539,7 +539,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     if (status == ATTN_OK) {
         status = layer_check_unplanned(layer, "layer_bind_params", error);
     }
-    status = status == ATTN_OK ? place_check_params(layer->model, &read, error) : status;
+    status = status == ATTN_OK ? address_check_params(layer->model, &read, error) : status;
     struct layer_params_copy *own =
         &layer->params_copies[layer->params == &layer->params_copies[0]];
     status = status == ATTN_OK ? layer_params_copy_take(own, &read, error) : status;

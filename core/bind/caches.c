@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "bind/model.h"
-#include "bind/place.h"
+#include "bind/address_check.h"
 #include "select/layer_caches.h"
 #include "util/structs.h"
 #include "util/counts.h"
@@ -201,7 +201,7 @@ static attn_status check_further(const attn_layer *layer, int32_t index,
                          layer->desc->name, which, read->data, alignment);
         }
     }
-    return status == ATTN_OK ? place_check_view(layer->model, read, which, error) : status;
+    return status == ATTN_OK ? address_check_view(layer->model, read, which, error) : status;
 }
 
 /* A state, heads one behind the other, and the convolution's window. */
@@ -220,7 +220,7 @@ static attn_status bind_states(attn_layer *layer, const struct attn_kv_view *con
         status = struct_read(&read[i], sizeof read[i], MIN_VIEW, views[i], "attn_kv_view", error);
         status = status == ATTN_OK ? check_view_shape(layer, &wanted, &read[i], error) : status;
         status =
-            status == ATTN_OK ? place_check_view(layer->model, &read[i], which, error) : status;
+            status == ATTN_OK ? address_check_view(layer->model, &read[i], which, error) : status;
     }
     const int64_t element = kv_row_bytes(layer->desc->dtype, 1, false);
     const int64_t state_element =

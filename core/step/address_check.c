@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where what a batch and a run bring lies, and errors of a device that come late. */
-#include "bind/place.h"
+#include "bind/address_check.h"
 
 #include <attn/io.h>
 
@@ -47,10 +47,10 @@ static attn_status ask_batch(const attn_model *model, const struct attn_batch *b
                    {"last_page_len_host", b->last_page_len_host}};
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof on_host / sizeof *on_host && status == ATTN_OK; i++) {
-        status = place_ask_host(model, on_host[i].address, on_host[i].field, error);
+        status = address_ask_host(model, on_host[i].address, on_host[i].field, error);
     }
     for (size_t i = 0; i < sizeof on_device / sizeof *on_device && status == ATTN_OK; i++) {
-        status = place_ask(model, on_device[i].address, on_device[i].field, error);
+        status = address_ask(model, on_device[i].address, on_device[i].field, error);
     }
     return status;
 }
@@ -69,10 +69,10 @@ attn_status address_check_table(const attn_plan *plan, const struct attn_batch_t
         return ATTN_OK;
     }
     for (size_t i = 0; i < sizeof on_host / sizeof *on_host && status == ATTN_OK; i++) {
-        status = place_ask_host(plan->model, on_host[i], "tables", error);
+        status = address_ask_host(plan->model, on_host[i], "tables", error);
     }
     for (size_t i = 0; i < sizeof on_device / sizeof *on_device && status == ATTN_OK; i++) {
-        status = place_ask(plan->model, on_device[i], "tables", error);
+        status = address_ask(plan->model, on_device[i], "tables", error);
     }
     return status;
 }
@@ -101,10 +101,10 @@ static attn_status check_brought(const attn_plan *plan, const struct brought *br
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < count && status == ATTN_OK; i++) {
         const struct attn_tensor *tensor = brought[i].tensor;
-        status = place_check_tensor(plan->model, tensor, brought[i].field, error);
+        status = address_check_tensor(plan->model, tensor, brought[i].field, error);
         if (status == ATTN_OK && plan->validate) {
-            status = place_ask(plan->model, tensor != NULL ? tensor->data : brought[i].address,
-                               brought[i].field, error);
+            status = address_ask(plan->model, tensor != NULL ? tensor->data : brought[i].address,
+                                 brought[i].field, error);
         }
     }
     return status;

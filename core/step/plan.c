@@ -2,7 +2,7 @@
 /* Making a plan: its steps and the memory for them. */
 #include "step/plan.h"
 
-#include "bind/place.h"
+#include "bind/address_check.h"
 #include "select/layer_ext.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
@@ -391,11 +391,11 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
                          read.memory, WORKSPACE_ALIGNMENT);
     }
     status = check_parts(plan, &read, error);
-    status = status == ATTN_OK ? place_check_device(plan->model, read.device, "workspace", error)
+    status = status == ATTN_OK ? address_check_device(plan->model, read.device, "workspace", error)
                                : status;
-    status = status == ATTN_OK ? place_ask(plan->model, read.memory, "workspace", error) : status;
+    status = status == ATTN_OK ? address_ask(plan->model, read.memory, "workspace", error) : status;
     if (status == ATTN_OK && read.scratch != NULL) {
-        status = place_ask(plan->model, read.scratch, "scratch", error);
+        status = address_ask(plan->model, read.scratch, "scratch", error);
     }
     if (status != ATTN_OK) {
         return status;

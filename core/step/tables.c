@@ -2,7 +2,7 @@
 /* A batch's tables beyond its own fields, and the rows that a run brings for the caches that they
  * address. */
 
-#include "bind/place.h"
+#include "bind/address_check.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 
@@ -202,9 +202,9 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
                         "head_size] of a dtype of enum attn_dtype_id with a contiguous last "
                         "dimension");
         }
-        attn_status status = place_check_tensor(plan->model, t, "attn_io_caches", error);
+        attn_status status = address_check_tensor(plan->model, t, "attn_io_caches", error);
         if (status == ATTN_OK && plan->validate && t != NULL) {
-            status = place_ask(plan->model, t->data, "attn_io_caches", error);
+            status = address_ask(plan->model, t->data, "attn_io_caches", error);
         }
         if (status != ATTN_OK) {
             return status;

@@ -9,7 +9,7 @@
 
 #include "bind/bound.h"
 #include "bind/device.h"
-#include "bind/place.h"
+#include "bind/address_check.h"
 
 TEST(backends_are_created_once)
 {
@@ -225,7 +225,7 @@ TEST(memory_that_a_device_reads)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attn_model model = {.device = cases[i].own};
         struct attn_error error = ATTN_ERROR_INIT;
-        assert_int_equal(place_check_device(&model, cases[i].memory, "memory", &error),
+        assert_int_equal(address_check_device(&model, cases[i].memory, "memory", &error),
                          cases[i].reads ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
     }
 }
@@ -250,7 +250,7 @@ TEST(views_lie_where_they_are_read)
     for (int32_t i = 0; i < 3; i++) {
         const struct attn_kv_view view = {.data = i == 1 ? elsewhere : here,
                                           .scale = i == 2 ? elsewhere : here};
-        assert_int_equal(place_check_view(&model, &view, "k", &error),
+        assert_int_equal(address_check_view(&model, &view, "k", &error),
                          i == 0 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
     }
 }

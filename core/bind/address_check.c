@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <attn/draft/mm_encoder.h>
 
-#include "bind/place.h"
+#include "bind/address_check.h"
 
 #include <string.h>
 
@@ -44,15 +44,15 @@ static attn_status refuse(const attn_model *model, struct attn_device memory, co
     return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, message);
 }
 
-attn_status place_check_device(const attn_model *model, struct attn_device stated,
-                               const char *field, struct attn_error *error)
+attn_status address_check_device(const attn_model *model, struct attn_device stated,
+                                 const char *field, struct attn_error *error)
 {
     return stated.type == 0 || serves(model->device, stated) ? ATTN_OK
                                                              : refuse(model, stated, field, error);
 }
 
-attn_status place_check_tensor(const attn_model *model, const struct attn_tensor *tensor,
-                               const char *field, struct attn_error *error)
+attn_status address_check_tensor(const attn_model *model, const struct attn_tensor *tensor,
+                                 const char *field, struct attn_error *error)
 {
     return tensor == NULL || serves(model->device, tensor->device)
                ? ATTN_OK
@@ -76,14 +76,14 @@ static struct attn_device owner_of(const attn_model *model, const void *address)
     return owner;
 }
 
-attn_status place_ask(const attn_model *model, const void *address, const char *field,
-                      struct attn_error *error)
+attn_status address_ask(const attn_model *model, const void *address, const char *field,
+                        struct attn_error *error)
 {
-    return place_check_device(model, owner_of(model, address), field, error);
+    return address_check_device(model, owner_of(model, address), field, error);
 }
 
-attn_status place_ask_host(const attn_model *model, const void *address, const char *field,
-                           struct attn_error *error)
+attn_status address_ask_host(const attn_model *model, const void *address, const char *field,
+                             struct attn_error *error)
 {
     struct attn_device owner = owner_of(model, address);
     char message[160] = "on ", name[DEVICE_TEXT_SIZE];
@@ -108,17 +108,17 @@ static attn_status check_all(const attn_model *model, const struct pointed *all,
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < count && status == ATTN_OK; i++) {
         const struct attn_tensor *tensor = all[i].tensor;
-        status = place_check_tensor(model, tensor, all[i].field, error);
+        status = address_check_tensor(model, tensor, all[i].field, error);
         if (status == ATTN_OK) {
-            status = place_ask(model, tensor != NULL ? tensor->data : all[i].address, all[i].field,
-                               error);
+            status = address_ask(model, tensor != NULL ? tensor->data : all[i].address,
+                                 all[i].field, error);
         }
     }
     return status;
 }
 
-attn_status place_check_params(const attn_model *model, const struct attn_layer_params *params,
-                               struct attn_error *error)
+attn_status address_check_params(const attn_model *model, const struct attn_layer_params *params,
+                                 struct attn_error *error)
 {
     const struct attn_mla_weights *mla =
         (const struct attn_mla_weights *)ext_find(params->next, ATTN_EXT_MLA_WEIGHTS);
@@ -135,7 +135,7 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
         {"sink_k", NULL, params->sink_k},   {"sink_v", NULL, params->sink_v},
         {"q_scale", params->q_scale, NULL}, {"k_scale", params->k_scale, NULL},
         {"v_scale", params->v_scale, NULL}, {"p_scale", params->p_scale, NULL}};
-    attn_status status = place_check_device(model, params->device, "attn_layer_params", error);
+    attn_status status = address_check_device(model, params->device, "attn_layer_params", error);
     status = status == ATTN_OK ? check_all(model, own, 8, error) : status;
     if (status == ATTN_OK && mla != NULL) {
         const struct pointed all[] = {{"kv_b_proj", NULL, mla->kv_b_proj},
@@ -153,7 +153,7 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
         status = check_all(model, all, 4, error);
     }
     if (status == ATTN_OK && skip != NULL) {
-        status = place_ask(model, skip->skip, "skip", error);
+        status = address_ask(model, skip->skip, "skip", error);
     }
     if (status == ATTN_OK && quant != NULL) {
         const struct pointed all[] = {{"hadamard_signs_k", quant->hadamard_signs_k, NULL},
@@ -169,10 +169,10 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
     return status;
 }
 
-attn_status place_check_view(const attn_model *model, const struct attn_kv_view *view,
-                             const char *field, struct attn_error *error)
+attn_status address_check_view(const attn_model *model, const struct attn_kv_view *view,
+                               const char *field, struct attn_error *error)
 {
-    attn_status status = place_check_device(model, view->device, field, error);
-    status = status == ATTN_OK ? place_ask(model, view->data, field, error) : status;
-    return status == ATTN_OK ? place_ask(model, view->scale, field, error) : status;
+    attn_status status = address_check_device(model, view->device, field, error);
+    status = status == ATTN_OK ? address_ask(model, view->data, field, error) : status;
+    return status == ATTN_OK ? address_ask(model, view->scale, field, error) : status;
 }
