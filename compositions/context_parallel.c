@@ -52,20 +52,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     }
     const struct attn_layer_desc *l = &layer->desc;
     int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;
-    attn_status status = check_ranks(l->name, "decode", layer->cp->decode, error);
-    status =
-        status == ATTN_OK ? check_ranks(l->name, "prefill", layer->cp->prefill, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    const struct ranged ranges[] = {
-        {"reduce", layer->cp->reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL},
-        {"order", layer->cp->order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG},
-        {"reserved", layer->cp->reserved, 0, 0}};
-    status = layer_ranges(l->name, ranges, 3, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    layer->reads |= ABI_READS(BATCH_CONTEXT);
+    TRY(check_ranks(l->name, "decode", layer->cp->decode, error));
+    TRY(check_ranks(l->name, "prefill", layer->cp->prefill, error));
     if (layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0)) {
         return BAD("interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
                    layer->cp->interleave, l->block_size);
@@ -401,8 +390,7 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
                                 struct attn_error *error)
 {
     const struct attn_batch *whole = &plan->given;
-    const struct attn_batch_context_parallel *given =
-        (const struct attn_batch_context_parallel *)ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT);
+    const struct attn_batch_context_parallel *given = ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT);
     if (whole->seq_lens_host == NULL && (given == NULL || given->local_seq_lens == NULL)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
                          "context parallelism needs seq_lens_host, or local_seq_lens of "

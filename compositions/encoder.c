@@ -34,32 +34,30 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     }
     const struct attn_layer_desc *l = &layer->desc;
     const struct attn_mm_encoder_quant *q = layer->mm_quant;
-    const struct ranged ranges[] = {
-        {"fp8", q->fp8, 0, l->encoder == ATTN_ENCODER_MULTIMODAL ? 1 : 0},
-        {"amax_history_len", q->amax_history_len, 0, MAX_HISTORY},
-        {"padded_head_size", q->padded_head_size, 0, MAX_HEAD_SIZE}};
-    attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
-    if (status == ATTN_OK && q->padded_head_size > 0 &&
+    layer->reads |= ABI_READS(DRAFT_MM_ENCODER_STATE);
+    if (q->fp8 && l->encoder != ATTN_ENCODER_MULTIMODAL) {
+        return BAD("fp8", "layer '%s': fp8 is 1; a multimodal encoder is needed", l->name);
+    }
+    if (q->padded_head_size > 0 &&
         (q->padded_head_size < l->head_size || q->padded_head_size % 8 != 0)) {
-        status = BAD("padded_head_size",
-                     "layer '%s': padded_head_size %d; 0, or a multiple of 8 from head_size %d",
-                     l->name, q->padded_head_size, l->head_size);
+        return BAD("padded_head_size",
+                   "layer '%s': padded_head_size %d; 0, or a multiple of 8 from head_size %d",
+                   l->name, q->padded_head_size, l->head_size);
     }
-    if (status == ATTN_OK && !(q->scale_margin >= 0 && q->scale_margin <= FLT_MAX)) {
-        status = BAD("scale_margin", "layer '%s': scale_margin is %g; 0 or a positive factor",
-                     l->name, (double)q->scale_margin);
+    if (!(q->scale_margin >= 0 && q->scale_margin <= FLT_MAX)) {
+        return BAD("scale_margin", "layer '%s': scale_margin is %g; 0 or a positive factor",
+                   l->name, (double)q->scale_margin);
     }
-    if (status == ATTN_OK && !q->fp8 &&
-        (q->amax_history_len != 0 || q->scale_margin != 0 || q->padded_head_size != 0)) {
-        status = BAD("amax_history_len",
-                     "layer '%s': amax_history_len is %d, scale_margin %g, padded_head_size %d, "
-                     "which need fp8",
-                     l->name, q->amax_history_len, (double)q->scale_margin, q->padded_head_size);
+    if (!q->fp8 && (q->amax_history_len != 0 || q->scale_margin != 0 || q->padded_head_size != 0)) {
+        return BAD("amax_history_len",
+                   "layer '%s': amax_history_len is %d, scale_margin %g, padded_head_size %d, "
+                   "which need fp8",
+                   l->name, q->amax_history_len, (double)q->scale_margin, q->padded_head_size);
     }
     if (q->fp8 && q->padded_head_size > 0) {
         layer->attend_size = q->padded_head_size;
     }
-    return status;
+    return ATTN_OK;
 }
 
 static void need(struct check *check, bool there, const char *asked)
@@ -93,8 +91,7 @@ static void match(struct check *check, int32_t phase)
 
 static const struct attn_mm_encoder_state *state_of(const struct attn_layer_params *params)
 {
-    return (const struct attn_mm_encoder_state *)ext_find(params->next,
-                                                          ATTN_EXT_DRAFT_MM_ENCODER_STATE);
+    return ext_find(params->next, ATTN_EXT_DRAFT_MM_ENCODER_STATE);
 }
 
 /* One attend over inputs that the core has quantized. */

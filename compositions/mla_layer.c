@@ -34,31 +34,24 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
     layer->writes_apart = true; /* prefill attends no cache */
     layer->out_apart |= layer->mla->absorb_in_core != 0;
     const struct attn_mla_desc *m = layer->mla;
-    const struct ranged ranges[] = {{"kv_lora_rank", m->kv_lora_rank, 8, MAX_LATENT},
-                                    {"qk_nope_head_dim", m->qk_nope_head_dim, 8, MAX_HEAD_SIZE},
-                                    {"qk_rope_head_dim", m->qk_rope_head_dim, 0, MAX_HEAD_SIZE},
-                                    {"v_head_dim", m->v_head_dim, 8, MAX_HEAD_SIZE},
-                                    {"padded_num_q_heads", m->padded_num_q_heads, 0, MAX_HEADS},
-                                    {"topk", m->topk, 0, 1 << 20}};
-    attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
-    if (status == ATTN_OK && m->weight_dtype != ATTN_DTYPE_MXFP4 &&
+    layer->reads |= ABI_READS(MLA_WEIGHTS) | ABI_READS(IO_MLA);
+    if (m->weight_dtype != ATTN_DTYPE_MXFP4 &&
         (m->weight_dtype < 0 || m->weight_dtype >= NUM_DTYPES)) {
-        status = BAD("weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)",
-                     l->name, m->weight_dtype, NUM_DTYPES - 1, ATTN_DTYPE_MXFP4);
+        return BAD("weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)",
+                   l->name, m->weight_dtype, NUM_DTYPES - 1, ATTN_DTYPE_MXFP4);
     }
-    if (status == ATTN_OK &&
-        (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {
-        status = BAD("head_size",
-                     "layer '%s': an MLA layer has one KV head of kv_lora_rank + "
-                     "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
-                     l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads, l->head_size);
+    if (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim) {
+        return BAD("head_size",
+                   "layer '%s': an MLA layer has one KV head of kv_lora_rank + "
+                   "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
+                   l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads, l->head_size);
     }
-    if (status == ATTN_OK && l->head_size_v != 0 && l->head_size_v != m->v_head_dim) {
-        status = BAD("head_size_v", "layer '%s': head_size_v is %d; 0, or v_head_dim, %d", l->name,
-                     l->head_size_v, m->v_head_dim);
+    if (l->head_size_v != 0 && l->head_size_v != m->v_head_dim) {
+        return BAD("head_size_v", "layer '%s': head_size_v is %d; 0, or v_head_dim, %d", l->name,
+                   l->head_size_v, m->v_head_dim);
     }
     l->head_size_v = m->v_head_dim;
-    return status;
+    return ATTN_OK;
 }
 
 /* A pair of head sizes that attend is not asked for by the layer itself. */
@@ -160,8 +153,7 @@ static void hold_spread(struct check *check, int32_t phase)
 void mla_match(struct check *check, int32_t phase)
 {
     const struct attn_mla_desc *mla = check->whole->mla;
-    const struct attn_mla_caps *caps =
-        (const struct attn_mla_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_MLA);
+    const struct attn_mla_caps *caps = ext_find(check->caps->next, ATTN_EXT_CAPS_MLA);
     if (mla == NULL) {
         return;
     }

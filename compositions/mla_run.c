@@ -380,7 +380,7 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
                            .weights = step->layer->data[COMPOSITION_MLA],
                            .step = step,
                            .io = io,
-                           .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA),
+                           .mla = ext_find(io->next, ATTN_EXT_IO_MLA),
                            .desc = step->layer->selected->mla,
                            .like = tensor_like(plan, &step->k),
                            .heads = step->layer->desc->num_q_heads,
@@ -453,7 +453,7 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
                          const struct attn_step_io *io, bool writes, bool attends,
                          struct attn_error *error)
 {
-    const struct attn_io_mla *mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *mla = ext_find(io->next, ATTN_EXT_IO_MLA);
     const struct attn_mla_desc *m = step->layer->selected->mla;
     const char *name = step->layer->desc->name;
     if (mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL) {

@@ -52,8 +52,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
 attn_status output_quantized(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                              size_t place, step_program *inner, struct attn_error *error)
 {
-    const struct attn_io_output_quant *given =
-        (const struct attn_io_output_quant *)ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct attn_io_output_quant *given = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_tensor like = tensor_like(plan, &step->out);

@@ -22,36 +22,29 @@ static attn_status check_rule(const char *name, const struct attn_recurrent_rule
 {
     const bool step = r->write_gate == ATTN_WRITE_GATE_STEP;
     const bool steps = r->gate == ATTN_GATE_SOFTPLUS, bounded = r->gate == ATTN_GATE_BOUNDED;
-    const struct ranged ranges[] = {
-        {"rule", r->rule, 0, NUM_RULES - 1},
-        {"gate", r->gate, 0, NUM_GATES - 1},
-        {"gate_per_channel", r->gate_per_channel, 0, r->gate != ATTN_GATE_CONSTANT},
-        {"write_gate", r->write_gate, 0, NUM_WRITE_GATES - 1},
-        {"values_first", r->values_first, 0, 1},
-        {"has_skip", r->has_skip, 0, 1},
-        {"reserved", r->reserved, 0, 0}};
-    attn_status status = layer_ranges(name, ranges, sizeof ranges / sizeof *ranges, error);
-    if (status == ATTN_OK && step && (!steps || r->gate_per_channel)) {
-        status = BAD("write_gate",
-                     "layer '%s': write_gate is the step of a softplus gate per head; gate is %d, "
-                     "gate_per_channel %d",
-                     name, r->gate, r->gate_per_channel);
+    if (r->gate == ATTN_GATE_CONSTANT && r->gate_per_channel) {
+        return BAD("gate_per_channel", "layer '%s': gate_per_channel is 1; 0 with a constant gate",
+                   name);
     }
-    if (status == ATTN_OK &&
-        (bounded ? !(r->gate_bound < 0) || !isfinite(r->gate_bound) : r->gate_bound != 0)) {
-        status =
-            BAD("gate_bound", "layer '%s': gate_bound is %g; below 0 with a bounded gate, else 0",
-                name, r->gate_bound);
+    if (step && (!steps || r->gate_per_channel)) {
+        return BAD("write_gate",
+                   "layer '%s': write_gate is the step of a softplus gate per head; gate is %d, "
+                   "gate_per_channel %d",
+                   name, r->gate, r->gate_per_channel);
     }
-    if (status == ATTN_OK && (!(r->dt_min >= 0) || !isfinite(r->dt_min) || !(r->dt_max >= 0) ||
-                              (r->dt_max > 0 && r->dt_max < r->dt_min) ||
-                              (!steps && (r->dt_min > 0 || r->dt_max > 0)))) {
-        status = BAD("dt_min",
-                     "layer '%s': dt_min is %g, dt_max %g; 0 or above, dt_max from dt_min on or 0, "
-                     "of a softplus gate",
-                     name, r->dt_min, r->dt_max);
+    if (bounded ? !(r->gate_bound < 0) || !isfinite(r->gate_bound) : r->gate_bound != 0) {
+        return BAD("gate_bound",
+                   "layer '%s': gate_bound is %g; below 0 with a bounded gate, else 0", name,
+                   r->gate_bound);
     }
-    return status;
+    if (!(r->dt_min >= 0) || !isfinite(r->dt_min) || !(r->dt_max >= 0) ||
+        (r->dt_max > 0 && r->dt_max < r->dt_min) || (!steps && (r->dt_min > 0 || r->dt_max > 0))) {
+        return BAD("dt_min",
+                   "layer '%s': dt_min is %g, dt_max %g; 0 or above, dt_max from dt_min on or 0, "
+                   "of a softplus gate",
+                   name, r->dt_min, r->dt_max);
+    }
+    return ATTN_OK;
 }
 
 /* Of a slot: S [Hv, Dv, Dk], and the convolution's window. */
@@ -78,54 +71,38 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         return ATTN_OK;
     }
     layer->kernel = ATTN_KERNEL_RECURRENT;
+    layer->reads |= ABI_READS(RECURRENT_WEIGHTS) | ABI_READS(BATCH_RECURRENT) |
+                    ABI_READS(IO_RECURRENT) |
+                    (layer->rule != NULL ? ABI_READS(DRAFT_RECURRENT_SKIP) : 0);
     const struct attn_layer_desc *l = &layer->desc;
     struct attn_recurrent_desc *g = layer->gdn;
-    const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
-                                    {"num_v_heads", g->num_v_heads, 1, MAX_HEADS},
-                                    {"head_size_k", g->head_size_k, 8, MAX_HEAD_SIZE},
-                                    {"head_size_v", g->head_size_v, 8, MAX_HEAD_SIZE},
-                                    {"conv_width", g->conv_width, 0, 64},
-                                    {"chunk_size", g->chunk_size, 0, 4096},
-                                    {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024},
-                                    {"conv_silu", g->conv_silu, 0, 1},
-                                    {"qk_l2norm", g->qk_l2norm, 0, 1},
-                                    {"has_initial_slots", g->has_initial_slots, 0, 1},
-                                    {"checkpoint_interval", g->checkpoint_interval, 0, 1 << 30}};
-    attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
-    if (status == ATTN_OK && g->num_v_heads % g->num_k_heads != 0) {
-        status =
-            BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
-                l->name, g->num_v_heads, g->num_k_heads);
+    if (g->num_v_heads % g->num_k_heads != 0) {
+        return BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
+                   l->name, g->num_v_heads, g->num_k_heads);
     }
-    if (status == ATTN_OK && (l->num_q_heads != g->num_k_heads ||
-                              l->num_kv_heads != g->num_k_heads || l->head_size != g->head_size_k ||
-                              (l->head_size_v != 0 && l->head_size_v != g->head_size_v))) {
-        status = BAD("head_size",
-                     "layer '%s': num_q_heads %d, num_kv_heads %d, head_size %d, head_size_v %d; "
-                     "of a recurrent layer they are num_k_heads %d, twice, head_size_k %d and 0 or "
-                     "head_size_v %d",
-                     l->name, l->num_q_heads, l->num_kv_heads, l->head_size, l->head_size_v,
-                     g->num_k_heads, g->head_size_k, g->head_size_v);
+    if (l->num_q_heads != g->num_k_heads || l->num_kv_heads != g->num_k_heads ||
+        l->head_size != g->head_size_k ||
+        (l->head_size_v != 0 && l->head_size_v != g->head_size_v)) {
+        return BAD("head_size",
+                   "layer '%s': num_q_heads %d, num_kv_heads %d, head_size %d, head_size_v %d; "
+                   "of a recurrent layer they are num_k_heads %d, twice, head_size_k %d and 0 or "
+                   "head_size_v %d",
+                   l->name, l->num_q_heads, l->num_kv_heads, l->head_size, l->head_size_v,
+                   g->num_k_heads, g->head_size_k, g->head_size_v);
     }
-    if (status == ATTN_OK && g->conv_silu && g->conv_width == 0) {
-        status = BAD("conv_silu", "layer '%s': conv_silu is 1, which needs a conv_width", l->name);
+    if (g->conv_silu && g->conv_width == 0) {
+        return BAD("conv_silu", "layer '%s': conv_silu is 1, which needs a conv_width", l->name);
     }
     layer->desc.head_size_v = g->head_size_v;
     g->state_dtype = g->state_dtype == ATTN_DTYPE_DEFAULT ? ATTN_DTYPE_F32 : g->state_dtype;
-    if (status == ATTN_OK && (g->state_dtype < ATTN_DTYPE_F16 || g->state_dtype > ATTN_DTYPE_F32)) {
-        status = BAD("state_dtype", "layer '%s': state_dtype is %d; 0 or %d to %d (f16, bf16, f32)",
-                     l->name, g->state_dtype, ATTN_DTYPE_F16, ATTN_DTYPE_F32);
+    if (layer->rule != NULL) {
+        TRY(check_rule(l->name, layer->rule, error));
     }
-    if (status == ATTN_OK && layer->rule != NULL) {
-        status = check_rule(l->name, layer->rule, error);
-    }
-    if (status == ATTN_OK) {
-        layer->state_bytes = state_bytes(l, g);
-    }
+    layer->state_bytes = state_bytes(l, g);
     /* what a batch brings, and what is checked of it, is one for all layers of a plan */
     _Static_assert(sizeof *g - sizeof g->ext <= MAX_BATCH_KEY, "room for the description");
     memcpy(layer->batch_key, (const char *)g + sizeof g->ext, sizeof *g - sizeof g->ext);
-    return status;
+    return ATTN_OK;
 }
 
 static const char *name_of_rule(int32_t code)
@@ -153,8 +130,8 @@ static void match_rule(struct check *check, const struct attn_recurrent_rule *gi
     static const struct attn_recurrent_rule gated_delta;
     static const struct attn_recurrent_rule_caps none;
     const struct attn_recurrent_rule *r = given != NULL ? given : &gated_delta;
-    const struct attn_recurrent_rule_caps *caps = (const struct attn_recurrent_rule_caps *)ext_find(
-        check->caps->next, ATTN_EXT_DRAFT_RECURRENT_CAPS);
+    const struct attn_recurrent_rule_caps *caps =
+        ext_find(check->caps->next, ATTN_EXT_DRAFT_RECURRENT_CAPS);
     caps = caps != NULL ? caps : &none;
     const struct {
         const char *field;
@@ -196,8 +173,7 @@ static void match_slots(struct check *check, const struct attn_recurrent_desc *g
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_recurrent_desc *gdn = check->whole->gdn;
-    const struct attn_recurrent_caps *caps =
-        (const struct attn_recurrent_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_RECURRENT);
+    const struct attn_recurrent_caps *caps = ext_find(check->caps->next, ATTN_EXT_CAPS_RECURRENT);
     if (gdn == NULL) {
         return;
     }
@@ -246,8 +222,7 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
     const struct attn_ext *given = layer->part_params[PART_MAIN].next;
-    const struct attn_recurrent_weights *weights =
-        (const struct attn_recurrent_weights *)ext_find(given, ATTN_EXT_RECURRENT_WEIGHTS);
+    const struct attn_recurrent_weights *weights = ext_find(given, ATTN_EXT_RECURRENT_WEIGHTS);
     const char *name = layer->desc->name;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
@@ -257,8 +232,7 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     if (layer->params == NULL) {
         return ATTN_OK;
     }
-    const struct attn_recurrent_skip *skip =
-        (const struct attn_recurrent_skip *)ext_find(given, ATTN_EXT_DRAFT_RECURRENT_SKIP);
+    const struct attn_recurrent_skip *skip = ext_find(given, ATTN_EXT_DRAFT_RECURRENT_SKIP);
     const bool has_skip = layer->selected->rule != NULL && layer->selected->rule->has_skip;
     if (weights == NULL || (weights->a_log != NULL) != a_log ||
         (weights->dt_bias != NULL) != dt_bias) {
@@ -563,8 +537,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
 {
-    const struct attn_io_recurrent *gdn =
-        (const struct attn_io_recurrent *)ext_find(io->next, ATTN_EXT_IO_RECURRENT);
+    const struct attn_io_recurrent *gdn = ext_find(io->next, ATTN_EXT_IO_RECURRENT);
     const struct attn_recurrent_desc *g = step->layer->selected->gdn;
     int64_t rows = plan->num_tokens, keys = 2 * (int64_t)g->num_k_heads * g->head_size_k;
     (void)writes; /* the state moves with the attend */

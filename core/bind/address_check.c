@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <attn/draft/mm_encoder.h>
-
 #include "bind/address_check.h"
 
 #include <string.h>
@@ -51,14 +49,6 @@ attn_status address_check_device(const attn_model *model, struct attn_device sta
                                                              : refuse(model, stated, field, error);
 }
 
-attn_status address_check_tensor(const attn_model *model, const struct attn_tensor *tensor,
-                                 const char *field, struct attn_error *error)
-{
-    return tensor == NULL || serves(model->device, tensor->device)
-               ? ATTN_OK
-               : refuse(model, tensor->device, field, error);
-}
-
 /* The device whose memory lies there; type 0: not known. */
 static struct attn_device owner_of(const attn_model *model, const void *address)
 {
@@ -95,84 +85,52 @@ attn_status address_ask_host(const attn_model *model, const void *address, const
     return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, message);
 }
 
-/* One thing that parameters point at. */
-struct pointed {
-    const char *field;
-    const void *address;
-    const struct attn_tensor *tensor;
-};
-
-static attn_status check_all(const attn_model *model, const struct pointed *all, size_t count,
-                             struct attn_error *error)
+attn_status address_check_tensor(const attn_model *model, const struct attn_tensor *tensor,
+                                 const char *field, bool ask, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    for (size_t i = 0; i < count && status == ATTN_OK; i++) {
-        const struct attn_tensor *tensor = all[i].tensor;
-        status = address_check_tensor(model, tensor, all[i].field, error);
-        if (status == ATTN_OK) {
-            status = address_ask(model, tensor != NULL ? tensor->data : all[i].address,
-                                 all[i].field, error);
-        }
+    if (tensor == NULL) {
+        return ATTN_OK;
     }
-    return status;
+    if (!serves(model->device, tensor->device)) {
+        return refuse(model, tensor->device, field, error);
+    }
+    return ask ? address_ask(model, tensor->data, field, error) : ATTN_OK;
 }
 
-attn_status address_check_params(const attn_model *model, const struct attn_layer_params *params,
-                                 struct attn_error *error)
+static attn_status check_fields(const attn_model *model, const void *ours,
+                                const struct abi_field *field, const char *label, bool ask,
+                                struct attn_error *error)
 {
-    const struct attn_mla_weights *mla =
-        (const struct attn_mla_weights *)ext_find(params->next, ATTN_EXT_MLA_WEIGHTS);
-    const struct attn_recurrent_weights *gdn =
-        (const struct attn_recurrent_weights *)ext_find(params->next, ATTN_EXT_RECURRENT_WEIGHTS);
-    const struct attn_recurrent_skip *skip =
-        (const struct attn_recurrent_skip *)ext_find(params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
-    const struct attn_kv_quant_params *quant =
-        (const struct attn_kv_quant_params *)ext_find(params->next, ATTN_EXT_KV_QUANT_PARAMS);
-    const struct attn_mm_encoder_state *encoder = (const struct attn_mm_encoder_state *)ext_find(
-        params->next, ATTN_EXT_DRAFT_MM_ENCODER_STATE);
-    const struct pointed own[] = {
-        {"sinks", params->sinks, NULL},     {"alibi_slopes", params->alibi_slopes, NULL},
-        {"sink_k", NULL, params->sink_k},   {"sink_v", NULL, params->sink_v},
-        {"q_scale", params->q_scale, NULL}, {"k_scale", params->k_scale, NULL},
-        {"v_scale", params->v_scale, NULL}, {"p_scale", params->p_scale, NULL}};
-    attn_status status = address_check_device(model, params->device, "attn_layer_params", error);
-    status = status == ATTN_OK ? check_all(model, own, 8, error) : status;
-    if (status == ATTN_OK && mla != NULL) {
-        const struct pointed all[] = {{"kv_b_proj", NULL, mla->kv_b_proj},
-                                      {"w_uk", NULL, mla->w_uk},
-                                      {"w_uv", NULL, mla->w_uv},
-                                      {"w_uk_scale", NULL, mla->w_uk_scale},
-                                      {"w_uv_scale", NULL, mla->w_uv_scale}};
-        status = check_all(model, all, 5, error);
+    for (; field->name != NULL; field++) {
+        const char *name = label != NULL ? label : field->name;
+        if (field->kind == FIELD_TENSOR) {
+            TRY(address_check_tensor(model, field_pointer(ours, field), name, ask, error));
+        } else if (ask && field->kind == FIELD_DEVICE) {
+            TRY(address_ask(model, field_pointer(ours, field), name, error));
+        } else if (ask && field->kind == FIELD_HOST) {
+            TRY(address_ask_host(model, field_pointer(ours, field), name, error));
+        }
     }
-    if (status == ATTN_OK && gdn != NULL) {
-        const struct pointed all[] = {{"a_log", gdn->a_log, NULL},
-                                      {"dt_bias", gdn->dt_bias, NULL},
-                                      {"conv_weight", NULL, gdn->conv_weight},
-                                      {"conv_bias", NULL, gdn->conv_bias}};
-        status = check_all(model, all, 4, error);
+    return ATTN_OK;
+}
+
+attn_status address_check_all(const attn_model *model, const void *ours, enum abi_id id,
+                              const struct attn_ext *next, const char *label, bool ask,
+                              struct attn_error *error)
+{
+    TRY(check_fields(model, ours, abi_structs[id].fields, label, ask, error));
+    for (; next != NULL; next = next->next) {
+        const struct abi_struct *row = abi_find(next->id, id);
+        if (row != NULL) {
+            TRY(check_fields(model, next, row->fields, label, ask, error));
+        }
     }
-    if (status == ATTN_OK && skip != NULL) {
-        status = address_ask(model, skip->skip, "skip", error);
-    }
-    if (status == ATTN_OK && quant != NULL) {
-        const struct pointed all[] = {{"hadamard_signs_k", quant->hadamard_signs_k, NULL},
-                                      {"hadamard_signs_v", quant->hadamard_signs_v, NULL},
-                                      {"v_channel_scale", quant->v_channel_scale, NULL}};
-        status = check_all(model, all, 3, error);
-    }
-    if (status == ATTN_OK && encoder != NULL) {
-        const struct pointed all[] = {{"amax_history", encoder->amax_history, NULL},
-                                      {"scales", encoder->scales, NULL}};
-        status = check_all(model, all, 2, error);
-    }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status address_check_view(const attn_model *model, const struct attn_kv_view *view,
                                const char *field, struct attn_error *error)
 {
-    attn_status status = address_check_device(model, view->device, field, error);
-    status = status == ATTN_OK ? address_ask(model, view->data, field, error) : status;
-    return status == ATTN_OK ? address_ask(model, view->scale, field, error) : status;
+    TRY(address_check_device(model, view->device, field, error));
+    return address_check_all(model, view, ABI_KV_VIEW, NULL, field, true, error);
 }

@@ -6,28 +6,19 @@
 #include "util/structs.h"
 #include "util/tensor.h"
 
-#define MIN_AMAX 56 /* size in ABI 0.3 */
-
 attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
                        struct attn_error *error)
 {
     struct attn_amax_args read;
     struct attn_error why = ATTN_ERROR_INIT;
-    attn_status status = struct_read(&read, sizeof read, MIN_AMAX, args, "attn_amax_args", error);
-    status = status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_amax_args", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(struct_read(&read, ABI_AMAX_ARGS, args, error));
     if (layer == NULL || read.out == NULL || read.instance != NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
                          "layer %p, out %p, instance %p; the first two are needed, and instance is "
                          "NULL",
                          (const void *)layer, (const void *)read.out, (const void *)read.instance);
     }
-    if ((read.per_head | read.accumulate) & ~1) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "per_head",
-                         "per_head %d, accumulate %d; 0 or 1 each", read.per_head, read.accumulate);
-    }
+
     if (!tensor_is_numbers(read.x, 3)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "x",
                          "layer '%s': x is NULL or not [rows, heads, size] of numbers with a "
@@ -39,11 +30,8 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
         return error_set(error, ATTN_ERROR_UNSUPPORTED, "amax", "%s has no amax",
                          instance->caps->name);
     }
-    status = address_check_tensor(layer->model, read.x, "x", error);
-    if (status == ATTN_OK) {
-        read.instance = instance->handle;
-        status = instance->kernels.amax(&read, &why);
-        status = status == ATTN_OK ? ATTN_OK : error_relay(error, status, &why);
-    }
-    return status;
+    TRY(address_check_tensor(layer->model, read.x, "x", false, error));
+    read.instance = instance->handle;
+    const attn_status status = instance->kernels.amax(&read, &why);
+    return status == ATTN_OK ? ATTN_OK : error_relay(error, status, &why);
 }

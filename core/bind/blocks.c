@@ -9,9 +9,7 @@
 
 /* rows of K and V, and their scales where these stand apart; likewise of further caches */
 #define MAX_PLANES (2 * (2 + ATTN_MAX_CACHES))
-#define MIN_TRANSFER 64 /* sizes in ABI 0.3 */
-#define MIN_MEMORY 16
-#define MAX_MEMORY 4096
+
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* What a layer keeps of a block in one piece: block b lies at base + b stride. */
@@ -201,60 +199,27 @@ static attn_status read_transfer(const attn_model *model,
                                  const struct attn_block_transfer *transfer,
                                  struct attn_block_transfer *t, struct attn_error *error)
 {
-    attn_status status =
-        struct_read(t, sizeof *t, MIN_TRANSFER, transfer, "attn_block_transfer", error);
-    status = status == ATTN_OK ? ext_check(t->next, NULL, 0, "attn_block_transfer", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(struct_read(t, ABI_BLOCK_TRANSFER, transfer, error));
     if (model == NULL || t->group < 0 || t->group >= model->num_groups || t->num_pairs < 0 ||
-        (t->num_pairs > 0 && t->pairs == NULL) || t->kind < ATTN_COPY_HOST_TO_DEVICE ||
-        t->kind > ATTN_COPY_DEVICE_TO_DEVICE) {
+        (t->num_pairs > 0 && t->pairs == NULL)) {
         return BAD("group",
-                   "model %p, group %d, kind %d, %lld pairs at %p; a group of the model, "
-                   "kind 1 to 3 and an array of pairs",
-                   (const void *)model, t->group, t->kind, (long long)t->num_pairs,
-                   (const void *)t->pairs);
+                   "model %p, group %d, %lld pairs at %p; a group of the model and an "
+                   "array of pairs",
+                   (const void *)model, t->group, (long long)t->num_pairs, (const void *)t->pairs);
     }
-    if (t->table < 0) {
-        return BAD("table", "table is %d; 0 or above", t->table);
-    }
-    if (t->other != NULL && (t->other_stride < MIN_MEMORY || t->other_stride > MAX_MEMORY)) {
-        return BAD("other_stride", "other_stride is %d; %d to %d with other", t->other_stride,
-                   MIN_MEMORY, MAX_MEMORY);
-    }
-    return ATTN_OK;
-}
-
-/* An element of an array whose writer may be newer. */
-static attn_status read_memory(const struct attn_block_transfer *t, int32_t index,
-                               struct attn_block_memory *memory, struct attn_error *error)
-{
-    const uint8_t *source = (const uint8_t *)t->other + (int64_t)index * t->other_stride;
-    memcpy(memory, source, sizeof *memory);
-    for (int32_t at = (int32_t)sizeof *memory; at < t->other_stride; at++) {
-        if (source[at] != 0) {
-            return error_set(error, ATTN_ERROR_STRUCT_SIZE, "other",
-                             "other_stride is %d and byte %d of other[%d] is not 0; this library "
-                             "knows %zu bytes, and an unknown tail has to be all zero",
-                             t->other_stride, at, index, sizeof *memory);
-        }
-    }
-    return ATTN_OK;
+    return t->other == NULL || element_stride_is_good(ABI_BLOCK_MEMORY, t->other_stride)
+               ? ATTN_OK
+               : BAD("other_stride", "other_stride is %d; %zu to %d with other", t->other_stride,
+                     sizeof *t->other, MAX_ELEMENT);
 }
 
 attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *transfer,
                         struct attn_error *error)
 {
     struct attn_block_transfer t;
-    attn_status status = read_transfer(model, transfer, &t, error);
-    status = status == ATTN_OK ? check_pairs(model, t.group, t.kind, t.table, t.other != NULL,
-                                             t.pairs, t.num_pairs, error)
-                               : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    for (int32_t i = 0; i < model->num_layers && status == ATTN_OK; i++) {
+    TRY(read_transfer(model, transfer, &t, error));
+    TRY(check_pairs(model, t.group, t.kind, t.table, t.other != NULL, t.pairs, t.num_pairs, error));
+    for (int32_t i = 0; i < model->num_layers; i++) {
         attn_layer *layer = &model->layers[i];
         struct attn_block_copy copies[MAX_PLANES];
         int32_t count = 0;
@@ -268,14 +233,12 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
                              "%s has no copy_blocks kernel", instance->caps->name);
         }
-        status = t.other != NULL ? read_memory(&t, layer->slot, &memory, error) : ATTN_OK;
-        status = status == ATTN_OK
-                     ? add_copies(layer, t.kind, t.table, t.other != NULL ? &memory : NULL, copies,
-                                  &count, error)
-                     : status;
-        if (status != ATTN_OK) {
-            return status;
+        if (t.other != NULL) {
+            TRY(element_read(&memory, ABI_BLOCK_MEMORY, t.other, t.other_stride, layer->slot,
+                             error));
         }
+        TRY(add_copies(layer, t.kind, t.table, t.other != NULL ? &memory : NULL, copies, &count,
+                       error));
         struct attn_copy_blocks_args args = {.struct_size = sizeof args,
                                              .instance = instance->handle,
                                              .stream = t.stream,
@@ -286,10 +249,10 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
                                              .num_pairs = t.num_pairs,
                                              .copy_stride = (int32_t)sizeof *copies};
         if (instance->kernels.copy_blocks != NULL) {
-            status = instance->kernels.copy_blocks(&args, error);
+            TRY(instance->kernels.copy_blocks(&args, error));
         } else {
             move_blocks(&args);
         }
     }
-    return status;
+    return ATTN_OK;
 }

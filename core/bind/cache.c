@@ -13,8 +13,6 @@
 #include "util/tensor.h"
 #include "util/counts.h"
 
-#define MIN_VIEW 120 /* sizes in ABI 0.3 */
-#define MIN_PARAMS 104
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* One dimension of a view, for finding overlaps. */
@@ -350,40 +348,33 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
         return BAD("v", "layer '%s': k %p, v %p; %s", layer->desc->name, (const void *)k,
                    (const void *)v, latent ? "an MLA layer has k only" : "both are needed");
     }
-    attn_status status =
-        struct_read(&views[0], sizeof views[0], MIN_VIEW, k, "attn_kv_view", error);
-    if (status == ATTN_OK && v != NULL) {
-        status = struct_read(&views[1], sizeof views[1], MIN_VIEW, v, "attn_kv_view", error);
-    }
     const bool pages = layer_has_vendor_pages(layer);
-    for (int32_t i = 0; i < (latent ? 1 : 2) && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < (latent ? 1 : 2); i++) {
+        const char *which = i == 1 ? "v" : "k";
+        TRY(struct_read(&views[i], ABI_KV_VIEW, i == 1 ? v : k, error));
         if (pages) {
-            status = check_pages(layer, &views[i], i == 1, error);
+            TRY(check_pages(layer, &views[i], i == 1, error));
         } else {
-            status = view_cut(layer, i == 1 ? "v" : "k", layer->desc->block_size,
-                              layer_parts(layer, 0), &views[i], error);
-            status = status == ATTN_OK ? check_view(layer, &views[i], i == 1, error) : status;
-            status = status == ATTN_OK ? check_view_form(layer, &views[i], i == 1, error) : status;
+            TRY(view_cut(layer, which, layer->desc->block_size, layer_parts(layer, 0), &views[i],
+                         error));
+            TRY(check_view(layer, &views[i], i == 1, error));
+            TRY(check_view_form(layer, &views[i], i == 1, error));
         }
-        status = status == ATTN_OK
-                     ? address_check_view(layer->model, &views[i], i == 1 ? "v" : "k", error)
-                     : status;
+        TRY(address_check_view(layer->model, &views[i], which, error));
     }
-    if (status == ATTN_OK && !latent) {
-        status = pages ? check_same_pages(layer, views, error) : check_apart(layer, views, error);
+    if (!latent) {
+        TRY(pages ? check_same_pages(layer, views, error) : check_apart(layer, views, error));
     }
-    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_caches", error) : status;
-    if (status == ATTN_OK) {
-        layer_release_readers(layer);
-        layer->k_cache = views[0];
-        layer->has_v_cache = !latent;
-        layer->row_bytes[0] = data_bytes(layer->desc, false);
-        layer->row_bytes[1] = data_bytes(layer->desc, true);
-        if (!latent) {
-            layer->v_cache = views[1];
-        }
+    TRY(layer_check_unplanned(layer, "layer_bind_caches", error));
+    layer_release_readers(layer);
+    layer->k_cache = views[0];
+    layer->has_v_cache = !latent;
+    layer->row_bytes[0] = data_bytes(layer->desc, false);
+    layer->row_bytes[1] = data_bytes(layer->desc, true);
+    if (!latent) {
+        layer->v_cache = views[1];
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,
@@ -435,11 +426,6 @@ static bool is_scale(float host)
     return host != 0 && host != 1;
 }
 
-static bool is_extended(const struct attn_layer_desc *l, uint32_t id)
-{
-    return ext_find(l->next, id) != NULL;
-}
-
 /* What no term of the layer reads. Scales of the cache of a layer that skips its quantization are
  * those of the model's other layers. */
 static attn_status check_unread(const struct attn_layer_desc *l, const struct attn_layer_params *p,
@@ -478,30 +464,11 @@ static attn_status check_unread(const struct attn_layer_desc *l, const struct at
                   {"hadamard_signs_v", quant->hadamard_signs_v != NULL, int4_v,
                    "kv_dtype int4_per_token_head"},
                   {"v_channel_scale", quant->v_channel_scale != NULL, int8, "kv_dtype int8_kv"}};
-    const struct {
-        uint32_t id;
-        const char *name;
-        bool is_read;
-        const char *reader;
-    } extensions[] = {
-        {ATTN_EXT_MLA_WEIGHTS, "attn_mla_weights", l->kind == ATTN_LAYER_MLA, "kind mla"},
-        {ATTN_EXT_RECURRENT_WEIGHTS, "attn_recurrent_weights", l->kind == ATTN_LAYER_RECURRENT,
-         "kind recurrent"},
-        {ATTN_EXT_DRAFT_RECURRENT_SKIP, "attn_recurrent_skip",
-         is_extended(l, ATTN_EXT_DRAFT_RECURRENT_RULE), "attn_recurrent_rule"},
-        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, "attn_mm_encoder_state",
-         is_extended(l, ATTN_EXT_DRAFT_MM_ENCODER), "attn_mm_encoder_quant"}};
+
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (fields[i].given && !fields[i].is_read) {
             return BAD(fields[i].field, "layer '%s': %s is given; only a layer with %s reads it",
                        l->name, fields[i].field, fields[i].reader);
-        }
-    }
-    for (size_t i = 0; i < sizeof extensions / sizeof *extensions; i++) {
-        const struct attn_ext *given = ext_find(p->next, extensions[i].id);
-        if (given != NULL && !(given->flags & ATTN_EXT_OPTIONAL) && !extensions[i].is_read) {
-            return BAD(extensions[i].name, "layer '%s': %s is given; only a layer with %s reads it",
-                       l->name, extensions[i].name, extensions[i].reader);
         }
     }
     return ATTN_OK;
@@ -510,45 +477,35 @@ static attn_status check_unread(const struct attn_layer_desc *l, const struct at
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_MLA_WEIGHTS, ATTN_EXT_RECURRENT_WEIGHTS,
-                                     ATTN_EXT_KV_QUANT_PARAMS, ATTN_EXT_DRAFT_MM_ENCODER_STATE,
-                                     ATTN_EXT_DRAFT_RECURRENT_SKIP};
     struct attn_layer_params read;
     if (layer == NULL) {
         return BAD("layer", "layer is NULL");
     }
     const struct attn_layer_desc *l = layer->desc;
-    attn_status status =
-        struct_read(&read, sizeof read, MIN_PARAMS, params, "attn_layer_params", error);
-    if (status == ATTN_OK) {
-        status = ext_check(read.next, known, 5, "attn_layer_params", error);
+    TRY(struct_read(&read, ABI_LAYER_PARAMS, params, error));
+    TRY(check_unread(l, &read, error));
+    TRY(ext_check_readers(read.next, ABI_LAYER_PARAMS, layer->selected->reads, l->name, error));
+    if (l->has_sinks && read.sinks == NULL) {
+        return BAD("sinks", "layer '%s': sinks is NULL; has_sinks needs it", l->name);
     }
-    status = status == ATTN_OK ? check_unread(l, &read, error) : status;
-    if (status == ATTN_OK && l->has_sinks && read.sinks == NULL) {
-        status = BAD("sinks", "layer '%s': sinks is NULL; has_sinks needs it", l->name);
+    if (l->alibi != ATTN_ALIBI_NONE && read.alibi_slopes == NULL) {
+        return BAD("alibi_slopes", "layer '%s': alibi_slopes is NULL; alibi %d needs it", l->name,
+                   l->alibi);
     }
-    if (status == ATTN_OK && l->alibi != ATTN_ALIBI_NONE && read.alibi_slopes == NULL) {
-        status = BAD("alibi_slopes", "layer '%s': alibi_slopes is NULL; alibi %d needs it", l->name,
-                     l->alibi);
+    if (l->sink_len > 0) {
+        TRY(check_sink(layer, read.sink_k, false, error));
+        TRY(check_sink(layer, read.sink_v, true, error));
     }
-    if (status == ATTN_OK && l->sink_len > 0) {
-        status = check_sink(layer, read.sink_k, false, error);
-        status = status == ATTN_OK ? check_sink(layer, read.sink_v, true, error) : status;
-    }
-    status = status == ATTN_OK ? check_quant_params(l, read.next, error) : status;
-    if (status == ATTN_OK) {
-        status = layer_check_unplanned(layer, "layer_bind_params", error);
-    }
-    status = status == ATTN_OK ? address_check_params(layer->model, &read, error) : status;
+    TRY(check_quant_params(l, read.next, error));
+    TRY(layer_check_unplanned(layer, "layer_bind_params", error));
+    TRY(address_check_device(layer->model, read.device, "attn_layer_params", error));
+    TRY(address_check_all(layer->model, &read, ABI_LAYER_PARAMS, read.next, NULL, true, error));
     struct layer_params_copy *own =
         &layer->params_copies[layer->params == &layer->params_copies[0]];
-    status = status == ATTN_OK ? layer_params_copy_take(own, &read, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(layer_params_copy_take(own, &read, error));
     struct layer_params_copy *before = layer->params;
     layer->params = own;
-    status = layer_make_parts(layer, error);
+    attn_status status = layer_make_parts(layer, error);
     if (status == ATTN_OK) {
         layer_release_states(layer); /* kernels may have looked at the old ones */
     } else {

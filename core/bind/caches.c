@@ -10,9 +10,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_CACHE_SPEC 200 /* sizes in ABI 0.3 */
-#define MIN_CACHE_MEMORY 64
-#define MIN_VIEW 120
 #define ALIGNMENT 256
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
@@ -145,11 +142,7 @@ attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn
                          (const void *)layer, layer_num_caches(layer), index);
     }
     const struct attn_cache_spec own = spec_of(layer, index);
-    return struct_write(spec, &own, sizeof own, MIN_CACHE_SPEC) == ATTN_OK
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_cache_spec",
-                           "spec %p; its struct_size of at least %d is needed", (void *)spec,
-                           MIN_CACHE_SPEC);
+    return struct_give(spec, &own, ABI_CACHE_SPEC, error);
 }
 
 attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn_kv_view *view,
@@ -170,11 +163,7 @@ attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn
     struct attn_kv_view known = *bound;
     known.struct_size = sizeof known;
     known.next = NULL;
-    return struct_write(view, &known, sizeof known, MIN_VIEW) == ATTN_OK
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_kv_view",
-                           "view %p; its struct_size of at least %d is needed", (void *)view,
-                           MIN_VIEW);
+    return struct_give(view, &known, ABI_KV_VIEW, error);
 }
 
 /* One of those beyond the kind's: read into `read`. */
@@ -189,19 +178,18 @@ static attn_status check_further(const attn_layer *layer, int32_t index,
         which, spec.num_heads, spec.head_size, spec.kernel_block_size,
         spec.kv_dtype == ATTN_KV_NVFP4 ? spec.head_size / 2
                                        : kv_row_bytes(spec.kv_dtype, spec.head_size, false)};
-    attn_status status = struct_read(read, sizeof *read, MIN_VIEW, view, "attn_kv_view", error);
-    status = status == ATTN_OK ? view_cut(layer, which, spec.kernel_block_size,
-                                          layer_parts(layer, spec.table), read, error)
-                               : status;
-    status = status == ATTN_OK ? check_view_shape(layer, &wanted, read, error) : status;
-    for (int32_t phase = 0; phase < NUM_PHASES && status == ATTN_OK; phase++) {
+    TRY(struct_read(read, ABI_KV_VIEW, view, error));
+    TRY(view_cut(layer, which, spec.kernel_block_size, layer_parts(layer, spec.table), read,
+                 error));
+    TRY(check_view_shape(layer, &wanted, read, error));
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const int32_t alignment = layer->served[phase].instance->caps->kv_alignment;
         if (alignment > 1 && (uintptr_t)read->data % (uintptr_t)alignment != 0) {
-            status = BAD("data", "layer '%s', %s: address %p is not a multiple of %d bytes",
-                         layer->desc->name, which, read->data, alignment);
+            return BAD("data", "layer '%s', %s: address %p is not a multiple of %d bytes",
+                       layer->desc->name, which, read->data, alignment);
         }
     }
-    return status == ATTN_OK ? address_check_view(layer->model, read, which, error) : status;
+    return address_check_view(layer->model, read, which, error);
 }
 
 /* A state, heads one behind the other, and the convolution's window. */
@@ -211,33 +199,27 @@ static attn_status bind_states(attn_layer *layer, const struct attn_kv_view *con
     struct attn_kv_view read[2] = {{0}, {0}};
     int64_t rows[2] = {0, 0};
     const int32_t count = num_own(layer);
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < count; i++) {
         const struct attn_cache_spec spec = spec_of(layer, i);
         const char *which = i == 1 ? "the window" : "the state";
         rows[i] = kv_row_bytes(spec.kv_dtype, spec.head_size, false);
         const struct wanted_view wanted = {which, spec.num_heads, spec.head_size, 1, rows[i]};
-        status = struct_read(&read[i], sizeof read[i], MIN_VIEW, views[i], "attn_kv_view", error);
-        status = status == ATTN_OK ? check_view_shape(layer, &wanted, &read[i], error) : status;
-        status =
-            status == ATTN_OK ? address_check_view(layer->model, &read[i], which, error) : status;
+        TRY(struct_read(&read[i], ABI_KV_VIEW, views[i], error));
+        TRY(check_view_shape(layer, &wanted, &read[i], error));
+        TRY(address_check_view(layer->model, &read[i], which, error));
     }
     const int64_t element = kv_row_bytes(layer->desc->dtype, 1, false);
     const int64_t state_element =
         count > 0 ? kv_row_bytes(spec_of(layer, 0).kv_dtype, 1, false) : 1;
-    if (status == ATTN_OK &&
-        (read[0].stride_head != rows[0] || read[0].stride_block % state_element != 0 ||
-         read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
-         (count == 2 && read[0].num_blocks != read[1].num_blocks))) {
-        status = BAD("stride_head",
-                     "layer '%s': states lie head behind head in whole elements, with as many "
-                     "slots as windows",
-                     layer->desc->name);
+    if (read[0].stride_head != rows[0] || read[0].stride_block % state_element != 0 ||
+        read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
+        (count == 2 && read[0].num_blocks != read[1].num_blocks)) {
+        return BAD("stride_head",
+                   "layer '%s': states lie head after head in whole elements, with as many slots "
+                   "as windows",
+                   layer->desc->name);
     }
-    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_caches", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(layer_check_unplanned(layer, "layer_bind_caches", error));
     layer_release_readers(layer);
     read[0].stride_slot = read[0].stride_head * read[0].num_heads;
     read[1].stride_slot = read[1].stride_block;
@@ -258,19 +240,16 @@ attn_status layer_bind_caches(attn_layer *layer, const struct attn_kv_view *cons
                    num_views, (const void *)views, layer_num_caches(layer));
     }
     const int32_t own = num_own(layer);
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < layer->num_further && status == ATTN_OK; i++) {
-        status = check_further(layer, i, views[own + i], &further[i], error);
+    for (int32_t i = 0; i < layer->num_further; i++) {
+        TRY(check_further(layer, i, views[own + i], &further[i], error));
     }
-    if (status == ATTN_OK) {
-        status = layer->selected->has_states
-                     ? bind_states(layer, views, error)
-                     : layer_bind_own(layer, views[0], own == 2 ? views[1] : NULL, error);
-    }
-    for (int32_t i = 0; i < layer->num_further && status == ATTN_OK; i++) {
+    TRY(layer->selected->has_states
+            ? bind_states(layer, views, error)
+            : layer_bind_own(layer, views[0], own == 2 ? views[1] : NULL, error));
+    for (int32_t i = 0; i < layer->num_further; i++) {
         layer->further[i] = further[i];
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status check_memory(const attn_layer *layer, const struct attn_cache_memory *memory,
@@ -285,10 +264,7 @@ static attn_status check_memory(const attn_layer *layer, const struct attn_cache
                    layer->desc->name, memory->num_further, (const void *)memory->further,
                    (const void *)memory->further_num_blocks, layer->num_further);
     }
-    if (memory->reserved != 0) {
-        return BAD("reserved", "layer '%s': reserved is %d; 0", layer->desc->name,
-                   memory->reserved);
-    }
+
     for (int32_t i = 0; i < memory->num_further; i++) {
         const struct attn_cache_spec spec = spec_of(layer, num_own(layer) + i);
         if (memory->further_num_blocks[i] < 1 ||
@@ -366,26 +342,17 @@ attn_status layer_bind_memory(attn_layer *layer, const struct attn_cache_memory 
                               struct attn_error *error)
 {
     struct attn_cache_memory read;
-    struct attn_kv_view views[2 + ATTN_MAX_CACHES] = {{.struct_size = sizeof *views},
-                                                      {.struct_size = sizeof *views}};
+    struct attn_kv_view views[2 + ATTN_MAX_CACHES];
     const struct attn_kv_view *list[2 + ATTN_MAX_CACHES];
     if (layer == NULL || layer_num_caches(layer) == 0) {
         return BAD("layer", "layer %p has no cache of its own", (void *)layer);
     }
-    attn_status status =
-        struct_read(&read, sizeof read, MIN_CACHE_MEMORY, memory, "attn_cache_memory", error);
-    status = status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_cache_memory", error) : status;
-    status = status == ATTN_OK ? check_memory(layer, &read, error) : status;
-    if (status == ATTN_OK) {
-        status = layer->selected->has_states
-                     ? state_views(layer, &read, views, error)
-                     : layer_kv_views(layer, read.base, read.num_blocks, &views[0],
-                                      num_own(layer) == 2 ? &views[1] : NULL, error);
-    }
-    if (status != ATTN_OK) {
-        return status;
-    }
     const int32_t own = num_own(layer);
+    TRY(struct_read(&read, ABI_CACHE_MEMORY, memory, error));
+    TRY(check_memory(layer, &read, error));
+    TRY(layer->selected->has_states ? state_views(layer, &read, views, error)
+                                    : layer_kv_views(layer, read.base, read.num_blocks, &views[0],
+                                                     own == 2 ? &views[1] : NULL, error));
     for (int32_t i = 0; i < own && read.device.type != 0; i++) {
         views[i].device = read.device;
     }

@@ -11,8 +11,7 @@
 #include "util/structs.h"
 
 #define ALIGNMENT 256
-#define MIN_COPY 64 /* sizes in ABI 0.3 */
-#define MIN_FILL 72
+
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 struct attn_open_device {
@@ -164,19 +163,10 @@ attn_status device_copy(attn_open_device *opened, const struct attn_copy_args *c
 {
     struct attn_error why = ATTN_ERROR_INIT;
     struct attn_copy_args args;
-    attn_status status = struct_read(&args, sizeof args, MIN_COPY, copy, "attn_copy_args", error);
-    status = status == ATTN_OK ? ext_check(args.next, NULL, 0, "attn_copy_args", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (opened == NULL || args.kind < ATTN_COPY_HOST_TO_DEVICE ||
-        args.kind > ATTN_COPY_DEVICE_TO_DEVICE) {
-        return BAD("kind", "device %p, kind %d; a device and kind 1 to 3", (void *)opened,
-                   args.kind);
-    }
-    if (args.instance != NULL || args.reserved != 0) {
-        return BAD("instance", "instance %p, reserved %d; NULL and 0 from an engine",
-                   (void *)args.instance, args.reserved);
+    TRY(struct_read(&args, ABI_COPY_ARGS, copy, error));
+    if (opened == NULL || args.instance != NULL) {
+        return BAD("instance", "device %p, instance %p; a device, and NULL from an engine",
+                   (void *)opened, (void *)args.instance);
     }
     if (args.bytes == 0) {
         return ATTN_OK;
@@ -201,20 +191,15 @@ attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *f
 {
     struct attn_error why = ATTN_ERROR_INIT;
     struct attn_fill_args args;
-    attn_status status = struct_read(&args, sizeof args, MIN_FILL, fill, "attn_fill_args", error);
-    status = status == ATTN_OK ? ext_check(args.next, NULL, 0, "attn_fill_args", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(struct_read(&args, ABI_FILL_ARGS, fill, error));
     if (opened == NULL || args.rows < 0 ||
         (args.destination == NULL && args.rows > 0 && args.row_bytes > 0)) {
         return BAD("destination",
                    "device %p, %lld rows of %zu bytes at %p; a device, rows from 0 and an address",
                    (void *)opened, (long long)args.rows, args.row_bytes, args.destination);
     }
-    if (args.instance != NULL || args.reserved != 0) {
-        return BAD("instance", "instance %p, reserved %d; NULL and 0 from an engine",
-                   (void *)args.instance, args.reserved);
+    if (args.instance != NULL) {
+        return BAD("instance", "instance %p; NULL from an engine", (void *)args.instance);
     }
     if (args.rows > 1 && args.stride < args.row_bytes) {
         return BAD("stride", "rows of %zu bytes, %zu bytes apart; they would overlap",

@@ -7,8 +7,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_KERNELS 272 /* size in ABI 0.3 */
-
 /* Slots that are there together or not at all. */
 static attn_status check_groups(const struct attn_kernels *k, const char *name,
                                 struct attn_error *error)
@@ -106,11 +104,8 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
         args.cache_dir = folder;
     }
     const char **list;
-    attn_status status = take_options(runtime, options, &args, &list, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    status = instance->plugin->create(&args, &instance->handle, &kernels, &why);
+    TRY(take_options(runtime, options, &args, &list, error));
+    const attn_status status = instance->plugin->create(&args, &instance->handle, &kernels, &why);
     runtime_free(runtime, list, (size_t)options->num_backend_options * sizeof *list);
     if (status != ATTN_OK) {
         instance->handle = NULL;
@@ -120,9 +115,8 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
         return error_set(error, ATTN_ERROR_PLUGIN, "create", "%s answered ATTN_OK without %s", name,
                          instance->handle == NULL ? "an instance" : "kernels");
     }
-    status = table_read(&instance->kernels, sizeof instance->kernels, MIN_KERNELS, kernels,
-                        "attn_kernels", error);
-    return status == ATTN_OK ? check_slots(instance, name, error) : status;
+    TRY(struct_read(&instance->kernels, ABI_KERNELS, kernels, error));
+    return check_slots(instance, name, error);
 }
 
 attn_status instance_create(attn_runtime *runtime, int32_t backend,

@@ -7,7 +7,6 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_VIEW 120 /* size in ABI 0.3 */
 #define ALIGNMENT 256
 #define MAX_PAGE ((int64_t)1 << 48) /* as of padded_page_bytes */
 
@@ -239,10 +238,7 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
         spec->page_bytes = layer->selected->state_bytes;
         spec->block_size = spec->kernel_block_size = 1;
     } else if (vendors) {
-        attn_status status = ask_page(layer, layout, &spec->page_bytes, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(ask_page(layer, layout, &spec->page_bytes, error));
         spec->page_bytes *= spec->block_size / spec->kernel_block_size;
     } else {
         const int64_t scales = spec->scales_apart[0] + spec->scales_apart[1];
@@ -376,10 +372,9 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
         views[0].stride_slot = spec.row_bytes[0];
         views[0].stride_head = views[0].stride_slot;
     }
-    if (struct_write(k, &views[0], sizeof *k, MIN_VIEW) != ATTN_OK ||
-        (v != NULL && struct_write(v, &views[1], sizeof *v, MIN_VIEW) != ATTN_OK)) {
-        return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_kv_view", "a struct_size is under %d",
-                         MIN_VIEW);
+    *k = views[0];
+    if (v != NULL) {
+        *v = views[1];
     }
     return ATTN_OK;
 }

@@ -1,29 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <attn/draft/mm_encoder.h>
-
 #include "bind/layer_params_copy.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #include "util/structs.h"
 
-/* Replaces *slot by a copy with strides of its own. NULL stays NULL. */
-static attn_status keep_tensor(struct layer_params_copy *own, const struct attn_tensor **slot,
-                               const char *name, struct attn_error *error)
+/* Replaces the tensor of a field by a copy with strides of its own. NULL stays NULL. */
+static attn_status keep_tensor(struct layer_params_copy *own, void *ours,
+                               const struct abi_field *field, struct attn_error *error)
 {
-    const struct attn_tensor *source = *slot;
+    const struct attn_tensor *source = field_pointer(ours, field);
     if (source == NULL) {
         return ATTN_OK;
     }
     if (source->ndim < 1 || source->ndim > TENSOR_MAX_DIMS || source->shape == NULL ||
         source->data == NULL) {
         return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, name,
+            error, ATTN_ERROR_INVALID_ARGUMENT, field->name,
             "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
-            name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
+            field->name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
     }
     struct own_tensor *copy = &own->tensors[own->num_tensors++];
+    const struct attn_tensor *pointer = &copy->tensor;
     copy->tensor = *source;
     for (int32_t i = 0; i < source->ndim; i++) {
         copy->shape[i] = source->shape[i];
@@ -31,52 +29,40 @@ static attn_status keep_tensor(struct layer_params_copy *own, const struct attn_
     }
     copy->tensor.shape = copy->shape;
     copy->tensor.strides = copy->strides;
-    *slot = &copy->tensor;
+    memcpy((char *)ours + field->at, &pointer, sizeof pointer);
     return ATTN_OK;
 }
 
-/* Puts our copy of an extension at the front of our chain; its reader's size, a missing tail zero.
- */
-static bool keep_extension(struct layer_params_copy *own, const struct attn_ext *chain, uint32_t id,
-                           struct attn_ext *copy, size_t size)
+static attn_status keep_tensors(struct layer_params_copy *own, void *ours,
+                                const struct abi_field *field, struct attn_error *error)
 {
-    const struct attn_ext *found = ext_find(chain, id);
-    if (found == NULL) {
-        return false;
+    for (; field->name != NULL; field++) {
+        if (field->kind == FIELD_TENSOR) {
+            TRY(keep_tensor(own, ours, field, error));
+        }
     }
-    memcpy(copy, found, found->struct_size < size ? found->struct_size : size);
-    copy->struct_size = size;
-    copy->next = own->params.next;
-    own->params.next = copy;
-    return true;
+    return ATTN_OK;
 }
 
 attn_status layer_params_copy_take(struct layer_params_copy *own,
                                    const struct attn_layer_params *given, struct attn_error *error)
 {
+    size_t used = 0;
     memset(own, 0, sizeof *own);
     own->params = *given;
     own->params.next = NULL;
-    attn_status status = keep_tensor(own, &own->params.sink_k, "sink_k", error);
-    status = status ? status : keep_tensor(own, &own->params.sink_v, "sink_v", error);
-    keep_extension(own, given->next, ATTN_EXT_KV_QUANT_PARAMS, &own->kv_quant.ext,
-                   sizeof own->kv_quant);
-    keep_extension(own, given->next, ATTN_EXT_DRAFT_MM_ENCODER_STATE, &own->encoder.ext,
-                   sizeof own->encoder);
-    keep_extension(own, given->next, ATTN_EXT_DRAFT_RECURRENT_SKIP, &own->skip.ext,
-                   sizeof own->skip);
-    if (keep_extension(own, given->next, ATTN_EXT_MLA_WEIGHTS, &own->mla.ext, sizeof own->mla)) {
-        struct attn_mla_weights *w = &own->mla;
-        status = status ? status : keep_tensor(own, &w->kv_b_proj, "kv_b_proj", error);
-        status = status ? status : keep_tensor(own, &w->w_uk, "w_uk", error);
-        status = status ? status : keep_tensor(own, &w->w_uv, "w_uv", error);
-        status = status ? status : keep_tensor(own, &w->w_uk_scale, "w_uk_scale", error);
-        status = status ? status : keep_tensor(own, &w->w_uv_scale, "w_uv_scale", error);
+    TRY(keep_tensors(own, &own->params, abi_structs[ABI_LAYER_PARAMS].fields, error));
+    for (const struct attn_ext *ext = given->next; ext != NULL; ext = ext->next) {
+        const struct abi_struct *row = abi_find(ext->id, ABI_LAYER_PARAMS);
+        if (row != NULL) { /* each once: there is room for all of the table */
+            struct attn_ext *copy = (struct attn_ext *)(void *)(own->extensions.bytes + used);
+            ext_copy(copy, ext, row->size);
+            copy->next = own->params.next;
+            own->params.next = copy;
+            used +=
+                (row->size + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
+            TRY(keep_tensors(own, copy, row->fields, error));
+        }
     }
-    if (keep_extension(own, given->next, ATTN_EXT_RECURRENT_WEIGHTS, &own->gdn.ext,
-                       sizeof own->gdn)) {
-        status = status ? status : keep_tensor(own, &own->gdn.conv_weight, "conv_weight", error);
-        status = status ? status : keep_tensor(own, &own->gdn.conv_bias, "conv_bias", error);
-    }
-    return status;
+    return ATTN_OK;
 }

@@ -4,24 +4,18 @@
 #ifndef CORE_BIND_LAYER_PARAMS_COPY_H
 #define CORE_BIND_LAYER_PARAMS_COPY_H
 
-#include <attn/draft/mm_encoder.h>
-#include <attn/draft/recurrent.h>
 #include <attn/layer.h>
-#include <attn/mla.h>
 #include <attn/status.h>
 
+#include "util/structs.h"
 #include "util/tensor.h"
 
-#define LAYER_PARAMS_MAX_TENSORS 9 /* sink_k, sink_v, five of MLA, two of GDN */
+#define LAYER_PARAMS_MAX_TENSORS 16
 
 /* Must not move while `params` is used. */
 struct layer_params_copy {
     struct attn_layer_params params; /* points into this struct only, and at the engine's memory */
-    struct attn_kv_quant_params kv_quant;
-    struct attn_mla_weights mla;
-    struct attn_recurrent_weights gdn;
-    struct attn_recurrent_skip skip;
-    struct attn_mm_encoder_state encoder;
+    struct ext_room extensions;
     struct own_tensor tensors[LAYER_PARAMS_MAX_TENSORS];
     int32_t num_tensors;
 };

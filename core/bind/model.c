@@ -10,8 +10,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_MODEL_OPTIONS 48 /* size in ABI 0.3 */
-
 static attn_status find_compositions(attn_layer *layer, struct attn_error *error)
 {
     int32_t count = 0;
@@ -39,21 +37,17 @@ static attn_status bind_layer(attn_model *model, int32_t index,
     layer->desc = &source->layer.desc;
     layer->owner =
         source->layer.sharing_target >= 0 ? &model->layers[source->layer.sharing_target] : layer;
-    attn_status status = ATTN_OK;
-    for (int32_t phase = 0; phase < NUM_PHASES && status == ATTN_OK; phase++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const struct attn_choice *choice = &source->phases[phase].choice;
         struct served *served = &layer->served[phase];
         served->composed = choice->composed;
         served->graph_level = choice->graph_level;
-        status = model_make_instance(model, choice->backend, &served->instance, error);
+        TRY(model_make_instance(model, choice->backend, &served->instance, error));
     }
-    status = status == ATTN_OK ? find_compositions(layer, error) : status;
-    status = status == ATTN_OK ? layer_make_caches(layer, error) : status;
-    if (status == ATTN_OK) {
-        status = layer_make_spec(layer, source->phases[ATTN_PHASE_DECODE].choice.layout, error);
-        status = status == ATTN_OK ? layer_make_parts(layer, error) : status;
-    }
-    return status;
+    TRY(find_compositions(layer, error));
+    TRY(layer_make_caches(layer, error));
+    TRY(layer_make_spec(layer, source->phases[ATTN_PHASE_DECODE].choice.layout, error));
+    return layer_make_parts(layer, error);
 }
 
 static attn_status fill_model(attn_model *model, const attn_assignment *assignment,
@@ -67,10 +61,7 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
                          layers);
     }
     for (int32_t i = 0; i < assignment->num_layers; i++) {
-        attn_status status = bind_layer(model, i, &assignment->layers[i], error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(bind_layer(model, i, &assignment->layers[i], error));
         model->num_layers++;
     }
     for (int32_t i = model->num_instances - 1; i >= 0; i--) {
@@ -106,9 +97,7 @@ static attn_status check_options(const attn_runtime *runtime, const struct attn_
                              i, option != NULL ? option : "(NULL)");
         }
     }
-    return o->reserved == 0
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved", "is %d; 0", o->reserved);
+    return ATTN_OK;
 }
 
 attn_status model_create(attn_runtime *runtime, const attn_assignment *assignment,
@@ -131,14 +120,8 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
                          "a layer of the assignment has no backend; it can be read, not bound");
     }
     if (options != NULL) {
-        attn_status status = struct_read(&read, sizeof read, MIN_MODEL_OPTIONS, options,
-                                         "attn_model_options", error);
-        status =
-            status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_model_options", error) : status;
-        status = status == ATTN_OK ? check_options(runtime, &read, error) : status;
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(struct_read(&read, ABI_MODEL_OPTIONS, options, error));
+        TRY(check_options(runtime, &read, error));
     }
     attn_model *model = runtime_alloc(runtime, sizeof *model);
     if (model == NULL) {

@@ -12,7 +12,6 @@
 #define MAX_THREADS 4096
 /* The first call of a driver's management library takes seconds on a host of many devices. */
 #define DEFAULT_DEADLINE_MS 10000
-#define MAX_DEADLINE_MS 600000
 
 /* NULL for an empty variable, too. */
 static const char *env_get(const struct attn_runtime_options *options, const char *name)
@@ -81,16 +80,7 @@ static attn_status read_switches(struct settings *settings,
         }
         settings->validate = validate[0] == '1';
     }
-    if (options->isolation < -1 || options->isolation > 1) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "isolation",
-                         "%d; 1 always, -1 never, 0 for unknown or changed files",
-                         options->isolation);
-    }
-    if (options->probe_deadline_ms < 0 || options->probe_deadline_ms > MAX_DEADLINE_MS) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "probe_deadline_ms",
-                         "%d; 1 to %d, or 0 for %d", options->probe_deadline_ms, MAX_DEADLINE_MS,
-                         DEFAULT_DEADLINE_MS);
-    }
+
     settings->isolation = options->isolation;
     settings->probe_deadline_ms =
         options->probe_deadline_ms > 0 ? options->probe_deadline_ms : DEFAULT_DEADLINE_MS;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/caps_check.h"
 
-#include <attn/draft/recurrent.h>
-#include <attn/mla.h>
 #include <attn/types.h>
 #include <string.h>
 
@@ -13,9 +11,6 @@
 #include "util/counts.h"
 
 #define MAX_RANGES 256
-#define MIN_REFUSED 72 /* size in ABI 0.3 */
-#define MIN_VENDOR_CODE 16
-#define MAX_ELEMENT 4096 /* bytes */
 #define MAX_LABEL 255
 #define MAX_ISA 1023
 #define BIT(code) (UINT64_C(1) << (code))
@@ -53,38 +48,11 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
             d->name, d->device.type,
             text_is_clean(d->device_namespace, MAX_LABEL) ? d->device_namespace : "?");
     }
-    if (d->compute_capability_major < 0 || d->compute_capability_minor < 0 ||
-        d->num_multiprocessors < 0 || d->memory_bytes < 0 || d->reserved != 0) {
-        return BAD("device", "%s: a number of it is negative, or its reserved field is not 0",
-                   d->name);
-    }
-    return ATTN_OK;
+    return struct_check(d, ABI_DEVICE_INFO, NULL, error) == ATTN_OK && d->memory_bytes >= 0
+               ? ATTN_OK
+               : BAD("device", "%s: a number of it is negative, or its reserved field is not 0",
+                     d->name);
 }
-
-#define MASK(field, count)                                                                         \
-    {                                                                                              \
-        offsetof(struct attn_backend_caps, field), count                                           \
-    }
-/* Every mask, and how many of its bits this ABI knows. */
-static const struct {
-    size_t offset;
-    int32_t count;
-} masks[] = {MASK(kernels, NUM_KERNELS),
-             MASK(layer_kinds, NUM_LAYER_KINDS),
-             MASK(phases, NUM_PHASES),
-             MASK(dtypes, NUM_DTYPES),
-             MASK(kv_dtypes, NUM_KV_DTYPES),
-             MASK(q_dtypes, NUM_DTYPES),
-             MASK(terms, NUM_TERMS),
-             MASK(features, NUM_FEATURES),
-             MASK(view_forms, NUM_VIEW_FORMS),
-             MASK(layouts, NUM_KV_LAYOUTS),
-             MASK(k_scale_forms, NUM_SCALE_FORMS),
-             MASK(v_scale_forms, NUM_SCALE_FORMS),
-             MASK(p_scale_forms, NUM_SCALE_FORMS),
-             MASK(output_forms, NUM_OUTPUT_FORMS),
-             MASK(decode_write_kv_dtypes, NUM_KV_DTYPES),
-             MASK(cache_roles, NUM_CACHE_ROLES)};
 
 const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at)
 {
@@ -97,8 +65,7 @@ const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *ca
 static bool has_vendor_code(const struct attn_backend_caps *c, int32_t list, int32_t code)
 {
     const bool readable = c->vendor_codes != NULL && c->num_vendor_codes <= MAX_RANGES &&
-                          c->vendor_code_stride >= MIN_VENDOR_CODE &&
-                          c->vendor_code_stride <= MAX_ELEMENT;
+                          element_stride_is_good(ABI_VENDOR_CODE, c->vendor_code_stride);
     for (int32_t i = 0; readable && i < c->num_vendor_codes; i++) {
         const struct attn_vendor_code *own = vendor_code_at(c, i);
         if (own->list == list && (code == 0 || own->code == code)) {
@@ -110,11 +77,13 @@ static bool has_vendor_code(const struct attn_backend_caps *c, int32_t list, int
 
 void caps_trim(struct attn_backend_caps *c)
 {
-    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+    for (const struct abi_field *f = abi_structs[ABI_BACKEND_CAPS].fields; f->name != NULL; f++) {
         uint64_t mask;
-        memcpy(&mask, (char *)c + masks[i].offset, sizeof mask);
-        mask &= BIT(masks[i].count) - 1;
-        memcpy((char *)c + masks[i].offset, &mask, sizeof mask);
+        if (f->kind == FIELD_MASK) {
+            memcpy(&mask, (char *)c + f->at, sizeof mask);
+            mask &= BIT(f->max) - 1;
+            memcpy((char *)c + f->at, &mask, sizeof mask);
+        }
     }
     if (c->preferred_layout >= NUM_KV_LAYOUTS &&
         !has_vendor_code(c, ATTN_NAMES_KV_LAYOUT, c->preferred_layout)) {
@@ -126,27 +95,12 @@ void caps_trim(struct attn_backend_caps *c)
     c->graph_level = graph_level_known(c->graph_level);
 }
 
-/* Row `at`, a missing tail zero; false: an unknown one is not. */
-static bool copy_refused(const struct attn_backend_caps *caps, int32_t at,
-                         struct attn_refused_combination *row)
-{
-    const size_t size = (size_t)caps->refused_stride;
-    const unsigned char *source = (const unsigned char *)caps->refused + (size_t)at * size;
-    memset(row, 0, sizeof *row);
-    memcpy(row, source, size < sizeof *row ? size : sizeof *row);
-    for (size_t i = sizeof *row; i < size; i++) {
-        if (source[i] != 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool refused_read(const struct attn_backend_caps *caps, int32_t at,
                   struct attn_refused_combination *row)
 {
-    bool known = copy_refused(caps, at, row) && row->terms >> NUM_TERMS == 0 &&
-                 row->features >> NUM_FEATURES == 0;
+    bool known = element_read(row, ABI_REFUSED_COMBINATION, caps->refused, caps->refused_stride, at,
+                              NULL) == ATTN_OK &&
+                 row->terms >> NUM_TERMS == 0 && row->features >> NUM_FEATURES == 0;
     const struct {
         uint64_t *mask;
         int32_t count;
@@ -180,7 +134,8 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
                                  struct attn_error *error)
 {
     struct attn_refused_combination row;
-    if (!copy_refused(c, at, &row)) {
+    if (element_read(&row, ABI_REFUSED_COMBINATION, c->refused, c->refused_stride, at, NULL) !=
+        ATTN_OK) {
         return ATTN_OK; /* it is dropped */
     }
     if ((row.terms | row.features | row.kv_dtypes | row.dtypes | row.layer_kinds | row.phases) ==
@@ -203,9 +158,9 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
 static attn_status check_vendor_codes(const struct attn_backend_caps *c, struct attn_error *error)
 {
     if (c->num_vendor_codes > 0 &&
-        (c->vendor_code_stride < MIN_VENDOR_CODE || c->vendor_code_stride > MAX_ELEMENT)) {
-        return BAD("vendor_code_stride", "%s: vendor_code_stride is %d; %d to %d", c->name,
-                   c->vendor_code_stride, MIN_VENDOR_CODE, MAX_ELEMENT);
+        !element_stride_is_good(ABI_VENDOR_CODE, c->vendor_code_stride)) {
+        return BAD("vendor_code_stride", "%s: vendor_code_stride is %d; %zu to %d", c->name,
+                   c->vendor_code_stride, abi_structs[ABI_VENDOR_CODE].minimum, MAX_ELEMENT);
     }
     for (int32_t i = 0; i < c->num_vendor_codes; i++) {
         const struct attn_vendor_code *code = vendor_code_at(c, i);
@@ -259,10 +214,9 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
                 heads->v.max, heads->v.multiple, heads->same);
         }
     }
-    if (c->num_refused > 0 &&
-        (c->refused_stride < MIN_REFUSED || c->refused_stride > MAX_ELEMENT)) {
-        return BAD("refused_stride", "%s: refused_stride is %d; %d to %d", c->name,
-                   c->refused_stride, MIN_REFUSED, MAX_ELEMENT);
+    if (c->num_refused > 0 && !element_stride_is_good(ABI_REFUSED_COMBINATION, c->refused_stride)) {
+        return BAD("refused_stride", "%s: refused_stride is %d; %zu to %d", c->name,
+                   c->refused_stride, abi_structs[ABI_REFUSED_COMBINATION].minimum, MAX_ELEMENT);
     }
     for (int32_t i = 0; i < c->num_extensions; i++) {
         if (!ext_is_handed_on(c->extensions[i])) {
@@ -280,24 +234,12 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
 
 static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    const struct {
-        const char *field;
+    for (const struct abi_field *f = abi_structs[ABI_BACKEND_CAPS].fields; f->name != NULL; f++) {
         int32_t value;
-    } numbers[] = {{"preferred_block_size", c->preferred_block_size},
-                   {"graph_fill_seq_len", c->graph_fill_seq_len},
-                   {"reorder_threshold", c->reorder_threshold},
-                   {"kv_alignment", c->kv_alignment},
-                   {"io_alignment", c->io_alignment},
-                   {"max_group", c->max_group},
-                   {"max_num_q_heads", c->max_num_q_heads},
-                   {"max_speculative_tokens", c->max_speculative_tokens},
-                   {"max_tables", c->max_tables},
-                   {"graph_level", c->graph_level},
-                   {"graph_max_query_len", c->graph_max_query_len}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (numbers[i].value < 0) {
-            return BAD(numbers[i].field, "%s: %s %d; 0 or above", c->name, numbers[i].field,
-                       numbers[i].value);
+        memcpy(&value, (const char *)c + f->at, sizeof value);
+        if (f->kind == FIELD_INT && (value < f->min || value > f->max)) {
+            return BAD(f->name, f->max == 0 ? "%s: %s is %d; 0" : "%s: %s %d; 0 or above", c->name,
+                       f->name, value);
         }
     }
     if ((c->kv_alignment & (c->kv_alignment - 1)) != 0 ||
@@ -305,8 +247,7 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
         return BAD("kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two", c->name,
                    c->kv_alignment, c->io_alignment);
     }
-    return c->reserved == 0 ? ATTN_OK
-                            : BAD("reserved", "%s: reserved is %d; 0", c->name, c->reserved);
+    return ATTN_OK;
 }
 
 /* Layers without the kernel that serves them, features without the kernel behind them. */
@@ -405,19 +346,12 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
     return ATTN_OK;
 }
 
-size_t caps_extension_size(uint32_t id)
-{
-    return id == ATTN_EXT_CAPS_MLA               ? sizeof(struct attn_mla_caps)
-           : id == ATTN_EXT_CAPS_RECURRENT       ? sizeof(struct attn_recurrent_caps)
-           : id == ATTN_EXT_DRAFT_RECURRENT_CAPS ? sizeof(struct attn_recurrent_rule_caps)
-                                                 : 0;
-}
-
 /* Extensions are plain int32_t behind their header. */
 static attn_status check_extensions(const struct attn_backend_caps *c, struct attn_error *error)
 {
     for (const struct attn_ext *ext = c->next; ext != NULL; ext = ext->next) {
-        const size_t known = caps_extension_size(ext->id);
+        const struct abi_struct *row = abi_find(ext->id, ABI_BACKEND_CAPS);
+        const size_t known = row != NULL ? row->size : 0;
         const size_t size = ext->struct_size < known ? ext->struct_size : known;
         const int32_t *numbers = (const int32_t *)(const void *)(ext + 1);
         for (size_t i = 0; i * sizeof *numbers + sizeof *ext < size; i++) {

@@ -19,8 +19,6 @@ bool refused_read(const struct attn_backend_caps *caps, int32_t at,
 const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at);
 
 /* `variant` is not NULL; extensions have passed ext_check. */
-/* Size of a declaration's extension that the core knows; else 0. */
-size_t caps_extension_size(uint32_t id);
 attn_status caps_check(const struct attn_backend_caps *caps, struct attn_error *error);
 
 attn_status device_check(const struct attn_device_info *device, struct attn_error *error);

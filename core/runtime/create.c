@@ -14,8 +14,6 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-#define MIN_OPTIONS 80 /* sizes in ABI 0.3 */
-#define MIN_HOST 64
 #define MAX_DEVICES 256
 #define MAX_BACKENDS 1024
 
@@ -201,8 +199,7 @@ static attn_status make_host(attn_runtime *runtime, const struct attn_runtime_op
     struct host_services *services = &runtime->services;
     attn_status status = ATTN_OK;
     if (options->host != NULL) {
-        status = table_read(&services->engine, sizeof services->engine, MIN_HOST, options->host,
-                            "attn_host", error);
+        status = struct_read(&services->engine, ABI_HOST, options->host, error);
     }
     if (status == ATTN_OK &&
         (services->engine.allocate == NULL) != (services->engine.release == NULL)) {
@@ -245,24 +242,14 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
 {
     struct attn_runtime_options options = {.struct_size = sizeof options};
     attn_runtime on_stack = {0}; /* until its host can allocate */
-    attn_status status = ATTN_OK;
     if (out == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "runtime", "runtime is NULL");
     }
     *out = NULL;
     if (given != NULL) {
-        status = struct_read(&options, sizeof options, MIN_OPTIONS, given, "attn_runtime_options",
-                             error);
-        status = status ? status : ext_check(options.next, NULL, 0, "attn_runtime_options", error);
-        if (status == ATTN_OK && options.reserved != 0) {
-            status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved", "is %d; 0",
-                               options.reserved);
-        }
+        TRY(struct_read(&options, ABI_RUNTIME_OPTIONS, given, error));
     }
-    status = status ? status : make_host(&on_stack, &options, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(make_host(&on_stack, &options, error));
     attn_runtime *runtime = host_alloc(&on_stack.host, sizeof *runtime);
     if (runtime == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the runtime");
@@ -271,7 +258,7 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     host_init(&runtime->host, &runtime->services, 1);
     arena_init(&runtime->arena, &runtime->host);
     lock_init(&runtime->lock);
-    status = settings_read(&runtime->settings, &options, &runtime->arena, error);
+    attn_status status = settings_read(&runtime->settings, &options, &runtime->arena, error);
     if (status == ATTN_OK && runtime->settings.no_cache != NULL) {
         runtime_log(runtime, ATTN_LOG_WARN, "%s: nothing is cached; ATTN_CACHE_DIR names a folder",
                     runtime->settings.no_cache);

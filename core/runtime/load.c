@@ -18,7 +18,6 @@
 #include "util/structs.h"
 #include "util/text.h"
 
-#define MIN_PLUGIN 88 /* size in ABI 0.3 */
 #define MAX_LABEL 127
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
@@ -207,8 +206,7 @@ static attn_status call_entry(struct plugin *plugin, void *symbol, struct attn_e
     if (table == NULL) {
         return REFUSE("entry", "answered ATTN_OK without a table");
     }
-    return table_read(&plugin->table_copy, sizeof plugin->table_copy, MIN_PLUGIN, table,
-                      "attn_plugin", error);
+    return struct_read(&plugin->table_copy, ABI_PLUGIN, table, error);
 }
 
 attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct attn_error *error)

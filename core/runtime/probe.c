@@ -10,8 +10,6 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-#define MIN_DEVICE_INFO 88 /* sizes in ABI 0.3 */
-#define MIN_CAPS 320
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
 #define BAD(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
@@ -54,8 +52,7 @@ static attn_status take_device(void *user, const struct attn_device_info *info,
     struct found *found = user;
     struct attn_device_info device;
     struct attn_error error = ATTN_ERROR_INIT;
-    attn_status status =
-        table_read(&device, sizeof device, MIN_DEVICE_INFO, info, "attn_device_info", &error);
+    attn_status status = struct_read(&device, ABI_DEVICE_INFO, info, &error);
     status = status ? status : device_check(&device, &error);
     const struct attn_device_info *other =
         status == ATTN_OK ? reported(found, device.device) : NULL;
@@ -101,21 +98,14 @@ static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_e
 {
     struct attn_ext *first = NULL, **last = &first;
     for (; next != NULL; next = next->next) {
-        const size_t known = caps_extension_size(next->id);
-        if (known == 0) {
-            continue;
+        const struct abi_struct *row = abi_find(next->id, ABI_BACKEND_CAPS);
+        struct attn_ext *copy = row != NULL ? arena_alloc(arena, row->size) : NULL;
+        *failed |= row != NULL && copy == NULL;
+        if (copy != NULL) {
+            ext_copy(copy, next, row->size);
+            *last = copy;
+            last = (struct attn_ext **)(uintptr_t)&copy->next;
         }
-        const size_t size = next->struct_size < known ? next->struct_size : known;
-        struct attn_ext *copy = arena_alloc(arena, known); /* a missing tail is 0 */
-        if (copy == NULL) {
-            *failed = true;
-            return first;
-        }
-        memcpy(copy, next, size);
-        copy->struct_size = known;
-        copy->next = NULL;
-        *last = copy;
-        last = (struct attn_ext **)(uintptr_t)&copy->next;
     }
     return first;
 }
@@ -189,14 +179,11 @@ static int32_t first_dropped(const struct attn_backend_caps *caps)
 static attn_status take_backend(void *user, const struct attn_backend_caps *given,
                                 struct attn_error *why)
 {
-    static const uint32_t known[] = {ATTN_EXT_CAPS_MLA, ATTN_EXT_CAPS_RECURRENT,
-                                     ATTN_EXT_DRAFT_RECURRENT_CAPS};
+
     struct found *found = user;
     struct attn_backend_caps caps;
     struct attn_error error = ATTN_ERROR_INIT;
-    attn_status status =
-        table_read(&caps, sizeof caps, MIN_CAPS, given, "attn_backend_caps", &error);
-    status = status ? status : ext_check(caps.next, known, 3, "attn_backend_caps", &error);
+    attn_status status = struct_read(&caps, ABI_BACKEND_CAPS, given, &error);
     caps.variant = caps.variant != NULL ? caps.variant : "";
     caps_trim(&caps);
     status = status ? status : caps_check(&caps, &error);

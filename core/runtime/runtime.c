@@ -9,10 +9,6 @@
 #include "util/structs.h"
 #include "util/text.h"
 
-#define MIN_PLUGIN_INFO 64 /* sizes in ABI 0.3 */
-#define MIN_DEVICE_INFO 88
-#define MIN_BACKEND_INFO 32
-
 void *runtime_alloc(const attn_runtime *runtime, size_t size)
 {
     return host_alloc(&runtime->host, size);
@@ -66,7 +62,7 @@ attn_status plugin_info(const attn_runtime *runtime, int32_t index, struct attn_
                                            .status = plugin->status,
                                            .num_backends = plugin->num_backends,
                                            .reason = plugin->reason};
-    return struct_write(info, &found, sizeof found, MIN_PLUGIN_INFO);
+    return struct_write(info, &found, ABI_PLUGIN_INFO);
 }
 
 int32_t device_count(const attn_runtime *runtime)
@@ -124,7 +120,7 @@ attn_status device_info(const attn_runtime *runtime, int32_t index, struct attn_
 {
     return index < 0 || index >= device_count(runtime)
                ? ATTN_ERROR_NOT_FOUND
-               : struct_write(info, &runtime->devices[index], sizeof *info, MIN_DEVICE_INFO);
+               : struct_write(info, &runtime->devices[index], ABI_DEVICE_INFO);
 }
 
 int32_t backend_count(const attn_runtime *runtime)
@@ -139,5 +135,5 @@ attn_status backend_info(const attn_runtime *runtime, int32_t index, struct attn
     }
     const struct attn_backend_info found = {sizeof found, NULL, &runtime->backends[index].caps,
                                             runtime->backends[index].plugin, 0};
-    return struct_write(info, &found, sizeof found, MIN_BACKEND_INFO);
+    return struct_write(info, &found, ABI_BACKEND_INFO);
 }

@@ -5,9 +5,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_CHOICE 80 /* sizes in ABI 0.3 */
-#define MIN_REASON 40
-
 attn_assignment *assignment_keep(const attn_assignment *assignment)
 {
     attn_assignment *kept = (attn_assignment *)(uintptr_t)assignment; /* all but `users` is const */
@@ -62,8 +59,7 @@ attn_status assignment_choice(const attn_assignment *assignment, int32_t layer, 
 {
     const struct assignment_phase *at = NULL;
     attn_status status = find_phase(assignment, layer, phase, &at);
-    return status == ATTN_OK ? struct_write(choice, &at->choice, sizeof at->choice, MIN_CHOICE)
-                             : status;
+    return status == ATTN_OK ? struct_write(choice, &at->choice, ABI_CHOICE) : status;
 }
 
 attn_status assignment_verdict(const attn_assignment *assignment, int32_t layer, int32_t phase,
@@ -94,5 +90,5 @@ attn_status assignment_reason(const attn_assignment *assignment, int32_t layer, 
     if (index < 0 || index >= found->num_reasons) {
         return ATTN_ERROR_NOT_FOUND;
     }
-    return struct_write(reason, &found->reasons[index], sizeof *reason, MIN_REASON);
+    return struct_write(reason, &found->reasons[index], ABI_REASON);
 }

@@ -34,6 +34,7 @@ struct layer {
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
     /* What compositions say of the layer (composition.resolve), for match to hold backends to. */
     uint64_t kernel;     /* ATTN_KERNEL_* of its decodes */
+    uint32_t reads;      /* extensions of its parameters, batches and runs: ABI_READS */
     bool has_states;     /* states in slots, not keys: terms, sizes and kv_dtype do not count */
     bool is_latent;      /* heads and sizes are the extension's */
     bool writes_apart;   /* keys are written by write_kv, even if attends could write them */

@@ -11,7 +11,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_LAYER_DESC 264 /* sizes in ABI 0.3 */
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
 #define MAX_PAGE ((int64_t)1 << 48)
@@ -43,16 +42,7 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
                    "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
                    (double)l->soft_cap);
     }
-    if (l->needed_features >> NUM_FEATURES != 0) {
-        return BAD("needed_features",
-                   "layer '%s': needed_features is %#llx; bits from %d on are not known here",
-                   l->name, (unsigned long long)l->needed_features, NUM_FEATURES);
-    }
-    if (l->needed_view_forms >> NUM_VIEW_FORMS != 0) {
-        return BAD("needed_view_forms",
-                   "layer '%s': needed_view_forms is %#llx; bits from %d on are not known here",
-                   l->name, (unsigned long long)l->needed_view_forms, NUM_VIEW_FORMS);
-    }
+
     if (graph_level_known(l->graph_level) != l->graph_level) {
         return BAD("graph_level",
                    "layer '%s': graph_level is %d, which is not known here; %d is %s", l->name,
@@ -216,10 +206,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
                           struct attn_error *error)
 {
     struct attn_layer_desc *l = &layer->desc;
-    attn_status status = struct_read(l, sizeof *l, MIN_LAYER_DESC, desc, "attn_layer_desc", error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(struct_read(l, ABI_LAYER_DESC, desc, error));
     if (l->name == NULL || l->name[0] == '\0' || !text_is_clean(l->name, MAX_NAME)) {
         return BAD("name", "the name of layer %d is %s; 1 to %d bytes of UTF-8 text are needed",
                    index,
@@ -238,16 +225,13 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     if (l->name == NULL || (shares && l->kv_sharing_target == NULL)) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
     }
-    status = layer_check_fields(l, error);
-    status = status == ATTN_OK ? settle_causal(l, error) : status;
-    status = status == ATTN_OK ? check_numbers(l, error) : status;
-    status = status == ATTN_OK ? layer_copy_extensions(arena, layer, l->next, error) : status;
-    status = status == ATTN_OK ? layer_check_extensions(layer, error) : status;
-    status = status == ATTN_OK ? check_terms(l, error) : status;
-    if (status == ATTN_OK) {
-        complete(layer);
-        layer->blocks_per_entry = 1;
-        status = check_names(layer, index, layers, error);
-    }
-    return status;
+    TRY(layer_check_fields(l, error));
+    TRY(settle_causal(l, error));
+    TRY(check_numbers(l, error));
+    TRY(layer_copy_extensions(arena, layer, l->next, error));
+    TRY(layer_check_extensions(layer, error));
+    TRY(check_terms(l, error));
+    complete(layer);
+    layer->blocks_per_entry = 1;
+    return check_names(layer, index, layers, error);
 }

@@ -6,23 +6,7 @@
 
 #include "select/assignment.h"
 
-#define MAX_HEADS 65536
 #define MAX_VENDOR_EXTENSIONS 8 /* of one layer */
-#define MAX_HEAD_SIZE 512
-#define MAX_LATENT 1024
-#define MAX_ROW 65536 /* bytes or elements of a row in a cache */
-
-/* A field that has to lie in a range. */
-struct ranged {
-    const char *field;
-    int32_t value;
-    int32_t min;
-    int32_t max;
-};
-
-/* An error names the layer, the first field out of its range, its value and the range. */
-attn_status layer_ranges(const char *name, const struct ranged *ranges, size_t count,
-                         struct attn_error *error);
 
 /* Copies the known ones into the layer, each of today's size, and vendors' as they are, and chains
  * them to its desc. */
@@ -33,9 +17,8 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
  * from them for the layer. */
 attn_status layer_check_extensions(struct layer *layer, struct attn_error *error);
 
-/* Adds the ids of a layer's vendors' extensions to a list with room for MAX_VENDOR_EXTENSIONS more;
- * gives how many it then has. */
-int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t *ids, int32_t count);
+/* The ids of a layer's vendors' extensions; gives how many there are. */
+int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t ids[MAX_VENDOR_EXTENSIONS]);
 
 /* Is the extension the core's own, or one of those that a backend reads? */
 bool declares_extension(const struct attn_backend_caps *caps, uint32_t id);

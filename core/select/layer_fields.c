@@ -8,95 +8,20 @@
 #include "select/layer_ext.h"
 #include "select/names.h"
 #include "util/counts.h"
+#include "util/structs.h"
 
-#define MAX_BLOCK 65536
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
-#define DECODER (1u << ATTN_LAYER_DECODER)
-#define ENCODER (1u << ATTN_LAYER_ENCODER)
-#define CROSS (1u << ATTN_LAYER_CROSS)
-#define MLA (1u << ATTN_LAYER_MLA)
-#define RECURRENT (1u << ATTN_LAYER_RECURRENT)
-#define CACHED (DECODER | CROSS | MLA) /* keys in blocks */
-#define ATTENDS (CACHED | ENCODER)     /* scores, and a softmax over them */
-#define ALL (ATTENDS | RECURRENT)
-
-#define FIELD(name, type, kinds, min, max)                                                         \
-    {                                                                                              \
-#name, offsetof(struct attn_layer_desc, name), FIELD_##type, kinds, min, max               \
-    }
-
-const struct layer_field layer_fields[] = {
-    FIELD(name, TEXT, ALL, 0, 0),
-    FIELD(kv_sharing_target, TEXT, CACHED, 0, 0),
-    FIELD(kind, INT, ALL, 0, NUM_LAYER_KINDS - 1),
-    FIELD(dtype, INT, ALL, ATTN_DTYPE_F16, ATTN_DTYPE_F32),
-    FIELD(kv_dtype, CODE, ALL, 0, NUM_KV_DTYPES - 1),
-    FIELD(num_q_heads, INT, ALL, 1, MAX_HEADS),
-    FIELD(num_kv_heads, INT, ALL, 1, MAX_HEADS),
-    FIELD(head_size, INT, ALL, 1, MAX_LATENT),
-    FIELD(head_size_v, INT, ALL, 0, MAX_LATENT),
-    FIELD(scale, FLOAT, ALL, 0, 0),
-    FIELD(causal, INT, ALL, 0, ATTN_CAUSAL_NO),
-    FIELD(causal_per_request, INT, DECODER | MLA | ENCODER, 0, 1),
-    FIELD(has_window, INT, ATTENDS, 0, 1),
-    FIELD(window_left, INT, ALL, INT32_MIN, INT32_MAX),
-    FIELD(window_right, INT, ALL, INT32_MIN, INT32_MAX),
-    FIELD(chunk_size, INT, DECODER | MLA, 0, INT32_MAX),
-    FIELD(chunk_lookback, INT, DECODER | MLA, 0, INT32_MAX),
-    FIELD(soft_cap, FLOAT, ATTENDS, 0, 0),
-    FIELD(alibi, INT, ATTENDS, 0, ATTN_ALIBI_SQRT),
-    FIELD(has_sinks, INT, ATTENDS, 0, 1),
-    FIELD(sink_len, INT, DECODER, 0, 1 << 20),
-    FIELD(prefix_lm, INT, DECODER | MLA, 0, 1),
-    FIELD(prefix_lm_window, INT, DECODER | MLA, 0, INT32_MAX),
-    FIELD(tree_mask, INT, DECODER | MLA | ENCODER, 0, ATTN_TREE_BIAS),
-    FIELD(block_size, INT, CACHED, 0, MAX_BLOCK),
-    FIELD(num_speculative_tokens, INT, CACHED | RECURRENT, 0, 1024),
-    FIELD(parallel_drafting, INT, CACHED | RECURRENT, 0, 1),
-    FIELD(kv_dtype_v, CODE, DECODER | CROSS, 0, NUM_KV_DTYPES - 1),
-    FIELD(padded_page_bytes, LONG, CACHED | RECURRENT, 0, 0),
-    FIELD(q_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_HEAD),
-    FIELD(k_scale_form, INT, CACHED, 0, ATTN_SCALE_PER_HEAD),
-    FIELD(v_scale_form, INT, DECODER | CROSS, 0, ATTN_SCALE_PER_HEAD_CHANNEL),
-    FIELD(p_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_TENSOR),
-    FIELD(q_dtype, CODE, ATTENDS, 0, NUM_DTYPES - 1),
-    FIELD(output_form, INT, ALL, 0, NUM_OUTPUT_FORMS - 1),
-    FIELD(output_scale_pow2, INT, ALL, 0, 1),
-    FIELD(output_scale_column_major, INT, ALL, 0, 1),
-    FIELD(skip_kv_quantization, INT, CACHED, 0, 1),
-    FIELD(needs_lse, INT, ATTENDS, 0, 1),
-    FIELD(graph_level, INT, ALL, 0, ATTN_GRAPH_ALWAYS),
-    FIELD(batch_invariant, INT, ALL, 0, 2),
-    FIELD(rope, INT, DECODER, 0, 2),
-    FIELD(qk_norm, INT, DECODER, 0, 1),
-    FIELD(needs_block_table_row, INT, CACHED, 0, 1),
-    FIELD(device_seq_lens_only, INT, ALL, 0, 1),
-    FIELD(fast_prefill, INT, DECODER | CROSS | ENCODER, 0, 1),
-    FIELD(max_seq_len, INT, ALL, 0, INT32_MAX),
-    FIELD(max_num_reqs, INT, ALL, 0, INT32_MAX),
-    FIELD(encoder, INT, ENCODER, 0, ATTN_ENCODER_MULTIMODAL),
-    FIELD(needed_features, BITS, ALL, 0, 0),
-    FIELD(needed_view_forms, BITS, CACHED, 0, 0),
-    FIELD(needs_page_lists, INT, CACHED, 0, 1),
-    FIELD(host_bounds, INT, ALL, 0, 1),
-    FIELD(kv_row_bytes, INT, CACHED, 0, MAX_ROW),
-    FIELD(kv_row_bytes_v, INT, DECODER | CROSS, 0, MAX_ROW),
-    FIELD(kv_scale_bytes, INT, DECODER | CROSS, 0, MAX_ROW),
-    FIELD(kv_scale_bytes_v, INT, DECODER | CROSS, 0, MAX_ROW),
-    {NULL, 0, FIELD_INT, 0, 0, 0},
-};
-
 /* A field as text; false: it says nothing. */
-static bool value_of(const struct attn_layer_desc *layer, const struct layer_field *field,
-                     char *text, size_t size)
+static bool value_of(const struct attn_layer_desc *layer, const struct abi_field *field, char *text,
+                     size_t size)
 {
     const char *at = (const char *)layer + field->at;
     int32_t number;
     float real;
     int64_t wide;
     const char *string;
-    switch (field->type) {
+    switch (field->kind) {
     case FIELD_INT:
     case FIELD_CODE:
         memcpy(&number, at, sizeof number);
@@ -112,7 +37,7 @@ static bool value_of(const struct attn_layer_desc *layer, const struct layer_fie
         return string != NULL;
     default:
         memcpy(&wide, at, sizeof wide);
-        snprintf(text, size, field->type == FIELD_BITS ? "%#" PRIx64 : "%" PRId64, wide);
+        snprintf(text, size, field->kind == FIELD_MASK ? "%#" PRIx64 : "%" PRId64, wide);
         return wide != 0;
     }
 }
@@ -214,10 +139,7 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
                        code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
         }
         if (has_rows && !(is_v && l->kind == ATTN_LAYER_MLA)) {
-            attn_status status = check_row_bytes(l, is_v, error);
-            if (status != ATTN_OK) {
-                return status;
-            }
+            TRY(check_row_bytes(l, is_v, error));
         }
         if (!(scale_forms_of(kv_dtype, is_v) >> form & 1)) {
             const char *field = is_v ? "v_scale_form" : "k_scale_form";
@@ -236,22 +158,17 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
 attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_error *error)
 {
     char value[80];
-    const struct ranged kind = {"kind", layer->kind, 0, NUM_LAYER_KINDS - 1};
-    attn_status status = layer_ranges(layer->name, &kind, 1, error); /* by which all are checked */
-    for (const struct layer_field *f = layer_fields; f->name != NULL && status == ATTN_OK; f++) {
-        const bool says = value_of(layer, f, value, sizeof value);
-        if (f->type == FIELD_INT || f->type == FIELD_CODE) {
-            int32_t number;
-            memcpy(&number, (const char *)layer + f->at, sizeof number);
-            const struct ranged range = {f->name, number, f->min, f->max};
-            const bool is_vendors = f->type == FIELD_CODE && number >= ATTN_VENDOR_CODE;
-            status = is_vendors ? ATTN_OK : layer_ranges(layer->name, &range, 1, error);
-        }
-        if (status == ATTN_OK && f->kinds != ALL && says && !(f->kinds >> layer->kind & 1)) {
-            status = BAD(f->name, "layer '%s': %s is %s; a layer of kind %s takes none",
-                         layer->name, f->name, value, name_of_kind(layer->kind));
+    if (layer->kind < 0 || layer->kind >= NUM_LAYER_KINDS) { /* by which all are checked */
+        return BAD("kind", "layer '%s': kind is %d; allowed are 0 to %d", layer->name, layer->kind,
+                   NUM_LAYER_KINDS - 1);
+    }
+    TRY(struct_check(layer, ABI_LAYER_DESC, layer->name, error));
+    for (const struct abi_field *f = abi_structs[ABI_LAYER_DESC].fields; f->name != NULL; f++) {
+        if (value_of(layer, f, value, sizeof value) && !(f->layer_kinds >> layer->kind & 1)) {
+            return BAD(f->name, "layer '%s': %s is %s; a layer of kind %s takes none", layer->name,
+                       f->name, value, name_of_kind(layer->kind));
         }
     }
-    status = status == ATTN_OK ? check_switches(layer, error) : status;
-    return status == ATTN_OK ? check_cache_dtype(layer, error) : status;
+    TRY(check_switches(layer, error));
+    return check_cache_dtype(layer, error);
 }

@@ -214,8 +214,7 @@ const char *name_of_layer(const struct attn_layer_desc *layer)
         return encoders[layer->encoder];
     }
     if (layer->kind == ATTN_LAYER_MLA) {
-        const struct attn_mla_desc *mla =
-            (const struct attn_mla_desc *)ext_find(layer->next, ATTN_EXT_MLA_DESC);
+        const struct attn_mla_desc *mla = ext_find(layer->next, ATTN_EXT_MLA_DESC);
         return mla != NULL && mla->topk > 0 ? "mla_sparse" : "mla";
     }
     if (layer->kind != ATTN_LAYER_DECODER) {

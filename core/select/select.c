@@ -15,7 +15,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_SELECT_OPTIONS 64 /* size in ABI 0.3 */
 #define MAX_LAYERS 100000
 #define LONGEST_PERIOD 8
 #define NO_MEMORY(error)                                                                           \
@@ -225,34 +224,29 @@ static attn_status tell_no_backends(const attn_runtime *runtime, struct attn_err
 static attn_status read_options(struct attn_select_options *options,
                                 const struct attn_select_options *given, struct attn_error *error)
 {
-    attn_status status;
     if (given == NULL) {
         *options = (struct attn_select_options){.struct_size = sizeof *options};
         return ATTN_OK;
     }
-    status = struct_read(options, sizeof *options, MIN_SELECT_OPTIONS, given, "attn_select_options",
-                         error);
-    if (status == ATTN_OK) {
-        status = ext_check(options->next, NULL, 0, "attn_select_options", error);
-    }
+    TRY(struct_read(options, ABI_SELECT_OPTIONS, given, error));
     const uint32_t known = ATTN_SELECT_KEEP_UNSERVED | ATTN_SELECT_NO_STEP_ALLOCATION;
-    if (status == ATTN_OK && (options->flags & ~(known | ATTN_FLAG_HINTS))) {
+    if (options->flags & ~(known | ATTN_FLAG_HINTS)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "flags",
                          "%#x has unknown bits; %#x are known", options->flags, known);
     }
-    if (status == ATTN_OK && (options->num_block_sizes < 0 ||
-                              (options->num_block_sizes > 0 && options->block_sizes == NULL))) {
+    if (options->num_block_sizes < 0 ||
+        (options->num_block_sizes > 0 && options->block_sizes == NULL)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "block_sizes",
                          "%d block sizes at %p; a count from 0 with an array is needed",
                          options->num_block_sizes, (const void *)options->block_sizes);
     }
-    for (int32_t i = 0; status == ATTN_OK && i < options->num_block_sizes; i++) {
+    for (int32_t i = 0; i < options->num_block_sizes; i++) {
         if (options->block_sizes[i] <= 0) {
-            status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "block_sizes",
-                               "block_sizes[%d] is %d; 1 and above", i, options->block_sizes[i]);
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "block_sizes",
+                             "block_sizes[%d] is %d; 1 and above", i, options->block_sizes[i]);
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status select_all(struct selection *selection,
@@ -268,19 +262,13 @@ static attn_status select_all(struct selection *selection,
     }
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         struct assignment_layer *layer = &assignment->layers[i];
-        attn_status status =
-            layers[i] != NULL
-                ? layer_resolve(selection->arena, layers[i], i, assignment->layers, &layer->layer,
-                                error)
-                : error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layers", "layers[%d] is NULL", i);
-        if (status != ATTN_OK) {
-            return status;
+        if (layers[i] == NULL) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layers", "layers[%d] is NULL", i);
         }
+        TRY(layer_resolve(selection->arena, layers[i], i, assignment->layers, &layer->layer,
+                          error));
         asked_block_sizes[i] = layer->layer.desc.block_size;
-        status = select_layer(selection, i, asked_block_sizes, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(select_layer(selection, i, asked_block_sizes, error));
     }
     return ATTN_OK;
 }

@@ -44,7 +44,7 @@ void batch_fields_init(attn_plan *plan)
         const attn_layer *layer = plan->steps[i].layer;
         const struct attn_layer_desc *l = layer->desc;
         takes->kinds |= 1u << l->kind;
-        takes->ranks |= layer->selected->cp != NULL;
+        takes->reads |= layer->selected->reads;
         takes->causal_per_request |= l->causal_per_request != 0;
         takes->trees |= 1u << l->tree_mask;
         takes->spans |= l->prefix_lm != 0;
@@ -69,32 +69,6 @@ static attn_status check_causal(const attn_plan *plan, const struct attn_batch *
     return why == NULL ? ATTN_OK
                        : BAD("causal", "causal is %d, and a layer of group %d cannot follow: %s",
                              b->causal, plan->group, why);
-}
-
-static attn_status check_extensions(const attn_plan *plan, const struct attn_batch *b,
-                                    struct attn_error *error)
-{
-    const struct {
-        uint32_t id;
-        bool taken;
-        const char *name, *needed;
-    } own[] = {{ATTN_EXT_BATCH_RECURRENT, plan->takes.kinds >> ATTN_LAYER_RECURRENT & 1,
-                "attn_batch_recurrent", "is recurrent"},
-               {ATTN_EXT_BATCH_CONTEXT, plan->takes.ranks, "attn_batch_context_parallel",
-                "says attn_context_parallel"}};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        const struct attn_ext *ext = own[i].taken ? NULL : ext_find(b->next, own[i].id);
-        if (ext != NULL && !(ext->flags & ATTN_EXT_OPTIONAL)) {
-            return BAD(own[i].name, "is on the batch, and no layer of group %d %s", plan->group,
-                       own[i].needed);
-        }
-    }
-    const struct attn_batch_context_parallel *ranks =
-        (const struct attn_batch_context_parallel *)ext_find(b->next, ATTN_EXT_BATCH_CONTEXT);
-    if (ranks != NULL && ranks->reserved != 0) {
-        return BAD("attn_batch_context_parallel", "reserved is %d; 0", ranks->reserved);
-    }
-    return ATTN_OK;
 }
 
 attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *b,
@@ -135,6 +109,6 @@ attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *b
         return BAD("logits_indices", "%d rows at %p", b->num_logits_indices,
                    (const void *)b->logits_indices);
     }
-    attn_status status = check_extensions(plan, b, error);
-    return status == ATTN_OK ? check_causal(plan, b, error) : status;
+    TRY(ext_check_readers(b->next, ABI_BATCH, takes->reads, NULL, error));
+    return check_causal(plan, b, error);
 }

@@ -40,8 +40,7 @@ static attn_status check_output_scales(const attn_plan *plan, const struct step 
     const struct attn_layer_desc *layer = step->layer->desc;
     const int32_t form = layer->output_form;
     const int64_t groups = step->out.heads * step->out.head_size / output_group(form);
-    const struct attn_io_output_quant *given =
-        (const struct attn_io_output_quant *)ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct attn_io_output_quant *given = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     if (given == NULL) {
         return FAIL("attn_io_output_quant",
                     "the layer's output form needs attn_io_output_quant on the run");
@@ -147,8 +146,7 @@ static attn_status check_positions(const attn_plan *plan, const struct attn_io_r
 attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, struct attn_error *error)
 {
-    const struct attn_io_rope *rope =
-        (const struct attn_io_rope *)ext_find(io->next, ATTN_EXT_IO_ROPE);
+    const struct attn_io_rope *rope = ext_find(io->next, ATTN_EXT_IO_ROPE);
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct {
         const char *field;
@@ -158,9 +156,6 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
     const int64_t slots = plan->given.num_slots;
     if (rope->form != layer->rope || rope->positions == NULL) {
         return FAIL("attn_io_rope", "form is not the layer's rope, or positions is NULL");
-    }
-    if (rope->reserved != 0) {
-        return FAIL("attn_io_rope", "reserved is not 0");
     }
     if (rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size) {
         return FAIL("rotary_dim", "is not an even number from 0 to the layer's head_size");
@@ -197,48 +192,11 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                : ATTN_OK;
 }
 
-/* Does this layer read that extension of a run? */
-static bool reads(const struct step *step, uint32_t id)
-{
-    const attn_layer *layer = step->layer;
-    switch (id) {
-    case ATTN_EXT_IO_MLA:
-        return layer->selected->mla != NULL;
-    case ATTN_EXT_IO_RECURRENT:
-        return layer->selected->gdn != NULL;
-    case ATTN_EXT_IO_OUTPUT_QUANT:
-        return layer->desc->output_form != ATTN_OUTPUT_PLAIN;
-    case ATTN_EXT_IO_ROPE:
-        return layer->desc->rope != ATTN_ROPE_NONE;
-    default:
-        return layer->num_further > 0;
-    }
-}
-
 attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
                                   struct ext_room *room, struct attn_error *error)
 {
-    static const struct {
-        uint32_t id;
-        const char *name, *missing;
-    } ours[] = {
-        {ATTN_EXT_IO_MLA, "attn_io_mla", "the layer is no MLA layer"},
-        {ATTN_EXT_IO_RECURRENT, "attn_io_recurrent", "the layer is no recurrent layer"},
-        {ATTN_EXT_IO_OUTPUT_QUANT, "attn_io_output_quant", "the layer's output_form is plain"},
-        {ATTN_EXT_IO_ROPE, "attn_io_rope", "the layer says no rope"},
-        {ATTN_EXT_IO_CACHES, "attn_io_caches", "the layer has no attn_layer_caches"}};
-    enum { OURS = sizeof ours / sizeof *ours };
-    uint32_t known[OURS + MAX_VENDOR_EXTENSIONS];
-    for (int32_t i = 0; i < OURS; i++) {
-        known[i] = ours[i].id;
-    }
-    const int32_t count = layer_vendor_ids(step->layer->desc->next, known, OURS);
-    attn_status status = ext_narrow(&io->next, known, count, room, "attn_step_io", error);
-    for (int32_t i = 0; i < OURS && status == ATTN_OK; i++) {
-        const struct attn_ext *given = ext_find(io->next, ours[i].id);
-        if (given != NULL && !(given->flags & ATTN_EXT_OPTIONAL) && !reads(step, ours[i].id)) {
-            status = FAIL(ours[i].name, ours[i].missing);
-        }
-    }
-    return status;
+    uint32_t vendors[MAX_VENDOR_EXTENSIONS];
+    const int32_t count = layer_vendor_ids(step->layer->desc->next, vendors);
+    TRY(ext_narrow(&io->next, ABI_STEP_IO, vendors, count, room, error));
+    return ext_check_readers(io->next, ABI_STEP_IO, step->layer->selected->reads, NULL, error);
 }

@@ -8,9 +8,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_PLAN_OPTIONS 32 /* sizes in ABI 0.3 */
-#define MIN_LIMITS 40
-#define MIN_WORKSPACE 64
 #define NO_MEMORY(error)                                                                           \
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
@@ -112,35 +109,13 @@ static attn_status read_options(attn_plan *plan, const struct attn_plan_options 
                                 struct attn_error *error)
 {
     struct attn_plan_options read;
-    attn_status status =
-        struct_read(&read, sizeof read, MIN_PLAN_OPTIONS, options, "attn_plan_options", error);
-    status = status ? status : ext_check(read.next, NULL, 0, "attn_plan_options", error);
-    status = status ? status
-                    : struct_read(&plan->limits, sizeof plan->limits, MIN_LIMITS, read.limits,
-                                  "attn_limits", error);
-    status = status ? status : ext_check(plan->limits.next, NULL, 0, "attn_limits", error);
-    if (status == ATTN_OK && (read.reserved != 0 || plan->limits.reserved != 0)) {
-        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved",
-                           "reserved is %d in the options and %d in the limits; 0", read.reserved,
-                           plan->limits.reserved);
-    }
+    TRY(struct_read(&read, ABI_PLAN_OPTIONS, options, error));
+    TRY(struct_read(&plan->limits, ABI_LIMITS, read.limits, error));
     plan->limits.next = NULL;
-    if (status == ATTN_OK && (plan->limits.max_num_reqs <= 0 || plan->limits.max_num_tokens <= 0 ||
-                              plan->limits.max_query_len < 0 || plan->limits.max_seq_len < 0 ||
-                              plan->limits.max_blocks_per_req < 0)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "max_num_reqs",
-                         "limits of %d requests, %d tokens, query_len %d, seq_len %d, %d blocks; "
-                         "requests and tokens of 1 or more, the others from 0 (unknown)",
-                         plan->limits.max_num_reqs, plan->limits.max_num_tokens,
-                         plan->limits.max_query_len, plan->limits.max_seq_len,
-                         plan->limits.max_blocks_per_req);
-    }
-    if (status == ATTN_OK) {
-        plan->graph = read.graph;
-        plan->limits.max_query_len = plan->limits.max_query_len > 0 ? plan->limits.max_query_len
-                                                                    : plan->limits.max_num_tokens;
-    }
-    return status;
+    plan->graph = read.graph;
+    plan->limits.max_query_len =
+        plan->limits.max_query_len > 0 ? plan->limits.max_query_len : plan->limits.max_num_tokens;
+    return ATTN_OK;
 }
 
 /* Tells the layers, and those whose caches they read, that they are in one plan more, or one less.
@@ -197,7 +172,7 @@ static void find_vendor_ids(attn_plan *plan)
 {
     for (int32_t i = 0; i < plan->num_steps; i++) {
         uint32_t ids[MAX_VENDOR_EXTENSIONS];
-        const int32_t count = layer_vendor_ids(plan->steps[i].layer->desc->next, ids, 0);
+        const int32_t count = layer_vendor_ids(plan->steps[i].layer->desc->next, ids);
         const int32_t before = i == 0 ? count : plan->num_vendor_ids;
         plan->num_vendor_ids = 0;
         for (int32_t j = 0; j < before; j++) {
@@ -341,11 +316,7 @@ attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspa
                                           .scratch_bytes = plan->layout.scratch_bytes,
                                           .device = plan->model->device,
                                           .alignment = WORKSPACE_ALIGNMENT};
-    attn_status status = struct_write(workspace, &answer, sizeof answer, MIN_WORKSPACE);
-    return status == ATTN_OK
-               ? status
-               : error_set(error, status, "attn_workspace", "struct_size is %zu; %d or more",
-                           workspace->struct_size, MIN_WORKSPACE);
+    return struct_give(workspace, &answer, ABI_WORKSPACE, error);
 }
 
 static attn_status check_parts(const attn_plan *plan, const struct attn_workspace *given,
@@ -376,30 +347,16 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
                                 struct attn_error *error)
 {
     struct attn_workspace read;
-    attn_status status =
-        struct_read(&read, sizeof read, MIN_WORKSPACE, workspace, "attn_workspace", error);
-    status = status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_workspace", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (read.reserved != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved", "is %d; 0", read.reserved);
-    }
+    TRY(struct_read(&read, ABI_WORKSPACE, workspace, error));
     if (plan == NULL || read.memory == NULL || (uintptr_t)read.memory % WORKSPACE_ALIGNMENT != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
                          "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
                          read.memory, WORKSPACE_ALIGNMENT);
     }
-    status = check_parts(plan, &read, error);
-    status = status == ATTN_OK ? address_check_device(plan->model, read.device, "workspace", error)
-                               : status;
-    status = status == ATTN_OK ? address_ask(plan->model, read.memory, "workspace", error) : status;
-    if (status == ATTN_OK && read.scratch != NULL) {
-        status = address_ask(plan->model, read.scratch, "scratch", error);
-    }
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(check_parts(plan, &read, error));
+    TRY(address_check_device(plan->model, read.device, "workspace", error));
+    TRY(address_ask(plan->model, read.memory, "workspace", error));
+    TRY(address_ask(plan->model, read.scratch, "scratch", error));
     plan->workspace = read.memory;
     plan->scratch = read.scratch != NULL ? read.scratch : plan->workspace + plan->layout.own_bytes;
     plan->ready = NULL;

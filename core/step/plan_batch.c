@@ -8,8 +8,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_SPLIT 32 /* size in ABI 0.3 */
-
 /* Numbers of successful and failed plan_batches of this process: none comes twice, so that a plan
  * at the address of one that is gone is not taken for it. */
 static atomic_uint_fast64_t num_planned;
@@ -260,16 +258,12 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
                                     struct attn_error *error)
 {
     struct attn_batch batch, read;
-    attn_status status;
     if (plan == NULL || source == NULL || source->ready == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "source",
                          "plan %p, source %p; the source has to be planned", (void *)plan,
                          (const void *)source);
     }
-    status = struct_read(&read, sizeof read, MIN_BATCH, tables, "attn_batch", error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(struct_read(&read, ABI_BATCH, tables, error));
     bool same = plan == source || (plan->ready != NULL && plan->source == source &&
                                    plan->source_serial == source->serial);
     batch = source->received;
@@ -292,12 +286,12 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     batch.tables = read.tables;
     batch.num_tables = read.num_tables;
     batch.table_stride = read.table_stride;
-    status = make_plan(plan, &batch, &(struct purpose){ATTN_PLAN_EAGER, same}, stream, error);
-    if (status == ATTN_OK && plan != source) {
+    TRY(make_plan(plan, &batch, &(struct purpose){ATTN_PLAN_EAGER, same}, stream, error));
+    if (plan != source) {
         plan->source = source;
         plan->source_serial = source->serial;
     }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status plan_split(const attn_plan *plan, struct attn_batch_split *split)
@@ -305,5 +299,5 @@ attn_status plan_split(const attn_plan *plan, struct attn_batch_split *split)
     if (plan == NULL || split == NULL || plan->ready == NULL) {
         return ATTN_ERROR_ORDER;
     }
-    return struct_write(split, &plan->split, sizeof *split, MIN_SPLIT);
+    return struct_write(split, &plan->split, ABI_BATCH_SPLIT);
 }

@@ -13,7 +13,6 @@
 #include "util/counts.h"
 
 #define WORKSPACE_ALIGNMENT 256
-#define MIN_BATCH 296 /* size of attn_batch in ABI 0.3 */
 
 /* A backend's schedule for one schedule group and one part of a composed step. */
 struct schedule {
@@ -139,11 +138,12 @@ struct made_table {
 
 /* What the plan's layers read of a batch. */
 struct batch_takes {
-    uint32_t kinds;                                /* bits of enum attn_layer_kind */
-    uint32_t trees;                                /* bits of enum attn_tree_mask */
-    bool causal_per_request, spans, logits, ranks; /* a layer does */
-    bool all_queries;        /* of ranks that split the queries of a request */
-    bool rows, bounds;       /* all layers do */
+    uint32_t kinds;                         /* bits of enum attn_layer_kind */
+    uint32_t trees;                         /* bits of enum attn_tree_mask */
+    uint32_t reads;                         /* extensions: bits of ABI_READS */
+    bool causal_per_request, spans, logits; /* a layer does */
+    bool all_queries;                       /* of ranks that split the queries of a request */
+    bool rows, bounds;                      /* all layers do */
     const char *no_other[2]; /* why layers that are not causal, and those that are, stay so */
 };
 
@@ -406,8 +406,6 @@ attn_status address_check_batch(attn_plan *plan, const struct attn_batch *batch,
                                 struct attn_error *error);
 attn_status address_check_table(const attn_plan *plan, const struct attn_batch_table *table,
                                 struct attn_error *error);
-attn_status address_check_run(const attn_plan *plan, const struct attn_step_io *io,
-                              struct attn_error *error);
 /* Under validation: waits for what was enqueued, so that its error is reported by the call that
  * enqueued it, `status` being what the call would answer. Not while a capture goes on. */
 attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,

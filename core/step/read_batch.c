@@ -207,45 +207,32 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
 
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error)
 {
-    uint32_t known[2 + MAX_VENDOR_EXTENSIONS] = {ATTN_EXT_BATCH_RECURRENT, ATTN_EXT_BATCH_CONTEXT};
     struct attn_batch read;
-    attn_status status = struct_read(&read, sizeof read, MIN_BATCH, batch, "attn_batch", error);
-    if (status == ATTN_OK) {
-        plan->received = read;
+    TRY(struct_read(&read, ABI_BATCH, batch, error));
+    plan->received = read;
+    TRY(ext_narrow(&read.next, ABI_BATCH, plan->vendor_ids, plan->num_vendor_ids,
+                   &plan->batch_extensions, error));
+    if (read.mode != ATTN_BATCH_PROFILE) {
+        TRY(address_check_batch(plan, &read, error));
+        TRY(check_counts(plan, &read, error));
+        TRY(batch_check_fields(plan, &read, error));
     }
-    if (status == ATTN_OK && read.next != NULL) {
-        memcpy(&known[2], plan->vendor_ids, sizeof plan->vendor_ids);
-        status = ext_narrow(&read.next, known, 2 + plan->num_vendor_ids, &plan->batch_extensions,
-                            "attn_batch", error);
+    const bool checked = read.mode != ATTN_BATCH_PROFILE && read.mode != ATTN_BATCH_IDLE;
+    if (checked) {
+        TRY(check_starts(&read, error));
+        TRY(check_spans(&read, error));
+        TRY(check_cache(plan, &read, error));
+        TRY(tables_read(plan, &read, error));
     }
-    if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
-        status = address_check_batch(plan, &read, error);
-    }
-    if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
-        status = check_counts(plan, &read, error);
-        status = status == ATTN_OK ? batch_check_fields(plan, &read, error) : status;
-        if (status == ATTN_OK && read.mode != ATTN_BATCH_IDLE) {
-            status = check_starts(&read, error);
-            status = status == ATTN_OK ? check_spans(&read, error) : status;
-            status = status == ATTN_OK ? check_cache(plan, &read, error) : status;
-            status = status == ATTN_OK ? tables_read(plan, &read, error) : status;
-        }
-    }
-    if (status == ATTN_OK) {
-        const struct attn_batch_context_parallel *ranks =
-            (const struct attn_batch_context_parallel *)ext_find(read.next, ATTN_EXT_BATCH_CONTEXT);
-        plan->given = read;
-        plan->all_query_lens =
-            ranks != NULL && plan->takes.all_queries ? ranks->query_lens_host : NULL;
-        plan->num_tokens = read.num_tokens;
-        bool checked = read.mode != ATTN_BATCH_PROFILE && read.mode != ATTN_BATCH_IDLE;
-        plan->first_row = checked && read.num_reqs > 0 ? read.query_start_loc_host[0] : 0;
-        plan->num_key_rows =
-            checked && read.key_start_loc != NULL && read.key_start_loc_host != NULL
-                ? read.key_start_loc_host[read.num_reqs]
-                : read.num_actual_tokens;
-    }
-    return status;
+    const struct attn_batch_context_parallel *ranks = ext_find(read.next, ATTN_EXT_BATCH_CONTEXT);
+    plan->given = read;
+    plan->all_query_lens = ranks != NULL && plan->takes.all_queries ? ranks->query_lens_host : NULL;
+    plan->num_tokens = read.num_tokens;
+    plan->first_row = checked && read.num_reqs > 0 ? read.query_start_loc_host[0] : 0;
+    plan->num_key_rows = checked && read.key_start_loc != NULL && read.key_start_loc_host != NULL
+                             ? read.key_start_loc_host[read.num_reqs]
+                             : read.num_actual_tokens;
+    return ATTN_OK;
 }
 
 #define MOVE(array) part->array = part->array != NULL ? part->array + first : NULL

@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "select/layer_ext.h"
+#include "bind/address_check.h"
 #include "step/plan.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define MIN_IO 72 /* size in ABI 0.3 */
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
 /* Marked optional, it is passed over where the layer has none. */
@@ -78,8 +78,7 @@ static attn_status validate_inputs(const attn_plan *plan, const struct step *ste
 
 static attn_status validate_outputs(const struct attn_step_io *io, struct attn_error *error)
 {
-    const struct attn_io_output_quant *quant =
-        (const struct attn_io_output_quant *)ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct attn_io_output_quant *quant = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     attn_status status = validate_apart(io->out, "out", error);
     status = status == ATTN_OK ? validate_apart(io->lse, "lse", error) : status;
     return status == ATTN_OK && quant != NULL
@@ -150,10 +149,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
 static attn_status run_checked(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                struct attn_error *error)
 {
-    attn_status status = address_check_run(plan, io, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(address_check_all(plan->model, io, ABI_STEP_IO, io->next, NULL, plan->validate, error));
     if (plan->validate && io->stream != plan->stream) {
         return FAIL("stream", "is not the stream that plan_batch was given");
     }
@@ -166,7 +162,7 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
             "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
             "ATTN_RUN_NO_ATTEND and hints (the upper half)");
     }
-    status = run_step(plan, step, io, error);
+    attn_status status = run_step(plan, step, io, error);
     return plan->validate ? settle_device_errors(plan, io->stream, status, error) : status;
 }
 
@@ -235,7 +231,7 @@ __attribute__((noinline)) static attn_status run_foreign(attn_plan *plan, struct
                                                          struct attn_error *error)
 {
     struct attn_step_io read;
-    attn_status status = struct_read(&read, sizeof read, MIN_IO, io, "attn_step_io", error);
+    attn_status status = struct_read(&read, ABI_STEP_IO, io, error);
     return status == ATTN_OK ? step->enter(plan, step, &read, error)
                              : step_fail(step, status, error);
 }

@@ -7,9 +7,6 @@
 #include "util/error.h"
 #include "util/structs.h"
 
-#define MIN_ORDER 56 /* sizes in ABI 0.3 */
-#define MIN_KEYS 56
-
 /* Classes of requests, in the order in which they stand in a batch. */
 enum { DECODE, SHORT_EXTEND, LONG_EXTEND, PREFILL };
 
@@ -32,19 +29,12 @@ attn_status batch_order(const struct attn_batch_order *requests, int32_t *order,
 {
     struct attn_batch_order r;
     int32_t count = 0;
-    attn_status status = struct_read(&r, sizeof r, MIN_ORDER, requests, "attn_batch_order", error);
-    status = status == ATTN_OK ? ext_check(r.next, NULL, 0, "attn_batch_order", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (r.query_lens == NULL || r.seq_lens == NULL || order == NULL || moved == NULL ||
-        r.num_reqs < 0 || r.threshold < 0 || r.reserved != 0) {
-        return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "attn_batch_order",
-            "query_lens %p, seq_lens %p, order %p, moved %p, num_reqs %d, threshold %d, reserved "
-            "%d; none may be NULL or below 0, and reserved is 0",
-            (const void *)r.query_lens, (const void *)r.seq_lens, (void *)order, (void *)moved,
-            r.num_reqs, r.threshold, r.reserved);
+    TRY(struct_read(&r, ABI_BATCH_ORDER, requests, error));
+    if (r.query_lens == NULL || r.seq_lens == NULL || order == NULL || moved == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_batch_order",
+                         "query_lens %p, seq_lens %p, order %p, moved %p; none may be NULL",
+                         (const void *)r.query_lens, (const void *)r.seq_lens, (void *)order,
+                         (void *)moved);
     }
     *moved = 0;
     for (int32_t wanted = DECODE; wanted <= PREFILL; wanted++) {
@@ -72,11 +62,7 @@ int32_t local_keys(int32_t length, int32_t rank, int32_t world_size, int32_t int
 static attn_status read_keys(const struct attn_rank_keys *given, struct attn_rank_keys *keys,
                              struct attn_error *error)
 {
-    attn_status status = struct_read(keys, sizeof *keys, MIN_KEYS, given, "attn_rank_keys", error);
-    status = status == ATTN_OK ? ext_check(keys->next, NULL, 0, "attn_rank_keys", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(struct_read(keys, ABI_RANK_KEYS, given, error));
     keys->interleave = keys->interleave == 0 ? 1 : keys->interleave;
     return keys->world_size > 0 && keys->rank >= 0 && keys->rank < keys->world_size &&
                    keys->interleave > 0
@@ -91,10 +77,7 @@ attn_status context_parallel_length(const struct attn_rank_keys *given, int32_t 
                                     int32_t *local, struct attn_error *error)
 {
     struct attn_rank_keys keys;
-    attn_status status = read_keys(given, &keys, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(read_keys(given, &keys, error));
     if (length < 0 || local == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "length",
                          "length %d, local %p; 0 or above, and a place for the answer", length,
@@ -108,10 +91,7 @@ attn_status context_parallel_slots(const struct attn_rank_keys *given, int64_t *
                                    struct attn_error *error)
 {
     struct attn_rank_keys k;
-    attn_status status = read_keys(given, &k, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(read_keys(given, &k, error));
     if (k.positions == NULL || k.block_row == NULL || slots == NULL || k.num_positions < 0 ||
         k.block_size <= 0 || k.block_size % k.interleave != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "interleave",

@@ -6,8 +6,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_TABLE 120 /* size in ABI 0.3 */
-#define MAX_TABLE 4096
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
@@ -31,13 +29,7 @@ static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int3
 {
     int32_t tokens, longest = 0;
     const int32_t in_block = table_rows_per_block(plan, number, &tokens);
-    if (t->reserved != 0) {
-        return BAD("tables", "table %d: reserved is %d; 0", number, t->reserved);
-    }
-    attn_status status = page_lists_read(plan, number, b->num_reqs, t, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(page_lists_read(plan, number, b->num_reqs, t, error));
     if (b->num_reqs > 0 && (t->block_table == NULL || t->seq_lens == NULL)) {
         return BAD("tables", "table %d: block_table %p, seq_lens %p; both are needed", number,
                    (const void *)t->block_table, (const void *)t->seq_lens);
@@ -78,27 +70,28 @@ static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int3
 
 attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
     if (batch->num_tables < plan->num_tables ||
-        (batch->num_tables > 0 && (batch->tables == NULL || batch->table_stride < MIN_TABLE ||
-                                   batch->table_stride > MAX_TABLE))) {
-        return BAD("tables",
-                   "%d tables of %d bytes at %p; the plan's layers need %d, each of %d to %d bytes",
-                   batch->num_tables, batch->table_stride, (const void *)batch->tables,
-                   plan->num_tables, MIN_TABLE, MAX_TABLE);
+        (batch->num_tables > 0 &&
+         (batch->tables == NULL ||
+          !element_stride_is_good(ABI_BATCH_TABLE, batch->table_stride)))) {
+        return BAD(
+            "tables",
+            "%d tables of %d bytes at %p; the plan's layers need %d, each of %zu to %d bytes",
+            batch->num_tables, batch->table_stride, (const void *)batch->tables, plan->num_tables,
+            abi_structs[ABI_BATCH_TABLE].minimum, MAX_ELEMENT);
     }
-    for (int32_t i = 0; i < plan->num_tables && status == ATTN_OK; i++) {
-        status = element_read(&plan->tables[0][i], sizeof *plan->tables[0], batch->tables,
-                              (size_t)batch->table_stride, i, "attn_batch_table", error);
-        status = status == ATTN_OK ? address_check_table(plan, &plan->tables[0][i], error) : status;
-        status = status == ATTN_OK ? check_table(plan, batch, i + 1, &plan->tables[0][i], error)
-                                   : status;
+    for (int32_t i = 0; i < plan->num_tables; i++) {
+        struct attn_batch_table *table = &plan->tables[0][i];
+        TRY(element_read(table, ABI_BATCH_TABLE, batch->tables, batch->table_stride, i, error));
+        TRY(struct_check(table, ABI_BATCH_TABLE, NULL, error));
+        TRY(address_check_table(plan, table, error));
+        TRY(check_table(plan, batch, i + 1, table, error));
     }
-    plan->asked_tables |= status == ATTN_OK && plan->num_tables > 0;
+    plan->asked_tables |= plan->num_tables > 0;
     batch->tables = plan->tables[0]; /* kernels see those that their layers need */
     batch->num_tables = plan->num_tables;
     batch->table_stride = plan->num_tables > 0 ? (int32_t)sizeof *plan->tables[0] : 0;
-    return status;
+    return ATTN_OK;
 }
 
 void tables_cut(const attn_plan *plan, int32_t part, int32_t first, struct attn_batch *batch)
@@ -177,17 +170,13 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
                               const struct attn_ext *next, struct attn_error *error)
 {
     const attn_layer *layer = step->layer;
-    const struct attn_io_caches *io =
-        (const struct attn_io_caches *)ext_find(next, ATTN_EXT_IO_CACHES);
+    const struct attn_io_caches *io = ext_find(next, ATTN_EXT_IO_CACHES);
     if (io == NULL || layer->num_further == 0) { /* then it is marked optional */
         return ATTN_OK;
     }
     if (io->rows == NULL || io->num_rows != layer->num_further) {
         return FAIL("attn_io_caches", "rows is NULL, or num_rows is not the number of caches that "
                                       "the layer has beyond those of its kind");
-    }
-    if (io->reserved != 0) {
-        return FAIL("attn_io_caches", "reserved is not 0");
     }
     for (int32_t i = 0; i < io->num_rows; i++) {
         const struct attn_tensor *t = io->rows[i];
@@ -202,13 +191,7 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
                         "head_size] of a dtype of enum attn_dtype_id with a contiguous last "
                         "dimension");
         }
-        attn_status status = address_check_tensor(plan->model, t, "attn_io_caches", error);
-        if (status == ATTN_OK && plan->validate && t != NULL) {
-            status = address_ask(plan->model, t->data, "attn_io_caches", error);
-        }
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(address_check_tensor(plan->model, t, "attn_io_caches", plan->validate, error));
     }
     return ATTN_OK;
 }

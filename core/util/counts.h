@@ -25,4 +25,10 @@ enum {
     NUM_VIEW_FORMS = 5
 };
 
+/* The largest layers that are described. */
+#define MAX_HEADS 65536
+#define MAX_HEAD_SIZE 512
+#define MAX_LATENT 1024
+#define MAX_ROW 65536 /* bytes or elements of a row in a cache */
+
 #endif

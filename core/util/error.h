@@ -33,4 +33,13 @@ bool status_is_known(attn_status status);
 
 const char *status_text(attn_status status);
 
+/* Ends the function with the status of a call that fails. */
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        const attn_status tried = (call);                                                          \
+        if (tried != ATTN_OK) {                                                                    \
+            return tried;                                                                          \
+        }                                                                                          \
+    } while (0)
+
 #endif

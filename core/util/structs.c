@@ -1,104 +1,157 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/structs.h"
 
-#include <attn/api.h>
-#include <attn/draft/mm_encoder.h>
-#include <attn/draft/recurrent.h>
-#include <attn/plugin.h>
-#include <stdbool.h>
+#include <attn/types.h>
+#include <stdio.h>
 #include <string.h>
 
 /* No struct of any ABI is larger; a larger struct_size is garbage, and its tail may not be read. */
 #define MAX_STRUCT_SIZE 65536
-#define MAX_CHAIN 64
 #define HEADER_SIZE (sizeof(size_t) + sizeof(void *))
 
-static attn_status read_known(void *copy, size_t size, size_t minimum, const void *source,
-                              const char *name, struct attn_error *error)
+/* The first byte of an unknown tail that is not 0, or `given`. */
+static size_t find_unknown(const void *source, size_t known, size_t given)
 {
-    size_t given = 0;
+    size_t at = known < given ? known : given;
+    while (at < given && ((const unsigned char *)source)[at] == 0) {
+        at++;
+    }
+    return at;
+}
 
-    memset(copy, 0, size);
+static attn_status refuse_tail(const char *what, uint32_t id, size_t given, size_t at, size_t known,
+                               struct attn_error *error)
+{
+    char which[40] = "";
+    if (id != 0) {
+        snprintf(which, sizeof which, "extension %u, ", id);
+    }
+    return error_set(error, ATTN_ERROR_STRUCT_SIZE, what,
+                     "%s%s.struct_size is %zu and byte %zu is not 0; this library knows %zu bytes, "
+                     "and an unknown tail has to be all zero",
+                     which, what, given, at, known);
+}
+
+attn_status struct_check(const void *ours, enum abi_id id, const char *layer,
+                         struct attn_error *error)
+{
+    const char *mark = layer != NULL ? "'" : "", *name = layer != NULL ? "layer " : "";
+    const char *whose = layer != NULL ? layer : abi_structs[id].name;
+    for (const struct abi_field *f = abi_structs[id].fields; f->name != NULL; f++) {
+        const void *at = (const char *)ours + f->at;
+        int32_t number = 0;
+        uint64_t mask = 0;
+        if (f->kind == FIELD_INT || f->kind == FIELD_CODE) {
+            memcpy(&number, at, sizeof number);
+            if ((number < f->min || number > f->max) &&
+                !(f->kind == FIELD_CODE && number >= ATTN_VENDOR_CODE)) {
+                return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, f->name,
+                                 "%s%s%s%s: %s is %d; allowed are %d to %d", name, mark, whose,
+                                 mark, f->name, number, f->min, f->max);
+            }
+        } else if (f->kind == FIELD_MASK) {
+            memcpy(&mask, at, sizeof mask);
+            if (mask >> f->max != 0) {
+                return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, f->name,
+                                 "%s%s%s%s: %s is %#llx; bits from %d on are not known here", name,
+                                 mark, whose, mark, f->name, (unsigned long long)mask, f->max);
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status struct_read(void *copy, enum abi_id id, const void *source, struct attn_error *error)
+{
+    const struct abi_struct *row = &abi_structs[id];
+    size_t given = 0;
+    memset(copy, 0, row->size);
     if (source == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                         "%s is NULL; a struct is required", name);
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, row->name,
+                         "%s is NULL; a struct is required", row->name);
     }
     memcpy(&given, source, sizeof given);
-    if (given < minimum || given > MAX_STRUCT_SIZE) {
-        return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
-                         "%s.struct_size is %zu; allowed are %zu to %d", name, given, minimum,
-                         MAX_STRUCT_SIZE);
+    if (given < row->minimum || given > MAX_STRUCT_SIZE) {
+        return error_set(error, ATTN_ERROR_STRUCT_SIZE, row->name,
+                         "%s.struct_size is %zu; allowed are %zu to %d", row->name, given,
+                         row->minimum, MAX_STRUCT_SIZE);
     }
-    memcpy(copy, source, given < size ? given : size);
-    memcpy(copy, &size, sizeof size);
-    return ATTN_OK;
-}
-
-attn_status table_read(void *copy, size_t size, size_t minimum, const void *source,
-                       const char *name, struct attn_error *error)
-{
-    return read_known(copy, size, minimum, source, name, error);
-}
-
-attn_status struct_read(void *copy, size_t size, size_t minimum, const void *source,
-                        const char *name, struct attn_error *error)
-{
-    const unsigned char *bytes = source;
-    size_t given = 0;
-    attn_status status = read_known(copy, size, minimum, source, name, error);
-
-    if (status != ATTN_OK) {
-        return status;
-    }
-    memcpy(&given, source, sizeof given);
-    for (size_t at = size; at < given; at++) {
-        if (bytes[at] != 0) {
-            return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
-                             "%s.struct_size is %zu and byte %zu is not 0; this library knows "
-                             "%zu bytes, and an unknown tail has to be all zero",
-                             name, given, at, size);
+    memcpy(copy, source, given < row->size ? given : row->size);
+    memcpy(copy, &row->size, sizeof row->size);
+    if (row->class == ABI_INPUT || row->class == ABI_OPEN) {
+        const size_t unknown = find_unknown(source, row->size, given);
+        if (unknown < given) {
+            return refuse_tail(row->name, 0, given, unknown, row->size, error);
         }
     }
-    return ATTN_OK;
+    attn_status status = ATTN_OK;
+    if (row->class == ABI_INPUT || row->class == ABI_DECLARED) {
+        const struct attn_ext *next;
+        memcpy(&next, (const char *)copy + sizeof(size_t), sizeof next);
+        status = ext_check(next, id, NULL, 0, error);
+    }
+    return status == ATTN_OK && row->class == ABI_INPUT ? struct_check(copy, id, NULL, error)
+                                                        : status;
 }
 
-attn_status element_read(void *copy, size_t size, const void *array, size_t given, int32_t index,
-                         const char *name, struct attn_error *error)
+bool element_stride_is_good(enum abi_id id, int64_t stride)
 {
+    return stride >= (int64_t)abi_structs[id].minimum && stride <= MAX_ELEMENT;
+}
+
+attn_status element_read(void *copy, enum abi_id id, const void *array, int64_t stride,
+                         int32_t index, struct attn_error *error)
+{
+    const struct abi_struct *row = &abi_structs[id];
+    const size_t given = (size_t)stride;
     const unsigned char *source = (const unsigned char *)array + (size_t)index * given;
-    memset(copy, 0, size);
-    memcpy(copy, source, given < size ? given : size);
-    for (size_t at = size; at < given; at++) {
-        if (source[at] != 0) {
-            return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
-                             "elements of %zu bytes, and byte %zu of number %d is not 0; this "
-                             "library knows %zu bytes, and an unknown tail has to be all zero",
-                             given, at, index, size);
-        }
-    }
-    return ATTN_OK;
+    const size_t unknown = find_unknown(source, row->size, given);
+    memset(copy, 0, row->size);
+    memcpy(copy, source, given < row->size ? given : row->size);
+    return unknown == given
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_STRUCT_SIZE, row->name,
+                           "elements of %zu bytes, and byte %zu of number %d is not 0; this "
+                           "library knows %zu bytes, and an unknown tail has to be all zero",
+                           given, unknown, index, row->size);
 }
 
-attn_status struct_write(void *destination, const void *source, size_t size, size_t minimum)
+attn_status struct_write(void *destination, const void *source, enum abi_id id)
 {
+    const struct abi_struct *row = &abi_structs[id];
     unsigned char *to = destination;
     size_t given = 0;
-    size_t known = 0;
-
     if (destination == NULL) {
         return ATTN_ERROR_INVALID_ARGUMENT;
     }
     memcpy(&given, destination, sizeof given);
-    if (given < minimum || given < HEADER_SIZE || given > MAX_STRUCT_SIZE) {
+    if (given < row->minimum || given > MAX_STRUCT_SIZE) {
         return ATTN_ERROR_STRUCT_SIZE;
     }
-    known = given < size ? given : size;
+    const size_t known = given < row->size ? given : row->size;
     memcpy(to + HEADER_SIZE, (const unsigned char *)source + HEADER_SIZE, known - HEADER_SIZE);
     memset(to + known, 0, given - known);
     return ATTN_OK;
 }
 
-const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id)
+attn_status struct_give(void *destination, const void *source, enum abi_id id,
+                        struct attn_error *error)
+{
+    attn_status status = struct_write(destination, source, id);
+    return status == ATTN_OK ? status
+                             : error_set(error, status, abi_structs[id].name,
+                                         "it is at %p; a struct_size of at least %zu is needed",
+                                         destination, abi_structs[id].minimum);
+}
+
+const void *field_pointer(const void *ours, const struct abi_field *field)
+{
+    const void *pointer;
+    memcpy(&pointer, (const char *)ours + field->at, sizeof pointer);
+    return pointer;
+}
+
+const void *ext_find(const struct attn_ext *next, uint32_t id)
 {
     for (int32_t i = 0; next != NULL && i < MAX_CHAIN; i++) {
         if (next->id == id) {
@@ -119,81 +172,60 @@ bool ext_same(const struct attn_ext *a, const struct attn_ext *b)
     return a == NULL && b == NULL;
 }
 
-/* Where an extension's size stands: drafts' ids come after the others. */
-#define PLACE(id) ((id) < ATTN_EXT_DRAFT ? (id) : (id)-ATTN_EXT_DRAFT + 32)
-
-/* By PLACE(id): the size in ABI 0.3, under which none can be, and the size here. */
-static const struct {
-    size_t minimum, size;
-    bool is_declared; /* of the class whose unknown tail is ignored */
-} sizes[] = {
-    [ATTN_EXT_MLA_DESC] = {64, sizeof(struct attn_mla_desc)},
-    [ATTN_EXT_RECURRENT_DESC] = {72, sizeof(struct attn_recurrent_desc)},
-    [ATTN_EXT_MLA_WEIGHTS] = {64, sizeof(struct attn_mla_weights)},
-    [ATTN_EXT_RECURRENT_WEIGHTS] = {56, sizeof(struct attn_recurrent_weights)},
-    [ATTN_EXT_CONTEXT_PARALLEL] = {56, sizeof(struct attn_context_parallel)},
-    [ATTN_EXT_BATCH_CONTEXT] = {56, sizeof(struct attn_batch_context_parallel)},
-    [ATTN_EXT_BATCH_RECURRENT] = {88, sizeof(struct attn_batch_recurrent)},
-    [ATTN_EXT_IO_MLA] = {72, sizeof(struct attn_io_mla)},
-    [ATTN_EXT_IO_RECURRENT] = {48, sizeof(struct attn_io_recurrent)},
-    [ATTN_EXT_IO_OUTPUT_QUANT] = {40, sizeof(struct attn_io_output_quant)},
-    [ATTN_EXT_IO_ROPE] = {72, sizeof(struct attn_io_rope)},
-    [ATTN_EXT_KV_QUANT_PARAMS] = {48, sizeof(struct attn_kv_quant_params)},
-    [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps), true},
-    [ATTN_EXT_CAPS_RECURRENT] = {56, sizeof(struct attn_recurrent_caps), true},
-    [PLACE(ATTN_EXT_DRAFT_MM_ENCODER)] = {40, sizeof(struct attn_mm_encoder_quant)},
-    [PLACE(ATTN_EXT_DRAFT_MM_ENCODER_STATE)] = {40, sizeof(struct attn_mm_encoder_state)},
-    [PLACE(ATTN_EXT_DRAFT_RECURRENT_RULE)] = {64, sizeof(struct attn_recurrent_rule)},
-    [PLACE(ATTN_EXT_DRAFT_RECURRENT_SKIP)] = {32, sizeof(struct attn_recurrent_skip)},
-    [PLACE(ATTN_EXT_DRAFT_RECURRENT_CAPS)] = {48, sizeof(struct attn_recurrent_rule_caps), true},
-    [ATTN_EXT_LAYER_CACHES] = {40, sizeof(struct attn_layer_caches)},
-    [ATTN_EXT_IO_CACHES] = {40, sizeof(struct attn_io_caches)}};
+void ext_copy(struct attn_ext *copy, const struct attn_ext *ext, size_t size)
+{
+    memset(copy, 0, size);
+    memcpy(copy, ext, ext->struct_size < size ? ext->struct_size : size);
+    copy->struct_size = size;
+    copy->next = NULL;
+}
 
 /* As struct_read does it: neither cut inside of what it always had, nor with a tail that says what
- * is not known here. */
-static attn_status check_size(const struct attn_ext *ext, bool known, const char *name,
-                              struct attn_error *error)
+ * is not known here. `row` NULL: the core does not know the extension. */
+static attn_status check_size(const struct attn_ext *ext, const struct abi_struct *row,
+                              const char *name, struct attn_error *error)
 {
-    const size_t place = PLACE(ext->id);
-    bool sized = known && place < sizeof sizes / sizeof *sizes;
-    size_t minimum = sized ? sizes[place].minimum : sizeof(struct attn_ext);
+    const size_t minimum = row != NULL ? row->minimum : sizeof(struct attn_ext);
     if (ext->struct_size < minimum || ext->struct_size > MAX_STRUCT_SIZE) {
         return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
                          "extension %u of %s has struct_size %zu; allowed are %zu to %d", ext->id,
                          name, ext->struct_size, minimum, MAX_STRUCT_SIZE);
     }
-    if (!sized || sizes[place].is_declared) {
+    if (row == NULL || abi_structs[row->on].class == ABI_DECLARED) {
         return ATTN_OK;
     }
-    for (size_t at = sizes[place].size; at < ext->struct_size; at++) {
-        if (((const unsigned char *)ext)[at] != 0) {
-            return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
-                             "extension %u of %s has struct_size %zu and byte %zu is not 0; this "
-                             "library knows %zu bytes, and an unknown tail has to be all zero",
-                             ext->id, name, ext->struct_size, at, sizes[place].size);
-        }
-    }
-    return ATTN_OK;
+    const size_t unknown = find_unknown(ext, row->size, ext->struct_size);
+    return unknown == ext->struct_size
+               ? ATTN_OK
+               : refuse_tail(name, ext->id, ext->struct_size, unknown, row->size, error);
 }
 
-static bool is_known(uint32_t id, const uint32_t *known, int32_t num_known)
+/* Whose chain is checked, and what may stand in it. */
+struct known {
+    enum abi_id on;
+    const uint32_t *vendors;
+    int32_t num_vendors;
+};
+
+static bool is_known(uint32_t id, const struct known *known)
 {
-    for (int32_t i = 0; i < num_known; i++) {
-        if (known[i] == id) {
-            return true;
-        }
+    bool found = abi_find(id, known->on) != NULL;
+    for (int32_t i = 0; i < known->num_vendors && !found; i++) {
+        found = known->vendors[i] == id;
     }
-    return false;
+    return found;
 }
 
 /* One of a chain, of which `before` are before it. */
 static attn_status check_one(const struct attn_ext *chain, int32_t before,
-                             const struct attn_ext *ext, bool known, const char *name,
+                             const struct attn_ext *ext, const struct known *known,
                              struct attn_error *error)
 {
-    attn_status status = check_size(ext, known, name, error);
-    if (status != ATTN_OK) {
-        return status;
+    const char *name = abi_structs[known->on].name;
+    const struct abi_struct *row = abi_find(ext->id, known->on);
+    TRY(check_size(ext, row, name, error));
+    if (row != NULL && known->on != ABI_LAYER_DESC) { /* whose errors name the layer */
+        TRY(struct_check(ext, (enum abi_id)(row - abi_structs), NULL, error));
     }
     if (ext->flags & ~(ATTN_EXT_OPTIONAL | ATTN_FLAG_HINTS)) {
         return error_set(error, ATTN_ERROR_EXTENSION, name,
@@ -201,7 +233,7 @@ static attn_status check_one(const struct attn_ext *chain, int32_t before,
                          "(the upper half)",
                          ext->id, name, ext->flags, ATTN_EXT_OPTIONAL);
     }
-    if ((ext->flags & ATTN_EXT_OPTIONAL) == 0 && !known) {
+    if ((ext->flags & ATTN_EXT_OPTIONAL) == 0 && !is_known(ext->id, known)) {
         return error_set(error, ATTN_ERROR_EXTENSION, name,
                          "extension %u of %s is not known here and not marked optional", ext->id,
                          name);
@@ -216,53 +248,68 @@ static attn_status check_one(const struct attn_ext *chain, int32_t before,
 }
 
 /* *all: every extension is known. */
-static attn_status check_chain(const struct attn_ext *chain, const uint32_t *known,
-                               int32_t num_known, bool *all, const char *name,
+static attn_status check_chain(const struct attn_ext *chain, const struct known *known, bool *all,
                                struct attn_error *error)
 {
     int32_t length = 0;
     *all = true;
     for (const struct attn_ext *ext = chain; ext != NULL; ext = ext->next, length++) {
-        const bool is_ours = is_known(ext->id, known, num_known);
         attn_status status =
-            length < MAX_CHAIN
-                ? check_one(chain, length, ext, is_ours, name, error)
-                : error_set(error, ATTN_ERROR_EXTENSION, name,
-                            "the extension chain of %s is longer than %d", name, MAX_CHAIN);
+            length < MAX_CHAIN ? check_one(chain, length, ext, known, error)
+                               : error_set(error, ATTN_ERROR_EXTENSION, abi_structs[known->on].name,
+                                           "the extension chain of %s is longer than %d",
+                                           abi_structs[known->on].name, MAX_CHAIN);
         if (status != ATTN_OK) {
             return status;
         }
-        *all &= is_ours;
+        *all &= is_known(ext->id, known);
     }
     return ATTN_OK;
 }
 
-attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
-                      const char *name, struct attn_error *error)
+attn_status ext_check(const struct attn_ext *next, enum abi_id on, const uint32_t *vendors,
+                      int32_t num_vendors, struct attn_error *error)
 {
     bool all;
-    return check_chain(next, known, num_known, &all, name, error);
+    return check_chain(next, &(struct known){on, vendors, num_vendors}, &all, error);
 }
 
-attn_status ext_narrow(const struct attn_ext **next, const uint32_t *known, int32_t num_known,
-                       struct ext_room *room, const char *name, struct attn_error *error)
+attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint32_t reads,
+                              const char *layer, struct attn_error *error)
 {
+    for (; next != NULL; next = next->next) {
+        const struct abi_struct *row = abi_find(next->id, on);
+        if (row != NULL && row->reader != NULL && !(next->flags & ATTN_EXT_OPTIONAL) &&
+            !(reads >> (row - &abi_structs[ABI_FIRST_EXT]) & 1)) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, row->name,
+                             "%s%s%s%s is given; only a layer with %s reads it",
+                             layer != NULL ? "layer '" : "", layer != NULL ? layer : "",
+                             layer != NULL ? "': " : "", row->name, row->reader);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status ext_narrow(const struct attn_ext **next, enum abi_id on, const uint32_t *vendors,
+                       int32_t num_vendors, struct ext_room *room, struct attn_error *error)
+{
+    const struct known known = {on, vendors, num_vendors};
     const struct attn_ext *chain = *next, **last = next;
     size_t used = 0;
     bool all;
-    attn_status status = check_chain(chain, known, num_known, &all, name, error);
+    attn_status status = check_chain(chain, &known, &all, error);
     if (status != ATTN_OK || all) {
         return status;
     }
     for (; chain != NULL; chain = chain->next) {
-        if (!is_known(chain->id, known, num_known)) {
+        if (!is_known(chain->id, &known)) {
             continue;
         }
         if (chain->struct_size > sizeof room->bytes - used) {
-            return error_set(error, ATTN_ERROR_EXTENSION, name,
+            return error_set(error, ATTN_ERROR_EXTENSION, abi_structs[on].name,
                              "the extensions of %s that are known here take more than %d bytes, "
                              "which they may not next to one that is not known",
-                             name, ATTN_EXT_COPIED_BYTES);
+                             abi_structs[on].name, ATTN_EXT_COPIED_BYTES);
         }
         struct attn_ext *copy = (struct attn_ext *)(void *)(room->bytes + used);
         memcpy(copy, chain, chain->struct_size);

@@ -81,12 +81,12 @@ REFUSAL(dtype_missing, "dtype", "0", l->dtype = ATTN_DTYPE_DEFAULT)
 REFUSAL(feature_unknown, "needed_features", "0x1000000000000000",
         l->needed_features = UINT64_C(1) << 60)
 REFUSAL(view_form_unknown, "needed_view_forms", "0x20", l->needed_view_forms = UINT64_C(1) << 5)
-REFUSAL(gdn_state, "state_dtype", "4; 0 or 1 to 3", set_recurrent(l, &gdn_fp8))
+REFUSAL(gdn_state, "state_dtype", "4; allowed are 0 to 3", set_recurrent(l, &gdn_fp8))
 REFUSAL(rule_on_decoder, "attn_recurrent_rule", "takes no", SET_RULE(.rule = 0);
         l->next = &rule.ext; l->kind = ATTN_LAYER_DECODER; l->block_size = 16)
 REFUSAL(rule_unknown, "rule", "2; allowed are 0 to 1", SET_RULE(.rule = 2))
 REFUSAL(rule_gate, "gate", "4; allowed are 0 to 3", SET_RULE(.gate = 4))
-REFUSAL(rule_constant_channels, "gate_per_channel", "1; allowed are 0 to 0",
+REFUSAL(rule_constant_channels, "gate_per_channel", "0 with a constant gate",
         SET_RULE(.gate = ATTN_GATE_CONSTANT, .gate_per_channel = 1))
 REFUSAL(rule_step, "write_gate", "gate is 2, gate_per_channel 0",
         SET_RULE(.gate = ATTN_GATE_GIVEN, .write_gate = ATTN_WRITE_GATE_STEP))

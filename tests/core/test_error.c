@@ -115,86 +115,100 @@ TEST(text_checks)
     assert_true(text_is_name("cpu_ref2"));
 }
 
-struct small {
-    size_t struct_size;
-    const struct attn_ext *next;
-    int64_t a;
-};
-
-struct large {
-    size_t struct_size;
-    const struct attn_ext *next;
-    int64_t a;
-    int64_t b;
+/* attn_limits of a later ABI. */
+struct wide {
+    struct attn_limits known;
+    int64_t newer;
 };
 
 TEST(struct_read_older_and_newer)
 {
-    struct small old = {sizeof old, NULL, 7};
-    struct large wide = {sizeof wide, NULL, 7, 0};
-    struct large large;
-    struct small small;
+    struct wide wide = {{sizeof wide, NULL, 7, 8}, 0};
+    struct attn_collectives table, newer[2] = {{.struct_size = 64, .world_size = 7}};
+    struct attn_limits limits;
     struct attn_error error = ATTN_ERROR_INIT;
 
-    memset(&large, 0xff, sizeof large);
-    assert_int_equal(struct_read(&large, sizeof large, sizeof old, &old, "x", &error), ATTN_OK);
-    assert_int_equal(large.struct_size, sizeof large);
-    assert_int_equal(large.a, 7);
-    assert_int_equal(large.b, 0);
-    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &wide, "x", &error), ATTN_OK);
-    wide.b = (int64_t)1 << 56;
-    /* a table or a declaration may know more */
-    assert_int_equal(table_read(&small, sizeof small, sizeof old, &wide, "x", &error), ATTN_OK);
-    assert_int_equal(small.struct_size, sizeof small);
-    assert_int_equal(small.a, 7);
-    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &wide, "x", &error),
-                     ATTN_ERROR_STRUCT_SIZE);
-    assert_non_null(strstr(error.message, "byte 31"));
-    old.struct_size--;
-    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &old, "x", &error),
-                     ATTN_ERROR_STRUCT_SIZE);
-    old.struct_size = SIZE_MAX;
-    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &old, "x", &error),
-                     ATTN_ERROR_STRUCT_SIZE);
-    assert_int_equal(struct_read(&small, sizeof small, sizeof old, NULL, "x", NULL),
-                     ATTN_ERROR_INVALID_ARGUMENT);
+    memset(&table, 0xff, sizeof table);
+    assert_int_equal(struct_read(&table, ABI_COLLECTIVES, newer, &error), ATTN_OK);
+    assert_int_equal(table.struct_size, sizeof table);
+    assert_int_equal(table.world_size, 7);
+    assert_int_equal(table.max_exchange_bytes, 0);
+    newer->struct_size = sizeof newer;
+    newer[1].rank = 1; /* a table or a declaration may know more */
+    assert_int_equal(struct_read(&table, ABI_COLLECTIVES, newer, &error), ATTN_OK);
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, &wide, &error), ATTN_OK);
+    assert_int_equal(limits.struct_size, sizeof limits);
+    assert_int_equal(limits.max_num_tokens, 8);
+    wide.newer = (int64_t)1 << 56;
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, &wide, &error), ATTN_ERROR_STRUCT_SIZE);
+    assert_non_null(strstr(error.message, "byte 47"));
+    wide.known.struct_size = sizeof limits - 1;
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, &wide, &error), ATTN_ERROR_STRUCT_SIZE);
+    wide.known.struct_size = SIZE_MAX;
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, &wide, &error), ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, NULL, NULL), ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+TEST(struct_read_checks_numbers)
+{
+    struct attn_limits limits, given = {sizeof given, NULL, 1, 1, 0, 0, 0, 0};
+    struct attn_error error = ATTN_ERROR_INIT;
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, &given, &error), ATTN_OK);
+    given.max_num_reqs = 0;
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, &given, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(error.field, "max_num_reqs");
+    given.max_num_reqs = given.reserved = 1;
+    assert_int_equal(struct_read(&limits, ABI_LIMITS, &given, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(error.field, "reserved");
 }
 
 TEST(struct_write_keeps_header)
 {
     const struct attn_ext *const mark = (const struct attn_ext *)&state;
-    const struct small ours = {sizeof ours, NULL, 7};
-    struct large theirs = {sizeof theirs, mark, 1, 2};
+    const struct attn_limits ours = {sizeof ours, NULL, 7, 8};
+    struct wide theirs = {{sizeof theirs, mark, 1, 2}, 3};
 
-    assert_int_equal(struct_write(&theirs, &ours, sizeof ours, sizeof ours), ATTN_OK);
-    assert_int_equal(theirs.struct_size, sizeof theirs);
-    assert_ptr_equal(theirs.next, mark);
-    assert_int_equal(theirs.a, 7);
-    assert_int_equal(theirs.b, 0);
-    theirs.struct_size = 8;
-    assert_int_equal(struct_write(&theirs, &ours, sizeof ours, sizeof ours),
-                     ATTN_ERROR_STRUCT_SIZE);
-    assert_int_equal(struct_write(NULL, &ours, sizeof ours, sizeof ours),
-                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(struct_write(&theirs, &ours, ABI_LIMITS), ATTN_OK);
+    assert_int_equal(theirs.known.struct_size, sizeof theirs);
+    assert_ptr_equal(theirs.known.next, mark);
+    assert_int_equal(theirs.known.max_num_reqs, 7);
+    assert_int_equal(theirs.newer, 0);
+    theirs.known.struct_size = 8;
+    assert_int_equal(struct_write(&theirs, &ours, ABI_LIMITS), ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(struct_write(NULL, &ours, ABI_LIMITS), ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+/* A row's size in ABI 0.3 is no larger than today's, and an id leads to its row in its chain alone.
+ */
+TEST(every_struct_has_a_row)
+{
+    for (int32_t i = 0; i < NUM_ABI; i++) {
+        const struct abi_struct *row = &abi_structs[i];
+        assert_in_range(row->minimum, 1, row->size);
+        assert_ptr_equal(abi_find(row->ext_id, row->on), i >= ABI_FIRST_EXT ? row : NULL);
+        assert_null(abi_find(row->ext_id, ABI_LIMITS));
+    }
+    assert_null(abi_find(15, ABI_LAYER_DESC));
+    assert_null(abi_find(ATTN_EXT_VENDOR, ABI_LAYER_DESC));
 }
 
 TEST(extensions)
 {
-    const uint32_t known[] = {0x10007};
+    const uint32_t vendors[] = {0x10007};
     struct attn_ext last = {8, ATTN_EXT_OPTIONAL, sizeof last, NULL};
     struct attn_ext first = {0x10007, 0, sizeof first, &last};
 
-    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_OK);
+    assert_int_equal(ext_check(&first, ABI_LIMITS, vendors, 1, NULL), ATTN_OK);
     assert_ptr_equal(ext_find(&first, 8), &last);
     assert_null(ext_find(&first, 9));
     last.flags = 0;
-    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_EXTENSION);
+    assert_int_equal(ext_check(&first, ABI_LIMITS, vendors, 1, NULL), ATTN_ERROR_EXTENSION);
     last.flags = ATTN_EXT_OPTIONAL;
     last.struct_size = 8;
-    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(ext_check(&first, ABI_LIMITS, vendors, 1, NULL), ATTN_ERROR_STRUCT_SIZE);
     last.struct_size = sizeof last;
     last.next = &first; /* a ring ends */
-    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_EXTENSION);
+    assert_int_equal(ext_check(&first, ABI_LIMITS, vendors, 1, NULL), ATTN_ERROR_EXTENSION);
     assert_null(ext_find(&first, 9));
 }
 
@@ -206,8 +220,8 @@ TEST(chains_have_a_longest)
         chain[i] = (struct attn_ext){8 + (uint32_t)i, ATTN_EXT_OPTIONAL, sizeof *chain,
                                      i < LONGEST ? &chain[i + 1] : NULL};
     }
-    assert_int_equal(ext_check(&chain[1], NULL, 0, "x", NULL), ATTN_OK);
-    assert_int_equal(ext_check(&chain[0], NULL, 0, "x", NULL), ATTN_ERROR_EXTENSION);
+    assert_int_equal(ext_check(&chain[1], ABI_LIMITS, NULL, 0, NULL), ATTN_OK);
+    assert_int_equal(ext_check(&chain[0], ABI_LIMITS, NULL, 0, NULL), ATTN_ERROR_EXTENSION);
 }
 
 TEST(extensions_are_compared_by_content)
@@ -226,16 +240,19 @@ TEST(extensions_are_compared_by_content)
 TEST(elements_of_an_array)
 {
     struct {
-        int64_t known, newer;
-    } array[] = {{1, 0}, {2, 0}, {3, 4}};
+        struct attn_block_memory known;
+        int64_t newer;
+    } array[] = {{{NULL, 1}, 0}, {{NULL, 2}, 0}, {{NULL, 3}, 4}};
     struct attn_error error = ATTN_ERROR_INIT;
-    int64_t copy = 0;
+    struct attn_block_memory copy;
     for (int32_t i = 0; i < 3; i++) {
-        assert_int_equal(
-            element_read(&copy, sizeof copy, array, sizeof *array, i, "element", &error),
-            i < 2 ? ATTN_OK : ATTN_ERROR_STRUCT_SIZE);
-        assert_int_equal(copy, i + 1);
+        assert_int_equal(element_read(&copy, ABI_BLOCK_MEMORY, array, sizeof *array, i, &error),
+                         i < 2 ? ATTN_OK : ATTN_ERROR_STRUCT_SIZE);
+        assert_int_equal(copy.stride, i + 1);
     }
+    assert_true(element_stride_is_good(ABI_BLOCK_MEMORY, sizeof copy));
+    assert_false(element_stride_is_good(ABI_BLOCK_MEMORY, sizeof copy - 1));
+    assert_false(element_stride_is_good(ABI_BLOCK_MEMORY, MAX_ELEMENT + 1));
 }
 
 /* A product that overflows to a few bytes is no small array. */
@@ -285,33 +302,34 @@ TEST(devices_have_names)
 /* Extensions of this ABI: not cut, and what a newer one adds is zero. */
 TEST(extension_sizes)
 {
-    const uint32_t known[] = {ATTN_EXT_CONTEXT_PARALLEL};
     struct {
         struct attn_context_parallel cp;
         uint32_t newer[2];
     } given = {.cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof given, NULL}}};
 
-    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_OK);
+    assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL), ATTN_OK);
     given.newer[1] = 1;
-    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL),
+                     ATTN_ERROR_STRUCT_SIZE);
     given.cp.ext.struct_size = sizeof given.cp;
-    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_OK);
+    assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL), ATTN_OK);
     given.cp.ext.struct_size = 28; /* through the middle of a pointer */
-    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL),
+                     ATTN_ERROR_STRUCT_SIZE);
 }
 
 /* What a newer vendor says at the end of a declaration is ignored. */
 TEST(declared_sizes)
 {
-    const uint32_t known[] = {ATTN_EXT_CAPS_MLA};
     struct {
         struct attn_mla_caps mla;
         uint32_t newer[2];
     } given = {.mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof given, NULL}}, .newer = {1, 2}};
 
-    assert_int_equal(ext_check(&given.mla.ext, known, 1, "x", NULL), ATTN_OK);
+    assert_int_equal(ext_check(&given.mla.ext, ABI_BACKEND_CAPS, NULL, 0, NULL), ATTN_OK);
     given.mla.ext.struct_size = 28;
-    assert_int_equal(ext_check(&given.mla.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(ext_check(&given.mla.ext, ABI_BACKEND_CAPS, NULL, 0, NULL),
+                     ATTN_ERROR_STRUCT_SIZE);
 }
 
 /* Both macros, in the language in which this file is. */

@@ -8,6 +8,7 @@
 
 #include "select/layer_check.h"
 #include "select/layer_fields.h"
+#include "util/structs.h"
 #include "select/names.h"
 #include "select_fixture.h"
 
@@ -121,10 +122,10 @@ TEST(test_every_field_is_listed)
 {
     static const size_t sizes[] = {
         [FIELD_INT] = 4,  [FIELD_CODE] = 4, [FIELD_FLOAT] = 4,
-        [FIELD_LONG] = 8, [FIELD_BITS] = 8, [FIELD_TEXT] = sizeof(char *)};
+        [FIELD_LONG] = 8, [FIELD_MASK] = 8, [FIELD_TEXT] = sizeof(char *)};
     size_t end = offsetof(struct attn_layer_desc, name);
-    for (const struct layer_field *f = layer_fields; f->name != NULL; f++) {
-        size_t size = sizes[f->type];
+    for (const struct abi_field *f = abi_structs[ABI_LAYER_DESC].fields; f->name != NULL; f++) {
+        size_t size = sizes[f->kind];
         assert_int_equal(f->at, (end + size - 1) / size * size);
         end = f->at + size;
     }
@@ -136,20 +137,20 @@ TEST(test_fields_of_other_kinds)
 {
     static const uint32_t all = (1u << NUM_LAYER_KINDS) - 1;
     int32_t refused[NUM_LAYER_KINDS] = {0};
-    for (const struct layer_field *f = layer_fields; f->name != NULL; f++) {
-        for (int32_t kind = 0; kind < NUM_LAYER_KINDS && f->kinds != all; kind++) {
+    for (const struct abi_field *f = abi_structs[ABI_LAYER_DESC].fields; f->name != NULL; f++) {
+        for (int32_t kind = 0; kind < NUM_LAYER_KINDS && f->layer_kinds != all; kind++) {
             struct attn_layer_desc desc = fixture_layer("l");
             struct attn_error error = ATTN_ERROR_INIT;
             static const char *const target = "other";
             const int64_t one = 1;
-            if (f->kinds >> kind & 1) {
+            if (f->layer_kinds >> kind & 1) {
                 continue;
             }
             desc.kind = kind;
             desc.block_size = desc.causal = 0;
-            memcpy((char *)&desc + f->at, f->type == FIELD_TEXT ? (const void *)&target : &one,
-                   f->type <= FIELD_FLOAT ? 4 : 8);
-            if (f->type == FIELD_FLOAT) {
+            memcpy((char *)&desc + f->at, f->kind == FIELD_TEXT ? (const void *)&target : &one,
+                   f->kind == FIELD_INT || f->kind == FIELD_CODE || f->kind == FIELD_FLOAT ? 4 : 8);
+            if (f->kind == FIELD_FLOAT) {
                 memcpy((char *)&desc + f->at, &(const float){0.5f}, sizeof(float));
             }
             assert_int_equal(layer_check_fields(&desc, &error), ATTN_ERROR_INVALID_ARGUMENT);

@@ -147,10 +147,12 @@ TEST(tensors_are_kept)
             .struct_size = sizeof params, .next = &mla.ext, .sink_k = given, .sink_v = given};
         static struct layer_params_copy kept;
         assert_int_equal(layer_params_copy_take(&kept, &params, NULL), ATTN_OK);
+        const struct attn_mla_weights *own = ext_find(kept.params.next, ATTN_EXT_MLA_WEIGHTS);
+        const struct attn_recurrent_weights *gdn =
+            ext_find(kept.params.next, ATTN_EXT_RECURRENT_WEIGHTS);
         const struct attn_tensor *const all[] = {
-            kept.params.sink_k,  kept.params.sink_v,   kept.mla.kv_b_proj,
-            kept.mla.w_uk,       kept.mla.w_uv,        kept.mla.w_uk_scale,
-            kept.mla.w_uv_scale, kept.gdn.conv_weight, kept.gdn.conv_bias};
+            kept.params.sink_k, kept.params.sink_v, own->kv_b_proj,   own->w_uk,     own->w_uv,
+            own->w_uk_scale,    own->w_uv_scale,    gdn->conv_weight, gdn->conv_bias};
         for (size_t t = 0; t < sizeof all / sizeof *all; t++) {
             assert_ptr_not_equal(all[t], given);
             assert_ptr_not_equal(all[t]->shape, shape);

@@ -2,6 +2,8 @@
 /* core/step: what a batch must hold and what a run checks. */
 #include "plan_fixture.h"
 
+#include "bind/address_check.h"
+
 TEST(wrong_batches_are_refused)
 {
     static const int32_t queries[] = {1, 5};
@@ -326,7 +328,8 @@ TEST(validation_asks_where_arrays_lie)
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         b->io.next = runs[i].ext;
         REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, runs[i].name,
-                   address_check_run(b->plan, &b->io, &b->error));
+                   address_check_all(b->plan->model, &b->io, ABI_STEP_IO, b->io.next, NULL,
+                                     b->plan->validate, &b->error));
     }
     planned_destroy(b);
 }

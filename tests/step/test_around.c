@@ -63,7 +63,7 @@ TEST(test_amax)
     pairs.dtype.lanes = 2;
     const struct attn_amax_args good = args;
     struct attn_amax_args bad[6];
-    static const char *const fields[] = {"x", "x", "out", "out", "per_head", "per_head"};
+    static const char *const fields[] = {"x", "x", "out", "out", "per_head", "accumulate"};
     for (int32_t i = 0; i < 6; i++) {
         bad[i] = good;
         bad[i].accumulate = 0;

@@ -105,11 +105,12 @@ TEST(test_batch_order)
     hold_order(queries, lens, 7, sorted, 1);
     hold_order(in_order, their_lens, 4, same, 0);
     hold_order(in_order, their_lens, 0, same, 0);
+    static const char *const fields[] = {"attn_batch_order", "num_reqs", "reserved"};
     struct attn_batch_order bad[] = {{sizeof *bad, NULL, queries, NULL, NULL, 4, 1, 8},
                                      {sizeof *bad, NULL, queries, lens, NULL, -1, 1, 8},
                                      {sizeof *bad, NULL, queries, lens, NULL, 4, 1, 8, 1}};
     for (int32_t i = 0; i < 3; i++) {
-        REFUSED(&error, "attn_batch_order", api->batch_order(&bad[i], order, &moved, &error));
+        REFUSED(&error, fields[i], api->batch_order(&bad[i], order, &moved, &error));
     }
 }
 

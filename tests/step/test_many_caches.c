@@ -436,7 +436,10 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         const int64_t slot = s->other_slots[0];
         s->other_blocks[0][0] = *b == 'b' ? OTHER_BLOCKS : block; /* one behind the last */
         s->other_slots[0] = *b == 'o' ? OTHER_BLOCKS * OTHER_BLOCK : slot;
-        REFUSED(&t->error, *b == 'u' ? "attn_batch_table" : "tables",
+        REFUSED(&t->error,
+                *b == 'u'   ? "attn_batch_table"
+                : *b == 'x' ? "reserved"
+                            : "tables",
                 t->api->plan_batch(t->plan, &batch, NULL, &t->error));
         s->other_blocks[0][0] = block;
         s->other_slots[0] = slot;
@@ -462,7 +465,7 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
         io_caches.num_rows = FURTHER;
         io_caches.reserved = 1;
-        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
+        REFUSED(&t->error, "reserved", t->api->run(t->plan, t->layer, &io, &t->error));
         io_caches.reserved = 0;
         of_index[0]--;
         REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));

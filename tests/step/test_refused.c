@@ -336,9 +336,9 @@ TEST(test_rotation)
                                       .k_norm_weight = &norm};
     struct attn_io_rope bad[14];
     static const char *const fields[14] = {
-        "attn_io_rope", "attn_io_rope",  "cos_sin",       "cos_sin",     "cos_sin",
-        "cos_sin",      "cos_sin",       "cos_sin",       "rotary_dim",  "rotary_dim",
-        "cos_sin",      "q_norm_weight", "k_norm_weight", "attn_io_rope"};
+        "attn_io_rope", "attn_io_rope",  "cos_sin",       "cos_sin",    "cos_sin",
+        "cos_sin",      "cos_sin",       "cos_sin",       "rotary_dim", "rotary_dim",
+        "cos_sin",      "q_norm_weight", "k_norm_weight", "reserved"};
     const struct attn_tensor *const tables[] = {NULL,      &flat,    &short_rows,
                                                 &integers, &strided, &empty};
     struct fixture f;
@@ -414,8 +414,8 @@ TEST(test_reserved)
     const struct attn_batch_context_parallel ranks = {
         .ext = {ATTN_EXT_BATCH_CONTEXT, ATTN_EXT_OPTIONAL, sizeof ranks, NULL}, .reserved = 3};
     f.batch.next = &ranks.ext;
-    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "attn_batch_context_parallel",
-           "is 3");
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "reserved",
+           "attn_batch_context_parallel: reserved is 3");
     f.batch.next = NULL;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     for (int32_t i = 0; i < 2; i++) {
@@ -448,7 +448,7 @@ TEST(test_unread_extensions)
         struct attn_ext *ext = (struct attn_ext *)bytes;
         *ext = (struct attn_ext){.id = unread[i].id, .struct_size = unread[i].size};
         f.io.next = ext;
-        refuse(&f, run(&f), unread[i].name, ": the layer");
+        refuse(&f, run(&f), unread[i].name, "only a layer with");
         ext->flags = ATTN_EXT_OPTIONAL;
         assert_int_equal(run(&f), ATTN_OK);
     }
