@@ -46,6 +46,36 @@ static const char *namespace_of(const struct attn_device_info *info)
     return info->device_namespace != NULL ? info->device_namespace : "";
 }
 
+/* Replaces the texts that a struct of ours points at, missing ones by empty ones, and its arrays
+ * whose elements point nowhere, by copies. False without memory. */
+static bool copy_pointed(struct arena *arena, void *ours, enum abi_id id)
+{
+    for (const struct abi_field *f = abi_structs[id].fields; f->name != NULL; f++) {
+        const void *from = field_pointer(ours, f);
+        void *copy = NULL;
+        if (f->kind == FIELD_TEXT) {
+            copy = arena_string(arena, from != NULL ? from : "");
+        } else if (f->kind == FIELD_ARRAY && abi_structs[f->max].fields->name == NULL) {
+            int32_t count;
+            memcpy(&count, (char *)ours + f->min, sizeof count);
+            if (count == 0) {
+                continue;
+            }
+            copy = arena_array(arena, (size_t)count, abi_structs[f->max].size);
+            if (copy != NULL) {
+                memcpy(copy, from, (size_t)count * abi_structs[f->max].size);
+            }
+        } else {
+            continue;
+        }
+        if (copy == NULL) {
+            return false;
+        }
+        memcpy((char *)ours + f->at, &copy, sizeof copy);
+    }
+    return true;
+}
+
 static attn_status take_device(void *user, const struct attn_device_info *info,
                                struct attn_error *why)
 {
@@ -65,30 +95,13 @@ static attn_status take_device(void *user, const struct attn_device_info *info,
     }
     if (status == ATTN_OK) {
         device.next = NULL;
-        device.name = arena_string(found->arena, device.name);
-        device.arch = arena_string(found->arena, device.arch);
-        device.isa = arena_string(found->arena, device.isa != NULL ? device.isa : "");
-        device.device_namespace = arena_string(found->arena, namespace_of(&device));
-        device.uuid = arena_string(found->arena, device.uuid != NULL ? device.uuid : "");
-        status = device.name && device.arch && device.isa && device.device_namespace && device.uuid
-                     ? ATTN_OK
-                     : no_memory(&error);
+        device.device_namespace = namespace_of(&device);
+        status = copy_pointed(found->arena, &device, ABI_DEVICE_INFO) ? ATTN_OK : no_memory(&error);
     }
     if (status == ATTN_OK) {
         found->devices[found->num_devices++] = device;
     }
     return left_out(found, status, &error, why);
-}
-
-static void *copy_array(struct arena *arena, const void *array, int32_t count, size_t size,
-                        bool *failed)
-{
-    void *copy = count > 0 ? arena_array(arena, (size_t)count, size) : NULL;
-    if (copy != NULL) {
-        memcpy(copy, array, (size_t)count * size);
-    }
-    *failed |= count > 0 && copy == NULL;
-    return copy;
 }
 
 /* Plain data that the core knows; an optional extension of others may point into the plugin, and is
@@ -114,53 +127,35 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
                              struct backend *backend, struct attn_error *error)
 {
     struct attn_backend_caps *caps = &backend->caps;
-    struct attn_refused_combination *refused;
     char full_name[400];
-    bool failed = false;
     *caps = *source;
     snprintf(full_name, sizeof full_name, "%s%s%s", caps->name, caps->variant[0] != '\0' ? "@" : "",
              caps->variant);
     backend->full_name = arena_string(found->arena, full_name);
-    caps->name = arena_string(found->arena, source->name);
-    caps->variant = arena_string(found->arena, source->variant);
-    caps->version = arena_string(found->arena, source->version);
-    caps->vendor = arena_string(found->arena, source->vendor);
-    caps->head_sizes = copy_array(found->arena, source->head_sizes, source->num_head_sizes,
-                                  sizeof *caps->head_sizes, &failed);
-    caps->block_sizes = copy_array(found->arena, source->block_sizes, source->num_block_sizes,
-                                   sizeof *caps->block_sizes, &failed);
-    caps->extensions = copy_array(found->arena, source->extensions, source->num_extensions,
-                                  sizeof *caps->extensions, &failed);
-    refused = source->num_refused > 0
-                  ? arena_array(found->arena, (size_t)source->num_refused, sizeof *refused)
-                  : NULL;
-    failed |= source->num_refused > 0 && refused == NULL;
+    struct attn_refused_combination *refused =
+        arena_array(found->arena, (size_t)source->num_refused, sizeof *refused);
+    struct attn_vendor_code *codes =
+        arena_array(found->arena, (size_t)source->num_vendor_codes, sizeof *codes);
+    bool failed = !copy_pointed(found->arena, caps, ABI_BACKEND_CAPS) ||
+                  backend->full_name == NULL || (refused == NULL && source->num_refused > 0) ||
+                  (codes == NULL && source->num_vendor_codes > 0);
     caps->num_refused = 0;
-    caps->refused_stride = (int32_t)sizeof *refused;
     for (int32_t i = 0; i < source->num_refused && !failed; i++) {
-        struct attn_refused_combination row;
-        if (refused_read(source, i, &row)) {
-            row.why = arena_string(found->arena, row.why != NULL ? row.why : "");
-            failed |= row.why == NULL;
-            refused[caps->num_refused++] = row;
+        struct attn_refused_combination *row = &refused[caps->num_refused];
+        if (refused_read(source, i, row)) {
+            failed = !copy_pointed(found->arena, row, ABI_REFUSED_COMBINATION);
+            caps->num_refused++;
         }
     }
-    caps->refused = refused;
-    struct attn_vendor_code *codes =
-        source->num_vendor_codes > 0
-            ? arena_array(found->arena, (size_t)source->num_vendor_codes, sizeof *codes)
-            : NULL;
-    for (int32_t i = 0; i < source->num_vendor_codes && codes != NULL; i++) {
+    for (int32_t i = 0; i < source->num_vendor_codes && !failed; i++) {
         codes[i] = *vendor_code_at(source, i); /* no more than is known of it */
-        codes[i].name = arena_string(found->arena, codes[i].name);
-        failed |= codes[i].name == NULL;
+        failed = !copy_pointed(found->arena, &codes[i], ABI_VENDOR_CODE);
     }
-    failed |= source->num_vendor_codes > 0 && codes == NULL;
+    caps->refused = refused;
+    caps->refused_stride = (int32_t)sizeof *refused;
     caps->vendor_codes = codes;
     caps->vendor_code_stride = (int32_t)sizeof *codes;
     caps->next = copy_extensions(found->arena, source->next, &failed);
-    failed |=
-        !backend->full_name || !caps->name || !caps->variant || !caps->version || !caps->vendor;
     return failed ? no_memory(error) : ATTN_OK;
 }
 

@@ -4,8 +4,9 @@
 #include <attn/plugin.h>
 #include <string.h>
 
-#include "util/hash.h"
 #include "runtime/probe.h"
+#include "util/hash.h"
+#include "util/structs.h"
 
 #define MAGIC "ATTNPROB"
 #define HEADER_SIZE 32
@@ -20,9 +21,6 @@ struct codec {
     struct arena *arrays;
     bool failed;
 };
-
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 88 && sizeof(struct attn_backend_caps) == 320,
-                   "a field that is added is coded below, and RECORD_FORMAT goes up");
 
 static const void *take(struct codec *c, size_t size)
 {
@@ -86,165 +84,106 @@ static void code_text(struct codec *c, const char **text)
     *text = at;
 }
 
-/* The array itself, or room for `count` items. */
-static void *code_array(struct codec *c, const void *array, int32_t *count, size_t size)
+#define MAX_IMAGE 512 /* bytes of a struct that is coded */
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) <= MAX_IMAGE, "the largest of them");
+
+static void code_array(struct codec *c, void *ours, const struct abi_field *field);
+
+/* A struct as its bytes without what points elsewhere, then its texts and arrays in the order of
+ * its fields. What is read points into the bytes and `arrays`. */
+static void code_struct(struct codec *c, void *ours, enum abi_id id)
 {
-    code_i32(c, count);
+    const struct abi_struct *row = &abi_structs[id];
+    unsigned char image[MAX_IMAGE] = {0};
     if (c->out != NULL) {
-        return (void *)(uintptr_t)array;
+        memcpy(image, ours, row->size);
+        for (const struct abi_field *f = row->fields; f->name != NULL; f++) {
+            if (f->kind == FIELD_TEXT || f->kind == FIELD_ARRAY) {
+                memset(image + f->at, 0, sizeof(void *));
+            }
+        }
+        if (row->class != ABI_ELEMENT) { /* struct_size and next */
+            memset(image, 0, sizeof(size_t) + sizeof(void *));
+        }
+        text_add_bytes(c->out, image, row->size);
+    } else {
+        const void *bytes = take(c, row->size);
+        memset(ours, 0, row->size);
+        if (bytes != NULL) {
+            memcpy(ours, bytes, row->size);
+        }
+        if (row->class != ABI_ELEMENT) {
+            memcpy(ours, &row->size, sizeof row->size);
+            memset((char *)ours + sizeof(size_t), 0, sizeof(void *));
+        }
     }
-    if (c->failed || *count < 0 || *count > MAX_ITEMS || (size_t)*count > c->left) {
-        c->failed = true;
-        *count = 0;
+    for (const struct abi_field *f = row->fields; f->name != NULL; f++) {
+        if (f->kind == FIELD_TEXT) {
+            const char *text = field_pointer(ours, f);
+            code_text(c, &text);
+            memcpy((char *)ours + f->at, &text, sizeof text);
+        } else if (f->kind == FIELD_ARRAY) {
+            code_array(c, ours, f);
+        }
     }
-    void *items = *count > 0 ? arena_array(c->arrays, (size_t)*count, size) : NULL;
-    c->failed |= *count > 0 && items == NULL;
-    *count = items != NULL ? *count : 0;
-    return items;
 }
 
-static void code_device(struct codec *c, struct attn_device_info *d)
+static void code_array(struct codec *c, void *ours, const struct abi_field *field)
 {
-    code_i32(c, &d->device.type);
-    code_i32(c, &d->device.id);
-    code_text(c, &d->name);
-    code_text(c, &d->arch);
-    code_text(c, &d->isa);
-    code_text(c, &d->device_namespace);
-    code_text(c, &d->uuid);
-    code_i32(c, &d->compute_capability_major);
-    code_i32(c, &d->compute_capability_minor);
-    code_i32(c, &d->num_multiprocessors);
-    uint64_t memory = (uint64_t)d->memory_bytes;
-    code_u64(c, &memory);
-    d->memory_bytes = (int64_t)memory;
+    const size_t size = abi_structs[field->max].size;
+    const void *array = field_pointer(ours, field);
+    unsigned char *items = (unsigned char *)(uintptr_t)array;
+    int32_t count;
+    memcpy(&count, (char *)ours + field->min, sizeof count);
+    if (c->out == NULL) {
+        const bool good =
+            !c->failed && count >= 0 && count <= MAX_ITEMS && size * (size_t)count <= c->left;
+        items = good && count > 0 ? arena_array(c->arrays, (size_t)count, size) : NULL;
+        c->failed |= !good || (count > 0 && items == NULL);
+        count = items != NULL ? count : 0;
+        memcpy((char *)ours + field->min, &count, sizeof count);
+        memcpy((char *)ours + field->at, &items, sizeof items);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        unsigned char item[MAX_IMAGE];
+        memcpy(item, items + (size_t)i * size, size);
+        code_struct(c, item, (enum abi_id)field->max);
+        if (c->out == NULL) {
+            memcpy(items + (size_t)i * size, item, size);
+        }
+    }
 }
 
-static void code_range(struct codec *c, struct attn_range *range)
-{
-    code_i32(c, &range->min);
-    code_i32(c, &range->max);
-    code_i32(c, &range->multiple);
-}
-
-static void code_arrays(struct codec *c, struct attn_backend_caps *caps)
-{
-    struct attn_head_size_range *heads =
-        code_array(c, caps->head_sizes, &caps->num_head_sizes, sizeof *heads);
-    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        code_range(c, &heads[i].qk);
-        code_range(c, &heads[i].v);
-        code_i32(c, &heads[i].same);
-    }
-    struct attn_range *blocks =
-        code_array(c, caps->block_sizes, &caps->num_block_sizes, sizeof *blocks);
-    for (int32_t i = 0; i < caps->num_block_sizes; i++) {
-        code_range(c, &blocks[i]);
-    }
-    struct attn_refused_combination *refused =
-        code_array(c, caps->refused, &caps->num_refused, sizeof *refused);
-    for (int32_t i = 0; i < caps->num_refused; i++) {
-        code_u64(c, &refused[i].terms);
-        code_u64(c, &refused[i].features);
-        code_u64(c, &refused[i].kv_dtypes);
-        code_text(c, &refused[i].why);
-        code_u64(c, &refused[i].dtypes);
-        code_u64(c, &refused[i].layer_kinds);
-        code_u64(c, &refused[i].phases);
-        code_range(c, &refused[i].head_size);
-    }
-    uint32_t *extensions =
-        code_array(c, caps->extensions, &caps->num_extensions, sizeof *extensions);
-    for (int32_t i = 0; i < caps->num_extensions; i++) {
-        code_u32(c, &extensions[i]);
-    }
-    struct attn_vendor_code *codes =
-        code_array(c, caps->vendor_codes, &caps->num_vendor_codes, sizeof *codes);
-    for (int32_t i = 0; i < caps->num_vendor_codes; i++) {
-        code_i32(c, &codes[i].list);
-        code_i32(c, &codes[i].code);
-        code_text(c, &codes[i].name);
-    }
-    caps->vendor_codes = codes;
-    caps->vendor_code_stride = (int32_t)sizeof *codes;
-    caps->extensions = extensions;
-    caps->refused_stride = (int32_t)sizeof *refused;
-    caps->head_sizes = heads;
-    caps->block_sizes = blocks;
-    caps->refused = refused;
-}
-
-/* Only those that the core knows are in its copy; they are plain data behind their header. */
+/* Only those that the core knows are in its copy; they are plain data after their header. */
 static void code_extensions(struct codec *c, struct attn_backend_caps *caps)
 {
     int32_t count = 0;
-    for (const struct attn_ext *e = c->out != NULL ? caps->next : NULL; e != NULL; e = e->next) {
+    const struct attn_ext *ext = c->out != NULL ? caps->next : NULL, **last = &caps->next;
+    for (const struct attn_ext *e = ext; e != NULL; e = e->next) {
         count++;
     }
     code_i32(c, &count);
-    const struct attn_ext *source = caps->next;
-    struct attn_ext *last = NULL;
     for (int32_t i = 0; i < count && !c->failed; i++) {
-        struct attn_ext header = c->out != NULL ? *source : (struct attn_ext){0};
-        uint64_t size = header.struct_size;
-        code_u32(c, &header.id);
-        code_u32(c, &header.flags);
-        code_u64(c, &size);
+        uint32_t id = ext != NULL ? ext->id : 0;
+        code_u32(c, &id);
+        const struct abi_struct *row = abi_find(id, ABI_BACKEND_CAPS);
+        const size_t size = row != NULL ? row->size - sizeof *ext : 0;
         if (c->out != NULL) {
-            text_add_bytes(c->out, source + 1, (size_t)size - sizeof header);
-            source = source->next;
+            text_add_bytes(c->out, ext + 1, size);
+            ext = ext->next;
             continue;
         }
-        const void *data = size >= sizeof header && size <= c->left + sizeof header
-                               ? take(c, (size_t)size - sizeof header)
-                               : NULL;
-        struct attn_ext *copy = data != NULL ? arena_alloc(c->arrays, (size_t)size) : NULL;
+        const void *data = row != NULL ? take(c, size) : NULL;
+        struct attn_ext *copy = data != NULL ? arena_alloc(c->arrays, row->size) : NULL;
         if (copy == NULL) {
             c->failed = true;
             return;
         }
-        *copy = (struct attn_ext){header.id, header.flags, (size_t)size, NULL};
-        memcpy(copy + 1, data, (size_t)size - sizeof header);
-        if (last != NULL) {
-            last->next = copy;
-        } else {
-            caps->next = copy;
-        }
-        last = copy;
+        *copy = (struct attn_ext){id, 0, row->size, NULL};
+        memcpy(copy + 1, data, size);
+        *last = copy;
+        last = &copy->next;
     }
-}
-
-static void code_backend(struct codec *c, struct attn_backend_caps *caps)
-{
-    code_text(c, &caps->name);
-    code_text(c, &caps->variant);
-    code_text(c, &caps->version);
-    code_text(c, &caps->vendor);
-    code_i32(c, &caps->device.type);
-    code_i32(c, &caps->device.id);
-    uint64_t *const masks[] = {
-        &caps->kernels,       &caps->layer_kinds,   &caps->phases,
-        &caps->dtypes,        &caps->kv_dtypes,     &caps->q_dtypes,
-        &caps->terms,         &caps->features,      &caps->view_forms,
-        &caps->layouts,       &caps->k_scale_forms, &caps->v_scale_forms,
-        &caps->p_scale_forms, &caps->output_forms,  &caps->decode_write_kv_dtypes,
-        &caps->cache_roles};
-    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
-        code_u64(c, masks[i]);
-    }
-    code_arrays(c, caps);
-    int32_t *const numbers[] = {&caps->preferred_layout,  &caps->preferred_block_size,
-                                &caps->graph_level,       &caps->graph_fill_seq_len,
-                                &caps->reorder_threshold, &caps->kv_alignment,
-                                &caps->io_alignment,      &caps->max_group,
-                                &caps->max_num_q_heads,   &caps->max_speculative_tokens,
-                                &caps->rank[0],           &caps->rank[1],
-                                &caps->rank[2],           &caps->rank[3],
-                                &caps->max_tables,        &caps->graph_max_query_len};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        code_i32(c, numbers[i]);
-    }
-    code_extensions(c, caps);
 }
 
 static void code_head(struct codec *c, struct record *r)
@@ -286,11 +225,12 @@ void record_write(struct text *out, const struct record *record, const struct fo
     code_i32(&c, &num_backends);
     for (int32_t i = 0; i < num_devices; i++) {
         struct attn_device_info device = found->devices[i];
-        code_device(&c, &device);
+        code_struct(&c, &device, ABI_DEVICE_INFO);
     }
     for (int32_t i = 0; i < num_backends; i++) {
         struct attn_backend_caps caps = found->backends[i].caps;
-        code_backend(&c, &caps);
+        code_struct(&c, &caps, ABI_BACKEND_CAPS);
+        code_extensions(&c, &caps);
     }
     if (out->failed) {
         return;
@@ -341,15 +281,18 @@ bool record_report(const struct record *record, const struct attn_probe_sink *si
     code_i32(&c, &num_devices);
     code_i32(&c, &num_backends);
     for (int32_t i = 0; i < num_devices && !c.failed; i++) {
-        struct attn_device_info device = {.struct_size = sizeof device};
-        code_device(&c, &device);
+        struct attn_device_info device;
+        code_struct(&c, &device, ABI_DEVICE_INFO);
         if (!c.failed) {
             sink->device(sink->user, &device, NULL);
         }
     }
     for (int32_t i = 0; i < num_backends && !c.failed; i++) {
-        struct attn_backend_caps caps = {.struct_size = sizeof caps};
-        code_backend(&c, &caps);
+        struct attn_backend_caps caps;
+        code_struct(&c, &caps, ABI_BACKEND_CAPS);
+        code_extensions(&c, &caps);
+        caps.refused_stride = (int32_t)sizeof *caps.refused;
+        caps.vendor_code_stride = (int32_t)sizeof *caps.vendor_codes;
         if (!c.failed) {
             sink->backend(sink->user, &caps, NULL);
         }

@@ -3,10 +3,10 @@
  * through its pipe.
  *
  *     "ATTNPROB"  uint64 format  uint64 payload size  uint64 FNV-1a of the payload
- *     payload: key, file, outcome, identity, devices, backends with their arrays, text and
- * extensions
+ *     payload: key, file, outcome, identity, devices, backends with their extensions
  *
- * Integers are little-endian, text is its length and its bytes with the NUL. Readers trust
+ * Integers are little-endian, text is its length and its bytes with the NUL, a device or backend
+ * its struct, of this ABI, with the texts and arrays that it points at after it. Readers trust
  * nothing: sizes are checked here, and what the items say passes the same checks as a plugin's own
  * report. */
 #ifndef CORE_RUNTIME_ISOLATION_RECORD_H
@@ -18,7 +18,7 @@
 #include "util/arena.h"
 #include "util/text.h"
 
-#define RECORD_FORMAT 9
+#define RECORD_FORMAT 10
 #define RECORD_MAX_SIZE ((size_t)4 << 20)
 
 struct found;
