@@ -5,14 +5,18 @@
  * compact: q [tokens, num_q_heads, head_size], the keys and values of each request in order of
  * their positions, the step's own included [keys, num_kv_heads, head_size or head_size_v], and out
  * [tokens, num_q_heads, head_size_v]. Else the head has for each of their heads a mean and a
- * standard deviation, of which random contents are made. Nothing but libc is needed here: attn-run
- * is built with this source too. */
+ * standard deviation, of which random contents are made. This header is all that
+ * attn-run, which reads capsules, shares with the core, which writes them. */
 #ifndef CORE_HOST_CAPSULE_H
 #define CORE_HOST_CAPSULE_H
 
+#include <attn/tensor.h>
+#include <attn/types.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#define CAPSULE_HEAD "attn-capsule 1"
 #define CAPSULE_NAME 160
 /* What a capsule may have. */
 #define CAPSULE_REQUESTS 1024
@@ -40,19 +44,114 @@ struct capsule {
     float sinks[CAPSULE_HEADS], slopes[CAPSULE_HEADS]; /* where the layer has them */
 };
 
+/* Lines with one value: a text, or a number from `least` to `most`, or a float32's bits. */
+static const struct capsule_field {
+    const char *name;
+    size_t at;
+    enum { CAPSULE_TEXT, CAPSULE_INTEGER, CAPSULE_FLOAT } kind;
+    int32_t least, most;
+} capsule_fields[] = {
+#define AT(member) #member, offsetof(struct capsule, member)
+    {AT(library), CAPSULE_TEXT, 0, 0},
+    {AT(layer), CAPSULE_TEXT, 0, 0},
+    {AT(prefill), CAPSULE_TEXT, 0, 0},
+    {AT(decode), CAPSULE_TEXT, 0, 0},
+    {AT(step), CAPSULE_INTEGER, 0, INT32_MAX},
+    {AT(real), CAPSULE_INTEGER, 0, 1},
+    {AT(dtype), CAPSULE_INTEGER, ATTN_DTYPE_F16, ATTN_DTYPE_F32},
+    {AT(num_q_heads), CAPSULE_INTEGER, 1, CAPSULE_HEADS},
+    {AT(num_kv_heads), CAPSULE_INTEGER, 1, CAPSULE_HEADS},
+    {AT(head_size), CAPSULE_INTEGER, 8, CAPSULE_HEAD_SIZE},
+    {AT(head_size_v), CAPSULE_INTEGER, 8, CAPSULE_HEAD_SIZE},
+    {AT(scale), CAPSULE_FLOAT, 0, 0},
+    {AT(causal), CAPSULE_INTEGER, ATTN_CAUSAL_YES, ATTN_CAUSAL_NO},
+    {AT(has_window), CAPSULE_INTEGER, 0, 1},
+    {AT(window_left), CAPSULE_INTEGER, -1, INT32_MAX},
+    {AT(window_right), CAPSULE_INTEGER, -1, INT32_MAX},
+    {AT(chunk_size), CAPSULE_INTEGER, 0, INT32_MAX},
+    {AT(chunk_lookback), CAPSULE_INTEGER, 0, INT32_MAX},
+    {AT(soft_cap), CAPSULE_FLOAT, 0, 0},
+    {AT(alibi), CAPSULE_INTEGER, ATTN_ALIBI_NONE, ATTN_ALIBI_SQRT},
+    {AT(has_sinks), CAPSULE_INTEGER, 0, 1},
+    {AT(block_size), CAPSULE_INTEGER, 1, 65536},
+    {AT(k_stride_slot), CAPSULE_INTEGER, 0, INT32_MAX},
+    {AT(k_stride_head), CAPSULE_INTEGER, 0, INT32_MAX},
+    {AT(v_stride_slot), CAPSULE_INTEGER, 0, INT32_MAX},
+    {AT(v_stride_head), CAPSULE_INTEGER, 0, INT32_MAX},
+    {"not_finite_q", offsetof(struct capsule, not_finite[0]), CAPSULE_INTEGER, 0, INT32_MAX},
+    {"not_finite_k", offsetof(struct capsule, not_finite[1]), CAPSULE_INTEGER, 0, INT32_MAX},
+    {"not_finite_v", offsetof(struct capsule, not_finite[2]), CAPSULE_INTEGER, 0, INT32_MAX},
+    {"not_finite_out", offsetof(struct capsule, not_finite[3]), CAPSULE_INTEGER, 0, INT32_MAX},
+    {AT(num_reqs), CAPSULE_INTEGER, 1, CAPSULE_REQUESTS},
+#undef AT
+};
+#define CAPSULE_FIELDS (sizeof capsule_fields / sizeof *capsule_fields)
+
+/* Lines with many values: lengths as integers, the others as float32. */
+static const struct capsule_list {
+    const char *name;
+    size_t at;
+    bool integers;
+} capsule_lists[] = {
+    {"query_lens", offsetof(struct capsule, query_lens), true},
+    {"seq_lens", offsetof(struct capsule, seq_lens), true},
+    {"q_statistics", offsetof(struct capsule, statistics[0]), false},
+    {"k_statistics", offsetof(struct capsule, statistics[1]), false},
+    {"v_statistics", offsetof(struct capsule, statistics[2]), false},
+    {"out_statistics", offsetof(struct capsule, statistics[3]), false},
+    {"sinks", offsetof(struct capsule, sinks), false},
+    {"slopes", offsetof(struct capsule, slopes), false},
+};
+#define CAPSULE_LISTS (sizeof capsule_lists / sizeof *capsule_lists)
+
 /* The tensor's rows, heads and elements of a head. */
-int64_t capsule_rows(const struct capsule *capsule, int32_t tensor);
-int32_t capsule_heads(const struct capsule *capsule, int32_t tensor);
-int32_t capsule_dims(const struct capsule *capsule, int32_t tensor);
+static inline int32_t capsule_heads(const struct capsule *c, int32_t tensor)
+{
+    return tensor == 0 || tensor == 3 ? c->num_q_heads : c->num_kv_heads;
+}
+
+static inline int32_t capsule_dims(const struct capsule *c, int32_t tensor)
+{
+    return tensor < 2 ? c->head_size : c->head_size_v;
+}
+
+static inline int64_t capsule_rows(const struct capsule *c, int32_t tensor)
+{
+    const int32_t *lens = tensor == 0 || tensor == 3 ? c->query_lens : c->seq_lens;
+    int64_t rows = 0;
+    for (int32_t r = 0; r < c->num_reqs; r++) {
+        rows += lens[r];
+    }
+    return rows;
+}
+
 /* Bytes of all tensors; -1: more than CAPSULE_BYTES. */
-int64_t capsule_bytes(const struct capsule *capsule);
+static inline int64_t capsule_bytes(const struct capsule *c)
+{
+    int64_t bytes = 0;
+    for (int32_t t = 0; t < CAPSULE_TENSORS; t++) {
+        /* up to 2^34 rows of up to 2^22 bytes */
+        bytes += capsule_rows(c, t) * capsule_heads(c, t) * capsule_dims(c, t) *
+                 (c->dtype == ATTN_DTYPE_F32 ? 4 : 2);
+        if (bytes > CAPSULE_BYTES) {
+            return -1;
+        }
+    }
+    return bytes;
+}
+
+/* Values in a line of capsule_lists. */
+static inline int32_t capsule_list_length(const struct capsule *c, size_t list)
+{
+    return list < 2       ? c->num_reqs
+           : list < 6     ? 2 * capsule_heads(c, (int32_t)list - 2)
+           : list == 6    ? c->has_sinks * c->num_q_heads
+           : c->alibi > 0 ? c->num_q_heads
+                          : 0;
+}
 
 /* Hands the head out, line by line. */
 void capsule_write(const struct capsule *capsule, void (*put)(void *user, const char *line),
                    void *user);
-/* Reads a file's bytes. NULL, with *data where the tensors begin, or why it is no capsule: then
- * `why`, of `size` bytes, names the line, its value and what was allowed. */
-const char *capsule_read(struct capsule *capsule, const char *bytes, size_t length,
-                         const char **data, char *why, size_t size);
 
 #endif

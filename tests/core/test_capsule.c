@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/host: a capsule's head is read as it was written, and nothing else is one. */
-#include "host/capsule.h"
+/* core/host and tools: a capsule's head is read as it was written, and nothing else is one. */
+#include "common/capsule_read.h"
 
 #include <attn/tensor.h>
 #include <stdio.h>

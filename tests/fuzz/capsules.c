@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "host/capsule.h"
+#include "common/capsule_read.h"
 
 struct written {
     const uint8_t *bytes;

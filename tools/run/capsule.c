@@ -10,11 +10,11 @@
 #include <sys/stat.h>
 
 #include "common/bound.h"
+#include "common/capsule_read.h"
 #include "common/command.h"
 #include "common/device.h"
 #include "common/json.h"
 #include "common/library.h"
-#include "host/capsule.h"
 #include "support/number.h"
 #include "support/random.h"
 
