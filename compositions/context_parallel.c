@@ -459,10 +459,7 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     if (status != ATTN_OK || !plan->steps[0].keys_are_inputs) {
         return status;
     }
-    status = choose_own(plan, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(choose_own(plan, error));
     *fresh = *whole;
     fresh->seq_lens = fresh->seq_lens_host = NULL;
     fresh->block_table = fresh->block_table_row = NULL;
@@ -549,16 +546,16 @@ static attn_status run_small(struct exchange_run *run, struct attn_error *error)
     over_lse(&own_lse, run, (float *)run->received, x->q_heads);
     const struct attn_tensor *own[] = {io->q}, *all[] = {&q.tensor};
     const bool apart = run->step->main[0] != NULL;
-    attn_status status = apart ? attend_own(run, io, &own_lse.tensor, error) : ATTN_OK;
-    status = status ? status : heads_gather_small(run, own, all, 1, error);
-    status = status ? status : attend_context(run, error);
+    TRY(apart ? attend_own(run, io, &own_lse.tensor, error) : ATTN_OK);
+    TRY(heads_gather_small(run, own, all, 1, error));
+    TRY(attend_context(run, error));
     const struct attn_merge_heads_args args = {.all_out = &out.tensor,
                                                .all_lse = &lse.tensor,
                                                .own_out = apart ? io->out : NULL,
                                                .own_lse = apart ? &own_lse.tensor : NULL,
                                                .out = io->out,
                                                .lse = io->lse};
-    return status ? status : heads_merge_small(run, &args, error);
+    return heads_merge_small(run, &args, error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,

@@ -227,11 +227,9 @@ attn_status heads_gather(struct exchange_run *run, uint8_t *rows, struct attn_er
         run->q = rows;
         return ATTN_OK;
     }
-    attn_status status = collective_run(x->ranks, x->ranks->all_gather, rows, run->gathered, part,
-                                        run->io->stream, error);
-    return status == ATTN_OK
-               ? order_heads(run, run->q, run->gathered, part, x->q_row, 0, x->n, false, error)
-               : status;
+    TRY(collective_run(x->ranks, x->ranks->all_gather, rows, run->gathered, part, run->io->stream,
+                       error));
+    return order_heads(run, run->q, run->gathered, part, x->q_row, 0, x->n, false, error);
 }
 
 /* out and lse of the heads of `ranks` ranks from `first` on, each rank's into an area of its own,
@@ -244,10 +242,8 @@ static attn_status pack_parts(const struct exchange_run *run, int64_t first, int
     const struct grid all = {(uint8_t *)run->lse + first * group, group, 0, x->n * group};
     const struct grid to = {areas + plan_aligned(x->tokens * x->q_heads * x->out_row), part, 0,
                             group};
-    attn_status status =
-        order_heads(run, run->out, areas, part, x->out_row, first, ranks, true, error);
-    return status == ATTN_OK ? copy_grid(run, &to, &all, group, ranks, 1, x->kv_heads, error)
-                             : status;
+    TRY(order_heads(run, run->out, areas, part, x->out_row, first, ranks, true, error));
+    return copy_grid(run, &to, &all, group, ranks, 1, x->kv_heads, error);
 }
 
 /* The parts of `ranks` ranks in `areas`, merged in the order of the ranks into the first. */
@@ -256,14 +252,13 @@ static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, i
 {
     const int64_t part = exchange_part(&run->x, run->x.tokens);
     struct own_tensor out, lse, next_out, next_lse;
-    attn_status status = ATTN_OK;
     part_tensors(run, areas, &out, &lse);
-    for (int64_t rank = 1; rank < ranks && status == ATTN_OK; rank++) {
+    for (int64_t rank = 1; rank < ranks; rank++) {
         part_tensors(run, areas + rank * part, &next_out, &next_lse);
-        status = merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
-                             &out.tensor, &lse.tensor, error);
+        TRY(merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
+                        &out.tensor, &lse.tensor, error));
     }
-    return status;
+    return ATTN_OK;
 }
 
 /* Every rank gets all partial results of its own heads, and merges them into the first area of
@@ -271,12 +266,10 @@ static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, i
 static attn_status reduce_all_to_all(const struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    attn_status status = pack_parts(run, 0, x->n, run->send, error);
-    if (status == ATTN_OK) {
-        status = collective_run(x->ranks, x->ranks->all_to_all, run->send, run->received,
-                                exchange_part(x, x->tokens), run->io->stream, error);
-    }
-    return status == ATTN_OK ? merge_ranks(run, run->received, x->n, error) : status;
+    TRY(pack_parts(run, 0, x->n, run->send, error));
+    TRY(collective_run(x->ranks, x->ranks->all_to_all, run->send, run->received,
+                       exchange_part(x, x->tokens), run->io->stream, error));
+    return merge_ranks(run, run->received, x->n, error);
 }
 
 /* Every rank weighs its partial results by all ranks' log-sum-exp, and sums over the ranks bring
@@ -408,9 +401,8 @@ static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uin
     const struct grid out_to = {areas, part, 0, 0}, out_from = {from, bytes, 0, 0};
     const struct grid lse_to = {areas + plan_aligned(bytes), part, 0, lse};
     const struct grid lse_from = {from + plan_aligned(x->tokens * row), lse, 0, x->tokens * 4};
-    attn_status status = copy_grid(run, &out_to, &out_from, bytes, ranks, 1, bytes > 0, error);
-    return status == ATTN_OK ? copy_grid(run, &lse_to, &lse_from, lse, ranks, 1, x->q_heads, error)
-                             : status;
+    TRY(copy_grid(run, &out_to, &out_from, bytes, ranks, 1, bytes > 0, error));
+    return copy_grid(run, &lse_to, &lse_from, lse, ranks, 1, x->q_heads, error);
 }
 
 /* Each rank's own rows from all of them, merged in the order of the ranks. Where every rank has all

@@ -359,16 +359,10 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     const struct attn_batch *prefill = &plan->prefill;
     p->num_chunks = 0;
     if (p->invariant && plan->split.num_prefills > 0) {
-        attn_status status = check_order(plan, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(check_order(plan, error));
     }
     if (layer_is_spread(plan->steps[0].layer)) {
-        attn_status status = mla_localise(plan, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(mla_localise(plan, error));
     }
     if (p->chunks == NULL || plan->split.num_prefill_tokens == 0) {
         return ATTN_OK;

@@ -359,10 +359,7 @@ static attn_status bind_weights(attn_layer *layer, struct attn_error *error)
                    layer->desc->name);
     }
     struct head_weights uk = {.scale = NULL}, uv = {.scale = NULL};
-    status = check_dtypes(layer, weights, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(check_dtypes(layer, weights, error));
     if (weights->kv_b_proj != NULL) {
         status = split_projection(layer, weights->kv_b_proj, &uk, &uv, error);
     } else {

@@ -172,17 +172,14 @@ static attn_status project_keys(const struct mla_call *run, const struct attn_te
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
     struct own_tensor a, b;
-    attn_status status = project(
-        run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
-        &run->weights->uk, true, by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
-    if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
-        status = copy_by_gemm(
+    TRY(project(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
+                &run->weights->uk, true,
+                by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim)));
+    if (m->qk_rope_head_dim > 0) {
+        TRY(copy_by_gemm(
             run, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
             m->qk_rope_head_dim,
-            by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
-    }
-    if (status != ATTN_OK) {
-        return status;
+            by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim)));
     }
     return project(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
                    &run->weights->uv, false,
@@ -206,12 +203,9 @@ static attn_status join_query(const struct mla_call *run, int64_t first, int64_t
         return ATTN_OK;
     }
     in_scratch(q, run->plan, nope, run->p->at.q, first, end, run->heads, size);
-    attn_status status = copy_by_gemm(
-        run, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim), m->qk_nope_head_dim,
-        by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(copy_by_gemm(run, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim),
+                     m->qk_nope_head_dim,
+                     by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim)));
     return copy_by_gemm(
         run, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim), m->qk_rope_head_dim,
         by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
@@ -357,19 +351,13 @@ static attn_status run_per_head(const struct mla_call *run, int64_t first, int64
         lse = tensor_set_lse(&own_lse, &run->like, plan->scratch + plan->layout.lse[1], run->heads,
                              tokens);
     }
-    attn_status status = join_query(run, first, end, &q);
-    if (status == ATTN_OK) {
-        status =
-            project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, first, end, &k.tensor, &v.tensor);
+    TRY(join_query(run, first, end, &q));
+    TRY(project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, first, end, &k.tensor, &v.tensor));
+    TRY(attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor, run->io->out, lse));
+    for (int32_t i = 0; i < run->p->num_chunks; i++) {
+        TRY(run_chunk(run, i, &q.tensor, lse));
     }
-    if (status == ATTN_OK) {
-        status = attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor, run->io->out,
-                             lse);
-    }
-    for (int32_t i = 0; i < run->p->num_chunks && status == ATTN_OK; i++) {
-        status = run_chunk(run, i, &q.tensor, lse);
-    }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -387,17 +375,13 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
                            .error = error};
     int64_t first = plan->first_row, end = first + plan->split.num_decode_tokens;
     int64_t last = end + plan->split.num_prefill_tokens;
-    attn_status status = ATTN_OK;
     /* one call: decodes only, or all of a batch */
     if (step->main[0] != NULL && step->main[1] == NULL) {
         int32_t phase = step->main[0]->args.phase;
         return run_latent(&run, step->main[0], phase, first, last);
     }
     if (step->main[0] != NULL) {
-        status = run_latent(&run, step->main[0], ATTN_PHASE_DECODE, first, end);
-    }
-    if (status != ATTN_OK) {
-        return status;
+        TRY(run_latent(&run, step->main[0], ATTN_PHASE_DECODE, first, end));
     }
     return mla_per_head(step->layer)
                ? run_per_head(&run, end, last)

@@ -61,7 +61,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
     numbers.out =
         tensor_set_rows(&plain, &like, plan->scratch + place, plan->given.num_actual_tokens,
                         step->out.heads, step->out.head_size);
-    attn_status status = inner(plan, step, &numbers, error);
+    TRY(inner(plan, step, &numbers, error));
     struct attn_quantize_args args = {.struct_size = sizeof args,
                                       .instance = instance->handle,
                                       .stream = io->stream,
@@ -73,7 +73,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
                                       .out = io->out,
                                       .scale = given->scale,
                                       .block_scales = given->block_scales};
-    return status == ATTN_OK ? instance->kernels.quantize(&args, error) : status;
+    return instance->kernels.quantize(&args, error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,

@@ -485,11 +485,8 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
         return BAD("has_initial_state", "is NULL, and so is seq_lens, from which it would follow");
     }
     if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
-        attn_status status = validate_slots(plan, states, error);
-        status = status == ATTN_OK ? validate_aliases(plan, states, error) : status;
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(validate_slots(plan, states, error));
+        TRY(validate_aliases(plan, states, error));
     }
     plan->whole.next = &states->ext;
     cut_states(states, 0, &parts->decode, &plan->decode);

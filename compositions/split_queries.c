@@ -188,11 +188,8 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
     if (lens == NULL) {
         return ATTN_OK;
     }
-    attn_status status = check_batch(plan, lens, error);
-    status = status == ATTN_OK ? find_runs(plan, lens, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(check_batch(plan, lens, error));
+    TRY(find_runs(plan, lens, error));
     int32_t each = queries_slices(layer), slices = each * b->num_reqs, at = 0;
     int32_t *start = plan_take(plan, slices + 1), *length = plan_take(plan, slices);
     int32_t *row = plan_take(plan, slices), *key_start = plan_take(plan, slices + 1);

@@ -11,7 +11,6 @@ attn_status layer_make_parts(attn_layer *layer, struct attn_error *error)
 {
     static const struct attn_layer_params none = {.struct_size = sizeof none};
     const struct attn_layer_desc *l = layer->desc;
-    attn_status status = ATTN_OK;
     for (int32_t part = 0; part < PART_COUNT; part++) {
         layer->parts[part] = *l;
         layer->part_params[part] = layer->params != NULL ? layer->params->params : none;
@@ -38,9 +37,9 @@ attn_status layer_make_parts(attn_layer *layer, struct attn_error *error)
         : layer_needs_quant_params(l) ? "a cache with scales of channels or rotated rows"
                                       : NULL;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        status = status == ATTN_OK && (*c)->bind != NULL ? (*c)->bind(layer, error) : status;
+        TRY((*c)->bind != NULL ? (*c)->bind(layer, error) : ATTN_OK);
     }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_attend_args *call,

@@ -126,11 +126,8 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
                           struct arena *arena, struct attn_error *error)
 {
     char cache_dir[4096];
-    attn_status status = read_threads(settings, options, error);
-    status = status == ATTN_OK ? read_switches(settings, options, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(read_threads(settings, options, error));
+    TRY(read_switches(settings, options, error));
     /* Empty is a choice here: no cache. */
     const char *chosen = options->ignore_environment ? NULL : secure_getenv("ATTN_CACHE_DIR");
     const char *own = options->cache_dir != NULL ? options->cache_dir : chosen;

@@ -187,7 +187,6 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
                  {"refused", c->refused, c->num_refused},
                  {"extensions", c->extensions, c->num_extensions},
                  {"vendor_codes", c->vendor_codes, c->num_vendor_codes}};
-    attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (lists[i].count < 0 || lists[i].count > MAX_RANGES ||
             (lists[i].count > 0 && lists[i].array == NULL)) {
@@ -225,11 +224,11 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
                        c->name, i, c->extensions[i], ATTN_EXT_VENDOR, ATTN_EXT_DRAFT_KERNELS);
         }
     }
-    status = check_vendor_codes(c, error);
-    for (int32_t i = 0; i < c->num_refused && status == ATTN_OK; i++) {
-        status = check_refused(c, i, error);
+    TRY(check_vendor_codes(c, error));
+    for (int32_t i = 0; i < c->num_refused; i++) {
+        TRY(check_refused(c, i, error));
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_error *error)
@@ -377,10 +376,10 @@ attn_status caps_check(const struct attn_backend_caps *c, struct attn_error *err
         return BAD("version", "%s: version or vendor is not clean UTF-8 text of at most %d bytes",
                    c->name, MAX_LABEL);
     }
-    attn_status status = check_masks(c, error);
-    status = status ? status : check_lists(c, error);
-    status = status ? status : check_numbers(c, error);
-    status = status ? status : check_kernels(c, error);
-    status = status ? status : check_cache(c, error);
-    return status ? status : check_extensions(c, error);
+    TRY(check_masks(c, error));
+    TRY(check_lists(c, error));
+    TRY(check_numbers(c, error));
+    TRY(check_kernels(c, error));
+    TRY(check_cache(c, error));
+    return check_extensions(c, error);
 }

@@ -160,10 +160,7 @@ static attn_status check_slots(const struct attn_plugin *table, struct attn_erro
 attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin,
                             const struct attn_plugin *table, struct attn_error *error)
 {
-    attn_status status = check_table(table, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(check_table(table, error));
     char *name = arena_string(&runtime->arena, table->name);
     char *version = arena_string(&runtime->arena, table->version);
     char *vendor = arena_string(&runtime->arena, table->vendor);
@@ -216,10 +213,7 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     }
     struct probe_key now;
     bool other;
-    attn_status status = check_file(plugin, &now, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(check_file(plugin, &now, error));
     const bool again = is_known(plugin->file, &now, &other);
     if (other) {
         return error_set(
@@ -244,7 +238,7 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     const struct attn_plugin *table = &plugin->table_copy;
     const bool known = plugin->name[0] != '\0';
     runtime_stage(runtime, plugin->file, 'E');
-    status = call_entry(plugin, symbol, error);
+    attn_status status = call_entry(plugin, symbol, error);
     if (status == ATTN_OK) {
         status = known ? check_agreement(plugin, table, error)
                        : plugin_identify(runtime, plugin, table, error);

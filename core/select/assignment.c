@@ -43,10 +43,7 @@ static attn_status find_verdict(const attn_assignment *assignment, int32_t layer
                                 int32_t backend, const struct verdict **found)
 {
     const struct assignment_phase *at = NULL;
-    attn_status status = find_phase(assignment, layer, phase, &at);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(find_phase(assignment, layer, phase, &at));
     if (backend < 0 || backend >= assignment->num_backends) {
         return ATTN_ERROR_NOT_FOUND;
     }
@@ -58,18 +55,15 @@ attn_status assignment_choice(const attn_assignment *assignment, int32_t layer, 
                               struct attn_choice *choice)
 {
     const struct assignment_phase *at = NULL;
-    attn_status status = find_phase(assignment, layer, phase, &at);
-    return status == ATTN_OK ? struct_write(choice, &at->choice, ABI_CHOICE) : status;
+    TRY(find_phase(assignment, layer, phase, &at));
+    return struct_write(choice, &at->choice, ABI_CHOICE);
 }
 
 attn_status assignment_verdict(const attn_assignment *assignment, int32_t layer, int32_t phase,
                                int32_t backend, int32_t *verdict, int32_t *num_reasons)
 {
     const struct verdict *found = NULL;
-    attn_status status = find_verdict(assignment, layer, phase, backend, &found);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(find_verdict(assignment, layer, phase, backend, &found));
     if (verdict != NULL) {
         *verdict = found->code;
     }
@@ -83,10 +77,7 @@ attn_status assignment_reason(const attn_assignment *assignment, int32_t layer, 
                               int32_t backend, int32_t index, struct attn_reason *reason)
 {
     const struct verdict *found = NULL;
-    attn_status status = find_verdict(assignment, layer, phase, backend, &found);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(find_verdict(assignment, layer, phase, backend, &found));
     if (index < 0 || index >= found->num_reasons) {
         return ATTN_ERROR_NOT_FOUND;
     }

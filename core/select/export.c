@@ -154,10 +154,7 @@ static attn_status parse_text(char *copy, int32_t num_layers, struct imported *i
             return error_set(error, ATTN_ERROR_REFUSED, "import_text",
                              "it holds %d layers; %d are being selected for", i, num_layers);
         }
-        attn_status status = parse_line(line, i, &imported[i], error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(parse_line(line, i, &imported[i], error));
     }
     if (strtok_r(NULL, "\n", &at) != NULL) {
         return error_set(error, ATTN_ERROR_REFUSED, "import_text",
@@ -197,15 +194,15 @@ attn_status import_rules(struct rules *rules, const char *text, int32_t num_laye
     if (copy == NULL || imported == NULL || rules->rules == NULL) {
         return NO_MEMORY(error);
     }
-    attn_status status = parse_text(copy, num_layers, imported, error);
-    for (int32_t i = 0; status == ATTN_OK && i < num_layers; i++) {
-        for (int32_t phase = 0; status == ATTN_OK && phase < NUM_PHASES; phase++) {
+    TRY(parse_text(copy, num_layers, imported, error));
+    for (int32_t i = 0; i < num_layers; i++) {
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
             const char *backend = imported[i].backends[phase];
-            status = add_rule(&rules->rules[rules->count++], i, phase, backend,
-                              (size_t)(backend - copy), arena, error);
+            TRY(add_rule(&rules->rules[rules->count++], i, phase, backend, (size_t)(backend - copy),
+                         arena, error));
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status hold_layer(const struct assignment_layer *layer, const struct imported *imported,

@@ -190,10 +190,7 @@ static attn_status parse_list(struct rule *rule, struct span span, struct arena 
             continue;
         }
         struct pattern *pattern = &rule->patterns[rule->num_patterns++];
-        attn_status status = parse_name(pattern, name, arena, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(parse_name(pattern, name, arena, error));
         rule->num_wanted += !pattern->exclude;
         span = rest;
     }
@@ -216,10 +213,7 @@ static attn_status parse_rule(struct rule *rule, struct span span, struct arena 
                          "no memory for the selection text");
     }
     if (has_where) {
-        attn_status status = parse_where(rule, where, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(parse_where(rule, where, error));
     } else {
         list = where;
     }

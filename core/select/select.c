@@ -303,10 +303,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
                          "layers are allowed",
                          (void *)runtime, (const void *)layers, num_layers, MAX_LAYERS);
     }
-    status = read_options(&options, given, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(read_options(&options, given, error));
     struct attn_assignment *assignment = runtime_alloc(runtime, sizeof *assignment);
     if (assignment == NULL) {
         return NO_MEMORY(error);

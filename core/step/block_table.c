@@ -68,17 +68,16 @@ static attn_status init_table(attn_plan *plan, int32_t number, bool lists, struc
 attn_status block_table_init(attn_plan *plan, struct attn_error *error)
 {
     bool lists = false;
-    attn_status status = ATTN_OK;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         lists |= plan->steps[i].layer->desc->needs_page_lists != 0;
     }
     if (!layer_has_cache(owner_of(plan)->desc) || owner_of(plan)->spec.kind == ATTN_KV_SPEC_STATE) {
         return ATTN_OK;
     }
-    for (int32_t n = 0; n <= plan->num_tables && status == ATTN_OK; n++) {
-        status = init_table(plan, n, lists, error);
+    for (int32_t n = 0; n <= plan->num_tables; n++) {
+        TRY(init_table(plan, n, lists, error));
     }
-    return status;
+    return ATTN_OK;
 }
 
 size_t block_table_lay_out(attn_plan *plan, size_t at)

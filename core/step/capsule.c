@@ -55,8 +55,8 @@ static attn_status fetch(struct taking *t, void *destination, const void *source
                                         .source = source,
                                         .bytes = (size_t)bytes,
                                         .kind = ATTN_COPY_DEVICE_TO_HOST};
-    attn_status status = device_copy(t->device, &copy, &t->error);
-    return status == ATTN_OK ? device_synchronize(t->device, NULL, &t->error) : status;
+    TRY(device_copy(t->device, &copy, &t->error));
+    return device_synchronize(t->device, NULL, &t->error);
 }
 
 /* What a capsule has no room for. */
@@ -172,10 +172,7 @@ static attn_status read_rows(struct taking *t, int32_t index, const struct attn_
                                   (t->rows[r] + row) * stride_row;
             for (int64_t h = 0; h < (whole ? 1 : heads); h++) {
                 const int64_t part = whole ? heads * bytes : bytes;
-                attn_status status = fetch(t, at, from + h * stride_head, part);
-                if (status != ATTN_OK) {
-                    return status;
-                }
+                TRY(fetch(t, at, from + h * stride_head, part));
                 at += part;
             }
         }
@@ -195,11 +192,7 @@ static attn_status read_request(struct taking *t, const struct attn_kv_view *vie
         if (table[b] < 0 || table[b] >= view->num_blocks) {
             return refuse(t, "an entry of the block table that is no block");
         }
-        attn_status status =
-            fetch(t, block, (const uint8_t *)view->data + table[b] * view->stride_block, extent);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(fetch(t, block, (const uint8_t *)view->data + table[b] * view->stride_block, extent));
         for (int64_t s = 0; s < left && s < view->block_size; s++) {
             for (int64_t h = 0; h < view->num_heads; h++, *at += bytes) {
                 memcpy(*at, block + s * view->stride_slot + h * view->stride_head, (size_t)bytes);
@@ -232,25 +225,19 @@ static attn_status read_cache(struct taking *t, const int32_t *batch_rows)
     for (int32_t r = 0; r < t->capsule->num_reqs; r++) {
         const int32_t length = t->capsule->seq_lens[r], size = views[0]->block_size;
         int32_t row = batch_rows[r];
-        attn_status status = ATTN_OK;
         if (batch->block_table_row != NULL) {
-            status = fetch(t, &row, batch->block_table_row + batch_rows[r], sizeof row);
+            TRY(fetch(t, &row, batch->block_table_row + batch_rows[r], sizeof row));
         }
         const int64_t blocks = ((int64_t)length + size - 1) / size;
         const int64_t rows =
             batch->block_table_rows > 0 ? batch->block_table_rows : batch->num_reqs;
-        if (status == ATTN_OK && (row < 0 || row >= rows || blocks > batch->block_table_stride)) {
-            status = refuse(t, "a block table of fewer rows or columns");
+        if (row < 0 || row >= rows || blocks > batch->block_table_stride) {
+            return refuse(t, "a block table of fewer rows or columns");
         }
-        status = status == ATTN_OK
-                     ? fetch(t, table, batch->block_table + row * batch->block_table_stride,
-                             blocks * (int64_t)sizeof *table)
-                     : status;
-        for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
-            status = read_request(t, views[i], table, length, block, &at[i]);
-        }
-        if (status != ATTN_OK) {
-            return status;
+        TRY(fetch(t, table, batch->block_table + row * batch->block_table_stride,
+                  blocks * (int64_t)sizeof *table));
+        for (int32_t i = 0; i < 2; i++) {
+            TRY(read_request(t, views[i], table, length, block, &at[i]));
         }
     }
     return ATTN_OK;

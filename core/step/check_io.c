@@ -77,10 +77,7 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
     int32_t form = step->layer->desc->output_form;
     struct tensor_form wanted = step->out;
     if (form != ATTN_OUTPUT_PLAIN && step->program != run_idle) {
-        attn_status status = check_output_scales(plan, step, io, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(check_output_scales(plan, step, io, error));
     }
     if (form == ATTN_OUTPUT_NVFP4) {
         return is_nvfp4_rows(out, &wanted, plan->num_tokens)

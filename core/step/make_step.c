@@ -96,18 +96,16 @@ static attn_status finish_launch(attn_plan *plan, struct step *step, int32_t pha
     struct served *served = &layer->served[phase];
     struct launch *launch = &step->launches[phase][part];
     launch->kernel = launch->kernel != NULL ? launch->kernel : served->instance->kernels.attend;
-    attn_status status = layer_prepare(layer, part, &launch->args, error);
+    TRY(layer_prepare(layer, part, &launch->args, error));
     launch->args.prepared = served->prepared[part];
-    status = status == ATTN_OK ? find_schedule(plan, layer, phase, part, launch, error) : status;
-    if (status == ATTN_OK) {
-        launch->args.schedule_host = launch->schedule->host;
-        launch->args.limits = &plan->part_limits[part];
-        launch->args.schedule_host_bytes = launch->schedule->host_bytes;
-        launch->args.workspace_bytes = launch->schedule->device_bytes;
-        launch->args.plan_state = launch->schedule->state;
-        launch->args.scratch_bytes = launch->schedule->scratch_bytes;
-    }
-    return status;
+    TRY(find_schedule(plan, layer, phase, part, launch, error));
+    launch->args.schedule_host = launch->schedule->host;
+    launch->args.limits = &plan->part_limits[part];
+    launch->args.schedule_host_bytes = launch->schedule->host_bytes;
+    launch->args.workspace_bytes = launch->schedule->device_bytes;
+    launch->args.plan_state = launch->schedule->state;
+    launch->args.scratch_bytes = launch->schedule->scratch_bytes;
+    return ATTN_OK;
 }
 
 int64_t step_row_bytes(const struct step *step)
@@ -180,7 +178,6 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
     attn_layer *layer = step->layer;
     const struct attn_layer_desc *l = layer->desc;
     const struct instance *prefill = layer->served[ATTN_PHASE_PREFILL].instance;
-    attn_status status = ATTN_OK;
     const int32_t group = output_group(l->output_form);
     if ((int64_t)step->out.heads * step->out.head_size % group != 0) {
         return error_set(
@@ -189,10 +186,10 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
             name_of_output_form(l->output_form), group, (long long)step->out.heads,
             (long long)step->out.head_size);
     }
-    for (int32_t phase = 0; phase < NUM_PHASES && status == ATTN_OK; phase++) {
-        for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
+        for (int32_t part = 0; part < PART_COUNT; part++) {
             if (step->parts[phase] >> part & 1) {
-                status = finish_launch(plan, step, phase, part, error);
+                TRY(finish_launch(plan, step, phase, part, error));
             }
         }
     }
@@ -212,5 +209,5 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
         step->write.cache_stride = (int32_t)sizeof *layer->caches;
         step->write.batch = &plan->given;
     }
-    return status;
+    return ATTN_OK;
 }

@@ -35,11 +35,10 @@ static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
                          plan->limits.max_num_reqs, plan->limits.max_num_tokens,
                          (long long)plan->num_integers, MAX_INTEGERS);
     }
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
-        status = plan_check_area(plan, &plan->steps[i], 1, 1, error);
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        TRY(plan_check_area(plan, &plan->steps[i], 1, 1, error));
     }
-    return status;
+    return ATTN_OK;
 }
 
 void plan_area(attn_plan *plan, size_t *place, int64_t bytes, uint32_t uses)
@@ -190,7 +189,7 @@ static void find_vendor_ids(attn_plan *plan)
 
 static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
 {
-    attn_status status = find_compositions(plan, error);
+    TRY(find_compositions(plan, error));
     for (int32_t i = 0; i < plan->model->num_layers; i++) {
         plan->num_steps += is_in(plan, &plan->model->layers[i]);
     }
@@ -205,13 +204,10 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     for (int32_t i = 0; i < plan->num_steps; i++) {
         plan->step_of_slot[i] = &plan->steps[i];
     }
-    for (int32_t i = 0; i < plan->model->num_layers && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < plan->model->num_layers; i++) {
         if (is_in(plan, &plan->model->layers[i])) {
-            status = step_begin(plan, &plan->model->layers[i], error);
+            TRY(step_begin(plan, &plan->model->layers[i], error));
         }
-    }
-    if (status != ATTN_OK) {
-        return status;
     }
     plan->max_reqs = plan->limits.max_num_reqs;
     plan->num_integers = 1; /* engines allocate a workspace unasked: none is empty */
@@ -219,24 +215,18 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     for (int32_t part = 0; part < PART_COUNT; part++) {
         plan->part_limits[part] = plan->limits;
     }
-    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < plan->num_compositions; i++) {
         const struct composition *c = plan->compositions[i];
-        status = c->build != NULL ? c->build(plan, error) : ATTN_OK;
+        TRY(c->build != NULL ? c->build(plan, error) : ATTN_OK);
     }
-    status = status == ATTN_OK ? check_sizes(plan, error) : status;
-    for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
-        status = step_finish(plan, &plan->steps[i], error);
-    }
-    if (status != ATTN_OK) {
-        return status;
+    TRY(check_sizes(plan, error));
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        TRY(step_finish(plan, &plan->steps[i], error));
     }
     find_vendor_ids(plan);
     batch_fields_init(plan);
-    status = tables_init(plan, error);
-    status = status == ATTN_OK ? block_table_init(plan, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(tables_init(plan, error));
+    TRY(block_table_init(plan, error));
     count_in(plan, 1);
     lay_out(plan);
     plan->integers = arena_array(&plan->arena, (size_t)plan->num_integers, sizeof *plan->integers);

@@ -90,20 +90,18 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
 static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *error)
 {
     plan->used_integers = 0;
-    attn_status status = block_tables_make(plan, stream, error);
+    TRY(block_tables_make(plan, stream, error));
     plan->whole = plan->given;
-    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < plan->num_compositions; i++) {
         const struct composition *c = plan->compositions[i];
-        status = c->view != NULL ? c->view(plan, error) : ATTN_OK;
+        TRY(c->view != NULL ? c->view(plan, error) : ATTN_OK);
     }
-    if (status == ATTN_OK) {
-        batch_split(plan);
-    }
-    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
+    batch_split(plan);
+    for (int32_t i = 0; i < plan->num_compositions; i++) {
         const struct composition *c = plan->compositions[i];
-        status = c->view_split != NULL ? c->view_split(plan, error) : ATTN_OK;
+        TRY(c->view_split != NULL ? c->view_split(plan, error) : ATTN_OK);
     }
-    return status == ATTN_OK ? send_integers(plan, stream, error) : status;
+    return send_integers(plan, stream, error);
 }
 
 /* What a plan is made for. */
@@ -130,23 +128,21 @@ static attn_status call_vendor(const struct schedule *schedule, const struct att
 static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, void *stream,
                                 struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < plan->num_schedules && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < plan->num_schedules; i++) {
         struct schedule *schedule = &plan->schedules[i];
         if (schedule->batch != NULL) {
             struct attn_attend_args args = *schedule->args;
             args.batch = schedule->batch;
             args.stream = stream;
-            status = call_vendor(schedule, &args, purpose, error);
+            TRY(call_vendor(schedule, &args, purpose, error));
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
                              const struct purpose *purpose, void *stream, struct attn_error *error)
 {
-    attn_status status;
     plan->ready = NULL;
     plan->source = NULL;
     plan->serial = atomic_fetch_add_explicit(&num_planned, 1, memory_order_relaxed) + 1;
@@ -157,10 +153,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
                          "no workspace is bound; %zu bytes are needed",
                          plan->layout.own_bytes + plan->layout.scratch_bytes);
     }
-    status = batch_read(plan, batch, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(batch_read(plan, batch, error));
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         plan->schedules[i].batch = NULL;
     }
@@ -182,17 +175,14 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
         plan->given.flags |= ATTN_BATCH_IN_CAPTURE;
     }
     if (plan->validate) {
-        status = validate_batch(plan, error);
+        TRY(validate_batch(plan, error));
     }
-    status = status == ATTN_OK ? make_views(plan, stream, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(make_views(plan, stream, error));
     for (int32_t i = 0; i < plan->num_steps; i++) {
         choose_calls(plan, &plan->steps[i]);
         step_choose_entry(plan, &plan->steps[i]);
     }
-    status = call_vendors(plan, purpose, stream, error);
+    attn_status status = call_vendors(plan, purpose, stream, error);
     status = plan->validate ? settle_device_errors(plan, stream, status, error) : status;
     plan->ready = status == ATTN_OK ? plan->table : NULL;
     return status;

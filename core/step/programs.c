@@ -24,13 +24,12 @@ attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
 attn_status run_attends(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                         struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < 2 && step->main[i] != NULL && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < 2 && step->main[i] != NULL; i++) {
         step->main[i]->args.k = io->k;
         step->main[i]->args.v = io->v;
-        status = launch_run(step->main[i], io, io->out, io->lse, error);
+        TRY(launch_run(step->main[i], io, io->out, io->lse, error));
     }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status run_nothing(attn_plan *plan, struct step *step, const struct attn_step_io *io,

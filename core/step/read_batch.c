@@ -19,29 +19,19 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
                                 struct attn_error *error)
 {
     const struct attn_limits *limits = &plan->limits;
-    attn_status status = check_limit("num_reqs", b->num_reqs, limits->max_num_reqs, error);
-    status =
-        status ? status : check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error);
-    if (status == ATTN_OK && (b->num_actual_tokens < 0 || b->num_actual_tokens > b->num_tokens)) {
-        status = BAD("num_actual_tokens", "num_actual_tokens is %d; 0 to num_tokens, %d",
-                     b->num_actual_tokens, b->num_tokens);
+    TRY(check_limit("num_reqs", b->num_reqs, limits->max_num_reqs, error));
+    TRY(check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error));
+    if (b->num_actual_tokens < 0 || b->num_actual_tokens > b->num_tokens) {
+        return BAD("num_actual_tokens", "num_actual_tokens is %d; 0 to num_tokens, %d",
+                   b->num_actual_tokens, b->num_tokens);
     }
-    status = status ? status
-                    : check_limit("max_query_len", b->max_query_len, limits->max_query_len, error);
-    status =
-        status ? status : check_limit("max_seq_len", b->max_seq_len, limits->max_seq_len, error);
-    if (status == ATTN_OK && (b->mode < ATTN_BATCH_AUTO || b->mode > ATTN_BATCH_PROFILE)) {
-        status = BAD("mode", "mode is %d; 0 to %d", b->mode, ATTN_BATCH_PROFILE);
-    }
-    if (status == ATTN_OK && (b->causal < 0 || b->causal > ATTN_CAUSAL_NO)) {
-        status = BAD("causal", "causal is %d; 0 (as the layer says), 1 (yes) or 2 (no)", b->causal);
-    }
+    TRY(check_limit("max_query_len", b->max_query_len, limits->max_query_len, error));
+    TRY(check_limit("max_seq_len", b->max_seq_len, limits->max_seq_len, error));
     const uint32_t known =
         ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS | ATTN_FLAG_HINTS;
-    if (status == ATTN_OK && (b->flags & ~known) != 0) {
-        status = BAD("flags", "flags is %#x; %#x is not known here", b->flags, b->flags & ~known);
-    }
-    return status;
+    return (b->flags & ~known) == 0
+               ? struct_check(b, ABI_BATCH, NULL, error)
+               : BAD("flags", "flags is %#x; %#x is not known here", b->flags, b->flags & ~known);
 }
 
 static attn_status check_starts(struct attn_batch *b, struct attn_error *error)

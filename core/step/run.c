@@ -46,10 +46,7 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
             return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "attn_io_rope",
                                   "the layer's backend has no rope_write_kv");
         }
-        attn_status status = step_check_rope(plan, step, io, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(step_check_rope(plan, step, io, error));
     }
     if (kernel == NULL) {
         return error_set_text(
@@ -173,11 +170,11 @@ __attribute__((noinline)) static attn_status run_extended(attn_plan *plan, struc
 {
     struct ext_room room;
     struct attn_step_io read = *io;
-    attn_status status = step_check_extensions(step, &read, &room, error);
-    if (status == ATTN_OK && step->program != run_idle) {
-        status = tables_check_rows(plan, step, read.next, error);
+    TRY(step_check_extensions(step, &read, &room, error));
+    if (step->program != run_idle) {
+        TRY(tables_check_rows(plan, step, read.next, error));
     }
-    return status == ATTN_OK ? run_checked(plan, step, &read, error) : status;
+    return run_checked(plan, step, &read, error);
 }
 
 /* `text` behind what `to` holds, as far as it goes. */

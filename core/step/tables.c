@@ -152,18 +152,17 @@ static attn_status validate_table(const attn_plan *plan, int32_t number, int64_t
 attn_status tables_validate(const attn_plan *plan, struct attn_error *error)
 {
     const attn_layer *first = plan->steps[0].layer->owner;
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < first->num_further && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < first->num_further; i++) {
         int64_t fewest = first->further[i].num_blocks;
         for (int32_t s = 1; s < plan->num_steps; s++) {
             const int64_t blocks = plan->steps[s].layer->owner->further[i].num_blocks;
             fewest = blocks < fewest ? blocks : fewest;
         }
         if (first->caches[i].table > 0) {
-            status = validate_table(plan, first->caches[i].table, fewest, error);
+            TRY(validate_table(plan, first->caches[i].table, fewest, error));
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status tables_check_rows(const attn_plan *plan, const struct step *step,

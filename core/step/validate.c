@@ -225,17 +225,15 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        b->seq_lens[r], b->seq_lens_host[r]);
         }
     }
-    status = validate_lengths(b, l->kind == ATTN_LAYER_CROSS, error);
-    status = status == ATTN_OK ? validate_table(plan, smallest, error) : status;
-    status = status == ATTN_OK ? validate_prefix(plan, error) : status;
-    status = status == ATTN_OK ? tables_validate(plan, error) : status;
+    TRY(validate_lengths(b, l->kind == ATTN_LAYER_CROSS, error));
+    TRY(validate_table(plan, smallest, error));
+    TRY(validate_prefix(plan, error));
+    TRY(tables_validate(plan, error));
     const int64_t slots = layer_num_blocks(smallest) * l->block_size;
     /* the slots of all ranks that share the cache, and padding */
     const int64_t most =
         layer_num_blocks(smallest) * owner->tokens_per_block + (int64_t)plan->limits.max_num_tokens;
-    return status == ATTN_OK
-               ? validate_slot_list(b->slot_mapping, b->num_slots, most, slots, b, error)
-               : status;
+    return validate_slot_list(b->slot_mapping, b->num_slots, most, slots, b, error);
 }
 
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error)

@@ -127,15 +127,15 @@ FIELDS(kv_quant_params, DEVICE(kv_quant_params, hadamard_signs_k),
 FIELDS(mm_encoder_state, DEVICE(mm_encoder_state, amax_history), DEVICE(mm_encoder_state, scales));
 FIELDS(recurrent_skip, DEVICE(recurrent_skip, skip));
 
-FIELDS(batch, DEVICE(batch, query_start_loc), HOST(batch, query_start_loc_host),
-       DEVICE(batch, seq_lens), HOST(batch, seq_lens_host), DEVICE(batch, key_start_loc),
-       HOST(batch, key_start_loc_host), DEVICE(batch, block_table), DEVICE(batch, block_table_row),
-       DEVICE(batch, slot_mapping), DEVICE(batch, causal_per_request),
-       DEVICE(batch, encoder_seq_lens), HOST(batch, encoder_seq_lens_host),
-       DEVICE(batch, logits_indices), DEVICE(batch, spans), DEVICE(batch, span_start_loc),
-       DEVICE(batch, tree), DEVICE(batch, page_indices), DEVICE(batch, page_start_loc),
-       DEVICE(batch, last_page_len), HOST(batch, page_start_loc_host),
-       HOST(batch, last_page_len_host));
+FIELDS(batch, INT(batch, mode, 0, ATTN_BATCH_PROFILE), INT(batch, causal, 0, ATTN_CAUSAL_NO),
+       DEVICE(batch, query_start_loc), HOST(batch, query_start_loc_host), DEVICE(batch, seq_lens),
+       HOST(batch, seq_lens_host), DEVICE(batch, key_start_loc), HOST(batch, key_start_loc_host),
+       DEVICE(batch, block_table), DEVICE(batch, block_table_row), DEVICE(batch, slot_mapping),
+       DEVICE(batch, causal_per_request), DEVICE(batch, encoder_seq_lens),
+       HOST(batch, encoder_seq_lens_host), DEVICE(batch, logits_indices), DEVICE(batch, spans),
+       DEVICE(batch, span_start_loc), DEVICE(batch, tree), DEVICE(batch, page_indices),
+       DEVICE(batch, page_start_loc), DEVICE(batch, last_page_len),
+       HOST(batch, page_start_loc_host), HOST(batch, last_page_len_host));
 FIELDS(batch_table, DEVICE(batch_table, block_table), DEVICE(batch_table, block_table_row),
        DEVICE(batch_table, slot_mapping), DEVICE(batch_table, seq_lens),
        HOST(batch_table, seq_lens_host), ZERO(batch_table, reserved),

@@ -254,14 +254,10 @@ static attn_status check_chain(const struct attn_ext *chain, const struct known 
     int32_t length = 0;
     *all = true;
     for (const struct attn_ext *ext = chain; ext != NULL; ext = ext->next, length++) {
-        attn_status status =
-            length < MAX_CHAIN ? check_one(chain, length, ext, known, error)
+        TRY(length < MAX_CHAIN ? check_one(chain, length, ext, known, error)
                                : error_set(error, ATTN_ERROR_EXTENSION, abi_structs[known->on].name,
                                            "the extension chain of %s is longer than %d",
-                                           abi_structs[known->on].name, MAX_CHAIN);
-        if (status != ATTN_OK) {
-            return status;
-        }
+                                           abi_structs[known->on].name, MAX_CHAIN));
         *all &= is_known(ext->id, known);
     }
     return ATTN_OK;

@@ -111,7 +111,7 @@ TEST(test_flags)
     assert_memory_not_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = -1;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "causal",
-           "causal is -1; 0 (as");
+           "causal is -1; allowed are 0 to 2");
     fixture_finish(&f);
 }
 

@@ -25,10 +25,7 @@ static attn_status no_memory(attn_runtime *runtime, struct attn_error *why)
 static attn_status ask(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                        struct attn_error *why)
 {
-    attn_status status = plugin_load(runtime, plugin, why);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(plugin_load(runtime, plugin, why));
     runtime_stage(runtime, plugin->file, 'P');
     return plugin_probe(&runtime->host, plugin->table, found, why);
 }
@@ -42,10 +39,7 @@ static attn_status adopt(attn_runtime *runtime, struct plugin *plugin, const str
                                      .version = record->version,
                                      .vendor = record->vendor};
     if (record->name[0] != '\0') {
-        attn_status status = plugin_identify(runtime, plugin, &said, why);
-        if (status != ATTN_OK) {
-            return status;
-        }
+        TRY(plugin_identify(runtime, plugin, &said, why));
     }
     if (record->status != ATTN_OK) {
         return error_set(why, record->status, record->field, "%s", record->message);
