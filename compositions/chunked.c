@@ -88,8 +88,7 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     int64_t most = max_chunks(plan) + 1;
     struct chunks chunks = {plan_take(plan, most), plan_take(plan, most), plan_take(plan, most), 0};
     if (whole->seq_lens_host == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
-                         "chunks as virtual requests need the lengths on the host");
+        return BAD("seq_lens_host", "chunks as virtual requests need the lengths on the host");
     }
     if (whole->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU) {
         return error_set(error, ATTN_ERROR_UNSUPPORTED, "block_table_row",

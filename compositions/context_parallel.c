@@ -15,7 +15,6 @@
 
 #define MIN_COLLECTIVES 64 /* size in ABI 0.3 */
 #define MAX_RANKS 4096     /* times MAX_HEADS, which a spread step's heads are, far from overflow */
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* The engine's table of collectives, which is used from every step. */
 static attn_status check_ranks(const char *name, const char *field,
@@ -272,8 +271,7 @@ static attn_status make_pairs(attn_plan *plan, struct attn_error *error)
     }
     p->pairs = arena_array(&plan->arena, 2 * (size_t)rows, sizeof *p->pairs);
     if (p->pairs == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %lld pairs",
-                         (long long)rows);
+        return NO_MEMORY("plan", "%lld pairs", (long long)rows);
     }
     for (int64_t t = 0; t < rows; t++) {
         p->pairs[2 * t] = p->pairs[2 * t + 1] = t;
@@ -358,9 +356,8 @@ static attn_status take_local(const attn_plan *plan,
     const int32_t *start = whole->query_start_loc_host, *lens = given->local_seq_lens_host;
     int32_t most = whole->max_seq_len;
     if (given->max_local_seq_len < 0 || given->max_local_seq_len > most) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "max_local_seq_len",
-                         "max_local_seq_len is %d; 0 to max_seq_len, %d", given->max_local_seq_len,
-                         most);
+        return BAD("max_local_seq_len", "max_local_seq_len is %d; 0 to max_seq_len, %d",
+                   given->max_local_seq_len, most);
     }
     most = given->max_local_seq_len > 0 ? given->max_local_seq_len : most;
     for (int32_t r = 0; lens != NULL && r < whole->num_reqs; r++) {
@@ -369,15 +366,15 @@ static attn_status take_local(const attn_plan *plan,
         int32_t limit = length - queries > 0 ? length - queries : 0;
         limit = limit < most ? limit : most;
         if (lens[r] < 0 || lens[r] > limit) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
-                             "local_seq_lens[%d] is %d; 0 to %d, the request's context and "
-                             "max_local_seq_len",
-                             r, lens[r], limit);
+            return BAD("local_seq_lens",
+                       "local_seq_lens[%d] is %d; 0 to %d, the request's context and "
+                       "max_local_seq_len",
+                       r, lens[r], limit);
         }
         if (validate && given->local_seq_lens[r] != lens[r]) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
-                             "local_seq_lens[%d] is %d on the device and %d on the host", r,
-                             given->local_seq_lens[r], lens[r]);
+            return BAD("local_seq_lens",
+                       "local_seq_lens[%d] is %d on the device and %d on the host", r,
+                       given->local_seq_lens[r], lens[r]);
         }
     }
     context->seq_lens = given->local_seq_lens;
@@ -392,9 +389,9 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
     const struct attn_batch *whole = &plan->given;
     const struct attn_batch_context_parallel *given = ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT);
     if (whole->seq_lens_host == NULL && (given == NULL || given->local_seq_lens == NULL)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
-                         "context parallelism needs seq_lens_host, or local_seq_lens of "
-                         "attn_batch_context_parallel");
+        return BAD("local_seq_lens",
+                   "context parallelism needs seq_lens_host, or local_seq_lens of "
+                   "attn_batch_context_parallel");
     }
     if (given != NULL && given->local_seq_lens != NULL) {
         return take_local(plan, given, context, error);
@@ -443,9 +440,9 @@ static attn_status choose_own(attn_plan *plan, struct attn_error *error)
         p->captured_own = counts ? OWN_COUNTED : OWN_APART;
     }
     return p->counts_own && !counts
-               ? error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc",
-                           "captured was a step of one query a request; this one has more, or "
-                           "local_seq_lens")
+               ? BAD("query_start_loc",
+                     "captured was a step of one query a request; this one has more, or "
+                     "local_seq_lens")
                : ATTN_OK;
 }
 

@@ -12,7 +12,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define E4M3_LARGEST 448.0f
 #define MAX_HISTORY 1024
 #define INPUTS 3 /* q, k, v */

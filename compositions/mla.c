@@ -110,8 +110,7 @@ static attn_status make_room_for_chunks(attn_plan *plan, struct attn_error *erro
         p->identity_size = size > p->identity_size ? size : p->identity_size;
     }
     return p->chunks != NULL ? ATTN_OK
-                             : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
-                                         "no memory for %lld chunks of context", (long long)chunks);
+                             : NO_MEMORY("plan", "%lld chunks of context", (long long)chunks);
 }
 
 static int32_t identity_integers(const attn_plan *plan)
@@ -344,10 +343,10 @@ static attn_status check_order(const attn_plan *plan, struct attn_error *error)
     for (int32_t r = 0; r < prefill->num_reqs; r++) {
         int32_t queries = start[r + 1] - start[r];
         if (queries > 0 && queries <= plan->decode_threshold) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc",
-                             "request %d has %d queries, a decode, behind request %d, a prefill; "
-                             "MLA with batch_invariant needs decodes first (batch_order)",
-                             plan->split.num_decodes + r, queries, plan->split.num_decodes);
+            return BAD("query_start_loc",
+                       "request %d has %d queries, a decode, behind request %d, a prefill; "
+                       "MLA with batch_invariant needs decodes first (batch_order)",
+                       plan->split.num_decodes + r, queries, plan->split.num_decodes);
         }
     }
     return ATTN_OK;
@@ -368,8 +367,8 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
         return ATTN_OK;
     }
     if (prefill->seq_lens_host == NULL) {
-        return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
+        return BAD(
+            "seq_lens_host",
             "is NULL; the prefill of MLA takes its context in chunks and needs the lengths on "
             "the host (or device_seq_lens_only in the layer)");
     }

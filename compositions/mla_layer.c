@@ -12,7 +12,6 @@
 #include "util/counts.h"
 
 #define MX_BLOCK 32
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 bool mla_per_head(const attn_layer *layer)
 {

@@ -8,8 +8,6 @@
 #include "util/structs.h"
 #include "util/tensor.h"
 
-#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
-
 static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_t last)
 {
     int64_t elements = row * tensor_stride(tensor, 0) + last;

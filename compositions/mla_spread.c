@@ -14,13 +14,12 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
     const attn_layer *layer = plan->steps[0].layer;
     struct attn_batch *view = &plan->decode;
     if (plan->given.seq_lens_host == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
-                         "is NULL; MLA over a cache that ranks share needs it");
+        return BAD("seq_lens_host", "is NULL; MLA over a cache that ranks share needs it");
     }
     if (plan->first_row != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc",
-                         "query_start_loc[0] is %d; 0 for MLA over a cache that ranks share",
-                         plan->first_row);
+        return BAD("query_start_loc",
+                   "query_start_loc[0] is %d; 0 for MLA over a cache that ranks share",
+                   plan->first_row);
     }
     int32_t *local = plan_take(plan, view->num_reqs);
     view->max_seq_len = 0;

@@ -13,9 +13,6 @@
 #include "util/tensor.h"
 #include "util/counts.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
-
 /* The draft extension that says another rule than gated delta; values that do not go together. */
 static attn_status check_rule(const char *name, const struct attn_recurrent_rule *r,
                               struct attn_error *error)

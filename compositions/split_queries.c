@@ -5,8 +5,6 @@
 #include "util/error.h"
 #include "util/structs.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 enum { SENT, GATHERED, ORDERED, SLICED };
 
 struct slice {
@@ -66,9 +64,7 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
                          (long long)runs, INT32_MAX);
     }
     p->runs = arena_array(&plan->arena, (size_t)runs, sizeof *p->runs);
-    return p->runs != NULL ? ATTN_OK
-                           : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
-                                       "no memory for %lld runs", (long long)runs);
+    return p->runs != NULL ? ATTN_OK : NO_MEMORY("plan", "%lld runs", (long long)runs);
 }
 
 static int64_t row_bytes(const struct tensor_form *rows)

@@ -89,7 +89,7 @@ attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,
                          const struct attn_api **api, struct attn_error *error)
 {
     if (api == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "api", "api is NULL");
+        return BAD("api", "api is NULL");
     }
     *api = NULL;
     if (!ATTN_VERSION_SERVES(abi_version_min, abi_version_max)) {

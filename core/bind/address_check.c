@@ -39,7 +39,7 @@ static attn_status refuse(const attn_model *model, struct attn_device memory, co
     add(message, device_text(memory, name));
     add(message, "; the layer's backend runs on ");
     add(message, device_text(model->device, name));
-    return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, message);
+    return FAIL(field, message);
 }
 
 attn_status address_check_device(const attn_model *model, struct attn_device stated,
@@ -82,7 +82,7 @@ attn_status address_ask_host(const attn_model *model, const void *address, const
     }
     add(message, device_text(owner, name));
     add(message, "; the host reads it");
-    return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, message);
+    return FAIL(field, message);
 }
 
 attn_status address_check_tensor(const attn_model *model, const struct attn_tensor *tensor,

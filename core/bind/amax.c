@@ -13,17 +13,17 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
     struct attn_error why = ATTN_ERROR_INIT;
     TRY(struct_read(&read, ABI_AMAX_ARGS, args, error));
     if (layer == NULL || read.out == NULL || read.instance != NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
-                         "layer %p, out %p, instance %p; the first two are needed, and instance is "
-                         "NULL",
-                         (const void *)layer, (const void *)read.out, (const void *)read.instance);
+        return BAD("out",
+                   "layer %p, out %p, instance %p; the first two are needed, and instance is "
+                   "NULL",
+                   (const void *)layer, (const void *)read.out, (const void *)read.instance);
     }
 
     if (!tensor_is_numbers(read.x, 3)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "x",
-                         "layer '%s': x is NULL or not [rows, heads, size] of numbers with a "
-                         "contiguous last dimension",
-                         layer->desc->name);
+        return BAD("x",
+                   "layer '%s': x is NULL or not [rows, heads, size] of numbers with a "
+                   "contiguous last dimension",
+                   layer->desc->name);
     }
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     if (instance->kernels.amax == NULL) {

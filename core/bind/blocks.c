@@ -10,8 +10,6 @@
 /* rows of K and V, and their scales where these stand apart; likewise of further caches */
 #define MAX_PLANES (2 * (2 + ATTN_MAX_CACHES))
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 /* What a layer keeps of a block in one piece: block b lies at base + b stride. */
 struct plane {
     uint8_t *base;

@@ -13,8 +13,6 @@
 #include "util/tensor.h"
 #include "util/counts.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 /* One dimension of a view, for finding overlaps. */
 struct extent {
     int64_t count;

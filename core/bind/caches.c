@@ -11,7 +11,6 @@
 #include "util/counts.h"
 
 #define ALIGNMENT 256
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
 {
@@ -23,8 +22,7 @@ attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
     layer->further = arena_array(&layer->model->arena, count, sizeof *layer->further);
     layer->caches = arena_array(&layer->model->arena, count, sizeof *layer->caches);
     if (layer->further == NULL || layer->caches == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for layer '%s'",
-                         layer->desc->name);
+        return NO_MEMORY("model", "layer '%s'", layer->desc->name);
     }
     for (int32_t i = 0; i < described->num_caches; i++) {
         const struct attn_cache_desc *c = &described->caches[i];

@@ -12,8 +12,6 @@
 
 #define ALIGNMENT 256
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 struct attn_open_device {
     attn_runtime *runtime;
     struct attn_device device;
@@ -84,7 +82,7 @@ attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_o
     }
     attn_open_device *opened = runtime_alloc(runtime, sizeof *opened);
     if (opened == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "opened", "no memory for the device");
+        return NO_MEMORY("opened", "the device");
     }
     opened->runtime = runtime;
     opened->device = device;

@@ -73,7 +73,7 @@ static attn_status take_options(attn_runtime *runtime, const struct attn_model_o
     }
     *list = runtime_alloc(runtime, (size_t)from->num_backend_options * sizeof **list);
     if (*list == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "backend_options", "no memory for them");
+        return NO_MEMORY("backend_options", "them");
     }
     for (int32_t i = 0; i < from->num_backend_options; i++) {
         const char *option = from->backend_options[i];

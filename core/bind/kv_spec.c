@@ -334,16 +334,14 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
 {
     struct attn_kv_view views[2];
     if (layer == NULL || base == NULL || k == NULL || num_blocks <= 0) {
-        return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "num_blocks",
-            "layer %p, base %p, k %p, %lld blocks; none may be NULL and 1 block is the "
-            "least",
-            (const void *)layer, base, (void *)k, (long long)num_blocks);
+        return BAD("num_blocks",
+                   "layer %p, base %p, k %p, %lld blocks; none may be NULL and 1 block is the "
+                   "least",
+                   (const void *)layer, base, (void *)k, (long long)num_blocks);
     }
     struct kv_page spec = layer->spec;
     if (spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_STATE) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
-                         "layer '%s' has no cache of keys and values", layer->desc->name);
+        return BAD("layer", "layer '%s' has no cache of keys and values", layer->desc->name);
     }
     if (num_blocks > MAX_CACHE / spec.padded_page_bytes) {
         return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",
@@ -352,8 +350,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
                          (long long)spec.padded_page_bytes, MAX_CACHE_BITS);
     }
     if ((uintptr_t)base % (uintptr_t)spec.alignment != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "base",
-                         "%p is not a multiple of %d bytes", base, spec.alignment);
+        return BAD("base", "%p is not a multiple of %d bytes", base, spec.alignment);
     }
     if (has_whole_pages(&spec) && spec.layout <= ATTN_KV_LAYOUT_HND) {
         spec.layout += ATTN_KV_LAYOUT_NHD_INNER;

@@ -15,8 +15,8 @@ static attn_status keep_tensor(struct layer_params_copy *own, void *ours,
     }
     if (source->ndim < 1 || source->ndim > TENSOR_MAX_DIMS || source->shape == NULL ||
         source->data == NULL) {
-        return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, field->name,
+        return BAD(
+            field->name,
             "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
             field->name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
     }

@@ -22,8 +22,7 @@ static attn_status find_compositions(attn_layer *layer, struct attn_error *error
             layer->data[i] = arena_alloc(&layer->model->arena, c->layer_bytes);
         }
     }
-    return layer->model->arena.failed ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model",
-                                                  "no memory for layer '%s'", layer->desc->name)
+    return layer->model->arena.failed ? NO_MEMORY("model", "layer '%s'", layer->desc->name)
                                       : ATTN_OK;
 }
 
@@ -57,8 +56,7 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
     model->layers = arena_array(&model->arena, layers, sizeof *model->layers);
     model->instances = arena_array(&model->arena, backends, sizeof *model->instances);
     if (model->layers == NULL || model->instances == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for %zu layers",
-                         layers);
+        return NO_MEMORY("model", "%zu layers", layers);
     }
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         TRY(bind_layer(model, i, &assignment->layers[i], error));
@@ -77,9 +75,8 @@ static attn_status check_options(const attn_runtime *runtime, const struct attn_
                                  struct attn_error *error)
 {
     if (o->num_backend_options < 0 || (o->num_backend_options > 0 && o->backend_options == NULL)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "backend_options",
-                         "%d options at %p; a count from 0 with an array is needed",
-                         o->num_backend_options, (const void *)o->backend_options);
+        return BAD("backend_options", "%d options at %p; a count from 0 with an array is needed",
+                   o->num_backend_options, (const void *)o->backend_options);
     }
     for (int32_t i = 0; i < o->num_backend_options; i++) {
         const char *option = o->backend_options[i];
@@ -92,9 +89,9 @@ static attn_status check_options(const attn_runtime *runtime, const struct attn_
                      strncmp(name, option, (size_t)(dot - option)) == 0;
         }
         if (!known) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "backend_options",
-                             "option %d is '%s'; \"backend.key=value\" of a backend that is there",
-                             i, option != NULL ? option : "(NULL)");
+            return BAD("backend_options",
+                       "option %d is '%s'; \"backend.key=value\" of a backend that is there", i,
+                       option != NULL ? option : "(NULL)");
         }
     }
     return ATTN_OK;
@@ -106,14 +103,14 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
 {
     struct attn_model_options read = {.struct_size = sizeof read};
     if (out == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "model", "model is NULL");
+        return BAD("model", "model is NULL");
     }
     *out = NULL;
     if (runtime == NULL || assignment == NULL || assignment->runtime != runtime) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "assignment",
-                         "runtime %p, assignment %p; both are needed, and the assignment has to be "
-                         "this runtime's",
-                         (void *)runtime, (const void *)assignment);
+        return BAD("assignment",
+                   "runtime %p, assignment %p; both are needed, and the assignment has to be "
+                   "this runtime's",
+                   (void *)runtime, (const void *)assignment);
     }
     if (!assignment->complete) {
         return error_set(error, ATTN_ERROR_ORDER, "assignment",
@@ -125,7 +122,7 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
     }
     attn_model *model = runtime_alloc(runtime, sizeof *model);
     if (model == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for the model");
+        return NO_MEMORY("model", "the model");
     }
     model->runtime = runtime;
     model->assignment = assignment_keep(assignment);

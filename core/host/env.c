@@ -49,10 +49,8 @@ static attn_status read_threads(struct settings *settings,
         threads = threads > 0 ? threads : 1;
     }
     if (threads < 1 || threads > MAX_THREADS) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_NUM_THREADS",
-                         "'%s' is not a number of threads; 1 to %d are allowed",
-                         options->num_threads == 0 && text != NULL ? text : "num_threads",
-                         MAX_THREADS);
+        return BAD("ATTN_NUM_THREADS", "'%s' is not a number of threads; 1 to %d are allowed",
+                   options->num_threads == 0 && text != NULL ? text : "num_threads", MAX_THREADS);
     }
     settings->num_threads = (int32_t)threads;
     return ATTN_OK;
@@ -68,15 +66,13 @@ static attn_status read_switches(struct settings *settings,
         settings->log_level = log_level_of(level);
     }
     if (settings->log_level < 0 || settings->log_level > ATTN_LOG_TRACE) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_LOG",
-                         "'%s' is no level; error, warn, info, debug and trace are",
-                         level != NULL ? level : "log_level");
+        return BAD("ATTN_LOG", "'%s' is no level; error, warn, info, debug and trace are",
+                   level != NULL ? level : "log_level");
     }
     settings->validate = options->validate > 0;
     if (options->validate == 0 && validate != NULL) {
         if (strcmp(validate, "0") != 0 && strcmp(validate, "1") != 0) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_VALIDATE", "'%s'; 0 or 1",
-                             validate);
+            return BAD("ATTN_VALIDATE", "'%s'; 0 or 1", validate);
         }
         settings->validate = validate[0] == '1';
     }
@@ -109,14 +105,14 @@ static attn_status read_record(struct record_settings *record, const char *text,
     record->real = strcmp(contents, "real") == 0;
     if (text[0] != '/' || found < 2 || colon[end] != '\0' || record->layer < 0 ||
         record->step < 0 || (!record->real && strcmp(contents, "random") != 0)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_RECORD",
-                         "'%s' is not an absolute folder and what is recorded, as in "
-                         "/folder:layer=3,step=17 or /folder:layer=3,step=17,contents=real",
-                         text);
+        return BAD("ATTN_RECORD",
+                   "'%s' is not an absolute folder and what is recorded, as in "
+                   "/folder:layer=3,step=17 or /folder:layer=3,step=17,contents=real",
+                   text);
     }
     record->folder = arena_string(arena, text);
     if (record->folder == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");
+        return NO_MEMORY("settings", "the settings");
     }
     record->folder[colon - text] = '\0';
     return ATTN_OK;
@@ -145,18 +141,16 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
     settings->cache_dir = arena_string(arena, own != NULL ? own : cache_dir);
     if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL ||
         settings->lock == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");
+        return NO_MEMORY("settings", "the settings");
     }
     /* The working directory steers nothing. */
     if (settings->cache_dir[0] != '\0' && settings->cache_dir[0] != '/') {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_CACHE_DIR",
-                         "'%s' is not an absolute path", settings->cache_dir);
+        return BAD("ATTN_CACHE_DIR", "'%s' is not an absolute path", settings->cache_dir);
     }
     if (settings->lock[0] != '\0' && settings->lock[0] != '/' &&
         strncmp(settings->lock, "write:/", 7) != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_LOCK",
-                         "'%s' is neither an absolute path nor 'write:' before one",
-                         settings->lock);
+        return BAD("ATTN_LOCK", "'%s' is neither an absolute path nor 'write:' before one",
+                   settings->lock);
     }
     return read_record(&settings->record, env_get(options, "ATTN_RECORD"), arena, error);
 }

@@ -14,7 +14,7 @@
 #define MAX_LABEL 255
 #define MAX_ISA 1023
 #define BIT(code) (UINT64_C(1) << (code))
-#define BAD(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
+#define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
 /* Types whose numbers are host memory's are places of data, and no devices that run a layer. */
 static bool device_runs_layers(struct attn_device device)
@@ -28,20 +28,22 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
     if (!text_is_clean(d->name, MAX_LABEL) || !text_is_clean(d->arch, MAX_LABEL) ||
         (d->uuid != NULL && !text_is_clean(d->uuid, MAX_LABEL)) ||
         (d->isa != NULL && !text_is_clean(d->isa, MAX_ISA))) {
-        return BAD("device",
-                   "name, arch, uuid or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
-                   MAX_LABEL, MAX_ISA);
+        return REFUSE(
+            "device",
+            "name, arch, uuid or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
+            MAX_LABEL, MAX_ISA);
     }
     if (!device_runs_layers(d->device)) {
-        return BAD("device",
-                   "%s: device type %d, id %d; a type of 1 or above other than host memory's (%d, "
-                   "%d, %d), and an id of 0 or above",
-                   d->name, d->device.type, d->device.id, ATTN_DEVICE_CUDA_HOST,
-                   ATTN_DEVICE_ROCM_HOST, ATTN_DEVICE_CUDA_MANAGED);
+        return REFUSE(
+            "device",
+            "%s: device type %d, id %d; a type of 1 or above other than host memory's (%d, "
+            "%d, %d), and an id of 0 or above",
+            d->name, d->device.type, d->device.id, ATTN_DEVICE_CUDA_HOST, ATTN_DEVICE_ROCM_HOST,
+            ATTN_DEVICE_CUDA_MANAGED);
     }
     if (d->device_namespace != NULL && d->device_namespace[0] != '\0' &&
         (device_is_numbered(d->device) || !text_is_name(d->device_namespace))) {
-        return BAD(
+        return REFUSE(
             "device_namespace",
             "%s: device type %d in namespace '%.63s'; [a-z][a-z0-9_]* of at most 63 bytes, and "
             "none for CPU, CUDA, ROCm and oneAPI, whose drivers number them",
@@ -50,8 +52,8 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
     }
     return struct_check(d, ABI_DEVICE_INFO, NULL, error) == ATTN_OK && d->memory_bytes >= 0
                ? ATTN_OK
-               : BAD("device", "%s: a number of it is negative, or its reserved field is not 0",
-                     d->name);
+               : REFUSE("device", "%s: a number of it is negative, or its reserved field is not 0",
+                        d->name);
 }
 
 const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at)
@@ -119,8 +121,8 @@ bool refused_read(const struct attn_backend_caps *caps, int32_t at,
 static attn_status check_masks(const struct attn_backend_caps *c, struct attn_error *error)
 {
     if (c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0) {
-        return BAD("kernels", "%s: kernels, layer_kinds, phases and dtypes may not be empty",
-                   c->name);
+        return REFUSE("kernels", "%s: kernels, layer_kinds, phases and dtypes may not be empty",
+                      c->name);
     }
     return ATTN_OK;
 }
@@ -141,15 +143,16 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
     if ((row.terms | row.features | row.kv_dtypes | row.dtypes | row.layer_kinds | row.phases) ==
             0 &&
         row.head_size.max == 0) {
-        return BAD("refused", "%s: refused[%d] is empty and would refuse every layer", c->name, at);
+        return REFUSE("refused", "%s: refused[%d] is empty and would refuse every layer", c->name,
+                      at);
     }
     if (row.head_size.max != 0 && !range_is_good(&row.head_size)) {
-        return BAD("refused", "%s: refused[%d].head_size is %d..%d in steps of %d", c->name, at,
-                   row.head_size.min, row.head_size.max, row.head_size.multiple);
+        return REFUSE("refused", "%s: refused[%d].head_size is %d..%d in steps of %d", c->name, at,
+                      row.head_size.min, row.head_size.max, row.head_size.multiple);
     }
     if (row.why != NULL && !text_is_clean(row.why, MAX_LABEL)) {
-        return BAD("refused", "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes",
-                   c->name, at, MAX_LABEL);
+        return REFUSE("refused", "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes",
+                      c->name, at, MAX_LABEL);
     }
     return ATTN_OK;
 }
@@ -159,13 +162,13 @@ static attn_status check_vendor_codes(const struct attn_backend_caps *c, struct 
 {
     if (c->num_vendor_codes > 0 &&
         !element_stride_is_good(ABI_VENDOR_CODE, c->vendor_code_stride)) {
-        return BAD("vendor_code_stride", "%s: vendor_code_stride is %d; %zu to %d", c->name,
-                   c->vendor_code_stride, abi_structs[ABI_VENDOR_CODE].minimum, MAX_ELEMENT);
+        return REFUSE("vendor_code_stride", "%s: vendor_code_stride is %d; %zu to %d", c->name,
+                      c->vendor_code_stride, abi_structs[ABI_VENDOR_CODE].minimum, MAX_ELEMENT);
     }
     for (int32_t i = 0; i < c->num_vendor_codes; i++) {
         const struct attn_vendor_code *code = vendor_code_at(c, i);
         if (code->code < ATTN_VENDOR_CODE || !text_is_name(code->name)) {
-            return BAD(
+            return REFUSE(
                 "vendor_codes",
                 "%s: vendor_codes[%d] is %#x named '%.63s'; vendors' begin at %#x, and names "
                 "are [a-z][a-z0-9_]* of at most 63 bytes",
@@ -190,23 +193,23 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (lists[i].count < 0 || lists[i].count > MAX_RANGES ||
             (lists[i].count > 0 && lists[i].array == NULL)) {
-            return BAD(lists[i].field, "%s: %d %s %s; 0 to %d in an array", c->name, lists[i].count,
-                       lists[i].field, lists[i].array != NULL ? "in an array" : "at NULL",
-                       MAX_RANGES);
+            return REFUSE(lists[i].field, "%s: %d %s %s; 0 to %d in an array", c->name,
+                          lists[i].count, lists[i].field,
+                          lists[i].array != NULL ? "in an array" : "at NULL", MAX_RANGES);
         }
     }
     for (int32_t i = 0; i < c->num_block_sizes; i++) {
         const struct attn_range *range = &c->block_sizes[i];
         if (!range_is_good(range)) {
-            return BAD("block_sizes", "%s: block_sizes[%d] is %d..%d in steps of %d", c->name, i,
-                       range->min, range->max, range->multiple);
+            return REFUSE("block_sizes", "%s: block_sizes[%d] is %d..%d in steps of %d", c->name, i,
+                          range->min, range->max, range->multiple);
         }
     }
     for (int32_t i = 0; i < c->num_head_sizes; i++) {
         const struct attn_head_size_range *heads = &c->head_sizes[i];
         if (!range_is_good(&heads->qk) || heads->same < 0 || heads->same > 1 ||
             (heads->same == 0 && !range_is_good(&heads->v))) {
-            return BAD(
+            return REFUSE(
                 "head_sizes",
                 "%s: head_sizes[%d] is %d..%d in steps of %d, v %d..%d in steps of %d, same %d",
                 c->name, i, heads->qk.min, heads->qk.max, heads->qk.multiple, heads->v.min,
@@ -214,14 +217,15 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         }
     }
     if (c->num_refused > 0 && !element_stride_is_good(ABI_REFUSED_COMBINATION, c->refused_stride)) {
-        return BAD("refused_stride", "%s: refused_stride is %d; %zu to %d", c->name,
-                   c->refused_stride, abi_structs[ABI_REFUSED_COMBINATION].minimum, MAX_ELEMENT);
+        return REFUSE("refused_stride", "%s: refused_stride is %d; %zu to %d", c->name,
+                      c->refused_stride, abi_structs[ABI_REFUSED_COMBINATION].minimum, MAX_ELEMENT);
     }
     for (int32_t i = 0; i < c->num_extensions; i++) {
         if (!ext_is_handed_on(c->extensions[i])) {
-            return BAD("extensions",
-                       "%s: extensions[%d] is %#x; vendors' begin at %#x, drafts of kernels at %#x",
-                       c->name, i, c->extensions[i], ATTN_EXT_VENDOR, ATTN_EXT_DRAFT_KERNELS);
+            return REFUSE(
+                "extensions",
+                "%s: extensions[%d] is %#x; vendors' begin at %#x, drafts of kernels at %#x",
+                c->name, i, c->extensions[i], ATTN_EXT_VENDOR, ATTN_EXT_DRAFT_KERNELS);
         }
     }
     TRY(check_vendor_codes(c, error));
@@ -237,14 +241,14 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
         int32_t value;
         memcpy(&value, (const char *)c + f->at, sizeof value);
         if (f->kind == FIELD_INT && (value < f->min || value > f->max)) {
-            return BAD(f->name, f->max == 0 ? "%s: %s is %d; 0" : "%s: %s %d; 0 or above", c->name,
-                       f->name, value);
+            return REFUSE(f->name, f->max == 0 ? "%s: %s is %d; 0" : "%s: %s %d; 0 or above",
+                          c->name, f->name, value);
         }
     }
     if ((c->kv_alignment & (c->kv_alignment - 1)) != 0 ||
         (c->io_alignment & (c->io_alignment - 1)) != 0) {
-        return BAD("kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two", c->name,
-                   c->kv_alignment, c->io_alignment);
+        return REFUSE("kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two",
+                      c->name, c->kv_alignment, c->io_alignment);
     }
     return ATTN_OK;
 }
@@ -265,35 +269,37 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         if ((c->layer_kinds & needs[i].kinds) && !(c->kernels & needs[i].kernel)) {
-            return BAD("layer_kinds", "%s: %s layers without the kernel %s", c->name, needs[i].kind,
-                       needs[i].name);
+            return REFUSE("layer_kinds", "%s: %s layers without the kernel %s", c->name,
+                          needs[i].kind, needs[i].name);
         }
     }
     if ((c->layer_kinds & BIT(ATTN_LAYER_DECODER)) && (c->features & ATTN_FEATURE_PAGED_KV) &&
         !(c->kernels & ATTN_KERNEL_WRITE_KV) && !(c->features & ATTN_FEATURE_FUSED_WRITE)) {
-        return BAD("kernels", "%s: decoder layers without write_kv or fused write", c->name);
+        return REFUSE("kernels", "%s: decoder layers without write_kv or fused write", c->name);
     }
     if (c->decode_write_kv_dtypes != 0 &&
         (c->decode_write_kv_dtypes & ~c->kv_dtypes || !(c->kernels & ATTN_KERNEL_WRITE_KV))) {
-        return BAD("decode_write_kv_dtypes",
-                   "%s: decode_write_kv_dtypes is %#llx; some of kv_dtypes, %#llx, with the kernel "
-                   "write_kv for the steps of other kinds",
-                   c->name, (unsigned long long)c->decode_write_kv_dtypes,
-                   (unsigned long long)c->kv_dtypes);
+        return REFUSE(
+            "decode_write_kv_dtypes",
+            "%s: decode_write_kv_dtypes is %#llx; some of kv_dtypes, %#llx, with the kernel "
+            "write_kv for the steps of other kinds",
+            c->name, (unsigned long long)c->decode_write_kv_dtypes,
+            (unsigned long long)c->kv_dtypes);
     }
     if ((c->features & (ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM)) &&
         !(c->kernels & ATTN_KERNEL_ROPE_WRITE_KV)) {
-        return BAD("features", "%s: a fused rotation without the kernel rope_write_kv", c->name);
+        return REFUSE("features", "%s: a fused rotation without the kernel rope_write_kv", c->name);
     }
     if ((c->features & ATTN_FEATURE_QUANTIZED_QUERY) && c->q_dtypes == 0) {
-        return BAD("q_dtypes", "%s: quantized queries without q_dtypes", c->name);
+        return REFUSE("q_dtypes", "%s: quantized queries without q_dtypes", c->name);
     }
     if ((c->features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX) &&
         !(c->features & ATTN_FEATURE_BATCH_INVARIANT)) {
-        return BAD("features", "%s: batch-invariant with prefix caching and not without", c->name);
+        return REFUSE("features", "%s: batch-invariant with prefix caching and not without",
+                      c->name);
     }
     if (c->kernels & ATTN_KERNEL_ATTEND && c->num_head_sizes == 0) {
-        return BAD("head_sizes", "%s: attend without head_sizes", c->name);
+        return REFUSE("head_sizes", "%s: attend without head_sizes", c->name);
     }
     return ATTN_OK;
 }
@@ -320,27 +326,28 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
     if ((c->features & ATTN_FEATURE_PAGED_KV) &&
         (c->num_block_sizes == 0 || (!pages && (c->layouts == 0 || c->view_forms == 0)) ||
          (c->kv_dtypes == 0 && !has_vendor_code(c, ATTN_NAMES_KV_DTYPE, 0)))) {
-        return BAD("block_sizes",
-                   "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes", c->name);
+        return REFUSE("block_sizes",
+                      "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes",
+                      c->name);
     }
     for (int32_t i = 0; i < NUM_KV_LAYOUTS; i++) {
         if ((c->layouts >> i & 1) && !(c->view_forms & form_of_layout[i])) {
-            return BAD("layouts", "%s: layout %d without its form %#llx in view_forms %#llx",
-                       c->name, i, (unsigned long long)form_of_layout[i],
-                       (unsigned long long)c->view_forms);
+            return REFUSE("layouts", "%s: layout %d without its form %#llx in view_forms %#llx",
+                          c->name, i, (unsigned long long)form_of_layout[i],
+                          (unsigned long long)c->view_forms);
         }
     }
     if (c->preferred_layout < 0 ||
         (c->preferred_layout < NUM_KV_LAYOUTS && (c->layouts != 0 || pages) &&
          !(c->layouts >> c->preferred_layout & 1))) {
-        return BAD("preferred_layout", "%s: preferred_layout %d is not one of its layouts", c->name,
-                   c->preferred_layout);
+        return REFUSE("preferred_layout", "%s: preferred_layout %d is not one of its layouts",
+                      c->name, c->preferred_layout);
     }
     if (c->num_block_sizes > 0 && c->preferred_block_size > 0 &&
         !has_block_size(c, c->preferred_block_size)) {
-        return BAD("preferred_block_size",
-                   "%s: preferred_block_size %d is not one of its block_sizes", c->name,
-                   c->preferred_block_size);
+        return REFUSE("preferred_block_size",
+                      "%s: preferred_block_size %d is not one of its block_sizes", c->name,
+                      c->preferred_block_size);
     }
     return ATTN_OK;
 }
@@ -355,8 +362,8 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
         const int32_t *numbers = (const int32_t *)(const void *)(ext + 1);
         for (size_t i = 0; i * sizeof *numbers + sizeof *ext < size; i++) {
             if (numbers[i] < 0) {
-                return BAD("next", "%s: number %zu of extension %u is %d; 0 or above", c->name, i,
-                           ext->id, numbers[i]);
+                return REFUSE("next", "%s: number %zu of extension %u is %d; 0 or above", c->name,
+                              i, ext->id, numbers[i]);
             }
         }
     }
@@ -366,15 +373,16 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
 attn_status caps_check(const struct attn_backend_caps *c, struct attn_error *error)
 {
     if (!text_is_name(c->name)) {
-        return BAD("name", "a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes");
+        return REFUSE("name", "a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes");
     }
     if (c->variant[0] != '\0' && !text_is_name(c->variant)) {
-        return BAD("variant", "%s: the variant is not [a-z][a-z0-9_]* of at most 63 bytes",
-                   c->name);
+        return REFUSE("variant", "%s: the variant is not [a-z][a-z0-9_]* of at most 63 bytes",
+                      c->name);
     }
     if (!text_is_clean(c->version, MAX_LABEL) || !text_is_clean(c->vendor, MAX_LABEL)) {
-        return BAD("version", "%s: version or vendor is not clean UTF-8 text of at most %d bytes",
-                   c->name, MAX_LABEL);
+        return REFUSE("version",
+                      "%s: version or vendor is not clean UTF-8 text of at most %d bytes", c->name,
+                      MAX_LABEL);
     }
     TRY(check_masks(c, error));
     TRY(check_lists(c, error));

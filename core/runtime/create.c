@@ -105,9 +105,7 @@ static attn_status keep_reason(attn_runtime *runtime, struct plugin *plugin,
     plugin->reason = arena_string(&runtime->arena, reason);
     runtime_log(runtime, plugin->status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN,
                 "%s: %s", plugin->file, reason);
-    return plugin->reason != NULL
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugins", "no memory for a reason");
+    return plugin->reason != NULL ? ATTN_OK : NO_MEMORY("plugins", "a reason");
 }
 
 /* One bad plugin never fails the enumeration; its reason is kept. Only memory ends it. */
@@ -174,8 +172,7 @@ static attn_status find_backends(attn_runtime *runtime, struct attn_error *error
     runtime->devices = arena_array(&runtime->arena, MAX_DEVICES, sizeof *runtime->devices);
     runtime->backends = arena_array(&runtime->arena, MAX_BACKENDS, sizeof *runtime->backends);
     if (status == ATTN_OK && (runtime->devices == NULL || runtime->backends == NULL)) {
-        status =
-            error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the backends");
+        status = NO_MEMORY("runtime", "the backends");
     }
     for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
         status = take_plugin(runtime, i, &found, error);
@@ -203,12 +200,10 @@ static attn_status make_host(attn_runtime *runtime, const struct attn_runtime_op
     }
     if (status == ATTN_OK &&
         (services->engine.allocate == NULL) != (services->engine.release == NULL)) {
-        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "host",
-                           "allocate and release come together or not at all");
+        status = BAD("host", "allocate and release come together or not at all");
     }
     if (status == ATTN_OK && services->engine.num_threads < 0) {
-        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_threads", "%d; 0 or above",
-                           services->engine.num_threads);
+        status = BAD("num_threads", "%d; 0 or above", services->engine.num_threads);
     }
     services->log_level = ATTN_LOG_WARN;
     host_init(&runtime->host, services, 1);
@@ -230,8 +225,7 @@ static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)
     if (services->engine.parallel_for == NULL) {
         services->pool = pool_create(&runtime->host, runtime->host.num_threads);
         if (services->pool == NULL) {
-            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_NUM_THREADS",
-                             "no memory for the pool");
+            return NO_MEMORY("ATTN_NUM_THREADS", "the pool");
         }
     }
     return ATTN_OK;
@@ -243,7 +237,7 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     struct attn_runtime_options options = {.struct_size = sizeof options};
     attn_runtime on_stack = {0}; /* until its host can allocate */
     if (out == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "runtime", "runtime is NULL");
+        return BAD("runtime", "runtime is NULL");
     }
     *out = NULL;
     if (given != NULL) {
@@ -252,7 +246,7 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     TRY(make_host(&on_stack, &options, error));
     attn_runtime *runtime = host_alloc(&on_stack.host, sizeof *runtime);
     if (runtime == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the runtime");
+        return NO_MEMORY("runtime", "the runtime");
     }
     runtime->services = on_stack.services;
     host_init(&runtime->host, &runtime->services, 1);

@@ -10,9 +10,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <elf.h>
+#include <stdint.h>
 
 #include "runtime/discover.h"
-#include "runtime/elf_file.h"
 #include "util/hash.h"
 #include "util/error.h"
 #include "util/structs.h"
@@ -96,6 +97,79 @@ attn_status plugin_check_place(const char *file, struct attn_error *error)
     return ATTN_OK;
 }
 
+#define MAX_SEGMENTS 128
+
+#if defined(__x86_64__)
+#define OWN_MACHINE EM_X86_64
+#elif defined(__aarch64__)
+#define OWN_MACHINE EM_AARCH64
+#else
+#define OWN_MACHINE EM_NONE /* left to the loader */
+#endif
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define OWN_ORDER ELFDATA2LSB
+#else
+#define OWN_ORDER ELFDATA2MSB
+#endif
+
+static attn_status check_elf_header(const Elf64_Ehdr *header, ssize_t got, struct attn_error *error)
+{
+    const unsigned char *ident = header->e_ident;
+    if (got < EI_NIDENT || memcmp(ident, ELFMAG, SELFMAG) != 0) {
+        return REFUSE("file", "is not an ELF file");
+    }
+    if (ident[EI_CLASS] != ELFCLASS64) {
+        return REFUSE("file", "has ELF class %d; %d (64 bits) is needed", ident[EI_CLASS],
+                      ELFCLASS64);
+    }
+    if (ident[EI_DATA] != OWN_ORDER) {
+        return REFUSE("file", "has ELF byte order %d; %d is this machine's", ident[EI_DATA],
+                      OWN_ORDER);
+    }
+    if (got < (ssize_t)sizeof *header) {
+        return REFUSE("file", "is truncated: %zd bytes, and an ELF header has %zu", got,
+                      sizeof *header);
+    }
+    if (OWN_MACHINE != EM_NONE && header->e_machine != OWN_MACHINE) {
+        return REFUSE("file", "is for ELF machine %d; this is %d", header->e_machine, OWN_MACHINE);
+    }
+    if (header->e_type != ET_DYN) {
+        return REFUSE("file", "has ELF type %d; %d (a shared library) is needed", header->e_type,
+                      ET_DYN);
+    }
+    if (header->e_phentsize != sizeof(Elf64_Phdr) || header->e_phnum < 1 ||
+        header->e_phnum > MAX_SEGMENTS) {
+        return REFUSE("file", "has %d segments of %d bytes; 1 to %d of %zu", header->e_phnum,
+                      header->e_phentsize, MAX_SEGMENTS, sizeof(Elf64_Phdr));
+    }
+    return ATTN_OK;
+}
+
+/* A whole shared library for this machine, known without running any of its code. The loader maps a
+ * truncated one, too, and touches what is not there. */
+static attn_status elf_check(int descriptor, off_t size, struct attn_error *error)
+{
+    Elf64_Ehdr header = {.e_type = ET_NONE};
+    attn_status status =
+        check_elf_header(&header, pread(descriptor, &header, sizeof header, 0), error);
+    for (int i = 0; i < header.e_phnum && status == ATTN_OK; i++) {
+        Elf64_Phdr segment;
+        const uint64_t at = header.e_phoff + (uint64_t)i * sizeof segment;
+        if (at > (uint64_t)size ||
+            pread(descriptor, &segment, sizeof segment, (off_t)at) != sizeof segment) {
+            return REFUSE("file", "is truncated: its table of segments is not in its %lld bytes",
+                          (long long)size);
+        }
+        if (segment.p_type == PT_LOAD && (segment.p_filesz > (uint64_t)size ||
+                                          segment.p_offset > (uint64_t)size - segment.p_filesz)) {
+            return REFUSE("file", "is truncated: segment %d ends at byte %llu of %lld", i,
+                          (unsigned long long)(segment.p_offset + segment.p_filesz),
+                          (long long)size);
+        }
+    }
+    return status;
+}
+
 /* A regular file that not every user can write, still the one that was probed, and a library for
  * this machine. */
 static attn_status check_file(const struct plugin *plugin, struct probe_key *now,
@@ -165,7 +239,7 @@ attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin,
     char *version = arena_string(&runtime->arena, table->version);
     char *vendor = arena_string(&runtime->arena, table->vendor);
     if (name == NULL || version == NULL || vendor == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugin", "no memory for its names");
+        return NO_MEMORY("plugin", "its names");
     }
     plugin->name = name;
     plugin->version = version;

@@ -12,11 +12,11 @@
 
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
-#define BAD(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
+#define REFUSE(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
 static attn_status no_memory(struct attn_error *error)
 {
-    return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe", "no memory for what it reports");
+    return NO_MEMORY("probe", "what it reports");
 }
 
 /* The end of one item: of those that are left out, the first one's reason is kept, and each one's
@@ -87,11 +87,11 @@ static attn_status take_device(void *user, const struct attn_device_info *info,
     const struct attn_device_info *other =
         status == ATTN_OK ? reported(found, device.device) : NULL;
     if (other != NULL && strcmp(other->device_namespace, namespace_of(&device)) != 0) {
-        status = BAD("device_namespace", "device type %d, id %d is reported in two namespaces",
-                     device.device.type, device.device.id);
+        status = REFUSE("device_namespace", "device type %d, id %d is reported in two namespaces",
+                        device.device.type, device.device.id);
     }
     if (status == ATTN_OK && found->num_devices == MAX_DEVICES) {
-        status = BAD("device", "more than %d devices", MAX_DEVICES);
+        status = REFUSE("device", "more than %d devices", MAX_DEVICES);
     }
     if (status == ATTN_OK) {
         device.next = NULL;
@@ -183,14 +183,14 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
     caps_trim(&caps);
     status = status ? status : caps_check(&caps, &error);
     if (status == ATTN_OK && found->num_backends == MAX_BACKENDS) {
-        status = BAD("backend", "more than %d backends", MAX_BACKENDS);
+        status = REFUSE("backend", "more than %d backends", MAX_BACKENDS);
     }
     for (int32_t i = 0; status == ATTN_OK && i < found->num_backends; i++) {
         const struct attn_backend_caps *other = &found->backends[i].caps;
         if (strcmp(other->name, caps.name) == 0 && strcmp(other->variant, caps.variant) == 0 &&
             device_same(other->device, caps.device)) {
             status =
-                BAD("name", "%s is reported twice for one device", found->backends[i].full_name);
+                REFUSE("name", "%s is reported twice for one device", found->backends[i].full_name);
         }
     }
     if (status == ATTN_OK) {
@@ -214,8 +214,7 @@ attn_status found_init(struct found *found, struct arena *arena, struct attn_err
     found->backends = arena_array(arena, MAX_BACKENDS, sizeof *found->backends);
     return found->devices != NULL && found->backends != NULL
                ? ATTN_OK
-               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe",
-                           "no memory for what it reports");
+               : NO_MEMORY("probe", "what it reports");
 }
 
 void found_reset(struct found *found)
@@ -244,8 +243,8 @@ static void drop_homeless(struct found *found)
             continue;
         }
         attn_status status =
-            BAD("device", "%s is on device type %d, id %d, which its probe did not report",
-                caps->name, caps->device.type, caps->device.id);
+            REFUSE("device", "%s is on device type %d, id %d, which its probe did not report",
+                   caps->name, caps->device.type, caps->device.id);
         (void)left_out(found, status, &error, NULL);
     }
     found->num_backends = kept;

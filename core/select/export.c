@@ -10,8 +10,6 @@
 
 #define HEAD "attn-assignment 1"
 #define MAX_BLOCK 65536
-#define NO_MEMORY(error)                                                                           \
-    error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "import_text", "no memory for the text")
 
 /* What a line says of one layer. */
 struct imported {
@@ -40,11 +38,10 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
     struct text out;
     attn_status status = ATTN_OK;
     if (assignment == NULL || needed == NULL || (text == NULL && size > 0)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT,
-                         assignment == NULL ? "assignment"
-                         : needed == NULL   ? "needed"
-                                            : "text",
-                         "NULL is not allowed here");
+        return BAD(assignment == NULL ? "assignment"
+                   : needed == NULL   ? "needed"
+                                      : "text",
+                   "NULL is not allowed here");
     }
     *needed = 0;
     if (!assignment->complete) {
@@ -55,7 +52,7 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
     text_add_string(&out, HEAD "\n");
     assignment_add_layers(&out, assignment);
     if (out.failed) {
-        status = error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "text", "no memory for the text");
+        status = NO_MEMORY("text", "the text");
     } else {
         *needed = out.length + 1;
         if (size > 0) {
@@ -175,7 +172,7 @@ static attn_status add_rule(struct rule *rule, int32_t layer, int32_t phase, con
                           .num_patterns = 1,
                           .num_wanted = 1};
     if (rule->patterns == NULL) {
-        return NO_MEMORY(error);
+        return NO_MEMORY("import_text", "the text");
     }
     *rule->patterns = (struct pattern){backend, false, position};
     return pattern_is_glob(backend) || backend[0] == '\0'
@@ -192,7 +189,7 @@ attn_status import_rules(struct rules *rules, const char *text, int32_t num_laye
     rules->count = 0;
     rules->rules = arena_array(arena, count * NUM_PHASES, sizeof *rules->rules);
     if (copy == NULL || imported == NULL || rules->rules == NULL) {
-        return NO_MEMORY(error);
+        return NO_MEMORY("import_text", "the text");
     }
     TRY(parse_text(copy, num_layers, imported, error));
     for (int32_t i = 0; i < num_layers; i++) {
@@ -249,7 +246,7 @@ attn_status import_hold(const struct attn_assignment *assignment, const char *te
     struct imported *imported =
         arena_array(&arena, (size_t)assignment->num_layers, sizeof *imported);
     if (copy == NULL || imported == NULL) {
-        status = NO_MEMORY(error);
+        status = NO_MEMORY("import_text", "the text");
         goto done;
     }
     status = parse_text(copy, assignment->num_layers, imported, error);

@@ -158,9 +158,7 @@ static attn_status parse_name(struct pattern *pattern, struct span span, struct 
         }
     }
     pattern->text = arena_string_n(arena, span.whole + span.begin, span.end - span.begin);
-    return pattern->text != NULL ? ATTN_OK
-                                 : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_BACKEND",
-                                             "no memory for the selection text");
+    return pattern->text != NULL ? ATTN_OK : NO_MEMORY("ATTN_BACKEND", "the selection text");
 }
 
 static attn_status parse_list(struct rule *rule, struct span span, struct arena *arena,
@@ -178,8 +176,7 @@ static attn_status parse_list(struct rule *rule, struct span span, struct arena 
     }
     rule->patterns = arena_array(arena, (size_t)count, sizeof *rule->patterns);
     if (rule->patterns == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_BACKEND",
-                         "no memory for the selection text");
+        return NO_MEMORY("ATTN_BACKEND", "the selection text");
     }
     while (more) {
         struct span rest;
@@ -209,8 +206,7 @@ static attn_status parse_rule(struct rule *rule, struct span span, struct arena 
     struct span where = split(span, '=', &list, &has_where);
     rule->text = arena_string_n(arena, span.whole + span.begin, span.end - span.begin);
     if (rule->text == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_BACKEND",
-                         "no memory for the selection text");
+        return NO_MEMORY("ATTN_BACKEND", "the selection text");
     }
     if (has_where) {
         TRY(parse_where(rule, where, error));
@@ -243,8 +239,7 @@ attn_status rules_parse(struct rules *rules, const char *text, size_t length, st
     }
     rules->rules = arena_array(arena, (size_t)count, sizeof *rules->rules);
     if (rules->rules == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_BACKEND",
-                         "no memory for the selection text");
+        return NO_MEMORY("ATTN_BACKEND", "the selection text");
     }
     while (more) {
         struct span rest;

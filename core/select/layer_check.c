@@ -14,7 +14,6 @@
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
 #define MAX_PAGE ((int64_t)1 << 48)
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_error *error)
 {
@@ -223,7 +222,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     bool shares = l->kv_sharing_target != NULL;
     l->kv_sharing_target = shares ? arena_string(arena, l->kv_sharing_target) : NULL;
     if (l->name == NULL || (shares && l->kv_sharing_target == NULL)) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
+        return NO_MEMORY("layers", "a layer");
     }
     TRY(layer_check_fields(l, error));
     TRY(settle_causal(l, error));

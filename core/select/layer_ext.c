@@ -10,8 +10,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t ids[MAX_VENDOR_EXTENSIONS])
 {
     int32_t count = 0;
@@ -119,7 +117,7 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
     }
     struct attn_cache_desc *caches = arena_array(arena, (size_t)given->num_caches, sizeof *caches);
     if (caches == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
+        return NO_MEMORY("layers", "a layer");
     }
     for (int32_t i = 0; i < given->num_caches; i++) {
         TRY(element_read(&caches[i], ABI_CACHE_DESC, given->caches, given->cache_stride, i, error));
@@ -138,7 +136,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     const int32_t num_vendors = layer_vendor_ids(next, vendors);
     TRY(ext_check(next, ABI_LAYER_DESC, vendors, num_vendors, error));
     if (copy_chain(arena, next, &layer->desc.next) != ATTN_OK) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
+        return NO_MEMORY("layers", "a layer");
     }
     const struct {
         uint32_t id;

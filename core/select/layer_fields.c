@@ -10,8 +10,6 @@
 #include "util/counts.h"
 #include "util/structs.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 /* A field as text; false: it says nothing. */
 static bool value_of(const struct attn_layer_desc *layer, const struct abi_field *field, char *text,
                      size_t size)

@@ -139,7 +139,7 @@ static attn_status apply(const attn_runtime *runtime, const char *path, bool wri
     char *file = runtime_alloc(runtime, LOCK_MOST + 1);
     if (record->failed || file == NULL) {
         runtime_free(runtime, file, LOCK_MOST + 1);
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_LOCK", "no memory for the lock");
+        return NO_MEMORY("ATTN_LOCK", "the lock");
     }
     attn_status status = ATTN_OK;
     const int access = writes ? O_RDWR | O_APPEND | O_CREAT : O_RDONLY;

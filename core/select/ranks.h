@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Measurements on file: `<cache_dir>/ranks`, one line each:
+/* The files of the cache folder that steer selections. Measurements, `<cache_dir>/ranks`, one line
+ * each:
  *
  *     ARCH SHAPE PHASE BACKEND TIME_US
  *     x86-64 32/8x128x128.bf16.bf16 decode cpu_simd@avx512bf16 4.81
@@ -33,5 +34,14 @@ bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *
 /* Time in microseconds, or 0 where nothing was measured. */
 double ranks_find(const struct ranks *ranks, const char *arch, const struct attn_layer_desc *layer,
                   int32_t phase, const char *backend);
+
+/* Backends that attn-check has found without a failure on this machine, by host/conformance.h. */
+struct conformant {
+    const char **lacks; /* [num_backends]: NULL: conformant; or the reason why not */
+};
+
+/* Hashes the plugins' files. False without memory. */
+bool conformant_read(struct conformant *conformant, const attn_runtime *runtime,
+                     struct arena *arena);
 
 #endif

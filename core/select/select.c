@@ -9,16 +9,94 @@
 #include "select/layer_check.h"
 #include "select/layer_ext.h"
 #include "select/names.h"
-#include "select/settle.h"
-#include "select/suggest.h"
 #include "util/device.h"
 #include "util/structs.h"
 #include "util/counts.h"
+#include "select/grammar.h"
 
 #define MAX_LAYERS 100000
 #define LONGEST_PERIOD 8
-#define NO_MEMORY(error)                                                                           \
-    error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "assignment", "no memory for the assignment")
+
+#define MAX_NAME 63
+#define CLOSE 3 /* largest edit distance that still is a likely slip */
+
+/* Whether a pattern of the selection text fits any backend. */
+static bool names_known(const attn_runtime *runtime, const char *pattern)
+{
+    for (int32_t i = 0; i < runtime->num_backends; i++) {
+        if (pattern_fits(pattern, runtime->backends[i].caps.name,
+                         runtime->backends[i].caps.variant)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int32_t least(int32_t a, int32_t b, int32_t c)
+{
+    int32_t smaller = a < b ? a : b;
+    return smaller < c ? smaller : c;
+}
+
+/* Levenshtein's distance of two names of at most MAX_NAME bytes. */
+static int32_t distance(const char *a, const char *b)
+{
+    int32_t row[MAX_NAME + 2];
+    size_t n = strlen(a), m = strlen(b);
+    if (n > MAX_NAME || m > MAX_NAME) {
+        return INT32_MAX;
+    }
+    for (size_t j = 0; j <= m; j++) {
+        row[j] = (int32_t)j;
+    }
+    for (size_t i = 1; i <= n; i++) {
+        int32_t diagonal = row[0];
+        row[0] = (int32_t)i;
+        for (size_t j = 1; j <= m; j++) {
+            int32_t above = row[j];
+            row[j] = least(above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
+            diagonal = above;
+        }
+    }
+    return row[m];
+}
+
+static bool tell_absent(const attn_runtime *runtime, const char *pattern, char *text, size_t size)
+{
+    for (int32_t i = 0; i < runtime->num_plugins; i++) {
+        const struct plugin *plugin = &runtime->plugins[i];
+        if (plugin->status != ATTN_OK && plugin->name != NULL &&
+            pattern_fits(pattern, plugin->name, "")) {
+            snprintf(text, size, ": its plugin was not taken: %.110s",
+                     plugin->reason != NULL ? plugin->reason : "");
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ": did you mean 'cpu_ref'?", or why the plugin of that name gave no backend. */
+static void names_suggest(const attn_runtime *runtime, const char *pattern, char *text, size_t size)
+{
+    const char *best = NULL;
+    int32_t closest = CLOSE + 1;
+    text[0] = '\0';
+    if (tell_absent(runtime, pattern, text, size)) {
+        return;
+    }
+    for (int32_t i = 0; i < runtime->num_backends; i++) {
+        const struct backend *backend = &runtime->backends[i];
+        const char *name = strchr(pattern, '@') != NULL ? backend->full_name : backend->caps.name;
+        int32_t d = distance(pattern, name);
+        if (d < closest) {
+            closest = d;
+            best = name;
+        }
+    }
+    if (best != NULL) {
+        snprintf(text, size, ": did you mean '%.63s'?", best);
+    }
+}
 
 /* Names in the selection text that fit nothing: an error for an order, a warning for an exclusion
  * or a wish. */
@@ -89,9 +167,8 @@ attn_status best_device(const attn_runtime *runtime, const char *backend,
     struct arena arena;
     struct rules rules;
     if (runtime == NULL || device == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "device",
-                         "runtime %p, device %p; neither may be NULL", (const void *)runtime,
-                         (void *)device);
+        return BAD("device", "runtime %p, device %p; neither may be NULL", (const void *)runtime,
+                   (void *)device);
     }
     const char *text = backend != NULL ? backend : runtime->settings.backend;
     arena_init(&arena, &runtime->host);
@@ -158,7 +235,7 @@ static attn_status select_layer(struct selection *selection, int32_t index,
         candidates[phase] = arena_array(selection->arena, count + 1, sizeof **candidates);
         verdicts[phase] = arena_array(selection->arena, count + 1, sizeof **verdicts);
         if (candidates[phase] == NULL || verdicts[phase] == NULL) {
-            return NO_MEMORY(error);
+            return NO_MEMORY("assignment", "the assignment");
         }
         /* Encoders know one phase; what was said of it is shown for both. */
         int32_t asked = layer_has_cache(&out->layer.desc) ? phase : ATTN_PHASE_PREFILL;
@@ -168,7 +245,7 @@ static attn_status select_layer(struct selection *selection, int32_t index,
         settle_sharing(selection, &out->layer, verdicts[phase], candidates[phase]);
     }
     settle_layer(selection, out, rules, candidates, verdicts);
-    return selection->failed ? NO_MEMORY(error) : ATTN_OK;
+    return selection->failed ? NO_MEMORY("assignment", "the assignment") : ATTN_OK;
 }
 
 /* Names layer, phase, backends and reasons of the first layer that is not served. */
@@ -231,19 +308,17 @@ static attn_status read_options(struct attn_select_options *options,
     TRY(struct_read(options, ABI_SELECT_OPTIONS, given, error));
     const uint32_t known = ATTN_SELECT_KEEP_UNSERVED | ATTN_SELECT_NO_STEP_ALLOCATION;
     if (options->flags & ~(known | ATTN_FLAG_HINTS)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "flags",
-                         "%#x has unknown bits; %#x are known", options->flags, known);
+        return BAD("flags", "%#x has unknown bits; %#x are known", options->flags, known);
     }
     if (options->num_block_sizes < 0 ||
         (options->num_block_sizes > 0 && options->block_sizes == NULL)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "block_sizes",
-                         "%d block sizes at %p; a count from 0 with an array is needed",
-                         options->num_block_sizes, (const void *)options->block_sizes);
+        return BAD("block_sizes", "%d block sizes at %p; a count from 0 with an array is needed",
+                   options->num_block_sizes, (const void *)options->block_sizes);
     }
     for (int32_t i = 0; i < options->num_block_sizes; i++) {
         if (options->block_sizes[i] <= 0) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "block_sizes",
-                             "block_sizes[%d] is %d; 1 and above", i, options->block_sizes[i]);
+            return BAD("block_sizes", "block_sizes[%d] is %d; 1 and above", i,
+                       options->block_sizes[i]);
         }
     }
     return ATTN_OK;
@@ -258,12 +333,12 @@ static attn_status select_all(struct selection *selection,
     assignment->layers = arena_array(selection->arena, (size_t)assignment->num_layers + 1,
                                      sizeof *assignment->layers);
     if (assignment->layers == NULL || asked_block_sizes == NULL) {
-        return NO_MEMORY(error);
+        return NO_MEMORY("assignment", "the assignment");
     }
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         struct assignment_layer *layer = &assignment->layers[i];
         if (layers[i] == NULL) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layers", "layers[%d] is NULL", i);
+            return BAD("layers", "layers[%d] is NULL", i);
         }
         TRY(layer_resolve(selection->arena, layers[i], i, assignment->layers, &layer->layer,
                           error));
@@ -294,19 +369,19 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     struct selection selection = {.runtime = runtime, .options = &options};
     attn_status status;
     if (out == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "assignment", "assignment is NULL");
+        return BAD("assignment", "assignment is NULL");
     }
     *out = NULL;
     if (runtime == NULL || layers == NULL || num_layers <= 0 || num_layers > MAX_LAYERS) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_layers",
-                         "runtime %p, layers %p, num_layers %d; neither may be NULL, and 1 to %d "
-                         "layers are allowed",
-                         (void *)runtime, (const void *)layers, num_layers, MAX_LAYERS);
+        return BAD("num_layers",
+                   "runtime %p, layers %p, num_layers %d; neither may be NULL, and 1 to %d "
+                   "layers are allowed",
+                   (void *)runtime, (const void *)layers, num_layers, MAX_LAYERS);
     }
     TRY(read_options(&options, given, error));
     struct attn_assignment *assignment = runtime_alloc(runtime, sizeof *assignment);
     if (assignment == NULL) {
-        return NO_MEMORY(error);
+        return NO_MEMORY("assignment", "the assignment");
     }
     arena_init(&assignment->arena, &runtime->host);
     assignment->runtime = runtime;
@@ -325,10 +400,10 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     }
     if (status == ATTN_OK && conformant &&
         !conformant_read(&selection.conformant, runtime, selection.arena)) {
-        status = NO_MEMORY(error);
+        status = NO_MEMORY("assignment", "the assignment");
     }
     if (status == ATTN_OK && !ranks_read(&selection.ranks, runtime, selection.arena)) {
-        status = NO_MEMORY(error);
+        status = NO_MEMORY("assignment", "the assignment");
     }
     if (status == ATTN_OK && options.import_text != NULL) {
         text = options.import_text; /* what it says is taken as it is, instead of the rules */

@@ -8,8 +8,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 /* Why a layer cannot be run the other way round than its own `causal` says; NULL: it can. */
 static const char *keeps_causal(const attn_layer *layer)
 {

@@ -4,7 +4,6 @@
  * kernels and compositions know one form. */
 #include "step/plan_state.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define MAX_TABLE 0x1p50 /* entries of a made table */
 
 static const attn_layer *owner_of(const attn_plan *plan)
@@ -60,9 +59,7 @@ static attn_status init_table(attn_plan *plan, int32_t number, bool lists, struc
     made->takes_lists = lists;
     made->lens_host =
         lists ? arena_array(&plan->arena, (size_t)limits->max_num_reqs, sizeof(int32_t)) : NULL;
-    return plan->arena.failed
-               ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
-               : ATTN_OK;
+    return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
 }
 
 attn_status block_table_init(attn_plan *plan, struct attn_error *error)

@@ -4,8 +4,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
-
 static const struct attn_dtype float32 = {ATTN_CODE_FLOAT, 32, 1},
                                e4m3 = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
                                uint8 = {ATTN_CODE_UINT, 8, 1};
@@ -132,9 +130,8 @@ static attn_status check_positions(const attn_plan *plan, const struct attn_io_r
     const int64_t rows = rope->cos_sin->shape[0];
     for (int64_t t = 0; t < plan->given.num_slots; t++) {
         if (rope->positions[t] < 0 || rope->positions[t] >= rows) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "positions",
-                             "positions[%lld] is %lld; cos_sin has positions 0 to %lld",
-                             (long long)t, (long long)rope->positions[t], (long long)rows - 1);
+            return BAD("positions", "positions[%lld] is %lld; cos_sin has positions 0 to %lld",
+                       (long long)t, (long long)rope->positions[t], (long long)rows - 1);
         }
     }
     return ATTN_OK;
@@ -176,10 +173,10 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
         return FAIL("norm_eps", "is negative or NaN");
     }
     if (slots < plan->given.num_actual_tokens || slots > plan->num_tokens) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_slots",
-                         "%lld slots, and attn_io_rope rotates the queries of as many tokens; the "
-                         "batch has %d to %d",
-                         (long long)slots, plan->given.num_actual_tokens, plan->num_tokens);
+        return BAD("num_slots",
+                   "%lld slots, and attn_io_rope rotates the queries of as many tokens; the "
+                   "batch has %d to %d",
+                   (long long)slots, plan->given.num_actual_tokens, plan->num_tokens);
     }
     if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
         return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);

@@ -61,8 +61,7 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     if (schedule->host_bytes > 0) {
         schedule->host = runtime_alloc(plan->model->runtime, schedule->host_bytes);
         if (schedule->host == NULL) {
-            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
-                             "no memory for %zu bytes of schedule", schedule->host_bytes);
+            return NO_MEMORY("plan", "%zu bytes of schedule", schedule->host_bytes);
         }
     }
     launch->schedule = schedule;
@@ -180,11 +179,10 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
     const struct instance *prefill = layer->served[ATTN_PHASE_PREFILL].instance;
     const int32_t group = output_group(l->output_form);
     if ((int64_t)step->out.heads * step->out.head_size % group != 0) {
-        return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "output_form",
-            "layer '%s': %s has a scale for %d columns, and the output %lld heads of %lld", l->name,
-            name_of_output_form(l->output_form), group, (long long)step->out.heads,
-            (long long)step->out.head_size);
+        return BAD("output_form",
+                   "layer '%s': %s has a scale for %d columns, and the output %lld heads of %lld",
+                   l->name, name_of_output_form(l->output_form), group, (long long)step->out.heads,
+                   (long long)step->out.head_size);
     }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         for (int32_t part = 0; part < PART_COUNT; part++) {

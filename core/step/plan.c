@@ -8,8 +8,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define NO_MEMORY(error)                                                                           \
-    error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
 
 /* Limits under which no size below overflows: a bound on the largest area, in floating point. The
@@ -163,7 +161,7 @@ static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
             plan->data[i] = arena_alloc(&plan->arena, compositions[i]->plan_bytes);
         }
     }
-    return plan->arena.failed ? NO_MEMORY(error) : ATTN_OK;
+    return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
 }
 
 /* What batches may bring of vendors' extensions: every layer's backends read them, then. */
@@ -199,7 +197,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     plan->step_of_slot =
         arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->step_of_slot);
     if (plan->steps == NULL || plan->schedules == NULL || plan->step_of_slot == NULL) {
-        return NO_MEMORY(error);
+        return NO_MEMORY("plan", "the plan");
     }
     for (int32_t i = 0; i < plan->num_steps; i++) {
         plan->step_of_slot[i] = &plan->steps[i];
@@ -230,24 +228,23 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     count_in(plan, 1);
     lay_out(plan);
     plan->integers = arena_array(&plan->arena, (size_t)plan->num_integers, sizeof *plan->integers);
-    return plan->arena.failed ? NO_MEMORY(error) : ATTN_OK;
+    return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
 }
 
 attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan_options *options,
                         attn_plan **out, struct attn_error *error)
 {
     if (out == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan", "plan is NULL");
+        return BAD("plan", "plan is NULL");
     }
     *out = NULL;
     if (model == NULL || group < 0 || group >= model->num_groups) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "group",
-                         "model %p, group %d; the model has %d block-table groups", (void *)model,
-                         group, model != NULL ? model->num_groups : 0);
+        return BAD("group", "model %p, group %d; the model has %d block-table groups",
+                   (void *)model, group, model != NULL ? model->num_groups : 0);
     }
     attn_plan *plan = runtime_alloc(model->runtime, sizeof *plan);
     if (plan == NULL) {
-        return NO_MEMORY(error);
+        return NO_MEMORY("plan", "the plan");
     }
     arena_init(&plan->arena, &model->runtime->host);
     plan->model = model;
@@ -296,9 +293,8 @@ attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspa
                            struct attn_error *error)
 {
     if (plan == NULL || workspace == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan",
-                         "plan %p, workspace %p; neither may be NULL", (const void *)plan,
-                         (void *)workspace);
+        return BAD("plan", "plan %p, workspace %p; neither may be NULL", (const void *)plan,
+                   (void *)workspace);
     }
     const struct attn_workspace answer = {.struct_size = sizeof answer,
                                           .bytes =
@@ -320,9 +316,8 @@ static attn_status check_parts(const attn_plan *plan, const struct attn_workspac
                                "%zu bytes; the plan needs %zu", given->bytes, own + scratch);
     }
     if ((uintptr_t)given->scratch % WORKSPACE_ALIGNMENT != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "scratch",
-                         "scratch %p; an address that is a multiple of %d", given->scratch,
-                         WORKSPACE_ALIGNMENT);
+        return BAD("scratch", "scratch %p; an address that is a multiple of %d", given->scratch,
+                   WORKSPACE_ALIGNMENT);
     }
     return given->bytes >= given->scratch_bytes && given->scratch_bytes >= scratch &&
                    given->bytes - given->scratch_bytes >= own
@@ -339,9 +334,8 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
     struct attn_workspace read;
     TRY(struct_read(&read, ABI_WORKSPACE, workspace, error));
     if (plan == NULL || read.memory == NULL || (uintptr_t)read.memory % WORKSPACE_ALIGNMENT != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
-                         "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
-                         read.memory, WORKSPACE_ALIGNMENT);
+        return BAD("workspace", "plan %p, workspace %p; an address that is a multiple of %d",
+                   (void *)plan, read.memory, WORKSPACE_ALIGNMENT);
     }
     TRY(check_parts(plan, &read, error));
     TRY(address_check_device(plan->model, read.device, "workspace", error));

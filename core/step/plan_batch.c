@@ -192,7 +192,7 @@ attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *st
                        struct attn_error *error)
 {
     if (plan == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan", "plan is NULL");
+        return BAD("plan", "plan is NULL");
     }
     plan->capturing = false;
     return make_plan(plan, batch, &(struct purpose){ATTN_PLAN_EAGER, false}, stream, error);
@@ -202,8 +202,7 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
                        struct attn_error *error)
 {
     if (plan == NULL || mode < ATTN_PLAN_CAPTURE || mode > ATTN_PLAN_IN_GRAPH) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "mode",
-                         "plan %p, mode %d; modes 1 to 4", (void *)plan, mode);
+        return BAD("mode", "plan %p, mode %d; modes 1 to 4", (void *)plan, mode);
     }
     if (!plan->graph) {
         return error_set(error, ATTN_ERROR_ORDER, "graph",
@@ -231,11 +230,10 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
         (now.num_reqs != captured->num_reqs || now.num_decodes != captured->num_decodes ||
          now.num_tokens != captured->num_tokens)) {
         plan->ready = NULL;
-        return error_set(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
-            "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
-            now.num_reqs, now.num_decodes, now.num_tokens, captured->num_reqs,
-            captured->num_decodes, captured->num_tokens);
+        return BAD("num_reqs",
+                   "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
+                   now.num_reqs, now.num_decodes, now.num_tokens, captured->num_reqs,
+                   captured->num_decodes, captured->num_tokens);
     }
     return status;
 }

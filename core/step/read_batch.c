@@ -3,8 +3,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 static attn_status check_limit(const char *field, int64_t value, int64_t most,
                                struct attn_error *error)
 {

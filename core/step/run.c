@@ -10,8 +10,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
-
 /* Marked optional, it is passed over where the layer has none. */
 static bool has_rope(const struct step *step, const struct attn_step_io *io)
 {
@@ -154,10 +152,9 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
         return FAIL("reserved", "reserved of attn_step_io is not 0");
     }
     if ((io->flags & ~(ATTN_RUN_NO_WRITE | ATTN_RUN_NO_ATTEND | ATTN_FLAG_HINTS)) != 0) {
-        return error_set_text(
-            error, ATTN_ERROR_INVALID_ARGUMENT, "flags",
-            "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
-            "ATTN_RUN_NO_ATTEND and hints (the upper half)");
+        return FAIL("flags",
+                    "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
+                    "ATTN_RUN_NO_ATTEND and hints (the upper half)");
     }
     attn_status status = run_step(plan, step, io, error);
     return plan->validate ? settle_device_errors(plan, io->stream, status, error) : status;

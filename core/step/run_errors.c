@@ -6,8 +6,6 @@
 #include "step/plan_state.h"
 #include "util/error.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 /* "float32", "bfloat16", or code and bits of one without a name here. */
 static const char *dtype_text(struct attn_dtype dtype, char *text, size_t size)
 {

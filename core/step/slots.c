@@ -5,8 +5,6 @@
 #include "step/plan_state.h"
 #include "util/error.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 /* Two of slots first .. first + SLOTS_AT_ONCE - 1 that are one, by a bit each. */
 #define SLOTS_AT_ONCE 65536
 static int64_t find_twice(const int64_t *slots, int64_t count, int64_t first)

@@ -6,9 +6,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
-
 attn_status tables_init(attn_plan *plan, struct attn_error *error)
 {
     const size_t count = (size_t)plan->steps[0].layer->owner->num_tables;
@@ -19,9 +16,7 @@ attn_status tables_init(attn_plan *plan, struct attn_error *error)
         plan->tables[i] = arena_array(&plan->arena, count, sizeof *plan->tables[i]);
     }
     plan->num_tables = (int32_t)count;
-    return plan->arena.failed
-               ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
-               : ATTN_OK;
+    return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
 }
 
 static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int32_t number,

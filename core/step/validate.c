@@ -8,8 +8,6 @@
 #include "util/error.h"
 #include "util/tensor.h"
 
-#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
 /* First key that any query of the request can see; keys before it may lie in undefined blocks. */
 static int64_t first_visible(const struct attn_layer_desc *l, int64_t first_position)
 {

@@ -33,6 +33,13 @@ bool status_is_known(attn_status status);
 
 const char *status_text(attn_status status);
 
+/* What a caller handed in is refused in `error`: with a formatted text, as in a run with a constant
+ * one, or since there is no memory for something. */
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
+#define NO_MEMORY(field, ...)                                                                      \
+    error_set(error, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for " __VA_ARGS__)
+
 /* Ends the function with the status of a call that fails. */
 #define TRY(call)                                                                                  \
     do {                                                                                           \

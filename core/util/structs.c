@@ -45,16 +45,14 @@ attn_status struct_check(const void *ours, enum abi_id id, const char *layer,
             memcpy(&number, at, sizeof number);
             if ((number < f->min || number > f->max) &&
                 !(f->kind == FIELD_CODE && number >= ATTN_VENDOR_CODE)) {
-                return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, f->name,
-                                 "%s%s%s%s: %s is %d; allowed are %d to %d", name, mark, whose,
-                                 mark, f->name, number, f->min, f->max);
+                return BAD(f->name, "%s%s%s%s: %s is %d; allowed are %d to %d", name, mark, whose,
+                           mark, f->name, number, f->min, f->max);
             }
         } else if (f->kind == FIELD_MASK) {
             memcpy(&mask, at, sizeof mask);
             if (mask >> f->max != 0) {
-                return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, f->name,
-                                 "%s%s%s%s: %s is %#llx; bits from %d on are not known here", name,
-                                 mark, whose, mark, f->name, (unsigned long long)mask, f->max);
+                return BAD(f->name, "%s%s%s%s: %s is %#llx; bits from %d on are not known here",
+                           name, mark, whose, mark, f->name, (unsigned long long)mask, f->max);
             }
         }
     }
@@ -67,8 +65,7 @@ attn_status struct_read(void *copy, enum abi_id id, const void *source, struct a
     size_t given = 0;
     memset(copy, 0, row->size);
     if (source == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, row->name,
-                         "%s is NULL; a struct is required", row->name);
+        return BAD(row->name, "%s is NULL; a struct is required", row->name);
     }
     memcpy(&given, source, sizeof given);
     if (given < row->minimum || given > MAX_STRUCT_SIZE) {
@@ -277,10 +274,9 @@ attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint3
         const struct abi_struct *row = abi_find(next->id, on);
         if (row != NULL && row->reader != NULL && !(next->flags & ATTN_EXT_OPTIONAL) &&
             !(reads >> (row - &abi_structs[ABI_FIRST_EXT]) & 1)) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, row->name,
-                             "%s%s%s%s is given; only a layer with %s reads it",
-                             layer != NULL ? "layer '" : "", layer != NULL ? layer : "",
-                             layer != NULL ? "': " : "", row->name, row->reader);
+            return BAD(row->name, "%s%s%s%s is given; only a layer with %s reads it",
+                       layer != NULL ? "layer '" : "", layer != NULL ? layer : "",
+                       layer != NULL ? "': " : "", row->name, row->reader);
         }
     }
     return ATTN_OK;
