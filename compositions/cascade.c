@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
+#include "compositions.h"
 #include "merged.h"
 #include "output_quant.h"
 #include "select/match_check.h"

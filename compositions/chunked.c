@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunked local attention as virtual requests, for backends without the term. */
+#include "compositions.h"
 #include "select/match_check.h"
 #include "step/plan_state.h"
 #include "util/error.h"

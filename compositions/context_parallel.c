@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "compositions.h"
 #include "exchange.h"
 #include "split_queries.h"
 #include "select/layer_ext.h"
@@ -492,7 +493,8 @@ static attn_status attend_context(const struct exchange_run *run, struct attn_er
     args->k = args->v = NULL;
     args->out = &out.tensor;
     args->lse = &lse.tensor;
-    return run->step->main[1]->kernel(args, error);
+    return operation(launch_name(run->step->main[1]), run->step->main[1]->kernel(args, error),
+                     error);
 }
 
 /* The step's own keys, to the run's out and to `lse`. */
@@ -507,7 +509,8 @@ static attn_status attend_own(const struct exchange_run *run, const struct attn_
     args->v = io->v;
     args->out = io->out;
     args->lse = lse;
-    return run->step->main[0]->kernel(args, error);
+    return operation(launch_name(run->step->main[0]), run->step->main[0]->kernel(args, error),
+                     error);
 }
 
 /* The step's own keys, and the merge with what the ranks have of the context. */

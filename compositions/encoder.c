@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "compositions.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "step/plan_state.h"
@@ -174,7 +175,7 @@ static attn_status find_largest(const struct step *step, const struct input *in,
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_amax_args args = {
         sizeof args, NULL, instance->handle, stream, &in->x.tensor, largest, 0, 0};
-    return instance->kernels.amax(&args, error);
+    return operation("amax", instance->kernels.amax(&args, error), error);
 }
 
 /* The oldest leaves, this step's largest comes last; a NaN stays to be seen. */
@@ -214,7 +215,7 @@ static attn_status quantize(const struct step *step, const struct input *in, int
                                             .out = &in->out.tensor,
                                             .scale = &state->scales[i]};
     clear_padding(in);
-    return instance->kernels.quantize(&args, error);
+    return operation("quantize", instance->kernels.quantize(&args, error), error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,

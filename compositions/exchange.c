@@ -75,7 +75,7 @@ static attn_status copy_all(const struct exchange_run *run, const struct attn_bl
         return ATTN_OK;
     }
     if (run->instance->kernels.copy_blocks != NULL) {
-        return run->instance->kernels.copy_blocks(&args, error);
+        return operation("copy", run->instance->kernels.copy_blocks(&args, error), error);
     }
     for (int32_t c = 0; c < num_copies; c++) {
         for (int64_t i = 0; i < count; i++) {
@@ -147,7 +147,7 @@ attn_status collective_run(const struct attn_collectives *ranks, collective *cal
                                               .stream = stream};
     struct attn_error why;
     begin_error(&why);
-    return report(call(&args, &why), &why, error);
+    return operation("collective", report(call(&args, &why), &why, error), error);
 }
 
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
@@ -191,7 +191,7 @@ attn_status merge_parts(const struct exchange_run *run, const struct attn_tensor
                                                 .lse = lse,
                                                 .num_rows = run->x.tokens,
                                                 .num_rows_with_prefix = run->x.tokens};
-    return run->step->merge(&args, error);
+    return operation("merge", run->step->merge(&args, error), error);
 }
 
 void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tensor *out,

@@ -63,7 +63,7 @@ attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
         args.first_row = row;
         args.num_rows = runs[i].end_row - row;
         args.num_rows_with_prefix = runs[i].with_prefix ? args.num_rows : 0;
-        status = step->merge(&args, error);
+        status = operation("merge", step->merge(&args, error), error);
         row = runs[i].end_row;
     }
     return status;

@@ -8,6 +8,7 @@
 
 #include <attn/mla.h>
 
+#include "compositions.h"
 #include "step/plan_state.h"
 
 /* One projection, [Hq, rows, columns], over the engine's memory. */

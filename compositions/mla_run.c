@@ -82,7 +82,7 @@ static attn_status project(const struct mla_call *run, const struct instance *in
         args.w_block_scale =
             turned(&scales, &w->block_scale, w->block_shape, w->block_strides, transposed);
     }
-    return instance->kernels.batched_gemm(&args, run->error);
+    return operation("project", instance->kernels.batched_gemm(&args, run->error), run->error);
 }
 
 /* Rows of `size` dims to other strides: a product with the same identity for every head. */
@@ -100,7 +100,7 @@ static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_te
                                                                 run->heads, size, size, 0,
                                                                 run->p->identity_size, 1),
                                                 .out = to};
-    return instance->kernels.batched_gemm(&args, run->error);
+    return operation("copy", instance->kernels.batched_gemm(&args, run->error), run->error);
 }
 
 static attn_status launch_mla(const struct mla_call *run, struct launch *launch,
@@ -115,7 +115,7 @@ static attn_status launch_mla(const struct mla_call *run, struct launch *launch,
     attn_status status = launch->kernel(args, run->error);
     args->next = NULL;
     args->lse = NULL;
-    return status;
+    return operation(launch_name(launch), status, run->error);
 }
 
 /* Rows first .. end-1: q_nope W_UK next to q_pe against latent rows, and the output through W_UV.
@@ -223,7 +223,7 @@ static attn_status attend_keys(const struct mla_call *run, struct launch *launch
     args->lse = lse;
     attn_status status = launch->kernel(args, run->error);
     args->lse = NULL;
-    return status;
+    return operation(launch_name(launch), status, run->error);
 }
 
 void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
@@ -267,7 +267,7 @@ static attn_status gather(const struct mla_call *run, const struct context_chunk
                                        .out_start_loc = plan_on_device(run->plan, chunk->start),
                                        .stream = run->io->stream,
                                        .out = rows};
-    return instance->kernels.gather_kv(&args, run->error);
+    return operation("gather", instance->kernels.gather_kv(&args, run->error), run->error);
 }
 
 /* One chunk: gathered once, projected, attended by its requests' queries, and merged into what they

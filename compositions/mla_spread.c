@@ -91,7 +91,9 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
     args->q = args->k = args->v = NULL;
     args->out = &latent.tensor;
     args->lse = &lse.tensor;
-    status = status == ATTN_OK ? launch->kernel(args, error) : status;
+    if (status == ATTN_OK) {
+        status = operation(launch_name(launch), launch->kernel(args, error), error);
+    }
     args->next = NULL;
     args->lse = NULL;
     part_tensors(&run, run.received, out, &part_lse);

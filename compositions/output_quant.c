@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
  * the step's output as it is into the workspace, then `quantize`. */
+#include "compositions.h"
 #include "output_quant.h"
 #include "select/match_check.h"
 #include "select/names.h"
@@ -73,7 +74,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
                                       .out = io->out,
                                       .scale = given->scale,
                                       .block_scales = given->block_scales};
-    return instance->kernels.quantize(&args, error);
+    return operation("quantize", instance->kernels.quantize(&args, error), error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,

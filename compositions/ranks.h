@@ -7,6 +7,7 @@
 
 #include <attn/collectives.h>
 
+#include "compositions.h"
 #include "step/plan_state.h"
 
 /* Moments of a run: see plan_area. Of a step over ranks: keys are brought together, then queries;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "compositions.h"
 #include "bind/model.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"

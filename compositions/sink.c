@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Static sinks: fixed keys before every request's own, attended apart by all tokens. */
+#include "compositions.h"
 #include "merged.h"
 #include "select/match_check.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compositions: what the core makes of a backend's kernels where a layer or a step is more than one
  * attend. Each is one file with one constant table; the rest of the core walks the tables and knows
- * none by name. A new one is its file, its id and its line in compositions.c.
+ * none by name; compositions/compositions.h does.
  *
  * A layer keeps a list of those that serve it (found when it is bound, after its backends are
  * chosen), a plan the list of those that serve any layer of its group. They are called in the order
@@ -12,17 +12,7 @@
 #include <attn/api.h>
 #include <stdbool.h>
 
-enum composition_id {
-    COMPOSITION_CASCADE,
-    COMPOSITION_CONTEXT_PARALLEL,
-    COMPOSITION_CHUNKED,
-    COMPOSITION_MLA,
-    COMPOSITION_RECURRENT,
-    COMPOSITION_SINK,
-    COMPOSITION_ENCODER,
-    COMPOSITION_OUTPUT_QUANT, /* after all others */
-    MAX_COMPOSITIONS
-};
+#define MAX_COMPOSITIONS 16
 
 struct check;
 struct own_tensor;
@@ -74,11 +64,7 @@ struct composition {
     void (*choose)(attn_plan *plan, struct step *step);
 };
 
-/* By id; ends with NULL. */
+/* By id, which is the order in which they are called; ends with NULL. */
 extern const struct composition *const compositions[MAX_COMPOSITIONS + 1];
-
-extern const struct composition composition_cascade, composition_context_parallel,
-    composition_chunked, composition_mla, composition_recurrent, composition_sink,
-    composition_encoder, composition_output_quant;
 
 #endif

@@ -39,7 +39,7 @@ static attn_status run_plain(attn_plan *plan, struct step *step, const struct at
         step->write.stream = io->stream;
         step->write.k = io->k;
         step->write.v = io->v;
-        status = step->write_kv(&step->write, error);
+        status = operation("write keys", step->write_kv(&step->write, error), error);
     }
     if (status == ATTN_OK) {
         args->flags = step->plain_writes && step->fuses ? 0 : ATTN_RUN_NO_WRITE;
@@ -48,7 +48,7 @@ static attn_status run_plain(attn_plan *plan, struct step *step, const struct at
         args->k = io->k;
         args->v = io->v;
         args->out = io->out;
-        status = launch->kernel(args, error);
+        status = operation("attend", launch->kernel(args, error), error);
     }
     return status == ATTN_OK ? status : step_fail(step, status, error);
 }

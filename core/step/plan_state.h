@@ -253,6 +253,16 @@ attn_status refuse_nvfp4_rows(const struct attn_tensor *found, const struct tens
 attn_status refuse_tensor(const char *field, const struct attn_tensor *found, const char *wanted,
                           struct attn_error *error);
 
+/* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
+ * backends'. Copies, and formats nothing. */
+attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
+/* A failed operation of a run: its name stands before the text that the kernel has left. */
+attn_status operation_failed(const char *name, attn_status status, struct attn_error *error);
+static inline attn_status operation(const char *name, attn_status status, struct attn_error *error)
+{
+    return status == ATTN_OK ? status : operation_failed(name, status, error);
+}
+
 /* make_step.c */
 /* The step of a plain layer. */
 attn_status step_begin(attn_plan *plan, attn_layer *layer, struct attn_error *error);
@@ -361,11 +371,7 @@ void step_choose_entry(attn_plan *plan, struct step *step);
 /* capsule.c: under ATTN_RECORD, runs of the layer that it names are entered there */
 void capsule_watch(const attn_plan *plan, struct step *step);
 /* run.c */
-/* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
- * backends'. Copies, and formats nothing. */
-attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
 extern step_program run_general;
-
 /* check_io.c: tensors of a run, each in every dimension, dtype and stride */
 /* q, lse and out */
 attn_status step_check_attend(const attn_plan *plan, const struct step *step,
@@ -392,6 +398,8 @@ step_program *step_attends(attn_plan *plan, struct step *step);
 
 /* programs.c */
 extern step_program run_idle, run_nothing, run_attends;
+/* What it does, as errors name it: "attend prefix". */
+const char *launch_name(const struct launch *launch);
 /* One attend with the run's q and extensions. */
 attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
                        const struct attn_tensor *out, const struct attn_tensor *lse,

@@ -5,6 +5,14 @@
 #include "step/plan_state.h"
 #include "util/error.h"
 
+const char *launch_name(const struct launch *launch)
+{
+    static const char *const names[PART_COUNT] = {"attend",          "attend prefix",
+                                                  "attend rest",     "attend sink",
+                                                  "attend new keys", "attend context"};
+    return names[launch->schedule->part];
+}
+
 attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
                        const struct attn_tensor *out, const struct attn_tensor *lse,
                        struct attn_error *error)
@@ -18,7 +26,7 @@ attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
     attn_status status = launch->kernel(args, error);
     args->next = NULL; /* plain runs expect neither */
     args->lse = NULL;
-    return status;
+    return operation(launch_name(launch), status, error);
 }
 
 attn_status run_attends(attn_plan *plan, struct step *step, const struct attn_step_io *io,

@@ -54,7 +54,7 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     attn_status status = kernel(args, error);
     args->next = NULL;
     args->q = NULL;
-    return status;
+    return operation("write keys", status, error);
 }
 
 /* Of tensors that have been checked: q if the run attends, k and v if it reads them. */
@@ -172,43 +172,6 @@ __attribute__((noinline)) static attn_status run_extended(attn_plan *plan, struc
         TRY(tables_check_rows(plan, step, read.next, error));
     }
     return run_checked(plan, step, &read, error);
-}
-
-/* `text` behind what `to` holds, as far as it goes. */
-static size_t append(char *to, size_t at, const char *text)
-{
-    size_t length = strnlen(text, ATTN_ERROR_MESSAGE_SIZE - at);
-    memcpy(to + at, text, length);
-    return at + length;
-}
-
-/* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
- * backends'. Copies, and formats nothing. */
-attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error)
-{
-    const attn_layer *layer = step->layer;
-    const struct instance *last = NULL;
-    char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE + 1];
-    status = error_relay(error, status, error);
-    if (error == NULL || error->struct_size < sizeof *error) {
-        return status;
-    }
-    size_t at = append(message, 0, "layer '");
-    at = append(message, at, layer->desc->name);
-    at = append(message, at, "'");
-    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
-        const struct instance *instance = layer->served[phase].instance;
-        if (instance != NULL && instance != last) {
-            at = append(message, at, last != NULL ? " and " : ", ");
-            at = append(message, at, instance->caps->name);
-            last = instance;
-        }
-    }
-    at = append(message, at, ": ");
-    at = append(message, at, error->message);
-    message[at] = '\0';
-    memcpy(field, error->field, sizeof field);
-    return error_set_text(error, status, field, message);
 }
 
 attn_status run_general(attn_plan *plan, struct step *step, const struct attn_step_io *io,

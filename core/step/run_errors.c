@@ -126,3 +126,43 @@ attn_status refuse_unwritten(struct attn_error *error)
                "what the cache held before; give slot_mapping, or ATTN_RUN_NO_WRITE where the "
                "cache has the keys already");
 }
+
+/* What a kernel has left becomes clean text after these words, as far as it goes; NULL ends them.
+ */
+static attn_status put_before(const char *const *words, attn_status status,
+                              struct attn_error *error)
+{
+    char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE + 1];
+    size_t at = 0;
+    status = error_relay(error, status, error);
+    if (error == NULL || error->struct_size < sizeof *error) {
+        return status;
+    }
+    for (bool last = false; !last; words++) {
+        last = *words == NULL;
+        const char *text = last ? error->message : *words;
+        const size_t length = strnlen(text, ATTN_ERROR_MESSAGE_SIZE - at);
+        memcpy(message + at, text, length);
+        at += length;
+    }
+    message[at] = '\0';
+    memcpy(field, error->field, sizeof field);
+    return error_set_text(error, status, field, message);
+}
+
+attn_status operation_failed(const char *name, attn_status status, struct attn_error *error)
+{
+    return put_before((const char *const[]){name, ": ", NULL}, status, error);
+}
+
+attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error)
+{
+    const struct served *served = step->layer->served;
+    const struct instance *prefill = served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *decode = served[ATTN_PHASE_DECODE].instance;
+    const bool two = decode != prefill;
+    return put_before((const char *const[]){"layer '", step->layer->desc->name, "', ",
+                                            prefill->caps->name, two ? " and " : ": ",
+                                            two ? decode->caps->name : NULL, ": ", NULL},
+                      status, error);
+}

@@ -146,15 +146,15 @@ static const struct {
      "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
      "supports this layer (supported: unknown status (status 12345), without a text)"},
     {"attend_fails_silently",
-     "run 11 : layer 'only', answers: unknown status (status 12345), without a text"},
+     "run 11 : layer 'only', answers: attend: unknown status (status 12345), without a text"},
     {"attend_error_is_foul",
-     "run 12 : layer 'only', answers: device error, with a text that is not clean UTF-8"},
+     "run 12 : layer 'only', answers: attend: device error, with a text that is not clean UTF-8"},
     {"attend_error_is_told",
-     "run 12 workspace: layer 'only', answers: launch failed: \xc3\xbc of 7"},
-    {"write_error_is_foul",
-     "run 12 : layer 'only', answers: device error, with a text that is not clean UTF-8"},
+     "run 12 workspace: layer 'only', answers: attend: launch failed: \xc3\xbc of 7"},
+    {"write_error_is_foul", "run 12 : layer 'only', answers: write keys: device error, with a text "
+                            "that is not clean UTF-8"},
     {"write_fails_silently",
-     "run 11 : layer 'only', answers: unknown status (status -1), without a text"},
+     "run 11 : layer 'only', answers: write keys: unknown status (status -1), without a text"},
     {"prepare_error_is_foul", "plan_create 12 : device error, with a text that is not clean UTF-8"},
     {"schedule_size_is_endless",
      "plan_create 11 schedule_size: answers asks for 9187201950435737471 bytes on the host, "
@@ -211,7 +211,7 @@ TEST(endless_texts_end)
     assert_int_equal(strspn(text + sizeof begins - 1, "f"), ATTN_ERROR_FIELD_SIZE - 1);
     const char *message = strstr(text, ": ");
     assert_non_null(message);
-    assert_memory_equal(message + 2, "layer 'only', answers: mmm", 26);
+    assert_memory_equal(message + 2, "layer 'only', answers: attend: mmm", 34);
     assert_int_equal(strlen(message + 2), ATTN_ERROR_MESSAGE_SIZE - 1);
 }
 

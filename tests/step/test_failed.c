@@ -20,24 +20,33 @@ static const struct {
     const char *backend;
     int32_t shared, attends; /* of a run */
     const char *named;       /* in errors */
+    const char *operations[2];
 } steps[] = {
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "recording", 0, 1, "recording"},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "recording", SHARED, 2, "recording"},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "recording", 0, 1, "recording", {"attend"}},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1},
+     "recording",
+     SHARED,
+     2,
+     "recording",
+     {"attend prefix", "attend"}},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32},
      "recording_narrow",
      0,
      1,
-     "recording_narrow"},
+     "recording_narrow",
+     {"attend"}},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5},
      "recording_narrow",
      0,
      2,
-     "recording_narrow"},
+     "recording_narrow",
+     {"attend sink", "attend"}},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1},
      "prefill=recording;decode=recording_apart",
      0,
      2,
-     "recording and recording_apart"},
+     "recording and recording_apart",
+     {"attend", "attend"}},
 };
 enum { STEPS = sizeof steps / sizeof *steps };
 
@@ -67,8 +76,9 @@ TEST(test_failed_run)
             recorded_by_core()->failing = failing;
             assert_int_equal(run(&f), ATTN_ERROR_DEVICE);
             assert_int_equal(recorded_by_core()->failing, 0);
-            char text[64];
-            snprintf(text, sizeof text, "layer 'layer', %s: as asked", steps[i].named);
+            char text[96];
+            snprintf(text, sizeof text, "layer 'layer', %s: %s: as asked", steps[i].named,
+                     steps[i].operations[failing - 1]);
             assert_string_equal(f.error.message, text);
             memset(f.out, 0xff, (size_t)f.batch.num_tokens * sizeof *f.out);
             recorded_by_core()->attends = 0;

@@ -30,6 +30,7 @@ if [ -n "$opaque" ]; then # by number, and by the name that its plugin gives
 fi
 expect 0 'example could serve decode: declared rank -1' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --model float32.json
 expect 0 '"eligible":' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --json --model float32.json
+expect 0 'absorb -> attend latent -> project up' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$models/deepseek-v3.json"
 # A crowded folder does not displace the project's own plugins, and what is passed over is said.
 crowd=$(mktemp -d)
 for i in $(seq 100 399); do : >"$crowd/attn_$i.so"; done

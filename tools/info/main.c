@@ -196,6 +196,44 @@ static struct json *backends_json(const struct info *info)
     return backends;
 }
 
+/* What a step of the layer does in that phase: the calls of its backend, and what the core composes
+ * of them. */
+static void add_program(struct json *item, const struct attn_choice *choice, bool recurrent,
+                        int32_t phase)
+{
+    static const struct {
+        uint32_t composed;
+        const char *prefill, *decode;
+    } programs[] = {
+        {ATTN_COMPOSE_MLA_PREFILL,
+         "project keys -> attend new keys -> gather, project and attend context -> merge",
+         "absorb -> attend latent -> project up"},
+        {ATTN_COMPOSE_MLA, "absorb -> attend latent -> project up",
+         "absorb -> attend latent -> project up"},
+        {ATTN_COMPOSE_MM_ENCODER, "amax -> quantize q, k, v -> attend", ""},
+        {ATTN_COMPOSE_STATIC_SINK, "attend sink -> attend rest -> merge",
+         "attend sink -> attend rest -> merge"},
+        {ATTN_COMPOSE_CHUNKED, "attend chunks as requests", "attend chunks as requests"},
+        {ATTN_COMPOSE_CASCADE,
+         "attend, or where a common prefix pays: attend prefix -> attend rest -> merge",
+         "attend, or where a common prefix pays: attend prefix -> attend rest -> merge"},
+        {UINT32_MAX, "attend", "attend"}};
+    char text[400];
+    size_t at = 0;
+    const uint32_t composed = choice->composed | (uint32_t)1 << 31;
+    while (!(composed & programs[at].composed)) {
+        at++;
+    }
+    const char *attends = recurrent                     ? "update states"
+                          : phase == ATTN_PHASE_PREFILL ? programs[at].prefill
+                                                        : programs[at].decode;
+    snprintf(text, sizeof text, "%s%s%s%s",
+             composed & ATTN_COMPOSE_CONTEXT_PARALLEL ? "gather queries -> " : "", attends,
+             composed & ATTN_COMPOSE_CONTEXT_PARALLEL ? " -> reduce -> merge with new keys" : "",
+             composed & ATTN_COMPOSE_OUTPUT_QUANT ? " -> quantize" : "");
+    json_add(item, "program", json_string(text));
+}
+
 static void add_choice(const struct info *info, struct json *layer, int32_t index, int32_t phase)
 {
     struct attn_choice choice = {.struct_size = sizeof choice};
@@ -210,6 +248,7 @@ static void add_choice(const struct info *info, struct json *layer, int32_t inde
     json_add(item, "forced", json_bool(choice.forced));
     json_add(item, "rank", json_number(choice.rank));
     json_add(item, "measured", json_bool(choice.measured));
+    add_program(item, &choice, strcmp(json_text(layer, "kind"), "gdn") == 0, phase);
     json_add(layer, phase_names[phase], item);
 }
 
@@ -338,6 +377,7 @@ static void print_explanation(const struct json *layer)
                    : rule[strlen(rule) - 1] == '?' ? ", nothing meets the wish "
                                                    : ", within the rule ",
                    rule);
+            printf("        %s\n", json_text(choice, "program"));
         }
     }
     const struct json *bound = json_get(layer, "bound");
