@@ -74,4 +74,4 @@ FAKE_DEVICE_FAILS=3 expect 1 'illegal memory access' \
 ATTN_VALIDATE=1 FAKE_DEVICE_FAILS=3 expect 1 "layer 'layers.0', fake_device: step [0-9]*: .*illegal memory access" \
     "$run" --model "$models/llama-3.1-8b.json" --layers 2 --steps 2 --scale 0.05 --verify
 # Every pointer of attn-bench's calls.
-expect 0 'write_attend' "$bench" --shape dispatch
+expect 0 'added_ns' "$bench" --shape dispatch:write=0+1

@@ -3,7 +3,7 @@
 # attn-bench: what it measures has the promised form, what it cannot measure is reported with reasons. No time is judged:
 # other tests run next to this one.
 set -u
-models=$1 bench=$(realpath "$2") info=$3 plugin=$4
+models=$1 bench=$(realpath "$2") info=$3 plugin=$4 reference=$5 peer=$6
 failed=0
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -102,14 +102,31 @@ lines=$("$bench" $short --csv --backend cpu_ref --threads 2 --shape "write:s=16.
 [ "$lines" -eq 6 ] || { echo "the sweep and a merge have $lines lines, not 6"; failed=1; }
 
 # What the core adds, by the reference's kernels; where instructions can be counted there is a number.
-"$bench" $short --json --backend cpu_ref --dtype f32 --shape dispatch >"$folder/out.json" 2>"$folder/err" || { cat "$folder/err"; failed=1; }
-for field in run_ns direct_ns added_ns added_instructions layers backends plugins; do
-    grep -q "\"$field\"" "$folder/out.json" || { echo "dispatch has no $field"; failed=1; }
-done
+"$bench" $short --json --backend cpu_ref --dtype f32 --shape dispatch:write=0+1 >"$folder/out.json" 2>"$folder/err" ||
+    { cat "$folder/err"; failed=1; }
+numbers run_ns direct_ns
 if command -v valgrind >/dev/null; then
-    counted=$(grep -c '"added_instructions":[[:space:]]*[1-9]' "$folder/out.json")
-    [ "$counted" -eq 2 ] || { echo "dispatch counted $counted of 2 ways"; cat "$folder/out.json"; failed=1; }
+    numbers added_instructions
 fi
+
+# Another build and a plugin file in turns with this build, with the same outputs; a peer over the same tensors.
+for other in "$(dirname "$bench")/.." "$reference"; do
+    "$bench" $short --json --backend cpu_ref --against "$other" --threads 1 --shape decode:$tiny --shape merge:s=32,hq=4,d=64 \
+        >"$folder/out.json" 2>/dev/null
+    numbers ratio_to_first
+    [ "$(grep -c "\"backend\":[[:space:]]*\"cpu_ref of $other\"" "$folder/out.json")" -eq 2 ] || { cat "$folder/out.json"; failed=1; }
+done
+expect 1 'nowhere: No such file' "$bench" --against "$folder/nowhere"
+expect 1 'no backend serves' "$bench" $short --against "$folder/attn_refused.so" --shape decode:$tiny
+expect 2 'measures this build alone' "$bench" --tune --against "$reference"
+"$bench" $short --json --backend cpu_ref --threads 1 --dtype f32 --peer "$peer" --shape decode:$tiny,layout=nhd,block=16 \
+    --shape prefill:s=16,hq=4,hkv=2,d=64 >"$folder/out.json" 2>"$folder/err" || { cat "$folder/err"; failed=1; }
+numbers ratio_to_first time_us
+[ "$(grep -c '"difference":[[:space:]]*[0-9]' "$folder/out.json")" -eq 2 ] || { echo "a peer's outputs:"; cat "$folder/out.json"; failed=1; }
+expect 1 'formula 1.0 .*differs from the first' env PEER_WRONG=1 "$bench" $short --backend cpu_ref --threads 1 --dtype f32 \
+    --peer "$peer" --shape decode:$tiny
+expect 1 'takes plain layers of float32' "$bench" $short --backend cpu_ref --threads 1 --peer "$peer" --shape decode:$tiny
+expect 1 'undefined symbol: peer_name' "$bench" --peer "$reference"
 
 # A plot where the plotter is, and a clear word where it is not.
 if command -v gnuplot >/dev/null; then

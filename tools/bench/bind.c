@@ -92,7 +92,6 @@ static void gdn_parameters(struct measured *measured, struct parameters *p)
 static void make_parameters(struct measured *measured, struct parameters *p)
 {
     const struct attn_layer_desc *desc = &measured->layer.desc;
-    memset(p, 0, sizeof *p);
     p->params.struct_size = sizeof p->params;
     if (desc->has_sinks) {
         p->params.sinks = upload_floats(measured, desc->num_q_heads, 1, 1);
@@ -146,11 +145,11 @@ static bool explicit_views(const struct measured *measured, void *base, struct a
     return plain;
 }
 
-static attn_status bind_cache(struct measured *measured, attn_layer *layer,
+static attn_status bind_cache(struct measured *measured, attn_layer *layer, struct measured_io *io,
                               struct attn_error *error)
 {
     const struct attn_api *api = measured->session->api;
-    struct attn_kv_view *k = &measured->k_view, *v = &measured->v_view;
+    struct attn_kv_view *k = &io->k_view, *v = &io->v_view;
     size_t bytes = (size_t)measured->num_blocks * (size_t)measured->layer.spec.padded_page_bytes;
     bool latent = measured->layer.mla.kv_lora_rank > 0;
     void *base = memory_take(&measured->memory, bytes);
@@ -382,9 +381,13 @@ static attn_status fill_caches(struct measured *measured, struct attn_error *err
 attn_status measured_bind(struct measured *measured, struct attn_error *error)
 {
     const struct attn_api *api = measured->session->api;
-    struct parameters parameters;
+    struct parameters *parameters = calloc(1, sizeof *parameters);
     attn_status status = ATTN_OK;
-    make_parameters(measured, &parameters);
+    if (parameters == NULL) {
+        return memory_refused(error);
+    }
+    measured->params = &parameters->params; /* the first member: measured_finish frees it */
+    make_parameters(measured, parameters);
     measured->layer.spec = (struct attn_cache_spec){.struct_size = sizeof measured->layer.spec};
     if (measured->layer.has_cache) {
         status =
@@ -396,10 +399,11 @@ attn_status measured_bind(struct measured *measured, struct attn_error *error)
     for (int32_t i = 0; i < measured->num_layers && status == ATTN_OK; i++) {
         attn_layer *layer = api->model_layer(measured->model, i);
         status = measured->memory.failed ? memory_refused(error)
-                                         : api->layer_bind_params(layer, &parameters.params, error);
+                                         : api->layer_bind_params(layer, measured->params, error);
         if (status == ATTN_OK) {
-            status = measured->layer.has_cache ? bind_cache(measured, layer, error)
-                                               : bind_state(measured, layer, error);
+            status = measured->layer.has_cache
+                         ? bind_cache(measured, layer, &measured->io[i], error)
+                         : bind_state(measured, layer, error);
         }
     }
     return status == ATTN_OK && measured->layer.has_cache ? fill_caches(measured, error) : status;

@@ -6,34 +6,193 @@
 #include <string.h>
 
 #include "common/command.h"
-#include "common/library.h"
-#include "count_instructions.h"
-#include "dispatch_pair.h"
 #include "common/names.h"
+#include "direct.h"
+#include "instructions.h"
+#include "measured.h"
 
-#define COUNTED_CALLS 1000
-#define WARM_CALLS 1 /* by dispatch_init, counted in a child, too */
-#define ROUNDS 201
-#define CALLS_IN_ROUND 50 /* few enough for a stream's queue */
-#define SELECTIONS 21
-#define STARTS 9
+enum way { WAY_RUN, WAY_DIRECT, NUM_WAYS };
+static const char *const way_names[] = {"run", "direct"};
 
-static const char *const child_names[] = {"direct", "run", "direct_write", "run_write"};
-static const char *const functions[] = {"dispatch_direct_calls", "dispatch_run_calls"};
+struct dispatch {
+    struct measured measured;
+    struct direct direct;
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_limits limits;
+    struct attn_attend_args attend;
+    struct attn_write_kv_args write;
+    void *schedule_host;
+    attn_layer *handle;
+    struct work work[NUM_WAYS];
+};
 
-/* Backend without its variant: valgrind shows a processor that lacks the newest instructions, and
- * what the core adds does not depend on the variant. */
-static void base_name(char *text, size_t size, const char *backend)
+static attn_status call_core(void *user, int32_t copy, struct attn_error *error)
 {
-    snprintf(text, size, "%.*s", (int)strcspn(backend, "@"), backend);
+    const struct dispatch *dispatch = user;
+    const struct measured *measured = &dispatch->measured;
+    return measured->session->api->run(measured->plan, dispatch->handle, &measured->io[0].io,
+                                       error);
 }
 
-static int64_t count_in_child(const struct session *session, const struct shape *shape,
-                              const char *backend, int32_t way, char *why, size_t size)
+static attn_status call_kernels(void *user, int32_t copy, struct attn_error *error)
+{
+    struct dispatch *dispatch = user;
+    const struct attn_kernels *kernels = dispatch->direct.kernels;
+    attn_status status = ATTN_OK;
+    if (dispatch->write.k != NULL) {
+        status = kernels->write_kv(&dispatch->write, error);
+    }
+    return status == ATTN_OK ? kernels->attend(&dispatch->attend, error) : status;
+}
+
+static void set_arguments(struct dispatch *dispatch)
+{
+    struct measured *measured = &dispatch->measured;
+    const struct attn_step_io *io = &measured->io[0].io;
+    const struct attn_batch *batch = &measured->batch;
+    struct attn_layer_desc *layer = &dispatch->layer;
+    *layer = measured->layer.desc;
+    layer->name = measured->names[0];
+    layer->kv_dtype = measured->choice.kv_dtype;
+    layer->block_size = measured->layer.spec.block_size;
+    layer->head_size_v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
+    dispatch->params = (struct attn_layer_params){.struct_size = sizeof dispatch->params};
+    dispatch->attend = (struct attn_attend_args){.struct_size = sizeof dispatch->attend,
+                                                 .instance = dispatch->direct.instance,
+                                                 .layer = layer,
+                                                 .params = &dispatch->params,
+                                                 .batch = batch,
+                                                 .k_cache = &measured->io[0].k_view,
+                                                 .v_cache = &measured->io[0].v_view,
+                                                 .stream = measured->session->stream,
+                                                 .flags = ATTN_RUN_NO_WRITE,
+                                                 .phase = measured->phase,
+                                                 .q = io->q,
+                                                 .k = io->k,
+                                                 .v = io->v,
+                                                 .out = io->out};
+    dispatch->limits = (struct attn_limits){.struct_size = sizeof dispatch->limits,
+                                            .max_num_reqs = batch->num_reqs,
+                                            .max_num_tokens = batch->num_tokens,
+                                            .max_query_len = batch->max_query_len,
+                                            .max_seq_len = batch->max_seq_len,
+                                            .max_blocks_per_req = (int32_t)measured->table_stride};
+    if (measured->shape.value[PARAMETER_WRITE] != 0) {
+        dispatch->write = (struct attn_write_kv_args){.struct_size = sizeof dispatch->write,
+                                                      .instance = dispatch->direct.instance,
+                                                      .layer = layer,
+                                                      .params = &dispatch->params,
+                                                      .k_cache = dispatch->attend.k_cache,
+                                                      .v_cache = dispatch->attend.v_cache,
+                                                      .slot_mapping = batch->slot_mapping,
+                                                      .num_slots = batch->num_slots,
+                                                      .stream = measured->session->stream,
+                                                      .k = io->k,
+                                                      .v = io->v};
+    }
+}
+
+/* What the core does at bind and plan, for the one layer. */
+static attn_status plan_direct(struct dispatch *dispatch, struct attn_error *error)
+{
+    const struct attn_kernels *kernels = dispatch->direct.kernels;
+    struct memory *memory = &dispatch->measured.memory;
+    struct attn_attend_args *attend = &dispatch->attend;
+    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
+                                                   .instance = attend->instance,
+                                                   .layer = attend->layer,
+                                                   .params = attend->params,
+                                                   .k_cache = attend->k_cache,
+                                                   .v_cache = attend->v_cache,
+                                                   .phase = attend->phase};
+    struct attn_schedule_size size = {.struct_size = sizeof size};
+    attn_status status = ATTN_OK;
+    if (kernels->prepare != NULL) {
+        status = kernels->prepare(&prepare_args, &attend->prepared, error);
+    }
+    struct attn_schedule_size_args sized = {.struct_size = sizeof sized,
+                                            .instance = attend->instance,
+                                            .prepared = attend->prepared,
+                                            .limits = &dispatch->limits};
+    if (status == ATTN_OK && kernels->create_plan_state != NULL) {
+        status = kernels->create_plan_state(&sized, &attend->plan_state, error);
+    }
+    sized.plan_state = attend->plan_state;
+    if (status == ATTN_OK && kernels->schedule_size != NULL) {
+        status = kernels->schedule_size(&sized, &size, error);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    attend->limits = &dispatch->limits;
+    attend->schedule_host = dispatch->schedule_host = malloc(size.host_bytes + 1);
+    attend->schedule_host_bytes = size.host_bytes;
+    attend->workspace = memory_take(memory, size.device_bytes + 1);
+    attend->workspace_bytes = size.device_bytes;
+    attend->scratch = memory_take(memory, size.scratch_bytes + 1);
+    attend->scratch_bytes = size.scratch_bytes;
+    if (attend->schedule_host == NULL || memory->failed) {
+        return memory_refused(error);
+    }
+    struct attn_attend_args args = *attend;
+    args.q = args.k = args.v = args.out = NULL;
+    return kernels->schedule != NULL ? kernels->schedule(&args, ATTN_PLAN_EAGER, error) : ATTN_OK;
+}
+
+static void finish(struct dispatch *dispatch)
+{
+    const struct attn_kernels *kernels = dispatch->direct.kernels;
+    if (dispatch->attend.plan_state != NULL) {
+        kernels->destroy_plan_state(dispatch->direct.instance, dispatch->attend.plan_state);
+    }
+    if (dispatch->attend.prepared != NULL) {
+        kernels->release(dispatch->direct.instance, dispatch->attend.prepared);
+    }
+    direct_close(&dispatch->direct);
+    measured_finish(&dispatch->measured);
+    free(dispatch->schedule_host);
+}
+
+/* On failure nothing is left to finish. */
+static attn_status init(struct dispatch *dispatch, struct session *session,
+                        const struct shape *shape, const char *backend, struct attn_error *error)
+{
+    struct measured *measured = &dispatch->measured;
+    *dispatch = (struct dispatch){.schedule_host = NULL};
+    attn_status status = measured_init(measured, session, shape, backend, NULL, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    status = direct_open(&dispatch->direct, session, measured->choice.backend, error);
+    if (status == ATTN_OK) {
+        set_arguments(dispatch);
+        status = plan_direct(dispatch, error);
+    }
+    dispatch->handle = session->api->model_layer(measured->model, 0);
+    for (int32_t way = 0; way < NUM_WAYS; way++) {
+        dispatch->work[way] = (struct work){.host_only = true,
+                                            .num_copies = 1,
+                                            .run = way == WAY_RUN ? call_core : call_kernels,
+                                            .user = dispatch};
+    }
+    for (int32_t way = 0; way < NUM_WAYS && status == ATTN_OK; way++) {
+        status = dispatch->work[way].run(dispatch, 0, error);
+    }
+    if (status != ATTN_OK) {
+        finish(dispatch);
+    }
+    return status;
+}
+
+/* Without its variant: valgrind shows a processor that lacks the newest instructions, and what the
+ * core adds does not depend on the variant. */
+static double count_in_process(const struct result *result, const struct session *session,
+                               enum way way, char *why, size_t size)
 {
     char name[160], spec[512];
     char *arguments[] = {(char *)"--child",
-                         (char *)(uintptr_t)child_names[way],
+                         (char *)(uintptr_t)way_names[way],
                          (char *)"--backend",
                          name,
                          (char *)"--shape",
@@ -43,263 +202,86 @@ static int64_t count_in_child(const struct session *session, const struct shape 
                          (char *)"--threads",
                          (char *)"1",
                          NULL};
-    base_name(name, sizeof name, backend);
-    shape_text(shape, spec, sizeof spec);
-    int64_t count = callgrind_count(arguments, functions[way % 2], why, size);
-    return count < 0 ? count : count * COUNTED_CALLS / (COUNTED_CALLS + WARM_CALLS);
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(result->backend, "@"), result->backend);
+    shape_text(&result->shape, spec, sizeof spec);
+    return instructions_of_process(arguments, why, size);
 }
 
-/* Instructions of COUNTED_CALLS calls; -1 and why. */
-static int64_t count_way(const struct session *session, struct dispatch_pair *pair, int32_t way,
-                         int counter, char *why, size_t size)
+static void add_instructions(struct result *result, const struct session *session,
+                             const struct dispatch *dispatch)
 {
-    if (counter < 0) {
-        return count_in_child(session, &pair->measured.shape, pair->measured.backend, way, why,
-                              size);
+    struct json *item = result->dispatch;
+    double count[NUM_WAYS];
+    char why[256] = "";
+    const char *by = "perf_event";
+    for (enum way way = WAY_RUN; way < NUM_WAYS; way++) {
+        count[way] = instructions_count(&dispatch->work[way]);
+        if (count[way] < 0) {
+            by = "callgrind";
+            count[way] = count_in_process(result, session, way, why, sizeof why);
+        }
     }
-    counter_start(counter);
-    attn_status status = way % 2 ? dispatch_run_calls(pair, COUNTED_CALLS)
-                                 : dispatch_direct_calls(pair, COUNTED_CALLS);
-    int64_t count = counter_stop(counter);
-    return status == ATTN_OK ? count : -1;
-}
-
-static void add_instructions(struct json *item, const struct session *session,
-                             struct dispatch_pair *pair)
-{
-    char why[256] = "the counter cannot be read";
-    int counter = counter_open();
-    int32_t first = pair->writes ? 2 : 0;
-    int64_t direct = count_way(session, pair, first, counter, why, sizeof why);
-    int64_t run = direct >= 0 ? count_way(session, pair, first + 1, counter, why, sizeof why) : -1;
-    json_add(item, "counted_by", json_string(counter >= 0 ? "perf_event" : "callgrind"));
-    if (run >= 0) {
-        json_add(item, "run_instructions", json_number((double)run / COUNTED_CALLS));
-        json_add(item, "direct_instructions", json_number((double)direct / COUNTED_CALLS));
-        json_add(item, "added_instructions", json_number((double)(run - direct) / COUNTED_CALLS));
+    if (count[WAY_RUN] >= 0 && count[WAY_DIRECT] >= 0) {
+        json_add(item, "counted_by", json_string(by));
+        json_add(item, "run_instructions", json_number(count[WAY_RUN]));
+        json_add(item, "direct_instructions", json_number(count[WAY_DIRECT]));
+        json_add(item, "added_instructions", json_number(count[WAY_RUN] - count[WAY_DIRECT]));
     } else {
         json_add(item, "added_instructions", json_null());
         json_add(item, "not_counted", json_string(why));
-    }
-    if (counter >= 0) {
-        counter_close(counter);
-    }
-}
-
-/* Both ways in turn: what they differ by is far less than what both vary with the machine. */
-static void time_pair(struct dispatch_pair *pair, struct timing *timing, double *added_ns)
-{
-    double run[ROUNDS], direct[ROUNDS], added[ROUNDS];
-    for (int32_t i = 0; i < ROUNDS; i++) {
-        double begin = now_seconds();
-        dispatch_direct_calls(pair, CALLS_IN_ROUND);
-        direct[i] = (now_seconds() - begin) / CALLS_IN_ROUND;
-        device_wait(&pair->measured.session->device); /* outside: what the host does is timed */
-        begin = now_seconds();
-        dispatch_run_calls(pair, CALLS_IN_ROUND);
-        run[i] = (now_seconds() - begin) / CALLS_IN_ROUND;
-        device_wait(&pair->measured.session->device);
-        added[i] = run[i] - direct[i];
-    }
-    double median = quantile(run, ROUNDS, 0.5), floor = quantile(direct, ROUNDS, 0.5);
-    timing->time_us = 1e6 * median;
-    timing->spread = (quantile(run, ROUNDS, 0.75) - quantile(run, ROUNDS, 0.25)) / median;
-    timing->floor_us = 1e6 * floor;
-    timing->ratio_to_floor = median / floor;
-    timing->num_samples = ROUNDS;
-    timing->num_calls = ROUNDS * CALLS_IN_ROUND;
-    timing->bound = "direct call";
-    *added_ns = 1e9 * quantile(added, ROUNDS, 0.5);
-}
-
-static attn_status measure_pair(struct result *result, struct session *session,
-                                const struct attn_host *host, const char *backend, bool writes,
-                                struct attn_error *error)
-{
-    struct dispatch_pair pair;
-    struct timing timing = {.bound = ""};
-    double added_ns;
-    attn_status status =
-        dispatch_init(&pair, session, host, &result->shape, backend, writes, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct json *item =
-        json_add(result->dispatch, writes ? "write_attend" : "attend", json_object());
-    time_pair(&pair, &timing, &added_ns);
-    json_add(item, "run_ns", json_number(1e3 * timing.time_us));
-    json_add(item, "direct_ns", json_number(1e3 * timing.floor_us));
-    json_add(item, "added_ns", json_number(added_ns));
-    add_instructions(item, session, &pair);
-    if (!writes) {
-        result->timing = timing;
-        memcpy(result->backend, pair.measured.backend, sizeof result->backend);
-        result->phase = pair.measured.phase;
-        result->kv_dtype = pair.measured.choice.kv_dtype;
-    }
-    dispatch_finish(&pair);
-    return ATTN_OK;
-}
-
-/* Layers of a large model, every other one sliding, judged against every backend. */
-static attn_status measure_selection(struct json *dispatch, const struct session *session,
-                                     int32_t count, struct attn_error *error)
-{
-    struct attn_layer_desc *layers = calloc((size_t)count, sizeof *layers);
-    const struct attn_layer_desc **pointers = calloc((size_t)count, sizeof *pointers);
-    char(*names)[32] = calloc((size_t)count, sizeof *names);
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .device = session->device.device,
-                                                .backend = "",
-                                                .flags = ATTN_SELECT_KEEP_UNSERVED};
-    double times[SELECTIONS];
-    attn_status status = layers && pointers && names ? ATTN_OK : memory_refused(error);
-    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
-        snprintf(names[i], sizeof names[i], "layer.%d", i);
-        layers[i] = (struct attn_layer_desc){.struct_size = sizeof layers[i],
-                                             .name = names[i],
-                                             .dtype = session->options->dtype,
-                                             .num_q_heads = 32,
-                                             .num_kv_heads = 8,
-                                             .head_size = 128,
-                                             .scale = 0.088f,
-                                             .causal = 1,
-                                             .has_window = i % 2,
-                                             .window_left = i % 2 ? 4095 : -1,
-                                             .window_right = i % 2 ? 0 : -1};
-        pointers[i] = &layers[i];
-    }
-    for (int32_t i = 0; i < SELECTIONS && status == ATTN_OK; i++) {
-        attn_assignment *assignment;
-        double begin = now_seconds();
-        status =
-            session->api->select(session->runtime, &options, pointers, count, &assignment, error);
-        times[i] = now_seconds() - begin;
-        session->api->assignment_destroy(assignment);
-    }
-    if (status == ATTN_OK) {
-        struct json *item = json_add(dispatch, "selection", json_object());
-        json_add(item, "layers", json_number(count));
-        json_add(item, "backends", json_number(session->api->backend_count(session->runtime)));
-        json_add(item, "ms", json_number(1e3 * quantile(times, SELECTIONS, 0.5)));
-    }
-    free(names);
-    free(pointers);
-    free(layers);
-    return status;
-}
-
-/* Processes of their own, since a plugin is loaded once in a process; the first one fills the
- * cache. */
-static void measure_start(struct json *dispatch, const struct session *session)
-{
-    char *arguments[] = {(char *)"--child", (char *)"start", NULL};
-    double times[STARTS];
-    int32_t count = 0;
-    child_number(arguments);
-    for (int32_t i = 0; i < STARTS; i++) {
-        double seconds = child_number(arguments);
-        if (seconds > 0) {
-            times[count++] = seconds;
-        }
-    }
-    struct json *item = json_add(dispatch, "start", json_object());
-    json_add(item, "plugins", json_number(session->api->plugin_count(session->runtime)));
-    if (count > 0) {
-        json_add(item, "ms", json_number(1e3 * quantile(times, count, 0.5)));
-    } else {
-        json_add(item, "ms", json_null());
     }
 }
 
 attn_status dispatch_measure(struct result *result, struct session *session, const char *backend,
                              struct attn_error *error)
 {
-    struct services *services = services_create(1);
-    struct options serial_options = *session->options;
-    struct session serial;
-    serial_options.threads = 1;
-    if (services == NULL) {
-        return memory_refused(error);
+    struct dispatch dispatch;
+    attn_status status = init(&dispatch, session, &result->shape, backend, error);
+    if (status != ATTN_OK) {
+        return status;
     }
-    attn_status status =
-        session_init(&serial, &serial_options, services_host(services), true, error);
+    struct contender ways[NUM_WAYS] = {{.work = &dispatch.work[WAY_RUN]},
+                                       {.work = &dispatch.work[WAY_DIRECT]}};
+    timing_measure(ways, NUM_WAYS, session);
+    for (int32_t i = 0; i < NUM_WAYS && status == ATTN_OK; i++) {
+        status = ways[i].status;
+        *error = ways[i].error;
+    }
     if (status == ATTN_OK) {
+        double run = ways[WAY_RUN].timing.time_us, direct = ways[WAY_DIRECT].timing.time_us;
+        result->timing = ways[WAY_RUN].timing;
+        result->timing.floor_us = direct;
+        result->timing.ratio_to_floor = run / direct;
+        result->timing.ratio_to_first = 0;
+        result->timing.bound = "direct call";
+        memcpy(result->backend, dispatch.measured.backend, sizeof result->backend);
+        result->phase = dispatch.measured.phase;
+        result->kv_dtype = dispatch.measured.choice.kv_dtype;
         result->dispatch = json_object();
-        status = measure_pair(result, &serial, services_host(services), backend, false, error);
-        if (status == ATTN_OK) {
-            status = measure_pair(result, &serial, services_host(services), backend, true, error);
-        }
-        if (status == ATTN_OK) {
-            status = measure_selection(result->dispatch, session,
-                                       shape_int(&result->shape, PARAMETER_LAYERS), error);
-        }
-        if (status == ATTN_OK) {
-            measure_start(result->dispatch, session);
-        }
-        session_finish(&serial);
+        json_add(result->dispatch, "run_ns", json_number(1e3 * run));
+        json_add(result->dispatch, "direct_ns", json_number(1e3 * direct));
+        json_add(result->dispatch, "added_ns", json_number(1e3 * (run - direct)));
+        add_instructions(result, session, &dispatch);
     }
-    services_destroy(services);
+    finish(&dispatch);
     return status;
-}
-
-static int child_start(void)
-{
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    struct attn_error error = ATTN_ERROR_INIT;
-    double begin = now_seconds();
-    attn_status status = library_open(&api, &error);
-    status = status == ATTN_OK ? api->runtime_create(NULL, &runtime, &error) : status;
-    double elapsed = now_seconds() - begin;
-    if (status != ATTN_OK) {
-        fprintf(stderr, "attn-bench: start: %s: %s\n", error.field, error.message);
-        return EXIT_FAILURE;
-    }
-    printf("%.9f\n", elapsed);
-    api->runtime_destroy(runtime);
-    return EXIT_SUCCESS;
-}
-
-static int child_count(const struct options *options, int32_t way)
-{
-    struct attn_error error = ATTN_ERROR_INIT;
-    struct services *services = services_create(1);
-    struct session session;
-    struct dispatch_pair pair;
-    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
-    if (services != NULL) {
-        status = session_init(&session, options, services_host(services), false, &error);
-    }
-    if (status == ATTN_OK) {
-        status = dispatch_init(&pair, &session, services_host(services), &options->shapes.shapes[0],
-                               options->backends[0], way >= 2, &error);
-        if (status == ATTN_OK) {
-            status = way % 2 ? dispatch_run_calls(&pair, COUNTED_CALLS)
-                             : dispatch_direct_calls(&pair, COUNTED_CALLS);
-            dispatch_finish(&pair);
-        }
-        session_finish(&session);
-    }
-    services_destroy(services);
-    if (status != ATTN_OK) {
-        fprintf(stderr, "attn-bench: %s: %s\n", error.field, error.message);
-    }
-    return status == ATTN_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 int dispatch_child(const struct options *options)
 {
-    if (strcmp(options->child, "start") == 0) {
-        return child_start();
-    }
-    for (int32_t way = 0; way < 4; way++) {
-        if (strcmp(options->child, child_names[way]) == 0) {
-            return child_count(options, way);
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct session session;
+    struct dispatch dispatch;
+    enum way way = strcmp(options->child, way_names[WAY_RUN]) == 0 ? WAY_RUN : WAY_DIRECT;
+    attn_status status = session_init(&session, options, false, &error);
+    if (status == ATTN_OK) {
+        status =
+            init(&dispatch, &session, &options->shapes.shapes[0], options->backends[0], &error);
+        if (status == ATTN_OK) {
+            status = instructions_run(&dispatch.work[way]);
+            finish(&dispatch);
         }
+        session_finish(&session);
     }
-    fprintf(stderr,
-            "attn-bench: --child: '%s' is not start, direct, run, direct_write or run_write\n",
-            options->child);
-    return EXIT_USAGE;
+    return status == ATTN_OK ? EXIT_SUCCESS : command_failed("attn-bench", "--child", &error);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attn-bench: how fast a backend is, next to what the machine can do, through the public ABI. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,10 +11,14 @@
 #include "common/names.h"
 #include "dispatch.h"
 #include "merge.h"
+#include "peer_file.h"
 #include "plot.h"
 #include "report.h"
 #include "measured.h"
 #include "tune.h"
+
+/* Of outputs of one layer by two libraries; codes of 8 bits stay well below. */
+#define MAX_DIFFERENCE 0.05
 
 static int fail_with(const char *what, const struct attn_error *error)
 {
@@ -50,18 +55,27 @@ static void name_for_ranks(struct result *result, const struct attn_layer_desc *
     }
 }
 
+/* What is measured with: this build, and what --against and --peer name. */
+struct bench {
+    struct report report;
+    struct session session, against;
+    struct peer_file peer;
+};
+
 /* A shape on one backend: what runs, and what will be reported of it. */
 struct entry {
     struct result result;
     struct measured measured;
     struct merge *merge;
-    bool has_measured;
+    struct peer peer;
+    bool has_measured, has_peer;
 };
 
 static struct result result_for(const struct session *session, const struct shape *shape,
                                 const char *backend)
 {
-    struct result result = {.shape = *shape, .kv_dtype = session->options->kv_dtype};
+    struct result result = {
+        .shape = *shape, .difference = -1, .kv_dtype = session->options->kv_dtype};
     snprintf(result.backend, sizeof result.backend, "%s", backend != NULL ? backend : "");
     return result;
 }
@@ -94,62 +108,141 @@ static void entry_init(struct entry *entry, struct contender *contender, struct 
     if (contender->work == NULL) {
         keep_error(result, contender->status, session, &contender->error);
     }
+    if (session->against) {
+        size_t used = strlen(result->backend);
+        snprintf(result->backend + used, sizeof result->backend - used, " of %s",
+                 session->options->against);
+    }
+}
+
+/* --peer's, over what the first backend was measured with. */
+static void entry_init_peer(struct entry *entry, struct contender *contender, struct bench *bench,
+                            const struct entry *first)
+{
+    entry->result = first->result;
+    entry->result.reasons = NULL;
+    entry->result.error[0] = entry->result.rank_shape[0] = '\0';
+    snprintf(entry->result.backend, sizeof entry->result.backend, "%s", bench->peer.name());
+    *contender = (struct contender){.error = ATTN_ERROR_INIT, .status = ATTN_ERROR_UNSUPPORTED};
+    if (first->has_measured) {
+        contender->status =
+            peer_init(&entry->peer, &bench->peer, &first->measured, &contender->error);
+    } else {
+        strcpy(contender->error.message, "shares the tensors of the first backend's layers");
+    }
+    entry->has_peer = contender->status == ATTN_OK;
+    if (entry->has_peer) {
+        contender->work = &entry->peer.work;
+    } else {
+        keep_error(&entry->result, contender->status, &bench->session, &contender->error);
+    }
 }
 
 static void entry_finish(struct entry *entry)
 {
+    if (entry->has_peer) {
+        peer_finish(&entry->peer);
+    }
     if (entry->has_measured) {
         measured_finish(&entry->measured);
     }
     merge_destroy(entry->merge);
 }
 
-/* One result for each backend, all of them alive at once and measured in turns. */
-static void measure_together(struct report *report, struct session *session,
-                             const struct shape *shape, const char *const *backends, int32_t count)
+/* Root mean square of what an output differs by from the first one, over the first one's own: the
+ * same inputs are drawn for builds that ask for blocks of one size, and a peer has the first one's.
+ */
+static void compare_outputs(struct entry *entry, const struct contender *contender,
+                            const struct entry *first, const struct contender *first_contender)
 {
-    struct contender contenders[MAX_BACKENDS];
-    struct entry *entries = calloc((size_t)count, sizeof *entries);
+    const struct measured *measured = entry->has_peer ? &first->measured : &entry->measured;
+    bool recurrent = first->measured.layer.desc.kind == ATTN_LAYER_RECURRENT;
+    if (contender->work == NULL || !first->has_measured || (entry->has_peer && recurrent) ||
+        measured->layer.spec.block_size != first->measured.layer.spec.block_size) {
+        return;
+    }
+    int64_t count = 0;
+    double error = 0, square = 0;
+    double *wanted = measured_output(&first->measured, first_contender->work, &count);
+    double *found = wanted != NULL ? measured_output(measured, contender->work, &count) : NULL;
+    for (int64_t i = 0; i < count && found != NULL; i++) {
+        error += (found[i] - wanted[i]) * (found[i] - wanted[i]);
+        square += wanted[i] * wanted[i];
+    }
+    if (found != NULL) {
+        entry->result.difference = sqrt(error / square);
+    }
+    if (found != NULL && !(entry->result.difference < MAX_DIFFERENCE)) {
+        snprintf(entry->result.error, sizeof entry->result.error,
+                 "its output differs from the first one's by %.3g of its root mean square",
+                 entry->result.difference);
+    }
+    free(found);
+    free(wanted);
+}
+
+/* One result for each backend, all of them alive at once and measured in turns; then --against's,
+ * then --peer's. */
+static void measure_together(struct bench *bench, const struct shape *shape,
+                             const char *const *backends, int32_t num_backends)
+{
+    struct contender contenders[MAX_CONTENDERS];
+    struct entry *entries = calloc(MAX_CONTENDERS, sizeof *entries);
+    bool against = bench->against.against;
+    int32_t count = num_backends * (against ? 2 : 1);
     if (entries == NULL) {
-        report->failed = true;
+        bench->report.failed = true;
         return;
     }
     for (int32_t i = 0; i < count; i++) {
-        entry_init(&entries[i], &contenders[i], session, shape, backends[i]);
+        entry_init(&entries[i], &contenders[i],
+                   i < num_backends ? &bench->session : &bench->against, shape,
+                   backends[i % num_backends]);
     }
-    timing_measure(contenders, count, session);
+    if (bench->peer.name != NULL) {
+        entry_init_peer(&entries[count], &contenders[count], bench, entries);
+        count++;
+    }
+    for (int32_t i = num_backends; i < count; i++) {
+        compare_outputs(&entries[i], &contenders[i], entries, contenders);
+    }
+    timing_measure(contenders, count, &bench->session);
     for (int32_t i = 0; i < count; i++) {
         struct result *result = &entries[i].result;
         result->timing = contenders[i].timing;
         if (contenders[i].work != NULL) {
-            keep_error(result, contenders[i].status, session, &contenders[i].error);
+            keep_error(result, contenders[i].status, &bench->session, &contenders[i].error);
         }
-        report_add(report, result);
-        entry_finish(&entries[i]);
+        report_add(&bench->report, result);
+    }
+    while (count > 0) { /* a peer before what it shares */
+        entry_finish(&entries[--count]);
     }
     free(entries);
 }
 
-static void measure(struct report *report, struct session *session, const struct shape *shape,
-                    const char *const *backends, int32_t count)
+static void measure(struct bench *bench, const struct shape *shape, const char *const *backends,
+                    int32_t count)
 {
     if (shape->kind != SHAPE_DISPATCH) {
-        measure_together(report, session, shape, backends, count);
+        measure_together(bench, shape, backends, count);
         return;
     }
     for (int32_t i = 0; i < count; i++) { /* which takes turns itself, with direct calls */
         struct attn_error error = ATTN_ERROR_INIT;
-        struct result result = result_for(session, shape, backends[i]);
-        keep_error(&result, dispatch_measure(&result, session, backends[i], &error), session,
-                   &error);
-        report_add(report, &result);
+        struct result result = result_for(&bench->session, shape, backends[i]);
+        keep_error(&result, dispatch_measure(&result, &bench->session, backends[i], &error),
+                   &bench->session, &error);
+        report_add(&bench->report, &result);
     }
 }
 
 /* Every backend of the device that can serve the shape; the others are no failure, unless none is
  * left. */
-static void tune_shape(struct report *report, struct session *session, const struct shape *shape)
+static void tune_shape(struct bench *bench, const struct shape *shape)
 {
+    const struct session *session = &bench->session;
+    struct report *report = &bench->report;
     const struct attn_api *api = session->api;
     int32_t first = report->count;
     for (int32_t b = 0; b < api->backend_count(session->runtime); b++) {
@@ -165,7 +258,7 @@ static void tune_shape(struct report *report, struct session *session, const str
         }
         snprintf(name, sizeof name, "%s%s%s", info.caps->name,
                  info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
-        measure(report, session, shape, &named, 1);
+        measure(bench, shape, &named, 1);
         struct result *last = report->count > first ? &report->results[report->count - 1] : NULL;
         if (last != NULL && json_count(last->reasons) > 0) { /* it cannot serve the layer */
             json_destroy(last->reasons);
@@ -173,25 +266,26 @@ static void tune_shape(struct report *report, struct session *session, const str
         }
     }
     if (report->count == first) {
-        measure(report, session, shape, session->options->backends, 1); /* for its reasons */
+        measure(bench, shape, session->options->backends, 1); /* for its reasons */
     }
 }
 
-static void run_shapes(struct report *report, struct session *session)
+static void run_shapes(struct bench *bench)
 {
-    const struct options *options = session->options;
+    struct report *report = &bench->report;
+    const struct options *options = bench->session.options;
     struct attn_error error = ATTN_ERROR_INIT;
     for (int32_t i = 0; i < options->shapes.count; i++) {
         tell_progress(options, i, &options->shapes.shapes[i]);
         if (options->tune) {
-            tune_shape(report, session, &options->shapes.shapes[i]);
+            tune_shape(bench, &options->shapes.shapes[i]);
         } else {
-            measure(report, session, &options->shapes.shapes[i], options->backends,
+            measure(bench, &options->shapes.shapes[i], options->backends,
                     options->num_backends > 0 ? options->num_backends : 1);
         }
     }
-    if (options->tune && tune_write(report, session, report->ranks_file, sizeof report->ranks_file,
-                                    &error) != ATTN_OK) {
+    if (options->tune && tune_write(report, &bench->session, report->ranks_file,
+                                    sizeof report->ranks_file, &error) != ATTN_OK) {
         report->ranks_file[0] = '\0';
         report->failed = true;
         fail_with("--tune", &error);
@@ -233,11 +327,26 @@ static int show(struct report *report, const struct session *session)
     return shown && report_all_good(report) ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
+static int bench_open(struct bench *bench, const struct options *options)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (session_init(&bench->session, options, true, &error) != ATTN_OK) {
+        return fail_with(options->num_backends > 0 ? options->backends[0] : "runtime", &error);
+    }
+    if (options->against != NULL &&
+        session_init_against(&bench->against, &bench->session, &error) != ATTN_OK) {
+        return fail_with(options->against, &error);
+    }
+    if (options->peer != NULL && peer_file_open(&bench->peer, options->peer, &error) != ATTN_OK) {
+        return fail_with(options->peer, &error);
+    }
+    return EXIT_SUCCESS;
+}
+
 static int run_tool(int argc, char **argv)
 {
     struct options options;
-    struct session session;
-    struct report report = {.results = NULL};
+    struct bench bench = {.report.results = NULL};
     struct attn_error error = ATTN_ERROR_INIT;
     int code = options_parse(argc, argv, &options);
     if (code < 0 && options.child != NULL) {
@@ -247,15 +356,14 @@ static int run_tool(int argc, char **argv)
         code = fail_with("--plot", &error);
     }
     if (code < 0) {
-        code = session_init(&session, &options, NULL, true, &error) == ATTN_OK
-                   ? EXIT_SUCCESS
-                   : fail_with(options.num_backends > 0 ? options.backends[0] : "runtime", &error);
+        code = bench_open(&bench, &options);
         if (code == EXIT_SUCCESS) {
-            run_shapes(&report, &session);
-            code = show(&report, &session);
-            report_finish(&report);
-            session_finish(&session);
+            run_shapes(&bench);
+            code = show(&bench.report, &bench.session);
         }
+        report_finish(&bench.report);
+        session_finish(&bench.against);
+        session_finish(&bench.session);
     }
     options_finish(&options);
     return code;

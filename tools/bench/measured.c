@@ -111,7 +111,31 @@ void measured_finish(struct measured *measured)
     free((void *)(uintptr_t)measured->batch.query_start_loc_host);
     requests_finish(&measured->requests);
     free(measured->table);
+    free((void *)(uintptr_t)measured->params);
     free(measured->names);
     free(measured->io);
     *measured = (struct measured){.session = measured->session};
+}
+
+double *measured_output(const struct measured *measured, const struct work *work, int64_t *count)
+{
+    const struct device *device = &measured->session->device;
+    const struct attn_tensor *out = measured->io[0].io.out;
+    int32_t dtype = measured->layer.desc.dtype;
+    if (out == NULL || work->run(work->user, 0, NULL) != ATTN_OK || !device_wait(device)) {
+        return NULL;
+    }
+    *count = out->shape[0] * out->shape[1] * out->shape[2];
+    size_t bytes = (size_t)*count * number_bytes(dtype);
+    void *host = malloc(bytes);
+    double *values = malloc((size_t)*count * sizeof *values);
+    bool good = host != NULL && values != NULL && device_read(device, host, out->data, bytes);
+    for (int64_t i = 0; i < *count && good; i++) {
+        values[i] = number_load(host, i, dtype);
+    }
+    free(host);
+    if (!good) {
+        free(values);
+    }
+    return good ? values : NULL;
 }

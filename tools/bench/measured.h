@@ -14,9 +14,10 @@
 
 #define MEASURED_NAME_SIZE 32
 
-/* The tensors of one layer's run. */
+/* The cache and the tensors of one layer's run. */
 struct measured_io {
     struct attn_step_io io;
+    struct attn_kv_view k_view, v_view;
     struct attn_tensor q, k, v, out;
     struct attn_io_mla mla;
     struct attn_tensor q_nope, q_pe, kv_c, k_pe;
@@ -42,6 +43,7 @@ struct measured {
     uint64_t random;
     struct memory memory;
     struct measured_layer layer;
+    const struct attn_layer_params *params; /* all layers' */
     int32_t num_layers;
     char (*names)[MEASURED_NAME_SIZE];
     struct attn_choice choice; /* of the phase that is measured; text is copied to `backend` */
@@ -50,8 +52,7 @@ struct measured {
     attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
-    struct attn_kv_view k_view, v_view; /* of the last layer */
-    int64_t num_blocks;                 /* of one layer's cache */
+    int64_t num_blocks; /* of one layer's cache */
     int64_t table_stride;
     int32_t *table; /* host [R, stride] */
     struct attn_batch batch;
@@ -66,6 +67,9 @@ attn_status measured_init(struct measured *measured, struct session *session,
                           const struct shape *shape, const char *backend, struct json *reasons,
                           struct attn_error *error);
 void measured_finish(struct measured *measured);
+/* What `work`, over the tensors of `measured`, writes to the first layer's out: an array of
+ * *count, the caller's to free. NULL: it fails, or nothing is attended. */
+double *measured_output(const struct measured *measured, const struct work *work, int64_t *count);
 
 /* layer.c: the description of the shape's layer. */
 void measured_describe(struct measured *measured);

@@ -8,15 +8,14 @@
 #include "common/find.h"
 #include "common/names.h"
 #include "support/number.h"
-#include "bare_backend.h"
+#include "direct.h"
 #include "memory.h"
 
 enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
 
 struct merge {
     struct session *session;
-    struct services *services;
-    struct bare_backend bare;
+    struct direct direct;
     struct memory memory;
     int64_t rows_shape[3], lse_shape[2];
     struct attn_tensor (*tensors)[NUM_TENSORS]; /* of each copy */
@@ -28,7 +27,7 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
     struct merge *merge = user;
     const struct attn_tensor *t = merge->tensors[copy];
     const struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                                .instance = merge->bare.instance,
+                                                .instance = merge->direct.instance,
                                                 .stream = merge->session->stream,
                                                 .prefix_out = &t[PREFIX_OUT],
                                                 .prefix_lse = &t[PREFIX_LSE],
@@ -38,7 +37,7 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
                                                 .lse = &t[LSE],
                                                 .num_rows = merge->rows_shape[0],
                                                 .num_rows_with_prefix = merge->rows_shape[0]};
-    return merge->bare.kernels->merge_states(&args, error);
+    return merge->direct.kernels->merge_states(&args, error);
 }
 
 /* Of the variants of the named backend, or of all, the one that would prefill best. */
@@ -150,22 +149,13 @@ struct merge *merge_create(struct result *result, struct session *session, const
         return NULL;
     }
     merge->session = session;
-    merge->services = services_create(session->num_threads);
     memory_init(&merge->memory, &session->device);
     int32_t index = find_backend(session, backend, error);
     attn_status status = index < 0 ? error->status : ATTN_OK;
-    if (merge->services == NULL) {
-        snprintf(error->message, sizeof error->message, "%d threads cannot be started",
-                 session->num_threads);
-        status = error->status = ATTN_ERROR_OUT_OF_MEMORY;
-    }
     if (status == ATTN_OK && !can_merge(session, index, result, error)) {
         status = error->status;
     }
-    if (status == ATTN_OK) {
-        status =
-            bare_backend_open(&merge->bare, session, index, services_host(merge->services), error);
-    }
+    status = status == ATTN_OK ? direct_open(&merge->direct, session, index, error) : status;
     status = status == ATTN_OK ? make_tensors(merge, &result->shape, error) : status;
     if (status != ATTN_OK) {
         error->status = status;
@@ -185,9 +175,8 @@ void merge_destroy(struct merge *merge)
     if (merge == NULL) {
         return;
     }
-    bare_backend_close(&merge->bare);
+    direct_close(&merge->direct);
     memory_finish(&merge->memory);
     free(merge->tensors);
-    services_destroy(merge->services);
     free(merge);
 }

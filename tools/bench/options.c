@@ -15,7 +15,8 @@
 static const char usage[] =
     "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
     "                  [--kv-dtype D] [--threads N] [--cpu-time] [--budget S] [--csv]\n"
-    "                  [--plot FILE] [--tune] [--json] [--help] [--version]\n"
+    "                  [--against BUILD_OR_PLUGIN] [--peer FILE.so] [--plot FILE] [--tune]\n"
+    "                  [--json] [--help] [--version]\n"
     "\n"
     "Times a backend's kernels through the core and holds them to what the machine can do,\n"
     "measured in the same process before every sample.\n"
@@ -31,6 +32,11 @@ static const char usage[] =
     "                   backends\n"
     "  --budget S       seconds for a shape and backend, ceilings included (default 3); at least\n"
     "                   seven samples are taken\n"
+    "  --against PATH   the same backends of another build folder or plugin file, in turns with\n"
+    "                   this one's\n"
+    "  --peer FILE.so   another library by five functions (attn-bench(1)), in turns, over the "
+    "same\n"
+    "                   tensors\n"
     "  --csv            one line for each result on stdout\n"
     "  --plot FILE      roofline and length curve, .svg or .png (needs gnuplot)\n"
     "  --tune           measures every backend of the device and keeps the times, by which\n"
@@ -123,6 +129,8 @@ int options_parse(int argc, char **argv, struct options *options)
         {"plot", .parse = parse_plot},
         {"cpu-time", &options->cpu_time},
         {"csv", &options->csv},
+        {"against", .text = &options->against},
+        {"peer", .text = &options->peer},
         {"tune", &options->tune},
         {"json", &options->json},
         {"child", .text = &options->child}};
@@ -140,6 +148,11 @@ int options_parse(int argc, char **argv, struct options *options)
     }
     if (code < 0 && options->tune && options->num_backends > 1) {
         fputs("attn-bench: --tune: takes one --backend, or none for all of the device\n", stderr);
+        code = EXIT_USAGE;
+    }
+    if (code < 0 && options->tune && (options->against != NULL || options->peer != NULL)) {
+        fputs("attn-bench: --tune: measures this build alone, without --against and --peer\n",
+              stderr);
         code = EXIT_USAGE;
     }
     if (code < 0 && options->tune && options->cpu_time) {

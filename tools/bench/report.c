@@ -121,6 +121,9 @@ static struct json *result_json(struct result *result, const struct session *ses
     }
     json_add(item, "device", json_string(device));
     json_add(item, "threads", json_number(session->num_threads));
+    if (result->difference >= 0) {
+        json_add(item, "difference", json_number(result->difference));
+    }
     if (result->error[0] == '\0') {
         add_timing(item, &result->timing);
     } else {
@@ -155,23 +158,17 @@ bool report_json(struct report *report, const struct session *session)
 
 static void print_dispatch(const struct json *dispatch)
 {
-    const struct json *item, *value;
-    JSON_EACH(item, dispatch)
+    const struct json *value;
+    putchar(' ');
+    JSON_EACH(value, dispatch)
     {
-        if (item->type != JSON_OBJECT) {
-            continue;
+        if (value->type == JSON_NUMBER) {
+            printf(" %s %.6g", value->name, value->number);
+        } else if (value->type == JSON_STRING) {
+            printf(" %s %s", value->name, value->text);
         }
-        printf("  %-13s", item->name);
-        JSON_EACH(value, item)
-        {
-            if (value->type == JSON_NUMBER) {
-                printf(" %s %.6g", value->name, value->number);
-            } else if (value->type == JSON_STRING) {
-                printf(" %s %s", value->name, value->text);
-            }
-        }
-        putchar('\n');
     }
+    putchar('\n');
 }
 
 void report_text(const struct report *report, const struct session *session)
@@ -191,7 +188,8 @@ void report_text(const struct report *report, const struct session *session)
             printf(", %.4g %s", ceiling_names[c].factor * best, ceiling_names[c].unit);
         }
     }
-    bool several = session->options->num_backends > 1;
+    const struct options *options = session->options;
+    bool several = options->num_backends > 1 || options->against != NULL || options->peer != NULL;
     printf("\n%-36s %-24s %12s %7s %9s %9s %11s %7s%s\n", "shape", "backend", "time us", "spread",
            "GB/s", "TFLOP/s", "floor us", "ratio", several ? "  to first" : "");
     for (int32_t i = 0; i < report->count; i++) {
@@ -206,6 +204,9 @@ void report_text(const struct report *report, const struct session *session)
                t->time_us, 100 * t->spread, t->gb_s, t->tflop_s, t->floor_us, t->ratio_to_floor);
         if (t->ratio_to_first > 0) {
             printf("%10.3f", t->ratio_to_first);
+        }
+        if (result->difference >= 0) {
+            printf("  differs by %.2g", result->difference);
         }
         puts(t->failed ? "  FAILED: under the floor" : "");
         if (result->dispatch != NULL) {

@@ -16,6 +16,7 @@ struct result {
     char error[1024];      /* empty: measured */
     struct json *reasons;  /* of a refusal: backend, phase, field, asked, supported; or NULL */
     struct json *dispatch; /* of `dispatch`: what the core adds; or NULL */
+    double difference; /* of the output from the first one's, relative; negative: not compared */
     int32_t phase;
     int32_t kv_dtype;
     char rank_shape[128]; /* the layer as ranks name it; empty: it has none */

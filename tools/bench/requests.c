@@ -19,7 +19,6 @@ static void set_lengths(struct requests *requests, const struct shape *shape, in
                         uint64_t *random)
 {
     int32_t s = shape_int(shape, PARAMETER_S), l = shape_int(shape, PARAMETER_L);
-    s = s > 0 ? s : 1; /* dispatch */
     int32_t query = s, keys = l > 0 ? l : s;
     if (shape->kind == SHAPE_MIXED) { /* decodes stand first, as the core wants them */
         bool decode = r < shape_int(shape, PARAMETER_R);

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "session.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/find.h"
 #include "common/library.h"
+#include "support/client.h"
 
 /* As the core counts them: --threads, else ATTN_NUM_THREADS (which the core checks), else the CPUs.
  */
@@ -54,13 +58,12 @@ static void name_device(struct session *session)
     }
 }
 
-attn_status session_init(struct session *session, const struct options *options,
-                         const struct attn_host *host, bool cached, struct attn_error *error)
+attn_status session_init(struct session *session, const struct options *options, bool cached,
+                         struct attn_error *error)
 {
     struct attn_device device;
     *session = (struct session){.options = options, .num_threads = count_threads(options)};
     const struct attn_runtime_options settings = {.struct_size = sizeof settings,
-                                                  .host = host,
                                                   .cache_dir = cached ? NULL : "",
                                                   .isolation = cached ? 0 : -1,
                                                   .num_threads = options->threads};
@@ -87,16 +90,47 @@ attn_status session_init(struct session *session, const struct options *options,
     return ATTN_OK;
 }
 
+attn_status session_init_against(struct session *session, const struct session *first,
+                                 struct attn_error *error)
+{
+    char path[PATH_MAX], core[PATH_MAX + 32];
+    struct stat found;
+    struct attn_runtime_options settings = {.struct_size = sizeof settings,
+                                            .num_threads = first->options->threads};
+    *session = *first;
+    session->against = true;
+    session->runtime = NULL;
+    session->ceilings = NULL;
+    if (realpath(first->options->against, path) == NULL || stat(path, &found) != 0) {
+        snprintf(error->message, sizeof error->message, "%s", strerror(errno));
+        return error->status = ATTN_ERROR_NOT_FOUND;
+    }
+    if (S_ISDIR(found.st_mode)) {
+        snprintf(core, sizeof core, "%s/core/libattn.so.1", path);
+        attn_status status = client_load(core, &session->api, error);
+        if (status != ATTN_OK) {
+            return error->status = status;
+        }
+    } else {
+        settings.plugin_path = path;
+        settings.no_default_plugins = 1;
+    }
+    return session->api->runtime_create(&settings, &session->runtime, error);
+}
+
 void session_finish(struct session *session)
 {
-    ceilings_destroy(session->ceilings);
-    if (session->stream != NULL) {
-        device_stream_destroy(&session->device, session->stream);
+    if (session->api == NULL) {
+        return;
     }
-    device_finish(&session->device);
-    if (session->api != NULL) {
-        session->api->runtime_destroy(session->runtime);
+    if (!session->against) {
+        ceilings_destroy(session->ceilings);
+        if (session->stream != NULL) {
+            device_stream_destroy(&session->device, session->stream);
+        }
+        device_finish(&session->device);
     }
+    session->api->runtime_destroy(session->runtime);
     *session = (struct session){.options = session->options};
 }
 

@@ -48,7 +48,6 @@ static const struct {
     [PARAMETER_HV] = {"hv", 1, 4096, true},
     [PARAMETER_DK] = {"dk", 8, 1024, true},
     [PARAMETER_CONV] = {"conv", 0, 64, true},
-    [PARAMETER_LAYERS] = {"layers", 1, 4096, true},
     [PARAMETER_SEED] = {"seed", 0, 4294967295.0, true},
 };
 
@@ -80,7 +79,7 @@ static const struct {
     [SHAPE_MERGE] = {"merge", "two outputs of s rows with their LSE into one",
                      "s=4096 hq=32 d=128 seed=1"},
     [SHAPE_DISPATCH] = {"dispatch", "what the core adds to the kernel of a small decode",
-                        "r=1 l=8 hq=1 hkv=1 d=64 layers=61 seed=1"},
+                        "r=1 l=8 s=1 hq=1 hkv=1 d=64 layout=own write=0 seed=1"},
 };
 
 const char *shape_name(const struct shape *shape)

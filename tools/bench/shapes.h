@@ -39,7 +39,6 @@ enum parameter {
     PARAMETER_HV,
     PARAMETER_DK,
     PARAMETER_CONV,
-    PARAMETER_LAYERS, /* dispatch: layers of the selection that is timed */
     PARAMETER_SEED,
     PARAMETER_COUNT
 };

@@ -4,12 +4,15 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "support/random.h"
+
 #define SAMPLE_SECONDS 0.02 /* of calls in one sample, where calls are short */
 #define MIN_SAMPLES 7
 #define MAX_SAMPLES 41
 #define SLOW_SECONDS 2.0 /* a call as slow as this is sampled three times and no more */
 #define SLOW_SAMPLES 3
-#define COPY_PART 0.05 /* of the bytes being both read and written: a copy ceiling counts */
+#define COPY_PART 0.05  /* of the bytes being both read and written: a copy ceiling counts */
+#define QUEUED_CALLS 50 /* few enough for a stream's queue, where the host's part is timed */
 
 double now_seconds(void)
 {
@@ -60,7 +63,7 @@ static void capture(struct caller *caller)
 {
     const struct device *device = &caller->session->device;
     attn_status status = ATTN_OK;
-    if (!device_capture_begin(device, caller->session->stream)) {
+    if (caller->work->host_only || !device_capture_begin(device, caller->session->stream)) {
         return;
     }
     for (int32_t i = 0; i < caller->work->num_copies && status == ATTN_OK; i++) {
@@ -73,6 +76,25 @@ static void capture(struct caller *caller)
     }
 }
 
+/* Seconds that the host takes for `calls` calls: what it waits for is not counted. */
+static attn_status time_host(struct caller *caller, int64_t calls, double *elapsed,
+                             struct attn_error *error)
+{
+    const struct work *work = caller->work;
+    attn_status status = ATTN_OK;
+    *elapsed = 0;
+    for (int64_t done = 0; done < calls && status == ATTN_OK; done += QUEUED_CALLS) {
+        int64_t end = done + QUEUED_CALLS < calls ? done + QUEUED_CALLS : calls;
+        double begin = now_seconds();
+        for (int64_t i = done; i < end && status == ATTN_OK; i++) {
+            status = work->run(work->user, 0, error);
+        }
+        *elapsed += now_seconds() - begin;
+        status = device_wait(&caller->session->device) || status ? status : ATTN_ERROR_DEVICE;
+    }
+    return status;
+}
+
 /* Seconds of `calls` calls, until the device has done them. Whole rounds where they are captured.
  */
 static attn_status time_calls(struct caller *caller, int64_t calls, double *elapsed,
@@ -80,6 +102,9 @@ static attn_status time_calls(struct caller *caller, int64_t calls, double *elap
 {
     const struct device *device = &caller->session->device;
     attn_status status = device_wait(device) ? ATTN_OK : ATTN_ERROR_DEVICE;
+    if (status != ATTN_OK || caller->work->host_only) {
+        return status != ATTN_OK ? status : time_host(caller, calls, elapsed, error);
+    }
     double begin = clock_seconds(caller->session);
     if (caller->graph != NULL) {
         for (int64_t i = 0; i < calls && status == ATTN_OK; i += caller->work->num_copies) {
@@ -142,8 +167,8 @@ static attn_status warm_up(struct caller *caller, double *call_seconds, struct a
     return status;
 }
 
-/* What is kept of one contender between the rounds. */
-struct lane {
+/* The samples of one contender. */
+struct sampler {
     struct contender *contender;
     struct caller caller;
     double call_seconds;
@@ -151,70 +176,78 @@ struct lane {
     double times[MAX_SAMPLES], floors[MAX_SAMPLES];
 };
 
-static void conclude(struct lane *lane, int32_t count)
+static void conclude(struct sampler *sampler, int32_t count)
 {
-    const struct work *work = lane->contender->work;
-    struct timing *timing = &lane->contender->timing;
+    const struct work *work = sampler->contender->work;
+    struct timing *timing = &sampler->contender->timing;
     double bytes = work->bytes_read + work->bytes_written;
-    double median = quantile(lane->times, count, 0.5);
-    double range = quantile(lane->times, count, 0.75) - quantile(lane->times, count, 0.25);
-    double least = quantile(lane->floors, count, 0.5);
+    double median = quantile(sampler->times, count, 0.5);
+    double range = quantile(sampler->times, count, 0.75) - quantile(sampler->times, count, 0.25);
+    double least = quantile(sampler->floors, count, 0.5);
     timing->num_samples = count;
-    timing->num_calls = count * lane->calls;
+    timing->num_calls = count * sampler->calls;
     timing->time_us = 1e6 * median;
     timing->spread = median > 0 ? range / median : 0;
     timing->floor_us = 1e6 * least;
     timing->ratio_to_floor = least > 0 ? median / least : 0;
     timing->gb_s = median > 0 ? 1e-9 * bytes / median : 0;
     timing->tflop_s = median > 0 ? 1e-12 * work->operations / median : 0;
-    timing->failed = !(timing->ratio_to_floor >= 1);
+    timing->failed = !work->host_only && !(timing->ratio_to_floor >= 1);
 }
 
-static double median_ratio(const struct lane *lane, const struct lane *first, int32_t count)
+static double median_ratio(const struct sampler *sampler, const struct sampler *first,
+                           int32_t count)
 {
     double ratios[MAX_SAMPLES];
     for (int32_t i = 0; i < count; i++) {
-        ratios[i] = lane->times[i] / first->times[i];
+        ratios[i] = sampler->times[i] / first->times[i];
     }
     return quantile(ratios, count, 0.5);
 }
 
-static void warm_lane(struct lane *lane)
+static void warm_sampler(struct sampler *sampler)
 {
-    struct contender *contender = lane->contender;
-    contender->status = warm_up(&lane->caller, &lane->call_seconds, &contender->error);
-    int64_t round = lane->caller.graph != NULL ? contender->work->num_copies : 1;
-    lane->calls =
-        lane->call_seconds > 0 ? (int64_t)(SAMPLE_SECONDS / lane->call_seconds) + 1 : 1000;
-    lane->calls = (lane->calls + round - 1) / round * round;
+    struct contender *contender = sampler->contender;
+    contender->status = warm_up(&sampler->caller, &sampler->call_seconds, &contender->error);
+    int64_t round = sampler->caller.graph != NULL ? contender->work->num_copies : 1;
+    sampler->calls =
+        sampler->call_seconds > 0 ? (int64_t)(SAMPLE_SECONDS / sampler->call_seconds) + 1 : 1000;
+    sampler->calls = (sampler->calls + round - 1) / round * round;
 }
 
-static void take_sample(struct lane *lane, int32_t index)
+static void take_sample(struct sampler *sampler, int32_t index)
 {
-    struct contender *contender = lane->contender;
+    struct contender *contender = sampler->contender;
     double elapsed = 0;
     if (contender->status != ATTN_OK) {
         return;
     }
-    lane->floors[index] =
-        floor_seconds(lane->caller.session, contender->work, &contender->timing.bound);
-    contender->status = time_calls(&lane->caller, lane->calls, &elapsed, &contender->error);
-    lane->times[index] = elapsed / (double)lane->calls;
+    if (!contender->work->host_only) {
+        sampler->floors[index] =
+            floor_seconds(sampler->caller.session, contender->work, &contender->timing.bound);
+    }
+    contender->status = time_calls(&sampler->caller, sampler->calls, &elapsed, &contender->error);
+    sampler->times[index] = elapsed / (double)sampler->calls;
 }
 
-/* Every other round goes the other way, so that none always follows the same one. */
-static int32_t sample_rounds(struct lane *lanes, int32_t count, double budget)
+/* Each round goes in a random order, since what ran before a sample costs or spares it a part. */
+static int32_t sample_rounds(struct sampler *samplers, int32_t count, double budget)
 {
     double begin = now_seconds(), slowest = 0;
-    int32_t rounds = 0;
+    int32_t order[MAX_CONTENDERS], rounds = 0;
+    uint64_t random = 1;
     for (int32_t i = 0; i < count; i++) {
-        slowest = lanes[i].call_seconds > slowest ? lanes[i].call_seconds : slowest;
+        order[i] = i;
+        slowest = samplers[i].call_seconds > slowest ? samplers[i].call_seconds : slowest;
     }
     int32_t least = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MIN_SAMPLES;
     int32_t most = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MAX_SAMPLES;
     while (rounds < most && (rounds < least || now_seconds() - begin < budget * count)) {
         for (int32_t i = 0; i < count; i++) {
-            take_sample(&lanes[rounds % 2 == 0 ? i : count - 1 - i], rounds);
+            int32_t other = i + random_below(&random, count - i), next = order[other];
+            order[other] = order[i];
+            order[i] = next;
+            take_sample(&samplers[next], rounds);
         }
         rounds++;
     }
@@ -223,13 +256,13 @@ static int32_t sample_rounds(struct lane *lanes, int32_t count, double budget)
 
 void timing_measure(struct contender *contenders, int32_t count, struct session *session)
 {
-    struct lane *lanes = calloc((size_t)count, sizeof *lanes);
+    struct sampler *samplers = calloc((size_t)count, sizeof *samplers);
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t running = 0, bound = 0;
     for (int32_t i = 0; i < count; i++) {
-        bound += contenders[i].work != NULL;
+        bound += contenders[i].work != NULL && !contenders[i].work->host_only;
     }
-    attn_status status = lanes != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+    attn_status status = samplers != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
     if (status == ATTN_OK && bound > 0) {
         status = session_ceilings(session, &error);
     }
@@ -238,22 +271,22 @@ void timing_measure(struct contender *contenders, int32_t count, struct session 
         contenders[i].status = status;
         contenders[i].error = error;
         if (status == ATTN_OK && contenders[i].work != NULL) {
-            struct lane *lane = &lanes[running++];
-            lane->contender = &contenders[i];
-            lane->caller = (struct caller){.session = session, .work = contenders[i].work};
-            warm_lane(lane);
+            struct sampler *sampler = &samplers[running++];
+            sampler->contender = &contenders[i];
+            sampler->caller = (struct caller){.session = session, .work = contenders[i].work};
+            warm_sampler(sampler);
         }
     }
-    int32_t rounds = running > 0 ? sample_rounds(lanes, running, session->options->budget) : 0;
+    int32_t rounds = running > 0 ? sample_rounds(samplers, running, session->options->budget) : 0;
     bool compared = count > 1 && contenders[0].work != NULL && contenders[0].status == ATTN_OK;
     for (int32_t i = 0; i < running && compared; i++) { /* before conclude sorts the times */
-        lanes[i].contender->timing.ratio_to_first = median_ratio(&lanes[i], lanes, rounds);
+        samplers[i].contender->timing.ratio_to_first = median_ratio(&samplers[i], samplers, rounds);
     }
     for (int32_t i = 0; i < running; i++) {
-        if (lanes[i].contender->status == ATTN_OK) {
-            conclude(&lanes[i], rounds);
+        if (samplers[i].contender->status == ATTN_OK) {
+            conclude(&samplers[i], rounds);
         }
-        device_graph_finish(&session->device, lanes[i].caller.graph);
+        device_graph_finish(&session->device, samplers[i].caller.graph);
     }
-    free(lanes);
+    free(samplers);
 }

@@ -6,6 +6,8 @@
 #include "session.h"
 #include "work.h"
 
+#define MAX_CONTENDERS (2 * MAX_BACKENDS + 1)
+
 struct timing {
     double time_us;  /* median over the samples of a sample's mean call */
     double spread;   /* distance of the quartiles over the median */
@@ -33,8 +35,8 @@ struct contender {
     struct attn_error error;
 };
 
-/* Measures all works in rounds of one sample each, so that what changes on the machine in the
- * meantime changes it for all. */
+/* Measures at most MAX_CONTENDERS works in rounds of one sample each, so that what changes on the
+ * machine in the meantime changes it for all. */
 void timing_measure(struct contender *contenders, int32_t count, struct session *session);
 
 #endif
