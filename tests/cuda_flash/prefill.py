@@ -1,47 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill of cuda_flash: checked against float64, timed next to other builds of it, PyTorch's cuDNN and FA2, a GEMM and a peer.
+"""Prefill of cuda_flash, checked against float64 on the GPU: longer batches than a CPU's reference has time for.
 
-usage: prefill.py CELL.so [BUILD.so ...] PLUGIN.so [--check] [--alone] [--time NAME+...] [--peer FILE.so[:FUNCTION]]
-                  [--rounds N] [--seed N]
-CELL.so is prefill_cell.c. NAME is a cell's, or a pattern with * in it. One table row a cell; times are medians over rounds of captured
-graphs, each round in another order. PLUGIN.so is what is checked and what the others are held to: they have a column of us and times
-over its.
-
-A peer is any attention that is built elsewhere. It exports FUNCTION, peer_attend if none is named:
-    int peer_attend(const void *q, const void *k, const void *v, void *out, float *lse, int *counters, int requests, int queries,
-                    int keys, int q_heads, int kv_heads, int head_size, int causal, int window, float scale, cudaStream_t stream);
-Rows are contiguous bf16: q and out [requests, queries, q_heads, head_size], k and v [requests, keys, kv_heads, head_size]; lse is
-[requests, q_heads, queries]; counters are 4 for its own use, zero at first; window: how many keys before its own a query sees, -1 all.
-It launches on the stream, in a capture too, and returns 0, or another number for a shape that it does not take. Wrong results are
-not timed.
+usage: prefill.py CELL.so PLUGIN.so [--check] [--alone] [--seed N]        CELL.so is prefill_cell.c
 """
 import argparse
 import ctypes
-import fnmatch
 import math
 import random
-import re
-import shutil
-import statistics
 import sys
-import tempfile
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 INT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 BOUND = {torch.bfloat16: 0.06, torch.float16: 0.02}  # of an element, over its row's RMS
-BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
 
 
 class Cell(ctypes.Structure):
     _fields_ = [(name, INT) for name in (
         "bf16 fp8 reqs q_heads kv_heads size size_v page nhd blocks keys causal window_left window_right chunk alibi "
-        "invariant max_query max_keys workspace_percent form behind").split()]
+        "invariant max_query max_keys workspace_percent").split()]
     _fields_ += [("scale", REAL), ("soft_cap", REAL)]
     _fields_ += [(name, POINTER) for name in "query_start_host seq_lens_host query_start key_start seq_lens table sinks slopes".split()]
     _fields_ += [("table_stride", INT)]
-    _fields_ += [(name, POINTER) for name in "q k v out lse codes code_scales code_scale".split()]
+    _fields_ += [(name, POINTER) for name in "q k v out lse".split()]
     _fields_ += [("bytes", INT), ("made", POINTER)]
 
 
@@ -54,7 +35,7 @@ class Problem:
 
     def __init__(self, library, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
                  window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
-                 workspace_percent=100, form=0, behind=False, slopes=(0.0, 0.1)):
+                 workspace_percent=100, slopes=(0.0, 0.1)):
         keys = keys or queries
         self.calls = library
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
@@ -85,11 +66,6 @@ class Problem:
             self.fill_pages(page, nhd, fp8)
         c.fp8, c.workspace_percent = fp8, workspace_percent
         c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.narrow_q, self.k, self.v, self.out))
-        self.form, c.form, c.behind = form, form, behind
-        self.codes = torch.zeros(tokens, heads[0] * size[1], dtype=torch.uint8, device="cuda")
-        self.code_scales = torch.zeros(tokens, heads[0] * size[1] // 16, device="cuda")
-        self.code_scale = torch.full((1,), 0.05, device="cuda")
-        c.codes, c.code_scales, c.code_scale = (x.data_ptr() for x in (self.codes, self.code_scales, self.code_scale))
         c.lse = self.lse.data_ptr() if lse else None
         c.sinks = self.sinks.data_ptr() if sinks else None
         c.slopes = self.slopes.data_ptr() if alibi else None
@@ -132,17 +108,6 @@ class Problem:
     def close(self):
         self.calls.cell_close(ctypes.byref(self.cell))
 
-    def numbers(self):
-        """The output; of codes of e4m3 what they stand for, of nvfp4 0."""
-        if not self.form:
-            return self.out
-        if self.form == 4:
-            return torch.zeros_like(self.out)
-        group = {1: self.size[1], 2: 64, 3: 128}[self.form]
-        codes = self.codes.view(torch.float8_e4m3fn).float().view(len(self.q), -1, group)
-        scales = self.code_scale if self.form == 1 else self.code_scales.flatten()[:codes[..., 0].numel()].view(len(self.q), -1, 1)
-        return (codes * scales).view(self.out.shape)
-
     def visible(self, r, rows):
         p = rows[:, None] + self.keys[r] - self.queries[r]
         j = torch.arange(self.keys[r], device="cuda")[None, :]
@@ -155,10 +120,9 @@ class Problem:
             sees &= j // self.chunk == torch.div(p, self.chunk, rounding_mode="floor")
         return sees, p, j
 
-    def error(self, samples=96, out=None):
-        """Largest error of an element over its row's RMS, on some rows of each request and some heads; of a peer's out, if given."""
-        worst, group, lse_too = 0.0, self.heads[0] // self.heads[1], out is None and self.lse is not None
-        out = self.numbers() if out is None else out
+    def error(self, samples=96):
+        """Largest error of an element over its row's RMS, on some rows of each request and some heads."""
+        worst, group, out = 0.0, self.heads[0] // self.heads[1], self.out
         step = 2.0 ** -25 if self.dtype == torch.float16 else 0.0  # half of what lies between f16's smallest numbers
         for r in random.sample(range(len(self.queries)), min(6, len(self.queries))):
             n = self.queries[r]
@@ -186,174 +150,14 @@ class Problem:
                 rms = want.square().mean(1, keepdim=True).sqrt() + 1e-6
                 e = (((got - want).abs() - step).clamp(min=0) / rms).max().item()
                 worst = max(worst, e if e == e else 1e9)
-                if lse_too:
+                if self.lse is not None:
                     e = (self.lse[h, self.query_starts[r] + rows].double() - lse).abs().max().item()
                     worst = max(worst, e if e == e else 1e9)
         return worst
 
-    def flops(self):
-        pairs = 0
-        for n, m in zip(self.queries, self.keys):
-            if self.window[0] >= 0 and self.causal:
-                pairs += sum(min(m - n + i + 1, self.window[0] + 1) for i in range(n))
-            elif self.chunk:
-                pairs += sum((m - n + i) % self.chunk + 1 for i in range(n))
-            else:
-                pairs += n * (m - n) + n * (n + 1) // 2 if self.causal else n * m
-        return 2.0 * self.heads[0] * pairs * (self.size[0] + self.size[1])
-
 
 def stream():
     return POINTER(torch.cuda.current_stream().cuda_stream)
-
-
-def graph_of(launch, copies):
-    launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(copies):
-            launch()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph, copies
-
-
-def time_graph(made):
-    graph, copies = made
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3 / copies
-
-
-def open_cell(path, plugin):
-    """A cell library of its own for each plugin, since one holds one."""
-    with tempfile.NamedTemporaryFile(suffix=".so") as copy:
-        shutil.copyfile(path, copy.name)
-        library = ctypes.CDLL(copy.name)
-    assert library.cell_open(plugin.encode()) == 0
-    return library
-
-
-def open_peer(path):
-    file, _, name = path.partition(":")
-    function = getattr(ctypes.CDLL(file), name or "peer_attend")
-    function.argtypes = [POINTER] * 6 + [ctypes.c_int] * 8 + [ctypes.c_float, POINTER]
-    return function
-
-
-def torch_launch(problem, backend):
-    n, heads = problem.queries[0], problem.heads
-    q, k, v = (x.view(-1, n, *x.shape[1:]).transpose(1, 2) for x in (problem.q, problem.rows_k, problem.rows_v))
-
-    def launch():
-        with sdpa_kernel(backend):
-            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=problem.causal, enable_gqa=heads[0] != heads[1])
-    return launch
-
-
-def peer_launch(problem, function):
-    requests, n, m = len(problem.queries), problem.queries[0], problem.keys[0]
-    out, lse = torch.zeros_like(problem.out), torch.empty(requests, problem.heads[0], n, device="cuda")
-    counters = torch.zeros(4, dtype=torch.int32, device="cuda")
-
-    def launch():
-        pointers = (x.data_ptr() for x in (problem.q, problem.rows_k, problem.rows_v, out, lse, counters))
-        if function(*pointers, requests, n, m, *problem.heads, problem.size[0], problem.causal, problem.window[0], problem.cell.scale,
-                    stream()) != 0:
-            raise RuntimeError("refused")
-        return out
-    return launch
-
-
-def others(problem, peer):
-    """Launches over the same numbers, contiguous, by all who take them."""
-    made = {}
-    if problem.cap or problem.alibi or problem.chunk or problem.sinks is not None or problem.window[1] > 0 or \
-            len(set(problem.queries)) + len(set(problem.keys)) > 2:
-        return made
-    if problem.queries == problem.keys and max(problem.window) < 0:
-        made = {what: torch_launch(problem, backend) for what, backend in BACKENDS.items()}
-    if peer and problem.dtype == torch.bfloat16 and problem.size[0] == problem.size[1]:
-        made["peer"] = peer_launch(problem, peer)
-    return {what: launch for what, launch in made.items() if takes(problem, launch)}
-
-
-def takes(problem, launch):
-    try:
-        out = launch()
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return out is None or problem.error(32, out) < BOUND[problem.dtype]
-
-
-def tokens(n, total=16384):
-    return [n] * (total // n)
-
-
-CELLS = {}
-for _n in (512, 2048, 8192, 16384):
-    CELLS[f"causal {_n}"] = dict(queries=tokens(_n))
-    CELLS[f"full {_n}"] = dict(queries=tokens(_n), causal=False)
-CELLS |= {
-    "causal 1 x 512": dict(queries=[512]),
-    "causal 1 x 2048": dict(queries=[2048]),
-    "causal 1 x 8192": dict(queries=[8192]),
-    "full 1 x 8192": dict(queries=[8192], causal=False),
-    "page 16, causal 8192": dict(queries=tokens(8192), page=16),
-    "page 16, causal 2048": dict(queries=tokens(2048), page=16),
-    "page 64, causal 8192": dict(queries=tokens(8192), page=64),
-    "page 128, causal 8192": dict(queries=tokens(8192), page=128),
-    "page 64, full 8192": dict(queries=tokens(8192), page=64, causal=False),
-    "page 128, full 8192": dict(queries=tokens(8192), page=128, causal=False),
-    "page 16 NHD, causal 8192": dict(queries=tokens(8192), page=16, nhd=True),
-    "varlen 1024..3072, causal": dict(queries=[1024, 3072, 1536, 2560, 2047, 2049, 1793, 2303]),
-    "D 64 full 8192": dict(queries=tokens(8192), causal=False, size=(64, 64)),
-    "D 64 causal 8192": dict(queries=tokens(8192), size=(64, 64)),
-    "D 96 causal 8192": dict(queries=tokens(8192), size=(96, 96)),
-    "D 256 full 8192": dict(queries=tokens(8192), causal=False, size=(256, 256), heads=(16, 8)),
-    "D 256 causal 8192": dict(queries=tokens(8192), size=(256, 256), heads=(16, 8)),
-    "192/128 full 8192": dict(queries=tokens(8192), causal=False, size=(192, 128), heads=(16, 16)),
-    "192/128 causal 8192": dict(queries=tokens(8192), size=(192, 128), heads=(16, 16)),
-    "sinks, causal 8192": dict(queries=tokens(8192), sinks=True),
-    "window 1024, 8192": dict(queries=tokens(8192), window=(1023, 0)),
-    "window 4096, 8192": dict(queries=tokens(8192), window=(4095, 0)),
-    "chunk 2048, 8192": dict(queries=tokens(8192), chunk=2048),
-    "ALiBi, causal 8192": dict(queries=tokens(8192), alibi=1),
-    "soft cap, causal 8192": dict(queries=tokens(8192), cap=50.0),
-    "invariant, causal 8192": dict(queries=tokens(8192), invariant=True),
-    "128 over 8192": dict(queries=[128], keys=[8320], page=16),
-    "64 over 8192": dict(queries=[64], keys=[8256], page=16),
-    "512 over 8192": dict(queries=[512], keys=[8704], page=16),
-    "2048 over 8192": dict(queries=[2048], keys=[10240], page=16),
-    "128 over 8192, contiguous": dict(queries=[128], keys=[8320]),
-    "512 over 8192, contiguous": dict(queries=[512], keys=[8704]),
-    "2048 over 8192, contiguous": dict(queries=[2048], keys=[10240]),
-    "32 decodes 4096 + 4 x 512": dict(queries=[1] * 32 + [512] * 4, keys=[4096] * 32 + [512] * 4, page=64),
-    "8 decodes 8192 + 8 x 128": dict(queries=[1] * 8 + [128] * 8, keys=[8192] * 8 + [128] * 8, page=64),
-    "64 x 1 over 8192": dict(queries=[1] * 64, keys=[8192] * 64, page=64),
-    "64 x 4 over 8192": dict(queries=[4] * 64, keys=[8192] * 64, page=64),
-    "16 over 8192": dict(queries=[16], keys=[8192], page=64),
-    "page 1, causal 8192": dict(queries=tokens(8192), page=1),
-    "fp8 cache, page 64, causal 8192": dict(queries=tokens(8192), page=64, fp8=True),
-    "fp8 cache, page 64, causal 2048": dict(queries=tokens(2048), page=64, fp8=True),
-    "fp8 cache, 512 over 8192": dict(queries=[512], keys=[8704], page=16, fp8=True),
-    "fp8 cache, 2048 over 8192": dict(queries=[2048], keys=[10240], page=16, fp8=True),
-    "fp8 queries, causal 8192": dict(queries=tokens(8192), page=64, fp8=2),
-    "fp8 queries, full 8192": dict(queries=tokens(8192), page=64, fp8=2, causal=False),
-    "fp8 queries, 2048 over 8192": dict(queries=[2048], keys=[10240], page=64, fp8=2),
-    "fp8 cache, soft cap, causal 8192": dict(queries=tokens(8192), page=64, fp8=True, cap=50.0),
-}
-for _form, _name in enumerate(("static fp8", "fp8 of 64", "fp8 of 128", "nvfp4"), 1):
-    for _behind in (False, True):
-        _what = f"{_name}{' behind' if _behind else ''}, "
-        CELLS[_what + "causal 512"] = dict(queries=tokens(512), form=_form, behind=_behind)
-        CELLS[_what + "causal 8192"] = dict(queries=tokens(8192), form=_form, behind=_behind)
-        CELLS[_what + "64 decodes 8192"] = dict(queries=[1] * 64, keys=[8192] * 64, page=64, form=_form, behind=_behind)
 
 
 def checks():
@@ -469,70 +273,21 @@ def check_alone(library):
     return failed
 
 
-def measure(libraries, names, rounds, peer, seed):
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    gemm = graph_of(lambda: torch.matmul(a, b), 1)
-    builds = [f"build {i}" for i in range(1, len(libraries))]
-    columns = builds + list(BACKENDS) + ["peer"] * (peer is not None)
-    titles = ["cell", "us", "TFLOP/s", "of GEMM", *columns, "error"]
-    print("| " + " | ".join(titles) + " |\n|" + " --- |" * len(titles))
-    for name in names:
-        problems, errors = [], []
-        for library in libraries:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            problems.append(Problem(library, **CELLS[name]))
-            problems[-1].run()
-            torch.cuda.synchronize()
-            errors.append(problems[-1].error(32))
-        ours = problems[-1]
-        launches = {what: problem.run for what, problem in zip(builds + ["ours"], problems)} | others(ours, peer)
-        copies = max(1, min(20, int(2e12 / ours.flops())))
-        made = {what: graph_of(launch, copies) for what, launch in launches.items()} | {"GEMM": gemm}
-        times = {what: [] for what in made}
-        for _ in range(rounds):
-            for what, graph in random.sample(list(made.items()), len(made)):  # what ran before it costs or spares up to 4 %
-                time_graph(graph)
-                times[what].append(min(time_graph(graph) for _ in range(2)) if what == "GEMM" else time_graph(graph))
-        t = {what: statistics.median(x) for what, x in times.items()}
-        rate, top = ours.flops() / t["ours"] / 1e6, 2 * 8192**3 / t["GEMM"] / 1e6
-        cells = [name, f"{t['ours']:.1f}", f"{rate:.0f}", f"{rate / top:.2f} of {top:.0f}"]
-        cells += [f"{t[x]:.1f}; {t[x] / t['ours']:.2f}" if x in t else "" for x in columns]
-        print("| " + " | ".join(cells + [" ".join(f"{e:.3f}" for e in errors)]) + " |", flush=True)
-        for problem in problems:
-            problem.close()
-        del problem, problems, ours, launches, made
-        torch.cuda.empty_cache()
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("cell")
-    parser.add_argument("plugins", nargs="+")
+    parser.add_argument("plugin")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--alone", action="store_true")
-    parser.add_argument("--time", default="")
-    parser.add_argument("--peer", type=open_peer)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=None)
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
-    names = []
-    for pattern in re.split(r"(?<! )\+(?! )", args.time) if args.time else []:
-        found = [name for name in CELLS if fnmatch.fnmatchcase(name, pattern) and name not in names]
-        if not found:
-            parser.error(f"--time: no cell is named {pattern}; there are: {'; '.join(CELLS)}")
-        names += found
     print(f"seed {seed}", flush=True)
     random.seed(seed)
     torch.manual_seed(seed)
-    libraries = [open_cell(args.cell, plugin) for plugin in args.plugins]
-    failed = (check(libraries[-1]) if args.check else 0) + (check_alone(libraries[-1]) if args.alone else 0)
-    if names:
-        for i, plugin in enumerate(args.plugins[:-1], 1):
-            print(f"build {i}: {plugin}")
-        measure(libraries, names, args.rounds, args.peer, seed)
-    sys.exit(failed != 0)
+    library = ctypes.CDLL(args.cell)
+    assert library.cell_open(args.plugin.encode()) == 0
+    sys.exit(((check(library) if args.check else 0) + (check_alone(library) if args.alone else 0)) != 0)
 
 
 if __name__ == "__main__":

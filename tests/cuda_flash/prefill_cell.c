@@ -12,13 +12,12 @@ struct cell {
     int64_t bf16, fp8, reqs, q_heads, kv_heads, size, size_v, page, nhd, blocks, keys;
     int64_t causal, window_left, window_right, chunk, alibi, invariant, max_query, max_keys;
     int64_t workspace_percent; /* how much of its workspace the plugin is given */
-    int64_t form, behind;      /* enum attn_output_form; behind: by a quantize after the attend */
     double scale, soft_cap;
     int64_t *query_start_host; /* [R + 1] */
     int32_t *seq_lens_host;
     void *query_start, *key_start, *seq_lens, *table, *sinks, *slopes;
     int64_t table_stride;
-    void *q, *k, *v, *out, *lse, *codes, *code_scales, *code_scale;
+    void *q, *k, *v, *out, *lse;
     /* by cell_open and cell_size */
     int64_t bytes;
     struct cell_made *made;
@@ -31,10 +30,8 @@ struct cell_made {
     struct attn_attend_args args;
     struct attn_limits limits;
     struct attn_kv_view k, v;
-    struct attn_tensor tq, tk, tv, to, tl, codes, code_scales;
-    struct attn_io_output_quant output;
-    struct attn_quantize_args quantize;
-    int64_t shapes[7][3];
+    struct attn_tensor tq, tk, tv, to, tl;
+    int64_t shapes[5][3];
     int32_t starts[4097];
     struct attn_error error;
     void *plan;
@@ -143,43 +140,9 @@ static void describe(struct cell *c)
     l->batch_invariant = (int32_t)c->invariant;
     l->q_scale_form = c->fp8 > 1 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
     l->q_dtype = ATTN_DTYPE_FP8_E4M3;
-    l->output_form = c->behind ? ATTN_OUTPUT_PLAIN : (int32_t)c->form;
     m->params.struct_size = sizeof m->params;
     m->params.sinks = c->sinks;
     m->params.alibi_slopes = c->slopes;
-}
-
-/* Codes in out's place, or behind it. */
-static void describe_codes(struct cell *c)
-{
-    struct cell_made *m = c->made;
-    int64_t rows = m->batch.num_tokens, groups[] = {1, 1, 64, 128, 16};
-    int64_t of_byte = c->form == ATTN_OUTPUT_NVFP4 ? 2 : 1;
-    m->codes = tensor_of(c, 5, c->codes, rows, c->q_heads, c->size_v / of_byte);
-    m->codes.dtype.code = of_byte == 2 ? ATTN_CODE_UINT : ATTN_CODE_FLOAT8_E4M3FN;
-    m->codes.dtype.bits = 8;
-    m->code_scales =
-        tensor_of(c, 6, c->code_scales, rows, c->q_heads * c->size_v / groups[c->form], 1);
-    m->code_scales.ndim = 2;
-    m->code_scales.dtype.code = of_byte == 2 ? ATTN_CODE_FLOAT8_E4M3FN : ATTN_CODE_FLOAT;
-    m->code_scales.dtype.bits = of_byte == 2 ? 8 : 32;
-    m->output = (struct attn_io_output_quant){
-        .ext = {.id = ATTN_EXT_IO_OUTPUT_QUANT, .struct_size = sizeof m->output},
-        .scale = c->code_scale,
-        .block_scales = &m->code_scales,
-    };
-    m->quantize = (struct attn_quantize_args){.struct_size = sizeof m->quantize,
-                                              .instance = instance,
-                                              .form = (int32_t)c->form,
-                                              .scale_form = ATTN_SCALE_PER_TENSOR,
-                                              .x = &m->to,
-                                              .out = &m->codes,
-                                              .scale = c->code_scale,
-                                              .block_scales = &m->code_scales};
-    if (!c->behind) {
-        m->args.out = &m->codes;
-        m->args.next = &m->output.ext;
-    }
 }
 
 /* Bytes of workspace that the plan wants, in c->bytes. */
@@ -220,9 +183,6 @@ int cell_size(struct cell *c)
     m->to = tensor_of(c, 1, c->out, b->num_tokens, c->q_heads, c->size_v);
     a->q = &m->tq;
     a->out = &m->to;
-    if (c->form != 0) {
-        describe_codes(c);
-    }
     if (c->page > 0) {
         m->k = view_of(c, c->k, c->size);
         m->v = view_of(c, c->v, c->size_v);
@@ -282,12 +242,7 @@ int cell_run(struct cell *c, void *stream)
 {
     struct cell_made *m = c->made;
     m->args.stream = stream;
-    attn_status status = kernels->attend(&m->args, &m->error);
-    if (status == ATTN_OK && c->behind) {
-        m->quantize.stream = stream;
-        status = kernels->quantize(&m->quantize, &m->error);
-    }
-    return failed("attend", status, &m->error);
+    return failed("attend", kernels->attend(&m->args, &m->error), &m->error);
 }
 
 void cell_close(struct cell *c)
