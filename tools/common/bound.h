@@ -26,6 +26,14 @@ struct attend_form {
 /* The largest score that attn-check's inputs have, of a needle; hardly another key has more. */
 #define LARGEST_SCORE 14.0
 
+/* How far an element of a row may be from `want`, `rms` being the row's. */
+double bound_allows(struct bound bound, double rms, int32_t dtype, double want);
+/* Over 1 where `have` is further from `want` than `allowed`; numbers that are not finite are the
+ * same or not. */
+double bound_ratio(double want, double have, double allowed);
+/* Of `dims` elements from `at` on, the finite ones. */
+double bound_rms(const void *row, int64_t at, int32_t dtype, int64_t dims);
+
 /* Of any kernel with outputs of that dtype. */
 struct bound bound_of_dtype(int32_t dtype);
 /* Of an attend: by its activations, its cache, and what is rounded on the way. */

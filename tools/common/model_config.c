@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "file.h"
 #include "model_reading.h"
 
 #include <cjson/cJSON.h>
@@ -258,33 +259,6 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
     }
 }
 
-static char *read_file(const char *file, struct reading *r)
-{
-    FILE *in = fopen(file, "rb");
-    char *text = NULL;
-    size_t size = 0, room = 0;
-    while (in != NULL && size == room && size <= MAX_FILE) {
-        room = room > 0 ? 2 * room : 1 << 16;
-        char *larger = realloc(text, room + 1);
-        if (larger == NULL) {
-            reading_fail(r, "file", "no memory for it");
-            break;
-        }
-        text = larger;
-        size += fread(text + size, 1, room - size, in);
-    }
-    if (in != NULL) {
-        fclose(in);
-    }
-    if (in == NULL || size > MAX_FILE || r->status != ATTN_OK) {
-        reading_fail(r, "file", "%s", in == NULL ? "cannot be opened" : "is larger than 16 MiB");
-        free(text);
-        return NULL;
-    }
-    text[size] = '\0';
-    return text;
-}
-
 /* Decoders whose layers are read as their own models define them. */
 static bool is_known(const char *model_type)
 {
@@ -343,7 +317,12 @@ attn_status model_config_read(struct model_config *config, const char *file,
 {
     struct reading r = {config, error, ATTN_OK};
     *config = (struct model_config){.max_layers = MAX_LAYERS};
-    char *text = read_file(file, &r);
+    const char *why;
+    size_t size;
+    char *text = read_whole_file(file, MAX_FILE, &size, &why);
+    if (text == NULL) {
+        reading_fail(&r, "file", "cannot be opened: %s", why);
+    }
     cJSON *root = text != NULL ? cJSON_Parse(text) : NULL;
     config->layers = calloc(MAX_LAYERS, sizeof *config->layers);
     if (text != NULL && !cJSON_IsObject(root)) {

@@ -2,17 +2,16 @@
 #include "capsule.h"
 
 #include <attn/api.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "common/bound.h"
 #include "common/capsule_read.h"
 #include "common/command.h"
 #include "common/device.h"
+#include "common/file.h"
 #include "common/json.h"
 #include "common/library.h"
 #include "support/number.h"
@@ -52,34 +51,6 @@ static int64_t tensor_bytes(const struct capsule *c, int32_t t)
            (int64_t)number_bytes(c->dtype);
 }
 
-static char *read_file(const char *name, size_t *size)
-{
-    struct stat info;
-    FILE *in = fopen(name, "rbe");
-    char *bytes = NULL;
-    const char *why = NULL;
-    if (in == NULL || fstat(fileno(in), &info) != 0) {
-        why = strerror(errno);
-    } else if (!S_ISREG(info.st_mode) || info.st_size > CAPSULE_BYTES + MOST_HEAD) {
-        why = "is no capsule: not a regular file of up to 257 MiB";
-    } else if ((bytes = malloc((size_t)info.st_size + 1)) == NULL) {
-        why = "no memory";
-    } else if (fread(bytes, 1, (size_t)info.st_size, in) != (size_t)info.st_size) {
-        why = "cannot be read";
-        free(bytes);
-        bytes = NULL;
-    }
-    if (why != NULL) {
-        fprintf(stderr, "attn-run: %s: %s\n", name, why);
-    } else {
-        *size = (size_t)info.st_size;
-    }
-    if (in != NULL) {
-        fclose(in);
-    }
-    return bytes;
-}
-
 /* Numbers of each head's mean and deviation. */
 static void draw(const struct capsule *c, int32_t tensor, uint8_t *bytes, uint64_t *random)
 {
@@ -97,8 +68,10 @@ static bool read_contents(struct contents *from, const char *name, uint64_t seed
     const char *data;
     size_t size = 0;
     struct capsule *c = &from->capsule;
-    from->file = read_file(name, &size);
+    const char *unread;
+    from->file = read_whole_file(name, CAPSULE_BYTES + MOST_HEAD, &size, &unread);
     if (from->file == NULL) {
+        fprintf(stderr, "attn-run: %s: is no capsule: %s\n", name, unread);
         return false;
     }
     if (capsule_read(c, from->file, size, &data, why, sizeof why) != NULL) {
@@ -433,20 +406,11 @@ static void compare(struct json *results, const struct capsule *c, const char *w
     int64_t off = 0, worst_at = 0;
     double worst = 0;
     for (int64_t row = 0; row < rows; row++) {
-        double squares = 0;
-        for (int64_t d = 0; d < dims; d++) {
-            const double x = number_load(reference, row * dims + d, c->dtype);
-            squares += isfinite(x) ? x * x : 0;
-        }
-        const double rms = sqrt(squares / (double)dims);
+        const double rms = bound_rms(reference, row * dims, c->dtype, dims);
         for (int64_t d = 0; d < dims; d++) {
             const double want = number_load(reference, row * dims + d, c->dtype);
             const double have = number_load(found, row * dims + d, c->dtype);
-            const double allowed =
-                bound.absolute * rms + bound.relative * fabs(want) + bound.least + 0x1p-24;
-            const double ratio = want == have || (isnan(want) && isnan(have)) ? 0
-                                 : isfinite(want) && isfinite(have) ? fabs(have - want) / allowed
-                                                                    : 1e30;
+            const double ratio = bound_ratio(want, have, bound_allows(bound, rms, c->dtype, want));
             off += ratio > 1;
             if (ratio > worst) {
                 worst = ratio;
@@ -461,7 +425,7 @@ static void compare(struct json *results, const struct capsule *c, const char *w
         row -= c->query_lens[request++];
     }
     json_add(item, "what", json_string(what));
-    json_add(item, "max_error", json_number(worst));
+    json_add(item, "max_error", json_number(isfinite(worst) ? worst : 1e30));
     json_add(item, "elements_off", json_number((double)off));
     struct json *place = json_add(item, "worst", json_object());
     json_add(place, "request", json_number(request));

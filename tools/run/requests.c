@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/file.h"
 #include "engine.h"
 
 #define ATTENDED_MARGIN 24 /* tokens that a long request goes past its window or chunk */
@@ -128,10 +129,11 @@ attn_status requests_read(struct run_engine *engine)
     if (engine->settings->requests == NULL) {
         generate(engine);
     } else {
-        FILE *file = fopen(engine->settings->requests, "rb");
-        char *text = calloc(1, MAX_FILE + 1);
-        if (file == NULL || text == NULL || fread(text, 1, MAX_FILE, file) == 0) {
-            engine_fail(engine, ATTN_ERROR_IO, engine->settings->requests, "cannot be read");
+        const char *why;
+        size_t size;
+        char *text = read_whole_file(engine->settings->requests, MAX_FILE, &size, &why);
+        if (text == NULL) {
+            engine_fail(engine, ATTN_ERROR_IO, engine->settings->requests, why);
         }
         cJSON *root = engine->status == ATTN_OK ? cJSON_Parse(text) : NULL;
         if (engine->status == ATTN_OK && (!cJSON_IsArray(root) || cJSON_GetArraySize(root) == 0)) {
@@ -142,9 +144,6 @@ attn_status requests_read(struct run_engine *engine)
         }
         cJSON_Delete(root);
         free(text);
-        if (file != NULL) {
-            fclose(file);
-        }
     }
     for (int32_t r = 0; r < engine->num_requests; r++) {
         int32_t end = engine->requests[r].prompt + engine->requests[r].output;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/bound.h"
 #include "engine.h"
 #include "support/number.h"
 #include "support/oracle.h"
@@ -116,15 +117,6 @@ void make_query(struct run_engine *engine, const struct run_layer *layer, int32_
     }
 }
 
-static double bound_ratio(int32_t dtype, double rms, double expected, double found)
-{
-    /* |error| <= a RMS of the row + b |expected|: probabilities and outputs rounded to the format.
-     */
-    static const double a[] = {0, 3e-3, 2e-2, 4e-5}, b[] = {0, 2e-3, 1.2e-2, 2e-5};
-    double ratio = fabs(found - expected) / (a[dtype] * rms + b[dtype] * fabs(expected) + 1e-30);
-    return isnan(ratio) ? INFINITY : ratio;
-}
-
 /* The recording is a float32 computation itself. */
 static double recording_ratio(double rms, double expected, double found)
 {
@@ -142,7 +134,9 @@ void compare_row(const struct run_layer *layer, const double *expected, const vo
     const double rms = sqrt(sum / count);
     for (int32_t d = 0; d < count; d++) {
         double found = number_load(out, at + d, layer->terms.dtype);
-        double ratio = bound_ratio(layer->terms.dtype, rms, expected[d], found);
+        double allowed =
+            bound_allows(bound_of_dtype(layer->terms.dtype), rms, layer->terms.dtype, expected[d]);
+        double ratio = bound_ratio(expected[d], found, allowed);
         ratio /= layer->roundings > 0 ? layer->roundings : 1;
         if (recorded != NULL) {
             ratio = fmax(ratio, recording_ratio(rms, (double)recorded[at + d], found));

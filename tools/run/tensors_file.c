@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/file.h"
+
 #define MAX_FILE ((size_t)1 << 32)
 #define MAX_HEADER (100 << 20)
 
@@ -17,32 +19,15 @@ static attn_status fail(struct attn_error *error, const char *field, const char 
     return ATTN_ERROR_INVALID_ARGUMENT;
 }
 
-static attn_status read_all(struct tensors_file *file, const char *name, struct attn_error *error)
-{
-    FILE *in = fopen(name, "rb");
-    long size = -1;
-    if (in != NULL && fseek(in, 0, SEEK_END) == 0) {
-        size = ftell(in);
-        rewind(in);
-    }
-    if (size < 8 || (size_t)size > MAX_FILE) {
-        if (in != NULL) {
-            fclose(in);
-        }
-        return fail(error, "file", "cannot be opened, or is no safetensors file");
-    }
-    file->size = (size_t)size;
-    file->bytes = malloc(file->size);
-    bool read = file->bytes != NULL && fread(file->bytes, 1, file->size, in) == file->size;
-    fclose(in);
-    return read ? ATTN_OK : fail(error, "file", "cannot be read");
-}
-
 attn_status tensors_open(struct tensors_file *file, const char *name, struct attn_error *error)
 {
     uint64_t length;
     *file = (struct tensors_file){NULL, 0, NULL, 0, NULL};
-    attn_status status = read_all(file, name, error);
+    const char *why;
+    file->bytes = (uint8_t *)read_whole_file(name, MAX_FILE, &file->size, &why);
+    attn_status status = file->bytes == NULL ? fail(error, "file", why)
+                         : file->size < 8    ? fail(error, "file", "is no safetensors file")
+                                             : ATTN_OK;
     if (status == ATTN_OK) {
         /* little-endian, as every machine that this runs on */
         memcpy(&length, file->bytes, sizeof length);

@@ -32,38 +32,10 @@ struct bound bound_of_lse(const struct factor_value *v)
     return bound;
 }
 
-static double row_rms(const void *row, int64_t at, int32_t dtype, int64_t dims)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < dims; i++) {
-        double x = number_load(row, at + i, dtype);
-        sum += isfinite(x) ? x * x : 0;
-    }
-    return sqrt(sum / (double)dims);
-}
-
-/* Of an element of a row whose root mean square is `rms`. */
-static double allowed_in_row(struct bound bound, double rms, int32_t dtype, double want)
-{
-    /* A row may lie in the format's subnormals, where half a unit is no small part of a value. */
-    double least = bound.least + (dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30);
-    return bound.absolute * rms + bound.relative * fabs(want) + least;
-}
-
 double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
                      struct bound bound)
 {
-    return allowed_in_row(bound, row_rms(expected, at, dtype, dims), dtype, want);
-}
-
-/* Over 1 where `have` is further from `want` than allowed; numbers that are not finite are the same
- * or not. */
-static double ratio_to_allowed(double want, double have, double allowed)
-{
-    if (want == have || (isnan(want) && isnan(have))) {
-        return 0;
-    }
-    return isfinite(want) && isfinite(have) ? fabs(have - want) / allowed : INFINITY;
+    return bound_allows(bound, bound_rms(expected, at, dtype, dims), dtype, want);
 }
 
 enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
@@ -74,12 +46,12 @@ enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
     for (int64_t t = 0; t < rows->num_rows; t++) {
         for (int64_t h = 0; h < rows->heads && (rows->wanted == NULL || rows->wanted[t]); h++) {
             int64_t at = t * rows->stride_row + h * rows->stride_head;
-            double rms = row_rms(expected, at, dtype, rows->dims);
+            double rms = bound_rms(expected, at, dtype, rows->dims);
             for (int64_t i = 0; i < rows->dims; i++) {
                 double want = number_load(expected, at + i, dtype);
                 double have = number_load(found, at + i, dtype);
-                double allowed = allowed_in_row(bound, rms, dtype, want);
-                double ratio = ratio_to_allowed(want, have, allowed);
+                double allowed = bound_allows(bound, rms, dtype, want);
+                double ratio = bound_ratio(want, have, allowed);
                 if (ratio > largest) {
                     largest = ratio;
                     trial_say(trial, TRIAL_FAILED,
@@ -101,8 +73,7 @@ enum trial_result compare_lse(struct trial *trial, const struct compared_lse *ro
             const double want = ((const float *)expected)[at], have = ((const float *)found)[at];
             const double allowed = bound.least + bound.relative * fabs(want) +
                                    (fabs(want) > LARGE_LSE ? bound.absolute : 0);
-            if (ratio_to_allowed(want, have, allowed) > 1 &&
-                (rows->wanted == NULL || rows->wanted[t])) {
+            if (bound_ratio(want, have, allowed) > 1 && (rows->wanted == NULL || rows->wanted[t])) {
                 const double base_2 = want * 1.4426950408889634;
                 const bool binary = fabs(want) > 1 && fabs(have - base_2) <= 1.5 * allowed;
                 return trial_say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g%s",

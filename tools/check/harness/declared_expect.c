@@ -10,6 +10,10 @@
 #if ATTN_HAS_CJSON
 #include <cjson/cJSON.h>
 
+#include "common/file.h"
+
+#define MAX_FILE (1 << 20)
+
 static const char *string_of(const cJSON *item)
 {
     return cJSON_IsString(item) ? item->valuestring : "?";
@@ -149,32 +153,16 @@ static bool numbers_hold(const struct json *declared, const cJSON *list, char *w
     return true;
 }
 
-static char *read_file(const char *file)
-{
-    FILE *in = fopen(file, "rb");
-    char *text = NULL;
-    long bytes = -1;
-    if (in != NULL && fseek(in, 0, SEEK_END) == 0 && (bytes = ftell(in)) >= 0 &&
-        fseek(in, 0, SEEK_SET) == 0) {
-        text = malloc((size_t)bytes + 1);
-    }
-    if (text != NULL) {
-        text[fread(text, 1, (size_t)bytes, in)] = '\0';
-    }
-    if (in != NULL) {
-        fclose(in);
-    }
-    return text;
-}
-
 bool declared_holds(const struct attn_backend_caps *caps, const char *file, char *why, size_t size)
 {
-    char *text = read_file(file);
+    const char *unread;
+    size_t bytes;
+    char *text = read_whole_file(file, MAX_FILE, &bytes, &unread);
     cJSON *list = text != NULL ? cJSON_Parse(text) : NULL;
     struct json *declared = declared_json(caps);
     bool holds = false;
     if (!cJSON_IsObject(list)) {
-        snprintf(why, size, "%s: %s", file, text == NULL ? "cannot be read" : "is no JSON object");
+        snprintf(why, size, "%s: %s", file, text == NULL ? unread : "is no JSON object");
     } else {
         holds = masks_hold(declared, list, why, size) && sizes_hold(caps, list, why, size) &&
                 refusals_hold(declared, list, why, size) && numbers_hold(declared, list, why, size);
