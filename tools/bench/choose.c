@@ -52,8 +52,7 @@ static attn_status tell_reasons(const struct measured *measured, const char *bac
         if (backend != NULL && !backend_is_named(info.caps, backend)) {
             continue;
         }
-        snprintf(name, sizeof name, "%s%s%s", info.caps->name,
-                 info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
+        backend_text(info.caps, name, sizeof name);
         api->assignment_verdict(measured->assignment, 0, phase, b, &verdict, &count);
         for (int32_t i = 0; i < count; i++) {
             struct attn_reason reason = {.struct_size = sizeof reason};

@@ -10,6 +10,7 @@
 #include "direct.h"
 #include "instructions.h"
 #include "measured.h"
+#include "support/planned.h"
 
 enum way { WAY_RUN, WAY_DIRECT, NUM_WAYS };
 static const char *const way_names[] = {"run", "direct"};
@@ -99,29 +100,8 @@ static attn_status plan_direct(struct dispatch *dispatch, struct attn_error *err
     const struct attn_kernels *kernels = dispatch->direct.kernels;
     struct memory *memory = &dispatch->measured.memory;
     struct attn_attend_args *attend = &dispatch->attend;
-    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
-                                                   .instance = attend->instance,
-                                                   .layer = attend->layer,
-                                                   .params = attend->params,
-                                                   .k_cache = attend->k_cache,
-                                                   .v_cache = attend->v_cache,
-                                                   .phase = attend->phase};
     struct attn_schedule_size size = {.struct_size = sizeof size};
-    attn_status status = ATTN_OK;
-    if (kernels->prepare != NULL) {
-        status = kernels->prepare(&prepare_args, &attend->prepared, error);
-    }
-    struct attn_schedule_size_args sized = {.struct_size = sizeof sized,
-                                            .instance = attend->instance,
-                                            .prepared = attend->prepared,
-                                            .limits = &dispatch->limits};
-    if (status == ATTN_OK && kernels->create_plan_state != NULL) {
-        status = kernels->create_plan_state(&sized, &attend->plan_state, error);
-    }
-    sized.plan_state = attend->plan_state;
-    if (status == ATTN_OK && kernels->schedule_size != NULL) {
-        status = kernels->schedule_size(&sized, &size, error);
-    }
+    attn_status status = planned_prepare(kernels, attend, &dispatch->limits, &size, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -142,12 +122,8 @@ static attn_status plan_direct(struct dispatch *dispatch, struct attn_error *err
 
 static void finish(struct dispatch *dispatch)
 {
-    const struct attn_kernels *kernels = dispatch->direct.kernels;
-    if (dispatch->attend.plan_state != NULL) {
-        kernels->destroy_plan_state(dispatch->direct.instance, dispatch->attend.plan_state);
-    }
-    if (dispatch->attend.prepared != NULL) {
-        kernels->release(dispatch->direct.instance, dispatch->attend.prepared);
+    if (dispatch->direct.kernels != NULL) {
+        planned_release(dispatch->direct.kernels, &dispatch->attend);
     }
     direct_close(&dispatch->direct);
     measured_finish(&dispatch->measured);

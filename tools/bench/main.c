@@ -256,8 +256,7 @@ static void tune_shape(struct bench *bench, const struct shape *shape)
         if (!here || (wanted != NULL && !backend_is_named(info.caps, wanted))) {
             continue;
         }
-        snprintf(name, sizeof name, "%s%s%s", info.caps->name,
-                 info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
+        backend_text(info.caps, name, sizeof name);
         measure(bench, shape, &named, 1);
         struct result *last = report->count > first ? &report->results[report->count - 1] : NULL;
         if (last != NULL && json_count(last->reasons) > 0) { /* it cannot serve the layer */

@@ -63,9 +63,7 @@ void *memory_normal(struct memory *memory, int32_t dtype, int64_t elements, doub
     uint8_t *host = malloc(bytes > 0 ? bytes : 1);
     void *destination = NULL;
     if (host != NULL) {
-        for (int64_t i = 0; i < drawn; i++) {
-            number_store(host, i, dtype, deviation * random_normal(random));
-        }
+        number_fill_normal(host, 0, drawn, dtype, deviation, random);
         for (size_t done = (size_t)drawn * size; done < bytes;) { /* doubles what is there */
             size_t more = done < bytes - done ? done : bytes - done;
             memcpy(host + done, host, more);

@@ -79,8 +79,7 @@ static bool can_merge(const struct session *session, int32_t index, struct resul
 {
     struct attn_backend_info info = {.struct_size = sizeof info};
     session->api->backend_info(session->runtime, index, &info);
-    snprintf(result->backend, sizeof result->backend, "%s%s%s", info.caps->name,
-             info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
+    backend_text(info.caps, result->backend, sizeof result->backend);
     const char *dtype = dtype_name(session->options->dtype);
     error->status = ATTN_ERROR_NO_BACKEND;
     if ((info.caps->kernels & ATTN_KERNEL_MERGE_STATES) == 0) {

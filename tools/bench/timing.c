@@ -14,7 +14,7 @@
 #define COPY_PART 0.05  /* of the bytes being both read and written: a copy ceiling counts */
 #define QUEUED_CALLS 50 /* few enough for a stream's queue, where the host's part is timed */
 
-double now_seconds(void)
+static double now_seconds(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -27,7 +27,8 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-double quantile(double *values, int32_t count, double part)
+/* Sorts; 0 of no values. `part` 0.5: the median. */
+static double quantile(double *values, int32_t count, double part)
 {
     if (count == 0) {
         return 0;

@@ -23,10 +23,6 @@ struct timing {
     bool failed;       /* faster than the floor: either the time or a ceiling is wrong */
 };
 
-double now_seconds(void);
-/* Sorts; 0 of no values. `part` 0.5: the median. */
-double quantile(double *values, int32_t count, double part);
-
 /* One of the works that are measured together. */
 struct contender {
     const struct work *work; /* NULL: not measured */

@@ -9,6 +9,7 @@
 
 #include "kernels/calls.h"
 #include "common/cache_lines.h"
+#include "common/find.h"
 #include "common/command.h"
 #include "common/conduct.h"
 #include "common/declared.h"
@@ -149,6 +150,7 @@ struct run {
     int32_t skip;         /* that earlier workers have begun */
 };
 
+/* Whether a case is to be run; it is listed instead where that was asked for. */
 static bool wanted(struct run *run, const char *name)
 {
     if (run->options->fail_fast && run->outlet->report->counts[TRIAL_FAILED] > 0) {
@@ -157,7 +159,11 @@ static bool wanted(struct run *run, const char *name)
     bool mine = run->options->filter == NULL || fnmatch(run->options->filter, name, 0) == 0;
     mine = mine && run->num_matching++ % run->options->num_parts == run->options->part;
     mine = mine && run->num_mine++ >= run->skip;
-    if (mine && !run->options->list) {
+    if (mine && run->options->list) {
+        puts(name);
+        return false;
+    }
+    if (mine) {
         outlet_begin(run->outlet, name, true);
     }
     return mine;
@@ -207,15 +213,10 @@ static void try_attend(struct run *run, const struct attend_case *c, int32_t way
         snprintf(full_name, sizeof full_name, "attend_output.%s%s.%s", form,
                  name + strlen("attend"), trial_way_names[way]);
     }
-    if (!wanted(run, full_name)) {
-        return;
+    if (wanted(run, full_name)) {
+        record(run, full_name,
+               trial_attend(&run->trial, &run->space, c, seed_of(run->options, full_name), way));
     }
-    if (run->options->list) {
-        puts(full_name);
-        return;
-    }
-    record(run, full_name,
-           trial_attend(&run->trial, &run->space, c, seed_of(run->options, full_name), way));
 }
 
 /* One case that a filter names in full runs although the covering array, which follows what is
@@ -292,18 +293,13 @@ static bool run_outputs(struct run *run)
     return true;
 }
 
-/* A case next to the attends: named, wanted or not, listed or run. */
+/* A case next to the attends. */
 static void try_case(void *user, const char *name, kernel_run *kernel, const void *variant)
 {
     struct run *run = user;
-    if (!wanted(run, name)) {
-        return;
+    if (wanted(run, name)) {
+        record(run, name, kernel(&run->trial, variant, run->options->seed));
     }
-    if (run->options->list) {
-        puts(name);
-        return;
-    }
-    record(run, name, kernel(&run->trial, variant, run->options->seed));
 }
 
 static void run_kernels(struct run *run)
@@ -361,8 +357,7 @@ static void begin_record(const struct run *run, const char *file)
                                  .seed = run->options->seed};
     char line[512];
     snprintf(record.mode, sizeof record.mode, "%s", run->options->full ? "full" : "quick");
-    snprintf(record.backend, sizeof record.backend, "%s%s%s", caps->name,
-             caps->variant[0] != '\0' ? "@" : "", caps->variant);
+    backend_text(caps, record.backend, sizeof record.backend);
     if (file_hash(file, &record.file) && conformance_text(&record, line, sizeof line)) {
         line[strcspn(line, "\n")] = '\0';
         outlet_record(run->outlet, line);
@@ -419,16 +414,11 @@ static bool run_engines(struct run *run)
         case_name(&space, &cases[i], name, sizeof name);
         snprintf(full_name, sizeof full_name, "engine%s.%s", name + strlen("attend"),
                  engine_way_names[way]);
-        if (!wanted(run, full_name)) {
-            continue;
+        if (wanted(run, full_name)) {
+            record(run, full_name,
+                   engine_trial(&run->trial, run->core, &space, &cases[i],
+                                seed_of(run->options, full_name), way));
         }
-        if (run->options->list) {
-            puts(full_name);
-            continue;
-        }
-        record(run, full_name,
-               engine_trial(&run->trial, run->core, &space, &cases[i],
-                            seed_of(run->options, full_name), way));
     }
     if (ok) {
         const struct kernel_sink sink = {run, &run->trial.tested->caps, &space, try_case};

@@ -8,6 +8,8 @@
 
 #define DEVICE_ALIGNMENT 256
 
+const struct device device_host = {.device = {ATTN_DEVICE_CPU, 0}};
+
 attn_status device_init(struct device *device, const struct attn_api *api, attn_runtime *runtime,
                         struct attn_device which, struct attn_error *error)
 {

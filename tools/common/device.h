@@ -13,6 +13,7 @@ struct device {
     attn_open_device *opened;
 };
 
+extern const struct device device_host; /* the host's memory */
 attn_status device_init(struct device *device, const struct attn_api *api, attn_runtime *runtime,
                         struct attn_device which, struct attn_error *error);
 void device_finish(struct device *device);

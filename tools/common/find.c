@@ -12,6 +12,11 @@ bool backend_is_named(const struct attn_backend_caps *caps, const char *name)
             (name[length] == '@' && strcmp(name + length + 1, caps->variant) == 0));
 }
 
+void backend_text(const struct attn_backend_caps *caps, char *text, size_t size)
+{
+    snprintf(text, size, "%s%s%s", caps->name, caps->variant[0] != '\0' ? "@" : "", caps->variant);
+}
+
 /* Whether `file` is attn_NAME.so, where `name` is NAME or NAME@VARIANT. */
 static bool file_is_named(const char *file, const char *name)
 {

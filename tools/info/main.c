@@ -2,6 +2,7 @@
 /* attn-info: what is on this machine, and which backend would serve each layer of a model, with
  * every reason. */
 #include "common/json.h"
+#include "common/find.h"
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -285,8 +286,7 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
             }
             struct json *item = json_object();
             info->api->backend_info(info->runtime, b, &backend);
-            snprintf(name, sizeof name, "%s%s%s", backend.caps->name,
-                     backend.caps->variant[0] != '\0' ? "@" : "", backend.caps->variant);
+            backend_text(backend.caps, name, sizeof name);
             json_add(item, "backend", json_string(name));
             json_add(item, "phase", json_string(phase_names[phase]));
             if (verdict == ATTN_VERDICT_ELIGIBLE) {

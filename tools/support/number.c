@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "number.h"
+#include "random.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -119,6 +120,14 @@ double number_load(const void *memory, int64_t at, int32_t dtype)
                       (int)field - formats[dtype].bias - mantissa_bits);
     }
     return raw >> (bits - 1) ? -value : value;
+}
+
+void number_fill_normal(void *memory, int64_t first, int64_t count, int32_t dtype, double deviation,
+                        uint64_t *random)
+{
+    for (int64_t i = first; i < first + count; i++) {
+        number_store(memory, i, dtype, deviation * random_normal(random));
+    }
 }
 
 double number_round(double value, int32_t dtype)

@@ -11,6 +11,9 @@ size_t number_bytes(int32_t dtype);
 /* Rounds to nearest even; fp8 saturates. `at` counts elements. */
 void number_store(void *memory, int64_t at, int32_t dtype, double value);
 double number_load(const void *memory, int64_t at, int32_t dtype);
+/* `count` normal numbers times `deviation`, from element `first` on. */
+void number_fill_normal(void *memory, int64_t first, int64_t count, int32_t dtype, double deviation,
+                        uint64_t *random);
 /* What a value becomes when it is stored. */
 double number_round(double value, int32_t dtype);
 

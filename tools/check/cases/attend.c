@@ -14,8 +14,7 @@
 const char *const trial_way_names[TRIAL_WAY_COUNT] = {
     "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "alone"};
 
-/* The least graph level at which batches of a shape can be captured. */
-static int32_t graph_level_of(int32_t shape)
+int32_t trial_graph_level(int32_t shape)
 {
     return shape == SHAPE_DECODE || shape == SHAPE_LONG_DECODE ? ATTN_GRAPH_SINGLE_TOKEN_DECODE
            : shape == SHAPE_SPECULATIVE                        ? ATTN_GRAPH_UNIFORM_BATCH
@@ -29,7 +28,7 @@ bool trial_way_declared(const struct attn_backend_caps *caps, int32_t shape, int
         return (caps->features & ATTN_FEATURE_UPDATE_BLOCK_TABLE) && shape_is_paged(shape);
     case TRIAL_REPLAY:
     case TRIAL_IN_GRAPH:
-        return caps->graph_level >= graph_level_of(shape);
+        return caps->graph_level >= trial_graph_level(shape);
     case TRIAL_ALONE:
         return (caps->features & ATTN_FEATURE_BATCH_INVARIANT) != 0;
     default:
@@ -55,47 +54,13 @@ static attn_status plan_and_update(struct problem_copy *copy, const struct probl
     return status;
 }
 
-/* One step is captured with other lengths, then replayed with the batch's own. First generation: a
- * plan made for the capture, renewed before the replay. Second: the host's part before each, the
- * device's part inside. Without graphs on the device the calls are the same. */
-static attn_status capture_and_replay(struct problem_copy *copy, const struct problem *problem,
-                                      int32_t way, struct attn_error *error)
-{
-    bool inside = way == TRIAL_IN_GRAPH;
-    void *graph = NULL;
-    attn_status status = problem_copy_plan_shorter(
-        copy, problem, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
-    bool capturing = status == ATTN_OK && device_capture_begin(copy->device, copy->stream);
-    if (status == ATTN_OK && inside) {
-        status = problem_copy_plan(copy, ATTN_PLAN_IN_GRAPH, error);
-    }
-    status = status == ATTN_OK ? problem_copy_attend(copy, error) : status;
-    graph = capturing ? device_capture_end(copy->device, copy->stream) : NULL;
-    if (capturing && graph == NULL) {
-        status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
-    }
-    if (status == ATTN_OK) {
-        status = problem_copy_plan(copy, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, error);
-    }
-    if (status == ATTN_OK && capturing) {
-        bool launched = device_graph_launch(copy->device, graph, copy->stream);
-        status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
-    } else if (status == ATTN_OK) {
-        status = inside ? problem_copy_plan(copy, ATTN_PLAN_IN_GRAPH, error) : ATTN_OK;
-        status = status == ATTN_OK ? problem_copy_attend(copy, error) : status;
-    }
-    uint8_t drained; /* the graph may not be destroyed under its own launch */
-    device_read(copy->device, &drained, copy->memory, 1);
-    device_graph_finish(copy->device, graph);
-    return status;
-}
-
 static attn_status plan_by_way(struct problem_copy *copy, const struct problem *problem,
                                int32_t way, struct attn_error *error)
 {
     attn_status status = ATTN_OK;
     if (way == TRIAL_REPLANNED) {
-        status = problem_copy_plan_shorter(copy, problem, ATTN_PLAN_EAGER, error);
+        const struct copy_step step = problem_copy_step(copy, problem);
+        status = copy_step_plan_shorter(&step, ATTN_PLAN_EAGER, error);
     } else if (way == TRIAL_TABLE_UPDATE) {
         return plan_and_update(copy, problem, error);
     }
@@ -174,28 +139,9 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
     }
     for (int32_t r = 0; r < problem->num_reqs && result == TRIAL_PASSED && status == ATTN_OK; r++) {
         struct attn_batch *one = &tested->binding.batch;
-        *one = whole;
-        one->num_reqs = 1;
+        *one = batch_of_request(&whole, r);
         one->max_query_len = problem->requests[r].query_len;
         one->max_seq_len = problem->requests[r].seq_len;
-        one->query_start_loc += r;
-        one->query_start_loc_host += r;
-        one->num_actual_tokens = one->query_start_loc_host[1];
-        if (problem->paged) {
-            one->seq_lens += r;
-            one->seq_lens_host += one->seq_lens_host != NULL ? r : 0;
-            one->block_table += one->block_table_row != NULL ? 0 : r * one->block_table_stride;
-            one->block_table_row += one->block_table_row != NULL ? r : 0;
-        }
-        one->key_start_loc += one->key_start_loc != NULL ? r : 0;
-        one->key_start_loc_host += one->key_start_loc_host != NULL ? r : 0;
-        one->encoder_seq_lens += one->encoder_seq_lens != NULL ? r : 0;
-        one->encoder_seq_lens_host += one->encoder_seq_lens_host != NULL ? r : 0;
-        one->causal_per_request += one->causal_per_request != NULL ? r : 0;
-        one->span_start_loc += one->span_start_loc != NULL ? r : 0;
-        if (one->tree != NULL) {
-            one->tree = (const uint32_t *)one->tree + r * one->tree_stride_request;
-        }
         status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
         if (status == ATTN_OK) {
             status = problem_copy_attend(tested, error);
@@ -300,10 +246,11 @@ static enum trial_result run_beside(struct trial *trial, const struct problem *p
                                     struct attn_error *error)
 {
     struct problem_copy other;
+    const struct copy_step step = problem_copy_step(&other, problem);
     bool ready = problem_copy_init(&other, tested->backend, tested->device, problem);
     problem_copy_loosen(&other, problem);
     ready = ready && problem_copy_prepare(&other, problem, 1, error) == ATTN_OK &&
-            problem_copy_plan_shorter(&other, problem, ATTN_PLAN_EAGER, error) == ATTN_OK;
+            copy_step_plan_shorter(&step, ATTN_PLAN_EAGER, error) == ATTN_OK;
     if (ready) {
         uint8_t drained; /* before the other's memory goes */
         *status = problem_copy_attend(tested, error);
@@ -320,9 +267,10 @@ static enum trial_result run_step(struct trial *trial, const struct problem *pro
     struct attn_error error = ATTN_ERROR_INIT;
     bool graph = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
     bool counted = !trial->concurrent;
+    const struct copy_step step = problem_copy_step(tested, problem);
     struct watch watch;
     watch_begin(&watch);
-    attn_status status = graph ? capture_and_replay(tested, problem, way, &error)
+    attn_status status = graph ? copy_step_captured(&step, way == TRIAL_IN_GRAPH, &error)
                                : plan_by_way(tested, problem, way, &error);
     if (status == ATTN_OK && way == TRIAL_TWO_PLANS) {
         enum trial_result result = run_beside(trial, problem, tested, &status, &error);

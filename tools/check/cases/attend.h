@@ -20,6 +20,8 @@ enum trial_way {
 
 extern const char *const trial_way_names[TRIAL_WAY_COUNT];
 
+/* The least graph level at which batches of a shape can be captured. */
+int32_t trial_graph_level(int32_t shape);
 /* Whether what the backend declares makes the way a promise of its for batches of this shape. */
 bool trial_way_declared(const struct attn_backend_caps *caps, int32_t shape, int32_t way);
 

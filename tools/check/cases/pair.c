@@ -56,18 +56,18 @@ enum trial_result verify_image(struct trial *trial, const struct image *image, c
 
 enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context)
 {
-    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
     struct trial *trial = pair->trial;
     struct attn_error error = ATTN_ERROR_INIT;
     if (!take_memory(pair)) {
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
-    attn_status status = call(trial->reference, pair->expected, cpu, NULL, context, &error);
+    attn_status status =
+        call(trial->reference, pair->expected, &device_host, NULL, context, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "reference", status, &error);
     }
     void *stream = device_stream_create(trial->device);
-    status = call(trial->tested, pair->memory, trial->device->device, stream, context, &error);
+    status = call(trial->tested, pair->memory, trial->device, stream, context, &error);
     bool read = device_read(trial->device, pair->found, pair->memory, pair->image.size);
     device_stream_destroy(trial->device, stream);
     if (status == ATTN_ERROR_UNSUPPORTED || (pair->optional && status != ATTN_OK)) {
@@ -99,7 +99,7 @@ enum trial_result pair_parts(struct pair *pair, pair_call *call, const void *con
     void *stream = device_stream_create(trial->device);
     for (*part = 0; *part < num_parts && result == TRIAL_PASSED; (*part)++) {
         attn_status status =
-            call(trial->tested, pair->memory, trial->device->device, stream, context, &error);
+            call(trial->tested, pair->memory, trial->device, stream, context, &error);
         result = status == ATTN_OK ? result
                                    : trial_call_failed(trial, "a part of the call", status, &error);
     }
@@ -132,10 +132,10 @@ struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims)
     return (struct pair_tensor){.shape = {rows, heads, dims}, .strides = {heads * dims, dims, 1}};
 }
 
-struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, struct attn_device device,
+struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, const struct device *device,
                               int32_t dtype, int32_t ndim)
 {
-    shaped->tensor = (struct attn_tensor){data,          device,          ndim, number_dtype(dtype),
+    shaped->tensor = (struct attn_tensor){data,          device->device,  ndim, number_dtype(dtype),
                                           shaped->shape, shaped->strides, 0};
     return &shaped->tensor;
 }

@@ -23,8 +23,8 @@ struct pair_tensor {
     int64_t strides[3];
 };
 
-/* One call of a kernel over a copy of the image at `base`. */
-typedef attn_status pair_call(struct backend *backend, uint8_t *base, struct attn_device device,
+/* One call of a kernel over a copy of the image at `base` in the device's memory. */
+typedef attn_status pair_call(struct backend *backend, uint8_t *base, const struct device *device,
                               void *stream, const void *context, struct attn_error *error);
 
 void pair_init(struct pair *pair, struct trial *trial);
@@ -51,7 +51,7 @@ enum trial_result pair_compare(struct pair *pair, const char *what, size_t at, i
 
 struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims);
 /* The tensor over `data`; its arrays are those of `shaped`, which must outlive it. */
-struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, struct attn_device device,
+struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, const struct device *device,
                               int32_t dtype, int32_t ndim);
 
 /* Codes of 8-bit formats: at most one step apart, and few of them. */

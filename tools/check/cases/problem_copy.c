@@ -153,14 +153,85 @@ attn_status problem_copy_restore(struct problem_copy *copy, const struct problem
     return ok ? ATTN_OK : ATTN_ERROR_DEVICE;
 }
 
-attn_status problem_copy_plan_shorter(struct problem_copy *copy, const struct problem *problem,
-                                      int32_t mode, struct attn_error *error)
+static attn_status plan_kernels(const struct copy_step *step, int32_t mode,
+                                struct attn_error *error)
+{
+    return problem_copy_plan(step->copy, mode, error);
+}
+
+static attn_status run_kernels(const struct copy_step *step, struct attn_error *error)
+{
+    return problem_copy_attend(step->copy, error);
+}
+
+struct copy_step problem_copy_step(struct problem_copy *copy, const struct problem *problem)
+{
+    return (struct copy_step){copy, problem, plan_kernels, run_kernels};
+}
+
+attn_status copy_step_plan_shorter(const struct copy_step *step, int32_t mode,
+                                   struct attn_error *error)
 {
     int32_t lengths[PROBLEM_MAX_REQS];
-    attn_status status = problem_copy_shorten(copy, problem, lengths);
-    status = status == ATTN_OK ? problem_copy_plan(copy, mode, error) : status;
-    attn_status restored = problem_copy_restore(copy, problem);
+    attn_status status = problem_copy_shorten(step->copy, step->problem, lengths);
+    status = status == ATTN_OK ? step->plan(step, mode, error) : status;
+    attn_status restored = problem_copy_restore(step->copy, step->problem);
     return status != ATTN_OK ? status : restored;
+}
+
+attn_status copy_step_captured(const struct copy_step *step, bool inside, struct attn_error *error)
+{
+    struct problem_copy *copy = step->copy;
+    void *graph = NULL;
+    attn_status status =
+        copy_step_plan_shorter(step, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
+    bool capturing = status == ATTN_OK && device_capture_begin(copy->device, copy->stream);
+    if (status == ATTN_OK && inside) {
+        status = step->plan(step, ATTN_PLAN_IN_GRAPH, error);
+    }
+    status = status == ATTN_OK ? step->run(step, error) : status;
+    graph = capturing ? device_capture_end(copy->device, copy->stream) : NULL;
+    if (capturing && graph == NULL) {
+        status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
+    }
+    if (status == ATTN_OK) {
+        status = step->plan(step, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, error);
+    }
+    if (status == ATTN_OK && capturing) {
+        bool launched = device_graph_launch(copy->device, graph, copy->stream);
+        status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
+    } else if (status == ATTN_OK) {
+        status = inside ? step->plan(step, ATTN_PLAN_IN_GRAPH, error) : ATTN_OK;
+        status = status == ATTN_OK ? step->run(step, error) : status;
+    }
+    uint8_t drained; /* the graph may not be destroyed under its own launch */
+    device_read(copy->device, &drained, copy->memory, 1);
+    device_graph_finish(copy->device, graph);
+    return status;
+}
+
+#define SHIFT(array, count) one.array += one.array != NULL ? (count) : 0
+struct attn_batch batch_of_request(const struct attn_batch *whole, int32_t r)
+{
+    struct attn_batch one = *whole;
+    one.num_reqs = 1;
+    one.query_start_loc += r;
+    one.query_start_loc_host += r;
+    one.num_actual_tokens = one.query_start_loc_host[1];
+    SHIFT(seq_lens, r);
+    SHIFT(seq_lens_host, r);
+    SHIFT(block_table, one.block_table_row != NULL ? 0 : r * one.block_table_stride);
+    SHIFT(block_table_row, r);
+    SHIFT(key_start_loc, r);
+    SHIFT(key_start_loc_host, r);
+    SHIFT(encoder_seq_lens, r);
+    SHIFT(encoder_seq_lens_host, r);
+    SHIFT(causal_per_request, r);
+    SHIFT(span_start_loc, r);
+    if (one.tree != NULL) {
+        one.tree = (const uint32_t *)one.tree + r * one.tree_stride_request;
+    }
+    return one;
 }
 
 attn_status problem_copy_write(struct problem_copy *copy, const struct problem *problem,
@@ -183,13 +254,12 @@ attn_status problem_copy_attend(struct problem_copy *copy, struct attn_error *er
 static attn_status write_context(struct backend *reference, struct problem *problem,
                                  struct attn_error *error)
 {
-    static const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
     struct problem_copy copy;
     attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
     if (!problem->paged) {
         return ATTN_OK;
     }
-    if (problem_copy_init(&copy, reference, &host, problem)) {
+    if (problem_copy_init(&copy, reference, &device_host, problem)) {
         status = reference->kernels.write_kv(&copy.binding.write_context, error);
         memcpy(problem->image.bytes, copy.memory, problem->image.size);
     }
@@ -218,9 +288,8 @@ enum trial_result problem_copies_init(struct problem_copies *copies, struct tria
                                       const struct case_space *space, const struct attend_case *c,
                                       uint64_t seed)
 {
-    static const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
     struct attn_error error = ATTN_ERROR_INIT;
-    copies->reference = (struct problem_copy){.device = &host};
+    copies->reference = (struct problem_copy){.device = &device_host};
     copies->tested = (struct problem_copy){.device = trial->device};
     if (!problem_init(&copies->problem, space, c, seed)) {
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
@@ -229,7 +298,8 @@ enum trial_result problem_copies_init(struct problem_copies *copies, struct tria
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "reference write_kv", status, &error);
     }
-    return problem_copy_init(&copies->reference, trial->reference, &host, &copies->problem) &&
+    return problem_copy_init(&copies->reference, trial->reference, &device_host,
+                             &copies->problem) &&
                    problem_copy_init(&copies->tested, trial->tested, trial->device,
                                      &copies->problem)
                ? TRIAL_PASSED

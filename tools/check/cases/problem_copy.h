@@ -44,9 +44,24 @@ attn_status problem_copy_plan(struct problem_copy *copy, int32_t mode, struct at
 attn_status problem_copy_shorten(struct problem_copy *copy, const struct problem *problem,
                                  int32_t *lengths);
 attn_status problem_copy_restore(struct problem_copy *copy, const struct problem *problem);
+/* How a copy's step is planned and run: by its backend's kernels alone, or through the core. */
+struct copy_step {
+    struct problem_copy *copy;
+    const struct problem *problem;
+    attn_status (*plan)(const struct copy_step *step, int32_t mode, struct attn_error *error);
+    attn_status (*run)(const struct copy_step *step, struct attn_error *error);
+};
+/* The copy's own kernels. */
+struct copy_step problem_copy_step(struct problem_copy *copy, const struct problem *problem);
 /* A plan of that other batch in the same memory. */
-attn_status problem_copy_plan_shorter(struct problem_copy *copy, const struct problem *problem,
-                                      int32_t mode, struct attn_error *error);
+attn_status copy_step_plan_shorter(const struct copy_step *step, int32_t mode,
+                                   struct attn_error *error);
+/* One step is captured with other lengths, then replayed with the batch's own. First generation: a
+ * plan made for the capture, renewed before the replay. Second (`inside`): the host's part before
+ * each, the device's part inside. Without graphs on the device the calls are the same. */
+attn_status copy_step_captured(const struct copy_step *step, bool inside, struct attn_error *error);
+/* The batch's request `r` alone, whose first row stays where it is. */
+struct attn_batch batch_of_request(const struct attn_batch *whole, int32_t r);
 /* Writes the step's keys with the backend's own kernel, unless its attend does. */
 attn_status problem_copy_write(struct problem_copy *copy, const struct problem *problem,
                                struct attn_error *error);

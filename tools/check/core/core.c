@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/library.h"
+#include "common/find.h"
 #include "harness/watch.h"
 #include "support/services.h"
 
@@ -62,8 +63,7 @@ attn_status core_open(struct core *core, const struct resolved *resolved,
     bool two = strcmp(resolved->file, resolved->reference) != 0;
     snprintf(path, sizeof path, "%s%s%s", resolved->file, two ? ":" : "",
              two ? resolved->reference : "");
-    snprintf(core->order, sizeof core->order, "%s%s%s", tested->name,
-             tested->variant[0] != '\0' ? "@" : "", tested->variant);
+    backend_text(tested, core->order, sizeof core->order);
     core->device = tested->device;
     core->host = (struct attn_host){.struct_size = sizeof core->host,
                                     .user = core,

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/engine.h"
-#include "harness/places.h"
+#include "harness/planned.h"
 #include "support/client.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#define WORKSPACE_GUARD 512
 #define SPARE_LIMITS 8
 
 attn_status engine_bind(struct engine *engine, struct core *core, const struct device *device,
@@ -48,18 +44,10 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
         return status;
     }
     plan->bytes = client_workspace_bytes(api, plan->plan);
-    uint8_t *poison = malloc(plan->bytes + WORKSPACE_GUARD);
-    plan->workspace = device_alloc(engine->device, plan->bytes + WORKSPACE_GUARD);
-    bool ready = poison != NULL && plan->workspace != NULL;
-    place_buffer(plan->workspace, plan->bytes, "workspace");
-    if (ready) {
-        memset(poison, IMAGE_POISON, plan->bytes + WORKSPACE_GUARD);
-        ready =
-            device_write(engine->device, plan->workspace, poison, plan->bytes + WORKSPACE_GUARD);
-    }
-    free(poison);
-    return ready ? client_bind_workspace(api, plan->plan, plan->workspace, plan->bytes, error)
-                 : ATTN_ERROR_OUT_OF_MEMORY;
+    plan->workspace = guarded_alloc(engine->device, plan->bytes, "workspace", &status);
+    return status == ATTN_OK
+               ? client_bind_workspace(api, plan->plan, plan->workspace, plan->bytes, error)
+               : status;
 }
 
 void engine_finish(struct engine *engine)
@@ -69,8 +57,7 @@ void engine_finish(struct engine *engine)
     }
     for (int32_t i = 0; i < 2; i++) {
         engine->core->api->plan_destroy(engine->plans[i].plan);
-        place_forget(engine->plans[i].workspace);
-        device_free(engine->device, engine->plans[i].workspace);
+        guarded_free(engine->device, engine->plans[i].workspace);
     }
     engine->core->api->model_destroy(engine->model);
 }
@@ -93,17 +80,9 @@ bool engine_guards_whole(const struct engine *engine)
 {
     for (int32_t i = 0; i < 2; i++) {
         const struct engine_plan *plan = &engine->plans[i];
-        uint8_t guard[WORKSPACE_GUARD];
-        if (plan->workspace == NULL) {
-            continue;
-        }
-        if (!device_read(engine->device, guard, plan->workspace + plan->bytes, sizeof guard)) {
+        if (plan->workspace != NULL &&
+            !guarded_whole(engine->device, plan->workspace, plan->bytes)) {
             return false;
-        }
-        for (size_t j = 0; j < sizeof guard; j++) {
-            if (guard[j] != IMAGE_POISON) {
-                return false;
-            }
         }
     }
     return true;

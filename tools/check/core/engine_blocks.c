@@ -214,12 +214,11 @@ static enum trial_result verify_moved(struct trial *trial, const struct factor_v
 static enum trial_result run_blocks(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct blocks_case *b = variant;
-    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
     struct core as_reference = core_of_reference(b->core);
     size_t scales = aligned(views_cache_bytes(b->v, BLOCKS));
     size_t bytes = scales + aligned(views_scales_bytes(b->v, BLOCKS));
     struct caches both[2] = {
-        {.core = &as_reference, .device = &host, .layer_bytes = bytes, .scales = scales},
+        {.core = &as_reference, .device = &device_host, .layer_bytes = bytes, .scales = scales},
         {.core = b->core, .device = trial->device, .layer_bytes = bytes, .scales = scales}};
     struct attn_error error = ATTN_ERROR_INIT;
     uint8_t *initial = malloc(LAYERS * bytes);

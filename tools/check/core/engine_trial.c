@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "cases/attend.h"
 #include "core/engine.h"
 #include "cases/verify.h"
 #include "cases/output.h"
@@ -13,10 +14,9 @@ const char *const engine_way_names[ENGINE_WAY_COUNT] = {
 
 /* A step under way. */
 struct run {
+    struct copy_step step; /* of the first plan */
     struct trial *trial;
-    const struct problem *problem;
     struct engine *engine;
-    struct problem_copy *copy;
     struct problem_copy *other; /* of the second plan, with memory of its own */
     uint32_t flags;             /* of the runs */
 };
@@ -31,56 +31,31 @@ static attn_status plan_batch(const struct run *run, int32_t index, int32_t mode
                                    : api->plan_graph(plan, mode, batch, copy->stream, error);
 }
 
-/* Another batch of the same requests. */
-static attn_status plan_shorter(const struct run *run, int32_t mode, struct attn_error *error)
-{
-    int32_t lengths[PROBLEM_MAX_REQS];
-    attn_status status = problem_copy_shorten(run->copy, run->problem, lengths);
-    status = status == ATTN_OK ? plan_batch(run, 0, mode, run->copy, error) : status;
-    attn_status restored = problem_copy_restore(run->copy, run->problem);
-    return status != ATTN_OK ? status : restored;
-}
-
 static attn_status run_step(const struct run *run, int32_t index, struct problem_copy *copy,
                             struct attn_error *error)
 {
-    struct attn_step_io io = engine_io(run->problem, copy);
+    struct attn_step_io io = engine_io(run->step.problem, copy);
     struct engine *engine = run->engine;
     io.flags = run->flags;
     return engine->core->api->run(engine->plans[index].plan, engine->layer, &io, error);
 }
 
-static attn_status run_graph(const struct run *run, int32_t way, struct attn_error *error)
+/* A run begins with its step. */
+static attn_status plan_first(const struct copy_step *step, int32_t mode, struct attn_error *error)
 {
-    bool inside = way == ENGINE_IN_GRAPH;
-    struct problem_copy *copy = run->copy;
-    void *graph = NULL;
-    attn_status status =
-        plan_shorter(run, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
-    bool capturing = status == ATTN_OK && device_capture_begin(copy->device, copy->stream);
-    if (status == ATTN_OK && inside) {
-        status = plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, copy, error);
-    }
-    status = status == ATTN_OK ? run_step(run, 0, copy, error) : status;
-    graph = capturing ? device_capture_end(copy->device, copy->stream) : NULL;
-    if (capturing && graph == NULL) {
-        status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
-    }
-    if (status == ATTN_OK) {
-        status =
-            plan_batch(run, 0, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, copy, error);
-    }
-    if (status == ATTN_OK && capturing) {
-        bool launched = device_graph_launch(copy->device, graph, copy->stream);
-        status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
-    } else if (status == ATTN_OK) {
-        status = inside ? plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, copy, error) : ATTN_OK;
-        status = status == ATTN_OK ? run_step(run, 0, copy, error) : status;
-    }
-    uint8_t drained;
-    device_read(copy->device, &drained, copy->memory, 1);
-    device_graph_finish(copy->device, graph);
-    return status;
+    return plan_batch((const struct run *)(const void *)step, 0, mode, step->copy, error);
+}
+
+static attn_status run_first(const struct copy_step *step, struct attn_error *error)
+{
+    return run_step((const struct run *)(const void *)step, 0, step->copy, error);
+}
+
+/* Planned as it is, and run. */
+static attn_status run_eager(const struct run *run, struct attn_error *error)
+{
+    attn_status status = plan_first(&run->step, ATTN_PLAN_EAGER, error);
+    return status == ATTN_OK ? run_first(&run->step, error) : status;
 }
 
 /* Planned with tables that are wrong, then given the right ones: by itself, as a later group's plan
@@ -88,11 +63,11 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
 static attn_status run_table_update(const struct run *run, struct attn_error *error)
 {
     const struct attn_api *api = run->engine->core->api;
-    struct problem_copy *copy = run->copy;
+    struct problem_copy *copy = run->step.copy;
     struct attn_batch *batch = &copy->binding.batch;
     const struct attn_batch whole = *batch;
-    batch->block_table = (const int32_t *)(copy->memory + run->problem->at.other_table);
-    batch->slot_mapping = (const int64_t *)(copy->memory + run->problem->at.other_slots);
+    batch->block_table = (const int32_t *)(copy->memory + run->step.problem->at.other_table);
+    batch->slot_mapping = (const int64_t *)(copy->memory + run->step.problem->at.other_slots);
     attn_status status = plan_batch(run, 1, ATTN_PLAN_EAGER, copy, error);
     *batch = whole;
     if (status == ATTN_OK) {
@@ -104,13 +79,14 @@ static attn_status run_table_update(const struct run *run, struct attn_error *er
 
 static attn_status run_two_plans(const struct run *run, struct attn_error *error)
 {
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, error);
-    status = status == ATTN_OK ? plan_batch(run, 1, ATTN_PLAN_EAGER, run->copy, error) : status;
-    status = status == ATTN_OK ? run_step(run, 0, run->copy, error) : status;
-    return status == ATTN_OK ? run_step(run, 1, run->copy, error) : status;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->step.copy, error);
+    status =
+        status == ATTN_OK ? plan_batch(run, 1, ATTN_PLAN_EAGER, run->step.copy, error) : status;
+    status = status == ATTN_OK ? run_step(run, 0, run->step.copy, error) : status;
+    return status == ATTN_OK ? run_step(run, 1, run->step.copy, error) : status;
 }
 
-struct lane {
+struct planner {
     const struct run *run;
     struct problem_copy *copy;
     int32_t index;
@@ -118,41 +94,41 @@ struct lane {
     struct attn_error error;
 };
 
-static void *run_lane(void *argument)
+static void *run_planner(void *argument)
 {
-    struct lane *lane = argument;
-    for (int32_t i = 0; i < 3 && lane->status == ATTN_OK; i++) {
-        lane->status =
-            plan_batch(lane->run, lane->index, ATTN_PLAN_EAGER, lane->copy, &lane->error);
-        if (lane->status == ATTN_OK) {
-            lane->status = run_step(lane->run, lane->index, lane->copy, &lane->error);
+    struct planner *planner = argument;
+    for (int32_t i = 0; i < 3 && planner->status == ATTN_OK; i++) {
+        planner->status = plan_batch(planner->run, planner->index, ATTN_PLAN_EAGER, planner->copy,
+                                     &planner->error);
+        if (planner->status == ATTN_OK) {
+            planner->status =
+                run_step(planner->run, planner->index, planner->copy, &planner->error);
         }
     }
     return NULL;
 }
 
-/* Both lanes attend to one cache, which a step before them wrote: two may not write the same rows
+/* Both threads attend to one cache, which a step before them wrote: two may not write the same rows
  * at once. */
 static attn_status run_threads(const struct run *run, struct attn_error *error)
 {
     struct run reading = *run;
     reading.flags |= ATTN_RUN_NO_WRITE;
-    struct lane lanes[2] = {{&reading, run->copy, 0, ATTN_OK, ATTN_ERROR_INIT},
-                            {&reading, run->other, 1, ATTN_OK, ATTN_ERROR_INIT}};
+    struct planner planners[2] = {{&reading, run->step.copy, 0, ATTN_OK, ATTN_ERROR_INIT},
+                                  {&reading, run->other, 1, ATTN_OK, ATTN_ERROR_INIT}};
     pthread_t thread;
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, error);
-    status = status == ATTN_OK ? run_step(run, 0, run->copy, error) : status;
+    attn_status status = run_eager(run, error);
     if (status != ATTN_OK) {
         return status;
     }
-    if (pthread_create(&thread, NULL, run_lane, &lanes[1]) != 0) {
+    if (pthread_create(&thread, NULL, run_planner, &planners[1]) != 0) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    run_lane(&lanes[0]);
+    run_planner(&planners[0]);
     pthread_join(thread, NULL);
-    int32_t failed = lanes[0].status != ATTN_OK ? 0 : 1;
-    *error = lanes[failed].error;
-    return lanes[failed].status;
+    int32_t failed = planners[0].status != ATTN_OK ? 0 : 1;
+    *error = planners[failed].error;
+    return planners[failed].status;
 }
 
 static attn_status run_way(const struct run *run, int32_t way, struct attn_error *error)
@@ -161,7 +137,7 @@ static attn_status run_way(const struct run *run, int32_t way, struct attn_error
     switch (way) {
     case ENGINE_REPLAY:
     case ENGINE_IN_GRAPH:
-        return run_graph(run, way, error);
+        return copy_step_captured(&run->step, way == ENGINE_IN_GRAPH, error);
     case ENGINE_TABLE_UPDATE:
         return run_table_update(run, error);
     case ENGINE_TWO_PLANS:
@@ -169,13 +145,12 @@ static attn_status run_way(const struct run *run, int32_t way, struct attn_error
     case ENGINE_THREADS:
         return run_threads(run, error);
     case ENGINE_REPLANNED:
-        status = plan_shorter(run, ATTN_PLAN_EAGER, error);
+        status = copy_step_plan_shorter(&run->step, ATTN_PLAN_EAGER, error);
         break;
     default:
         break;
     }
-    status = status == ATTN_OK ? plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, error) : status;
-    return status == ATTN_OK ? run_step(run, 0, run->copy, error) : status;
+    return status == ATTN_OK ? run_eager(run, error) : status;
 }
 
 /* A whole step again: nothing of the engine's allocator or the heap may go. */
@@ -184,8 +159,7 @@ static enum trial_result count_step(const struct run *run)
     struct attn_error error = ATTN_ERROR_INIT;
     struct watch watch;
     watch_begin(&watch);
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, &error);
-    status = status == ATTN_OK ? run_step(run, 0, run->copy, &error) : status;
+    attn_status status = run_eager(run, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "the step again", status, &error);
     }
@@ -199,7 +173,7 @@ static enum trial_result count_step(const struct run *run)
  * own, compared, and replaced by the reference's before the run that attends. */
 static enum trial_result write_keys(struct run *run, const struct problem_copy *reference)
 {
-    const struct problem *p = run->problem;
+    const struct problem *p = run->step.problem;
     struct attn_error error = ATTN_ERROR_INIT;
     bool fused =
         run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE || p->v[FACTOR_WRITE].a;
@@ -207,13 +181,12 @@ static enum trial_result write_keys(struct run *run, const struct problem_copy *
         return TRIAL_PASSED; /* there is nothing to compare apart */
     }
     run->flags = ATTN_RUN_NO_ATTEND;
-    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->copy, &error);
-    status = status == ATTN_OK ? run_step(run, 0, run->copy, &error) : status;
+    attn_status status = run_eager(run, &error);
     run->flags = ATTN_RUN_NO_WRITE;
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "a run that only writes", status, &error);
     }
-    return verify_written_keys(run->trial, p, reference, run->copy);
+    return verify_written_keys(run->trial, p, reference, run->step.copy);
 }
 
 /* The way itself, or ENGINE_PLAIN where the layer does not promise it. */
@@ -221,13 +194,9 @@ static int32_t way_of_layer(const struct engine *engine, const struct problem *p
 {
     const struct attn_api *api = engine->core->api;
     int32_t level = api->plan_graph_level(engine->plans[0].plan);
-    int32_t shape = p->v[FACTOR_SHAPE].a;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    int32_t needed = shape == SHAPE_DECODE || shape == SHAPE_LONG_DECODE
-                         ? ATTN_GRAPH_SINGLE_TOKEN_DECODE
-                     : shape == SHAPE_SPECULATIVE ? ATTN_GRAPH_UNIFORM_BATCH
-                                                  : ATTN_GRAPH_ALWAYS;
-    if ((graph && level < needed) || (way == ENGINE_TABLE_UPDATE && !p->paged)) {
+    if ((graph && level < trial_graph_level(p->v[FACTOR_SHAPE].a)) ||
+        (way == ENGINE_TABLE_UPDATE && !p->paged)) {
         return ENGINE_PLAIN;
     }
     return way;
@@ -238,19 +207,19 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct engine *engine = run->engine;
-    const struct binding *binding = &run->copy->binding;
+    const struct binding *binding = &run->step.copy->binding;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    attn_status status = engine_bind(engine, engine->core, run->copy->device, binding, &error);
+    attn_status status = engine_bind(engine, engine->core, run->step.copy->device, binding, &error);
     if (status == ATTN_OK) {
-        status = engine_add_plan(engine, 0, run->problem, binding, graph, &error);
+        status = engine_add_plan(engine, 0, run->step.problem, binding, graph, &error);
     }
     if (graph && status == ATTN_ERROR_UNSUPPORTED) { /* its level is never */
         graph = false;
         way = ENGINE_PLAIN;
-        status = engine_add_plan(engine, 0, run->problem, binding, false, &error);
+        status = engine_add_plan(engine, 0, run->step.problem, binding, false, &error);
     }
     if (status == ATTN_OK) {
-        status = engine_add_plan(engine, 1, run->problem, binding, false, &error);
+        status = engine_add_plan(engine, 1, run->step.problem, binding, false, &error);
     }
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "bind", status, &error);
@@ -259,11 +228,11 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
     if (result != TRIAL_PASSED) {
         return result;
     }
-    status = run_way(run, way_of_layer(engine, run->problem, way), &error);
+    status = run_way(run, way_of_layer(engine, run->step.problem, way), &error);
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "step", status, &error);
     }
-    result = verify_step(run->trial, run->problem, reference, run->copy);
+    result = verify_step(run->trial, run->step.problem, reference, run->step.copy);
     if (result == TRIAL_PASSED && !engine_guards_whole(engine)) {
         result = trial_say(run->trial, TRIAL_FAILED, "the workspace was written past its size");
     }
@@ -281,7 +250,8 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
     struct problem_copies copies;
     struct problem_copy other = {.device = trial->device};
     struct engine engine = {.core = core, .device = trial->device};
-    struct run run = {trial, &copies.problem, &engine, &copies.tested, &other, 0};
+    struct run run = {
+        {&copies.tested, &copies.problem, plan_first, run_first}, trial, &engine, &other, 0};
     enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
     if (result == TRIAL_PASSED &&
         !problem_copy_init(&other, trial->tested, trial->device, &copies.problem)) {

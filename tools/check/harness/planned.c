@@ -11,9 +11,8 @@
 
 #define PLAN_GUARD 256
 
-/* `bytes` of poison, and a guard of it. */
-static uint8_t *poisoned(const struct device *device, size_t bytes, const char *name,
-                         attn_status *status)
+uint8_t *guarded_alloc(const struct device *device, size_t bytes, const char *name,
+                       attn_status *status)
 {
     uint8_t *memory = device_alloc(device, bytes + PLAN_GUARD);
     uint8_t *poison = malloc(bytes + PLAN_GUARD);
@@ -37,8 +36,8 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
     memory->device_bytes = size->device_bytes;
     memory->scratch_bytes = size->scratch_bytes;
     memory->host = aligned_alloc(256, (size->host_bytes + 2 * PLAN_GUARD) / 256 * 256);
-    memory->device = poisoned(device, size->device_bytes, "workspace", &status);
-    memory->scratch = poisoned(device, size->scratch_bytes, "scratch", &status);
+    memory->device = guarded_alloc(device, size->device_bytes, "workspace", &status);
+    memory->scratch = guarded_alloc(device, size->scratch_bytes, "scratch", &status);
     if (memory->host == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
@@ -50,10 +49,8 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
 void plan_memory_finish(struct plan_memory *memory, const struct device *device)
 {
     place_forget(memory->host);
-    place_forget(memory->device);
-    place_forget(memory->scratch);
-    device_free(device, memory->device);
-    device_free(device, memory->scratch);
+    guarded_free(device, memory->device);
+    guarded_free(device, memory->scratch);
     free(memory->host);
 }
 
@@ -67,10 +64,16 @@ void plan_memory_bind(const struct plan_memory *memory, struct attn_attend_args 
     args->scratch_bytes = memory->scratch_bytes;
 }
 
-static bool guard_is_whole(const struct device *device, const uint8_t *at)
+void guarded_free(const struct device *device, uint8_t *memory)
+{
+    place_forget(memory);
+    device_free(device, memory);
+}
+
+bool guarded_whole(const struct device *device, const uint8_t *memory, size_t bytes)
 {
     uint8_t guard[PLAN_GUARD];
-    bool whole = device_read(device, guard, at, PLAN_GUARD);
+    bool whole = device_read(device, guard, memory + bytes, PLAN_GUARD);
     for (size_t i = 0; i < PLAN_GUARD && whole; i++) {
         whole = guard[i] == IMAGE_POISON;
     }
@@ -82,13 +85,9 @@ bool plan_memory_guards_whole(const struct plan_memory *memory, const struct dev
     if (memory->host == NULL) {
         return true; /* it has no plan of its own */
     }
-    for (size_t i = 0; i < PLAN_GUARD; i++) {
-        if (memory->host[memory->host_bytes + i] != IMAGE_POISON) {
-            return false;
-        }
-    }
-    return guard_is_whole(device, memory->device + memory->device_bytes) &&
-           guard_is_whole(device, memory->scratch + memory->scratch_bytes);
+    return guarded_whole(&device_host, memory->host, memory->host_bytes) &&
+           guarded_whole(device, memory->device, memory->device_bytes) &&
+           guarded_whole(device, memory->scratch, memory->scratch_bytes);
 }
 
 static attn_status broken(struct attn_error *error, const char *field, const char *message)
@@ -123,44 +122,6 @@ static attn_status run_step(struct backend *backend, const struct device *device
         backend_stack_used(&backend->services, used);
     }
     return watch_end(&watch, backend, status, error);
-}
-
-attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
-                            const struct attn_limits *limits, struct attn_schedule_size *size,
-                            struct attn_error *error)
-{
-    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
-                                                   .instance = call->instance,
-                                                   .layer = call->layer,
-                                                   .params = call->params,
-                                                   .k_cache = call->k_cache,
-                                                   .v_cache = call->v_cache,
-                                                   .phase = call->phase};
-    struct attn_schedule_size_args sized = {
-        .struct_size = sizeof sized, .instance = call->instance, .limits = limits};
-    attn_status status = ATTN_OK;
-    if (kernels->prepare != NULL) {
-        status = kernels->prepare(&prepare_args, &call->prepared, error);
-    }
-    sized.prepared = call->prepared;
-    if (status == ATTN_OK && kernels->create_plan_state != NULL) {
-        status = kernels->create_plan_state(&sized, &call->plan_state, error);
-    }
-    sized.plan_state = call->plan_state;
-    if (status == ATTN_OK && kernels->schedule_size != NULL) {
-        status = kernels->schedule_size(&sized, size, error);
-    }
-    return status;
-}
-
-void planned_release(const struct attn_kernels *kernels, const struct attn_attend_args *call)
-{
-    if (call->plan_state != NULL && kernels->destroy_plan_state != NULL) {
-        kernels->destroy_plan_state(call->instance, call->plan_state);
-    }
-    if (call->prepared != NULL && kernels->release != NULL) {
-        kernels->release(call->instance, call->prepared);
-    }
 }
 
 attn_status planned_call(struct backend *backend, const struct device *device,

@@ -6,6 +6,7 @@
 
 #include "harness/backend.h"
 #include "common/device.h"
+#include "support/planned.h"
 
 struct plan_memory {
     size_t host_bytes, device_bytes, scratch_bytes;
@@ -14,6 +15,13 @@ struct plan_memory {
     uint8_t *scratch; /* of the device, too */
 };
 
+/* `bytes` of the device's memory, poisoned, with a guard past its end that has to stay whole; named
+ * `name` where an address lies next to it. guarded_free is due whatever *status becomes. */
+uint8_t *guarded_alloc(const struct device *device, size_t bytes, const char *name,
+                       attn_status *status);
+void guarded_free(const struct device *device, uint8_t *memory); /* accepts NULL */
+bool guarded_whole(const struct device *device, const uint8_t *memory, size_t bytes);
+
 /* On failure plan_memory_finish is due, too. */
 attn_status plan_memory_init(struct plan_memory *memory, const struct device *device,
                              const struct attn_schedule_size *size);
@@ -21,15 +29,6 @@ void plan_memory_finish(struct plan_memory *memory, const struct device *device)
 /* Into the arguments of the plan's calls, with the sizes. */
 void plan_memory_bind(const struct plan_memory *memory, struct attn_attend_args *args);
 bool plan_memory_guards_whole(const struct plan_memory *memory, const struct device *device);
-
-/* prepare, into call->prepared, create_plan_state, into call->plan_state, and schedule_size as the
- * core asks them for such a call; what the backend leaves out is left as it is. planned_release
- * drops what they made. */
-attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
-                            const struct attn_limits *limits, struct attn_schedule_size *size,
-                            struct attn_error *error);
-
-void planned_release(const struct attn_kernels *kernels, const struct attn_attend_args *call);
 
 typedef attn_status planned_kernel(const struct attn_attend_args *args, struct attn_error *error);
 

@@ -22,7 +22,7 @@ struct gather_case {
     int32_t dtype;
 };
 
-static attn_status call_gather(struct backend *backend, uint8_t *base, struct attn_device device,
+static attn_status call_gather(struct backend *backend, uint8_t *base, const struct device *device,
                                void *stream, const void *context, struct attn_error *error)
 {
     const struct gather_case *c = context;

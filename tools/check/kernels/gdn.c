@@ -8,6 +8,7 @@
 #include "common/names.h"
 #include "support/number.h"
 #include "cases/compare.h"
+#include "cases/problem_copy.h"
 #include "kernels/gdn_case.h"
 #include "kernels/kernels.h"
 #include "harness/planned.h"
@@ -15,14 +16,9 @@
 /* Request r of the step alone. */
 static void narrow(struct gdn_step *s, const struct gdn_case *c, int32_t r)
 {
-    s->batch.num_reqs = 1;
-    s->batch.num_actual_tokens = c->starts[r + 1];
+    s->batch = batch_of_request(&s->batch, r);
     s->batch.max_query_len = c->tokens[r];
     s->batch.max_seq_len = c->lengths[r];
-    s->batch.query_start_loc += r;
-    s->batch.query_start_loc_host += r;
-    s->batch.seq_lens += r;
-    s->batch.seq_lens_host += r;
     s->states.state_slots += r * s->states.state_slots_stride;
     s->states.has_initial_state += s->states.has_initial_state != NULL ? r : 0;
     s->states.num_accepted_tokens += s->states.num_accepted_tokens != NULL ? r : 0;
@@ -81,10 +77,9 @@ static attn_status call_half(struct gdn_step *s, const struct gdn_case *c, struc
 }
 
 /* c->part: a request of the step; where prefixes do not count either, half of one. */
-static attn_status call_gdn(struct backend *backend, uint8_t *base, struct attn_device device,
+static attn_status call_gdn(struct backend *backend, uint8_t *base, const struct device *device,
                             void *stream, const void *context, struct attn_error *error)
 {
-    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
     const struct gdn_case *c = context;
     struct gdn_step s;
     gdn_case_bind(c, &s, base, device);
@@ -93,14 +88,13 @@ static attn_status call_gdn(struct backend *backend, uint8_t *base, struct attn_
         s.batch.max_seq_len, 0,    0};
     s.attend.instance = backend->instance;
     s.attend.stream = stream;
-    const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
     if (c->part >= 0 && c->v.invariant >= 2) {
-        return call_half(&s, c, backend, memory, base, &limits, error);
+        return call_half(&s, c, backend, device, base, &limits, error);
     }
     if (c->part >= 0) {
         narrow(&s, c, c->part);
     }
-    return planned_call(backend, memory, &limits, &s.attend, backend->kernels.recurrent, error);
+    return planned_call(backend, device, &limits, &s.attend, backend->kernels.recurrent, error);
 }
 
 /* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal (a
@@ -300,7 +294,7 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     struct gdn_case c;
     struct pair pair;
     pair_init(&pair, trial);
-    gdn_case_init(&c, variant, trial->device, &seed);
+    gdn_case_init(&c, variant, &seed);
     c.part = -1;
     gdn_case_place(&c, &pair, &seed);
     enum trial_result result = pair_run(&pair, call_gdn, &c);

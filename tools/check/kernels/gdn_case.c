@@ -108,15 +108,14 @@ static void draw_slots(struct gdn_case *c, uint64_t *random)
     }
 }
 
-void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, const struct device *device,
-                   uint64_t *random)
+void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *random)
 {
     const int32_t n = v->drafted;
     const int32_t tokens[GDN_SHAPE_COUNT][GDN_REQS] = {{1, 1, 1, 1, 1, 1},
                                                        {1, 63, 64, 65, 130, 0},
                                                        {1, 7, 33, 1, 2, 70},
                                                        {1 + n, 1, n, 3 + 2 * n, 1 + n, 1 + n}};
-    *c = (struct gdn_case){.v = *v, .device = device, .num_states = 1 + n};
+    *c = (struct gdn_case){.v = *v, .num_states = 1 + n};
     c->channels = 2 * v->num_k_heads * v->head_size_k + v->num_v_heads * v->head_size_v;
     const int64_t keys = (int64_t)v->num_k_heads * v->head_size_k;
     const int64_t values = (int64_t)v->num_v_heads * v->head_size_v;
@@ -154,14 +153,6 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, const struct
     c->num_rows = c->num_actual_rows + GDN_PADDING;
 }
 
-static void fill_normal(uint8_t *memory, int64_t first, int64_t count, int32_t dtype,
-                        double deviation, uint64_t *random)
-{
-    for (int64_t i = first; i < first + count; i++) {
-        number_store(memory, i, dtype, deviation * random_normal(random));
-    }
-}
-
 /* Keys of layers without a norm stay short, or the recurrence grows without bound. Gates that are
  * given are at most 0. */
 static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
@@ -172,10 +163,12 @@ static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
     for (int64_t t = GDN_FIRST_ROW; t < c->num_actual_rows; t++) {
         uint8_t *mixed = base + c->at[GDN_MIXED_ROWS], *gates = base + c->at[GDN_GATES];
         const int64_t first_key = c->first_q < c->first_k ? c->first_q : c->first_k;
-        fill_normal(mixed, t * c->row_stride + first_key, keys, dtype, key_deviation, random);
-        fill_normal(mixed, t * c->row_stride + c->first_v, c->channels - keys, dtype, 1, random);
-        fill_normal(gates, t * c->gate_stride, c->gates, dtype, 1, random);
-        fill_normal(gates, t * c->gate_stride + c->gates, heads, dtype, 2, random);
+        number_fill_normal(mixed, t * c->row_stride + first_key, keys, dtype, key_deviation,
+                           random);
+        number_fill_normal(mixed, t * c->row_stride + c->first_v, c->channels - keys, dtype, 1,
+                           random);
+        number_fill_normal(gates, t * c->gate_stride, c->gates, dtype, 1, random);
+        number_fill_normal(gates, t * c->gate_stride + c->gates, heads, dtype, 2, random);
         const bool given = rule_of(c)->gate == ATTN_GATE_GIVEN;
         for (int64_t i = t * c->gate_stride; i < t * c->gate_stride + c->gates && given; i++) {
             number_store(gates, i, dtype, -0.5 * fabs(number_load(gates, i, dtype)));
@@ -196,11 +189,11 @@ static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
         if (!gdn_case_active(c, r) || !c->has_state[r]) {
             continue;
         }
-        fill_normal(base + c->at[GDN_STATE], from * c->state_stride, size, c->v.state_dtype, 0.5,
-                    random);
+        number_fill_normal(base + c->at[GDN_STATE], from * c->state_stride, size, c->v.state_dtype,
+                           0.5, random);
         for (int64_t i = 0; i < c->channels && c->window > 0; i++) {
             int64_t row = (window * (int64_t)c->channels + i) * c->channel_stride;
-            fill_normal(base + c->at[GDN_WINDOW], row, c->window, c->v.dtype, 0.5, random);
+            number_fill_normal(base + c->at[GDN_WINDOW], row, c->window, c->v.dtype, 0.5, random);
         }
     }
 }
@@ -225,11 +218,11 @@ static void plant_nans(struct gdn_case *c, uint8_t *base, uint64_t *random)
 
 static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *random)
 {
-    fill_normal(base + c->at[GDN_CONV_WEIGHT], 0, (int64_t)c->channels * c->v.conv_width,
-                c->v.dtype, 0.5, random);
+    number_fill_normal(base + c->at[GDN_CONV_WEIGHT], 0, (int64_t)c->channels * c->v.conv_width,
+                       c->v.dtype, 0.5, random);
     /* a bias of keys would lengthen them */
-    fill_normal(base + c->at[GDN_CONV_BIAS], 0, c->channels, c->v.dtype, c->v.l2norm ? 0.3 : 0.02,
-                random);
+    number_fill_normal(base + c->at[GDN_CONV_BIAS], 0, c->channels, c->v.dtype,
+                       c->v.l2norm ? 0.3 : 0.02, random);
     float *a_log = (float *)(base + c->at[GDN_A_LOG]);
     float *dt_bias = (float *)(base + c->at[GDN_DT_BIAS]);
     float *skip = (float *)(base + c->at[GDN_SKIP]);
@@ -390,7 +383,7 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_
 /* A tensor [rows, columns] or, with `heads`, [rows, heads, columns] of a layer's dtype. */
 static struct attn_tensor *rows_of(const struct gdn_case *c, struct pair_tensor *shaped,
                                    uint8_t *data, int64_t rows, int64_t stride, int64_t heads,
-                                   int64_t columns, struct attn_device device)
+                                   int64_t columns, const struct device *device)
 {
     *shaped = (struct pair_tensor){.shape = {rows, heads > 0 ? heads : columns, columns},
                                    .strides = {stride, heads > 0 ? columns : 1, 1}};
@@ -398,7 +391,7 @@ static struct attn_tensor *rows_of(const struct gdn_case *c, struct pair_tensor 
 }
 
 void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
-                   struct attn_device device)
+                   const struct device *device)
 {
     const struct gdn_variant *v = &c->v;
     int64_t rows = c->num_rows, stride = c->row_stride, e = (int64_t)number_bytes(v->dtype);

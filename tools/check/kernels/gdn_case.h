@@ -90,7 +90,6 @@ struct gdn_nan {
 
 struct gdn_case {
     struct gdn_variant v;
-    const struct device *device;
     int32_t part;                      /* of the step, see call_gdn; -1: all of it */
     int32_t channels;                  /* 2 Hk Dk + Hv Dv */
     int64_t first_q, first_k, first_v; /* of them */
@@ -125,13 +124,12 @@ struct gdn_step {
 };
 
 /* Draws the batch. */
-void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, const struct device *device,
-                   uint64_t *random);
+void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *random);
 /* Adds the buffers and fills what a kernel reads; states without a past, rows around the batch and
  * everything between rows stay poison. */
 void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random);
 void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, uint8_t *base,
-                   struct attn_device device);
+                   const struct device *device);
 /* What the step does to a request: false, it is left alone. */
 bool gdn_case_active(const struct gdn_case *c, int32_t request);
 /* The slots of checkpoints that the step writes; their number. */

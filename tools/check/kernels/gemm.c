@@ -59,7 +59,7 @@ static struct pair_tensor by_heads(int64_t rows, int64_t width)
                                 .strides = {width, BATCH * width, 1}};
 }
 
-static attn_status call_gemm(struct backend *backend, uint8_t *base, struct attn_device device,
+static attn_status call_gemm(struct backend *backend, uint8_t *base, const struct device *device,
                              void *stream, const void *context, struct attn_error *error)
 {
     const struct gemm_case *c = context;
@@ -125,11 +125,10 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
     c.out = pair_add(&pair, "out", BATCH * (size_t)count * (size_t)columns * e, true);
     c.scale = pair_add(&pair, "scale", BATCH * sizeof(float), false);
     c.block_scale = pair_add(&pair, "block_scale", BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
-    for (int32_t i = 0; i < BATCH * count * inner && !pair.image.failed; i++) {
-        number_store(pair.image.bytes + c.a, i, c.v.dtype, random_normal(&seed));
-    }
-    for (int32_t i = 0; i < BATCH * inner * columns && !pair.image.failed; i++) {
-        number_store(pair.image.bytes + c.w, i, c.v.w_dtype, random_normal(&seed));
+    if (!pair.image.failed) {
+        number_fill_normal(pair.image.bytes + c.a, 0, BATCH * count * inner, c.v.dtype, 1, &seed);
+        number_fill_normal(pair.image.bytes + c.w, 0, BATCH * inner * columns, c.v.w_dtype, 1,
+                           &seed);
     }
     if (c.v.mx && !pair.image.failed) {
         fill_mxfp4(&c, pair.image.bytes, &seed);

@@ -46,7 +46,7 @@ static int64_t lse_at(const struct merge_variant *v, int64_t head, int64_t token
     return v->tokens_outside ? token * HEADS + head : head * TOKENS + token;
 }
 
-static attn_status call_merge(struct backend *backend, uint8_t *base, struct attn_device device,
+static attn_status call_merge(struct backend *backend, uint8_t *base, const struct device *device,
                               void *stream, const void *context, struct attn_error *error)
 {
     const struct merge_case *c = context;

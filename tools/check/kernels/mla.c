@@ -13,6 +13,7 @@
 #include "cases/compare.h"
 #include "kernels/kernels.h"
 #include "cases/pair.h"
+#include "cases/problem_copy.h"
 #include "harness/planned.h"
 
 enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 5 * REQS };
@@ -57,7 +58,6 @@ struct mla_case {
         topk, tree, sinks;
     int32_t num_context;
     int32_t part; /* the request that runs alone; -1: all of them */
-    const struct device *device;
 };
 
 static size_t row_bytes(const struct mla_variant *v)
@@ -160,7 +160,7 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
 
 /* A part of wider rows: columns `first` on. */
 static struct attn_tensor *part(struct pair_tensor *shaped, const struct mla_case *c, uint8_t *data,
-                                struct attn_device device, int64_t heads, int64_t first,
+                                const struct device *device, int64_t heads, int64_t first,
                                 int64_t width)
 {
     bool flat = heads == 0;
@@ -172,7 +172,7 @@ static struct attn_tensor *part(struct pair_tensor *shaped, const struct mla_cas
 }
 
 static void bind_step(struct mla_step *s, const struct mla_case *c, struct backend *backend,
-                      uint8_t *base, struct attn_device device, void *stream)
+                      uint8_t *base, const struct device *device, void *stream)
 {
     memset(s, 0, sizeof *s);
     describe(s, c, base);
@@ -226,19 +226,10 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct backe
 /* Only request c->part of the step. */
 static void narrow(struct mla_step *s, const struct mla_case *c)
 {
-    struct attn_batch *b = &s->batch;
-    const int32_t r = c->part, first = c->starts[r];
+    const int32_t first = c->starts[c->part];
     const size_t e = number_bytes(c->v.dtype);
-    b->num_reqs = b->block_table_rows = 1;
-    b->query_start_loc += r;
-    b->query_start_loc_host += r;
-    b->seq_lens += r;
-    b->seq_lens_host += r;
-    b->block_table += r * TABLE;
-    b->num_actual_tokens = c->starts[r + 1];
-    if (b->tree != NULL) {
-        b->tree = (const uint32_t *)b->tree + r * b->tree_stride_request;
-    }
+    s->batch = batch_of_request(&s->batch, c->part);
+    s->batch.block_table_rows = 1;
     s->write.slot_mapping += first;
     s->write.num_slots = c->v.query_len;
     struct pair_tensor *rows[] = {&s->rows, &s->kv_c, &s->k_pe};
@@ -250,12 +241,10 @@ static void narrow(struct mla_step *s, const struct mla_case *c)
 }
 
 /* The step's rows are written, then attended. */
-static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_device device,
+static attn_status call_mla(struct backend *backend, uint8_t *base, const struct device *device,
                             void *stream, const void *context, struct attn_error *error)
 {
-    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
     const struct mla_case *c = context;
-    const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
     const struct attn_kernels *k = &backend->kernels;
     const struct attn_limits limits = {sizeof limits,  NULL,          REQS,  c->num_tokens,
                                        c->v.query_len, TABLE * BLOCK, TABLE, 0};
@@ -266,7 +255,7 @@ static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_
     }
     attn_status status = k->write_kv(&s.write, error);
     return status == ATTN_OK
-               ? planned_call(backend, memory, &limits, &s.attend,
+               ? planned_call(backend, device, &limits, &s.attend,
                               c->v.sparse ? k->attend_mla_sparse : k->attend_mla, error)
                : status;
 }
@@ -279,14 +268,6 @@ static void draw_lengths(struct mla_case *c, uint64_t *random)
         c->num_context += c->lens[r] - c->v.query_len;
     }
     c->num_tokens = c->starts[REQS];
-}
-
-static void fill_rows(uint8_t *memory, int64_t count, int32_t dtype, double deviation,
-                      uint64_t *random)
-{
-    for (int64_t i = 0; i < count; i++) {
-        number_store(memory, i, dtype, deviation * random_normal(random));
-    }
 }
 
 /* Each query sees itself; whether the second sees the first is drawn. */
@@ -337,13 +318,15 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
     for (int32_t h = 0; h < c->v.n.heads && c->v.term == ATTN_TERM_SINKS; h++) {
         ((float *)(base + c->sinks))[h] = (float)(4 + 4 * random_normal(random)); /* as scores */
     }
-    fill_rows(base + c->q, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype, 2, random);
-    fill_rows(base + c->rows, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
+    number_fill_normal(base + c->q, 0, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype,
+                       2, random);
+    number_fill_normal(base + c->rows, 0, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
     for (int32_t r = 0; r < REQS && c->v.nan; r++) {
         number_store(base + c->rows, (int64_t)(c->starts[r + 1] - 1) * c->row + 100 * r, c->v.dtype,
                      NAN);
     }
-    fill_rows(base + c->context, (int64_t)c->num_context * c->row, c->v.dtype, 1, random);
+    number_fill_normal(base + c->context, 0, (int64_t)c->num_context * c->row, c->v.dtype, 1,
+                       random);
 }
 
 static enum trial_result verify_mla(struct pair *pair, const struct mla_case *c)
@@ -373,9 +356,8 @@ static enum trial_result verify_mla(struct pair *pair, const struct mla_case *c)
 static attn_status write_context(struct trial *trial, const struct mla_case *c, uint8_t *base,
                                  struct attn_error *error)
 {
-    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
     struct mla_step s;
-    bind_step(&s, c, trial->reference, base, cpu, NULL);
+    bind_step(&s, c, trial->reference, base, &device_host, NULL);
     s.write.next = NULL;
     s.write.k = &s.context.tensor;
     s.write.slot_mapping = (const int64_t *)(base + c->context_slots);
@@ -385,8 +367,7 @@ static attn_status write_context(struct trial *trial, const struct mla_case *c, 
 
 static enum trial_result run_mla(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct mla_case c = {
-        .v = *(const struct mla_variant *)variant, .part = -1, .device = trial->device};
+    struct mla_case c = {.v = *(const struct mla_variant *)variant, .part = -1};
     struct attn_error error = ATTN_ERROR_INIT;
     struct pair pair;
     size_t e = number_bytes(c.v.dtype);

@@ -56,8 +56,9 @@ static struct pair_tensor shape_scales(const struct quantize_variant *v)
     return s;
 }
 
-static attn_status call_quantize(struct backend *backend, uint8_t *base, struct attn_device device,
-                                 void *stream, const void *context, struct attn_error *error)
+static attn_status call_quantize(struct backend *backend, uint8_t *base,
+                                 const struct device *device, void *stream, const void *context,
+                                 struct attn_error *error)
 {
     const struct quantize_case *c = context;
     bool nvfp4 = c->v.form == ATTN_OUTPUT_NVFP4;
@@ -181,7 +182,7 @@ struct amax_case {
     size_t x, out;
 };
 
-static attn_status call_amax(struct backend *backend, uint8_t *base, struct attn_device device,
+static attn_status call_amax(struct backend *backend, uint8_t *base, const struct device *device,
                              void *stream, const void *context, struct attn_error *error)
 {
     const struct amax_case *c = context;
@@ -207,8 +208,8 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
     pair_init(&pair, trial);
     c.x = pair_add(&pair, "x", ELEMENTS * number_bytes(c.v.dtype), false);
     c.out = pair_add(&pair, "out", bytes, true);
-    for (int32_t i = 0; i < ELEMENTS && !pair.image.failed; i++) {
-        number_store(pair.image.bytes + c.x, i, c.v.dtype, 3 * random_normal(&seed));
+    if (!pair.image.failed) {
+        number_fill_normal(pair.image.bytes + c.x, 0, ELEMENTS, c.v.dtype, 3, &seed);
     }
     for (size_t h = 0; h < bytes / sizeof(float) && !pair.image.failed; h++) {
         ((float *)(pair.image.bytes + c.out))[h] = h % 2 ? 1.0f : 100.0f;
