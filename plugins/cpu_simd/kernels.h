@@ -188,7 +188,7 @@ struct delta_args {
     float decay; /* e^g */
     float beta;
     float kq; /* k.q */
-    /* of `rule` alone, which takes depths of COLUMN_MULTIPLE */
+    /* read by `rule` alone, which takes depths of COLUMN_MULTIPLE */
     const float *decays; /* [depth]: e^g of each column, in place of decay */
     bool additive;       /* S <- G S + beta v k^T */
     float skip;          /* o <- o + skip v */

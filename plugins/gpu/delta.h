@@ -20,7 +20,7 @@ struct gpu_delta_rule {
     const float *skip; /* [Hv] or NULL */
     int32_t additive;  /* 1: S <- G S + beta v k^T */
     int32_t gate, write_gate;
-    int32_t gates; /* of a head: 1 or head_size_k */
+    int32_t gates; /* 1 or head_size_k for each head */
     int32_t state_dtype;
     float gate_bound, dt_min, dt_max;
 };

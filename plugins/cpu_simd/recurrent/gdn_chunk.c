@@ -21,7 +21,8 @@
 static const struct product_kernels *products_of(const struct gdn *gdn)
 {
     const struct variant *variant = gdn_variant(gdn);
-    bool rounded = gdn_element(gdn->args->layer->dtype) != ELEMENT_F32 && variant->split_products != NULL;
+    bool rounded =
+        gdn_element(gdn->args->layer->dtype) != ELEMENT_F32 && variant->split_products != NULL;
     return rounded ? variant->split_products : variant->products;
 }
 

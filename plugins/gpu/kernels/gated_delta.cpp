@@ -23,7 +23,7 @@ template <int SIZE_, int ROWS_, int THREADS_, bool ANY_RULE = false> struct delt
     static constexpr int warps = threads / GPU_LANES, warp_rows = rows / warps;
     static constexpr int count = size / GPU_LANES; /* columns of a lane */
     static constexpr bool any_rule = ANY_RULE;
-    static constexpr int gates = ANY_RULE ? size : 1; /* of a token, at most */
+    static constexpr int gates = ANY_RULE ? size : 1; /* most gates of a token */
 };
 
 template <class D> struct delta_memory {
