@@ -29,8 +29,7 @@ static void match(struct check *check, int32_t phase)
     } else if (own) {
         check_need_kernel(check, ATTN_KERNEL_QUANTIZE, " (behind a merge or an up-projection)");
     } else {
-        check_code(check, "output_form", form, caps->output_forms, NUM_OUTPUT_FORMS,
-                   name_of_output_form);
+        check_code(check, "output_form", ATTN_NAMES_OUTPUT_FORM, form, caps->output_forms);
     }
 }
 

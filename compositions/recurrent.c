@@ -2,6 +2,7 @@
 /* Recurrent layers. A request has a state in a slot instead of keys in blocks; a step is one call
  * of the kernel `recurrent`, which knows the layer's rule. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "compositions.h"
@@ -103,24 +104,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static const char *name_of_rule(int32_t code)
-{
-    static const char *const names[] = {"gated_delta", "additive"};
-    return names[code];
-}
-
-static const char *name_of_gate(int32_t code)
-{
-    static const char *const names[] = {"softplus", "bounded", "given", "constant"};
-    return names[code];
-}
-
-static const char *name_of_write_gate(int32_t code)
-{
-    static const char *const names[] = {"sigmoid", "none", "step"};
-    return names[code];
-}
-
 /* A mask that says nothing is of code 0. A layer or a backend without the draft extension has the
  * gated delta rule alone. */
 static void match_rule(struct check *check, const struct attn_recurrent_rule *given)
@@ -131,15 +114,17 @@ static void match_rule(struct check *check, const struct attn_recurrent_rule *gi
     const struct attn_recurrent_rule_caps *caps =
         ext_find(check->caps->next, ATTN_EXT_DRAFT_RECURRENT_CAPS);
     caps = caps != NULL ? caps : &none;
+    static const char *const rules[] = {"gated_delta", "additive"},
+                             *const gates[] = {"softplus", "bounded", "given", "constant"},
+                             *const write_gates[] = {"sigmoid", "none", "step"};
     const struct {
         const char *field;
         int32_t code, count;
         uint32_t mask;
-        const char *(*name)(int32_t);
-    } codes[] = {
-        {"rule", r->rule, NUM_RULES, caps->rules, name_of_rule},
-        {"gate", r->gate, NUM_GATES, caps->gates, name_of_gate},
-        {"write_gate", r->write_gate, NUM_WRITE_GATES, caps->write_gates, name_of_write_gate}};
+        const char *const *names;
+    } codes[] = {{"rule", r->rule, NUM_RULES, caps->rules, rules},
+                 {"gate", r->gate, NUM_GATES, caps->gates, gates},
+                 {"write_gate", r->write_gate, NUM_WRITE_GATES, caps->write_gates, write_gates}};
     const struct {
         const char *field;
         int32_t asked, declared;
@@ -147,8 +132,19 @@ static void match_rule(struct check *check, const struct attn_recurrent_rule *gi
                     {"values_first", r->values_first, caps->values_first},
                     {"has_skip", r->has_skip, caps->skip}};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
-        check_code(check, codes[i].field, codes[i].code, codes[i].mask != 0 ? codes[i].mask : 1,
-                   codes[i].count, codes[i].name);
+        const uint32_t mask = codes[i].mask != 0 ? codes[i].mask : 1;
+        char supported[80] = "";
+        for (int32_t c = 0; c < codes[i].count; c++) {
+            if (mask >> c & 1) {
+                const size_t used = strlen(supported);
+                snprintf(supported + used, sizeof supported - used, "%s%s", used > 0 ? ", " : "",
+                         codes[i].names[c]);
+            }
+        }
+        if (!(mask >> codes[i].code & 1)) {
+            reasons_add(check->reasons, codes[i].field, codes[i].names[codes[i].code],
+                        supported[0] != '\0' ? supported : "none");
+        }
     }
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
         if (switches[i].asked && !switches[i].declared) {
@@ -184,9 +180,8 @@ static void match(struct check *check, int32_t phase)
     }
     match_rule(check, check->whole->rule);
     match_slots(check, gdn, caps);
-    check_code(check, "state_dtype", gdn->state_dtype,
-               caps->state_dtypes != 0 ? caps->state_dtypes : 1u << ATTN_DTYPE_F32, NUM_DTYPES,
-               name_of_dtype);
+    check_code(check, "state_dtype", ATTN_NAMES_DTYPE, gdn->state_dtype,
+               caps->state_dtypes != 0 ? caps->state_dtypes : 1u << ATTN_DTYPE_F32);
     if (gdn->head_size_k > caps->head_size_k_max) {
         check_refuse_limit(check, "head_size_k", gdn->head_size_k, caps->head_size_k_max);
     }

@@ -57,11 +57,11 @@ void check_caches(struct check *check)
         return;
     }
     for (int32_t i = 0; i < own->num_caches; i++) {
-        check_listed(check, "caches", ATTN_NAMES_CACHE_ROLE, own->caches[i].role,
-                     check->caps->cache_roles);
+        check_code(check, "caches", ATTN_NAMES_CACHE_ROLE, own->caches[i].role,
+                   check->caps->cache_roles);
         if (kv_is_opaque(own->caches[i].kv_dtype)) {
-            check_listed(check, "caches", ATTN_NAMES_KV_DTYPE, own->caches[i].kv_dtype,
-                         check->caps->kv_dtypes);
+            check_code(check, "caches", ATTN_NAMES_KV_DTYPE, own->caches[i].kv_dtype,
+                       check->caps->kv_dtypes);
         }
         check_own_blocks(check, &own->caches[i]);
     }

@@ -33,7 +33,7 @@ static void hold_kind(struct check *check)
     } else if (!layer_has_cache(check->layer) && contiguous && bidirectional) {
         check_compose(check, ATTN_COMPOSE_ENCODER, ATTN_GRAPH_ALWAYS);
     } else {
-        check_code(check, "layer_kind", kind, caps->layer_kinds, NUM_LAYER_KINDS, name_of_kind);
+        check_code(check, "layer_kind", ATTN_NAMES_LAYER_KIND, kind, caps->layer_kinds);
     }
 }
 
@@ -99,8 +99,8 @@ static void hold_view_forms(struct check *check)
 {
     for (int32_t i = 0; i < NUM_VIEW_FORMS; i++) {
         if (check->layer->needed_view_forms >> i & 1) {
-            check_code(check, "needed_view_forms", i, check->caps->view_forms, NUM_VIEW_FORMS,
-                       name_of_view_form);
+            check_code(check, "needed_view_forms", ATTN_NAMES_VIEW_FORM, i,
+                       check->caps->view_forms);
         }
     }
 }
@@ -116,29 +116,29 @@ static void hold_quantization(struct check *check)
             /* `auto` in the mask stands for a cache of the activations' dtype. */
             const int32_t dtype = kv_dtype_of(l, is_v);
             if (!(caps->kv_dtypes >> ATTN_KV_AUTO & 1 && dtype == l->dtype)) {
-                check_listed(check, is_v ? "kv_dtype_v" : "kv_dtype", ATTN_NAMES_KV_DTYPE, dtype,
-                             caps->kv_dtypes);
+                check_code(check, is_v ? "kv_dtype_v" : "kv_dtype", ATTN_NAMES_KV_DTYPE, dtype,
+                           caps->kv_dtypes);
             }
         }
         if (kv_is_fp8(l->kv_dtype) ||
             (kv_is_opaque(l->kv_dtype) && l->k_scale_form != ATTN_SCALE_NONE)) {
-            check_code(check, "k_scale_form", l->k_scale_form, caps->k_scale_forms, 4,
-                       name_of_scale_form);
+            check_code(check, "k_scale_form", ATTN_NAMES_SCALE_FORM, l->k_scale_form,
+                       caps->k_scale_forms);
         }
         if (kv_is_fp8(kv_dtype_of(l, true)) ||
             (kv_is_opaque(kv_dtype_of(l, true)) && l->v_scale_form != ATTN_SCALE_NONE)) {
-            check_code(check, "v_scale_form", l->v_scale_form, caps->v_scale_forms, 4,
-                       name_of_scale_form);
+            check_code(check, "v_scale_form", ATTN_NAMES_SCALE_FORM, l->v_scale_form,
+                       caps->v_scale_forms);
         }
     }
     if (l->p_scale_form != ATTN_SCALE_NONE) {
-        check_code(check, "p_scale_form", l->p_scale_form, caps->p_scale_forms, 4,
-                   name_of_scale_form);
+        check_code(check, "p_scale_form", ATTN_NAMES_SCALE_FORM, l->p_scale_form,
+                   caps->p_scale_forms);
     }
     if (l->q_scale_form != ATTN_SCALE_NONE) {
         check_need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
                            name_of_scale_form(l->q_scale_form));
-        check_listed(check, "q_dtype", ATTN_NAMES_DTYPE, l->q_dtype, caps->q_dtypes);
+        check_code(check, "q_dtype", ATTN_NAMES_DTYPE, l->q_dtype, caps->q_dtypes);
     }
 }
 
@@ -249,8 +249,8 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     struct check check = {caps, &layer->desc, layer, reasons, match};
     *match = (struct match){0, caps->graph_level, 0};
     hold_kind(&check);
-    check_code(&check, "phase", phase, caps->phases, NUM_PHASES, name_of_phase);
-    check_code(&check, "dtype", layer->desc.dtype, caps->dtypes, NUM_DTYPES, name_of_dtype);
+    check_code(&check, "phase", ATTN_NAMES_PHASE, phase, caps->phases);
+    check_code(&check, "dtype", ATTN_NAMES_DTYPE, layer->desc.dtype, caps->dtypes);
     hold_kernels(&check);
     check_heads(&check);
     if (!layer->has_states && !layer->is_latent) {

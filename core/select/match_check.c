@@ -60,32 +60,15 @@ void check_need_kernel(struct check *check, uint64_t kernel, const char *what_fo
     }
 }
 
-static void refuse_code(struct check *check, const char *field, const char *asked,
-                        struct text *supported)
-{
-    reasons_add(check->reasons, field, asked, text_get(supported));
-    check->reasons->failed |= supported->failed;
-    text_finish(supported);
-}
-
-void check_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
-                const char *(*name)(int32_t))
-{
-    struct text supported;
-    if (!(mask >> code & 1)) {
-        text_init(&supported, check->reasons->host);
-        name_mask(&supported, mask, count, name);
-        refuse_code(check, field, name(code), &supported);
-    }
-}
-
-void check_listed(struct check *check, const char *field, int32_t list, int32_t code, uint64_t mask)
+void check_code(struct check *check, const char *field, int32_t list, int32_t code, uint64_t mask)
 {
     struct text supported;
     if (!declares_code(check->caps, list, mask, code)) {
         text_init(&supported, check->reasons->host);
         name_codes(&supported, check->caps, list, mask);
-        refuse_code(check, field, code_text(list, code).text, &supported);
+        reasons_add(check->reasons, field, code_text(list, code).text, text_get(&supported));
+        check->reasons->failed |= supported.failed;
+        text_finish(&supported);
     }
 }
 

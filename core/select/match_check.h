@@ -19,13 +19,9 @@ void check_refuse_number(struct check *check, const char *field, int64_t asked,
 void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most);
 /* One of ATTN_KERNEL_*; `what_for` is added to its name in the reason. */
 void check_need_kernel(struct check *check, uint64_t kernel, const char *what_for);
-/* A code against a mask, with the mask's names as what is supported. */
-void check_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
-                const char *(*name)(int32_t));
-/* Likewise a code that vendors may have (enum attn_name_list), against the backend's vendor_codes,
- * too. */
-void check_listed(struct check *check, const char *field, int32_t list, int32_t code,
-                  uint64_t mask);
+/* A code of a list (enum attn_name_list) against a mask, and a vendor's against the backend's
+ * vendor_codes, with the names of what is supported. */
+void check_code(struct check *check, const char *field, int32_t list, int32_t code, uint64_t mask);
 void check_need_feature(struct check *check, bool wanted, uint64_t feature, const char *field,
                         const char *asked);
 /* The core does `what` itself; the layer is then captured at most at this level. */

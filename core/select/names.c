@@ -176,7 +176,7 @@ NAME_OF(dtype, ATTN_NAMES_DTYPE)
 NAME_OF(kind, ATTN_NAMES_LAYER_KIND)
 NAME_OF(phase, ATTN_NAMES_PHASE)
 NAME_OF(scale_form, ATTN_NAMES_SCALE_FORM)
-NAME_OF(view_form, ATTN_NAMES_VIEW_FORM)
+
 NAME_OF(output_form, ATTN_NAMES_OUTPUT_FORM)
 
 static const struct {
@@ -240,20 +240,6 @@ void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t
         const struct attn_vendor_code *code = &caps->vendor_codes[i];
         if (code->list == list) {
             text_add(text, "%s%#x (%s)", any ? ", " : "", (unsigned)code->code, code->name);
-            any = true;
-        }
-    }
-    if (!any) {
-        text_add_string(text, "none");
-    }
-}
-
-void name_mask(struct text *text, uint64_t mask, int32_t count, const char *(*name)(int32_t))
-{
-    bool any = false;
-    for (int32_t i = 0; i < count; i++) {
-        if (mask >> i & 1) {
-            text_add(text, "%s%s", any ? ", " : "", name(i));
             any = true;
         }
     }

@@ -17,7 +17,7 @@ const char *name_of_dtype(int32_t dtype);
 const char *name_of_kind(int32_t kind);
 const char *name_of_phase(int32_t phase);
 const char *name_of_scale_form(int32_t form);
-const char *name_of_view_form(int32_t bit);
+
 const char *name_of_output_form(int32_t form);
 const char *name_of_graph_level(int32_t level);
 /* The highest known level that is not above this one; a negative one stays. */
@@ -42,10 +42,8 @@ int32_t code_of_text(int32_t list, const char *text);
 
 /* Does a mask have the code, or, of a vendor's, the list of the backend's codes? */
 bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t mask, int32_t code);
-/* "f16, bf16": the names of a mask's bits; "none" if there are none. */
-void name_mask(struct text *text, uint64_t mask, int32_t count, const char *(*name)(int32_t));
-/* "f16, bf16, 0x10001 (acme_q6)": the same for a list, with the names of the backend's
- * vendor_codes. */
+/* "f16, bf16, 0x10001 (acme_q6)": the names of a mask's bits and of the backend's vendor_codes;
+ * "none" if there are none. */
 void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t list,
                 uint64_t mask);
 

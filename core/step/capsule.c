@@ -138,23 +138,22 @@ static attn_status read_lengths(struct taking *t, int32_t **batch_rows)
     if (starts == NULL || lens == NULL || t->rows == NULL || *batch_rows == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    attn_status status =
-        fetch(t, starts, batch->query_start_loc, (count + 1) * (int64_t)sizeof *starts);
-    status =
-        status == ATTN_OK ? fetch(t, lens, batch->seq_lens, count * (int64_t)sizeof *lens) : status;
-    for (int32_t r = 0; r < count && status == ATTN_OK; r++) {
+    TRY(fetch(t, starts, batch->query_start_loc, (count + 1) * (int64_t)sizeof *starts));
+    TRY(fetch(t, lens, batch->seq_lens, count * (int64_t)sizeof *lens));
+    for (int32_t r = 0; r < count; r++) {
         const int64_t rows = (int64_t)starts[r + 1] - starts[r];
         if (rows < 0 || starts[r] < 0 || starts[r + 1] > t->plan->num_tokens ||
             (rows > 0 && lens[r] < rows)) {
-            status = refuse(t, "lengths on the device that no batch has");
-        } else if (rows > 0) {
+            return refuse(t, "lengths on the device that no batch has");
+        }
+        if (rows > 0) {
             t->rows[c->num_reqs] = starts[r];
             (*batch_rows)[c->num_reqs] = r;
             c->query_lens[c->num_reqs] = (int32_t)rows;
             c->seq_lens[c->num_reqs++] = lens[r];
         }
     }
-    return status == ATTN_OK && c->num_reqs == 0 ? refuse(t, "no row in the step") : status;
+    return c->num_reqs == 0 ? refuse(t, "no row in the step") : ATTN_OK;
 }
 
 /* Rows of a step's tensor, one request after the other. */
@@ -300,29 +299,31 @@ static attn_status read_run(struct taking *t, const struct attn_step_io *io)
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
     describe(t);
-    attn_status status = read_lengths(t, &batch_rows);
-    if (status == ATTN_OK && capsule_bytes(c) < 0) {
-        status = refuse(t, "more than 256 MiB of queries, keys, values and outputs in the step");
+    TRY(read_lengths(t, &batch_rows));
+    if (capsule_bytes(c) < 0) {
+        return refuse(t, "more than 256 MiB of queries, keys, values and outputs in the step");
     }
-    for (int32_t i = 0; i < CAPSULE_TENSORS && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < CAPSULE_TENSORS; i++) {
         t->tensors[i] =
             take_memory(t, capsule_rows(c, i) * capsule_heads(c, i) * capsule_dims(c, i) *
                                (c->dtype == ATTN_DTYPE_F32 ? 4 : 2));
-        status = t->tensors[i] != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+        if (t->tensors[i] == NULL) {
+            return ATTN_ERROR_OUT_OF_MEMORY;
+        }
     }
-    status = status == ATTN_OK ? read_rows(t, 0, io->q) : status;
-    status = status == ATTN_OK ? read_rows(t, 3, io->out) : status;
-    status = status == ATTN_OK ? read_cache(t, batch_rows) : status;
-    if (status == ATTN_OK && c->has_sinks) {
-        status = fetch(t, c->sinks, params->params.sinks, 4 * (int64_t)c->num_q_heads);
+    TRY(read_rows(t, 0, io->q));
+    TRY(read_rows(t, 3, io->out));
+    TRY(read_cache(t, batch_rows));
+    if (c->has_sinks) {
+        TRY(fetch(t, c->sinks, params->params.sinks, 4 * (int64_t)c->num_q_heads));
     }
-    if (status == ATTN_OK && c->alibi != ATTN_ALIBI_NONE) {
-        status = fetch(t, c->slopes, params->params.alibi_slopes, 4 * (int64_t)c->num_q_heads);
+    if (c->alibi != ATTN_ALIBI_NONE) {
+        TRY(fetch(t, c->slopes, params->params.alibi_slopes, 4 * (int64_t)c->num_q_heads));
     }
-    for (int32_t i = 0; i < CAPSULE_TENSORS && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < CAPSULE_TENSORS; i++) {
         count(c, i, t->tensors[i]);
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status write_file(struct taking *t, const char *path)
