@@ -85,8 +85,8 @@ static inline attn_status sound_report(const struct attn_probe_sink *sink,
         return ATTN_OK;                                                                            \
     }
 
-/* A plugin with one backend, sound but for what the rest does to its capabilities. */
-#define SOUND_BUT(plugin_name, backend_name, ...)                                                  \
+/* A probe of one backend, sound but for what the rest does to its capabilities. */
+#define SOUND_PROBE_BUT(backend_name, ...)                                                         \
     static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,     \
                              struct attn_error *error)                                             \
     {                                                                                              \
@@ -94,8 +94,27 @@ static inline attn_status sound_report(const struct attn_probe_sink *sink,
         (void)host, (void)error;                                                                   \
         __VA_ARGS__;                                                                               \
         return sound_report(sink, &caps);                                                          \
-    }                                                                                              \
+    }
+
+#define SOUND_BUT(plugin_name, backend_name, ...)                                                  \
+    SOUND_PROBE_BUT(backend_name, __VA_ARGS__)                                                     \
     static const struct attn_plugin table = SOUND_TABLE(plugin_name, probe);                       \
     SOUND_ENTRY(table)
+
+/* The same of its table. */
+#define SOUND_ENTRY_BUT(plugin_name, ...)                                                          \
+    attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,              \
+                                  const struct attn_plugin **plugin, struct attn_error *error)     \
+    {                                                                                              \
+        static struct attn_plugin table = SOUND_TABLE(plugin_name, probe);                         \
+        (void)abi_version_min, (void)abi_version_max, (void)error;                                 \
+        *plugin = &table;                                                                          \
+        __VA_ARGS__;                                                                               \
+        return ATTN_OK;                                                                            \
+    }
+
+#define SOUND_TABLE_BUT(plugin_name, ...)                                                          \
+    SOUND_PROBE_BUT(plugin_name, (void)0)                                                          \
+    SOUND_ENTRY_BUT(plugin_name, __VA_ARGS__)
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Declares one thing that is unknown, impossible or contradicts another: which one, HOSTILE_CASE
  * says. */
-#include "../common.h"
+#include "common.h"
 
 #include <attn/recurrent.h>
 #include <attn/mla.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* No defect: two devices, two backends, and something in every field that a declaration has. */
-#include "../common.h"
+#include "common.h"
 
 #include <attn/recurrent.h>
 #include <attn/mla.h>

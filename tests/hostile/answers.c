@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sound in its probe; afterwards it answers one call wrongly: which, HOSTILE_CASE says. */
-#include "../common.h"
+#include "common.h"
 
 #include <stdlib.h>
 #include <string.h>
