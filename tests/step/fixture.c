@@ -142,6 +142,13 @@ static void make_batch(struct fixture *f, const int32_t *query_lens, const int32
                                    .common_prefix_len = shared};
 }
 
+static bool own_runtimes;
+
+void fixture_own_runtimes(void)
+{
+    own_runtimes = true;
+}
+
 void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate)
@@ -162,7 +169,15 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     f->layer.scale = layer->scale > 0 ? layer->scale : 0.3f;
     f->layer.block_size = f->layer.kind == ATTN_LAYER_ENCODER ? 0 : BLOCK;
     f->layer.needs_lse = 1;
-    CHECK(f, client_open(CORE_FILE, &options, &f->api, &f->runtime, &f->error));
+    static attn_runtime *kept[2]; /* opening one takes longer than the step */
+    f->owns_runtime = own_runtimes || host != NULL;
+    if (!f->owns_runtime && kept[validate] != NULL) {
+        CHECK(f, client_load(CORE_FILE, &f->api, &f->error));
+        f->runtime = kept[validate];
+    } else {
+        CHECK(f, client_open(CORE_FILE, &options, &f->api, &f->runtime, &f->error));
+        kept[validate] = f->owns_runtime ? kept[validate] : f->runtime;
+    }
     make_batch(f, query_lens, lens, num_reqs, shared);
     int64_t tokens = f->batch.num_tokens, d = f->layer.head_size, hk = f->layer.num_kv_heads;
     f->q = random_rows(&random, tokens * HQ * d, 4);
@@ -199,7 +214,9 @@ void fixture_finish(struct fixture *f)
 {
     f->api->plan_destroy(f->plan);
     f->api->model_destroy(f->model);
-    f->api->runtime_destroy(f->runtime);
+    if (f->owns_runtime) {
+        f->api->runtime_destroy(f->runtime);
+    }
     free(f->cache);
     free(f->workspace);
     free(f->q);

@@ -14,6 +14,7 @@
 struct fixture {
     const struct attn_api *api;
     attn_runtime *runtime;
+    bool owns_runtime;
     attn_model *model;
     attn_plan *plan;
     struct attn_layer_desc layer;
@@ -38,6 +39,8 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate);
 void fixture_finish(struct fixture *f);
+/* From now on each has a runtime of its own; before, those without a host share one. */
+void fixture_own_runtimes(void);
 /* A plan, with a workspace, in place of one that is destroyed. */
 void fixture_plan(struct fixture *f);
 /* plan, run; asserts that both succeed. */

@@ -201,8 +201,3 @@ TEST(test_causal_terms)
         fixture_finish(&f);
     }
 }
-
-int main(void)
-{
-    return test_run(NULL, NULL);
-}
