@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Tools on a device whose memory the host cannot touch: every model, both recordings, swaps, and what goes wrong.
-# Arguments: the models' folder, attn-run, attn-info, attn-bench, the engine's example, libattn.so.1, models or '*' for all.
+# Arguments: the models' folder, attn-run, attn-info, attn-bench, the engine's example, libattn.so.1, a scale of the models'
+# lengths, models or '*' for all.
 set -eu
-models=$1 run=$2 info=$3 bench=$4 engine=$5 core=$6
-shift 6
+models=$1 run=$2 info=$3 bench=$4 engine=$5 core=$6 scale=$7
+shift 7
 data=$models/../tests/data
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -26,7 +27,7 @@ expect() {
 [ "$1" != '*' ] || set -- $(cd "$models" && ls -- *.json)
 for model; do
     echo "== $model"
-    expect 0 'all right' "$run" --model "$models/${model%.json}.json" --layers 1 --steps 2 --scale 0.05 --verify
+    expect 0 'all right' "$run" --model "$models/${model%.json}.json" --layers 1 --steps 2 --scale "$scale" --verify
     grep -q '^on extension:0 (protected pages)$' "$work/out"
 done
 for recording in minilm smollm2; do

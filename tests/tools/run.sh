@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # attn-run verifies models on cpu_ref; long windows are shortened here, and MLA and recurrent layers come in models.sh.
 set -eu
-models=$1 run=$2
-shift 2
+# Arguments: the models' folder, attn-run, a scale of their lengths, models.
+models=$1 run=$2 scale=$3
+shift 3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 for model; do
     echo "== $model"
-    ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$models/$model.json" --layers 2 --steps 3 --scale 0.1 --verify
+    ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$models/$model.json" --layers 2 --steps 3 --scale "$scale" --verify
 done
 "$run" --model "$models/llama-3.1-8b.json" --layers 1 --json --verify | grep -q '"verified":[[:space:]]*true'
 printf '[{"prompt": 5, "output": 3}, {"arrival": 1, "prompt": 40, "output": 2, "preempt_at": 2}]' >"$folder/requests.json"
