@@ -137,37 +137,6 @@ TEST(views_of_each_layout)
     }
 }
 
-/* Rows of the features document: K's and V's with what belongs to each row. */
-TEST(turboquant_rows)
-{
-    static const struct {
-        int32_t kv_dtype, head_size, bytes; /* of K and V of a slot and head */
-    } rows[] = {{ATTN_KV_TURBOQUANT_K8V4, 128, 196},
-                {ATTN_KV_TURBOQUANT_4BIT_NC, 128, 134},
-                {ATTN_KV_TURBOQUANT_K3V4_NC, 128, 118},
-                {ATTN_KV_TURBOQUANT_3BIT_NC, 128, 102},
-                {ATTN_KV_TURBOQUANT_3BIT_NC, 64, 54}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct fixture fixture;
-        struct attn_error error = ATTN_ERROR_INIT;
-        struct attn_cache_spec spec = {.struct_size = sizeof spec};
-        struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-        struct attn_layer_desc layer = fake_layer("layer");
-        static _Alignas(256) uint8_t cache[3 * FAKE_BLOCK_SIZE * 2 * 196];
-        fake_init(&fixture)->kv_dtypes |= UINT64_C(1) << rows[i].kv_dtype;
-        layer.kv_dtype = rows[i].kv_dtype;
-        layer.head_size = rows[i].head_size;
-        attn_model *model = fake_model_of(&fixture, &layer, 1);
-        assert_int_equal(layer_cache_spec(model_layer(model, 0), 0, &spec, &error), ATTN_OK);
-        assert_int_equal(spec.page_bytes, FAKE_BLOCK_SIZE * 2 * rows[i].bytes);
-        assert_int_equal(spec.ndim, 2); /* bytes: K's rows and V's differ */
-        assert_int_equal(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error), ATTN_OK);
-        assert_int_equal(k.stride_head + v.stride_head, rows[i].bytes);
-        model_destroy(model);
-        fixture_finish(&fixture);
-    }
-}
-
 static attn_status bind_params_with(attn_layer *layer, const float *channel, const float *signs_k,
                                     const float *signs_v, struct attn_error *error)
 {

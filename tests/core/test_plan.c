@@ -199,22 +199,8 @@ TEST(graphs_need_every_phase)
     planned_destroy(b);
 }
 
-/* Plans hold views of the cache: it is bound again after they are gone. */
-TEST(caches_stay_while_a_plan_holds_them)
-{
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct planned *b = planned_create(fake_layer("a"), false);
-    attn_layer *layer = model_layer(b->model, 0);
-    assert_int_equal(layer_kv_views(layer, b->cache, 1, &k, &v, &b->error), ATTN_OK);
-    REFUSED_AS(ATTN_ERROR_ORDER, &b->error, "layer_bind_caches",
-               layer_bind_own(layer, &k, &v, &b->error));
-    plan_destroy(b->plan);
-    b->plan = NULL;
-    assert_int_equal(layer_bind_own(layer, &k, &v, &b->error), ATTN_OK);
-    planned_destroy(b);
-}
-
-/* Of readers, too, that are planned apart from the layer whose cache they read. */
+/* Plans hold views of caches, of readers too, that are planned apart from the layer whose cache
+ * they read. */
 TEST(caches_stay_while_a_readers_plan_holds_them)
 {
     const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},

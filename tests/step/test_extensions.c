@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A vendor's extensions on layers, batches and runs: to backends that declare the id, by every
- * byte, and to no other. */
+/* A vendor's extensions and drafts on layers, batches and runs: to backends that declare the id, by
+ * every byte, and to no other. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,41 +17,99 @@ static struct recorded_extension extension(uint32_t id, uint32_t flags, int32_t 
         {id, flags, sizeof(struct recorded_extension), NULL}, value, 0};
 }
 
-/* The layer's is copied when the layer is selected; a run's is read by the run. */
-TEST(test_handed_through)
+/* To prepare, plan and attend, on the layer, the batch and the run, and no longer once the engine
+ * leaves it out. The layer's is copied when the layer is selected; a run's is read by the run. */
+static void hold_handed_through(uint32_t id)
 {
-    struct recorded_extension of_layer = extension(RECORDED_EXTENSION, 0, 7), of_run = of_layer;
+    struct recorded_extension of_layer = extension(id, 0, 7), of_run = extension(id, 0, 9),
+                              of_batch = extension(id, 0, 11),
+                              other = extension(ATTN_EXT_VENDOR, 0, 1);
     const struct attn_layer_desc layer = {
         .next = &of_layer.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     struct recorded *c = recorded_by_core();
     struct fixture f;
+    memset(c, 0, sizeof *c);
+    c->extension = id;
     fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
     of_layer.value = 8;
-    of_run.value = 9;
-    f.io.next = &of_run.ext;
     f.io.lse = NULL; /* without an extension a run is a plain one */
-    memset(c, 0, sizeof *c);
-    fixture_step(&f);
-    assert_int_equal(c->planned, 7);
-    assert_int_equal(c->of_layer, 7);
-    assert_int_equal(c->of_run, 9);
-    f.io.next = NULL;
-    struct recorded_extension of_batch = extension(RECORDED_EXTENSION, 0, 11);
-    f.batch.next = &of_batch.ext;
-    fixture_step(&f);
-    assert_int_equal(c->of_run, 0);
-    assert_int_equal(c->planned_batch, 11);
-    assert_int_equal(c->of_batch, 11);
-
-    struct recorded_extension other = extension(ATTN_EXT_VENDOR, 0, 1);
-    f.batch.next = &other.ext;
+    for (int32_t there = 3; there >= 0; there--) {
+        f.batch.next = there & 1 ? &of_batch.ext : NULL;
+        f.io.next = there & 2 ? &of_run.ext : NULL;
+        fixture_step(&f);
+        assert_int_equal(c->prepared, 7);
+        assert_int_equal(c->planned, 7);
+        assert_int_equal(c->of_layer, 7);
+        assert_int_equal(c->planned_batch, there & 1 ? 11 : 0);
+        assert_int_equal(c->of_batch, there & 1 ? 11 : 0);
+        assert_int_equal(c->of_run, there & 2 ? 9 : 0);
+    }
+    f.batch.next = &other.ext; /* the backend reads it; the layer says nothing of it */
     assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
     f.batch.next = NULL;
     fixture_step(&f);
     assert_int_equal(c->of_batch, 0);
-    f.io.next = &other.ext; /* the backend reads it; the layer says nothing of it */
+    f.io.next = &other.ext;
     assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
                      ATTN_ERROR_EXTENSION);
+    fixture_finish(&f);
+}
+
+/* A vendor's, and drafts that this ABI has no struct, slot or bit for. */
+TEST(test_handed_through)
+{
+    hold_handed_through(RECORDED_EXTENSION);
+    hold_handed_through(ATTN_EXT_DRAFT_KERNELS);
+    hold_handed_through(ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS - 1);
+}
+
+/* A draft to prepare, of a recurrent layer. */
+TEST(test_of_states)
+{
+    enum { HEADS = 2, SIZE = 16 };
+    static const float weights[HEADS] = {0.5f, 0.25f};
+    struct recorded *c = recorded_by_core();
+    struct recorded_extension of_layer = extension(ATTN_EXT_DRAFT_KERNELS + 2, 0, 7);
+    const struct attn_recurrent_desc states = {
+        .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof states, &of_layer.ext},
+        .num_k_heads = HEADS,
+        .num_v_heads = HEADS,
+        .head_size_k = SIZE,
+        .head_size_v = SIZE};
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .next = &states.ext,
+                                          .name = "states",
+                                          .kind = ATTN_LAYER_RECURRENT,
+                                          .dtype = ATTN_DTYPE_F32,
+                                          .num_q_heads = HEADS,
+                                          .num_kv_heads = HEADS,
+                                          .head_size = SIZE,
+                                          .scale = 0.25f};
+    const struct attn_layer_desc *layers[] = {&layer};
+    const struct attn_recurrent_weights given = {
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof given, NULL},
+        .a_log = weights,
+        .dt_bias = weights};
+    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &given.ext};
+    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER};
+    struct fixture f;
+    void *cache, *workspace;
+    attn_model *model;
+    attn_plan *plan;
+    fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
+    CHECK(&f,
+          client_model(f.api, f.runtime, CLIENT_ORDER("recording"), layers, 1, &model, &f.error));
+    memset(c, 0, sizeof *c);
+    c->extension = of_layer.ext.id;
+    attn_layer *bound = f.api->model_layer(model, 0);
+    CHECK(&f, client_cache(f.api, bound, 4, NULL, &cache, &f.error));
+    CHECK(&f, f.api->layer_bind_params(bound, &params, &f.error));
+    CHECK(&f, client_plan(f.api, model, 0, CLIENT_LIMITS(2, 16, 64), &plan, &workspace, &f.error));
+    assert_int_equal(c->prepared, 7);
+    f.api->plan_destroy(plan);
+    f.api->model_destroy(model);
+    free(cache);
+    free(workspace);
     fixture_finish(&f);
 }
 
@@ -180,9 +238,18 @@ TEST(test_refused)
     static const struct {
         const char *backend, *asked, *declared;
         uint32_t id;
-    } cases[] = {{"cpu_ref", "extension 0x105b1", "none", RECORDED_EXTENSION},
-                 {"recording_apart", "extension 0x105b1", "0x10000", RECORDED_EXTENSION},
-                 {"recording", "extension 0x20000", "0x10000, 0x105b1", 0x20000}};
+        attn_status status;
+    } cases[] = {
+        {"cpu_ref", "extension 0x105b1", "none", RECORDED_EXTENSION, ATTN_ERROR_REFUSED},
+        {"recording_apart", "extension 0x105b1", "0x10000", RECORDED_EXTENSION, ATTN_ERROR_REFUSED},
+        {"recording", "extension 0x20000", "0x10000, 0x105b1", 0x20000, ATTN_ERROR_REFUSED},
+        {"cpu_ref", "extension", "none", ATTN_EXT_DRAFT_KERNELS, ATTN_ERROR_REFUSED},
+        {"recording_apart", "extension", "0x10000", ATTN_EXT_DRAFT_KERNELS, ATTN_ERROR_REFUSED},
+        {"recording", "extension", "0x10000", ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS,
+         ATTN_ERROR_REFUSED},
+        /* the core's own to read */
+        {"recording", "", "", ATTN_EXT_DRAFT_KERNELS - 1, ATTN_ERROR_EXTENSION},
+        {"recording", "", "", 0x1000, ATTN_ERROR_EXTENSION}};
     struct fixture f;
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
@@ -196,7 +263,7 @@ TEST(test_refused)
         layer.next = &ext.ext;
         f.error = (struct attn_error)ATTN_ERROR_INIT;
         assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error),
-                         ATTN_ERROR_REFUSED);
+                         cases[i].status);
         assert_null(assignment);
         assert_non_null(strstr(f.error.message, cases[i].asked));
         assert_non_null(strstr(f.error.message, cases[i].declared));

@@ -5,110 +5,72 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "history.h"
 #include "backend_recording.h"
 #include "support/test.h"
 #include "support/client.h"
 
-enum { LEVEL_1, LEVEL_2, PLAIN, PER_TOKEN_HEAD, LAYERS, FUSING = 2 };
+static const int32_t prefill[4] = {9, 5, 12, 20}, decode[4] = {1, 1, 1, 1}, mixed[4] = {1, 1, 4, 9},
+                     drafts[4] = {3, 3, 3, 3};
+static const struct attn_layer_desc codes = {
+    .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
 
-static const struct attn_layer_desc layers[LAYERS] = {
-    [LEVEL_1] = {.kind = ATTN_LAYER_DECODER, .kv_dtype = ATTN_KV_INT8_KV},
-    [LEVEL_2] = {.kind = ATTN_LAYER_DECODER, .kv_dtype = ATTN_KV_INT8_K},
-    [PLAIN] = {.kind = ATTN_LAYER_DECODER},
-    [PER_TOKEN_HEAD] = {.kind = ATTN_LAYER_DECODER, .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD},
-};
-static const int32_t prefill[H_REQS] = {9, 5, 12, 20}, decode[H_REQS] = {1, 1, 1, 1},
-                     mixed[H_REQS] = {1, 1, 4, 9}, drafts[H_REQS] = {3, 3, 3, 3};
-
-/* A step's calls, by what it is made of. */
-static void expect(struct history *h, const int32_t *query_lens, enum history_way way,
-                   int32_t writes, int32_t fused)
+/* A step's calls, by what it is made of; its output and its cache are by every bit those of a
+ * backend whose attends do not write. */
+static void hold(const char *backend, const struct attn_layer_desc *layer, const int32_t *queries,
+                 int32_t writes, int32_t fused)
 {
+    static const int32_t lens[] = {40, 17, 33, 29};
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct recorded *c = recorded_by_core();
+    struct fixture f, apart;
+    fixture_init(&f, backend, layer, queries, lens, 4, 0, NULL, false);
+    fixture_init(&apart, "cpu_ref", layer, queries, lens, 4, 0, NULL, false);
+    CHECK(&f, f.api->layer_cache_spec(f.api->model_layer(f.model, 0), 0, &spec, &f.error));
     memset(c, 0, sizeof *c);
-    history_step(h, query_lens, way);
-    assert_int_equal(c->attends, h->num_layers);
+    fixture_step(&f);
     assert_int_equal(c->writes, writes);
     assert_int_equal(c->fused, fused);
     assert_int_equal(c->fused_prefills, 0);
+    for (int32_t i = 0; i < 2; i++) { /* a run that only writes, then one that only attends */
+        apart.io.flags = i == 0 ? ATTN_RUN_NO_ATTEND : ATTN_RUN_NO_WRITE;
+        fixture_step(&apart);
+    }
+    assert_true(fixture_difference(&f, &apart) == 0);
+    assert_memory_equal(f.cache, apart.cache, f.num_blocks * spec.page_bytes);
+    fixture_finish(&f);
+    fixture_finish(&apart);
 }
 
 TEST(test_which_steps_and_layers)
 {
-    struct history *h = calloc(1, sizeof *h);
-    history_init(h, "recording", layers, LAYERS);
-    expect(h, prefill, HISTORY_ONE_RUN, LAYERS, 0);
-    expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
-    expect(h, mixed, HISTORY_ONE_RUN, LAYERS, 0); /* a mixed step writes first */
-    expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
-    expect(h, decode, HISTORY_APART, LAYERS, 0);
-    expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
-    history_finish(h);
-    free(h);
+    struct attn_layer_desc plain = codes, of_tokens = codes;
+    plain.kv_dtype = ATTN_KV_AUTO;
+    of_tokens.kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD;
+    hold("recording", &codes, prefill, 1, 0);
+    hold("recording", &codes, decode, 0, 1);
+    hold("recording", &codes, mixed, 1, 0); /* a mixed step writes first */
+    hold("recording", &plain, decode, 1, 0);
+    hold("recording", &of_tokens, decode, 1, 0);
 }
 
 /* Several queries of a request are decodes too where the layer drafts; they see each other's keys.
  */
 TEST(test_drafts)
 {
-    struct history *h = calloc(1, sizeof *h);
-    struct attn_layer_desc drafting[FUSING] = {layers[LEVEL_1], layers[LEVEL_2]};
-    drafting[0].num_speculative_tokens = drafting[1].num_speculative_tokens = 2;
-    history_init(h, "recording", drafting, FUSING);
-    expect(h, prefill, HISTORY_ONE_RUN, FUSING, 0);
-    expect(h, drafts, HISTORY_ONE_RUN, 0, FUSING);
-    expect(h, decode, HISTORY_ONE_RUN, 0, FUSING);
-    history_finish(h);
-    free(h);
+    struct attn_layer_desc drafting = codes;
+    drafting.num_speculative_tokens = 2;
+    hold("recording", &drafting, prefill, 1, 0);
+    hold("recording", &drafting, drafts, 0, 1);
 }
 
 /* The backend of the decodes fuses, whatever serves the prefills. */
 TEST(test_two_backends)
 {
-    struct history *h = calloc(1, sizeof *h);
-    history_init(h, "prefill=cpu_ref;decode=recording", layers, LAYERS);
-    struct recorded *c = recorded_by_core();
-    memset(c, 0, sizeof *c);
-    history_step(h, prefill, HISTORY_ONE_RUN);
-    history_step(h, mixed, HISTORY_ONE_RUN);
-    assert_int_equal(c->fused, 0);
-    history_step(h, decode, HISTORY_ONE_RUN);
-    assert_int_equal(c->fused, FUSING);
-    assert_int_equal(c->writes, 0); /* all others are the prefills' backend's */
-    history_finish(h);
-    history_init(h, "prefill=recording;decode=recording_apart", layers, LAYERS);
-    memset(c, 0, sizeof *c);
-    history_step(h, prefill, HISTORY_ONE_RUN);
-    history_step(h, decode, HISTORY_ONE_RUN);
-    assert_int_equal(c->fused, 0);
-    assert_int_equal(c->writes, 2 * LAYERS);
-    history_finish(h);
-    free(h);
-}
-
-TEST(test_bits_of_the_cache)
-{
-    static const int32_t *const steps[] = {prefill, decode, decode, mixed, decode};
-    struct history *fused = calloc(1, sizeof *fused), *apart = calloc(1, sizeof *apart);
-    history_init(fused, "recording", layers, LAYERS);
-    history_init(apart, "cpu_ref", layers, LAYERS);
-    struct recorded *c = recorded_by_core();
-    memset(c, 0, sizeof *c);
-    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
-        history_step(fused, steps[s], HISTORY_ONE_RUN);
-        history_step(apart, steps[s], HISTORY_APART);
-        for (int32_t i = 0; i < LAYERS; i++) {
-            const struct history_layer *a = &fused->layers[i], *b = &apart->layers[i];
-            assert_int_equal(a->cache_bytes, b->cache_bytes);
-            assert_memory_equal(a->cache, b->cache, a->cache_bytes);
-        }
-    }
-    assert_int_equal(c->fused, 3 * FUSING);
-    history_finish(fused);
-    history_finish(apart);
-    free(fused);
-    free(apart);
+    hold("prefill=cpu_ref;decode=recording", &codes, prefill, 0, 0);
+    hold("prefill=cpu_ref;decode=recording", &codes, mixed, 0, 0);
+    hold("prefill=cpu_ref;decode=recording", &codes, decode, 0, 1);
+    hold("prefill=recording;decode=recording_apart", &codes, prefill, 1, 0);
+    hold("prefill=recording;decode=recording_apart", &codes, decode, 1, 0);
 }
 
 static void run(struct fixture *f, uint32_t flags, int32_t writes, int32_t fused)
@@ -125,11 +87,9 @@ static void run(struct fixture *f, uint32_t flags, int32_t writes, int32_t fused
 TEST(test_flags_of_runs)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
-    const struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
     for (int32_t general = 0; general < 2; general++) {
         struct fixture f;
-        fixture_init(&f, "recording", &layer, ones, lens, 3, 0, NULL, general);
+        fixture_init(&f, "recording", &codes, ones, lens, 3, 0, NULL, general);
         f.io.lse = NULL;
         fixture_step(&f);
         run(&f, ATTN_RUN_NO_WRITE, 0, 0);
@@ -149,15 +109,13 @@ TEST(test_flags_of_runs)
 TEST(test_replay)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
-    const struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct fixture f, apart;
     struct recorded *c = recorded_by_core();
     attn_plan *plan;
     void *workspace;
-    fixture_init(&f, "recording", &layer, ones, lens, 3, 0, NULL, false);
-    fixture_init(&apart, "recording_apart", &layer, ones, lens, 3, 0, NULL, false);
+    fixture_init(&f, "recording", &codes, ones, lens, 3, 0, NULL, false);
+    fixture_init(&apart, "recording_apart", &codes, ones, lens, 3, 0, NULL, false);
     attn_layer *bound = f.api->model_layer(f.model, 0);
     CHECK(&f, f.api->layer_cache_spec(bound, 0, &spec, &f.error));
     CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),

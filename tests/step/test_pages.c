@@ -69,6 +69,13 @@ static const struct {
     {ATTN_KV_Q4_0, ATTN_DTYPE_F16, blocks_of_4},
 };
 
+/* No dtype of K or of V alone; automatic ones have no name of their own. */
+static bool is_of_both(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_AUTO || kv_dtype == ATTN_KV_INT8_KV || kv_dtype == ATTN_KV_INT8_K ||
+           (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
+}
+
 static const struct {
     int32_t block_size, num_kv_heads, head_size, head_size_v;
 } shapes[] = {{16, 2, 64, 64}, {32, 8, 128, 128}, {8, 1, 256, 64}, {4, 3, 64, 128}};
@@ -191,6 +198,26 @@ TEST(test_every_dtype)
                 api->model_destroy(model);
             }
         }
+    }
+}
+
+/* K of one dtype and V of another: rows of both, each with its own bytes. */
+TEST(test_two_dtypes)
+{
+    for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
+        const size_t of_v = (t + 5) % (sizeof dtypes / sizeof *dtypes);
+        struct attn_layer_desc layer = describe(t, 0, &kinds[0]);
+        struct row_bytes rows = dtypes[t].rows(64, 64), v = dtypes[of_v].rows(64, 64);
+        struct attn_cache_spec spec;
+        if (is_of_both(dtypes[t].kv_dtype) || is_of_both(dtypes[of_v].kv_dtype)) {
+            continue;
+        }
+        layer.kv_dtype_v = dtypes[of_v].kv_dtype;
+        rows.v = v.v, rows.v_scale = v.v_scale;
+        attn_model *model = bind(&layer, &spec);
+        assert_int_equal(spec.page_bytes, 16 * 2 * (rows.k + rows.v + rows.k_scale + rows.v_scale));
+        hold_views(model, &spec, &rows, false);
+        api->model_destroy(model);
     }
 }
 
