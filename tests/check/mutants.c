@@ -2,8 +2,9 @@
 /* The plugin whose backends are mutants of cpu_ref. */
 #include "mutants.h"
 
-#include <dlfcn.h>
 #include <string.h>
+
+#include "../step/cpu_ref_plugin.h"
 
 static const struct mutant *mutant_at(int32_t index)
 {
@@ -33,14 +34,9 @@ static const struct mutant *mutant_named(const char *name)
 static const struct attn_plugin *real_plugin(struct attn_error *error)
 {
     const struct attn_plugin *plugin = NULL;
-    attn_plugin_entry_fn *entry;
-    void *library = dlopen(CPU_REF_FILE, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
-    if (symbol == NULL) {
-        return NULL;
-    }
-    memcpy(&entry, &symbol, sizeof entry);
-    return entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, error) == ATTN_OK ? plugin : NULL;
+    return cpu_ref_plugin(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, error) == ATTN_OK
+               ? plugin
+               : NULL;
 }
 
 struct forward {

@@ -49,23 +49,6 @@ TEST(wrong_batches_are_refused)
     planned_destroy(b);
 }
 
-TEST(wrong_tensors_are_refused)
-{
-    static const int32_t queries[] = {5};
-    struct planned *b = planned_create(fake_layer("a"), false);
-    set_batch(b, queries, 1);
-    b->q.shape[0] = 4;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "q", step(b));
-    b->q.shape[0] = 5;
-    b->v.dtype.bits = 16;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "v", step(b));
-    b->v.dtype.bits = 32;
-    b->io.out = NULL;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "out", step(b));
-    assert_int_equal(fake_calls.attends, 0);
-    planned_destroy(b);
-}
-
 static void quantize_queries(struct fixture *fixture)
 {
     struct attn_backend_caps *caps = &fixture->backends[0].caps;

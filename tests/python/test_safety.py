@@ -222,10 +222,6 @@ class Check(unittest.TestCase):
         self.assertEqual((status, text.splitlines()[-1][:4]), (1, "bad:"))
         self.assertEqual(self.run_check("nothing")[0], 2)
 
-    def test_module(self) -> None:
-        ran = subprocess.run([sys.executable, "-m", "libattn", "--json"], capture_output=True, text=True, check=True)
-        self.assertIn('"cpu_simd"', ran.stdout)
-
 
 class Fuzz(unittest.TestCase):
     def test_no_input_ends_the_interpreter(self) -> None:

@@ -210,6 +210,13 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     }
 }
 
+void fixture_mixed(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
+                   bool validate)
+{
+    static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
+    fixture_init(f, backend, layer, queries, lens, 4, 0, NULL, validate);
+}
+
 void fixture_finish(struct fixture *f)
 {
     f->api->plan_destroy(f->plan);

@@ -38,6 +38,9 @@ struct fixture {
 void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate);
+/* The batch of most tests: two decodes, a prefill of 9 queries over 24 keys, and one of 20. */
+void fixture_mixed(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
+                   bool validate);
 void fixture_finish(struct fixture *f);
 /* From now on each has a runtime of its own; before, those without a host share one. */
 void fixture_own_runtimes(void);

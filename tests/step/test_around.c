@@ -10,8 +10,6 @@
 
 enum { TOKENS = 31, ROW = 4 * 32 };
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
-
 /* The largest of a tensor, of each head and, as heads of one element, of each channel: of slices of
  * rows, and over several batches. Nothing else is touched. */
 TEST(test_amax)
@@ -20,7 +18,7 @@ TEST(test_amax)
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     float largest[CHANNELS + 1], before[CHANNELS + 1];
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
     /* even rows of k: those between them, of larger numbers, do not count */
     int64_t strides[] = {ROW, 0, 1};
@@ -84,7 +82,7 @@ TEST(test_fast_prefill)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
     float right[TOKENS * ROW];
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     memcpy(right, f.out, sizeof right);
     memset(f.out, 0xff, sizeof right);

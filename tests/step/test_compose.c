@@ -40,11 +40,10 @@ TEST(test_requests_without_keys)
 /* All but the first request, whose row and log-sum-exp stay as they are. */
 TEST(test_rows_of_others)
 {
-    static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5};
     struct fixture whole, composed;
-    fixture_init(&whole, "cpu_ref", &layer, queries, lens, 4, 0, NULL, true);
-    fixture_init(&composed, "example", &layer, queries, lens, 4, 0, NULL, true);
+    fixture_mixed(&whole, "cpu_ref", &layer, true);
+    fixture_mixed(&composed, "example", &layer, true);
     fixture_step(&whole);
     fixture_step(&composed);
     composed.batch.num_reqs = 3;
@@ -64,11 +63,10 @@ TEST(test_rows_of_others)
 /* Keys of a cross layer come once. */
 TEST(test_cross_without_keys)
 {
-    static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_CROSS};
     struct fixture whole, again;
-    fixture_init(&whole, "cpu_ref", &layer, queries, lens, 4, 0, NULL, true);
-    fixture_init(&again, "example", &layer, queries, lens, 4, 0, NULL, true);
+    fixture_mixed(&whole, "cpu_ref", &layer, true);
+    fixture_mixed(&again, "example", &layer, true);
     fixture_step(&whole);
     fixture_step(&again);
     again.io.k = again.io.v = NULL;

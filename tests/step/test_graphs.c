@@ -8,7 +8,6 @@
 #include "support/test.h"
 #include "support/client.h"
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
 enum { TOKENS = 31, OUT_BYTES = TOKENS * 4 * 32 * sizeof(float) };
 
@@ -44,7 +43,7 @@ static void hold_replay(const char *backend)
     struct fixture f;
     void *workspace;
     unsigned char *eager = malloc(OUT_BYTES);
-    fixture_init(&f, backend, &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, backend, &decoder, false);
     attn_plan *plan = another_plan(&f, 1, &workspace);
     assert_int_equal(f.api->plan_graph_level(plan), ATTN_GRAPH_ALWAYS);
     assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error),
@@ -94,7 +93,7 @@ TEST(test_two_parts)
     struct fixture f;
     void *workspace;
     unsigned char *eager = malloc(OUT_BYTES);
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     memcpy(eager, f.out, OUT_BYTES);
     attn_plan *plan = another_plan(&f, 1, &workspace);
@@ -120,7 +119,7 @@ TEST(test_update_block_table)
     struct fixture f;
     void *workspace;
     unsigned char *before = malloc(OUT_BYTES);
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
     struct attn_batch tables = {.struct_size = sizeof tables,
                                 .block_table = f.block_table,
@@ -178,8 +177,7 @@ TEST(test_shared_scratch)
             struct attn_workspace parts[2];
             void *workspaces[2];
             attn_plan *plans[2];
-            fixture_init(&f, example ? "example" : "cpu_ref", &layers[i], queries, lens, 4, 0, NULL,
-                         false);
+            fixture_mixed(&f, example ? "example" : "cpu_ref", &layers[i], false);
             unsigned char *before = malloc(OUT_BYTES);
             fixture_step(&f);
             memcpy(before, f.out, OUT_BYTES);
@@ -220,7 +218,7 @@ TEST(test_update_needs_a_plan)
 {
     struct fixture f;
     void *workspace;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "source",
                f.api->plan_update_block_table(f.plan, plan, &f.batch, NULL, &f.error));

@@ -8,7 +8,6 @@
 #include "support/client.h"
 #include "support/test.h"
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 enum { FULL, SLIDING, SHARED, LAYERS, OUT_BYTES = 31 * 4 * 32 * sizeof(float) };
 
 static const struct attn_layer_desc kinds[] = {
@@ -38,7 +37,7 @@ static void hybrid_init(struct hybrid *h, const char *backend)
 {
     memset(h, 0, sizeof *h);
     for (int32_t i = 0; i < 2; i++) {
-        fixture_init(&h->single[i], backend, &kinds[i], queries, lens, 4, 0, NULL, false);
+        fixture_mixed(&h->single[i], backend, &kinds[i], false);
         fixture_step(&h->single[i]);
     }
     h->runtime = h->single[0].runtime;

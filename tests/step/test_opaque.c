@@ -11,8 +11,6 @@
 
 enum { TOKENS = 31, BLOCK = 16, HK = 2, D = 64, ROW = 4 * D };
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
-
 static struct attn_layer_desc opaque_layer(int32_t kv_dtype, int32_t scale_bytes)
 {
     return (struct attn_layer_desc){.kind = ATTN_LAYER_DECODER,
@@ -65,7 +63,7 @@ TEST(test_end_to_end)
 {
     struct fixture plain;
     const struct attn_layer_desc numbers = {.kind = ATTN_LAYER_DECODER, .head_size = D};
-    fixture_init(&plain, "cpu_ref", &numbers, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&plain, "cpu_ref", &numbers, false);
     fixture_step(&plain);
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
         const struct attn_layer_desc layer =
@@ -73,7 +71,7 @@ TEST(test_end_to_end)
         struct attn_cache_spec spec = {.struct_size = sizeof spec};
         struct fixture f;
         print_message("%s, %#x\n", caches[i].backend, (unsigned)caches[i].kv_dtype);
-        fixture_init(&f, caches[i].backend, &layer, queries, lens, 4, 0, NULL, true);
+        fixture_mixed(&f, caches[i].backend, &layer, true);
         CHECK(&f, client_spec(f.api, f.api->model_layer(f.model, 0), &spec, &f.error));
         assert_int_equal(spec.kv_dtype, caches[i].kv_dtype);
         assert_int_equal(spec.page_bytes, caches[i].page_bytes);
@@ -97,7 +95,7 @@ TEST(test_views_of_pages)
     const struct attn_layer_desc layer = opaque_layer(OPAQUE_DTYPE, 0);
     struct attn_kv_view own[2] = {{.struct_size = sizeof *own}, {.struct_size = sizeof *own}};
     struct fixture f;
-    fixture_init(&f, "opaque_pages", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "opaque_pages", &layer, false);
     attn_layer *bound = f.api->model_layer(f.model, 0);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
@@ -128,7 +126,7 @@ TEST(test_groups)
 {
     struct fixture f;
     const struct attn_layer_desc first = opaque_layer(ATTN_KV_OPAQUE, 0);
-    fixture_init(&f, "opaque", &first, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "opaque", &first, false);
     for (int32_t i = 0; i < 4; i++) {
         struct attn_layer_desc described[2] = {f.layer, f.layer};
         const struct attn_layer_desc *layers[2] = {&described[0], &described[1]};
@@ -151,7 +149,7 @@ TEST(test_refused)
 {
     struct fixture f;
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .head_size = D};
-    fixture_init(&f, "cpu_ref", &plain, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &plain, false);
     static const struct {
         const char *backend, *asked;
         int32_t kv_dtype, block_size;

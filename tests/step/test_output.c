@@ -12,8 +12,6 @@
 
 enum { TOKENS = 31, HEADS = 4, SIZE = 32, ROW = HEADS * SIZE };
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
-
 struct quantized {
     uint8_t bytes[TOKENS * ROW];
     float scales[TOKENS * ROW / 16]; /* groups; nvfp4: bytes in here */
@@ -38,7 +36,7 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct attn_layer_desc layer = plain;
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &plain, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &plain, false);
     fixture_step(&f);
     memcpy(result->plain, f.out, sizeof result->plain);
     fixture_finish(&f);
@@ -46,7 +44,7 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
     layer.output_form = form;
     layer.output_scale_pow2 = pow2;
     layer.output_scale_column_major = column_major;
-    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &layer, false);
     int32_t group = form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : form == ATTN_OUTPUT_NVFP4 ? 16 : 128;
     int64_t groups = ROW / group,
             shape[3] = {TOKENS, HEADS, form == ATTN_OUTPUT_NVFP4 ? SIZE / 2 : SIZE};
@@ -182,7 +180,7 @@ TEST(test_refusal)
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct fixture f;
     attn_assignment *assignment = NULL;
-    fixture_init(&f, "example", &plain, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "example", &plain, false);
     f.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options options = {.struct_size = sizeof options,
@@ -203,7 +201,7 @@ TEST(test_columns)
     attn_model *model;
     attn_plan *plan = NULL;
     void *cache, *workspace;
-    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &layer, false);
     layer = f.layer;
     layer.output_form = ATTN_OUTPUT_FP8_GROUP_64;
     CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &model, &f.error));

@@ -6,7 +6,6 @@
 #include "fixture.h"
 #include "support/test.h"
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
 static void refuse_plan(struct fixture *f, const char *field, const char *text)
 {
@@ -24,7 +23,7 @@ static void refuse_plan(struct fixture *f, const char *field, const char *text)
 TEST(test_bad_batches)
 {
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, true);
+    fixture_mixed(&f, "cpu_ref", &decoder, true);
     const struct attn_ext unknown = {0xfff, 0, sizeof unknown, NULL};
     const struct attn_batch good = f.batch;
     int32_t saved;
@@ -51,7 +50,7 @@ TEST(test_bad_batches)
     f.slots[5] = -1;
     f.seq_lens[0] = -3;
     refuse_plan(&f, "seq_lens", "-3");
-    f.seq_lens[0] = lens[0];
+    f.seq_lens[0] = 40;
     f.batch.num_tokens = 1 << 20;
     refuse_plan(&f, "num_tokens", "1048576");
     f.batch = good;
@@ -84,7 +83,7 @@ TEST(test_no_queries)
 {
     static const int32_t none[5] = {0};
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     f.batch.query_start_loc = f.batch.query_start_loc_host = none;
     f.batch.num_actual_tokens = 0;
     f.batch.num_slots = 0;

@@ -240,7 +240,7 @@ TEST(test_params)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct attn_layer_params slopes_only = {.struct_size = sizeof slopes_only,
                                                       .alibi_slopes = slopes};
-        fixture_init(&f, "cpu_ref", &cases[i].layer, queries, lens, 4, 0, NULL, false);
+        fixture_mixed(&f, "cpu_ref", &cases[i].layer, false);
         f.api->plan_destroy(f.plan);
         f.plan = NULL;
         refuse(&f,
@@ -257,7 +257,7 @@ TEST(test_sink_tensors)
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 3};
     struct fixture f;
     int64_t shape[] = {3, 2, 30}, strides[] = {128, 64, 2}, longer[] = {4, 2, 32};
-    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &layer, false);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
     struct attn_tensor bad[5] = {f.tensors[5], f.tensors[5], f.tensors[5], f.tensors[5],
@@ -281,7 +281,7 @@ TEST(test_spans)
     static const int32_t spans[4][2], starts[] = {0, 1, 2, 2, 4};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1};
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, true);
+    fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.spans = spans[0];
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
     f.batch.span_start_loc = starts;
@@ -299,7 +299,7 @@ TEST(test_wanted_rows)
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, true);
+    fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.num_logits_indices = 2;
     f.batch.logits_indices = (const int32_t[]){0, 31};
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "logits_indices",
@@ -354,7 +354,7 @@ TEST(test_rotation)
     bad[11].q_norm_weight = &table;
     bad[12].k_norm_weight = &short_norm;
     bad[13].reserved = 1;
-    fixture_init(&f, "cpu_ref", &rotated, queries, lens, 4, 0, NULL, true);
+    fixture_mixed(&f, "cpu_ref", &rotated, true);
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     for (int32_t i = 0; i < 14; i++) {
         f.io.next = &bad[i].ext;
@@ -550,7 +550,7 @@ TEST(test_encoder_lengths)
 {
     const struct attn_layer_desc cross = {.kind = ATTN_LAYER_CROSS};
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &cross, queries, lens, 4, 0, NULL, true);
+    fixture_mixed(&f, "cpu_ref", &cross, true);
     f.batch.max_encoder_seq_len = 39;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "max_encoder_seq_len",
            "a request has 40 keys");

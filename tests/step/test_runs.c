@@ -11,7 +11,6 @@
 #include "support/test.h"
 #include "support/client.h"
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
 static const size_t out_bytes = 31 * 4 * 32 * sizeof(float);
 
@@ -26,7 +25,7 @@ static void hold_ways_equal(const char *backend)
 {
     struct fixture f;
     float *general = malloc(out_bytes);
-    fixture_init(&f, backend, &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, backend, &decoder, false);
     fixture_step(&f);
     memcpy(general, f.out, out_bytes);
     const struct attn_step_io with_lse = f.io;
@@ -73,7 +72,7 @@ static void refuse(struct fixture *f, const struct attn_step_io *io, const char 
 TEST(test_bad_lse)
 {
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct attn_step_io io = f.io;
     io.lse = io.q;
@@ -95,7 +94,7 @@ TEST(test_parameters_are_kept)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 16, .has_sinks = 1};
     struct fixture f;
     float right[31 * 4 * 32];
-    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &layer, false);
     fixture_step(&f);
     memcpy(right, f.out, sizeof right);
     memset(f.shapes[5], 0x7f, sizeof f.shapes[5]); /* sink_k's, sink_v's */
@@ -110,7 +109,7 @@ TEST(test_extensions)
 {
     struct attn_ext unknown = {.id = 0x1345, .struct_size = sizeof unknown};
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct attn_step_io io = f.io;
     io.next = &unknown;
@@ -132,7 +131,7 @@ struct grown_io {
 TEST(test_older_and_newer_io)
 {
     struct fixture f;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct grown_io grown = {f.io, 0};
     grown.io.struct_size = sizeof grown;
@@ -147,8 +146,8 @@ TEST(test_older_and_newer_io)
 TEST(test_order_and_owner)
 {
     struct fixture f, other;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
-    fixture_init(&other, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
+    fixture_mixed(&other, "cpu_ref", &decoder, false);
     fixture_step(&f);
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "layer",
                f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error));
@@ -183,7 +182,7 @@ TEST(test_forks)
 {
     struct fixture f, own;
     float *right = malloc(out_bytes);
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     memcpy(right, f.out, out_bytes);
     for (int32_t way = 0; way < 2; way++) {
@@ -192,7 +191,7 @@ TEST(test_forks)
         if (pid == 0) {
             alarm(60);
             if (way == 1) {
-                fixture_init(&own, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+                fixture_mixed(&own, "cpu_ref", &decoder, false);
             }
             _exit(child_agrees(way == 1 ? &own : &f, right));
         }
@@ -223,7 +222,7 @@ static void *work(void *argument)
     float *out = malloc(out_bytes);
     attn_plan *plan;
     void *workspace;
-    fixture_init(&own, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&own, "cpu_ref", &decoder, false);
     worker->wrong += client_plan(common->api, common->model, 0,
                                  CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16), &plan,
                                  &workspace, NULL) != ATTN_OK;
@@ -252,7 +251,7 @@ TEST(test_threads)
     struct worker workers[THREADS];
     struct fixture f;
     float *right = malloc(out_bytes);
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     memcpy(right, f.out, out_bytes);
     for (int32_t i = 0; i < THREADS; i++) {

@@ -10,8 +10,6 @@
 
 enum { FULL, SLIDING, NAMED, LAST, SHARING, SLIDING_TOO, LAYERS, D = 32, ROWS = 16 * 2 };
 
-static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
-
 static const struct {
     int32_t kv_dtype, scale_form;
     int64_t page_bytes;
@@ -68,7 +66,7 @@ TEST(test_groups)
     struct attn_layer_desc layers[LAYERS];
     struct fixture f;
     attn_model *model;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     for (size_t m = 0; m < 2 * MODELS; m++) {
         describe(layers, &f, m % MODELS);
         CHECK(&f, make_model(&f, layers, backends[m / MODELS], &model));
@@ -109,11 +107,11 @@ TEST(test_step)
 {
     struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .has_window = 1, .window_left = 6};
     struct fixture plain, skipped;
-    fixture_init(&plain, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&plain, "cpu_ref", &layer, false);
     layer.kv_dtype = ATTN_KV_FP8_E4M3;
     layer.k_scale_form = layer.v_scale_form = ATTN_SCALE_PER_TENSOR;
     layer.skip_kv_quantization = 1;
-    fixture_init(&skipped, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&skipped, "cpu_ref", &layer, false);
     fixture_step(&plain);
     fixture_step(&skipped);
     assert_true(fixture_difference(&plain, &skipped) == 0);
@@ -129,7 +127,7 @@ TEST(test_sharing_across_the_skip)
     struct attn_layer_desc layers[LAYERS];
     struct fixture f;
     attn_model *model = NULL;
-    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
     describe(layers, &f, 0);
     layers[SHARING].skip_kv_quantization = 0;
     assert_int_not_equal(make_model(&f, layers, "cpu_ref", &model), ATTN_OK);

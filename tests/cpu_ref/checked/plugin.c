@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The entry, and what all checks need. */
-#include <dlfcn.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "../../step/cpu_ref_plugin.h"
 #include "checked.h"
 #include "support/number.h"
 
@@ -129,14 +129,7 @@ const struct attn_ext *extension(const struct attn_ext *next, uint32_t id)
 static const struct attn_plugin *cpu_ref(struct attn_error *error)
 {
     const struct attn_plugin *plugin = NULL;
-    attn_plugin_entry_fn *entry = NULL;
-    void *library = dlopen(CPU_REF_FILE, RTLD_NOW | RTLD_LOCAL);
-    if (library != NULL) {
-        *(void **)&entry = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
-    }
-    if (entry != NULL) {
-        (void)entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, error);
-    }
+    (void)cpu_ref_plugin(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, error);
     return plugin;
 }
 
