@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "support/client.h"
+#include "support/layer.h"
+#include "support/number.h"
 #include "support/random.h"
 #include "measured.h"
 
@@ -71,8 +73,7 @@ static void mla_parameters(struct measured *measured, struct parameters *p)
 static void gdn_parameters(struct measured *measured, struct parameters *p)
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
-    int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
-                       (int64_t)gdn->num_v_heads * gdn->head_size_v;
+    int64_t channels = layer_channels(gdn);
     int32_t dtype = measured->layer.desc.dtype;
     p->gdn = (struct attn_recurrent_weights){
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof p->gdn, NULL},
@@ -173,38 +174,22 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
                               struct attn_error *error)
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
-    int64_t slots = measured->requests.count, width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
-    int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
-                       (int64_t)gdn->num_v_heads * gdn->head_size_v;
-    int64_t state = (int64_t)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
-    const int64_t element = measured->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
-    const int64_t row = (int64_t)gdn->head_size_v * gdn->head_size_k;
-    struct attn_kv_view states = {.struct_size = sizeof states,
-                                  .num_blocks = slots,
-                                  .block_size = 1,
-                                  .num_heads = gdn->num_v_heads,
-                                  .head_size = (int32_t)row,
-                                  .stride_block = 4 * state,
-                                  .stride_slot = 4 * state,
-                                  .stride_head = 4 * row};
-    struct attn_kv_view windows = {.struct_size = sizeof windows,
-                                   .num_blocks = slots,
-                                   .block_size = 1,
-                                   .num_heads = (int32_t)channels,
-                                   .head_size = (int32_t)width,
-                                   .stride_block = element * channels * width,
-                                   .stride_slot = element * channels * width,
-                                   .stride_head = element * width};
+    struct attn_kv_view states, windows;
+    layer_state_views(gdn, measured->requests.count, sizeof(float),
+                      number_bytes(measured->layer.desc.dtype), &states, &windows);
+    int64_t slots = states.num_blocks, elements = slots * states.num_heads * states.head_size;
     states.data =
-        memory_normal(&measured->memory, ATTN_DTYPE_F32, slots * state, 0.1, &measured->random);
-    if (width > 0) {
-        windows.data = memory_normal(&measured->memory, measured->layer.desc.dtype,
-                                     slots * channels * width, 1, &measured->random);
+        memory_normal(&measured->memory, ATTN_DTYPE_F32, elements, 0.1, &measured->random);
+    bool convolves = windows.head_size > 0;
+    if (convolves) {
+        windows.data =
+            memory_normal(&measured->memory, measured->layer.desc.dtype,
+                          slots * windows.num_heads * windows.head_size, 1, &measured->random);
     }
     if (measured->memory.failed) {
         return memory_refused(error);
     }
-    return client_bind(measured->session->api, layer, &states, width > 0 ? &windows : NULL, error);
+    return client_bind(measured->session->api, layer, &states, convolves ? &windows : NULL, error);
 }
 
 /* Each request's blocks, in order or shuffled over the whole cache. */

@@ -2,6 +2,7 @@
 /* The least that one call has to move and compute, whatever the kernel does. */
 #include <unistd.h>
 
+#include "support/layer.h"
 #include "support/number.h"
 #include "measured.h"
 
@@ -92,7 +93,7 @@ static void count_gdn(const struct measured *measured, struct work *work)
     double tokens = (double)measured->requests.num_tokens;
     double state = (double)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
     double values = (double)gdn->num_v_heads * gdn->head_size_v;
-    double channels = 2.0 * gdn->num_k_heads * gdn->head_size_k + values;
+    double channels = (double)layer_channels(gdn);
     double width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
     double states =
         measured->requests.count * (4 * state + channels * width * element_bytes(measured));

@@ -2,6 +2,7 @@
 /* The batch of a shape, and the tensors that each layer's run reads and writes. */
 #include <stdlib.h>
 
+#include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
 #include "measured.h"
@@ -119,10 +120,8 @@ static void mla_io(struct measured *measured, struct measured_io *io, const int3
 static void gdn_io(struct measured *measured, struct measured_io *io)
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
-    int64_t keys = (int64_t)gdn->num_k_heads * gdn->head_size_k;
-    int64_t values = (int64_t)gdn->num_v_heads * gdn->head_size_v;
     if (gdn->conv_width > 0) {
-        io->mixed_qkv = normal_rows(measured, io, 0, 2 * keys + values, 1);
+        io->mixed_qkv = normal_rows(measured, io, 0, layer_channels(gdn), 1);
         io->gdn.mixed_qkv = &io->mixed_qkv;
     } else {
         io->q = normal_rows(measured, io, gdn->num_k_heads, gdn->head_size_k, 1);

@@ -235,11 +235,11 @@ static void run_named_attend(struct run *run)
     if (!case_of_name(&run->space, name, &c)) {
         return;
     }
-    struct attend_case settled = c;
-    case_drop_conflicts(&run->space, &settled);
+    struct attend_case possible = c;
+    case_drop_conflicts(&run->space, &possible);
     int32_t shape = case_value(&run->space, &c, FACTOR_SHAPE).a;
     for (int32_t way = 0; way < TRIAL_WAY_COUNT; way++) {
-        if (strcmp(dot + 1, trial_way_names[way]) == 0 && memcmp(&settled, &c, sizeof c) == 0 &&
+        if (strcmp(dot + 1, trial_way_names[way]) == 0 && memcmp(&possible, &c, sizeof c) == 0 &&
             !case_refused(&run->space, &c) &&
             (way == TRIAL_PLAIN || trial_way_declared(&run->trial.tested->caps, shape, way))) {
             try_attend(run, &c, way);

@@ -31,7 +31,7 @@ double bound_allows(struct bound bound, double rms, int32_t dtype, double want);
 /* Over 1 where `have` is further from `want` than `allowed`; numbers that are not finite are the
  * same or not. */
 double bound_ratio(double want, double have, double allowed);
-/* Of `dims` elements from `at` on, the finite ones. */
+/* The root mean square of the finite ones of `dims` elements from `at` on. */
 double bound_rms(const void *row, int64_t at, int32_t dtype, int64_t dims);
 
 /* Of any kernel with outputs of that dtype. */

@@ -8,11 +8,7 @@
 #include "support/oracle.h"
 #include "support/number.h"
 #include "support/client.h"
-
-static int64_t channels_of(const struct attn_recurrent_desc *g)
-{
-    return 2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-}
+#include "support/layer.h"
 
 static int64_t state_size(const struct attn_recurrent_desc *g)
 {
@@ -21,7 +17,7 @@ static int64_t state_size(const struct attn_recurrent_desc *g)
 
 static int64_t window_size(const struct attn_recurrent_desc *g)
 {
-    return channels_of(g) * (g->conv_width - 1);
+    return layer_channels(g) * (g->conv_width - 1);
 }
 
 static size_t state_bytes(const struct attn_recurrent_desc *g)
@@ -41,7 +37,7 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     const struct attn_recurrent_rule *rule = &layer->source->rule;
     const int32_t hv = g->num_v_heads, gates = num_gates(layer->source), count = 2 * hv + gates;
-    int64_t channels = channels_of(g), shape[] = {channels, g->conv_width};
+    int64_t channels = layer_channels(g), shape[] = {channels, g->conv_width};
     layer->weights = malloc((size_t)(channels * g->conv_width) * element_bytes(layer));
     layer->gates = malloc((size_t)count * sizeof *layer->gates);
     if (layer->weights == NULL || layer->gates == NULL) {
@@ -87,7 +83,7 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
         .dtype = layer->source->desc.dtype,
         .num_q_heads = g->num_v_heads,
         .num_kv_heads = 1,
-        .head_size = (int32_t)channels_of(g), /* the histories' rows: mixed, gates */
+        .head_size = (int32_t)layer_channels(g), /* the histories' rows: mixed, gates */
         .head_size_v = num_gates(layer->source) + g->num_v_heads,
         .causal = 1};
     size_t states = state_bytes(g), windows = (size_t)window_size(g) * element_bytes(layer);
@@ -106,28 +102,13 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
     if (status != ATTN_OK) {
         return status;
     }
-    const int64_t element = (int64_t)element_bytes(layer);
-    const int64_t row = (int64_t)g->head_size_v * g->head_size_k, width = g->conv_width - 1;
-    const struct attn_kv_view state = {.struct_size = sizeof state,
-                                       .data = layer->cache,
-                                       .num_blocks = NUM_STATE_SLOTS,
-                                       .block_size = 1,
-                                       .num_heads = g->num_v_heads,
-                                       .head_size = (int32_t)row,
-                                       .stride_block = (int64_t)states,
-                                       .stride_slot = (int64_t)states,
-                                       .stride_head = (int64_t)states / g->num_v_heads};
-    const struct attn_kv_view window = {.struct_size = sizeof window,
-                                        .data = layer->windows,
-                                        .num_blocks = NUM_STATE_SLOTS,
-                                        .block_size = 1,
-                                        .num_heads = (int32_t)channels_of(g),
-                                        .head_size = (int32_t)width,
-                                        .stride_block = element * window_size(g),
-                                        .stride_slot = element * window_size(g),
-                                        .stride_head = element * width};
-    status =
-        client_bind(engine->api, layer->handle, &state, width > 0 ? &window : NULL, &engine->error);
+    struct attn_kv_view state, window;
+    layer_state_views(g, NUM_STATE_SLOTS, number_bytes(g->state_dtype), element_bytes(layer),
+                      &state, &window);
+    state.data = layer->cache;
+    window.data = layer->windows;
+    status = client_bind(engine->api, layer->handle, &state, window.head_size > 0 ? &window : NULL,
+                         &engine->error);
     return status == ATTN_OK ? bind_weights(engine, layer) : status;
 }
 
@@ -203,7 +184,7 @@ static attn_status run_rows(struct run_engine *engine, struct run_layer *layer,
     const struct attn_recurrent_rule *rule = &layer->source->rule;
     int64_t tokens = batch->query_start_loc[batch->num_reqs], hv = g->num_v_heads;
     int64_t gates_of = num_gates(layer->source), b_shape[] = {tokens, hv};
-    int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, gates_of},
+    int64_t mixed_shape[] = {tokens, layer_channels(g)}, gate_shape[] = {tokens, gates_of},
             gate_strides[] = {gates_of + hv, 1};
     int64_t out_shape[] = {tokens, hv, g->head_size_v};
     const size_t e = element_bytes(layer), bytes[] = {(size_t)(tokens * mixed_shape[1]) * e,
@@ -238,7 +219,8 @@ attn_status gdn_run(struct run_engine *engine, struct run_layer *layer, const st
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
-    size_t mixed_row = (size_t)channels_of(g) * e, gate_row = (size_t)layer->terms.head_size_v * e;
+    size_t mixed_row = (size_t)layer_channels(g) * e,
+           gate_row = (size_t)layer->terms.head_size_v * e;
     size_t out_row = (size_t)g->num_v_heads * (size_t)g->head_size_v * e;
     uint8_t *mixed = malloc(tokens * mixed_row), *gates = malloc(tokens * gate_row),
             *out = malloc(tokens * out_row);

@@ -29,3 +29,25 @@ void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_de
     layer->head_size_v = recurrent->head_size_v;
     layer->scale = (float)(1 / sqrt(recurrent->head_size_k));
 }
+
+void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,
+                       size_t state_element, size_t window_element, struct attn_kv_view *states,
+                       struct attn_kv_view *windows)
+{
+    const int32_t width = recurrent->conv_width > 0 ? recurrent->conv_width - 1 : 0;
+    const int32_t heads[] = {recurrent->num_v_heads, (int32_t)layer_channels(recurrent)};
+    const int32_t sizes[] = {recurrent->head_size_v * recurrent->head_size_k, width};
+    const size_t elements[] = {state_element, window_element};
+    struct attn_kv_view *views[] = {states, windows};
+    for (int32_t i = 0; i < 2; i++) {
+        const int64_t head = (int64_t)elements[i] * sizes[i];
+        *views[i] = (struct attn_kv_view){.struct_size = sizeof *views[i],
+                                          .num_blocks = num_slots,
+                                          .block_size = 1,
+                                          .num_heads = heads[i],
+                                          .head_size = sizes[i],
+                                          .stride_block = heads[i] * head,
+                                          .stride_slot = heads[i] * head,
+                                          .stride_head = head};
+    }
+}

@@ -3,6 +3,7 @@
 #ifndef SUPPORT_LAYER_H
 #define SUPPORT_LAYER_H
 
+#include <attn/kv_cache.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/recurrent.h>
@@ -13,5 +14,17 @@
  * for MLA, its query heads. */
 void layer_set_mla(struct attn_layer_desc *layer, struct attn_mla_desc *mla);
 void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_desc *recurrent);
+
+/* Channels of the convolution: q, k and v of all heads. */
+static inline int64_t layer_channels(const struct attn_recurrent_desc *recurrent)
+{
+    return 2 * (int64_t)recurrent->num_k_heads * recurrent->head_size_k +
+           (int64_t)recurrent->num_v_heads * recurrent->head_size_v;
+}
+/* Views of compact states in `num_slots` slots and of their windows, of elements of those bytes;
+ * without data. A layer without a convolution has windows of no width. */
+void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,
+                       size_t state_element, size_t window_element, struct attn_kv_view *states,
+                       struct attn_kv_view *windows);
 
 #endif

@@ -241,9 +241,9 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
 }
 
 /* Another plan lives next to the tested one while that runs. */
-static enum trial_result run_beside(struct trial *trial, const struct problem *problem,
-                                    struct problem_copy *tested, attn_status *status,
-                                    struct attn_error *error)
+static enum trial_result run_with_other_plan(struct trial *trial, const struct problem *problem,
+                                             struct problem_copy *tested, attn_status *status,
+                                             struct attn_error *error)
 {
     struct problem_copy other;
     const struct copy_step step = problem_copy_step(&other, problem);
@@ -273,7 +273,7 @@ static enum trial_result run_step(struct trial *trial, const struct problem *pro
     attn_status status = graph ? copy_step_captured(&step, way == TRIAL_IN_GRAPH, &error)
                                : plan_by_way(tested, problem, way, &error);
     if (status == ATTN_OK && way == TRIAL_TWO_PLANS) {
-        enum trial_result result = run_beside(trial, problem, tested, &status, &error);
+        enum trial_result result = run_with_other_plan(trial, problem, tested, &status, &error);
         if (result != TRIAL_PASSED) {
             return result;
         }

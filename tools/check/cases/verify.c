@@ -7,7 +7,7 @@
 #include "support/number.h"
 #include "cases/compare.h"
 #include "cases/output.h"
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 
 uint8_t *wanted_rows(const struct problem *problem)
 {

@@ -83,8 +83,8 @@ static attn_status run_idle(const struct idle_run *run, const struct problem *pr
     return status;
 }
 
-static attn_status open_lane(const struct idle_run *run, const struct problem *problem,
-                             struct attn_error *error)
+static attn_status open_engine(const struct idle_run *run, const struct problem *problem,
+                               struct attn_error *error)
 {
     attn_status status =
         engine_bind(run->engine, run->core, run->copy->device, &run->copy->binding, error);
@@ -191,7 +191,7 @@ static enum trial_result run_case(struct trial *trial, const void *variant, uint
     attn_status status = ATTN_OK;
     enum trial_result result = problem_copies_init(&copies, trial, c->space, &c->attend_case, seed);
     for (int32_t i = 0; i < 2 && result == TRIAL_PASSED && status == ATTN_OK; i++) {
-        status = open_lane(&runs[i], &copies.problem, &error);
+        status = open_engine(&runs[i], &copies.problem, &error);
         status = status == ATTN_OK ? run_idle(&runs[i], &copies.problem, c->way, &error) : status;
     }
     if (result == TRIAL_PASSED) {

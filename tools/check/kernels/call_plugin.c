@@ -98,7 +98,8 @@ static enum trial_result run_create_host(struct trial *trial, const void *varian
 }
 
 /* With one allocation more each time, until it succeeds. */
-static enum trial_result run_create_poor(struct trial *trial, const void *variant, uint64_t seed)
+static enum trial_result run_create_no_memory(struct trial *trial, const void *variant,
+                                              uint64_t seed)
 {
     for (int32_t left = 0; left < MOST_ALLOCATIONS; left++) {
         struct limited_host limited;
@@ -125,7 +126,7 @@ struct prepare_variant {
 };
 
 /* Where prepare fails for want of memory what it gives is NULL. */
-static enum trial_result prepare_poor(struct trial *trial, const struct binding *binding)
+static enum trial_result prepare_no_memory(struct trial *trial, const struct binding *binding)
 {
     const struct attn_kernels *kernels;
     attn_instance *instance;
@@ -165,7 +166,8 @@ static enum trial_result prepare_poor(struct trial *trial, const struct binding 
     return result;
 }
 
-static enum trial_result run_prepare_poor(struct trial *trial, const void *variant, uint64_t seed)
+static enum trial_result run_prepare_no_memory(struct trial *trial, const void *variant,
+                                               uint64_t seed)
 {
     const struct prepare_variant *v = variant;
     struct problem problem;
@@ -175,7 +177,7 @@ static enum trial_result run_prepare_poor(struct trial *trial, const void *varia
         return result;
     }
     if (problem_copy_init(&tested, trial->tested, trial->device, &problem)) {
-        result = prepare_poor(trial, &tested.binding);
+        result = prepare_no_memory(trial, &tested.binding);
     }
     problem_copy_finish(&tested);
     problem_finish(&problem);
@@ -198,12 +200,12 @@ void call_plugin_cases(const struct kernel_sink *sink)
     bool found = false;
     sink->try(sink->user, "calls.entry", run_entry, NULL);
     sink->try(sink->user, "calls.create.host", run_create_host, NULL);
-    sink->try(sink->user, "calls.create.no_memory", run_create_poor, NULL);
+    sink->try(sink->user, "calls.create.no_memory", run_create_no_memory, NULL);
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32 && !found; dtype++) {
         found = case_of_cache(sink->space, dtype, dtype, &v.attend_case);
     }
     if (found) { /* a backend without it passes: there is nothing to fail */
-        sink->try(sink->user, "calls.prepare.no_memory", run_prepare_poor, &v);
+        sink->try(sink->user, "calls.prepare.no_memory", run_prepare_no_memory, &v);
     }
     sink->try(sink->user, "calls.null", run_nothing, NULL);
 }

@@ -149,8 +149,8 @@ static struct attn_error *error_given(struct attn_error *mine)
 }
 
 /* The end of a changed call. */
-static attn_status settle(attn_status status, const struct attn_error *mine,
-                          struct attn_error *error)
+static attn_status finish_call(attn_status status, const struct attn_error *mine,
+                               struct attn_error *error)
 {
     shim.scribbled |= status == ATTN_OK && !error_untouched(mine);
     if (status != ATTN_OK) {
@@ -173,7 +173,7 @@ static attn_status settle(attn_status status, const struct attn_error *mine,
         if (given == args) {                                                                       \
             return shim.real.slot(args, error);                                                    \
         }                                                                                          \
-        return settle(shim.real.slot(given, error_given(&mine)), &mine, error);                    \
+        return finish_call(shim.real.slot(given, error_given(&mine)), &mine, error);               \
     }
 KERNELS(SHIM)
 
@@ -192,7 +192,7 @@ static attn_status shim_schedule(const struct attn_attend_args *args, int32_t mo
     if (given == args) {
         return shim.real.schedule(args, mode, error);
     }
-    return settle(shim.real.schedule(given, mode, error_given(&mine)), &mine, error);
+    return finish_call(shim.real.schedule(given, mode, error_given(&mine)), &mine, error);
 }
 
 /* The struct at `inner` of the arguments changed, or, CALL_ARGS, they themselves. */
@@ -212,7 +212,7 @@ static attn_status shim_schedule_size(const struct attn_schedule_size_args *args
     } else {
         return shim.real.schedule_size(args, size, error);
     }
-    return settle(shim.real.schedule_size(changed, size, error_given(&mine)), &mine, error);
+    return finish_call(shim.real.schedule_size(changed, size, error_given(&mine)), &mine, error);
 }
 
 static attn_status shim_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
@@ -242,9 +242,9 @@ static attn_status shim_prepare(const struct attn_prepare_args *args, attn_prepa
             changed = &given;
         }
     }
-    return changed == NULL
-               ? shim.real.prepare(args, prepared, error)
-               : settle(shim.real.prepare(changed, prepared, error_given(&mine)), &mine, error);
+    return changed == NULL ? shim.real.prepare(args, prepared, error)
+                           : finish_call(shim.real.prepare(changed, prepared, error_given(&mine)),
+                                         &mine, error);
 }
 
 #define PUT(slot, ...) k->slot = k->slot != NULL ? shim_##slot : NULL;

@@ -9,7 +9,7 @@
 #include "support/random.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 #include "harness/planned.h"
 
 #define REQS 3
@@ -56,10 +56,10 @@ static attn_status call_attend(struct backend *backend, uint8_t *base, const str
 {
     const struct fp8_case *c = context;
     const struct attn_layer_desc layer = layer_of(&c->v);
-    struct pair_tensor t[F_SCALES];
+    struct case_tensor t[F_SCALES];
     for (int32_t i = 0; i < F_SCALES; i++) {
-        t[i] = pair_rows(TOKENS, i == F_Q || i == F_OUT ? HEADS : KV_HEADS, c->v.head_size);
-        pair_bind(&t[i], base + c->at[i], device, i == F_OUT ? c->v.dtype : ATTN_DTYPE_FP8_E4M3, 3);
+        t[i] = case_rows(TOKENS, i == F_Q || i == F_OUT ? HEADS : KV_HEADS, c->v.head_size);
+        case_bind(&t[i], base + c->at[i], device, i == F_OUT ? c->v.dtype : ATTN_DTYPE_FP8_E4M3, 3);
     }
     const float *scales = (const float *)(base + c->at[F_SCALES]);
     const struct attn_layer_params params = {.struct_size = sizeof params,
@@ -97,30 +97,31 @@ static enum trial_result run_inputs(struct trial *trial, const void *variant, ui
     static const char *const names[] = {"q", "k", "v"};
     struct fp8_case c = {.v = *(const struct fp8_variant *)variant, .start = {0, 11, 12, TOKENS}};
     const size_t rows = (size_t)TOKENS * (size_t)c.v.head_size;
-    struct pair pair;
-    pair_init(&pair, trial);
+    struct kernel_test test;
+    kernel_test_init(&test, trial);
     for (int32_t i = F_Q; i <= F_V; i++) {
-        c.at[i] = pair_add(&pair, names[i], rows * (i == F_Q ? HEADS : KV_HEADS), false);
+        c.at[i] = kernel_test_add(&test, names[i], rows * (i == F_Q ? HEADS : KV_HEADS), false);
     }
-    c.at[F_OUT] = pair_add(&pair, "out", rows * HEADS * number_bytes(c.v.dtype), true);
-    c.at[F_SCALES] = pair_add(&pair, "q_scale, k_scale or v_scale", 3 * sizeof(float), false);
-    c.at[F_START] = pair_add(&pair, "query_start_loc", sizeof c.start, false);
-    if (!pair.image.failed) {
+    c.at[F_OUT] = kernel_test_add(&test, "out", rows * HEADS * number_bytes(c.v.dtype), true);
+    c.at[F_SCALES] =
+        kernel_test_add(&test, "q_scale, k_scale or v_scale", 3 * sizeof(float), false);
+    c.at[F_START] = kernel_test_add(&test, "query_start_loc", sizeof c.start, false);
+    if (!test.image.failed) {
         static const float scales[] = {0.05f, 0.02f, 0.01f};
         for (int32_t i = F_Q; i <= F_V; i++) {
             int64_t count = (int64_t)rows * (i == F_Q ? HEADS : KV_HEADS);
-            number_fill_normal(pair.image.bytes + c.at[i], 0, count, ATTN_DTYPE_FP8_E4M3, 30,
+            number_fill_normal(test.image.bytes + c.at[i], 0, count, ATTN_DTYPE_FP8_E4M3, 30,
                                &seed);
         }
-        memcpy(pair.image.bytes + c.at[F_SCALES], scales, sizeof scales);
-        memcpy(pair.image.bytes + c.at[F_START], c.start, sizeof c.start);
+        memcpy(test.image.bytes + c.at[F_SCALES], scales, sizeof scales);
+        memcpy(test.image.bytes + c.at[F_START], c.start, sizeof c.start);
     }
-    enum trial_result result = pair_run(&pair, call_attend, &c);
+    enum trial_result result = kernel_test_run(&test, call_attend, &c);
     if (result == TRIAL_PASSED) {
-        result = pair_compare(&pair, "out", c.at[F_OUT], TOKENS, HEADS, c.v.head_size, c.v.dtype,
-                              bound_of_dtype(c.v.dtype));
+        result = kernel_test_compare(&test, "out", c.at[F_OUT], TOKENS, HEADS, c.v.head_size,
+                                     c.v.dtype, bound_of_dtype(c.v.dtype));
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 

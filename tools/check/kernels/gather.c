@@ -6,7 +6,7 @@
 #include "support/number.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 #include "cases/problem_copy.h"
 #include "harness/watch.h"
 
@@ -29,7 +29,7 @@ static attn_status call_gather(struct backend *backend, uint8_t *base, const str
     const struct problem_copies *s = c->copies;
     const struct binding *b =
         backend == s->reference.backend ? &s->reference.binding : &s->tested.binding;
-    struct pair_tensor out = pair_rows(c->num_rows, b->layer.num_kv_heads, b->k_cache.head_size);
+    struct case_tensor out = case_rows(c->num_rows, b->layer.num_kv_heads, b->k_cache.head_size);
     struct attn_gather_kv_args args = {
         .struct_size = sizeof args,
         .instance = backend->instance,
@@ -40,7 +40,7 @@ static attn_status call_gather(struct backend *backend, uint8_t *base, const str
         .first_key = (const int32_t *)(base + c->first_key),
         .out_start_loc = (const int32_t *)(base + c->out_start_loc),
         .stream = stream,
-        .out = pair_bind(&out, base + c->out, device, c->dtype, 3),
+        .out = case_bind(&out, base + c->out, device, c->dtype, 3),
     };
     struct watch watch;
     watch_begin(&watch);
@@ -79,30 +79,31 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
     int32_t first_key[PROBLEM_MAX_REQS], out_start_loc[PROBLEM_MAX_REQS + 1];
     int64_t heads = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
     struct attn_error error = ATTN_ERROR_INIT;
-    struct pair pair;
+    struct kernel_test test;
     enum trial_result result;
-    pair_init(&pair, trial);
+    kernel_test_init(&test, trial);
     c.num_rows = draw_chunks(p, first_key, out_start_loc);
-    c.first_key = pair_add(&pair, "first_key", sizeof first_key, false);
-    c.out_start_loc = pair_add(&pair, "out_start_loc", sizeof out_start_loc, false);
-    c.out = pair_add(&pair, "out", (size_t)(c.num_rows * heads * d) * number_bytes(c.dtype), true);
+    c.first_key = kernel_test_add(&test, "first_key", sizeof first_key, false);
+    c.out_start_loc = kernel_test_add(&test, "out_start_loc", sizeof out_start_loc, false);
+    c.out = kernel_test_add(&test, "out", (size_t)(c.num_rows * heads * d) * number_bytes(c.dtype),
+                            true);
     attn_status status = fill_caches(trial, copies, &error);
-    if (status != ATTN_OK || pair.image.failed) {
+    if (status != ATTN_OK || test.image.failed) {
         result = trial_call_failed(trial, "reference write_kv", status, &error);
     } else {
         for (int32_t r = 0; r <= p->num_reqs; r++) {
-            ((int32_t *)(pair.image.bytes + c.out_start_loc))[r] = out_start_loc[r];
+            ((int32_t *)(test.image.bytes + c.out_start_loc))[r] = out_start_loc[r];
             if (r < p->num_reqs) {
-                ((int32_t *)(pair.image.bytes + c.first_key))[r] = first_key[r];
+                ((int32_t *)(test.image.bytes + c.first_key))[r] = first_key[r];
             }
         }
-        result = pair_run(&pair, call_gather, &c);
+        result = kernel_test_run(&test, call_gather, &c);
     }
     if (result == TRIAL_PASSED) {
-        result = pair_compare(&pair, "out", c.out, c.num_rows, heads, d, c.dtype,
-                              bound_of_dtype(c.dtype));
+        result = kernel_test_compare(&test, "out", c.out, c.num_rows, heads, d, c.dtype,
+                                     bound_of_dtype(c.dtype));
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 

@@ -128,26 +128,26 @@ static void forgive(const uint8_t *expected, uint8_t *found, int64_t first, int6
     }
 }
 
-static void forgive_outputs(struct pair *pair, const struct gdn_case *c)
+static void forgive_outputs(struct kernel_test *test, const struct gdn_case *c)
 {
     const int64_t heads = c->v.num_v_heads, size = c->v.head_size_v;
     for (int32_t i = 0; i < GDN_NANS && c->v.nan; i++) {
         const struct gdn_nan *nan = &c->nans[i];
         for (int32_t t = nan->token / NAN_CHUNK * NAN_CHUNK; t < c->tokens[nan->request]; t++) {
-            forgive(pair->expected + c->at[GDN_OUT], pair->found + c->at[GDN_OUT],
+            forgive(test->expected + c->at[GDN_OUT], test->found + c->at[GDN_OUT],
                     ((c->starts[nan->request] + t) * heads + nan->first_head) * size,
                     nan->num_heads * size, c->v.dtype);
         }
     }
 }
 
-static void forgive_states(struct pair *pair, const struct gdn_case *c)
+static void forgive_states(struct kernel_test *test, const struct gdn_case *c)
 {
     const int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
     for (int32_t i = 0; i < GDN_NANS && c->v.nan; i++) {
         const struct gdn_nan *nan = &c->nans[i];
         if (nan->in_state) {
-            forgive(pair->expected + c->at[GDN_STATE], pair->found + c->at[GDN_STATE],
+            forgive(test->expected + c->at[GDN_STATE], test->found + c->at[GDN_STATE],
                     c->slots[nan->request][0] * c->state_stride + nan->first_head * size,
                     nan->num_heads * size, c->v.state_dtype);
         }
@@ -161,7 +161,7 @@ static struct bound bound_of(const struct gdn_case *c)
     return rows.absolute > states.absolute ? rows : states;
 }
 
-static enum trial_result verify_out(struct pair *pair, const struct gdn_case *c)
+static enum trial_result verify_out(struct kernel_test *test, const struct gdn_case *c)
 {
     size_t row = (size_t)(c->v.num_v_heads * c->v.head_size_v) * number_bytes(c->v.dtype);
     uint8_t rows[GDN_FIRST_ROW + GDN_REQS * 160 + GDN_PADDING] = {0};
@@ -170,16 +170,16 @@ static enum trial_result verify_out(struct pair *pair, const struct gdn_case *c)
     }
     for (int32_t t = 0; t < c->num_rows; t++) {
         size_t at = c->at[GDN_OUT] + (size_t)t * row;
-        if (!rows[t] && memcmp(pair->found + at, pair->image.bytes + at, row) != 0) {
-            return trial_say(pair->trial, TRIAL_FAILED,
+        if (!rows[t] && memcmp(test->found + at, test->image.bytes + at, row) != 0) {
+            return trial_say(test->trial, TRIAL_FAILED,
                              "row %d of out belongs to no request of the step and was written", t);
         }
     }
-    double mean = mean_square(pair->expected + c->at[GDN_OUT], c, rows);
+    double mean = mean_square(test->expected + c->at[GDN_OUT], c, rows);
     if (!isfinite(mean)) { /* NaN would agree with NaN */
-        return trial_say(pair->trial, TRIAL_FAILED, "the reference's outputs are not finite");
+        return trial_say(test->trial, TRIAL_FAILED, "the reference's outputs are not finite");
     }
-    forgive_outputs(pair, c);
+    forgive_outputs(test, c);
     struct bound bound = bound_of(c);
     bound.least = CANCELLED * bound.absolute * sqrt(mean);
     const struct compared out = {"out",
@@ -190,13 +190,13 @@ static enum trial_result verify_out(struct pair *pair, const struct gdn_case *c)
                                  c->v.head_size_v,
                                  c->num_rows,
                                  rows};
-    return compare_rows(pair->trial, &out, pair->expected + c->at[GDN_OUT],
-                        pair->found + c->at[GDN_OUT], bound);
+    return compare_rows(test->trial, &out, test->expected + c->at[GDN_OUT],
+                        test->found + c->at[GDN_OUT], bound);
 }
 
 /* States that the step leaves are held to the reference's; every other byte stays. A kernel may
  * multiply in the layer's dtype, and the bound follows it. */
-static enum trial_result verify_states(struct pair *pair, const struct gdn_case *c)
+static enum trial_result verify_states(struct kernel_test *test, const struct gdn_case *c)
 {
     int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
     uint8_t left[GDN_MAX_SLOTS] = {0};
@@ -220,17 +220,17 @@ static enum trial_result verify_states(struct pair *pair, const struct gdn_case 
     }
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
         size_t at = c->at[GDN_STATE] + (size_t)slot * slot_bytes, from = left[slot] ? used : 0;
-        if (memcmp(pair->found + at + from, pair->image.bytes + at + from, slot_bytes - from) !=
+        if (memcmp(test->found + at + from, test->image.bytes + at + from, slot_bytes - from) !=
             0) {
-            return trial_say(pair->trial, TRIAL_FAILED,
+            return trial_say(test->trial, TRIAL_FAILED,
                              left[slot] ? "bytes behind the state in slot %d were written"
                                         : "the state in slot %d is not the step's and was written",
                              slot);
         }
     }
-    forgive_states(pair, c);
-    return compare_rows(pair->trial, &state, pair->expected + c->at[GDN_STATE],
-                        pair->found + c->at[GDN_STATE], bound_of(c));
+    forgive_states(test, c);
+    return compare_rows(test->trial, &state, test->expected + c->at[GDN_STATE],
+                        test->found + c->at[GDN_STATE], bound_of(c));
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
@@ -255,7 +255,7 @@ static bool same_entries(const uint8_t *expected, const uint8_t *found, size_t c
     return true;
 }
 
-static enum trial_result verify_windows(struct pair *pair, const struct gdn_case *c)
+static enum trial_result verify_windows(struct kernel_test *test, const struct gdn_case *c)
 {
     size_t e = number_bytes(c->v.dtype), row = (size_t)c->channel_stride * e;
     int32_t owner[GDN_MAX_SLOTS];
@@ -275,9 +275,9 @@ static enum trial_result verify_windows(struct pair *pair, const struct gdn_case
         size_t own = r >= 0 ? (size_t)c->window * e : 0;
         for (int64_t i = 0; i < c->channels; i++) {
             size_t at = c->at[GDN_WINDOW] + (size_t)(slot * (int64_t)c->channels + i) * row;
-            if (!same_entries(pair->expected + at, pair->found + at, entries, c->v.dtype) ||
-                memcmp(pair->found + at + own, pair->image.bytes + at + own, row - own) != 0) {
-                return trial_say(pair->trial, TRIAL_FAILED,
+            if (!same_entries(test->expected + at, test->found + at, entries, c->v.dtype) ||
+                memcmp(test->found + at + own, test->image.bytes + at + own, row - own) != 0) {
+                return trial_say(test->trial, TRIAL_FAILED,
                                  r >= 0 ? "the window of channel %lld in slot %d is not the inputs "
                                           "behind which the step ends"
                                         : "the window of channel %lld in slot %d is not the "
@@ -292,20 +292,20 @@ static enum trial_result verify_windows(struct pair *pair, const struct gdn_case
 static enum trial_result run_gdn(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct gdn_case c;
-    struct pair pair;
-    pair_init(&pair, trial);
+    struct kernel_test test;
+    kernel_test_init(&test, trial);
     gdn_case_init(&c, variant, &seed);
     c.part = -1;
-    gdn_case_place(&c, &pair, &seed);
-    enum trial_result result = pair_run(&pair, call_gdn, &c);
-    result = result == TRIAL_PASSED ? verify_out(&pair, &c) : result;
-    result = result == TRIAL_PASSED ? verify_states(&pair, &c) : result;
-    result = result == TRIAL_PASSED ? verify_windows(&pair, &c) : result;
+    gdn_case_place(&c, &test, &seed);
+    enum trial_result result = kernel_test_run(&test, call_gdn, &c);
+    result = result == TRIAL_PASSED ? verify_out(&test, &c) : result;
+    result = result == TRIAL_PASSED ? verify_states(&test, &c) : result;
+    result = result == TRIAL_PASSED ? verify_windows(&test, &c) : result;
     if (result == TRIAL_PASSED && c.v.invariant > 0) {
-        result =
-            pair_parts(&pair, call_gdn, &c, &c.part, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
+        result = kernel_test_parts(&test, call_gdn, &c, &c.part,
+                                   c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 

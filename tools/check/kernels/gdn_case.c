@@ -235,7 +235,7 @@ static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *rand
     }
 }
 
-void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
+void gdn_case_place(struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
     static const char *const names[GDN_BUFFER_COUNT] = {
         [GDN_MIXED_ROWS] = "mixed_qkv, or q, k or v",
@@ -275,13 +275,13 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
         [GDN_INITIAL] = sizeof c->initial,
         [GDN_KEPT] = sizeof c->kept};
     for (int32_t i = 0; i < GDN_BUFFER_COUNT; i++) {
-        c->at[i] =
-            pair_add(pair, names[i], bytes[i], i == GDN_OUT || i == GDN_STATE || i == GDN_WINDOW);
+        c->at[i] = kernel_test_add(test, names[i], bytes[i],
+                                   i == GDN_OUT || i == GDN_STATE || i == GDN_WINDOW);
     }
-    if (pair->image.failed) {
-        return; /* pair_run says it */
+    if (test->image.failed) {
+        return; /* kernel_test_run says it */
     }
-    uint8_t *base = pair->image.bytes;
+    uint8_t *base = test->image.bytes;
     memcpy(base + c->at[GDN_STARTS], c->starts, sizeof c->starts);
     memcpy(base + c->at[GDN_LENGTHS], c->lengths, sizeof c->lengths);
     memcpy(base + c->at[GDN_SLOTS], c->slots, sizeof c->slots);
@@ -381,13 +381,13 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_
 }
 
 /* A tensor [rows, columns] or, with `heads`, [rows, heads, columns] of a layer's dtype. */
-static struct attn_tensor *rows_of(const struct gdn_case *c, struct pair_tensor *shaped,
+static struct attn_tensor *rows_of(const struct gdn_case *c, struct case_tensor *shaped,
                                    uint8_t *data, int64_t rows, int64_t stride, int64_t heads,
                                    int64_t columns, const struct device *device)
 {
-    *shaped = (struct pair_tensor){.shape = {rows, heads > 0 ? heads : columns, columns},
+    *shaped = (struct case_tensor){.shape = {rows, heads > 0 ? heads : columns, columns},
                                    .strides = {stride, heads > 0 ? columns : 1, 1}};
-    return pair_bind(shaped, data, device, c->v.dtype, heads > 0 ? 3 : 2);
+    return case_bind(shaped, data, device, c->v.dtype, heads > 0 ? 3 : 2);
 }
 
 void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
@@ -413,8 +413,8 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
         .dt_bias = given || constant ? NULL : (const float *)(base + c->at[GDN_DT_BIAS]),
         .conv_weight = rows_of(c, &s->conv_weight, base + c->at[GDN_CONV_WEIGHT], c->channels,
                                v->conv_width, 0, v->conv_width, device)};
-    s->conv_bias = (struct pair_tensor){.shape = {c->channels}, .strides = {1}};
-    pair_bind(&s->conv_bias, base + c->at[GDN_CONV_BIAS], device, v->dtype, 1);
+    s->conv_bias = (struct case_tensor){.shape = {c->channels}, .strides = {1}};
+    case_bind(&s->conv_bias, base + c->at[GDN_CONV_BIAS], device, v->dtype, 1);
     s->weights.conv_bias = v->bias ? &s->conv_bias.tensor : NULL;
     s->weights.conv_weight = convolves ? s->weights.conv_weight : NULL;
     s->params =
@@ -431,7 +431,7 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
                      device)};
     s->io.a = constant ? NULL : s->io.a;
     s->io.b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? s->io.b : NULL;
-    s->out = pair_rows(rows, v->num_v_heads, v->head_size_v);
+    s->out = case_rows(rows, v->num_v_heads, v->head_size_v);
     s->attend = (struct attn_attend_args){
         .struct_size = sizeof s->attend,
         .next = &s->io.ext,
@@ -445,5 +445,5 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
         .q = convolves ? NULL : &s->q.tensor,
         .k = convolves ? NULL : &s->k.tensor,
         .v = convolves ? NULL : &s->v.tensor,
-        .out = pair_bind(&s->out, base + c->at[GDN_OUT], device, v->dtype, 3)};
+        .out = case_bind(&s->out, base + c->at[GDN_OUT], device, v->dtype, 3)};
 }

@@ -6,7 +6,7 @@
 
 #include <attn/draft/recurrent.h>
 
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 
 enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
 #define GDN_MAX_KEPT 6 /* checkpoints of a request */
@@ -119,7 +119,7 @@ struct gdn_step {
     struct attn_batch batch;
     struct attn_kv_view state, window;
     struct attn_io_recurrent io;
-    struct pair_tensor q, k, v, mixed, a, b, out, conv_weight, conv_bias;
+    struct case_tensor q, k, v, mixed, a, b, out, conv_weight, conv_bias;
     struct attn_attend_args attend;
 };
 
@@ -127,7 +127,7 @@ struct gdn_step {
 void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *random);
 /* Adds the buffers and fills what a kernel reads; states without a past, rows around the batch and
  * everything between rows stay poison. */
-void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random);
+void gdn_case_place(struct gdn_case *c, struct kernel_test *test, uint64_t *random);
 void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, uint8_t *base,
                    const struct device *device);
 /* What the step does to a request: false, it is left alone. */

@@ -8,7 +8,7 @@
 #include "support/number.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 #include "support/random.h"
 #include "harness/watch.h"
 
@@ -53,9 +53,9 @@ static int64_t rows_of(const struct gemm_variant *v)
 }
 
 /* a and out are views of [rows, batch, …], as heads lie in a step's tensors. */
-static struct pair_tensor by_heads(int64_t rows, int64_t width)
+static struct case_tensor by_heads(int64_t rows, int64_t width)
 {
-    return (struct pair_tensor){.shape = {BATCH, rows, width},
+    return (struct case_tensor){.shape = {BATCH, rows, width},
                                 .strides = {width, BATCH * width, 1}};
 }
 
@@ -67,9 +67,9 @@ static attn_status call_gemm(struct backend *backend, uint8_t *base, const struc
     int64_t scale_rows = c->v.mx == MX_ALONG_K ? inner / MX_BLOCK : inner;
     int64_t scale_columns = c->v.mx == MX_ALONG_N ? columns / MX_BLOCK : columns;
     int64_t count = rows_of(&c->v);
-    struct pair_tensor a = by_heads(count, inner), out = by_heads(count, columns);
-    struct pair_tensor w = pair_rows(BATCH, inner, columns);
-    struct pair_tensor block_scale = pair_rows(BATCH, scale_rows, scale_columns);
+    struct case_tensor a = by_heads(count, inner), out = by_heads(count, columns);
+    struct case_tensor w = case_rows(BATCH, inner, columns);
+    struct case_tensor block_scale = case_rows(BATCH, scale_rows, scale_columns);
     if (c->v.shared) {
         a.strides[0] = 0;
         a.strides[1] = inner;
@@ -83,15 +83,15 @@ static attn_status call_gemm(struct backend *backend, uint8_t *base, const struc
         .struct_size = sizeof args,
         .instance = backend->instance,
         .stream = stream,
-        .a = pair_bind(&a, base + c->a, device, c->v.dtype, 3),
-        .w = pair_bind(&w, base + c->w, device, c->v.w_dtype, 3),
+        .a = case_bind(&a, base + c->a, device, c->v.dtype, 3),
+        .w = case_bind(&w, base + c->w, device, c->v.w_dtype, 3),
         .w_scale = c->v.w_scales > 0 ? (const float *)(base + c->scale) : NULL,
         .w_scale_count = c->v.w_scales,
-        .out = pair_bind(&out, base + c->out, device, c->v.dtype, 3),
+        .out = case_bind(&out, base + c->out, device, c->v.dtype, 3),
     };
     if (c->v.mx) {
         args.w_block_scale =
-            pair_bind(&block_scale, base + c->block_scale, device, ATTN_DTYPE_INT8, 3);
+            case_bind(&block_scale, base + c->block_scale, device, ATTN_DTYPE_INT8, 3);
         block_scale.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E8M0FNU, 8, 1};
         w.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
     }
@@ -114,34 +114,35 @@ static void fill_mxfp4(const struct gemm_case *c, uint8_t *image, uint64_t *seed
 static enum trial_result run_gemm(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct gemm_case c = {.v = *(const struct gemm_variant *)variant};
-    struct pair pair;
+    struct kernel_test test;
     size_t e = number_bytes(c.v.dtype);
     int32_t inner = (int32_t)inner_of(&c.v), columns = (int32_t)columns_of(&c.v);
     int32_t count = (int32_t)rows_of(&c.v);
-    pair_init(&pair, trial);
-    c.a = pair_add(&pair, "a", BATCH * (size_t)count * (size_t)inner * e, false);
+    kernel_test_init(&test, trial);
+    c.a = kernel_test_add(&test, "a", BATCH * (size_t)count * (size_t)inner * e, false);
     size_t w_bytes = (size_t)number_bytes(c.v.w_dtype);
-    c.w = pair_add(&pair, "w", BATCH * (size_t)inner * (size_t)columns * w_bytes, false);
-    c.out = pair_add(&pair, "out", BATCH * (size_t)count * (size_t)columns * e, true);
-    c.scale = pair_add(&pair, "scale", BATCH * sizeof(float), false);
-    c.block_scale = pair_add(&pair, "block_scale", BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
-    if (!pair.image.failed) {
-        number_fill_normal(pair.image.bytes + c.a, 0, BATCH * count * inner, c.v.dtype, 1, &seed);
-        number_fill_normal(pair.image.bytes + c.w, 0, BATCH * inner * columns, c.v.w_dtype, 1,
+    c.w = kernel_test_add(&test, "w", BATCH * (size_t)inner * (size_t)columns * w_bytes, false);
+    c.out = kernel_test_add(&test, "out", BATCH * (size_t)count * (size_t)columns * e, true);
+    c.scale = kernel_test_add(&test, "scale", BATCH * sizeof(float), false);
+    c.block_scale =
+        kernel_test_add(&test, "block_scale", BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
+    if (!test.image.failed) {
+        number_fill_normal(test.image.bytes + c.a, 0, BATCH * count * inner, c.v.dtype, 1, &seed);
+        number_fill_normal(test.image.bytes + c.w, 0, BATCH * inner * columns, c.v.w_dtype, 1,
                            &seed);
     }
-    if (c.v.mx && !pair.image.failed) {
-        fill_mxfp4(&c, pair.image.bytes, &seed);
+    if (c.v.mx && !test.image.failed) {
+        fill_mxfp4(&c, test.image.bytes, &seed);
     }
-    for (int32_t i = 0; i < BATCH && !pair.image.failed; i++) {
-        ((float *)(pair.image.bytes + c.scale))[i] = 0.3f + 0.4f * (float)i;
+    for (int32_t i = 0; i < BATCH && !test.image.failed; i++) {
+        ((float *)(test.image.bytes + c.scale))[i] = 0.3f + 0.4f * (float)i;
     }
-    enum trial_result result = pair_run(&pair, call_gemm, &c);
+    enum trial_result result = kernel_test_run(&test, call_gemm, &c);
     if (result == TRIAL_PASSED) { /* heads are the batch */
-        result = pair_compare(&pair, "out", c.out, count, BATCH, columns, c.v.dtype,
-                              bound_of_dtype(c.v.dtype));
+        result = kernel_test_compare(&test, "out", c.out, count, BATCH, columns, c.v.dtype,
+                                     bound_of_dtype(c.v.dtype));
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 

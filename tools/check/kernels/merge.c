@@ -9,7 +9,7 @@
 #include "support/number.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 #include "support/random.h"
 #include "harness/watch.h"
 
@@ -50,16 +50,16 @@ static attn_status call_merge(struct backend *backend, uint8_t *base, const stru
                               void *stream, const void *context, struct attn_error *error)
 {
     const struct merge_case *c = context;
-    struct pair_tensor s[M_SCALE];
+    struct case_tensor s[M_SCALE];
     for (int32_t i = 0; i < M_SCALE; i++) {
         bool lse = i == M_PREFIX_LSE || i == M_SUFFIX_LSE || i == M_LSE;
-        s[i] = pair_rows(TOKENS, HEADS, c->v.dims);
+        s[i] = case_rows(TOKENS, HEADS, c->v.dims);
         if (lse) {
-            s[i] = (struct pair_tensor){.shape = {HEADS, TOKENS},
+            s[i] = (struct case_tensor){.shape = {HEADS, TOKENS},
                                         .strides = {lse_at(&c->v, 1, 0), lse_at(&c->v, 0, 1)}};
         }
         int32_t dtype = lse ? ATTN_DTYPE_F32 : i == M_OUT ? out_dtype(&c->v) : c->v.dtype;
-        pair_bind(&s[i], base + c->at[i], device, dtype, lse ? 2 : 3);
+        case_bind(&s[i], base + c->at[i], device, dtype, lse ? 2 : 3);
     }
     const struct attn_io_output_quant quant = {{ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL},
                                                (const float *)(base + c->at[M_SCALE]),
@@ -113,29 +113,29 @@ static void fill_merge(struct image *image, const struct merge_case *c, uint64_t
     }
 }
 
-static enum trial_result verify_merge(struct pair *pair, const struct merge_case *c)
+static enum trial_result verify_merge(struct kernel_test *test, const struct merge_case *c)
 {
     int32_t dtype = out_dtype(&c->v);
     size_t row = (size_t)(HEADS * c->v.dims) * number_bytes(dtype), out = c->at[M_OUT];
-    const uint8_t *found = pair->found + out + FIRST_ROW * row;
+    const uint8_t *found = test->found + out + FIRST_ROW * row;
     bool others =
-        memcmp(pair->found + out, pair->image.bytes + out, FIRST_ROW * row) == 0 &&
-        memcmp(found + NUM_ROWS * row, pair->image.bytes + out + (FIRST_ROW + NUM_ROWS) * row,
+        memcmp(test->found + out, test->image.bytes + out, FIRST_ROW * row) == 0 &&
+        memcmp(found + NUM_ROWS * row, test->image.bytes + out + (FIRST_ROW + NUM_ROWS) * row,
                (TOKENS - FIRST_ROW - NUM_ROWS) * row) == 0;
     if (!others) {
-        return trial_say(pair->trial, TRIAL_FAILED, "rows next to the merged ones were written");
+        return trial_say(test->trial, TRIAL_FAILED, "rows next to the merged ones were written");
     }
     /* fp8: one step, where a quotient falls between two */
     struct bound bound =
         c->v.form == MERGE_FP8 ? (struct bound){2e-3, 0.13} : bound_of_dtype(c->v.dtype);
-    enum trial_result result = pair_compare(pair, "merged", out + FIRST_ROW * row, NUM_ROWS, HEADS,
-                                            c->v.dims, dtype, bound);
+    enum trial_result result = kernel_test_compare(test, "merged", out + FIRST_ROW * row, NUM_ROWS,
+                                                   HEADS, c->v.dims, dtype, bound);
     const struct compared_lse lse = {
         HEADS, lse_at(&c->v, 1, 0), lse_at(&c->v, 0, 1), FIRST_ROW, NUM_ROWS, NULL};
     return result != TRIAL_PASSED || c->v.form == MERGE_NO_LSE
                ? result
-               : compare_lse(pair->trial, &lse, pair->expected + c->at[M_LSE],
-                             pair->found + c->at[M_LSE],
+               : compare_lse(test->trial, &lse, test->expected + c->at[M_LSE],
+                             test->found + c->at[M_LSE],
                              (struct bound){.relative = 1e-5, .least = 1e-4});
 }
 
@@ -144,9 +144,9 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
     static const char *const names[M_SCALE] = {"prefix",     "prefix_lse", "suffix",
                                                "suffix_lse", "out",        "lse"};
     struct merge_case c = {.v = *(const struct merge_variant *)variant};
-    struct pair pair;
-    pair_init(&pair, trial);
-    pair.optional =
+    struct kernel_test test;
+    kernel_test_init(&test, trial);
+    test.optional =
         c.v.form == MERGE_FP8 && !(trial->tested->caps.output_forms >> ATTN_OUTPUT_FP8_STATIC & 1);
     for (int32_t i = 0; i < M_SCALE; i++) {
         bool lse = i == M_PREFIX_LSE || i == M_SUFFIX_LSE || i == M_LSE;
@@ -154,20 +154,20 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
                            : (size_t)(TOKENS * HEADS * c.v.dims) * number_bytes(c.v.dtype);
         bool written = i >= M_OUT || (i == M_PREFIX && c.v.form == MERGE_INTO_PREFIX) ||
                        (i == M_SUFFIX && c.v.form == MERGE_INTO_SUFFIX);
-        c.at[i] = pair_add(&pair, names[i], bytes, written);
+        c.at[i] = kernel_test_add(&test, names[i], bytes, written);
     }
-    c.at[M_SCALE] = pair_add(&pair, "output_scale", sizeof(float), false);
+    c.at[M_SCALE] = kernel_test_add(&test, "output_scale", sizeof(float), false);
     if (c.v.form == MERGE_INTO_PREFIX || c.v.form == MERGE_INTO_SUFFIX) {
         c.at[M_OUT] = c.at[c.v.form == MERGE_INTO_PREFIX ? M_PREFIX : M_SUFFIX];
     }
-    if (!pair.image.failed) {
-        fill_merge(&pair.image, &c, &seed);
+    if (!test.image.failed) {
+        fill_merge(&test.image, &c, &seed);
     }
-    enum trial_result result = pair_run(&pair, call_merge, &c);
+    enum trial_result result = kernel_test_run(&test, call_merge, &c);
     if (result == TRIAL_PASSED) {
-        result = verify_merge(&pair, &c);
+        result = verify_merge(&test, &c);
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 

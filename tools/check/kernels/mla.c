@@ -12,7 +12,7 @@
 #include "support/random.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 #include "cases/problem_copy.h"
 #include "harness/planned.h"
 
@@ -76,7 +76,7 @@ struct mla_step {
     struct attn_batch batch;
     struct attn_kv_view view;
     struct attn_io_mla io;
-    struct pair_tensor q, q_nope, q_pe, rows, kv_c, k_pe, context, out, lse;
+    struct case_tensor q, q_nope, q_pe, rows, kv_c, k_pe, context, out, lse;
     struct attn_attend_args attend;
     struct attn_write_kv_args write;
 };
@@ -159,15 +159,15 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
 }
 
 /* A part of wider rows: columns `first` on. */
-static struct attn_tensor *part(struct pair_tensor *shaped, const struct mla_case *c, uint8_t *data,
+static struct attn_tensor *part(struct case_tensor *shaped, const struct mla_case *c, uint8_t *data,
                                 const struct device *device, int64_t heads, int64_t first,
                                 int64_t width)
 {
     bool flat = heads == 0;
     int64_t row = (flat ? 1 : heads) * c->row;
-    *shaped = (struct pair_tensor){.shape = {c->num_tokens, flat ? width : heads, width},
+    *shaped = (struct case_tensor){.shape = {c->num_tokens, flat ? width : heads, width},
                                    .strides = {row, flat ? 1 : c->row, 1}};
-    return pair_bind(shaped, data + (size_t)first * number_bytes(c->v.dtype), device, c->v.dtype,
+    return case_bind(shaped, data + (size_t)first * number_bytes(c->v.dtype), device, c->v.dtype,
                      flat ? 2 : 3);
 }
 
@@ -176,13 +176,13 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct backe
 {
     memset(s, 0, sizeof *s);
     describe(s, c, base);
-    s->q = pair_rows(c->num_tokens, c->v.n.heads, c->row);
-    s->rows = pair_rows(c->num_tokens, 1, c->row);
-    s->context = pair_rows(c->num_context, 1, c->row);
-    s->out = pair_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
+    s->q = case_rows(c->num_tokens, c->v.n.heads, c->row);
+    s->rows = case_rows(c->num_tokens, 1, c->row);
+    s->context = case_rows(c->num_context, 1, c->row);
+    s->out = case_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
     s->lse =
-        (struct pair_tensor){.shape = {c->v.n.heads, c->num_tokens}, .strides = {c->num_tokens, 1}};
-    pair_bind(&s->context, base + c->context, device, c->v.dtype, 3);
+        (struct case_tensor){.shape = {c->v.n.heads, c->num_tokens}, .strides = {c->num_tokens, 1}};
+    case_bind(&s->context, base + c->context, device, c->v.dtype, 3);
     s->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof s->io, NULL}};
     if (c->v.parts) {
         s->io.q_nope = part(&s->q_nope, c, base + c->q, device, c->v.n.heads, 0, c->v.n.rank);
@@ -195,8 +195,8 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct backe
         s->io.topk_stride = c->v.n.topk;
     }
     const struct attn_ext *next = c->v.parts || c->v.sparse ? &s->io.ext : NULL;
-    const struct attn_tensor *rows = pair_bind(&s->rows, base + c->rows, device, c->v.dtype, 3);
-    const struct attn_tensor *q = pair_bind(&s->q, base + c->q, device, c->v.dtype, 3);
+    const struct attn_tensor *rows = case_bind(&s->rows, base + c->rows, device, c->v.dtype, 3);
+    const struct attn_tensor *q = case_bind(&s->q, base + c->q, device, c->v.dtype, 3);
     s->write = (struct attn_write_kv_args){.struct_size = sizeof s->write,
                                            .next = c->v.parts ? next : NULL,
                                            .instance = backend->instance,
@@ -219,8 +219,8 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct backe
         .flags = ATTN_RUN_NO_WRITE,
         .phase = ATTN_PHASE_DECODE,
         .q = c->v.parts ? NULL : q,
-        .out = pair_bind(&s->out, base + c->out, device, c->v.dtype, 3),
-        .lse = pair_bind(&s->lse, base + c->lse, device, ATTN_DTYPE_F32, 2)};
+        .out = case_bind(&s->out, base + c->out, device, c->v.dtype, 3),
+        .lse = case_bind(&s->lse, base + c->lse, device, ATTN_DTYPE_F32, 2)};
 }
 
 /* Only request c->part of the step. */
@@ -232,7 +232,7 @@ static void narrow(struct mla_step *s, const struct mla_case *c)
     s->batch.block_table_rows = 1;
     s->write.slot_mapping += first;
     s->write.num_slots = c->v.query_len;
-    struct pair_tensor *rows[] = {&s->rows, &s->kv_c, &s->k_pe};
+    struct case_tensor *rows[] = {&s->rows, &s->kv_c, &s->k_pe};
     for (int32_t i = 0; i < 3; i++) {
         rows[i]->shape[0] = c->v.query_len;
         rows[i]->tensor.data =
@@ -329,25 +329,25 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
                        random);
 }
 
-static enum trial_result verify_mla(struct pair *pair, const struct mla_case *c)
+static enum trial_result verify_mla(struct kernel_test *test, const struct mla_case *c)
 {
     struct factor_value v[FACTOR_COUNT] = {{0, 0}};
     v[FACTOR_DTYPE].a = c->v.dtype;
     v[FACTOR_KV_DTYPE].a = c->v.kv_dtype;
-    if (pair_compare(pair, "out", c->out, c->num_tokens, c->v.n.heads, c->v.n.rank, c->v.dtype,
-                     bound_of_case(v)) != TRIAL_PASSED) {
+    if (kernel_test_compare(test, "out", c->out, c->num_tokens, c->v.n.heads, c->v.n.rank,
+                            c->v.dtype, bound_of_case(v)) != TRIAL_PASSED) {
         return TRIAL_FAILED;
     }
     const struct compared_lse lse = {c->v.n.heads, c->num_tokens, 1, 0, c->num_tokens, NULL};
-    if (compare_lse(pair->trial, &lse, pair->expected + c->lse, pair->found + c->lse,
+    if (compare_lse(test->trial, &lse, test->expected + c->lse, test->found + c->lse,
                     bound_of_lse(v)) != TRIAL_PASSED) {
         return TRIAL_FAILED;
     }
     size_t bytes = BLOCKS * BLOCK * row_bytes(&c->v);
     bool plain = !kv_is_fp8(c->v.kv_dtype) && c->v.kv_dtype != ATTN_KV_FP8_DS_MLA &&
                  !c->v.nan; /* which may be another NaN */
-    if (plain && memcmp(pair->expected + c->cache, pair->found + c->cache, bytes) != 0) {
-        return trial_say(pair->trial, TRIAL_FAILED, "the latent rows differ from the reference's");
+    if (plain && memcmp(test->expected + c->cache, test->found + c->cache, bytes) != 0) {
+        return trial_say(test->trial, TRIAL_FAILED, "the latent rows differ from the reference's");
     }
     return TRIAL_PASSED;
 }
@@ -369,46 +369,49 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
 {
     struct mla_case c = {.v = *(const struct mla_variant *)variant, .part = -1};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct pair pair;
+    struct kernel_test test;
     size_t e = number_bytes(c.v.dtype);
     c.row = c.v.n.rank + c.v.n.rope;
-    pair_init(&pair, trial);
+    kernel_test_init(&test, trial);
     draw_lengths(&c, &seed);
-    c.q = pair_add(&pair, "q", (size_t)(c.num_tokens * c.v.n.heads * c.row) * e, false);
-    c.rows = pair_add(&pair, "kv_c and k_pe", (size_t)(c.num_tokens * c.row) * e, false);
+    c.q = kernel_test_add(&test, "q", (size_t)(c.num_tokens * c.v.n.heads * c.row) * e, false);
+    c.rows = kernel_test_add(&test, "kv_c and k_pe", (size_t)(c.num_tokens * c.row) * e, false);
     c.context =
-        pair_add(&pair, "rows of earlier steps", (size_t)(c.num_context * c.row) * e, false);
-    c.cache = pair_add(&pair, "k_cache", BLOCKS * BLOCK * row_bytes(&c.v), true);
-    c.out = pair_add(&pair, "out", (size_t)(c.num_tokens * c.v.n.heads * c.v.n.rank) * e, true);
-    c.lse = pair_add(&pair, "lse", (size_t)(c.num_tokens * c.v.n.heads) * sizeof(float), true);
-    c.seq_lens = pair_add(&pair, "seq_lens", sizeof c.lens, false);
-    c.start_loc = pair_add(&pair, "query_start_loc", sizeof c.starts, false);
-    c.table = pair_add(&pair, "block_table", BLOCKS * sizeof(int32_t), false);
-    c.slots = pair_add(&pair, "slot_mapping", MAX_TOKENS * sizeof(int64_t), false);
-    c.context_slots =
-        pair_add(&pair, "slots of earlier steps", (size_t)c.num_context * sizeof(int64_t), false);
-    c.topk = pair_add(&pair, "topk_indices", MAX_TOKENS * c.v.n.topk * sizeof(int32_t), false);
-    c.tree = pair_add(&pair, "tree", REQS * TREE_ROW * TREE_ROW * sizeof(float), false);
-    c.sinks = pair_add(&pair, "sinks", (size_t)c.v.n.heads * sizeof(float), false);
+        kernel_test_add(&test, "rows of earlier steps", (size_t)(c.num_context * c.row) * e, false);
+    c.cache = kernel_test_add(&test, "k_cache", BLOCKS * BLOCK * row_bytes(&c.v), true);
+    c.out =
+        kernel_test_add(&test, "out", (size_t)(c.num_tokens * c.v.n.heads * c.v.n.rank) * e, true);
+    c.lse =
+        kernel_test_add(&test, "lse", (size_t)(c.num_tokens * c.v.n.heads) * sizeof(float), true);
+    c.seq_lens = kernel_test_add(&test, "seq_lens", sizeof c.lens, false);
+    c.start_loc = kernel_test_add(&test, "query_start_loc", sizeof c.starts, false);
+    c.table = kernel_test_add(&test, "block_table", BLOCKS * sizeof(int32_t), false);
+    c.slots = kernel_test_add(&test, "slot_mapping", MAX_TOKENS * sizeof(int64_t), false);
+    c.context_slots = kernel_test_add(&test, "slots of earlier steps",
+                                      (size_t)c.num_context * sizeof(int64_t), false);
+    c.topk =
+        kernel_test_add(&test, "topk_indices", MAX_TOKENS * c.v.n.topk * sizeof(int32_t), false);
+    c.tree = kernel_test_add(&test, "tree", REQS * TREE_ROW * TREE_ROW * sizeof(float), false);
+    c.sinks = kernel_test_add(&test, "sinks", (size_t)c.v.n.heads * sizeof(float), false);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (!pair.image.failed) {
+    if (!test.image.failed) {
         struct mla_step step;
-        fill(&c, pair.image.bytes, &seed);
+        fill(&c, test.image.bytes, &seed);
         memset(&step, 0, sizeof step);
-        describe(&step, &c, pair.image.bytes);
-        attn_status status = write_context(trial, &c, pair.image.bytes, &error);
+        describe(&step, &c, test.image.bytes);
+        attn_status status = write_context(trial, &c, test.image.bytes, &error);
         result =
             !trial_supports(trial, trial->tested, &step.layer, ATTN_PHASE_DECODE) ? TRIAL_SKIPPED
-            : status == ATTN_OK ? pair_run(&pair, call_mla, &c)
+            : status == ATTN_OK ? kernel_test_run(&test, call_mla, &c)
                                 : trial_call_failed(trial, "reference write_kv", status, &error);
     }
     if (result == TRIAL_PASSED) {
-        result = verify_mla(&pair, &c);
+        result = verify_mla(&test, &c);
     }
     if (result == TRIAL_PASSED && c.v.invariant) {
-        result = pair_parts(&pair, call_mla, &c, &c.part, REQS);
+        result = kernel_test_parts(&test, call_mla, &c, &c.part, REQS);
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 

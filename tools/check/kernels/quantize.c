@@ -7,7 +7,7 @@
 #include "common/names.h"
 #include "support/number.h"
 #include "kernels/kernels.h"
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 #include "support/random.h"
 #include "harness/watch.h"
 
@@ -46,12 +46,12 @@ static int32_t group_of(int32_t form)
 }
 
 /* [T, groups], or [groups, T] */
-static struct pair_tensor shape_scales(const struct quantize_variant *v)
+static struct case_tensor shape_scales(const struct quantize_variant *v)
 {
     int64_t groups = HEADS * DIMS / group_of(v->form);
-    struct pair_tensor s = {.shape = {TOKENS, groups}, .strides = {groups, 1}};
+    struct case_tensor s = {.shape = {TOKENS, groups}, .strides = {groups, 1}};
     if (v->column_major) {
-        s = (struct pair_tensor){.shape = {groups, TOKENS}, .strides = {TOKENS, 1}};
+        s = (struct case_tensor){.shape = {groups, TOKENS}, .strides = {TOKENS, 1}};
     }
     return s;
 }
@@ -62,10 +62,10 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base,
 {
     const struct quantize_case *c = context;
     bool nvfp4 = c->v.form == ATTN_OUTPUT_NVFP4;
-    struct pair_tensor x = pair_rows(TOKENS, HEADS, DIMS), out = x, scales = shape_scales(&c->v);
+    struct case_tensor x = case_rows(TOKENS, HEADS, DIMS), out = x, scales = shape_scales(&c->v);
     scales.tensor = (struct attn_tensor){.data = NULL};
     if (nvfp4) { /* bytes of pairs */
-        out = pair_rows(TOKENS, HEADS, DIMS / 2);
+        out = case_rows(TOKENS, HEADS, DIMS / 2);
     }
     struct attn_quantize_args args = {
         .struct_size = sizeof args,
@@ -75,12 +75,12 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base,
         .scale_form = c->v.scale_form,
         .scale_pow2 = c->v.pow2,
         .scale_column_major = c->v.column_major,
-        .x = pair_bind(&x, base + c->x, device, c->v.dtype, 3),
-        .out = pair_bind(&out, base + c->out, device, c->v.out_dtype, 3),
+        .x = case_bind(&x, base + c->x, device, c->v.dtype, 3),
+        .out = case_bind(&out, base + c->out, device, c->v.out_dtype, 3),
         .scale = (const float *)(base + c->scale),
     };
     if (c->v.form != ATTN_OUTPUT_FP8_STATIC) {
-        args.block_scales = pair_bind(&scales, base + c->block_scales, device,
+        args.block_scales = case_bind(&scales, base + c->block_scales, device,
                                       nvfp4 ? ATTN_DTYPE_FP8_E4M3 : ATTN_DTYPE_F32, 2);
     }
     if (nvfp4) {
@@ -88,7 +88,7 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base,
     }
     if (c->part >= 0) {
         const int64_t first = first_row(c->part), count = first_row(c->part + 1) - first;
-        struct pair_tensor *rows[] = {&x, &out, &scales};
+        struct case_tensor *rows[] = {&x, &out, &scales};
         for (int32_t i = 0; i < 3; i++) {
             const int32_t dim = i == 2 && c->v.column_major;
             const int64_t bytes = first * rows[i]->strides[dim] * rows[i]->tensor.dtype.bits / 8;
@@ -101,73 +101,74 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base,
     return watch_end(&watch, backend, backend->kernels.quantize(&args, error), error);
 }
 
-static enum trial_result verify_nvfp4(struct pair *pair, const struct quantize_case *c)
+static enum trial_result verify_nvfp4(struct kernel_test *test, const struct quantize_case *c)
 {
-    const uint8_t *want = pair->expected + c->out, *have = pair->found + c->out;
+    const uint8_t *want = test->expected + c->out, *have = test->found + c->out;
     int32_t off = 0;
-    if (!pair_codes_agree(pair->expected + c->block_scales, pair->found + c->block_scales,
-                          ELEMENTS / 16, false)) {
-        return trial_say(pair->trial, TRIAL_FAILED, "block scales differ from the reference's");
+    if (!codes_agree(test->expected + c->block_scales, test->found + c->block_scales, ELEMENTS / 16,
+                     false)) {
+        return trial_say(test->trial, TRIAL_FAILED, "block scales differ from the reference's");
     }
     for (int32_t i = 0; i < ELEMENTS; i++) {
         int32_t a = want[i / 2] >> (i % 2 * 4) & 15, b = have[i / 2] >> (i % 2 * 4) & 15;
         int32_t apart = (a & 8 ? -(a & 7) : a) - (b & 8 ? -(b & 7) : b);
         if (apart < -1 || apart > 1) {
-            return trial_say(pair->trial, TRIAL_FAILED, "element %d has code %d, not %d", i, b, a);
+            return trial_say(test->trial, TRIAL_FAILED, "element %d has code %d, not %d", i, b, a);
         }
         off += apart != 0;
     }
     return off <= ELEMENTS / 100
                ? TRIAL_PASSED
-               : trial_say(pair->trial, TRIAL_FAILED, "%d of %d codes are off", off, ELEMENTS);
+               : trial_say(test->trial, TRIAL_FAILED, "%d of %d codes are off", off, ELEMENTS);
 }
 
-static enum trial_result verify_quantize(struct pair *pair, const struct quantize_case *c)
+static enum trial_result verify_quantize(struct kernel_test *test, const struct quantize_case *c)
 {
     if (c->v.form == ATTN_OUTPUT_NVFP4) {
-        return verify_nvfp4(pair, c);
+        return verify_nvfp4(test, c);
     }
     if (c->v.form != ATTN_OUTPUT_FP8_STATIC) {
-        const float *want = (const float *)(pair->expected + c->block_scales);
-        const float *have = (const float *)(pair->found + c->block_scales);
+        const float *want = (const float *)(test->expected + c->block_scales);
+        const float *have = (const float *)(test->found + c->block_scales);
         for (int32_t i = 0; i < ELEMENTS / group_of(c->v.form); i++) {
             if (!(fabsf(want[i] - have[i]) <= SCALE_TOLERANCE * want[i])) {
-                return trial_say(pair->trial, TRIAL_FAILED, "scale %d is %g, not %g", i, have[i],
+                return trial_say(test->trial, TRIAL_FAILED, "scale %d is %g, not %g", i, have[i],
                                  want[i]);
             }
         }
     }
-    return pair_codes_agree(pair->expected + c->out, pair->found + c->out, ELEMENTS,
-                            c->v.out_dtype == ATTN_DTYPE_INT8)
+    return codes_agree(test->expected + c->out, test->found + c->out, ELEMENTS,
+                       c->v.out_dtype == ATTN_DTYPE_INT8)
                ? TRIAL_PASSED
-               : trial_say(pair->trial, TRIAL_FAILED, "codes differ from the reference's");
+               : trial_say(test->trial, TRIAL_FAILED, "codes differ from the reference's");
 }
 
 static enum trial_result run_quantize(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct quantize_case c = {.v = *(const struct quantize_variant *)variant, .part = -1};
-    struct pair pair;
-    pair_init(&pair, trial);
-    c.x = pair_add(&pair, "x", ELEMENTS * number_bytes(c.v.dtype), false);
-    c.out = pair_add(&pair, "out", c.v.form == ATTN_OUTPUT_NVFP4 ? ELEMENTS / 2 : ELEMENTS, true);
-    c.scale = pair_add(&pair, "scale", HEADS * sizeof(float), false);
-    c.block_scales = pair_add(&pair, "block_scales", ELEMENTS / 16 * sizeof(float), true);
-    for (int32_t i = 0; i < ELEMENTS && !pair.image.failed; i++) {
+    struct kernel_test test;
+    kernel_test_init(&test, trial);
+    c.x = kernel_test_add(&test, "x", ELEMENTS * number_bytes(c.v.dtype), false);
+    c.out = kernel_test_add(&test, "out", c.v.form == ATTN_OUTPUT_NVFP4 ? ELEMENTS / 2 : ELEMENTS,
+                            true);
+    c.scale = kernel_test_add(&test, "scale", HEADS * sizeof(float), false);
+    c.block_scales = kernel_test_add(&test, "block_scales", ELEMENTS / 16 * sizeof(float), true);
+    for (int32_t i = 0; i < ELEMENTS && !test.image.failed; i++) {
         /* groups of very different size, one of zeros, and some that saturate */
         double size = ldexp(1, i / 64 % 17 - 8) * (i / 64 % 23 != 7);
-        number_store(pair.image.bytes + c.x, i, c.v.dtype, size * random_normal(&seed));
+        number_store(test.image.bytes + c.x, i, c.v.dtype, size * random_normal(&seed));
     }
-    for (int32_t h = 0; h < HEADS && !pair.image.failed; h++) {
-        ((float *)(pair.image.bytes + c.scale))[h] = 0.11f + 0.17f * (float)h;
+    for (int32_t h = 0; h < HEADS && !test.image.failed; h++) {
+        ((float *)(test.image.bytes + c.scale))[h] = 0.11f + 0.17f * (float)h;
     }
-    enum trial_result result = pair_run(&pair, call_quantize, &c);
+    enum trial_result result = kernel_test_run(&test, call_quantize, &c);
     if (result == TRIAL_PASSED) {
-        result = verify_quantize(&pair, &c);
+        result = verify_quantize(&test, &c);
     }
     if (result == TRIAL_PASSED && trial->tested->caps.features & ATTN_FEATURE_BATCH_INVARIANT) {
-        result = pair_parts(&pair, call_quantize, &c, &c.part, PARTS);
+        result = kernel_test_parts(&test, call_quantize, &c, &c.part, PARTS);
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 
@@ -186,11 +187,11 @@ static attn_status call_amax(struct backend *backend, uint8_t *base, const struc
                              void *stream, const void *context, struct attn_error *error)
 {
     const struct amax_case *c = context;
-    struct pair_tensor x = pair_rows(TOKENS, HEADS, DIMS);
+    struct case_tensor x = case_rows(TOKENS, HEADS, DIMS);
     struct attn_amax_args args = {.struct_size = sizeof args,
                                   .instance = backend->instance,
                                   .stream = stream,
-                                  .x = pair_bind(&x, base + c->x, device, c->v.dtype, 3),
+                                  .x = case_bind(&x, base + c->x, device, c->v.dtype, 3),
                                   .out = (float *)(base + c->out),
                                   .per_head = c->v.per_head,
                                   .accumulate = c->v.accumulate};
@@ -203,24 +204,24 @@ static attn_status call_amax(struct backend *backend, uint8_t *base, const struc
 static enum trial_result run_amax(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct amax_case c = {.v = *(const struct amax_variant *)variant};
-    struct pair pair;
+    struct kernel_test test;
     size_t bytes = (c.v.per_head ? HEADS : 1) * sizeof(float);
-    pair_init(&pair, trial);
-    c.x = pair_add(&pair, "x", ELEMENTS * number_bytes(c.v.dtype), false);
-    c.out = pair_add(&pair, "out", bytes, true);
-    if (!pair.image.failed) {
-        number_fill_normal(pair.image.bytes + c.x, 0, ELEMENTS, c.v.dtype, 3, &seed);
+    kernel_test_init(&test, trial);
+    c.x = kernel_test_add(&test, "x", ELEMENTS * number_bytes(c.v.dtype), false);
+    c.out = kernel_test_add(&test, "out", bytes, true);
+    if (!test.image.failed) {
+        number_fill_normal(test.image.bytes + c.x, 0, ELEMENTS, c.v.dtype, 3, &seed);
     }
-    for (size_t h = 0; h < bytes / sizeof(float) && !pair.image.failed; h++) {
-        ((float *)(pair.image.bytes + c.out))[h] = h % 2 ? 1.0f : 100.0f;
+    for (size_t h = 0; h < bytes / sizeof(float) && !test.image.failed; h++) {
+        ((float *)(test.image.bytes + c.out))[h] = h % 2 ? 1.0f : 100.0f;
     }
-    enum trial_result result = pair_run(&pair, call_amax, &c);
-    if (result == TRIAL_PASSED && memcmp(pair.expected + c.out, pair.found + c.out, bytes) != 0) {
+    enum trial_result result = kernel_test_run(&test, call_amax, &c);
+    if (result == TRIAL_PASSED && memcmp(test.expected + c.out, test.found + c.out, bytes) != 0) {
         result = trial_say(trial, TRIAL_FAILED, "%g is not the largest magnitude %g",
-                           *(const float *)(pair.found + c.out),
-                           *(const float *)(pair.expected + c.out));
+                           *(const float *)(test.found + c.out),
+                           *(const float *)(test.expected + c.out));
     }
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 

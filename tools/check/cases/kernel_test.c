@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,42 +7,42 @@
 #include "harness/places.h"
 #include "support/number.h"
 
-void pair_init(struct pair *pair, struct trial *trial)
+void kernel_test_init(struct kernel_test *test, struct trial *trial)
 {
-    *pair = (struct pair){.trial = trial};
-    image_init(&pair->image);
+    *test = (struct kernel_test){.trial = trial};
+    image_init(&test->image);
 }
 
-void pair_finish(struct pair *pair)
+void kernel_test_finish(struct kernel_test *test)
 {
-    place_forget(pair->memory);
-    device_free(pair->trial->device, pair->memory);
-    free(pair->expected);
-    free(pair->found);
-    image_finish(&pair->image);
+    place_forget(test->memory);
+    device_free(test->trial->device, test->memory);
+    free(test->expected);
+    free(test->found);
+    image_finish(&test->image);
 }
 
-size_t pair_add(struct pair *pair, const char *name, size_t bytes, bool writable)
+size_t kernel_test_add(struct kernel_test *test, const char *name, size_t bytes, bool writable)
 {
-    return image_add(&pair->image, name, bytes, 256, writable);
+    return image_add(&test->image, name, bytes, 256, writable);
 }
 
-static bool take_memory(struct pair *pair)
+static bool take_memory(struct kernel_test *test)
 {
-    const struct device *device = pair->trial->device;
-    size_t bytes = pair->image.size;
-    if (pair->image.failed) {
+    const struct device *device = test->trial->device;
+    size_t bytes = test->image.size;
+    if (test->image.failed) {
         return false;
     }
-    pair->expected = malloc(bytes);
-    pair->found = malloc(bytes);
-    pair->memory = device_alloc(device, bytes);
-    if (pair->expected == NULL || pair->found == NULL || pair->memory == NULL) {
+    test->expected = malloc(bytes);
+    test->found = malloc(bytes);
+    test->memory = device_alloc(device, bytes);
+    if (test->expected == NULL || test->found == NULL || test->memory == NULL) {
         return false;
     }
-    place_image(pair->memory, &pair->image);
-    memcpy(pair->expected, pair->image.bytes, bytes);
-    return device_write(device, pair->memory, pair->image.bytes, bytes);
+    place_image(test->memory, &test->image);
+    memcpy(test->expected, test->image.bytes, bytes);
+    return device_write(device, test->memory, test->image.bytes, bytes);
 }
 
 enum trial_result verify_image(struct trial *trial, const struct image *image, const uint8_t *after)
@@ -54,23 +54,24 @@ enum trial_result verify_image(struct trial *trial, const struct image *image, c
                                  place_of_offset(image, stray, place));
 }
 
-enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context)
+enum trial_result kernel_test_run(struct kernel_test *test, kernel_test_call *call,
+                                  const void *context)
 {
-    struct trial *trial = pair->trial;
+    struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
-    if (!take_memory(pair)) {
+    if (!take_memory(test)) {
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
     attn_status status =
-        call(trial->reference, pair->expected, &device_host, NULL, context, &error);
+        call(trial->reference, test->expected, &device_host, NULL, context, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "reference", status, &error);
     }
     void *stream = device_stream_create(trial->device);
-    status = call(trial->tested, pair->memory, trial->device, stream, context, &error);
-    bool read = device_read(trial->device, pair->found, pair->memory, pair->image.size);
+    status = call(trial->tested, test->memory, trial->device, stream, context, &error);
+    bool read = device_read(trial->device, test->found, test->memory, test->image.size);
     device_stream_destroy(trial->device, stream);
-    if (status == ATTN_ERROR_UNSUPPORTED || (pair->optional && status != ATTN_OK)) {
+    if (status == ATTN_ERROR_UNSUPPORTED || (test->optional && status != ATTN_OK)) {
         return trial_call_refused(trial, &error);
     }
     if (status != ATTN_OK) {
@@ -79,35 +80,35 @@ enum trial_result pair_run(struct pair *pair, pair_call *call, const void *conte
     if (!read) {
         return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
     }
-    return verify_image(trial, &pair->image, pair->found);
+    return verify_image(trial, &test->image, test->found);
 }
 
-enum trial_result pair_parts(struct pair *pair, pair_call *call, const void *context, int32_t *part,
-                             int32_t num_parts)
+enum trial_result kernel_test_parts(struct kernel_test *test, kernel_test_call *call,
+                                    const void *context, int32_t *part, int32_t num_parts)
 {
-    struct trial *trial = pair->trial;
+    struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
-    const struct image *image = &pair->image;
+    const struct image *image = &test->image;
     enum trial_result result = TRIAL_PASSED;
     char place[PLACE_TEXT];
     size_t at = 0;
     uint8_t *found = malloc(image->size);
-    if (found == NULL || !device_write(trial->device, pair->memory, image->bytes, image->size)) {
+    if (found == NULL || !device_write(trial->device, test->memory, image->bytes, image->size)) {
         free(found);
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
     void *stream = device_stream_create(trial->device);
     for (*part = 0; *part < num_parts && result == TRIAL_PASSED; (*part)++) {
         attn_status status =
-            call(trial->tested, pair->memory, trial->device, stream, context, &error);
+            call(trial->tested, test->memory, trial->device, stream, context, &error);
         result = status == ATTN_OK ? result
                                    : trial_call_failed(trial, "a part of the call", status, &error);
     }
     *part = -1;
-    if (result == TRIAL_PASSED && !device_read(trial->device, found, pair->memory, image->size)) {
+    if (result == TRIAL_PASSED && !device_read(trial->device, found, test->memory, image->size)) {
         result = trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
     }
-    while (result == TRIAL_PASSED && at < image->used && found[at] == pair->found[at]) {
+    while (result == TRIAL_PASSED && at < image->used && found[at] == test->found[at]) {
         at++;
     }
     if (result == TRIAL_PASSED && at < image->used) {
@@ -120,19 +121,20 @@ enum trial_result pair_parts(struct pair *pair, pair_call *call, const void *con
     return result;
 }
 
-enum trial_result pair_compare(struct pair *pair, const char *what, size_t at, int64_t num_rows,
-                               int64_t heads, int64_t dims, int32_t dtype, struct bound bound)
+enum trial_result kernel_test_compare(struct kernel_test *test, const char *what, size_t at,
+                                      int64_t num_rows, int64_t heads, int64_t dims, int32_t dtype,
+                                      struct bound bound)
 {
     const struct compared rows = {what, dtype, heads, dims, heads * dims, dims, num_rows, NULL};
-    return compare_rows(pair->trial, &rows, pair->expected + at, pair->found + at, bound);
+    return compare_rows(test->trial, &rows, test->expected + at, test->found + at, bound);
 }
 
-struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims)
+struct case_tensor case_rows(int64_t rows, int64_t heads, int64_t dims)
 {
-    return (struct pair_tensor){.shape = {rows, heads, dims}, .strides = {heads * dims, dims, 1}};
+    return (struct case_tensor){.shape = {rows, heads, dims}, .strides = {heads * dims, dims, 1}};
 }
 
-struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, const struct device *device,
+struct attn_tensor *case_bind(struct case_tensor *shaped, void *data, const struct device *device,
                               int32_t dtype, int32_t ndim)
 {
     shaped->tensor = (struct attn_tensor){data,          device->device,  ndim, number_dtype(dtype),
@@ -145,7 +147,7 @@ static int32_t ordinal(uint8_t code, bool is_int8)
     return is_int8 ? (int8_t)code : code & 0x80 ? -(code & 0x7f) : code;
 }
 
-bool pair_codes_agree(const uint8_t *expected, const uint8_t *found, int64_t count, bool is_int8)
+bool codes_agree(const uint8_t *expected, const uint8_t *found, int64_t count, bool is_int8)
 {
     int64_t off = 0;
     for (int64_t i = 0; i < count; i++) {
