@@ -12,6 +12,7 @@
     X(CHUNKED, composition_chunked)                                                                \
     X(MLA, composition_mla)                                                                        \
     X(RECURRENT, composition_recurrent)                                                            \
+    X(INDEXER, composition_indexer)                                                                \
     X(SINK, composition_sink)                                                                      \
     X(ENCODER, composition_encoder)                                                                \
     X(OUTPUT_QUANT, composition_output_quant) /* after all others */

@@ -148,6 +148,10 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
         ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {RULES}"),
     ]),
+    ("Indexers", [
+        ("lists of the best tokens, rows or blocks; forced entries, tails", has("layer_kinds", "indexer"), "",
+         f"{STEP}indexer, {CHECK}, {RUN}, tests/python/test_indexer"),
+    ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),
         ("the same written by the attend", has("output_forms", "fp8_static", "fp8_group_64", "fp8_group_128", "nvfp4"), "", f"{CHECK}"),

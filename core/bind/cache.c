@@ -148,9 +148,9 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
                               struct attn_error *error)
 {
     const struct attn_layer_desc *l = layer->desc;
-    const struct wanted_view wanted = {value ? "v" : "k", l->num_kv_heads,
-                                       value ? l->head_size_v : l->head_size, l->block_size,
-                                       data_bytes(l, value)};
+    const struct wanted_view wanted = {
+        value ? "v" : "k", l->num_kv_heads, value ? l->head_size_v : l->head_size,
+        l->block_size / layer->selected->tokens_per_row, data_bytes(l, value)};
     const int32_t dtype = kv_dtype_of(l, value);
     attn_status status = check_view_shape(layer, &wanted, view, error);
     if (status == ATTN_OK && view->scale == NULL && layer_scale_bytes(l, value) > 0) {
@@ -344,7 +344,8 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
     bool latent = layer->spec.layout == ATTN_KV_LAYOUT_LATENT;
     if (k == NULL || (v == NULL) != latent) {
         return BAD("v", "layer '%s': k %p, v %p; %s", layer->desc->name, (const void *)k,
-                   (const void *)v, latent ? "an MLA layer has k only" : "both are needed");
+                   (const void *)v,
+                   latent ? "a layer of kind mla or indexer has k only" : "both are needed");
     }
     const bool pages = layer_has_vendor_pages(layer);
     for (int32_t i = 0; i < (latent ? 1 : 2); i++) {
@@ -353,8 +354,8 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
         if (pages) {
             TRY(check_pages(layer, &views[i], i == 1, error));
         } else {
-            TRY(view_cut(layer, which, layer->desc->block_size, layer_parts(layer, 0), &views[i],
-                         error));
+            TRY(view_cut(layer, which, layer->spec.kernel_block_size, layer_parts(layer, 0),
+                         &views[i], error));
             TRY(check_view(layer, &views[i], i == 1, error));
             TRY(check_view_form(layer, &views[i], i == 1, error));
         }

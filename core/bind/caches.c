@@ -34,7 +34,7 @@ attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* Of the layer's kind: K and V, latent rows, or a state with or without a window. */
+/* Of the layer's kind: K and V, latent rows, index keys, or a state with or without a window. */
 static int32_t num_own(const attn_layer *layer)
 {
     if (layer->spec.kind == ATTN_KV_SPEC_NONE) {
@@ -55,15 +55,16 @@ int32_t layer_num_caches(const attn_layer *layer)
 static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
 {
     const struct kv_page *s = &layer->spec;
-    return (struct attn_cache_spec){.role = s->layout == ATTN_KV_LAYOUT_LATENT ? ATTN_CACHE_LATENT
-                                            : value                            ? ATTN_CACHE_V
-                                                                               : ATTN_CACHE_K,
+    return (struct attn_cache_spec){.role = layer->selected->indexer != NULL ? ATTN_CACHE_INDEX_K
+                                            : s->layout == ATTN_KV_LAYOUT_LATENT ? ATTN_CACHE_LATENT
+                                            : value                              ? ATTN_CACHE_V
+                                                                                 : ATTN_CACHE_K,
                                     .kv_dtype = value ? s->kv_dtype_v : s->kv_dtype,
                                     .num_heads = s->num_kv_heads,
                                     .head_size = value ? s->head_size_v : s->head_size,
                                     .block_size = s->block_size,
                                     .kernel_block_size = s->kernel_block_size,
-                                    .tokens_per_row = 1};
+                                    .tokens_per_row = layer->selected->tokens_per_row};
 }
 
 /* A state, or the window of its convolution, of one slot. */

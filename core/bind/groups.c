@@ -42,6 +42,14 @@ static int32_t topk_of(const attn_layer *layer)
     return layer->selected->mla != NULL ? layer->selected->mla->topk : 0;
 }
 
+static bool same_indexer(const attn_layer *a, const attn_layer *b)
+{
+    const struct attn_indexer_desc *x = a->selected->indexer, *y = b->selected->indexer;
+    return x == NULL || y == NULL
+               ? x == y
+               : memcmp(&x->ext + 1, &y->ext + 1, sizeof *x - sizeof x->ext) == 0;
+}
+
 /* The form that attends write: kernels that write codes may have memory for them in a plan. */
 static int32_t own_form(const attn_layer *layer, int32_t phase)
 {
@@ -67,7 +75,7 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
            x->kind == y->kind && x->num_speculative_tokens == y->num_speculative_tokens &&
            x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
            x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant &&
-           x->fast_prefill == y->fast_prefill && topk_of(a) == topk_of(b) &&
+           x->fast_prefill == y->fast_prefill && topk_of(a) == topk_of(b) && same_indexer(a, b) &&
            own_form(a, phase) == own_form(b, phase) && same_vendors(x->next, y->next);
 }
 

@@ -207,13 +207,14 @@ static attn_status ask_page(const attn_layer *layer, int32_t layout, int64_t *by
 attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error *error)
 {
     const struct attn_layer_desc *l = layer->desc;
+    const int32_t rows = l->block_size / layer->selected->tokens_per_row;
     struct kv_page *spec = &layer->spec;
     *spec = (struct kv_page){.kind = spec_kind(layer->selected),
                              .kv_dtype = l->kv_dtype,
                              .kv_dtype_v = kv_dtype_of(l, true),
                              .layout = layout,
-                             .block_size = l->block_size * layer->selected->blocks_per_entry,
-                             .kernel_block_size = l->block_size,
+                             .block_size = rows * layer->selected->blocks_per_entry,
+                             .kernel_block_size = rows,
                              .num_kv_heads = l->num_kv_heads,
                              .head_size = l->head_size,
                              .head_size_v = l->head_size_v,
@@ -233,7 +234,8 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
     const bool vendors = layer_has_vendor_pages(layer);
     if (is_latent) {
         spec->layout = ATTN_KV_LAYOUT_LATENT;
-        spec->page_bytes = spec->block_size * spec->row_bytes[0];
+        spec->row_bytes[1] = spec->scales_apart[1] = 0;
+        spec->page_bytes = spec->block_size * (spec->row_bytes[0] + spec->scales_apart[0]);
     } else if (has_states) { /* one page is all of a slot's state */
         spec->page_bytes = layer->selected->state_bytes;
         spec->block_size = spec->kernel_block_size = 1;

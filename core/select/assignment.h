@@ -26,6 +26,7 @@ struct layer {
     struct attn_mla_desc *mla;              /* or NULL */
     struct attn_recurrent_desc *gdn;        /* or NULL */
     struct attn_recurrent_rule *rule;       /* or NULL: the gated delta rule */
+    struct attn_indexer_desc *indexer;      /* or NULL */
     struct attn_layer_caches *caches;       /* or NULL; elements of our struct's size */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */
@@ -33,14 +34,16 @@ struct layer {
     int32_t blocks_per_entry;
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
     /* What compositions say of the layer (composition.resolve), for match to hold backends to. */
-    uint64_t kernel;     /* ATTN_KERNEL_* of its decodes */
-    uint32_t reads;      /* extensions of its parameters, batches and runs: ABI_READS */
-    bool has_states;     /* states in slots, not keys: terms, sizes and kv_dtype do not count */
-    bool is_latent;      /* heads and sizes are the extension's */
-    bool writes_apart;   /* keys are written by write_kv, even if attends could write them */
-    bool out_apart;      /* attends do not write the output itself: output_forms do not count */
-    int32_t attend_size; /* head_size of its attends */
-    int64_t state_bytes; /* of a slot, where has_states */
+    uint64_t kernel; /* ATTN_KERNEL_* of its decodes */
+    uint32_t reads;  /* extensions of its parameters, batches and runs: ABI_READS */
+    bool has_states; /* states in slots, not keys: terms, sizes and kv_dtype do not count */
+    /* one cache of whole rows, without V; heads and sizes are the extension's */
+    bool is_latent;
+    bool writes_apart;      /* keys are written by write_kv, even if attends could write them */
+    bool out_apart;         /* attends do not write the output itself: output_forms do not count */
+    int32_t attend_size;    /* head_size of its attends */
+    int32_t tokens_per_row; /* in the kind's own caches: 1, or an indexer's */
+    int64_t state_bytes;    /* of a slot, where has_states */
     /* What batches bring for it, beyond keys: layers of one block-table group have it alike. */
     uint8_t batch_key[MAX_BATCH_KEY];
 };

@@ -12,9 +12,9 @@
 #define MAX_LAYER_INDEX 99999
 #define SHOWN 200 /* bytes of the text that an error shows */
 
-static const char *const where_kinds[] = {"full",    "sliding",      "chunked",     "decoder",
-                                          "encoder", "encoder_only", "cross",       "mm_encoder",
-                                          "mla",     "mla_sparse",   "static_sink", "gdn"};
+static const char *const where_kinds[] = {
+    "full",       "sliding", "chunked",    "decoder",     "encoder", "encoder_only", "cross",
+    "mm_encoder", "mla",     "mla_sparse", "static_sink", "gdn",     "indexer"};
 
 /* A piece of the text being read. */
 struct span {
@@ -133,7 +133,7 @@ static attn_status parse_where(struct rule *rule, struct span span, struct attn_
         error, &span, span.begin,
         "layers.N-M, prefill, decode or a layer kind is expected before '=' (full, sliding, "
         "chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla, mla_sparse, "
-        "static_sink, gdn)");
+        "static_sink, gdn, indexer)");
 }
 
 static bool is_name_byte(char c)

@@ -59,7 +59,7 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
 static attn_status settle_causal(struct attn_layer_desc *l, struct attn_error *error)
 {
     const bool can = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_CROSS;
-    const bool can_not = l->kind != ATTN_LAYER_RECURRENT;
+    const bool can_not = l->kind != ATTN_LAYER_RECURRENT && l->kind != ATTN_LAYER_DRAFT_INDEXER;
     if (l->causal == ATTN_CAUSAL_DEFAULT) {
         l->causal = can ? ATTN_CAUSAL_YES : ATTN_CAUSAL_NO;
     }

@@ -109,10 +109,10 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
                    ATTN_MAX_CACHES, abi_structs[ABI_CACHE_DESC].minimum, MAX_ELEMENT);
     }
     if (!layer_has_cache(&layer->desc) || layer->desc.kv_sharing_target != NULL ||
-        layer->gdn != NULL) {
+        layer->gdn != NULL || layer->indexer != NULL) {
         return BAD("caches",
                    "layer '%s' (%s) describes %d caches; a layer that has no keys of its own, or "
-                   "states instead, takes none",
+                   "states or index keys instead, takes none",
                    name, name_of_kind(layer->desc.kind), given->num_caches);
     }
     struct attn_cache_desc *caches = arena_array(arena, (size_t)given->num_caches, sizeof *caches);
@@ -144,6 +144,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     } own[] = {{ATTN_EXT_MLA_DESC, &layer->mla},
                {ATTN_EXT_RECURRENT_DESC, &layer->gdn},
                {ATTN_EXT_DRAFT_RECURRENT_RULE, &layer->rule},
+               {ATTN_EXT_DRAFT_INDEXER_DESC, &layer->indexer},
                {ATTN_EXT_CONTEXT_PARALLEL, &layer->cp},
                {ATTN_EXT_DRAFT_MM_ENCODER, &layer->mm_quant},
                {ATTN_EXT_LAYER_CACHES, &layer->caches}};
@@ -164,6 +165,7 @@ attn_status layer_check_extensions(struct layer *layer, struct attn_error *error
 {
     layer->kernel = ATTN_KERNEL_ATTEND;
     layer->attend_size = layer->desc.head_size;
+    layer->tokens_per_row = 1;
     layer->reads = (layer->desc.rope != ATTN_ROPE_NONE ? ABI_READS(IO_ROPE) : 0) |
                    (layer->caches != NULL ? ABI_READS(IO_CACHES) : 0) |
                    (layer->desc.output_form != ATTN_OUTPUT_PLAIN ? ABI_READS(IO_OUTPUT_QUANT) : 0);

@@ -117,6 +117,10 @@ static struct uncut try_cut(const struct attn_backend_caps *caps, const struct l
         snprintf(uncut.supported, sizeof uncut.supported, "multiples of %lld x %lld bytes",
                  (long long)parts, (long long)alignment);
     }
+    if (kernel % layer->tokens_per_row != 0) {
+        UNCUT(&uncut, "tokens_per_row", "%d in blocks of %d", layer->tokens_per_row, kernel);
+        snprintf(uncut.supported, sizeof uncut.supported, "divisors of the kernel's block");
+    }
     for (int32_t i = 0; layer->caches != NULL && i < layer->caches->num_caches; i++) {
         const struct attn_cache_desc *c = &layer->caches->caches[i];
         if (c->table == 0 && kernel % c->tokens_per_row != 0) {

@@ -16,6 +16,9 @@ static const char *keeps_causal(const attn_layer *layer)
     if (l->kind == ATTN_LAYER_RECURRENT) {
         return "a recurrence is causal";
     }
+    if (l->kind == ATTN_LAYER_DRAFT_INDEXER) {
+        return "index keys are chosen from what a token has before it";
+    }
     if (l->kind == ATTN_LAYER_CROSS) {
         return "positions of a cross layer's keys are not its queries'";
     }

@@ -79,6 +79,7 @@ struct step {
     attn_layer *layer;
     struct tensor_form q, k, v, out;
     bool writes;       /* runs fill this layer's own cache */
+    uint8_t idle_byte; /* each of an output row where nothing is computed */
     bool plain_checks; /* q, k, v, out are [T, heads, D]; else see check_io */
     step_check *check_io;
     bool fused_write;     /* all attends write k and v themselves */
@@ -404,7 +405,7 @@ const char *launch_name(const struct launch *launch);
 attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
                        const struct attn_tensor *out, const struct attn_tensor *lse,
                        struct attn_error *error);
-/* Sets rows of a tensor to zero on the plan's device. */
+/* Sets the bytes of a tensor's rows to the step's idle_byte on the plan's device. */
 attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct attn_tensor *tensor,
                         void *stream, struct attn_error *error);
 

@@ -66,11 +66,12 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
                                                 .destination = head,
                                                 .row_bytes = (size_t)(dims * element),
                                                 .stride = (size_t)(row_stride * element),
-                                                .rows = rows};
+                                                .rows = rows,
+                                                .value = step->idle_byte};
             status = instance->kernels.fill(&args, error);
         } else if (plan->model->device.type == ATTN_DEVICE_CPU) {
             for (int64_t i = 0; i < rows; i++) {
-                memset(head + i * row_stride * element, 0, (size_t)(dims * element));
+                memset(head + i * row_stride * element, step->idle_byte, (size_t)(dims * element));
             }
         } else {
             status = error_set_text(error, ATTN_ERROR_UNSUPPORTED, "fill",
@@ -80,8 +81,8 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
     return status;
 }
 
-/* Idle: zeros. Profiling: zeros, and the whole workspace is touched. Any other batch comes here
- * without a row to compute, and leaves out as it is. */
+/* Idle: zeros, or an indexer's -1. Profiling: the same, and the whole workspace is touched. Any
+ * other batch comes here without a row to compute, and leaves out as it is. */
 attn_status run_idle(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                      struct attn_error *error)
 {

@@ -2,6 +2,7 @@
 #include "util/abi_table.h"
 
 #include <attn/api.h>
+#include <attn/draft/indexer.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/draft/recurrent.h>
 #include <attn/plugin.h>
@@ -13,9 +14,13 @@
 #define CROSS (1u << ATTN_LAYER_CROSS)
 #define MLA (1u << ATTN_LAYER_MLA)
 #define RECURRENT (1u << ATTN_LAYER_RECURRENT)
+#define INDEXER (1u << ATTN_LAYER_DRAFT_INDEXER)
 #define CACHED (DECODER | CROSS | MLA) /* keys in blocks */
-#define ATTENDS (CACHED | ENCODER)     /* scores, and a softmax over them */
-#define ALL (ATTENDS | RECURRENT)
+#define BLOCKS (CACHED | INDEXER)
+#define ATTENDS (CACHED | ENCODER) /* scores, and a softmax over them */
+#define ALL (ATTENDS | RECURRENT | INDEXER)
+#define MAX_ENTRIES (1 << 20)
+#define MAX_GATHERED 4096 /* tokens of a row, rows of an entry */
 #define MAX_BLOCK 65536
 
 #define FIELD(kind, type, name, min, max, kinds)                                                   \
@@ -57,28 +62,29 @@ FIELDS(layer_desc, LAYER(name, TEXT, ALL, 0, 0), LAYER(kv_sharing_target, TEXT, 
        LAYER(prefix_lm, INT, DECODER | MLA, 0, 1),
        LAYER(prefix_lm_window, INT, DECODER | MLA, 0, INT32_MAX),
        LAYER(tree_mask, INT, DECODER | MLA | ENCODER, 0, ATTN_TREE_BIAS),
-       LAYER(block_size, INT, CACHED, 0, MAX_BLOCK),
-       LAYER(num_speculative_tokens, INT, CACHED | RECURRENT, 0, 1024),
-       LAYER(parallel_drafting, INT, CACHED | RECURRENT, 0, 1),
+       LAYER(block_size, INT, BLOCKS, 0, MAX_BLOCK),
+       LAYER(num_speculative_tokens, INT, BLOCKS | RECURRENT, 0, 1024),
+       LAYER(parallel_drafting, INT, BLOCKS | RECURRENT, 0, 1),
        LAYER(kv_dtype_v, CODE, DECODER | CROSS, 0, NUM_KV_DTYPES - 1),
-       LAYER(padded_page_bytes, LONG, CACHED | RECURRENT, 0, 0),
-       LAYER(q_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_HEAD),
-       LAYER(k_scale_form, INT, CACHED, 0, ATTN_SCALE_PER_HEAD),
+       LAYER(padded_page_bytes, LONG, BLOCKS | RECURRENT, 0, 0),
+       LAYER(q_scale_form, INT, ATTENDS | INDEXER, 0, ATTN_SCALE_PER_HEAD),
+       LAYER(k_scale_form, INT, BLOCKS, 0, ATTN_SCALE_PER_HEAD),
        LAYER(v_scale_form, INT, DECODER | CROSS, 0, ATTN_SCALE_PER_HEAD_CHANNEL),
        LAYER(p_scale_form, INT, ATTENDS, 0, ATTN_SCALE_PER_TENSOR),
-       LAYER(q_dtype, CODE, ATTENDS, 0, NUM_DTYPES - 1),
-       LAYER(output_form, INT, ALL, 0, NUM_OUTPUT_FORMS - 1),
-       LAYER(output_scale_pow2, INT, ALL, 0, 1), LAYER(output_scale_column_major, INT, ALL, 0, 1),
-       LAYER(skip_kv_quantization, INT, CACHED, 0, 1), LAYER(needs_lse, INT, ATTENDS, 0, 1),
+       LAYER(q_dtype, CODE, ATTENDS | INDEXER, 0, NUM_DTYPES - 1),
+       LAYER(output_form, INT, ATTENDS | RECURRENT, 0, NUM_OUTPUT_FORMS - 1),
+       LAYER(output_scale_pow2, INT, ATTENDS | RECURRENT, 0, 1),
+       LAYER(output_scale_column_major, INT, ATTENDS | RECURRENT, 0, 1),
+       LAYER(skip_kv_quantization, INT, BLOCKS, 0, 1), LAYER(needs_lse, INT, ATTENDS, 0, 1),
        LAYER(graph_level, INT, ALL, 0, ATTN_GRAPH_ALWAYS), LAYER(batch_invariant, INT, ALL, 0, 2),
        LAYER(rope, INT, DECODER, 0, 2), LAYER(qk_norm, INT, DECODER, 0, 1),
-       LAYER(needs_block_table_row, INT, CACHED, 0, 1), LAYER(device_seq_lens_only, INT, ALL, 0, 1),
+       LAYER(needs_block_table_row, INT, BLOCKS, 0, 1), LAYER(device_seq_lens_only, INT, ALL, 0, 1),
        LAYER(fast_prefill, INT, DECODER | CROSS | ENCODER, 0, 1),
        LAYER(max_seq_len, INT, ALL, 0, INT32_MAX), LAYER(max_num_reqs, INT, ALL, 0, INT32_MAX),
        LAYER(encoder, INT, ENCODER, 0, ATTN_ENCODER_MULTIMODAL),
        LAYER(needed_features, MASK, ALL, 0, NUM_FEATURES),
-       LAYER(needed_view_forms, MASK, CACHED, 0, NUM_VIEW_FORMS),
-       LAYER(needs_page_lists, INT, CACHED, 0, 1), LAYER(host_bounds, INT, ALL, 0, 1),
+       LAYER(needed_view_forms, MASK, BLOCKS, 0, NUM_VIEW_FORMS),
+       LAYER(needs_page_lists, INT, BLOCKS, 0, 1), LAYER(host_bounds, INT, ALL, 0, 1),
        LAYER(kv_row_bytes, INT, CACHED, 0, MAX_ROW),
        LAYER(kv_row_bytes_v, INT, DECODER | CROSS, 0, MAX_ROW),
        LAYER(kv_scale_bytes, INT, DECODER | CROSS, 0, MAX_ROW),
@@ -103,6 +109,14 @@ FIELDS(recurrent_rule, INT(recurrent_rule, rule, 0, NUM_RULES - 1),
        INT(recurrent_rule, write_gate, 0, NUM_WRITE_GATES - 1),
        SWITCH(recurrent_rule, values_first), SWITCH(recurrent_rule, has_skip),
        ZERO(recurrent_rule, reserved));
+FIELDS(indexer_desc, INT(indexer_desc, topk, 1, MAX_ENTRIES),
+       INT(indexer_desc, num_groups, 0, MAX_HEADS),
+       INT(indexer_desc, activation, 0, NUM_ACTIVATIONS - 1), SWITCH(indexer_desc, has_weights),
+       INT(indexer_desc, tokens_per_row, 0, MAX_GATHERED),
+       INT(indexer_desc, rows_per_entry, 0, MAX_GATHERED),
+       INT(indexer_desc, first_entries, 0, MAX_ENTRIES),
+       INT(indexer_desc, last_entries, 0, MAX_ENTRIES), SWITCH(indexer_desc, tail),
+       SWITCH(indexer_desc, forced_on_top));
 FIELDS(context_parallel,
        INT(context_parallel, reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL),
        INT(context_parallel, order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG),
@@ -155,6 +169,7 @@ FIELDS(io_mla, TENSOR(io_mla, q_nope), TENSOR(io_mla, q_pe), TENSOR(io_mla, kv_c
        TENSOR(io_mla, k_pe), DEVICE(io_mla, topk_indices));
 FIELDS(io_recurrent, TENSOR(io_recurrent, mixed_qkv), TENSOR(io_recurrent, a),
        TENSOR(io_recurrent, b));
+FIELDS(io_indexer, TENSOR(io_indexer, weights), DEVICE(io_indexer, lengths));
 FIELDS(io_output_quant, DEVICE(io_output_quant, scale), TENSOR(io_output_quant, block_scales));
 FIELDS(io_rope, DEVICE(io_rope, positions), TENSOR(io_rope, cos_sin),
        TENSOR(io_rope, q_norm_weight), TENSOR(io_rope, k_norm_weight), ZERO(io_rope, reserved));

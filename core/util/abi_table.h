@@ -55,6 +55,7 @@
     X(MLA_DESC, attn_mla_desc, 64, LAYER_DESC, mla_desc, NULL)                                     \
     X(RECURRENT_DESC, attn_recurrent_desc, 72, LAYER_DESC, recurrent_desc, NULL)                   \
     X(DRAFT_RECURRENT_RULE, attn_recurrent_rule, 64, LAYER_DESC, recurrent_rule, NULL)             \
+    X(DRAFT_INDEXER_DESC, attn_indexer_desc, 64, LAYER_DESC, indexer_desc, NULL)                   \
     X(CONTEXT_PARALLEL, attn_context_parallel, 56, LAYER_DESC, context_parallel, NULL)             \
     X(DRAFT_MM_ENCODER, attn_mm_encoder_quant, 40, LAYER_DESC, mm_encoder_quant, NULL)             \
     X(LAYER_CACHES, attn_layer_caches, 40, LAYER_DESC, none, NULL)                                 \
@@ -71,13 +72,15 @@
       "attn_context_parallel")                                                                     \
     X(IO_MLA, attn_io_mla, 72, STEP_IO, io_mla, "kind mla")                                        \
     X(IO_RECURRENT, attn_io_recurrent, 48, STEP_IO, io_recurrent, "kind recurrent")                \
+    X(DRAFT_IO_INDEXER, attn_io_indexer, 40, STEP_IO, io_indexer, "kind indexer")                  \
     X(IO_OUTPUT_QUANT, attn_io_output_quant, 40, STEP_IO, io_output_quant,                         \
       "a quantized output_form")                                                                   \
     X(IO_ROPE, attn_io_rope, 72, STEP_IO, io_rope, "rope")                                         \
     X(IO_CACHES, attn_io_caches, 40, STEP_IO, io_caches, "attn_layer_caches")                      \
     X(CAPS_MLA, attn_mla_caps, 48, BACKEND_CAPS, none, NULL)                                       \
     X(CAPS_RECURRENT, attn_recurrent_caps, 56, BACKEND_CAPS, none, NULL)                           \
-    X(DRAFT_RECURRENT_CAPS, attn_recurrent_rule_caps, 48, BACKEND_CAPS, none, NULL)
+    X(DRAFT_RECURRENT_CAPS, attn_recurrent_rule_caps, 48, BACKEND_CAPS, none, NULL)                \
+    X(DRAFT_INDEXER_CAPS, attn_indexer_caps, 56, BACKEND_CAPS, none, NULL)
 
 #define ABI_NAME(name, ...) ABI_##name,
 enum abi_id {

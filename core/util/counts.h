@@ -5,11 +5,12 @@
 #define CORE_UTIL_COUNTS_H
 
 #include <attn/api.h>
+#include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 
 enum {
     NUM_PHASES = ATTN_PHASE_DECODE + 1,
-    NUM_LAYER_KINDS = ATTN_LAYER_RECURRENT + 1,
+    NUM_LAYER_KINDS = ATTN_LAYER_DRAFT_INDEXER + 1,
     NUM_DTYPES = ATTN_DTYPE_INT8 + 1, /* that masks have */
     NUM_KV_DTYPES = ATTN_KV_OPAQUE + 1,
     NUM_KV_LAYOUTS = ATTN_KV_LAYOUT_LATENT + 1,
@@ -19,6 +20,7 @@ enum {
     NUM_RULES = ATTN_RULE_ADDITIVE + 1,
     NUM_GATES = ATTN_GATE_CONSTANT + 1,
     NUM_WRITE_GATES = ATTN_WRITE_GATE_STEP + 1,
+    NUM_ACTIVATIONS = ATTN_INDEXER_RELU + 1,
     NUM_KERNELS = 15,
     NUM_TERMS = 14,
     NUM_FEATURES = 19,

@@ -37,13 +37,14 @@
      ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY |  \
      ATTN_FEATURE_FAST_PREFILL | ATTN_FEATURE_MXFP4_WEIGHTS)
 
+#define COMMON_LAYER_KINDS                                                                         \
+    (BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_CROSS) |                   \
+     BIT(ATTN_LAYER_MLA) | BIT(ATTN_LAYER_RECURRENT))
+
 /* Members of struct attn_backend_caps. Lengths, tables and slots are read when a step runs. */
 #define COMMON_CAPS                                                                                \
     .struct_size = sizeof(struct attn_backend_caps), .version = PLUGIN_VERSION,                    \
-    .vendor = "libattn",                                                                           \
-    .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_CROSS) |     \
-                   BIT(ATTN_LAYER_MLA) | BIT(ATTN_LAYER_RECURRENT),                                \
-    .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),                                    \
+    .vendor = "libattn", .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),               \
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),                    \
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),        \
     .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_HND | ATTN_VIEW_PACKED | ATTN_VIEW_SEPARATE_STRIDES |  \
@@ -67,8 +68,8 @@
     .conv_width_max = GDN_MAX_CONV_WIDTH, .max_speculative_tokens = GDN_MAX_DRAFTED - 1,           \
     .initial_slots = 1, .checkpoints = 1
 /* Members of struct attn_recurrent_rule_caps: every rule. */
-#define COMMON_RULE_CAPS                                                                           \
-    .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof(struct attn_recurrent_rule_caps), NULL},      \
+#define COMMON_RULE_CAPS(after)                                                                    \
+    .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof(struct attn_recurrent_rule_caps), after},     \
     .rules = BIT(ATTN_RULE_GATED_DELTA) | BIT(ATTN_RULE_ADDITIVE),                                 \
     .gates = BIT(ATTN_GATE_SOFTPLUS) | BIT(ATTN_GATE_BOUNDED) | BIT(ATTN_GATE_GIVEN) |             \
              BIT(ATTN_GATE_CONSTANT),                                                              \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a KV cache through their strided view, and the kernels that move them. */
+#include <attn/draft/indexer.h>
 #include <string.h>
 
 #include "common/number.h"
@@ -89,6 +90,29 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
     }
 }
 
+/* An indexer's rows, each by the last of its tokens. */
+static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
+    const struct attn_kv_view *view = args->k_cache;
+    const struct attn_indexer_desc *desc =
+        (const struct attn_indexer_desc *)ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+    const int32_t tokens = desc->tokens_per_row;
+    double row[REF_MAX_HEAD_SIZE];
+    for (int64_t t = begin; t < end; t++) {
+        const int64_t slot = args->slot_mapping[t];
+        if (slot >= 0 && slot % tokens == tokens - 1) {
+            const int64_t at = slot / tokens;
+            const struct cache_place place = {
+                args->layer,           args->params,          view, false,
+                at / view->block_size, at % view->block_size, 0};
+            number_load_row(row, tensor_row(args->k, t, 0), number_dtype_name(args->k->dtype),
+                            view->head_size);
+            cache_store(&place, row);
+        }
+    }
+}
+
 static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
@@ -120,7 +144,10 @@ attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_erro
     const struct attn_host *host = args->instance->host;
     struct write_loop loop = {args};
     host->parallel_for(host->user, args->num_slots, 8,
-                       layer_is_latent(args->layer) ? write_latent_rows : write_rows, &loop);
+                       args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ? write_index_rows
+                       : layer_is_latent(args->layer)                ? write_latent_rows
+                                                                     : write_rows,
+                       &loop);
     return ATTN_OK;
 }
 

@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_ref: every feature, plain and slow: the definition of right. */
+#include <attn/draft/indexer.h>
 #include <string.h>
 
 #include "common/cpu_device.h"
 #include "common/declared.h"
 #include "reference.h"
 
-static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS};
+static const struct attn_indexer_caps indexer_caps = {
+    .ext = {ATTN_EXT_DRAFT_INDEXER_CAPS, 0, sizeof indexer_caps, NULL},
+    .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
+    .head_size_max = 512,
+    .topk_max = REF_MAX_TOPK,
+    .num_groups_max = 1024,
+    .tokens_per_row_max = 4096,
+    .rows_per_entry_max = 4096,
+    .forced_max = REF_MAX_FORCED};
+static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&indexer_caps.ext)};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext),
                                                     .state_dtypes = COMMON_STATE_DTYPES};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
@@ -18,6 +28,7 @@ static const struct attn_backend_caps caps = {
     .variant = "",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = COMMON_KERNELS,
+    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER),
     .kv_dtypes =
         COMMON_KV_DTYPES | BIT(ATTN_KV_FP8_E4M3FNUZ) | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0),
     .terms = (ATTN_TERM_TREE_BIAS << 1) - 1,
@@ -29,9 +40,15 @@ static const struct attn_backend_caps caps = {
     .decode_write_kv_dtypes = REF_DECODE_WRITES,
 };
 
+static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ? ref_index(args, error)
+                                                         : ref_attend(args, error);
+}
+
 static const struct attn_kernels kernels = {
     .struct_size = sizeof kernels,
-    .attend = ref_attend,
+    .attend = attend,
     .write_kv = ref_write_kv,
     .merge_states = ref_merge_states,
     .attend_mla = ref_attend_mla,

@@ -9,6 +9,8 @@
 
 #define REF_MAX_HEAD_SIZE 576
 #define REF_MAX_LOOP_ROWS 4 /* query heads that share one reading of a key */
+#define REF_MAX_TOPK 2048   /* an indexer's lists, on the stack of a loop's body */
+#define REF_MAX_FORCED 64
 /* Caches whose decodes write the step's keys in the attend: the two levels of int8. */
 #define REF_DECODE_WRITES (UINT64_C(1) << ATTN_KV_INT8_KV | UINT64_C(1) << ATTN_KV_INT8_K)
 
@@ -117,6 +119,8 @@ struct latent_rows latent_keys(const struct attn_write_kv_args *args);
 void latent_load(const struct latent_rows *rows, int64_t token, int64_t head, double *row);
 
 attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error);
+/* index.c: attend of an indexer. */
+attn_status ref_index(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_recurrent(const struct attn_attend_args *args, struct attn_error *error);

@@ -5,13 +5,14 @@
 #include "common/declared.h"
 #include "cpu_simd/internal.h"
 
-static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS};
+static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(NULL)};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext),
                                                     .state_dtypes = COMMON_STATE_DTYPES};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps common_caps = {
     COMMON_CAPS,
+    .layer_kinds = COMMON_LAYER_KINDS,
     .next = &mla_caps.ext,
     .name = "cpu_simd",
     .device = {ATTN_DEVICE_CPU, 0},

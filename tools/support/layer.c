@@ -51,3 +51,30 @@ void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_
                                           .stride_head = head};
     }
 }
+
+static int32_t at_least_one(int32_t number)
+{
+    return number > 0 ? number : 1;
+}
+
+void layer_set_indexer(struct attn_layer_desc *layer, struct attn_indexer_desc *indexer)
+{
+    indexer->ext.id = ATTN_EXT_DRAFT_INDEXER_DESC;
+    indexer->ext.struct_size = sizeof *indexer;
+    indexer->num_groups = at_least_one(indexer->num_groups);
+    indexer->tokens_per_row = at_least_one(indexer->tokens_per_row);
+    indexer->rows_per_entry = at_least_one(indexer->rows_per_entry);
+    layer->next = &indexer->ext;
+    layer->kind = ATTN_LAYER_DRAFT_INDEXER;
+    layer->causal = ATTN_CAUSAL_YES;
+    layer->num_kv_heads = 1;
+    layer->head_size_v = layer->head_size;
+    layer->scale = (float)(1 / sqrt(layer->head_size));
+}
+
+int32_t layer_list_room(const struct attn_indexer_desc *indexer)
+{
+    return indexer->topk + (indexer->forced_on_top
+                                ? indexer->first_entries + indexer->last_entries + indexer->tail
+                                : 0);
+}

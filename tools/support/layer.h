@@ -3,6 +3,7 @@
 #ifndef SUPPORT_LAYER_H
 #define SUPPORT_LAYER_H
 
+#include <attn/draft/indexer.h>
 #include <attn/kv_cache.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
@@ -14,6 +15,11 @@
  * for MLA, its query heads. */
 void layer_set_mla(struct attn_layer_desc *layer, struct attn_mla_desc *mla);
 void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_desc *recurrent);
+/* Makes `layer` an indexer in the same way; `layer` has its dtype, query heads and
+ * head_size, and zeros in the extension that are read as 1 become 1. */
+void layer_set_indexer(struct attn_layer_desc *layer, struct attn_indexer_desc *indexer);
+/* Places in a list. */
+int32_t layer_list_room(const struct attn_indexer_desc *indexer);
 
 /* Channels of the convolution: q, k and v of all heads. */
 static inline int64_t layer_channels(const struct attn_recurrent_desc *recurrent)

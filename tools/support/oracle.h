@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one request, MLA of one query and recurrent layers, from the formulas, in float64
- * over unpaged tensors. They share nothing with the core or any plugin, not even a header. */
+/* Attention of one request, MLA of one query, recurrent layers and indexers, from the formulas, in
+ * float64 over unpaged tensors. They share nothing with the core or any plugin, not even a header.
+ */
 #ifndef SUPPORT_ORACLE_H
 #define SUPPORT_ORACLE_H
 
@@ -91,5 +92,23 @@ struct oracle_recurrent {
  * Hv]. Moves state [Hv, Dv, Dk] on by token t and writes out [Hv, Dv]. */
 void oracle_recurrent(const struct oracle_recurrent *layer, const void *mixed, const void *gates,
                       int64_t t, double *state, double *out);
+
+/* An indexer's lists of one group of heads. */
+struct oracle_indexer {
+    int32_t num_heads; /* in the group */
+    int32_t head_size, topk, tokens_per_row, rows_per_entry, first_entries, last_entries;
+    bool relu, tail, forced_on_top;
+    double scale;
+};
+/* How many entries a query sees, by its position. */
+int64_t oracle_index_entries(const struct oracle_indexer *x, int64_t position);
+/* Their scores: q [num_heads, D], weights [num_heads] or NULL, keys [rows, D]. */
+void oracle_index_scores(const struct oracle_indexer *x, int64_t position, const double *q,
+                         const double *weights, const double *keys, double *scores);
+/* What is wrong with a list, of `room` places, of these scores; NULL: nothing. Scores no further
+ * apart than `slack` may be taken for one another; of equals the smaller index, if it is 0. */
+const char *oracle_index_judge(const struct oracle_indexer *x, int64_t position,
+                               const double *scores, const int32_t *list, int32_t room,
+                               double slack);
 
 #endif

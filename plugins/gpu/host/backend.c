@@ -13,13 +13,14 @@ ATTN_STATIC_ASSERT(GDN_MAX_HEAD_SIZE <= DELTA_MAX_HEAD_SIZE &&
                        GDN_MAX_CONV_WIDTH <= DELTA_MAX_CONV_WIDTH && LATENT_MAX_RANK >= 512 &&
                        LATENT_MAX_SIZE >= 576,
                    "what is declared fits into the kernels");
-static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS};
+static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(NULL)};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext),
                                                     .state_dtypes = COMMON_STATE_DTYPES};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 const struct attn_backend_caps gpu_caps = {
     COMMON_CAPS,
+    .layer_kinds = COMMON_LAYER_KINDS,
     .next = &mla_caps.ext,
     .name = "",
     .variant = "",

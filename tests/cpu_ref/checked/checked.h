@@ -5,11 +5,18 @@
 #ifndef CPU_REF_CHECKED_H
 #define CPU_REF_CHECKED_H
 
+#include <attn/draft/indexer.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
 
 /* cpu_ref's own kernels */
 extern const struct attn_kernels *cpu_ref_kernels;
+
+/* attn-check itself holds lists and index keys to the formula. */
+static inline bool is_indexer(const struct attn_layer_desc *layer)
+{
+    return layer->kind == ATTN_LAYER_DRAFT_INDEXER;
+}
 
 /* What cpu_ref wrote is not what the formula says: fills *error (may be NULL) and returns its
  * status. */

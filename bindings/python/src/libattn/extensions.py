@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
-                            attn_io_caches, attn_io_mla, attn_io_output_quant, attn_io_recurrent, attn_io_rope,
+                            attn_io_caches, attn_io_indexer, attn_io_mla, attn_io_output_quant, attn_io_recurrent, attn_io_rope,
                             attn_kv_quant_params, attn_layer_caches, attn_mla_weights, attn_mm_encoder_quant,
                             attn_mm_encoder_state, attn_recurrent_skip, attn_recurrent_weights)
 from .layers import code_of
@@ -91,6 +91,11 @@ def mla_io(q_nope: Any, q_pe: Any, kv_c: Any | None = None, k_pe: Any | None = N
         raise refused("topk_indices", f"{top}; [T, k] is needed")
     return attn_io_mla(q_nope=q_nope, q_pe=q_pe, kv_c=kv_c, k_pe=k_pe, topk_indices=top,
                        topk_stride=top.shape[1] if top else 0)
+
+
+def indexer_io(weights: Any | None = None, lengths: Any | None = None) -> Struct:
+    """For `Plan.run` of an indexer: a weight for each head [T, H], and int32 [T, G] that the lists' lengths are written to."""
+    return attn_io_indexer(weights=weights, lengths=lengths)
 
 
 def kv_quant_params(hadamard_signs_k: Any | None = None, hadamard_signs_v: Any | None = None,

@@ -8,9 +8,10 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 from . import _declarations
-from ._declarations import (Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel, KvDtype, LayerKind, OutputForm,
-                            RecurrentGate, RecurrentUpdate, RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask,
-                            attn_context_parallel, attn_layer_desc, attn_mla_desc, attn_recurrent_desc,
+from ._declarations import (ATTN_LAYER_DRAFT_INDEXER, Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel,
+                            IndexerActivation, KvDtype, LayerKind, OutputForm, RecurrentGate, RecurrentUpdate,
+                            RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask, attn_context_parallel,
+                            attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_recurrent_desc,
                             attn_recurrent_rule)
 from .errors import make
 from .structs import Struct, chained
@@ -21,12 +22,14 @@ _CODES: dict[str, type[IntEnum]] = {
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
     "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope, "weight_dtype": DtypeId,
     "state_dtype": DtypeId, "rule": RecurrentUpdate, "gate": RecurrentGate, "write_gate": RecurrentWriteGate,
+    "activation": IndexerActivation,
     "reduce": CpReduce, "order": CpOrder,
 }
 _MASKS = {"needed_view_forms": "ATTN_VIEW_", "needed_features": "ATTN_FEATURE_"}
 #: Names of layers that are a kind and a parameter.
 _ENCODERS = {"encoder_only": Encoder.ONLY, "mm_encoder": Encoder.MULTIMODAL}
-_KINDS = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_sink": "decoder", "gdn": "recurrent"}
+_KINDS: dict[Any, Any] = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_sink": "decoder",
+                          "gdn": "recurrent", "indexer": ATTN_LAYER_DRAFT_INDEXER}
 
 
 def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
@@ -113,6 +116,28 @@ class RecurrentRule(_Described):
     gate_bound: float = 0.0
     dt_min: float = 0.0
     dt_max: float = 0.0
+
+
+@dataclass(frozen=True)
+class IndexerDesc(_Described):
+    """A layer of kind ``"indexer"``, which chooses keys for another one: a draft, see ``attn/draft/indexer.h``."""
+
+    _struct = attn_indexer_desc
+    topk: int
+    num_groups: int = 1
+    activation: str | int = "identity"
+    has_weights: bool = False
+    tokens_per_row: int = 1
+    rows_per_entry: int = 1
+    first_entries: int = 0
+    last_entries: int = 0
+    tail: bool = False
+    forced_on_top: bool = False
+
+    @property
+    def room(self) -> int:
+        """Places of a list."""
+        return self.topk + self.forced_on_top * (self.first_entries + self.last_entries + self.tail)
 
 
 @dataclass(frozen=True)
@@ -228,6 +253,7 @@ class LayerDesc:
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
     rule: RecurrentRule | None = None
+    indexer: IndexerDesc | None = None
     context_parallel: ContextParallel | None = None
     extensions: tuple[Struct, ...] = ()
 
@@ -236,7 +262,7 @@ class LayerDesc:
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "rule", "context_parallel", "causal", "extensions"):
+            if field.name in ("window", "mla", "gdn", "rule", "indexer", "context_parallel", "causal", "extensions"):
                 continue
             if field.name == "kind":
                 value = _KINDS.get(value, value)
@@ -251,5 +277,6 @@ class LayerDesc:
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
         struct = attn_layer_desc(**values)
-        described = [each.to_struct() for each in (self.mla, self.gdn, self.rule, self.context_parallel) if each is not None]
+        described = [each.to_struct() for each in (self.mla, self.gdn, self.rule, self.indexer, self.context_parallel)
+                     if each is not None]
         return struct, chained(struct, [*described, *self.extensions], f"layer '{self.name}'")

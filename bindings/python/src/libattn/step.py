@@ -327,7 +327,8 @@ class Plan(Owned):
         chain: list[Any] = []
         if extensions:
             head = attn_step_io()
-            chain = chained(head, extensions, "the batch", T=self._batch.struct.num_tokens if self._batch else 0)
+            chain = chained(head, extensions, "the batch", T=self._batch.struct.num_tokens if self._batch else 0,
+                            lists=max(1, layer.desc.indexer.num_groups) if layer.desc.indexer else 1)
             chain.append(head)
         self._run(layer._pointer, [None if t is None else t.pointer for t in kept], stream, flags,
                   chain[-1].next if chain else None)

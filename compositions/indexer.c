@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Indexers: layers that choose keys for others. A step writes index keys and is one call of
+ * `attend`, whose output is lists. */
+#include <attn/draft/indexer.h>
+#include <string.h>
+
+#include "compositions.h"
+#include "select/layer_ext.h"
+#include "select/match_check.h"
+#include "select/names.h"
+#include "step/plan_state.h"
+#include "util/counts.h"
+#include "util/structs.h"
+#include "util/tensor.h"
+
+#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
+
+static int32_t num_forced(const struct attn_indexer_desc *x)
+{
+    return x->first_entries + x->last_entries + x->tail;
+}
+
+/* Fields that do not go together; each by itself is within its range. */
+static attn_status check_together(const struct attn_layer_desc *l,
+                                  const struct attn_indexer_desc *x, struct attn_error *error)
+{
+    if (l->num_kv_heads != 1 || (l->head_size_v != 0 && l->head_size_v != l->head_size)) {
+        return BAD("num_kv_heads",
+                   "layer '%s': num_kv_heads %d, head_size_v %d; an indexer has one head of index "
+                   "keys and no values: 1, and 0 or head_size",
+                   l->name, l->num_kv_heads, l->head_size_v);
+    }
+    if (l->num_q_heads % x->num_groups != 0) {
+        return BAD("num_groups", "layer '%s': num_groups %d does not divide num_q_heads %d",
+                   l->name, x->num_groups, l->num_q_heads);
+    }
+    if (x->tail && (x->tokens_per_row == 1 || x->rows_per_entry > 1)) {
+        return BAD("tail",
+                   "layer '%s': tail is 1 with tokens_per_row %d and rows_per_entry %d; it needs "
+                   "rows of several tokens, each an entry",
+                   l->name, x->tokens_per_row, x->rows_per_entry);
+    }
+    if (!x->forced_on_top && num_forced(x) > x->topk) {
+        return BAD("first_entries",
+                   "layer '%s': first_entries, last_entries and tail are %d together and topk is "
+                   "%d, in which they are counted without forced_on_top",
+                   l->name, num_forced(x), x->topk);
+    }
+    if (l->block_size % x->tokens_per_row != 0) {
+        return BAD("tokens_per_row", "layer '%s': tokens_per_row %d does not divide block_size %d",
+                   l->name, x->tokens_per_row, l->block_size);
+    }
+    const uint32_t plain = 1u << ATTN_KV_AUTO | 1u << ATTN_KV_F16 | 1u << ATTN_KV_BF16 |
+                           1u << ATTN_KV_F32 | 1u << ATTN_KV_FP8_E4M3 | 1u << ATTN_KV_FP8_E5M2 |
+                           1u << ATTN_KV_FP8_E4M3FNUZ | 1u << ATTN_KV_FP8_PER_TOKEN_HEAD;
+    if (l->kv_dtype >= NUM_KV_DTYPES || !(plain >> l->kv_dtype & 1)) {
+        return BAD("kv_dtype",
+                   "layer '%s': kv_dtype is %s; index keys are auto, f16, bf16, f32, fp8_e4m3, "
+                   "fp8_e5m2, fp8_e4m3fnuz or fp8_per_token_head",
+                   l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text);
+    }
+    return ATTN_OK;
+}
+
+static attn_status resolve(struct layer *layer, struct attn_error *error)
+{
+    struct attn_indexer_desc *x = layer->indexer;
+    const struct attn_layer_desc *l = &layer->desc;
+    if ((l->kind == ATTN_LAYER_DRAFT_INDEXER) != (x != NULL)) {
+        return layer_refuse_extension(layer, "attn_indexer_desc", x == NULL, error);
+    }
+    if (x == NULL) {
+        return ATTN_OK;
+    }
+    if (layer->cp != NULL) {
+        return layer_refuse_extension(layer, "attn_context_parallel", false, error);
+    }
+    x->num_groups = x->num_groups == 0 ? 1 : x->num_groups;
+    x->tokens_per_row = x->tokens_per_row == 0 ? 1 : x->tokens_per_row;
+    x->rows_per_entry = x->rows_per_entry == 0 ? 1 : x->rows_per_entry;
+    TRY(check_together(l, x, error));
+    layer->reads |= ABI_READS(DRAFT_IO_INDEXER);
+    layer->is_latent = layer->writes_apart = true;
+    layer->tokens_per_row = x->tokens_per_row;
+    /* another table than those of layers whose rows hold other numbers of tokens */
+    const int32_t key[] = {ATTN_LAYER_DRAFT_INDEXER, x->tokens_per_row};
+    memcpy(layer->batch_key, key, sizeof key);
+    return ATTN_OK;
+}
+
+static const char *name_of_activation(int32_t code)
+{
+    static const char *const names[] = {"identity", "relu"};
+    return names[code];
+}
+
+static int32_t at_least_one(int32_t most)
+{
+    return most > 0 ? most : 1;
+}
+
+static void match(struct check *check, int32_t phase)
+{
+    const struct attn_indexer_desc *x = check->whole->indexer;
+    const struct attn_indexer_caps *caps =
+        (const struct attn_indexer_caps *)ext_find(check->caps->next, ATTN_EXT_DRAFT_INDEXER_CAPS);
+    if (x == NULL || !(check->caps->layer_kinds >> ATTN_LAYER_DRAFT_INDEXER & 1)) {
+        return;
+    }
+    if (caps == NULL) {
+        reasons_add(check->reasons, "attn_indexer_caps", "limits of indexers", "not declared");
+        return;
+    }
+    const struct {
+        const char *field;
+        int32_t asked, most;
+    } limits[] = {{"head_size", check->layer->head_size, caps->head_size_max},
+                  {"topk", x->topk, caps->topk_max},
+                  {"num_groups", x->num_groups, at_least_one(caps->num_groups_max)},
+                  {"tokens_per_row", x->tokens_per_row, at_least_one(caps->tokens_per_row_max)},
+                  {"rows_per_entry", x->rows_per_entry, at_least_one(caps->rows_per_entry_max)},
+                  {"first_entries, last_entries, tail", num_forced(x), caps->forced_max}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        if (limits[i].asked > limits[i].most) {
+            check_refuse_limit(check, limits[i].field, limits[i].asked, limits[i].most);
+        }
+    }
+    check_code(check, "activation", x->activation, caps->activations != 0 ? caps->activations : 1,
+               NUM_ACTIVATIONS, name_of_activation);
+    if (check->match->kernel_block_size % x->tokens_per_row != 0) {
+        check_refuse_number(check, "block_size", check->match->kernel_block_size,
+                            "multiples of the layer's tokens_per_row");
+    }
+}
+
+static attn_status check_weights(const attn_plan *plan, const struct step *step,
+                                 const struct attn_io_indexer *given, struct attn_error *error)
+{
+    const struct attn_tensor *w = given != NULL ? given->weights : NULL;
+    if (!step->layer->selected->indexer->has_weights) {
+        return w == NULL ? ATTN_OK
+                         : FAIL("weights", "is given, and the layer does not say has_weights");
+    }
+    const int32_t dtype = tensor_is_numbers(w, 2) ? dtype_id_of(w->dtype) : -1;
+    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32 && w->shape[0] >= plan->num_tokens &&
+                   w->shape[1] == step->q.heads
+               ? ATTN_OK
+               : refuse_tensor("weights", w, "[num_tokens or more, num_q_heads] of floats", error);
+}
+
+/* Lists that lie over one another, and no numbers in what is read, under validation. */
+static attn_status check_io(const attn_plan *plan, const struct step *step,
+                            const struct attn_step_io *io, bool writes, bool attends,
+                            struct attn_error *error)
+{
+    const struct attn_io_indexer *given =
+        (const struct attn_io_indexer *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
+    const char *name = step->layer->desc->name;
+    if (io->v != NULL || io->lse != NULL) {
+        return FAIL(io->v != NULL ? "v" : "lse", "is given; an indexer has neither v nor lse");
+    }
+    if (step_leaves_keys(step, io)) {
+        return refuse_unwritten(error);
+    }
+    if (writes && (io->k == NULL || !tensor_is_rows(io->k, &step->k, plan->given.num_slots))) {
+        return refuse_rows("k", io->k, &step->k, plan->given.num_slots, error);
+    }
+    attn_status status =
+        writes && plan->validate ? validate_tensor(plan, io->k, "k", name, error) : ATTN_OK;
+    if (status != ATTN_OK || !attends) {
+        return status;
+    }
+    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
+        return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
+    }
+    if (io->out == NULL || !tensor_is_rows(io->out, &step->out, plan->num_tokens)) {
+        return refuse_rows("out", io->out, &step->out, plan->num_tokens, error);
+    }
+    status = check_weights(plan, step, given, error);
+    if (status == ATTN_OK && plan->validate) {
+        status = validate_tensor(plan, io->q, "q", name, error);
+        status = status == ATTN_OK && given != NULL
+                     ? validate_tensor(plan, given->weights, "weights", name, error)
+                     : status;
+    }
+    return status;
+}
+
+static attn_status build(attn_plan *plan, struct attn_error *error)
+{
+    FOR_SERVED(step, plan, COMPOSITION_INDEXER) {
+        const struct attn_indexer_desc *x = step->layer->selected->indexer;
+        const struct attn_tensor lists = {.ndim = 3, .dtype = {ATTN_CODE_INT, 32, 1}};
+        step->plain_checks = step->fused_write = step->fused_decode = false;
+        step->check_io = check_io;
+        step->idle_byte = 0xff;
+        step->out.kind = tensor_kind(&lists);
+        step->out.heads = x->num_groups;
+        step->out.head_size = x->topk + (x->forced_on_top ? num_forced(x) : 0);
+    }
+    return ATTN_OK;
+}
+
+const struct composition composition_indexer = {
+    .resolve = resolve,
+    .match = match,
+    .kinds = 1u << ATTN_LAYER_DRAFT_INDEXER,
+    .build = build,
+};

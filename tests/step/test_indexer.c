@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Indexers through the public table: lists over several steps against the oracle, caches, blocks
+ * that move, idle steps, and what is refused. */
+#include <attn/api.h>
+#include <attn/draft/indexer.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/client.h"
+#include "support/layer.h"
+#include "support/oracle.h"
+#include "support/random.h"
+#include "support/tensor.h"
+#include "support/test.h"
+
+enum { H = 6, D = 16, TOPK = 5, ROW = 4, BLOCK = 16, BLOCKS = 40, REQS = 3, LENGTH = 96 };
+enum { WIDTH = LENGTH / BLOCK, STEPS = 4, ROOM = TOPK + 1 };
+
+struct index {
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_model *model;
+    attn_plan *plan;
+    attn_layer *layer;
+    void *cache, *workspace;
+    struct attn_indexer_desc desc;
+    struct attn_layer_desc described;
+    float q[LENGTH * REQS][H][D], k[LENGTH * REQS][D], w[LENGTH * REQS][H];
+    double keys[REQS][LENGTH][D]; /* the tokens so far */
+    int32_t out[LENGTH * REQS][ROOM], lengths[LENGTH * REQS];
+    int32_t length[REQS], starts[REQS + 1], table[REQS][WIDTH];
+    int64_t slots[LENGTH * REQS];
+    struct shaped tensors[5];
+    struct attn_io_indexer ext;
+    struct attn_step_io io;
+    struct attn_batch batch;
+    uint64_t random;
+    struct attn_error error;
+};
+
+static void describe(struct index *x)
+{
+    x->desc = (struct attn_indexer_desc){.topk = TOPK,
+                                         .activation = ATTN_INDEXER_RELU,
+                                         .has_weights = 1,
+                                         .tokens_per_row = ROW,
+                                         .tail = 1,
+                                         .forced_on_top = 1};
+    x->described = (struct attn_layer_desc){.struct_size = sizeof x->described,
+                                            .name = "indexer",
+                                            .dtype = ATTN_DTYPE_F32,
+                                            .num_q_heads = H,
+                                            .head_size = D,
+                                            .window_left = -1,
+                                            .window_right = -1,
+                                            .block_size = BLOCK};
+    layer_set_indexer(&x->described, &x->desc);
+}
+
+static struct index *open_runtime(void)
+{
+    struct index *x = calloc(1, sizeof *x);
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.validate = 1;
+    x->error = (struct attn_error)ATTN_ERROR_INIT;
+    x->random = 11;
+    CHECK(x, client_open(CORE_FILE, &options, &x->api, &x->runtime, &x->error));
+    describe(x);
+    return x;
+}
+
+static void bind(struct index *x)
+{
+    const struct attn_layer_desc *layers[] = {&x->described};
+    struct attn_cache_spec spec;
+    CHECK(x, client_model(x->api, x->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &x->model,
+                          &x->error));
+    x->layer = x->api->model_layer(x->model, 0);
+    CHECK(x, client_cache(x->api, x->layer, BLOCKS, &spec, &x->cache, &x->error));
+    const bool scaled = x->described.kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
+    assert_int_equal(spec.role, ATTN_CACHE_INDEX_K);
+    assert_int_equal(spec.tokens_per_row, ROW);
+    assert_int_equal(spec.block_size, BLOCK / ROW);
+    assert_int_equal(spec.page_bytes, BLOCK / ROW * (scaled ? D + 4 : 4 * D));
+    CHECK(x, client_plan(x->api, x->model, 0, CLIENT_LIMITS(REQS, LENGTH * REQS, LENGTH), &x->plan,
+                         &x->workspace, &x->error));
+}
+
+static void close_all(struct index *x)
+{
+    x->api->plan_destroy(x->plan);
+    x->api->model_destroy(x->model);
+    x->api->runtime_destroy(x->runtime);
+    free(x->cache);
+    free(x->workspace);
+    free(x);
+}
+
+static struct attn_tensor *tensor(struct index *x, int32_t which, void *data, int64_t a, int64_t b,
+                                  int64_t c)
+{
+    return shaped_set(&x->tensors[which], data, ATTN_DTYPE_F32, c > 0 ? 3 : 2, (int64_t[]){a, b, c},
+                      NULL);
+}
+
+static void draw(struct index *x, float *to, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) { /* whole numbers: sums are exact, scores often equal */
+        to[i] = (float)(random_below(&x->random, 5) - 2);
+    }
+}
+
+/* The next `queries` tokens of each request: the batch and the run's tensors. */
+static void fill(struct index *x, const int32_t queries[REQS])
+{
+    int32_t tokens = 0;
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t i = 0; i < queries[r]; i++, tokens++) {
+            const int32_t at = x->length[r]++;
+            draw(x, x->k[tokens], D);
+            for (int32_t d = 0; d < D; d++) {
+                x->keys[r][at][d] = (double)x->k[tokens][d];
+            }
+            x->table[r][at / BLOCK] = (at / BLOCK * REQS + r) * 2 + 1;
+            x->slots[tokens] = x->table[r][at / BLOCK] * BLOCK + at % BLOCK;
+        }
+        x->starts[r + 1] = tokens;
+    }
+    draw(x, &x->q[0][0][0], (int64_t)tokens * H * D);
+    draw(x, &x->w[0][0], (int64_t)tokens * H);
+    x->batch = (struct attn_batch){.struct_size = sizeof x->batch,
+                                   .num_reqs = REQS,
+                                   .num_tokens = tokens,
+                                   .num_actual_tokens = tokens,
+                                   .max_query_len = LENGTH,
+                                   .max_seq_len = LENGTH,
+                                   .query_start_loc = x->starts,
+                                   .query_start_loc_host = x->starts,
+                                   .seq_lens = x->length,
+                                   .seq_lens_host = x->length,
+                                   .block_table = x->table[0],
+                                   .block_table_stride = WIDTH,
+                                   .slot_mapping = x->slots,
+                                   .num_slots = tokens};
+    x->ext = (struct attn_io_indexer){.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof x->ext, NULL},
+                                      .weights = tensor(x, 3, x->w, tokens, H, 0),
+                                      .lengths = x->lengths};
+    x->io = (struct attn_step_io){.struct_size = sizeof x->io,
+                                  .next = &x->ext.ext,
+                                  .q = tensor(x, 0, x->q, tokens, H, D),
+                                  .k = tensor(x, 1, x->k, tokens, 1, D),
+                                  .out = tensor(x, 2, x->out, tokens, 1, ROOM)};
+    x->tensors[2].tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
+}
+
+static void verify(struct index *x, double slack)
+{
+    const struct oracle_indexer oracle = {
+        H, D, TOPK, ROW, 1, 0, 0, true, true, true, (double)x->described.scale};
+    for (int32_t r = 0; r < REQS; r++) {
+        const int32_t rows = x->length[r] / ROW;
+        double keys[LENGTH / ROW][D], q[H * D], weights[H], scores[LENGTH];
+        for (int32_t i = 0; i < rows; i++) {
+            memcpy(keys[i], x->keys[r][(i + 1) * ROW - 1], sizeof keys[i]);
+        }
+        for (int32_t t = x->starts[r]; t < x->starts[r + 1]; t++) {
+            const int64_t position = x->length[r] - x->starts[r + 1] + t;
+            for (int32_t i = 0; i < H * D; i++) {
+                q[i] = (double)(&x->q[t][0][0])[i];
+                weights[i / D] = (double)x->w[t][i / D];
+            }
+            oracle_index_scores(&oracle, position, q, weights, &keys[0][0], scores);
+            const char *wrong =
+                oracle_index_judge(&oracle, position, scores, x->out[t], ROOM, slack);
+            if (wrong != NULL) {
+                fail_msg("request %d, position %d: %s", r, (int)position, wrong);
+            }
+        }
+    }
+}
+
+static void run(struct index *x, const int32_t queries[REQS])
+{
+    fill(x, queries);
+    memset(x->out, 0x55, sizeof x->out);
+    CHECK(x, x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
+    CHECK(x, x->api->run(x->plan, x->layer, &x->io, &x->error));
+}
+
+static const int32_t steps[STEPS][REQS] = {{30, 3, 1}, {1, 1, 4}, {0, 40, 1}, {1, 17, 0}};
+
+TEST(lists_over_several_steps)
+{
+    struct index *x = open_runtime();
+    bind(x);
+    for (int32_t i = 0; i < STEPS; i++) {
+        run(x, steps[i]);
+        verify(x, 0);
+    }
+    close_all(x);
+}
+
+TEST(keys_with_a_scale_each)
+{
+    struct index *x = open_runtime();
+    x->described.kv_dtype = ATTN_KV_FP8_PER_TOKEN_HEAD;
+    bind(x);
+    for (int32_t i = 0; i < STEPS; i++) {
+        run(x, steps[i]);
+        verify(x, 4); /* scores are around 10 */
+    }
+    close_all(x);
+}
+
+TEST(blocks_move)
+{
+    struct index *x = open_runtime();
+    bind(x);
+    run(x, steps[0]);
+    int32_t before[LENGTH * REQS][ROOM];
+    memcpy(before, x->out, sizeof before);
+    const int64_t pairs[] = {x->table[0][0], 0, x->table[0][1], 2};
+    const struct attn_block_transfer move = {.struct_size = sizeof move,
+                                             .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                             .pairs = pairs,
+                                             .num_pairs = 2};
+    CHECK(x, x->api->copy_blocks(x->model, &move, &x->error));
+    x->table[0][0] = 0;
+    x->table[0][1] = 2;
+    x->io.flags = ATTN_RUN_NO_WRITE;
+    memset(x->out, 0x55, sizeof x->out);
+    CHECK(x, x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
+    CHECK(x, x->api->run(x->plan, x->layer, &x->io, &x->error));
+    assert_memory_equal(before, x->out, sizeof before);
+    close_all(x);
+}
+
+TEST(idle_steps_list_nothing)
+{
+    struct index *x = open_runtime();
+    bind(x);
+    fill(x, steps[0]);
+    x->batch.mode = ATTN_BATCH_IDLE;
+    CHECK(x, x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
+    CHECK(x, x->api->run(x->plan, x->layer, &x->io, &x->error));
+    for (int32_t t = 0; t < x->batch.num_tokens; t++) {
+        for (int32_t i = 0; i < ROOM; i++) {
+            assert_int_equal(x->out[t][i], -1);
+        }
+    }
+    close_all(x);
+}
+
+#define LAYER_REFUSED(field, change)                                                               \
+    do {                                                                                           \
+        describe(x);                                                                               \
+        change;                                                                                    \
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &x->error, field,                                  \
+                   client_model(x->api, x->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &x->model, \
+                                &x->error));                                                       \
+    } while (0)
+
+TEST(layers_are_refused_by_field)
+{
+    struct index *x = open_runtime();
+    const struct attn_layer_desc *layers[] = {&x->described};
+    LAYER_REFUSED("topk", x->desc.topk = 0);
+    LAYER_REFUSED("activation", x->desc.activation = 2);
+    LAYER_REFUSED("has_weights", x->desc.has_weights = 2);
+    LAYER_REFUSED("num_groups", x->desc.num_groups = 4);
+    LAYER_REFUSED("tokens_per_row", x->desc.tokens_per_row = -1);
+    LAYER_REFUSED("tokens_per_row", x->desc.tokens_per_row = 5);
+    LAYER_REFUSED("rows_per_entry", x->desc.rows_per_entry = 5000);
+    LAYER_REFUSED("first_entries", x->desc.first_entries = -1);
+    LAYER_REFUSED("first_entries", (x->desc.last_entries = TOPK, x->desc.forced_on_top = 0));
+    LAYER_REFUSED("tail", x->desc.rows_per_entry = 2);
+    LAYER_REFUSED("tail", x->desc.tokens_per_row = 0);
+    LAYER_REFUSED("forced_on_top", x->desc.forced_on_top = 2);
+    LAYER_REFUSED("num_kv_heads", x->described.num_kv_heads = 2);
+    LAYER_REFUSED("kv_dtype", x->described.kv_dtype = ATTN_KV_NVFP4);
+    LAYER_REFUSED("has_window", (x->described.has_window = 1, x->described.window_left = 3));
+    LAYER_REFUSED("needs_lse", x->described.needs_lse = 1);
+    LAYER_REFUSED("causal", x->described.causal = ATTN_CAUSAL_NO);
+    LAYER_REFUSED("attn_indexer_desc", x->described.next = NULL);
+    LAYER_REFUSED("attn_indexer_desc", x->described.kind = ATTN_LAYER_DECODER);
+    close_all(x);
+}
+
+TEST(backends_refuse_what_they_do_not_declare)
+{
+    struct index *x = open_runtime();
+    const struct {
+        const char *backend, *field, *asked;
+        int32_t topk, last_entries;
+    } refused[] = {{"cpu_ref", "topk", "4096", 4096, 0},
+                   {"cpu_ref", "first_entries, last_entries, tail", "101", TOPK, 100},
+                   {"cpu_simd", "layer_kind", "indexer", TOPK, 0}};
+    for (int32_t i = 0; i < 2 + CPU_SIMD; i++) {
+        const struct attn_reason wanted = {
+            .struct_size = sizeof wanted, .field = refused[i].field, .asked = refused[i].asked};
+        x->desc.topk = refused[i].topk;
+        x->desc.last_entries = refused[i].last_entries;
+        assert_true(client_refuses(x->api, x->runtime, &x->described, ATTN_PHASE_DECODE,
+                                   refused[i].backend, &wanted) > 0); /* each variant */
+    }
+    close_all(x);
+}
+
+#define RUN_REFUSED(field, change)                                                                 \
+    do {                                                                                           \
+        fill(x, steps[3]);                                                                         \
+        x->length[0] -= steps[3][0];                                                               \
+        x->length[1] -= steps[3][1];                                                               \
+        change;                                                                                    \
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &x->error, field,                                  \
+                   x->api->run(x->plan, x->layer, &x->io, &x->error));                             \
+    } while (0)
+
+TEST(runs_are_refused_by_field)
+{
+    struct index *x = open_runtime();
+    bind(x);
+    run(x, steps[3]);
+    RUN_REFUSED("weights", x->ext.weights = NULL);
+    RUN_REFUSED("weights", x->tensors[3].shape[1] = H - 1);
+    RUN_REFUSED("weights", x->io.next = NULL);
+    RUN_REFUSED("out", x->tensors[2].tensor.dtype.bits = 64);
+    RUN_REFUSED("out", x->tensors[2].shape[2] = TOPK);
+    RUN_REFUSED("q", x->io.q = NULL);
+    RUN_REFUSED("k", x->tensors[1].shape[1] = 2);
+    RUN_REFUSED("v", x->io.v = x->io.k);
+    RUN_REFUSED("lse", x->io.lse = x->io.k);
+    fill(x, steps[3]);
+    x->batch.causal = ATTN_CAUSAL_NO;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &x->error, "causal",
+               x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
+    close_all(x);
+}
+
+/* The oracle's judge sees a tie that went to the larger index. */
+TEST(of_equal_scores_the_smaller_index)
+{
+    const struct oracle_indexer oracle = {.num_heads = 1,
+                                          .head_size = 1,
+                                          .topk = 2,
+                                          .tokens_per_row = 1,
+                                          .rows_per_entry = 1,
+                                          .scale = 1};
+    const double scores[] = {1, 3, 1, 0};
+    assert_null(oracle_index_judge(&oracle, 3, scores, (int32_t[]){0, 1}, 2, 0));
+    assert_string_equal(oracle_index_judge(&oracle, 3, scores, (int32_t[]){1, 2}, 2, 0),
+                        "of two equal scores the larger index is listed");
+    assert_non_null(oracle_index_judge(&oracle, 3, scores, (int32_t[]){0, 2}, 2, 0));
+}
