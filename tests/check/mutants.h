@@ -5,6 +5,7 @@
 #ifndef CHECK_MUTANTS_H
 #define CHECK_MUTANTS_H
 
+#include <attn/draft/indexer.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
@@ -30,6 +31,7 @@ struct mutable_args {
     int32_t spans[4 * MAX_REQS];
     int32_t table[MAX_TABLE];
     struct attn_io_mla io_mla;
+    struct attn_indexer_desc indexer;
 };
 
 /* What the plan's memory of a mutant keeps. */
@@ -115,6 +117,7 @@ struct mutant_list {
     int32_t count;
 };
 extern const struct mutant_list attend_mutants, block_mutants, call_mutants, gdn_mutants,
-    kernel_mutants, mla_mutants, output_mutants, quantized_mutants, shared_mutants, term_mutants;
+    index_mutants, kernel_mutants, mla_mutants, output_mutants, quantized_mutants, shared_mutants,
+    term_mutants;
 
 #endif

@@ -18,6 +18,7 @@ cases_of() {
         ;;
     mutant_threads_share) echo --quick two_threads ;;
     mutant_rule_*) echo --quick 'recurrent*' ;;
+    mutant_index_*) echo --quick 'index.*' ;;
     mutant_gdn_*) echo --quick 'gated_delta*' ;;
     mutant_mla_* | control_mla_*) echo --quick 'attend_mla*' ;;
     mutant_codes_* | control_codes) echo --quick 'attend_output.*' ;;

@@ -316,6 +316,7 @@ static void run_kernels(struct run *run)
     fp8_inputs_cases(&sink);
     mla_cases(&sink);
     gdn_cases(&sink);
+    index_cases(&sink);
     const struct steps_variant steps = {&run->space, run->cases, run->num_cases};
     try_case(run, "two_threads", steps_two_threads, &steps);
 }

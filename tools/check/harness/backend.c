@@ -90,29 +90,23 @@ const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, u
 /* Copies of what is known, chained to the copied capabilities. */
 static void take_extensions(struct backend *backend, const struct attn_backend_caps *caps)
 {
-    const struct attn_ext *mla = backend_extension(caps, ATTN_EXT_CAPS_MLA, sizeof backend->mla);
-    const struct attn_ext *gdn =
-        backend_extension(caps, ATTN_EXT_CAPS_RECURRENT, sizeof backend->gdn);
-    const struct attn_ext *rule =
-        backend_extension(caps, ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof backend->rule);
+    const struct {
+        uint32_t id;
+        struct attn_ext *copy;
+        size_t size;
+    } known[] = {{ATTN_EXT_DRAFT_INDEXER_CAPS, &backend->indexer.ext, sizeof backend->indexer},
+                 {ATTN_EXT_DRAFT_RECURRENT_CAPS, &backend->rule.ext, sizeof backend->rule},
+                 {ATTN_EXT_CAPS_MLA, &backend->mla.ext, sizeof backend->mla},
+                 {ATTN_EXT_CAPS_RECURRENT, &backend->gdn.ext, sizeof backend->gdn}};
     backend->caps.next = NULL;
-    if (rule != NULL) {
-        memcpy(&backend->rule, rule, sizeof backend->rule);
-        backend->rule.ext.struct_size = sizeof backend->rule;
-        backend->rule.ext.next = backend->caps.next;
-        backend->caps.next = &backend->rule.ext;
-    }
-    if (mla != NULL) {
-        memcpy(&backend->mla, mla, sizeof backend->mla);
-        backend->mla.ext.struct_size = sizeof backend->mla;
-        backend->mla.ext.next = backend->caps.next;
-        backend->caps.next = &backend->mla.ext;
-    }
-    if (gdn != NULL) {
-        memcpy(&backend->gdn, gdn, sizeof backend->gdn);
-        backend->gdn.ext.struct_size = sizeof backend->gdn;
-        backend->gdn.ext.next = backend->caps.next;
-        backend->caps.next = &backend->gdn.ext;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const struct attn_ext *ext = backend_extension(caps, known[i].id, known[i].size);
+        if (ext != NULL) {
+            memcpy(known[i].copy, ext, known[i].size);
+            known[i].copy->struct_size = known[i].size;
+            known[i].copy->next = backend->caps.next;
+            backend->caps.next = known[i].copy;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 #ifndef CHECK_BACKEND_H
 #define CHECK_BACKEND_H
 
+#include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
@@ -25,6 +26,7 @@ struct backend {
     struct attn_mla_caps mla;      /* what caps.next leads to, where it was declared */
     struct attn_recurrent_caps gdn;
     struct attn_recurrent_rule_caps rule;
+    struct attn_indexer_caps indexer;
     attn_instance *instance;
     struct attn_kernels kernels; /* zero behind what the plugin knows */
     char others[256];            /* names of the plugin's other backends, ", " between them */

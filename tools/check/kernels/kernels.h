@@ -25,6 +25,7 @@ void table_cases(const struct kernel_sink *sink);      /* table.c: make_block_ta
 void rope_cases(const struct kernel_sink *sink);       /* rope.c */
 void mla_cases(const struct kernel_sink *sink);        /* mla.c */
 void gdn_cases(const struct kernel_sink *sink);        /* gdn.c */
+void index_cases(const struct kernel_sink *sink);      /* index.c: indexers */
 void gather_cases(const struct kernel_sink *sink);     /* gather.c */
 void fp8_inputs_cases(const struct kernel_sink *sink); /* fp8_inputs.c */
 
