@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indexers against code that is not ours: those of Transformers with random weights. What they project, norm, rotate and pool
+before the scores is taken from their own modules; the lists are libattn's, in steps over a paged cache."""
+from __future__ import annotations
+
+import importlib
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import libattn
+from common import planned
+from libattn import extensions
+
+HIDDEN, LATENT, ROPE, BLOCK = 64, 32, 16, 32
+#: Tokens of each step of two requests: prompts, single tokens, a longer piece over earlier context.
+STEPS = ([70, 9], [1, 1], [1, 1], [5, 67], [1, 2])
+LENGTHS = [sum(step[r] for step in STEPS) for r in range(2)]
+
+
+@dataclass
+class Subject:
+    """An indexer of Transformers: what of a request's hidden states [S, HIDDEN] it scores, and the tokens that it chooses."""
+
+    desc: libattn.IndexerDesc
+    heads: int
+    size: int
+    #: q [S, H, D], a row of index keys for each token [S, D], weights [S, H] or None
+    inputs: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+    #: for each token and list the set of tokens that it chooses
+    chosen: Callable[[torch.Tensor], list[list[set[int]]]]
+
+
+def make(family: str, name: str, config: str, **settings: Any) -> tuple[Any, torch.nn.Module]:
+    """The model's code, and a module with random weights, parameters that are not matrices included."""
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    made = getattr(importlib.import_module(f"transformers.models.{family}.configuration_{family}"), config)(
+        hidden_size=HIDDEN, **settings)
+    torch.manual_seed(6)
+    module = getattr(modeling, name)(*((made,) if family == "deepseek_v4" else (made, 0))).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.normal_(0, 0.3 if parameter.dim() > 1 else 0.7)
+    return modeling, module
+
+
+def angles(length: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [1, S, size], halves alike."""
+    theta = torch.arange(length)[:, None] * 100.0**(-torch.arange(size // 2) / (size // 2))
+    theta = torch.cat([theta, theta], dim=-1)[None]
+    return theta.cos(), theta.sin()
+
+
+def seen(rows: torch.Tensor) -> list[list[set[int]]]:
+    """Of indices [S, k] or [S, G, k]: those that are no padding and no token of the future."""
+    rows = rows[:, None] if rows.dim() == 2 else rows
+    return [[{j for j in one.tolist() if 0 <= j <= t} for one in lists] for t, lists in enumerate(rows)]
+
+
+def below(length: int) -> torch.Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril()[None]
+
+
+def dsa(family: str, name: str, config: str, rotate: str) -> Subject:
+    """DeepSeek-V3.2's and GLM-5's, which differ in how a head is rotated."""
+    heads, size, topk = 8, 32, 12
+    modeling, m = make(family, name, config, q_lora_rank=LATENT, qk_rope_head_dim=ROPE, index_topk=topk, index_head_dim=size,
+                       index_n_heads=heads)
+    down = torch.randn(HIDDEN, LATENT, generator=torch.Generator().manual_seed(1)) * 0.3
+
+    def inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        q, k = m.wq_b(x @ down).view(1, -1, heads, size), m.k_norm(m.wk(x))[None, :, None]
+        turned = getattr(modeling, rotate)(q[..., :ROPE], k[..., :ROPE], *angles(len(x), ROPE), unsqueeze_dim=2)
+        q, k = (torch.cat([a, b[..., ROPE:]], dim=-1) for a, b in zip(turned, (q, k)))
+        return q[0], k[0, :, 0], m.weights_proj(x) * heads**-0.5
+
+    return Subject(libattn.IndexerDesc(topk, activation="relu", has_weights=True), heads, size, inputs,
+                   lambda x: seen(m(x[None], (x @ down)[None], angles(len(x), ROPE), below(len(x)),
+                                    torch.arange(len(x))[None])[0]))
+
+
+def msa() -> Subject:
+    """MiniMax-M3's: a list of blocks for each KV head."""
+    heads, size, block, topk = 4, 32, 8, 5
+    modeling, m = make("minimax_m3_vl", "MiniMaxM3VLIndexer", "MiniMaxM3VLTextConfig", index_n_heads=heads,
+                       index_head_dim=size, index_block_size=block, index_topk_blocks=topk, index_local_blocks=2)
+
+    def inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        q = m.q_norm(m.q_proj(x).view(1, -1, heads, size)).transpose(1, 2)
+        k = m.k_norm(m.k_proj(x).view(1, -1, 1, size)).transpose(1, 2)
+        q, k = modeling.apply_rotary_pos_emb(q, k, *angles(len(x), size))
+        return q[0].transpose(0, 1), k[0, 0], None
+
+    def chosen(x: torch.Tensor) -> list[list[set[int]]]:
+        lists = m(x[None], angles(len(x), size), None, torch.arange(len(x))[None])[0].transpose(0, 1)
+        return [[{b * block + i for b in one.tolist() if b >= 0 for i in range(block) if b * block + i <= t}
+                 for one in token] for t, token in enumerate(lists)]
+
+    return Subject(libattn.IndexerDesc(topk, heads, rows_per_entry=block, last_entries=2), heads, size, inputs, chosen)
+
+
+def spread(rows: torch.Tensor, tokens: int, length: int) -> torch.Tensor:
+    """Rows of several tokens, each at the last of them; what no row is made of is NaN."""
+    keys = torch.full((length, rows.shape[-1]), float("nan"))
+    keys[tokens - 1:len(rows) * tokens:tokens] = rows
+    return keys
+
+
+def qsa() -> Subject:
+    """Qwen4-Exp's: means of 4 keys, and the tokens behind the last of them."""
+    heads, size, tokens, budget = 8, 32, 4, 24
+    modeling, m = make("qwen4_exp", "Qwen4ExpTextQSAIndexer", "Qwen4ExpTextConfig", indexer_n_heads=heads, indexer_kv_heads=1,
+                       indexer_head_dim=size, indexer_budget=budget, indexer_compress_ratio=tokens, head_dim=size)
+
+    def inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        q, k = m.index_qk_proj(x).split([heads * size, size], dim=-1)
+        cos, sin = angles(len(x), ROPE)
+        rows = m.k_layernorm(k[:len(x) // tokens * tokens].view(-1, tokens, size).mean(dim=1))[None, :, None]
+        starts = slice(0, len(x) // tokens * tokens, tokens)
+        rows = modeling.apply_rotary_pos_emb(rows, cos=cos[:, starts], sin=sin[:, starts], unsqueeze_dim=2)
+        q = modeling.apply_rotary_pos_emb(m.q_layernorm(q.view(1, -1, heads, size)), cos=cos, sin=sin, unsqueeze_dim=2)
+        return q[0], spread(rows[0, :, 0], tokens, len(x)), None
+
+    def chosen(x: torch.Tensor) -> list[list[set[int]]]:
+        mask = m(x[None], angles(len(x), ROPE), below(len(x))[None], None)[0, 0]
+        return [[set(row.nonzero().flatten().tolist())] for row in mask]
+
+    return Subject(libattn.IndexerDesc(budget // tokens, activation="relu", tokens_per_row=tokens, tail=True,
+                                       forced_on_top=True), heads, size, inputs, chosen)
+
+
+def glm5_next() -> Subject:
+    """GLM-5.3-Flash's: keys pooled with learned weights."""
+    heads, size, tokens, topk = 8, 32, 8, 32
+    _, m = make("glm5_next", "Glm5NextTextIndexer", "Glm5NextTextConfig", q_lora_rank=LATENT, index_topk=topk,
+                index_head_dim=size, index_n_heads=heads, index_kpool=tokens)
+    down = torch.randn(HIDDEN, LATENT, generator=torch.Generator().manual_seed(1)) * 0.3
+
+    def inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        gates = torch.nn.functional.linear(x, m.index_kpool_compress_gate)
+        packed = torch.cat([m.k_norm(m.wk(x)), gates, torch.ones(len(x), 1)], dim=-1)
+        rows = m.get_pooled_states(packed[None])[0][0]
+        return (m.wq_b(x @ down).view(-1, heads, size), spread(rows, tokens, len(x)), m.weights_proj(x) * heads**-0.5)
+
+    return Subject(libattn.IndexerDesc(topk // tokens, activation="relu", has_weights=True, tokens_per_row=tokens, tail=True,
+                                       forced_on_top=True), heads, size, inputs,
+                   lambda x: seen(m(x[None], (x @ down)[None], torch.ones(1, len(x), dtype=torch.bool), None)[0]))
+
+
+def deepseek_v4() -> Subject:
+    """DeepSeek-V4's: overlapping compressed rows, and no tail, which its window has."""
+    heads, size, tokens, topk = 8, 32, 4, 7
+    _, m = make("deepseek_v4", "DeepseekV4Indexer", "DeepseekV4Config", q_lora_rank=LATENT, index_topk=topk, index_head_dim=size,
+                index_n_heads=heads, head_dim=size, num_hidden_layers=4)
+    down = torch.randn(HIDDEN, LATENT, generator=torch.Generator().manual_seed(1)) * 0.3
+    scored: list[Any] = []
+    m.scorer.register_forward_pre_hook(lambda _, given: scored.append(given))
+
+    def lists(x: torch.Tensor) -> torch.Tensor:
+        return m(x[None], (x @ down)[None], torch.arange(len(x))[None], None, 0)[0]
+
+    def inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        lists(x)
+        q, rows, _ = scored[-1]
+        return q[0], spread(rows[0], tokens, len(x)), m.scorer.weights_proj(x) * m.scorer.weights_scaling
+
+    def chosen(x: torch.Tensor) -> list[list[set[int]]]:
+        return [[{row * tokens + i for row in one.tolist() if row >= 0 for i in range(tokens)}] for one in lists(x)]
+
+    return Subject(libattn.IndexerDesc(topk, activation="relu", has_weights=True, tokens_per_row=tokens), heads, size, inputs,
+                   chosen)
+
+
+class Indexers(unittest.TestCase):
+    def hold(self, subject: Subject) -> None:
+        x = subject.desc
+        desc = libattn.LayerDesc("indexer", subject.heads, 1, subject.size, kind="indexer", block_size=BLOCK, indexer=x)
+        runtime = libattn.Runtime(ignore_environment=True)
+        model = runtime.bind(runtime.select([desc], backend="cpu_ref"))
+        layer, per = model.layers[0], max(LENGTHS) // BLOCK + 1
+        memory = libattn.allocate(2 * per * layer.kv_spec.padded_page_bytes)
+        layer.bind_kv(memory, 2 * per)
+        table = torch.tensor([[2 * i + 1 for i in range(per)], [2 * i for i in range(per)]], dtype=torch.int32)
+        generator = torch.Generator().manual_seed(3)
+        hidden = [torch.randn(n, HIDDEN, generator=generator) for n in LENGTHS]
+        given, expected = [subject.inputs(h) for h in hidden], [subject.chosen(h) for h in hidden]
+        lengths = [0, 0]
+        for queries in STEPS:
+            places = [range(n, n + m) for n, m in zip(lengths, queries)]
+            lengths = [n + m for n, m in zip(lengths, queries)]
+            slots = torch.tensor([int(table[r, p // BLOCK]) * BLOCK + p % BLOCK for r in range(2) for p in places[r]])
+            q, k, w = (None if given[0][i] is None else torch.cat([given[r][i][list(places[r])] for r in range(2)]).contiguous()
+                       for i in range(3))
+            out = torch.zeros(sum(queries), x.num_groups, x.room, dtype=torch.int32)
+            counts = torch.zeros(sum(queries), x.num_groups, dtype=torch.int32)
+            plan = planned(model, libattn.Batch([0, queries[0], sum(queries)], lengths, table, slots))
+            with self.assertRaisesRegex(libattn.AttnError, "lengths"):
+                plan.run(layer, q, k[:, None], None, out, extensions=[extensions.indexer_io(w, counts[1:])])
+            plan.run(layer, q, k[:, None], None, out, extensions=[extensions.indexer_io(w, counts)])
+            for row, (r, t) in enumerate((r, t) for r in range(2) for t in places[r]):
+                for g in range(x.num_groups):
+                    entries = out[row, g, :int(counts[row, g])].tolist()
+                    self.assertEqual(entries, sorted(set(entries)))
+                    span = x.tokens_per_row * x.rows_per_entry
+                    tokens = {e * span + i for e in entries for i in range(span) if e * span + i <= t}
+                    self.assertEqual(tokens, expected[r][t][g], f"request {r}, token {t}, list {g}")
+
+    def test_deepseek_v32(self) -> None:
+        self.hold(dsa("deepseek_v32", "DeepseekV32Indexer", "DeepseekV32Config", "apply_rotary_pos_emb"))
+
+    def test_glm_moe_dsa(self) -> None:
+        self.hold(dsa("glm_moe_dsa", "GlmMoeDsaIndexer", "GlmMoeDsaConfig", "apply_rotary_pos_emb_interleave"))
+
+    def test_minimax_m3(self) -> None:
+        self.hold(msa())
+
+    def test_qwen4_exp(self) -> None:
+        self.hold(qsa())
+
+    def test_glm5_next(self) -> None:
+        self.hold(glm5_next())
+
+    def test_deepseek_v4(self) -> None:
+        self.hold(deepseek_v4())
+
+
+if __name__ == "__main__":
+    unittest.main()
