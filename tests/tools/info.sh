@@ -92,7 +92,9 @@ if "$info" | grep -q cpu_simd; then
     [ "$(layout cpu_simd gemma-2-9b)" = "$(layout cpu_simd@scalar gemma-2-9b)" ] || { echo 'one layout, two ids'; failed=1; }
     [ "$(layout cpu_simd gemma-2-9b)" != "$(layout cpu_ref gemma-2-9b)" ] || { echo 'two layouts, one id'; failed=1; }
 fi
-expect 0 ' layout [0-9a-f]\{32\}$' "$info" --model "$models/qwen3-next-80b-a3b.json" --layouts
+for model in qwen3-next-80b-a3b glm-5; do
+    expect 0 ' layout [0-9a-f]\{32\}$' "$info" --model "$models/$model.json" --layouts
+done
 expect 0 '"layout_id": ""' "$info" --model "$models/whisper-large-v3.json" --layouts --json
 expect 2 'needs --model' "$info" --layouts
 

@@ -14,12 +14,14 @@ done
 "$run" --model "$models/llama-3.1-8b.json" --layers 1 --json --verify | grep -q '"verified":[[:space:]]*true'
 printf '[{"prompt": 5, "output": 3}, {"arrival": 1, "prompt": 40, "output": 2, "preempt_at": 2}]' >"$folder/requests.json"
 ATTN_BACKEND=cpu_ref "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 6 --requests "$folder/requests.json" --verify
-# MLA and recurrent layers with a shared prefix, a late request and one that is swapped out and in.
+# MLA, indexers and recurrent layers with a shared prefix, a late request and one that is swapped out and in.
 printf '[{"prompt": 70, "output": 6}, {"arrival": 1, "prompt": 1, "output": 5, "preempt_at": 2}' >"$folder/requests.json"
 printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "preempt_at": 4}]' >>"$folder/requests.json"
 # Mamba2's states have 16 bits here.
 sed 's/"mamba_ssm_cache_dtype": "float32"/"mamba_ssm_cache_dtype": "bfloat16"/' "$models/nemotron-3-nano-30b-a3b.json" >"$folder/mamba2.json"
-for model in "$models/deepseek-v3.json" "$models/qwen3-next-80b-a3b.json" "$models/kimi-linear-48b-a3b.json" "$folder/mamba2.json"; do
+# Lists shorter than the requests.
+sed 's/"index_topk": 2048/"index_topk": 20/' "$models/glm-5.json" >"$folder/indexer.json"
+for model in "$models/deepseek-v3.json" "$folder/indexer.json" "$models/qwen3-next-80b-a3b.json" "$models/kimi-linear-48b-a3b.json" "$folder/mamba2.json"; do
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$model" --layers 1 --steps 7 \
         --requests "$folder/requests.json" --verify
 done

@@ -125,6 +125,26 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
     desc->scale = (float)(yarn * yarn / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
 }
 
+/* Does layer i choose keys, or take those of an earlier layer? GLM's index_topk_freq. */
+static bool has_indexer(struct reading *r, const cJSON *text, int32_t i)
+{
+    const int32_t every = read_int(r, text, "index_topk_freq", 1, 1, MAX_LAYERS);
+    const int32_t after = i + 1 - read_int(r, text, "index_skip_topk_offset", 2, 0, MAX_LAYERS);
+    return read_int(r, text, "index_topk", 0, 1, 1 << 20) > 0 &&
+           (after > 0 ? after : 0) % every == 0;
+}
+
+static void make_indexer(struct reading *r, const cJSON *text, struct model_layer *layer)
+{
+    layer->desc.num_q_heads = read_int(r, text, "index_n_heads", 64, 1, 1024);
+    layer->desc.head_size = read_int(r, text, "index_head_dim", 128, 8, 512);
+    layer->indexer =
+        (struct attn_indexer_desc){.topk = read_int(r, text, "index_topk", 2048, 1, 1 << 20),
+                                   .activation = ATTN_INDEXER_RELU,
+                                   .has_weights = 1};
+    layer_set_indexer(&layer->desc, &layer->indexer);
+}
+
 /* Links the layer's sizes, that are set, and what follows from them. */
 static void make_recurrent(struct model_layer *layer, double scale)
 {
@@ -200,6 +220,11 @@ static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer
     make_recurrent(layer, 1);
 }
 
+static bool has_mla(const char *model_type)
+{
+    return strncmp(model_type, "deepseek_v", 10) == 0 || strcmp(model_type, "glm_moe_dsa") == 0;
+}
+
 static void make_decoder(struct reading *r, const cJSON *text, const char *model_type,
                          struct model_layer *layer, int32_t i)
 {
@@ -221,7 +246,7 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
         }
         return;
     }
-    if (kimi || strncmp(model_type, "deepseek_v", 10) == 0) {
+    if (kimi || has_mla(model_type)) {
         make_mla(r, text, layer);
         return;
     }
@@ -255,6 +280,11 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
         if (strcmp(model_type, "nemotron_h") == 0 && strchr("E-", pattern_at(r, text, i)) != NULL) {
             continue;
         }
+        if (has_mla(model_type) && has_indexer(r, text, i)) {
+            struct model_layer *indexer = add_layer(r, "indexer", i);
+            read_heads(r, text, &indexer->desc);
+            make_indexer(r, text, indexer);
+        }
         make_decoder(r, text, model_type, add_layer(r, "layers", i), i);
     }
 }
@@ -262,28 +292,12 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
 /* Decoders whose layers are read as their own models define them. */
 static bool is_known(const char *model_type)
 {
-    static const char *const known[] = {"llama",
-                                        "llama4_text",
-                                        "gemma",
-                                        "gemma2",
-                                        "gemma3",
-                                        "gemma3_text",
-                                        "gpt_oss",
-                                        "mistral",
-                                        "mixtral",
-                                        "bloom",
-                                        "deepseek_v3",
-                                        "deepseek_v32",
-                                        "qwen2",
-                                        "qwen3",
-                                        "qwen3_next",
-                                        "qwen2_5_vl",
-                                        "qwen2_5_vl_text",
-                                        "qwen3_5_text",
-                                        "qwen3_5_moe_text",
-                                        "kimi_linear",
-                                        "nemotron_h",
-                                        "falcon_h1"};
+    static const char *const known[] = {
+        "llama",       "llama4_text",  "gemma",           "gemma2",       "gemma3",
+        "gemma3_text", "gpt_oss",      "mistral",         "mixtral",      "bloom",
+        "deepseek_v3", "deepseek_v32", "glm_moe_dsa",     "qwen2",        "qwen3",
+        "qwen3_next",  "qwen2_5_vl",   "qwen2_5_vl_text", "qwen3_5_text", "qwen3_5_moe_text",
+        "kimi_linear", "nemotron_h",   "falcon_h1"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(model_type, known[i]) == 0) {
             return true;

@@ -3,6 +3,7 @@
 #ifndef TOOLS_COMMON_MODEL_CONFIG_H
 #define TOOLS_COMMON_MODEL_CONFIG_H
 
+#include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
@@ -13,7 +14,8 @@
 
 struct model_layer {
     struct attn_layer_desc desc;
-    struct attn_mla_desc mla; /* linked from desc.next where the kind is MLA */
+    struct attn_mla_desc mla;         /* linked from desc.next where the kind is MLA */
+    struct attn_indexer_desc indexer; /* linked where the kind is an indexer */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule; /* linked from gdn.ext.next where it is not gated delta */
     char name[64];
@@ -39,6 +41,9 @@ void model_config_finish(struct model_config *config);
 
 /* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
 void model_config_keep(struct model_config *config, int32_t count);
+
+/* Leaves layers of that kind out; how many there were. */
+int32_t model_config_drop(struct model_config *config, int32_t kind);
 
 /* ALiBi slopes as BLOOM has them (Press et al. 2022): powers of 2^(-8/n), n the next lower power of
  * two. */

@@ -10,6 +10,37 @@ static bool same_sort(const struct model_layer *a, const struct model_layer *b)
            a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size;
 }
 
+/* Layers have moved, and what they point to with them. */
+static void link_layers(struct model_config *config)
+{
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        struct model_layer *layer = &config->layers[i];
+        layer->desc.name = layer->name;
+        if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
+            layer->desc.next = &layer->gdn.ext;
+            layer->gdn.ext.next = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
+        } else if (layer->desc.kind == ATTN_LAYER_MLA) {
+            layer->desc.next = &layer->mla.ext;
+        } else if (layer->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
+            layer->desc.next = &layer->indexer.ext;
+        }
+    }
+}
+
+int32_t model_config_drop(struct model_config *config, int32_t kind)
+{
+    int32_t kept = 0;
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        if (config->layers[i].desc.kind != kind) {
+            config->layers[kept++] = config->layers[i];
+        }
+    }
+    const int32_t dropped = config->num_layers - kept;
+    config->num_layers = kept;
+    link_layers(config);
+    return dropped;
+}
+
 void model_config_keep(struct model_config *config, int32_t count)
 {
     int32_t kept = 0, of_tower[2] = {0, 0}, sorts[2] = {0, 0};
@@ -32,16 +63,7 @@ void model_config_keep(struct model_config *config, int32_t count)
         }
     }
     config->num_layers = kept;
-    for (int32_t i = 0; i < kept; i++) { /* layers have moved, and what they point to with them */
-        struct model_layer *layer = &config->layers[i];
-        layer->desc.name = layer->name;
-        if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
-            layer->desc.next = &layer->gdn.ext;
-            layer->gdn.ext.next = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
-        } else if (layer->desc.kind == ATTN_LAYER_MLA) {
-            layer->desc.next = &layer->mla.ext;
-        }
-    }
+    link_layers(config);
 }
 
 void model_alibi_slopes(float *slopes, int32_t num_heads)

@@ -21,7 +21,7 @@ static attn_status bind_memory(const struct attn_api *api, attn_layer *layer,
     attn_status status = device_take(device, false, NUM_BLOCKS * (size_t)specs[0].padded_page_bytes,
                                      &taken[0], error);
     for (int32_t i = 0; i < num_caches && status == ATTN_OK; i++) {
-        if (specs[i].role >= ATTN_CACHE_INDEX_K) {
+        if (i > 0 && specs[i].role >= ATTN_CACHE_INDEX_K) { /* an indexer's first is its own */
             blocks[memory.num_further] = NUM_BLOCKS;
             status = device_take(device, false, NUM_BLOCKS * (size_t)specs[i].page_bytes,
                                  &taken[1 + memory.num_further++], error);

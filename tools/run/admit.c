@@ -78,7 +78,7 @@ static attn_status write_layer(struct run_engine *engine, struct run_layer *laye
     if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
         return gdn_run(engine, layer, batch);
     }
-    if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
+    if (layer->source->desc.kind == ATTN_LAYER_MLA) {
         return mla_write(engine, layer, r, first, end);
     }
     const uint8_t *histories[2] = {layer->k_history[r], layer->v_history[r]};
@@ -96,7 +96,8 @@ static attn_status write_layer(struct run_engine *engine, struct run_layer *laye
                               .stream = engine->stream,
                               .flags = ATTN_RUN_NO_ATTEND,
                               .k = &rows[0],
-                              .v = &rows[1]};
+                              .v = layer->source->desc.kind != ATTN_LAYER_DRAFT_INDEXER ? &rows[1]
+                                                                                        : NULL};
     return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
 }
 

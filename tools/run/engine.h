@@ -225,6 +225,9 @@ attn_status mla_bind(struct run_engine *engine, struct run_layer *layer);
 attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                       int32_t end);
 attn_status mla_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch);
+/* indexer.c: a step of one layer, its lists verified. */
+attn_status indexer_run(struct run_engine *engine, struct run_layer *layer,
+                        const struct batch *batch);
 /* gdn.c: weights and states; a step of one layer, `states` being on the planned batch; states of
  * requests that are swapped, out of their slot and into another */
 attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer);

@@ -29,7 +29,7 @@ static attn_status open_device(struct run_engine *engine)
                              : status;
 }
 
-static attn_status select_layers(struct run_engine *engine)
+static attn_status try_select(struct run_engine *engine)
 {
     const struct attn_layer_desc **descs = calloc((size_t)engine->num_layers + 1, sizeof *descs);
     attn_assignment *assignment = NULL;
@@ -63,6 +63,23 @@ static attn_status select_layers(struct run_engine *engine)
     return status;
 }
 
+/* Indexers are a draft, and other layers do not need theirs here: where nothing serves them on the
+ * device they are left out. */
+static attn_status select_layers(struct run_engine *engine)
+{
+    attn_status status = try_select(engine);
+    const bool unserved = status == ATTN_ERROR_NO_BACKEND || status == ATTN_ERROR_REFUSED;
+    const int32_t dropped =
+        unserved ? model_config_drop(&engine->config, ATTN_LAYER_DRAFT_INDEXER) : 0;
+    if (dropped == 0) {
+        return status;
+    }
+    fprintf(stderr, "attn-run: %d layers of kind indexer are left out: %s\n", dropped,
+            engine->error.message);
+    engine->num_layers -= dropped;
+    return try_select(engine);
+}
+
 /* Sinks and slopes, and the same terms for the oracle. */
 static attn_status make_params(struct run_engine *engine, struct run_layer *layer)
 {
@@ -80,7 +97,7 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
     if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
         return gdn_bind(engine, layer);
     }
-    if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
+    if (d->kind == ATTN_LAYER_MLA) {
         return mla_bind(engine, layer);
     }
     const size_t bytes = (size_t)d->num_q_heads * sizeof(float);

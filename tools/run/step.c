@@ -49,7 +49,10 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     const struct row_terms *t = &layer->terms;
     struct run_group *group = &engine->groups[layer->group];
     int32_t tokens = batch->query_start_loc[batch->num_reqs];
-    if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
+    if (layer->source->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
+        return indexer_run(engine, layer, batch);
+    }
+    if (layer->source->desc.kind == ATTN_LAYER_MLA) {
         return mla_run(engine, layer, batch);
     }
     if (group->recurrent) {

@@ -238,7 +238,7 @@ class Layer(Unique):
             How many blocks they hold.
         """
         own = {CacheRole.K, CacheRole.V, CacheRole.LATENT, CacheRole.STATE, CacheRole.CONV}
-        specs = [spec for spec in self.caches if spec.role not in own]
+        specs = [spec for i, spec in enumerate(self.caches) if i > 0 and spec.role not in own]  # an indexer's first is its own
         if len(further) != len(specs) or len(further_num_blocks) != len(specs):
             raise make(Status.INVALID_ARGUMENT, "further", f"{len(further)} tensors and {len(further_num_blocks)} numbers of "
                        f"blocks; the layer has {len(specs)} further caches")
