@@ -77,6 +77,7 @@ struct run_layer {
     const float *recorded[4];
     uint8_t *weights; /* MLA: kv_b_proj; recurrent: the convolution's, of the activations' dtype */
     float *gates;     /* recurrent: a_log, skip [Hv], then dt_bias */
+    int32_t *lists;   /* indexers: of the step that ran last, for sparse layers after it */
     void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
     double *oracle_states[MAX_REQUESTS]; /* recurrent: [Hv, Dv, Dk] after the tokens so far */
     struct row_terms terms;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers: a history of index keys, drawn queries and weights, and the lists against the oracle.
- * The lists go nowhere yet: sparse layers attend to drawn ones. */
+ * The sparse layers after it attend to them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,7 +152,8 @@ attn_status indexer_run(struct run_engine *engine, struct run_layer *layer,
     free(s.q.host);
     free(s.k.host);
     free(s.weights);
-    free(s.out);
+    free(layer->lists);
+    layer->lists = s.out;
     return ready ? status
                  : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
 }

@@ -147,11 +147,23 @@ static void draw_list(struct run_engine *engine, int32_t topk, int64_t position,
     }
 }
 
+/* What the last indexer before the layer has chosen in this step, or NULL. Groups run
+ * in the order of their first layers, and an indexer comes before what attends by it. */
+static const int32_t *chosen_lists(const struct run_engine *engine, const struct run_layer *layer)
+{
+    const struct run_layer *at = layer;
+    while (at > engine->layers && at->source->desc.kind != ATTN_LAYER_DRAFT_INDEXER) {
+        at--;
+    }
+    return layer->source->mla.topk > 0 ? at->lists : NULL;
+}
+
 static attn_status fill_step(struct run_engine *engine, struct latent_step *step)
 {
     struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct batch *batch = step->batch;
+    const int32_t *chosen = chosen_lists(engine, layer);
     size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
     size_t q_row = (size_t)layer->terms.num_q_heads *
                    ((size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim) *
@@ -167,11 +179,15 @@ static attn_status fill_step(struct run_engine *engine, struct latent_step *step
                (size_t)count * row);
         for (int32_t c = 0; c < count; c++) {
             int64_t j = random_below(&engine->random, own + c + 1);
-            draw_query(engine, layer, r, j, step->q + (size_t)(first + c) * q_row);
-            if (m->topk > 0) {
-                draw_list(engine, m->topk, own + c, j,
-                          step->listed + (int64_t)(first + c) * m->topk);
+            int32_t *listed = step->listed + (int64_t)(first + c) * m->topk;
+            if (chosen != NULL) {
+                memcpy(listed, chosen + (listed - step->listed), (size_t)m->topk * sizeof *listed);
+                j = listed[random_below(&engine->random,
+                                        own + c < m->topk ? own + c + 1 : m->topk)];
+            } else if (m->topk > 0) {
+                draw_list(engine, m->topk, own + c, j, listed);
             }
+            draw_query(engine, layer, r, j, step->q + (size_t)(first + c) * q_row);
         }
     }
     return ATTN_OK;

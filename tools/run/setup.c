@@ -303,6 +303,7 @@ void engine_finish(struct run_engine *engine)
         free(layer->slopes);
         free(layer->weights);
         free(layer->gates);
+        free(layer->lists);
     }
     pool_finish(engine, &engine->batches);
     pool_finish(engine, &engine->rows);

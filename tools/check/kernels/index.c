@@ -74,6 +74,7 @@ struct index_variant {
     int32_t dtype, kv_dtype;
     bool drawn; /* numbers of a normal distribution: near scores may be taken for one another */
     bool nan;   /* in the first key of each request */
+    bool e4m3_q;
 };
 
 struct index_case {
@@ -108,6 +109,11 @@ static size_t row_bytes(const struct index_case *c)
            (c->v.kv_dtype <= ATTN_KV_F32 ? number_bytes(c->v.kv_dtype) : 1);
 }
 
+static int32_t q_dtype(const struct index_case *c)
+{
+    return c->v.e4m3_q ? ATTN_DTYPE_FP8_E4M3 : c->v.dtype;
+}
+
 static double scale_of_rows(const struct index_case *c)
 {
     return c->v.kv_dtype == ATTN_KV_FP8_E4M3 ? 0.5 : 1;
@@ -131,7 +137,12 @@ static void describe(struct index_step *s, const struct index_case *c)
     s->layer.k_scale_form =
         c->v.kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
     s->params = (struct attn_layer_params){.struct_size = sizeof s->params,
+                                           .q_scale_host = c->v.e4m3_q ? 0.5f : 0,
                                            .k_scale_host = (float)scale_of_rows(c)};
+    if (c->v.e4m3_q) {
+        s->layer.q_scale_form = ATTN_SCALE_PER_TENSOR;
+        s->layer.q_dtype = ATTN_DTYPE_FP8_E4M3;
+    }
 }
 
 static void bind_step(struct index_step *s, const struct index_case *c, struct backend *backend,
@@ -202,7 +213,7 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct b
         .stream = stream,
         .flags = ATTN_RUN_NO_WRITE,
         .phase = c->v.shape == &shapes[0] ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,
-        .q = pair_bind(&s->q, base + c->q, device, c->v.dtype, 3),
+        .q = pair_bind(&s->q, base + c->q, device, q_dtype(c), 3),
         .out = pair_bind(&s->out, base + c->out, device, ATTN_DTYPE_F32, 3)};
     s->out.tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
 }
@@ -256,7 +267,7 @@ static void fill(struct index_case *c, uint8_t *base, uint64_t *random)
         }
     }
     for (int64_t i = 0; i < (int64_t)(tokens - FIRST_ROW) * heads * d; i++) {
-        number_store(base + c->q, (int64_t)FIRST_ROW * heads * d + i, c->v.dtype, draw(c, random));
+        number_store(base + c->q, (int64_t)FIRST_ROW * heads * d + i, q_dtype(c), draw(c, random));
     }
     for (int32_t i = FIRST_ROW * heads; i < tokens * heads; i++) {
         ((float *)(base + c->weights))[i] = (float)draw(c, random);
@@ -315,7 +326,7 @@ static enum trial_result verify_query(struct pair *pair, const struct index_case
         const int32_t *lengths = (const int32_t *)(pair->found + c->lengths);
         for (int32_t i = 0; i < heads * d; i++) {
             q[i] = number_load(pair->image.bytes + c->q,
-                               ((int64_t)token * f->heads + g * heads) * d + i, c->v.dtype);
+                               ((int64_t)token * f->heads + g * heads) * d + i, q_dtype(c));
         }
         for (int32_t h = 0; h < heads; h++) {
             weights[h] = (double)((const float *)(pair->image.bytes +
@@ -475,9 +486,13 @@ static void try_index(const struct kernel_sink *sink, const struct index_variant
           (plain && sink->caps->kv_dtypes >> ATTN_KV_AUTO & 1))) {
         return;
     }
-    snprintf(name, sizeof name, "index.%s.%s.%s.%s%s%s", v->form->name, v->shape->name,
+    if (v->e4m3_q && !(sink->caps->features & ATTN_FEATURE_QUANTIZED_QUERY &&
+                       sink->caps->q_dtypes >> ATTN_DTYPE_FP8_E4M3 & 1)) {
+        return;
+    }
+    snprintf(name, sizeof name, "index.%s.%s.%s.%s%s%s%s", v->form->name, v->shape->name,
              dtype_name(v->dtype), kv_dtype_name(v->kv_dtype), v->drawn ? ".drawn" : "",
-             v->nan ? ".nan" : "");
+             v->nan ? ".nan" : "", v->e4m3_q ? ".q_e4m3" : "");
     sink->try(sink->user, name, run_index, v);
 }
 
@@ -497,18 +512,17 @@ void index_cases(const struct kernel_sink *sink)
         }
         for (int32_t k = 0; k < 3; k++) { /* each form in each dtype, in one shape or another */
             const int32_t dtype = ATTN_DTYPE_F16 + (form + i + k) % 3;
-            struct index_variant v = {&forms[form], &shapes[i % SHAPES],
-                                      dtype,        kv_dtypes[k] != 0 ? kv_dtypes[k] : dtype,
-                                      false,        false};
+            const struct index_variant v = {.form = &forms[form],
+                                            .shape = &shapes[i % SHAPES],
+                                            .dtype = dtype,
+                                            .kv_dtype = kv_dtypes[k] != 0 ? kv_dtypes[k] : dtype};
+            struct index_variant more = v;
             try_index(sink, &v);
-            v.drawn = true;
-            if (k == i % 3) {
-                try_index(sink, &v);
-            }
-            v.drawn = false;
-            v.nan = true;
-            if (k == 0 && i % 2 == 0) {
-                try_index(sink, &v);
+            more.drawn = k == i % 3;
+            more.nan = k == 0 && i % 2 == 0 && !more.drawn;
+            more.e4m3_q = k == 1 && !more.drawn;
+            if (more.drawn || more.nan || more.e4m3_q) {
+                try_index(sink, &more);
             }
         }
     }
