@@ -3,6 +3,7 @@
  * that move, idle steps, and what is refused. */
 #include <attn/api.h>
 #include <attn/draft/indexer.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,7 @@ static void fill(struct index *x, const int32_t queries[REQS])
         for (int32_t i = 0; i < queries[r]; i++, tokens++) {
             const int32_t at = x->length[r]++;
             draw(x, x->k[tokens], D);
+            x->k[tokens][1] = at % ROW == ROW - 1 ? x->k[tokens][1] : NAN; /* which is not read */
             for (int32_t d = 0; d < D; d++) {
                 x->keys[r][at][d] = (double)x->k[tokens][d];
             }
