@@ -18,7 +18,7 @@
 #define TILES_OF_CUT 5          /* the cost of writing and merging parts, in tiles */
 #define HEAD64_WAVES 2          /* items for each multiprocessor from which on 192 rows pay */
 #define LONG_TILES 11           /* tiles of an item from which on parts may pay */
-#define MOST_COPIED (512 << 20) /* workspace for copies of narrow keys and values */
+#define MOST_COPIED (256 << 20) /* scratch for copies of narrow keys and values */
 
 static size_t round_up(size_t bytes)
 {
@@ -253,10 +253,16 @@ static int32_t share_of(const struct attn_attend_args *args)
 
 struct prefill_layout {
     /* offsets in bytes */
-    size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, parts, part_lse;
-    size_t end;   /* with parts; a plan without parts ends at `parts` */
+    size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, end;
     int64_t room; /* capacity of `items` */
 };
+
+/* The scratch: parts of cut items, or from its beginning copies if none is cut. */
+static size_t bytes_of_parts(const struct attn_prepared *prepared)
+{
+    return (size_t)PREFILL_MOST_PARTS * PREFILL_ROWS *
+           ((size_t)prepared->padded_size * 2 + sizeof(float));
+}
 
 static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepared, int64_t reqs,
                                                int64_t tokens)
@@ -272,19 +278,18 @@ static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepa
     at.items = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
     at.room = row_tiles * prepared->num_kv_heads;
     at.room = at.room > PREFILL_MOST_PARTS ? at.room : PREFILL_MOST_PARTS;
-    at.parts = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
-    at.part_lse =
-        at.parts + (size_t)PREFILL_MOST_PARTS * PREFILL_ROWS * (size_t)prepared->padded_size * 2;
-    at.end = at.part_lse + (size_t)PREFILL_MOST_PARTS * PREFILL_ROWS * sizeof(float);
+    at.end = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
     return at;
 }
 
-/* The offset of the copies: the end of the plan. */
-static int64_t end_of_schedule(const struct attn_attend_args *args)
+/* The place of the copies in the scratch, and how many bytes they may take there. */
+static char *place_of_copies(const struct attn_attend_args *args, int64_t *bytes)
 {
     const struct schedule_host *plan = args->schedule_host;
-    struct prefill_layout at = layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens);
-    return (int64_t)(plan->part_tiles > 0 ? at.end : at.parts);
+    char *memory = prefill_scratch(args, bytes);
+    size_t parts = plan->part_tiles > 0 ? bytes_of_parts(args->prepared) : 0;
+    *bytes -= (int64_t)parts;
+    return memory + parts;
 }
 
 /* Rows of copies for `reqs` requests of `keys` keys. */
@@ -300,17 +305,23 @@ static int64_t most_copied(const struct attn_prepared *prepared, int64_t reqs, i
     return most < reqs ? most : reqs;
 }
 
-/* The workspace: the plan, and copies for as many heads as fit into MOST_COPIED. */
-static size_t bytes_of(const struct attn_prepared *prepared, const struct attn_limits *limits)
+/* The workspace is the plan. The scratch are parts, and copies for as many heads as fit into
+ * MOST_COPIED. Plans of decodes alone need neither. */
+static void bytes_of(const struct attn_prepared *prepared, const struct attn_limits *limits,
+                     size_t *workspace, size_t *scratch)
 {
     int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
     int64_t rows = rows_of_copies(most_copied(prepared, reqs, tokens), limits->max_seq_len);
     int64_t copies = rows * prepared->copy_bytes * prepared->num_kv_heads;
-    struct prefill_layout at = layout_of_prefill(prepared, reqs, tokens);
     bool cuts = !prepared->invariant &&
                 (limits->max_seq_len == 0 || limits->max_seq_len > (LONG_TILES - 1) * 64);
-    return (cuts ? at.end : at.parts) +
-           round_up((size_t)(copies < MOST_COPIED ? copies : MOST_COPIED));
+    *workspace = *scratch = 0;
+    if (limits->max_query_len == 0 ||
+        (int64_t)limits->max_query_len * prepared->group > prepared->few_rows) {
+        *workspace = layout_of_prefill(prepared, reqs, tokens).end;
+        *scratch = (cuts ? bytes_of_parts(prepared) : 0) +
+                   round_up((size_t)(copies < MOST_COPIED ? copies : MOST_COPIED));
+    }
 }
 
 /* Rows of copies of the plan's requests, from the lengths that the host knows. */
@@ -335,14 +346,15 @@ static int64_t count_copied(const struct attn_attend_args *args, int32_t mode)
     return rows;
 }
 
-/* The number of heads whose copies fit into the workspace together; < 1 if not even one fits. */
+/* The number of heads whose copies fit into the scratch together; < 1 if not even one fits. */
 static int64_t heads_at_once(const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
-    int64_t at = prefill_memory(args) - (char *)args->workspace + end_of_schedule(args);
-    int64_t of_head = plan->copied_rows * args->prepared->copy_bytes;
-    int64_t heads = of_head > 0 ? ((int64_t)args->workspace_bytes - at) / of_head : 0;
-    return heads < args->prepared->num_kv_heads ? heads : args->prepared->num_kv_heads;
+    int64_t of_head = plan->copied_rows * args->prepared->copy_bytes, bytes;
+    place_of_copies(args, &bytes);
+    int64_t heads = of_head > 0 ? bytes / of_head : 0, all = args->prepared->num_kv_heads;
+    int64_t launches = heads > 0 ? (all + heads - 1) / heads : 0; /* with equal numbers of heads */
+    return launches > 0 ? (all + launches - 1) / launches : 0;
 }
 
 /* Rows of an item. Kernels with three consumer warp groups serve heads of 64 dims without terms.
@@ -401,6 +413,7 @@ static bool fits(const struct attn_attend_args *args, int32_t mode)
 static void set_items(struct prefill_params *a, const struct attn_attend_args *args, char *memory)
 {
     const struct schedule_host *plan = args->schedule_host;
+    int64_t bytes;
     struct prefill_layout at = layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens);
     struct gpu_params *p = &a->p;
     a->queries = plan->prefill_rows / p->problem.group;
@@ -415,8 +428,9 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
     a->items = (struct prefill_item *)(memory + at.items);
     a->room = (int32_t)at.room;
     a->part_tiles = plan->part_tiles;
-    a->parts = memory + at.parts;
-    a->part_lse = (float *)(memory + at.part_lse);
+    a->parts = prefill_scratch(args, &bytes);
+    a->part_lse = (float *)(a->parts + (size_t)PREFILL_MOST_PARTS * PREFILL_ROWS *
+                                           (size_t)args->prepared->padded_size * 2);
     a->key_sum = (int32_t *)(memory + at.key_sum);
     p->schedule.tile_rows = a->queries * p->problem.group;
     p->schedule.tile = keys_of(a->size);
@@ -645,19 +659,19 @@ static bool map_copies(struct prefill_params *a, const struct attn_attend_args *
 }
 
 /* Copies and attends some heads at a time. */
-static const char *attend_copies(struct prefill_params *a, const struct attn_attend_args *args,
-                                 char *memory)
+static const char *attend_copies(struct prefill_params *a, const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
     const struct gpu_device *device = &args->instance->device;
     const struct gpu_problem problem = a->p.problem;
     bool bf16 = a->p.out.dtype == ATTN_DTYPE_BF16;
     int32_t heads = (int32_t)heads_at_once(args), all = problem.num_kv_heads;
+    int64_t bytes;
     const char *cause = heads > 0 ? NULL : "no room for copies";
     a->narrow[0] = a->p.k;
     a->narrow[1] = a->p.v;
     a->copied_rows = plan->copied_rows;
-    a->copied[0] = memory + end_of_schedule(args);
+    a->copied[0] = place_of_copies(args, &bytes);
     a->copied[1] = a->copied[0] + heads * a->copied_rows * a->size * 2;
     a->key_scale = (float *)(a->copied[1] + heads * a->copied_rows * a->size_v * 2);
     for (int32_t first = 0; first < all && cause == NULL; first += heads) {
@@ -736,7 +750,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         if (!map_queries(&a, args)) {
             return false;
         }
-        *cause = attend_copies(&a, args, memory);
+        *cause = attend_copies(&a, args);
         *cause = *cause == NULL ? merge_items(&a, args) : *cause;
         return true;
     }

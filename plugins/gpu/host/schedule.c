@@ -181,7 +181,10 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     size->scratch_bytes =
         by_item.scratch_end > stream.scratch_end ? by_item.scratch_end : stream.scratch_end;
     if (instance->prefill != NULL) {
-        size->device_bytes += instance->prefill->bytes(prepared, limits);
+        size_t workspace, scratch;
+        instance->prefill->bytes(prepared, limits, &workspace, &scratch);
+        size->device_bytes += workspace;
+        size->scratch_bytes += scratch;
     }
     return ATTN_OK;
 }
@@ -349,12 +352,23 @@ static void choose_chunks(struct schedule_host *plan, const struct attn_attend_a
     plan->has_few = few;
 }
 
-char *prefill_memory(const struct attn_attend_args *args)
+static struct layout layout_of_plan(const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
-    struct layout at = layout_of(args->instance, args->prepared, plan->num_reqs,
-                                 plan->num_row_tiles, plan->num_rows, plan->by_item);
-    return (char *)args->workspace + at.end;
+    return layout_of(args->instance, args->prepared, plan->num_reqs, plan->num_row_tiles,
+                     plan->num_rows, plan->by_item);
+}
+
+char *prefill_memory(const struct attn_attend_args *args)
+{
+    return (char *)args->workspace + layout_of_plan(args).end;
+}
+
+char *prefill_scratch(const struct attn_attend_args *args, int64_t *bytes)
+{
+    size_t at = layout_of_plan(args).scratch_end;
+    *bytes = (int64_t)args->scratch_bytes - (int64_t)at;
+    return (char *)args->scratch + at;
 }
 
 attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,

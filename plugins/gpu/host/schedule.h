@@ -88,8 +88,9 @@ struct gpu_prefill {
     /* The most tiles of an item for a batch without other requests; longer items are cut into
      * parts. 0: items are not cut. */
     int32_t (*cut)(const struct attn_attend_args *args);
-    /* Its workspace, after the common schedule's. */
-    size_t (*bytes)(const struct attn_prepared *prepared, const struct attn_limits *limits);
+    /* Its workspace, after the common schedule's, and its scratch, after the common kernels'. */
+    void (*bytes)(const struct attn_prepared *prepared, const struct attn_limits *limits,
+                  size_t *workspace, size_t *scratch);
     /* Launches the kernel that makes its schedule. Returns NULL or the cause of a failure. */
     const char *(*plan)(const struct attn_attend_args *args, const struct gpu_problem *problem,
                         char *memory);
@@ -159,7 +160,8 @@ void set_problem(struct gpu_problem *p, const struct attn_attend_args *args);
 void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args);
 /* The scale of quantized queries. */
 void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args);
-/* The plugin's prefill's part of a plan's workspace. */
+/* The plugin's prefill's parts of a plan's workspace and, with its bytes, of the scratch. */
 char *prefill_memory(const struct attn_attend_args *args);
+char *prefill_scratch(const struct attn_attend_args *args, int64_t *bytes);
 
 #endif
