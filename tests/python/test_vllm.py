@@ -60,7 +60,9 @@ RECORDED = published.install(f"vllm-{RELEASE}", {
         "AttentionBackendEnum": _Registry,
         "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
     "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
-    "vllm.model_executor.layers.quantization.utils.quant_utils": {"kFp8StaticTensorSym": "fp8", "kNvfp4Dynamic": "nvfp4"},
+    "vllm.model_executor.layers.quantization.utils.quant_utils": {
+        "kFp8StaticTensorSym": "fp8", "kNvfp4Dynamic": "nvfp4",
+        "get_and_maybe_dequant_weights": lambda layer, out_dtype: layer.weight.to(out_dtype)},
     "vllm.model_executor.custom_op": {"CustomOp": _CustomOp, "op_registry_oot": _replaced},
     "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_KV_CACHE_LAYOUT": None},
     "vllm.version": {"__version__": RELEASE},
@@ -291,7 +293,7 @@ class Steps(unittest.TestCase):
                 impl = LatentImpl(heads, rank + rope, (nope + rope)**-0.5, kv_lora_rank=rank, qk_nope_head_dim=nope,
                                   qk_rope_head_dim=rope, v_head_dim=width,
                                   kv_b_proj=types.SimpleNamespace(prefix=f"model.layers.{i}.self_attn.kv_b_proj"))
-                impl.projection = weight
+                impl.kv_b_proj.weight = weight  # vLLM 0.26 calls no process_weights_after_loading
                 context[f"layers.{i}"] = types.SimpleNamespace(
                     impl=impl, kv_cache=torch.full((BLOCKS, BLOCK, rank + rope), float("nan")))
                 layers.append((weight.view(heads, nope + width, rank).double(), torch.randn(2, 64, rank, generator=generator),

@@ -24,6 +24,7 @@ from libattn.integrations.vllm import describe, versions
 from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
 from libattn.integrations.vllm.vision import LibattnTowerAttention
+from libattn.torch.store import store
 from test_vllm import BLOCK, D, HK, HQ, metadata
 
 import vllm.envs  # a stand-in, as all of vLLM here
@@ -460,6 +461,31 @@ class Releases(Settings):
         with mock.patch.object(describe, "layer", wraps=describe.layer) as asked:
             support(config, types.SimpleNamespace(kv_cache_specs=specs))
         self.assertEqual([call.args[2] for call in asked.call_args_list], [2, 4])
+
+    def test_scratch_with_the_weights(self) -> None:
+        """The worst step's is taken before the cache is sized, and steps and captured plans find it."""
+        def latent() -> LatentImpl:
+            return LatentImpl(4, 576, 0.1, kv_lora_rank=512, qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32,
+                              kv_b_proj=types.SimpleNamespace(weight=torch.zeros(4 * 64, 512)))
+
+        for make in (lambda: LibattnImpl(HQ, D, D**-0.5, HK), lambda: LibattnImpl(HQ, D, 0.1, HK, sinks=torch.zeros(HQ)),
+                     lambda: LibattnImpl(HQ, D, 0.1, HK, kv_cache_dtype="fp8"), latent,
+                     lambda: LibattnImpl(HQ, D, 0.1, HK, kv_cache_dtype="int4_per_token_head"),
+                     lambda: LibattnImpl(HQ, D, 0.1, HK, attn_type="encoder_only")):
+            libattn.torch.configure(ignore_environment=True, backend="cpu_simd")
+            with mock.patch.object(describe, "limits", lambda: (5, 100, 900)), self.assertNoLogs():
+                make().process_weights_after_loading(torch.float32)
+            self.assertGreater(store.scratch(torch.device("cpu"), None).memory.numel(), 4096)
+        libattn.torch.configure(ignore_environment=True, backend="cpu_simd")
+        with mock.patch.object(describe, "limits", lambda: (5, 100, 900)):
+            impl = LibattnImpl(HQ, D, D**-0.5, HK)
+            impl.process_weights_after_loading(torch.float32)
+        taken = store.scratch(torch.device("cpu"), None)
+        first = taken.memory
+        m = self.builder().build(0, metadata([9, 40], [9, 800], torch.arange(100).int().reshape(2, 50)))
+        q = torch.randn(49, HQ, D)
+        impl.forward(self.layer(), q, q[:, :HK], q[:, :HK], torch.zeros(100, HK, BLOCK, 2 * D), m, torch.empty(49, HQ * D))
+        self.assertIs(taken.memory, first)
 
     def test_bounds_of_lengths(self) -> None:
         """On a device vLLM's upper bounds are the lengths of a step, unless it drafts."""

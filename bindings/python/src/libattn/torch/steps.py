@@ -129,7 +129,7 @@ class Steps:
             plan = bound.model.plan(0, max_num_reqs=shape[0], max_num_tokens=shape[1], max_query_len=shape[2],
                                     max_seq_len=max(batch.struct.max_seq_len, self.max_seq_len),
                                     max_blocks_per_req=batch.struct.block_table_stride, graph=True)
-            bind_workspace(plan, bound.device, stream_of(bound.device))
+            bind_workspace(plan, bound.device, store.replays(bound.device))
             plan.update(batch, stream_of(bound.device), "capture")
             bound.captured[shape] = plan
         self._captured[shape] = len(self._bounds())

@@ -38,6 +38,10 @@ _KV_QUANT_PARAMS = ("hadamard_signs_k", "hadamard_signs_v", "v_channel_scale")
 Params = tuple[tuple[str, torch.Tensor | float], ...]
 
 
+#: Of a plan: requests, tokens, length.
+Limits = tuple[int, int, int]
+
+
 class Workspace:
     """Memory for plans that never run at the same time; what the last of them planned lies in it. Or their scratch, which
     holds nothing between two calls: that of a device and stream is one for all plans whose steps go there."""
@@ -141,8 +145,7 @@ class Bound:
         if self.plan is None or any(n > limit for n, limit in zip(needed, self.limits)):
             self.unplan()
             # Powers of two, so that a growing batch does not make a plan a step. Encoders have no lengths: 0, unknown.
-            self.limits = tuple(max(limit, 1 << (n - 1).bit_length() if n > 0 else 0)
-                                for n, limit in zip(needed, self.limits))
+            self.limits = tuple(max(limit, up(n)) for n, limit in zip(needed, self.limits))
             self.plan = self.model.plan(0, max_num_reqs=self.limits[0], max_num_tokens=self.limits[1],
                                         max_seq_len=self.limits[2], max_blocks_per_req=self.limits[3])
             bind_workspace(self.plan, self.device, stream, self.workspace)
@@ -152,6 +155,11 @@ class Bound:
         self.planned, self.workspace.planned = None, self
         self.plan.update(batch, stream)
         self.planned = key
+
+
+def up(n: int) -> int:
+    """To a power of two; 0 stays."""
+    return 1 << (n - 1).bit_length() if n > 0 else 0
 
 
 def bind_workspace(plan: Plan, device: torch.device, stream: int | None, workspace: Workspace | None = None) -> None:
@@ -315,12 +323,32 @@ class Store:
         local = self._local
         if getattr(local, "generation", None) != self._generation:
             local.generation, local.layers, local.near, local.workspaces = self._generation, {}, {}, {}
-            local.scratch = {}
+            local.scratch, local.reserved = {}, {}
         return local
 
     def scratch(self, device: torch.device, stream: int | None) -> Workspace:
         """This thread's scratch for steps on a device's stream."""
         return self._here().scratch.setdefault((device, stream), Workspace())
+
+    def reserve(self, desc: LayerDesc, index: int, device: torch.device, params: Params, limits: Limits) -> None:
+        """Take the scratch of plans within `limits` (requests, tokens, length) on the current stream, on which graphs that are
+        captured later are replayed: an engine that asks while it measures its memory counts it."""
+        local, key = self._here(), (desc, device, limits)
+        if key in local.reserved:
+            return
+        prefill, decode, _ = self._choose(desc, index, device)
+        bound, stream = self._bind([desc], prefill, decode, device, [params]), stream_of(device)
+        if bound.block_size:
+            bound.reserve(1)  # a plan wants a cache
+        reqs, tokens, length = (up(limit) for limit in limits)
+        plan = bound.model.plan(0, max_num_reqs=reqs, max_num_tokens=tokens, max_seq_len=length)
+        self.scratch(device, stream).take(plan.scratch_bytes, device)
+        plan.close()
+        local.reserved[key] = local.reserved[device] = stream
+
+    def replays(self, device: torch.device) -> int | None:
+        """The stream on which this thread's captured graphs are replayed: that of `reserve`, or the current one."""
+        return self._here().reserved.get(device, stream_of(device))
 
     def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
               params: Sequence[Params], workspace: Workspace | None = None) -> Bound:

@@ -68,6 +68,12 @@ def device() -> tuple[str, int]:
     return "cpu", 0
 
 
+def torch_device() -> torch.device:
+    """The same as torch has it."""
+    name, number = device()
+    return torch.device("cpu") if name == "cpu" else torch.device("cuda", number)
+
+
 def config() -> Any:
     """Of the engine that is being made; None outside of that."""
     try:
@@ -96,6 +102,13 @@ def dtype() -> torch.dtype:
     """Of the activations of the model that is being made."""
     found = getattr(_model_config(), "dtype", None)
     return found if found in DTYPES else torch.bfloat16
+
+
+def limits() -> tuple[int, int, int]:
+    """Of the engine that is being made: requests and tokens of a step, and the length of a request; 0: not known."""
+    scheduler = getattr(config(), "scheduler_config", None)
+    return (getattr(scheduler, "max_num_seqs", 0), getattr(scheduler, "max_num_batched_tokens", 0),
+            getattr(_model_config(), "max_model_len", 0))
 
 
 def options() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 """vLLM's implementations: one layer each, and its step."""
 from __future__ import annotations
 
+import logging
 from ctypes import sizeof
 from functools import cache
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType, MLAAttentionImpl
 
 from ..._declarations import ExtId, Status, attn_ext, attn_io_mla
-from ...errors import make
+from ...errors import AttnError, make
 from ...extensions import output_quant
 from ...layers import MlaDesc
 from ...model import KvView
@@ -57,6 +58,16 @@ def signs_of(size: int) -> torch.Tensor:
     return torch.randint(0, 2, (size,), generator=generator).float() * 2 - 1
 
 
+def reserve(impl: Any, desc: Any, params: Params) -> None:
+    """Take the scratch of the worst step with the weights, so that vLLM counts it before it sizes its cache. A layer that nothing
+    serves is refused where its caches are known."""
+    if all(impl.limits):
+        try:
+            store.reserve(desc, 0, describe.torch_device(), params, impl.limits)
+        except AttnError as error:
+            logging.getLogger(__name__).warning("vLLM does not count the scratch of libattn's plans: %s", error)
+
+
 def _known(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if value not in (None, False, -1):
@@ -93,6 +104,11 @@ class LibattnImpl(AttentionImpl):
         self.supports_quant_query_input = bool(
             describe.options().get("fp8_query") and describe.KV_DTYPES.get(kv_cache_dtype) == "fp8_e4m3")
         self.quantized_query = False
+        self.limits = describe.limits()
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Nothing of the weights: the scratch of the layer's steps."""
+        reserve(self, self._describe(None, act_dtype, 16), self._params(None))
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Static fp8 per tensor and nvfp4, where a backend writes it."""
@@ -130,7 +146,7 @@ class LibattnImpl(AttentionImpl):
         if self.kv_cache_dtype == "int4_per_token_head" and cached:
             params += [(f"hadamard_signs_{name}", signs_of(size))
                        for name, size in (("k", self.head_size), ("v", self._head_size_v(layer)))]
-        if describe.KV_DTYPES[self.kv_cache_dtype] in describe.SCALED and cached:
+        if describe.KV_DTYPES[self.kv_cache_dtype] in describe.SCALED and cached and layer is not None:
             per_head = self._scales_per_head(layer)
             params += [("k_scale", layer._k_scale if per_head else float(layer._k_scale_float)),
                        ("v_scale", layer._v_scale if per_head else float(layer._v_scale_float))]
@@ -245,12 +261,24 @@ class LatentImpl(MLAAttentionImpl):
         self.kv_b_proj, self.batch_invariant = kv_b_proj, describe.invariance()
         self.projection: torch.Tensor | None = None
         self.k_scale: torch.Tensor | None = None
+        self.limits, dtype = describe.limits(), describe.dtype()
+        weight = torch.empty(num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank, dtype=dtype, device=describe.torch_device())
+        reserve(self, self._describe(dtype, 64, weight.is_cuda), (("kv_b_proj", weight),))
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """kv_b_proj as the checkpoint has it, unquantized."""
+        """kv_b_proj as the checkpoint has it, unquantized. vLLM 0.26 does not call this."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import get_and_maybe_dequant_weights
 
         self.projection = get_and_maybe_dequant_weights(self.kv_b_proj, out_dtype=act_dtype)
+
+    def _describe(self, dtype: torch.dtype, block_size: int, device_seq_lens_only: bool) -> Any:
+        sizes = MlaDesc(self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim,
+                        absorb_in_core=True)
+        return describe.layer(
+            "layers.0", self.num_heads, 1, self.head_size, dtype, scale=self.scale, head_size_v=self.v_head_dim,
+            sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype, soft_cap=self.logits_soft_cap,
+            block_size=block_size, device_seq_lens_only=device_seq_lens_only, mla=sizes,
+            batch_invariant=self.batch_invariant)
 
     def version(self, layer: Any) -> Any:
         """What a bound layer is bound anew for."""
@@ -259,14 +287,8 @@ class LatentImpl(MLAAttentionImpl):
     def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:
         """The layer for `Steps`; `layer` is vLLM's, or None where `forward_mha` does not know it."""
         if self.projection is None:
-            raise make(Status.ORDER, "kv_b_proj", "not loaded: process_weights_after_loading was not called")
-        sizes = MlaDesc(self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim,
-                        absorb_in_core=True)
-        desc = describe.layer(
-            "layers.0", self.num_heads, 1, self.head_size, dtype, scale=self.scale, head_size_v=self.v_head_dim,
-            sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype, soft_cap=self.logits_soft_cap,
-            block_size=kv_cache.shape[-2], device_seq_lens_only=m.seq_lens.device.type != "cpu", mla=sizes,
-            batch_invariant=self.batch_invariant)
+            self.process_weights_after_loading(dtype)
+        desc = self._describe(dtype, kv_cache.shape[-2], m.seq_lens.device.type != "cpu")
         params: list[tuple[str, Any]] = [("kv_b_proj", self.projection)]
         if describe.KV_DTYPES[self.kv_cache_dtype] in describe.SCALED:
             params.append(("k_scale", self.k_scale if layer is None else layer._k_scale))
