@@ -40,14 +40,14 @@ SMALL = {
 }
 
 
-def invent(folder: Path, config: dict[str, Any]) -> None:
+def invent(folder: Path, config: dict[str, Any], spread: float = 0.2) -> None:
     """Weights so large that attention is peaked and tokens depend on it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(11)
     values = {name: value for name, value in config.items() if name != "model_type"}
-    described = AutoConfig.for_model(config["model_type"], **values, initializer_range=0.2)
+    described = AutoConfig.for_model(config["model_type"], **values, initializer_range=spread)
     AutoModelForCausalLM.from_config(described, dtype=torch.float32).save_pretrained(str(folder))
 
 

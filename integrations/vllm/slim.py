@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine with one kind of GPU needs of a CUDA wheel of vLLM, in a small folder.
+
+usage: slim.py WHEEL FOLDER [ARCHITECTURE]
+
+Of shared objects stay vLLM's operators, FlashAttention-3 and FlashMLA, with the device code of ARCHITECTURE (90) alone: the rest
+of it is filled with zeros in place, which pack to nothing. The driver reads the header of each image and then only what fits
+the GPU, so kernels without an image for ARCHITECTURE (Marlin's) fail where they are launched.
+"""
+from __future__ import annotations
+
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Parts of paths that an engine with one GPU does without: other GPUs' kernels, compilers' headers, servers in Rust, tuning tables.
+LEFT_OUT = ("_vllm_fa2_C", "_qutlass_C", "_rust_tool_parser", "vllm-rs", "third_party/deep_gemm", "third_party/fmha_sm100",
+            "third_party/tml_fa4", "fused_moe/configs/E=", "/static/", "vllm/benchmarks/")
+_CONTAINER = struct.pack("<IHH", 0xBA55ED50, 1, 16)
+_MACHINE_CODE = 2
+
+
+def images(data: bytes | bytearray) -> Iterator[tuple[int, int, int, int]]:
+    """Of device code in a shared object: kind, architecture, where the image begins and its bytes."""
+    at = data.find(_CONTAINER)
+    while at >= 0:
+        end = at + 16 + struct.unpack_from("<Q", data, at + 8)[0]
+        at += 16
+        while at < end <= len(data):
+            kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
+            yield kind, struct.unpack_from("<I", data, at + 28)[0], at + header, size
+            at += header + size
+        at = data.find(_CONTAINER, at)
+
+
+def thinned(data: bytes, architecture: int) -> bytearray:
+    """The shared object with all other device code zero."""
+    thin = bytearray(data)
+    for kind, found, start, size in images(data):
+        if kind != _MACHINE_CODE or found != architecture:
+            thin[start:start + size] = bytes(size)
+    return thin
+
+
+def main() -> None:
+    wheel, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    architecture = int(sys.argv[3]) if len(sys.argv) > 3 else 90
+    with zipfile.ZipFile(wheel) as files:
+        for name in files.namelist():
+            if name.endswith("/") or any(part in name for part in LEFT_OUT) or not (
+                    ".dist-info/" in name or name.endswith((".py", ".so", ".json", ".jinja"))):
+                continue
+            to = folder / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            data = files.read(name)
+            to.write_bytes(thinned(data, architecture) if name.endswith(".so") else data)
+
+
+if __name__ == "__main__":
+    main()
