@@ -3,7 +3,7 @@
 # vLLM's engine on a GPU through libattn: agreement with Transformers and vLLM's own backends, speed and memory next to
 # FLASH_ATTN. What it found is in docs/engines.md and docs/performance/results.md.
 # `pack`, where the network is: what vLLM 0.26.0 needs on a machine with a Hopper GPU, Python 3.12, torch 2.11 and Transformers 5
-# but no network; 40 MB in FOLDER. Structured outputs are not in it: xgrammar is a stand-in.
+# but no network; 42 MB in FOLDER. Structured outputs are not in it: xgrammar is a stand-in.
 # `run`, there, in a checkout with a build of cuda_flash in build/: five rounds take about six minutes. After SECONDS no further
 # round begins. ATTN_VLLM=DIRECTORY: an unpacked set, or a whole installation's site-packages.
 # usage: tools/device_vllm.sh pack FOLDER

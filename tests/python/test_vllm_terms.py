@@ -486,6 +486,10 @@ class Releases(Settings):
         q = torch.randn(49, HQ, D)
         impl.forward(self.layer(), q, q[:, :HK], q[:, :HK], torch.zeros(100, HK, BLOCK, 2 * D), m, torch.empty(49, HQ * D))
         self.assertIs(taken.memory, first)
+        libattn.torch.configure(ignore_environment=True, backend="cpu_simd")
+        with mock.patch.object(describe, "limits", lambda: (5, 100, 900)), mock.patch("libattn.torch.store.stream_of", lambda device: 7):
+            LibattnImpl(HQ, D, D**-0.5, HK).process_weights_after_loading(torch.float32)
+        self.assertEqual(store.replays(torch.device("cpu")), 7)  # whatever stream a graph is captured on
 
     def test_bounds_of_lengths(self) -> None:
         """On a device vLLM's upper bounds are the lengths of a step, unless it drafts."""
