@@ -88,12 +88,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static const char *name_of_activation(int32_t code)
-{
-    static const char *const names[] = {"identity", "relu"};
-    return names[code];
-}
-
 static int32_t at_least_one(int32_t most)
 {
     return most > 0 ? most : 1;
@@ -125,8 +119,11 @@ static void match(struct check *check, int32_t phase)
             check_refuse_limit(check, limits[i].field, limits[i].asked, limits[i].most);
         }
     }
-    check_code(check, "activation", x->activation, caps->activations != 0 ? caps->activations : 1,
-               NUM_ACTIVATIONS, name_of_activation);
+    static const char *const activations[NUM_ACTIVATIONS] = {"identity", "relu"};
+    if (!((caps->activations != 0 ? caps->activations : 1) >> x->activation & 1)) {
+        reasons_add(check->reasons, "activation", activations[x->activation],
+                    activations[1 - x->activation]);
+    }
     if (check->match->kernel_block_size % x->tokens_per_row != 0) {
         check_refuse_number(check, "block_size", check->match->kernel_block_size,
                             "multiples of the layer's tokens_per_row");

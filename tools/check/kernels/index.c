@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/pair.h"
+#include "cases/kernel_test.h"
 #include "common/names.h"
 #include "harness/planned.h"
 #include "kernels/kernels.h"
@@ -92,7 +92,7 @@ struct index_step {
     struct attn_batch batch;
     struct attn_kv_view view;
     struct attn_io_indexer io;
-    struct pair_tensor q, rows, context, weights, out;
+    struct case_tensor q, rows, context, weights, out;
     struct attn_attend_args attend;
     struct attn_write_kv_args write;
 };
@@ -180,16 +180,16 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct b
         s->view.scale_stride_block = in_block * 4;
         s->view.scale_stride_slot = s->view.scale_stride_head = 4;
     }
-    s->q = pair_rows(tokens + PADDING, heads, d);
-    s->rows = pair_rows(c->num_slots, 1, d);
-    s->context = pair_rows(c->num_context, 1, d);
-    s->out = pair_rows(tokens + PADDING, s->desc.num_groups, c->room);
-    s->weights = (struct pair_tensor){.shape = {tokens + PADDING, heads}, .strides = {heads, 1}};
-    pair_bind(&s->context, base + c->context, device, c->v.dtype, 3);
+    s->q = case_rows(tokens + PADDING, heads, d);
+    s->rows = case_rows(c->num_slots, 1, d);
+    s->context = case_rows(c->num_context, 1, d);
+    s->out = case_rows(tokens + PADDING, s->desc.num_groups, c->room);
+    s->weights = (struct case_tensor){.shape = {tokens + PADDING, heads}, .strides = {heads, 1}};
+    case_bind(&s->context, base + c->context, device, c->v.dtype, 3);
     s->io = (struct attn_io_indexer){
         .ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof s->io, NULL},
         .weights = s->desc.has_weights
-                       ? pair_bind(&s->weights, base + c->weights, device, ATTN_DTYPE_F32, 2)
+                       ? case_bind(&s->weights, base + c->weights, device, ATTN_DTYPE_F32, 2)
                        : NULL,
         .lengths = (int32_t *)(base + c->lengths)};
     s->write = (struct attn_write_kv_args){
@@ -201,7 +201,7 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct b
         .slot_mapping = s->batch.slot_mapping,
         .num_slots = c->num_slots,
         .stream = stream,
-        .k = pair_bind(&s->rows, base + c->rows, device, c->v.dtype, 3)};
+        .k = case_bind(&s->rows, base + c->rows, device, c->v.dtype, 3)};
     s->attend = (struct attn_attend_args){
         .struct_size = sizeof s->attend,
         .next = &s->io.ext,
@@ -213,8 +213,8 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct b
         .stream = stream,
         .flags = ATTN_RUN_NO_WRITE,
         .phase = c->v.shape == &shapes[0] ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,
-        .q = pair_bind(&s->q, base + c->q, device, q_dtype(c), 3),
-        .out = pair_bind(&s->out, base + c->out, device, ATTN_DTYPE_F32, 3)};
+        .q = case_bind(&s->q, base + c->q, device, q_dtype(c), 3),
+        .out = case_bind(&s->out, base + c->out, device, ATTN_DTYPE_F32, 3)};
     s->out.tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
 }
 
@@ -300,8 +300,9 @@ static bool load_row(const struct index_case *c, const uint8_t *base, int32_t r,
     return right;
 }
 
-static enum trial_result verify_query(struct pair *pair, const struct index_case *c, int32_t r,
-                                      int32_t token, const double *keys, double *q, double *scores)
+static enum trial_result verify_query(struct kernel_test *test, const struct index_case *c,
+                                      int32_t r, int32_t token, const double *keys, double *q,
+                                      double *scores)
 {
     const struct form *f = c->v.form;
     struct index_step s;
@@ -322,14 +323,14 @@ static enum trial_result verify_query(struct pair *pair, const struct index_case
     for (int32_t g = 0; g < groups; g++) {
         double weights[16], slack = 0;
         const int32_t *list =
-            (const int32_t *)(pair->found + c->out) + ((int64_t)token * groups + g) * c->room;
-        const int32_t *lengths = (const int32_t *)(pair->found + c->lengths);
+            (const int32_t *)(test->found + c->out) + ((int64_t)token * groups + g) * c->room;
+        const int32_t *lengths = (const int32_t *)(test->found + c->lengths);
         for (int32_t i = 0; i < heads * d; i++) {
-            q[i] = number_load(pair->image.bytes + c->q,
+            q[i] = number_load(test->image.bytes + c->q,
                                ((int64_t)token * f->heads + g * heads) * d + i, q_dtype(c));
         }
         for (int32_t h = 0; h < heads; h++) {
-            weights[h] = (double)((const float *)(pair->image.bytes +
+            weights[h] = (double)((const float *)(test->image.bytes +
                                                   c->weights))[token * f->heads + g * heads + h];
         }
         oracle_index_scores(&oracle, position, q, s.desc.has_weights ? weights : NULL, keys,
@@ -348,7 +349,7 @@ static enum trial_result verify_query(struct pair *pair, const struct index_case
             wrong = "its length is not what `lengths` says";
         }
         if (wrong != NULL) {
-            return trial_say(pair->trial, TRIAL_FAILED,
+            return trial_say(test->trial, TRIAL_FAILED,
                              "request %d, token %d (position %lld), list %d of %d entries: %s", r,
                              token, (long long)position, g, length, wrong);
         }
@@ -356,7 +357,7 @@ static enum trial_result verify_query(struct pair *pair, const struct index_case
     return TRIAL_PASSED;
 }
 
-static enum trial_result verify_index(struct pair *pair, const struct index_case *c)
+static enum trial_result verify_index(struct kernel_test *test, const struct index_case *c)
 {
     const int32_t d = c->v.form->head_size, tokens = BLOCK / rows_in_block(c);
     double *memory = malloc((size_t)(LONGEST * (d + 1) + c->v.form->heads * d) * sizeof *memory);
@@ -364,32 +365,32 @@ static enum trial_result verify_index(struct pair *pair, const struct index_case
     enum trial_result result = TRIAL_PASSED;
     const size_t bytes = row_bytes(c), in_block = (size_t)rows_in_block(c);
     if (memory == NULL) {
-        return trial_say(pair->trial, TRIAL_FAILED, "no memory for the case");
+        return trial_say(test->trial, TRIAL_FAILED, "no memory for the case");
     }
     for (int32_t r = 0; r < REQS && result == TRIAL_PASSED; r++) {
         const int32_t rows = c->lens[r] / tokens;
         for (int32_t j = 0; j < rows && result == TRIAL_PASSED; j++) {
-            if (!load_row(c, pair->found, r, j, memory + (int64_t)j * d)) {
-                result = trial_say(pair->trial, TRIAL_FAILED,
+            if (!load_row(c, test->found, r, j, memory + (int64_t)j * d)) {
+                result = trial_say(test->trial, TRIAL_FAILED,
                                    "request %d: row %d of the cache is not that of its last token",
                                    r, j);
             }
         }
         const size_t next = (size_t)rows, block = next / in_block;
         if (result == TRIAL_PASSED && block < TABLE) { /* the row that is not finished */
-            const int32_t *table = (const int32_t *)(pair->image.bytes + c->table);
+            const int32_t *table = (const int32_t *)(test->image.bytes + c->table);
             const size_t at =
                 c->cache +
                 ((size_t)table[(size_t)r * TABLE + block] * in_block + next % in_block) * bytes;
-            if (memcmp(pair->found + at, pair->image.bytes + at, bytes) != 0) {
-                result = trial_say(pair->trial, TRIAL_FAILED,
+            if (memcmp(test->found + at, test->image.bytes + at, bytes) != 0) {
+                result = trial_say(test->trial, TRIAL_FAILED,
                                    "request %d: row %d of the cache was written and its last token "
                                    "has not come",
                                    r, rows);
             }
         }
         for (int32_t t = c->starts[r]; t < c->starts[r + 1] && result == TRIAL_PASSED; t++) {
-            result = verify_query(pair, c, r, t, memory, q, scores);
+            result = verify_query(test, c, r, t, memory, q, scores);
         }
     }
     free(memory);
@@ -397,14 +398,14 @@ static enum trial_result verify_index(struct pair *pair, const struct index_case
                         (size_t)(c->v.form->desc.num_groups > 0 ? c->v.form->desc.num_groups : 1);
     const size_t end = c->out + (size_t)c->starts[REQS] * list;
     if (result == TRIAL_PASSED &&
-        (memcmp(pair->found + c->out, pair->image.bytes + c->out, FIRST_ROW * list) != 0 ||
-         memcmp(pair->found + end, pair->image.bytes + end, PADDING * list) != 0)) {
-        result = trial_say(pair->trial, TRIAL_FAILED, "rows next to the step's were written");
+        (memcmp(test->found + c->out, test->image.bytes + c->out, FIRST_ROW * list) != 0 ||
+         memcmp(test->found + end, test->image.bytes + end, PADDING * list) != 0)) {
+        result = trial_say(test->trial, TRIAL_FAILED, "rows next to the step's were written");
     }
     return result;
 }
 
-static void add_buffers(struct pair *pair, struct index_case *c)
+static void add_buffers(struct kernel_test *test, struct index_case *c)
 {
     struct index_step s;
     describe(&s, c);
@@ -413,21 +414,21 @@ static void add_buffers(struct pair *pair, struct index_case *c)
     const size_t rows = (size_t)(BLOCKS + POISON_BLOCKS) * (size_t)rows_in_block(c);
     const size_t lists = tokens * (size_t)s.desc.num_groups;
     c->room = layer_list_room(&s.desc);
-    c->q = pair_add(pair, "q", tokens * heads * d * e, false);
-    c->rows = pair_add(pair, "k", (size_t)(c->num_slots + 1) * d * e, false);
+    c->q = kernel_test_add(test, "q", tokens * heads * d * e, false);
+    c->rows = kernel_test_add(test, "k", (size_t)(c->num_slots + 1) * d * e, false);
     c->context =
-        pair_add(pair, "keys of earlier steps", (size_t)(c->num_context + 1) * d * e, false);
-    c->weights = pair_add(pair, "weights", tokens * heads * sizeof(float), false);
-    c->cache = pair_add(pair, "k_cache", rows * row_bytes(c), true);
-    c->scales = pair_add(pair, "scales of k_cache", rows * sizeof(float), true);
-    c->out = pair_add(pair, "out", lists * (size_t)c->room * sizeof(int32_t), true);
-    c->lengths = pair_add(pair, "lengths", lists * sizeof(int32_t), true);
-    c->seq_lens = pair_add(pair, "seq_lens", sizeof c->lens, false);
-    c->start_loc = pair_add(pair, "query_start_loc", sizeof c->starts, false);
-    c->table = pair_add(pair, "block_table", BLOCKS * sizeof(int32_t), false);
-    c->slots = pair_add(pair, "slot_mapping", tokens * sizeof(int64_t), false);
-    c->context_slots = pair_add(pair, "slots of earlier steps",
-                                (size_t)(c->num_context + 1) * sizeof(int64_t), false);
+        kernel_test_add(test, "keys of earlier steps", (size_t)(c->num_context + 1) * d * e, false);
+    c->weights = kernel_test_add(test, "weights", tokens * heads * sizeof(float), false);
+    c->cache = kernel_test_add(test, "k_cache", rows * row_bytes(c), true);
+    c->scales = kernel_test_add(test, "scales of k_cache", rows * sizeof(float), true);
+    c->out = kernel_test_add(test, "out", lists * (size_t)c->room * sizeof(int32_t), true);
+    c->lengths = kernel_test_add(test, "lengths", lists * sizeof(int32_t), true);
+    c->seq_lens = kernel_test_add(test, "seq_lens", sizeof c->lens, false);
+    c->start_loc = kernel_test_add(test, "query_start_loc", sizeof c->starts, false);
+    c->table = kernel_test_add(test, "block_table", BLOCKS * sizeof(int32_t), false);
+    c->slots = kernel_test_add(test, "slot_mapping", tokens * sizeof(int64_t), false);
+    c->context_slots = kernel_test_add(test, "slots of earlier steps",
+                                       (size_t)(c->num_context + 1) * sizeof(int64_t), false);
 }
 
 static enum trial_result run_index(struct trial *trial, const void *variant, uint64_t seed)
@@ -435,7 +436,7 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
     struct index_case c = {.v = *(const struct index_variant *)variant};
     struct attn_error error = ATTN_ERROR_INIT;
     struct index_step s;
-    struct pair pair;
+    struct kernel_test test;
     c.starts[0] = FIRST_ROW;
     for (int32_t r = 0; r < REQS; r++) {
         c.starts[r + 1] = c.starts[r] + c.v.shape->queries[r];
@@ -443,25 +444,25 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
         c.num_context += c.v.shape->before[r];
     }
     c.num_slots = c.starts[REQS] - FIRST_ROW;
-    pair_init(&pair, trial);
-    add_buffers(&pair, &c);
+    kernel_test_init(&test, trial);
+    add_buffers(&test, &c);
     c.keys = calloc((size_t)(REQS * LONGEST * c.v.form->head_size), sizeof *c.keys);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (!pair.image.failed && c.keys != NULL) {
-        fill(&c, pair.image.bytes, &seed);
-        bind_step(&s, &c, trial->reference, pair.image.bytes, &device_host, NULL);
+    if (!test.image.failed && c.keys != NULL) {
+        fill(&c, test.image.bytes, &seed);
+        bind_step(&s, &c, trial->reference, test.image.bytes, &device_host, NULL);
         s.write.k = &s.context.tensor;
-        s.write.slot_mapping = (const int64_t *)(pair.image.bytes + c.context_slots);
+        s.write.slot_mapping = (const int64_t *)(test.image.bytes + c.context_slots);
         s.write.num_slots = c.num_context;
         attn_status status = trial->reference->kernels.write_kv(&s.write, &error);
         result = !trial_supports(trial, trial->tested, &s.layer, s.attend.phase) ? TRIAL_SKIPPED
                  : status == ATTN_OK
-                     ? pair_run(&pair, call_index, &c)
+                     ? kernel_test_run(&test, call_index, &c)
                      : trial_call_failed(trial, "reference write_kv", status, &error);
     }
-    result = result == TRIAL_PASSED ? verify_index(&pair, &c) : result;
+    result = result == TRIAL_PASSED ? verify_index(&test, &c) : result;
     free(c.keys);
-    pair_finish(&pair);
+    kernel_test_finish(&test);
     return result;
 }
 
