@@ -23,6 +23,10 @@ static void match(struct check *check, int32_t phase)
         reasons_add(check->reasons, "chunk_size", "with lengths on the device only",
                     "as virtual requests: host lengths");
     }
+    if (l->needs_block_table_row && check->caps->device.type != ATTN_DEVICE_CPU) {
+        reasons_add(check->reasons, "chunk_size", "with block_table_row on a device",
+                    "as virtual requests: tables without it, whose places are known on the host");
+    }
     if (l->prefix_lm || l->tree_mask || l->causal_per_request) {
         reasons_add(check->reasons, "chunk_size", "with spans, trees or causal flags per request",
                     "as virtual requests: none of them");
@@ -44,7 +48,11 @@ static int64_t max_chunks(const attn_plan *plan)
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    plan->num_integers += 3 * (max_chunks(plan) + 1);
+    const int64_t most = max_chunks(plan);
+    plan->num_integers += 3 * (most + 1);
+    for (int32_t part = 0; part < PART_COUNT; part++) { /* a static sink's, too */
+        plan->part_limits[part].max_num_reqs = (int32_t)(most < INT32_MAX ? most : INT32_MAX);
+    }
     return ATTN_OK;
 }
 

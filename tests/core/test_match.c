@@ -303,6 +303,13 @@ TEST(test_compositions)
     s.layer.chunk_size = 64;
     match = expect_composed(&s, ATTN_COMPOSE_CHUNKED);
     assert_int_equal(match.graph_level, ATTN_GRAPH_NEVER);
+    s.layer.needs_block_table_row = 1; /* whose rows the host knows on a CPU alone */
+    expect_composed(&s, ATTN_COMPOSE_CHUNKED);
+    s.caps->device.type = ATTN_DEVICE_CUDA;
+    match_one(&s);
+    expect_reason(&s, "chunk_size");
+    s.caps->device.type = ATTN_DEVICE_CPU;
+    s.layer.needs_block_table_row = 0;
     s.caps->terms |= ATTN_TERM_CHUNKED_LOCAL;
     expect_composed(&s, 0);
 
