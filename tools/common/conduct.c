@@ -16,6 +16,8 @@
 #include "util/hash.h"
 #include "util/safe_text.h"
 
+#define LIBC_RESTORER 0x04000000 /* the kernel's SA_RESTORER, which libc's headers hide */
+
 extern char **environ;
 
 static uint64_t hash_environment(void)
@@ -223,8 +225,10 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
             snprintf(text, size, "changed the handler of signal %d", i);
             return text;
         }
-        /* libc copies more of a mask than the kernel has filled */
-        if (now.actions[i].sa_flags != before->actions[i].sa_flags ||
+        /* libc copies more of a mask than the kernel has filled, and marks what it hands over: an
+         * action that was put back is not another one */
+        if ((now.actions[i].sa_flags | LIBC_RESTORER) !=
+                (before->actions[i].sa_flags | LIBC_RESTORER) ||
             memcmp(&now.actions[i].sa_mask, &before->actions[i].sa_mask, CONDUCT_SIGNALS / 8) !=
                 0) {
             snprintf(text, size, "changed the flags or mask of signal %d", i);
