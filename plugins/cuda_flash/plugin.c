@@ -2,10 +2,11 @@
 /* cuda_flash: NVIDIA GPUs of compute capability 8.0 and later. The plugin's entry, probe and
  * instances. */
 #include "common/entry.h"
+#include "cuda_flash/decode/sm80_attend.h"
+#include "gpu/cuda/probe.h"
 #include "gpu/host/backend.h"
 #include "gpu/host/schedule.h"
 #include "gpu/latent.h"
-#include "nvml.h"
 
 #define NAME "cuda_flash"
 
@@ -20,49 +21,13 @@ extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
 /* Output forms that the kernels write, and those that a separate kernel quantizes. */
 #define OUTPUT_FORMS ((1u << (ATTN_OUTPUT_NVFP4 + 1)) - 1)
 
-static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
-                          int32_t id)
+static attn_status cuda_flash_probe(const struct attn_host *host,
+                                    const struct attn_probe_sink *sink, struct attn_error *error)
 {
-    char arch[16];
-    snprintf(arch, sizeof arch, "sm_%d%d", device->major, device->minor);
-    const struct attn_device_info info = {
-        .struct_size = sizeof info,
-        .device = {ATTN_DEVICE_CUDA, id},
-        .name = device->name,
-        .arch = arch,
-        .isa = "",
-        .compute_capability_major = device->major,
-        .compute_capability_minor = device->minor,
-        .num_multiprocessors = device->num_sms,
-        .memory_bytes = device->memory_bytes,
-        .uuid = device->uuid,
-    };
     struct attn_backend_caps caps = gpu_caps;
+    (void)host;
     caps.output_forms = OUTPUT_FORMS;
-    return gpu_report(sink, &info, device->major >= 8 ? &caps : NULL);
-}
-
-static attn_status cuda_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
-                              struct attn_error *error)
-{
-    struct nvml_device devices[NVML_MAX_DEVICES];
-    const char *cause = "";
-    int32_t count = nvml_devices(devices, NVML_MAX_DEVICES, &cause), usable = 0;
-    attn_status status = ATTN_OK;
-    if (count == 0) {
-        return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
-    }
-    for (int32_t i = 0; i < count; i++) {
-        attn_status taken = report(sink, &devices[i], i);
-        status = status ? status : taken;
-        usable += devices[i].major >= 8;
-    }
-    if (usable == 0) {
-        return plugin_error(error, ATTN_ERROR_ABSENT, "compute_capability",
-                            "%d.%d of the first GPU; from 8.0 on is served", devices[0].major,
-                            devices[0].minor);
-    }
-    return status;
+    return cuda_probe(sink, &caps, error);
 }
 
 static const char *add_kernels(struct attn_instance *instance)
@@ -70,7 +35,8 @@ static const char *add_kernels(struct attn_instance *instance)
     instance->matrix = &sm80_matrix;
     instance->chunks = &sm80_delta_chunks;
     instance->gemm = &sm80_gemm;
-    const char *cause = sm80_delta_chunks.load(&instance->device);
+    const char *cause = sm80_load(&instance->device);
+    cause = cause != NULL ? cause : sm80_delta_chunks.load(&instance->device);
     cause = cause != NULL ? cause : sm80_gemm.load(&instance->device);
 #ifdef CUDA_FLASH_SM90
     if (instance->device.major == 9) {
@@ -90,4 +56,4 @@ const struct gpu_vendor gpu_vendor = {
     .add_kernels = add_kernels,
 };
 
-PLUGIN_ENTRY(NAME, cuda_probe, gpu_supports, gpu_create, gpu_destroy)
+PLUGIN_ENTRY(NAME, cuda_flash_probe, gpu_supports, gpu_create, gpu_destroy)

@@ -10,7 +10,7 @@
 #ifndef CUDA_FLASH_SM80_ATTEND_CUH
 #define CUDA_FLASH_SM80_ATTEND_CUH
 
-#include "cuda_flash/launch.cuh"
+#include "gpu/cuda/launch.cuh"
 #include "sm80_4bit_4rows.cuh"
 #include "sm80_head512.cuh"
 

@@ -57,6 +57,8 @@ struct sm80_params {
     struct gpu_output output;
 };
 
+/* Loads the kernels of all kinds, so that no step does. Returns NULL or the cause of a failure. */
+const char *sm80_load(const struct gpu_device *device);
 /* Launches the kernel for a kind (enum gpu_kind). Returns NULL or the cause of a failure. */
 const char *sm80_launch(const struct gpu_device *device, int32_t kind,
                         const struct sm80_params *params, void *stream);

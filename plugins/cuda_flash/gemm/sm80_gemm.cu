@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The launch of batched_gemm on tensor cores, and the calls it serves. */
-#include "cuda_flash/launch.cuh"
+#include "gpu/cuda/launch.cuh"
 #include "sm80_gemm.cuh"
 
 /* Shapes by rows of a tile. With short k, more CTAs share a multiprocessor, so that their prologues

@@ -8,7 +8,7 @@
 #ifndef CUDA_FLASH_SM90_LATENT_CUH
 #define CUDA_FLASH_SM90_LATENT_CUH
 
-#include "cuda_flash/launch.cuh"
+#include "gpu/cuda/launch.cuh"
 #include "cuda_flash/ptx/sm90_wgmma.cuh"
 #include "sm90_latent_merge.cuh"
 #include "sm90_latent_producer.cuh"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda_flash/launch.cuh"
+#include "gpu/cuda/launch.cuh"
 #include "sm90_swap_ab.cuh"
 
 template <int KIND, int ROWS>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels that plan prefill and merge cut items, and all launches of prefill. */
-#include "cuda_flash/launch.cuh"
+#include "gpu/cuda/launch.cuh"
 #include "sm90_launch.h"
 #include "sm90_merge.cuh"
 #include "sm90_schedule.cuh"

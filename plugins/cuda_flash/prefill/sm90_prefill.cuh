@@ -9,7 +9,7 @@
 #ifndef CUDA_FLASH_SM90_PREFILL_CUH
 #define CUDA_FLASH_SM90_PREFILL_CUH
 
-#include "cuda_flash/launch.cuh"
+#include "gpu/cuda/launch.cuh"
 #include "cuda_flash/ptx/sm90_wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_launch.h"

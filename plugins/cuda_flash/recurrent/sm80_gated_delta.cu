@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The two launches of gated delta in chunks: prepare, then state. */
-#include "cuda_flash/launch.cuh"
+#include "gpu/cuda/launch.cuh"
 #include "sm80_delta_prepare.cuh"
 #include "sm80_delta_state.cuh"
 

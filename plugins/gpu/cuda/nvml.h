@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What NVML reports about GPUs; needs no CUDA context. */
-#ifndef CUDA_FLASH_NVML_H
-#define CUDA_FLASH_NVML_H
+#ifndef GPU_CUDA_NVML_H
+#define GPU_CUDA_NVML_H
 
 #include <stdint.h>
 

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's primary context, and launches of the portable kernels. The caller's context is
  * restored every time. */
-#include "cuda_flash/decode/sm80_launch.h"
+#include "gpu/cuda/launch.cuh"
 #include "gpu/delta.h"
 #include "gpu/latent.h"
-#include "kinds.h"
-#include "launch.cuh"
 
 #define DECLARE_KERNEL(name, params, threads)                                                      \
     extern "C" __global__ void kernel_##name(const __grid_constant__ params p);
@@ -19,17 +17,8 @@ struct entry {
 #define KERNEL_ENTRY(name, params, threads) {(const void *)kernel_##name, threads},
 static const entry kernels[] = {GPU_KERNELS(KERNEL_ENTRY)};
 
-/* By enum gpu_kind. */
-static gpu_attend_launcher *const attends[KIND_COUNT] = {
-    launch_f32,  launch_bf16, launch_f16,   launch_e4m3,   launch_e5m2,
-    launch_int8, launch_int4, launch_nvfp4, launch_levels, launch_k8v4};
-
 typedef CUresult CUDAAPI get_fn(CUcontext *);
 typedef CUresult CUDAAPI set_fn(CUcontext);
-typedef CUresult CUDAAPI encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                   const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 static cudaError_t entry_point(const char *name, void **function)
 {
@@ -77,9 +66,6 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
         cudaFuncAttributes attributes;
         error = error ? error : cudaFuncGetAttributes(&attributes, kernel.function);
     }
-    for (gpu_attend_launcher *attend : attends) {
-        error = error ? error : attend(nullptr, nullptr);
-    }
     ((set_fn *)set)(before);
     return cause_of(error);
 }
@@ -97,35 +83,6 @@ extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum g
     return cause_of(cudaLaunchKernel(kernels[kernel].function, dim3((unsigned)groups),
                                      dim3(kernels[kernel].threads), arguments, 0,
                                      (cudaStream_t)stream));
-}
-
-extern "C" const char *sm80_launch(const struct gpu_device *device, int32_t kind,
-                                   const struct sm80_params *params, void *stream)
-{
-    device_scope inside(device);
-    return cause_of(attends[kind](params, (cudaStream_t)stream));
-}
-
-extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *data,
-                                  const struct map_shape *shape, struct tensor_map *map)
-{
-    const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
-    if (device->encode_map == NULL || device->major < 9) {
-        return false;
-    }
-    device_scope inside(device); /* encoding needs a current context */
-    return ((encode_fn *)device->encode_map)(
-               (CUtensorMap *)map,
-               shape->element == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-               : shape->element == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-               (cuuint32_t)shape->rank, (void *)data, (const cuuint64_t *)shape->sizes,
-               (const cuuint64_t *)shape->strides, shape->box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               shape->box[0] * (uint32_t)shape->element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
-                                                               : CU_TENSOR_MAP_SWIZZLE_64B,
-               shape->fetched == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-                                     : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 extern "C" const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all launches share: the device's context, errors, and launch attributes. */
-#ifndef CUDA_FLASH_LAUNCH_CUH
-#define CUDA_FLASH_LAUNCH_CUH
+#ifndef GPU_CUDA_LAUNCH_CUH
+#define GPU_CUDA_LAUNCH_CUH
 
 #include <cuda.h>
 #include <cuda_runtime.h>
