@@ -19,7 +19,7 @@ run=$1 build=$(mktemp -d) root=$(cd "$(dirname "$0")/../.." && pwd)
 trap 'rm -rf "$build"' EXIT
 # A source that several programs have is looked at once for each set of macros that it is compiled with.
 jq 'unique_by([.file, (.command | [scan("-D[A-Za-z0-9_]+")] | unique)])' "$2/compile_commands.json" >"$build/compile_commands.json"
-tidy "^$root/(core|compositions|collectives|plugins/(cpu_ref|gpu|cuda_flash|hip|level_zero)|tools/(common|info|run|scan))/.*\.c\$" ''
+tidy "^$root/(core|compositions|collectives|plugins/(cpu_ref|gpu|cuda_flash|cudnn|hip|level_zero)|tools/(common|info|run|scan))/.*\.c\$" ''
 tidy "^$root/(plugins/cpu_simd|tools/(bench|check|support)|examples)/.*\.c\$" \
     '-bugprone-implicit-widening-of-multiplication-result,-bugprone-misplaced-widening-cast'
 tidy "^$root/(tests/(?!hip/)|emulators/(?!amd/)).*\.c\$" '-bugprone-implicit-widening-of-multiplication-result'

@@ -23,6 +23,7 @@ struct attn_instance {
     const struct gpu_latent_kernel *latent; /* NULL: no kernel of its own for latent rows */
     const struct gpu_delta_chunks *chunks;  /* NULL: no kernels of its own for gated delta */
     const struct gpu_gemm *gemm;            /* NULL: the FMA kernels serve everything */
+    void *vendor;                           /* the plugin's own */
 };
 
 /* The slot that a state belongs to. */
