@@ -174,6 +174,7 @@ void mla_match(struct check *check, int32_t phase)
         }
         return; /* else the missing kernel says it */
     }
+    const char *entries = check->whole->lists != NULL ? "max_entries" : "topk";
     int32_t queries =
         1 + check->layer->num_speculative_tokens * (check->layer->parallel_drafting ? 2 : 1);
     if (phase == ATTN_PHASE_DECODE && caps->max_query_len > 0 && queries > caps->max_query_len) {
@@ -187,12 +188,12 @@ void mla_match(struct check *check, int32_t phase)
                            caps->qk_rope_head_dim_max);
     }
     if (mla->topk > 0 && caps->topk_max > 0 && mla->topk > caps->topk_max) {
-        check_refuse_limit(check, "topk", mla->topk, caps->topk_max);
+        check_refuse_limit(check, entries, mla->topk, caps->topk_max);
     }
     if (mla->topk > 0 && caps->topk_multiple > 1 && mla->topk % caps->topk_multiple != 0) {
         char supported[48];
         snprintf(supported, sizeof supported, "multiples of %d", caps->topk_multiple);
-        check_refuse_number(check, "topk", mla->topk, supported);
+        check_refuse_number(check, entries, mla->topk, supported);
     }
     int32_t heads =
         mla->padded_num_q_heads > 0 ? mla->padded_num_q_heads : check->layer->num_q_heads;

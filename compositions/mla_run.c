@@ -5,6 +5,7 @@
 #include "ranks.h"
 #include "exchange.h"
 #include "mla.h"
+#include "select/index_lists.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 
@@ -118,6 +119,26 @@ static attn_status launch_mla(const struct mla_call *run, struct launch *launch,
     return operation(launch_name(launch), status, run->error);
 }
 
+/* Plain lists become the layer's top k, others go to the kernel as they came. */
+static void hand_lists(const struct mla_call *run, struct attn_io_mla *mla,
+                       struct attn_io_index_lists *lists)
+{
+    const struct layer *layer = run->step->layer->selected;
+    mla->ext.next = NULL;
+    if (layer->lists == NULL) {
+        return;
+    }
+    *lists =
+        *(const struct attn_io_index_lists *)ext_find(run->io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    lists->ext.next = NULL;
+    if (lists_are_plain(layer)) {
+        mla->topk_indices = lists->indices;
+        mla->topk_stride = lists->token_stride;
+    } else {
+        mla->ext.next = &lists->ext;
+    }
+}
+
 /* Rows first .. end-1: q_nope W_UK next to q_pe against latent rows, and the output through W_UV.
  */
 static attn_status run_latent(const struct mla_call *run, struct launch *launch, int32_t phase,
@@ -127,9 +148,10 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch,
     const struct instance *instance = layer->served[phase].instance;
     const struct attn_mla_desc *m = run->desc;
     struct attn_io_mla mla = *run->mla;
+    struct attn_io_index_lists lists;
     struct own_tensor q, out, a, b;
     int64_t padded = mla_padded_heads(layer);
-    mla.ext.next = NULL;
+    hand_lists(run, &mla, &lists);
     if (!m->absorb_in_core) {
         return launch_mla(run, launch, &mla, run->io->out);
     }
@@ -425,7 +447,11 @@ static attn_status check_queries(const attn_plan *plan, const struct step *step,
     if (io->lse != NULL && !step_is_lse(io->lse, mla_padded_heads(step->layer), tokens)) {
         return refuse_lse(io->lse, mla_padded_heads(step->layer), tokens, error);
     }
-    if (m->topk > 0 && (mla->topk_indices == NULL || mla->topk_stride < m->topk)) {
+    if (step->layer->selected->lists != NULL) {
+        if (mla->topk_indices != NULL) {
+            return FAIL("topk_indices", "is given next to the lists of attn_io_index_lists");
+        }
+    } else if (m->topk > 0 && (mla->topk_indices == NULL || mla->topk_stride < m->topk)) {
         return FAIL("topk_indices", "topk_indices is NULL, or topk_stride under the layer's topk");
     }
     return step_check_out(plan, step, io, error);

@@ -5,6 +5,7 @@
 
 #include "bind/bound.h"
 #include "bind/model.h"
+#include "select/index_lists.h"
 #include "select/layer_check.h"
 #include "util/structs.h"
 #include "util/counts.h"
@@ -76,7 +77,8 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
            x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
            x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant &&
            x->fast_prefill == y->fast_prefill && topk_of(a) == topk_of(b) && same_indexer(a, b) &&
-           own_form(a, phase) == own_form(b, phase) && same_vendors(x->next, y->next);
+           lists_same(a->selected, b->selected) && own_form(a, phase) == own_form(b, phase) &&
+           same_vendors(x->next, y->next);
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/probe.h"
 
+#include <attn/draft/index_lists.h>
 #include <attn/draft/recurrent.h>
 #include <attn/mla.h>
 #include <stdio.h>

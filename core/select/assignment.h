@@ -5,6 +5,7 @@
 #define CORE_SELECT_ASSIGNMENT_H
 
 #include <attn/collectives.h>
+#include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/recurrent.h>
 #include <attn/layer.h>
@@ -27,6 +28,7 @@ struct layer {
     struct attn_recurrent_desc *gdn;        /* or NULL */
     struct attn_recurrent_rule *rule;       /* or NULL: the gated delta rule */
     struct attn_indexer_desc *indexer;      /* or NULL */
+    struct attn_index_lists *lists;         /* or NULL: every key is listed */
     struct attn_layer_caches *caches;       /* or NULL; elements of our struct's size */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */

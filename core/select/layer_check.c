@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "select/index_lists.h"
 #include "select/layer_caches.h"
 #include "select/layer_ext.h"
 #include "select/layer_fields.h"
@@ -228,6 +229,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     TRY(settle_causal(l, error));
     TRY(check_numbers(l, error));
     TRY(layer_copy_extensions(arena, layer, l->next, error));
+    TRY(lists_resolve(layer, error));
     TRY(layer_check_extensions(layer, error));
     TRY(check_terms(l, error));
     complete(layer);

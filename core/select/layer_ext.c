@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
 
 #include "select/layer_ext.h"
@@ -147,6 +148,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                {ATTN_EXT_DRAFT_INDEXER_DESC, &layer->indexer},
                {ATTN_EXT_CONTEXT_PARALLEL, &layer->cp},
                {ATTN_EXT_DRAFT_MM_ENCODER, &layer->mm_quant},
+               {ATTN_EXT_DRAFT_INDEX_LISTS, &layer->lists},
                {ATTN_EXT_LAYER_CACHES, &layer->caches}};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         const void *copy = ext_find(layer->desc.next, own[i].id);
@@ -168,6 +170,7 @@ attn_status layer_check_extensions(struct layer *layer, struct attn_error *error
     layer->tokens_per_row = 1;
     layer->reads = (layer->desc.rope != ATTN_ROPE_NONE ? ABI_READS(IO_ROPE) : 0) |
                    (layer->caches != NULL ? ABI_READS(IO_CACHES) : 0) |
+                   (layer->lists != NULL ? ABI_READS(DRAFT_IO_INDEX_LISTS) : 0) |
                    (layer->desc.output_form != ATTN_OUTPUT_PLAIN ? ABI_READS(IO_OUTPUT_QUANT) : 0);
     for (int32_t i = 0; compositions[i] != NULL; i++) {
         if (compositions[i]->resolve != NULL) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The extensions of a layer's description: MLA, gated delta, encoders in fp8, context parallelism,
- * further caches. */
+ * further caches, lists of keys. */
 #ifndef CORE_SELECT_LAYER_EXT_H
 #define CORE_SELECT_LAYER_EXT_H
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "select/composition.h"
+#include "select/index_lists.h"
 #include "select/layer_caches.h"
 #include "select/match_check.h"
 #include "select/names.h"
@@ -270,6 +271,7 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
         }
     }
     check_caches(&check);
+    check_lists(&check);
     hold_features(&check, phase);
     check_extensions(&check);
     check_combinations(&check, phase);

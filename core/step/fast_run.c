@@ -71,8 +71,8 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     /* a cross layer's keys come with the first step only */
     bool plain = one_call && step->bring_keys == NULL && step->plain_checks &&
                  layer->output_form == ATTN_OUTPUT_PLAIN && !step->keys_are_inputs &&
-                 layer->kind != ATTN_LAYER_CROSS && !plan->validate &&
-                 (!writes || step->fuses || step->write_kv != NULL);
+                 step->layer->selected->lists == NULL && layer->kind != ATTN_LAYER_CROSS &&
+                 !plan->validate && (!writes || step->fuses || step->write_kv != NULL);
     step->enter = plain ? run_plain : run_general;
     if (plan->model->runtime->settings.record.folder != NULL) {
         capsule_watch(plan, step);

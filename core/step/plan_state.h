@@ -386,6 +386,9 @@ attn_status step_check_keys(const struct step *step, const struct attn_step_io *
 /* attn_io_rope, which the run brings */
 attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, struct attn_error *error);
+/* attn_io_index_lists, of a layer with attn_index_lists */
+attn_status step_check_lists(const attn_plan *plan, const struct step *step,
+                             const struct attn_step_io *io, struct attn_error *error);
 /* Extensions of the ABI that the layer reads, and of vendors' those that the layer has, too: alone
  * they are left in io, copied to `room` where need be. */
 attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
@@ -434,6 +437,9 @@ const attn_layer *plan_smallest(const attn_plan *plan);
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, const char *layer, struct attn_error *error);
+/* On a CPU: each list's length, and that no entry stands in it twice. */
+attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
+                                 const struct attn_io_index_lists *lists, struct attn_error *error);
 /* What is written: no two elements in one place. NULL is. */
 attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
                            struct attn_error *error);

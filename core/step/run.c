@@ -116,6 +116,10 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     if (step->check_io != NULL && step->program != run_idle) {
         status = step->check_io(plan, step, io, writes, attends, error);
     }
+    if (status == ATTN_OK && attends && step->layer->selected->lists != NULL &&
+        step->program != run_idle) {
+        status = step_check_lists(plan, step, io, error);
+    }
     if (status == ATTN_OK && plan->validate && attends) {
         status = validate_outputs(io, error);
     }

@@ -4,6 +4,9 @@
 #include <math.h>
 #include <string.h>
 
+#include <attn/draft/index_lists.h>
+
+#include "select/index_lists.h"
 #include "step/plan_state.h"
 #include "util/error.h"
 #include "util/tensor.h"
@@ -299,6 +302,64 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
                                  "layer '%s': %s[%lld, %lld, %lld] is NaN", layer, name,
                                  (long long)t, (long long)(i / dims), (long long)(i % dims));
             }
+        }
+    }
+    return ATTN_OK;
+}
+
+/* The place of an entry that stands before it, too, or -1; those below 0 and from `end` on list
+ * nothing. A window of entries at a time, whose bits fit on the stack. */
+static int32_t find_second(const int32_t *list, int32_t count, int64_t end)
+{
+    uint64_t seen[512];
+    const int64_t window = 64 * (int64_t)(sizeof seen / sizeof *seen);
+    for (int64_t first = 0; first < end; first += window) {
+        memset(seen, 0, sizeof seen);
+        for (int32_t i = 0; i < count; i++) {
+            const int64_t at = list[i] - first;
+            if (at < 0 || at >= window || list[i] >= end) {
+                continue;
+            }
+            if (seen[at / 64] >> (at % 64) & 1) {
+                return i;
+            }
+            seen[at / 64] |= UINT64_C(1) << (at % 64);
+        }
+    }
+    return -1;
+}
+
+attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
+                                 const struct attn_io_index_lists *lists, struct attn_error *error)
+{
+    const struct layer *layer = step->layer->selected;
+    const struct attn_index_lists *l = layer->lists;
+    const struct attn_kv_view *view = &step->layer->owner->k_cache;
+    const int64_t end = (view->num_blocks * view->block_size - 1) / l->granularity + 1;
+    const int32_t groups = lists_per_token(layer);
+    int64_t rows = plan->given.num_actual_tokens;
+    if (plan->model->device.type != ATTN_DEVICE_CPU) {
+        return ATTN_OK;
+    }
+    if (plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
+        rows = plan->given.query_start_loc[plan->given.num_reqs];
+    }
+    for (int64_t i = 0; i < rows * groups; i++) {
+        const int64_t t = i / groups, group = i % groups;
+        const int32_t *list =
+            lists->indices + t * lists->token_stride + group * lists->group_stride;
+        const int32_t count =
+            l->has_lengths ? lists->lengths[t * lists->length_stride + group] : l->max_entries;
+        if (count < 0 || count > l->max_entries) {
+            return BAD("lengths", "layer '%s': lengths[%lld, %lld] is %d; 0 to max_entries, %d",
+                       layer->desc.name, (long long)t, (long long)group, count, l->max_entries);
+        }
+        const int32_t second = find_second(list, count, end);
+        if (second >= 0) {
+            return BAD("indices",
+                       "layer '%s': indices[%lld, %lld, %d] is %d, which stands in the list before;"
+                       " entries are unique",
+                       layer->desc.name, (long long)t, (long long)group, second, list[second]);
         }
     }
     return ATTN_OK;

@@ -2,6 +2,7 @@
 #include "util/abi_table.h"
 
 #include <attn/api.h>
+#include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/draft/recurrent.h>
@@ -117,6 +118,9 @@ FIELDS(indexer_desc, INT(indexer_desc, topk, 1, MAX_ENTRIES),
        INT(indexer_desc, first_entries, 0, MAX_ENTRIES),
        INT(indexer_desc, last_entries, 0, MAX_ENTRIES), SWITCH(indexer_desc, tail),
        SWITCH(indexer_desc, forced_on_top));
+FIELDS(index_lists, INT(index_lists, max_entries, 1, 1 << 20),
+       INT(index_lists, groups, 0, NUM_LIST_GROUPS - 1), SWITCH(index_lists, physical_slots),
+       SWITCH(index_lists, has_lengths), ZERO(index_lists, reserved));
 FIELDS(context_parallel,
        INT(context_parallel, reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL),
        INT(context_parallel, order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG),
@@ -167,6 +171,7 @@ FIELDS(step_io, TENSOR(step_io, q), TENSOR(step_io, k), TENSOR(step_io, v), TENS
        TENSOR(step_io, lse));
 FIELDS(io_mla, TENSOR(io_mla, q_nope), TENSOR(io_mla, q_pe), TENSOR(io_mla, kv_c),
        TENSOR(io_mla, k_pe), DEVICE(io_mla, topk_indices));
+FIELDS(io_index_lists, DEVICE(io_index_lists, indices), DEVICE(io_index_lists, lengths));
 FIELDS(io_recurrent, TENSOR(io_recurrent, mixed_qkv), TENSOR(io_recurrent, a),
        TENSOR(io_recurrent, b));
 FIELDS(io_indexer, TENSOR(io_indexer, weights), DEVICE(io_indexer, lengths));

@@ -59,6 +59,7 @@
     X(CONTEXT_PARALLEL, attn_context_parallel, 56, LAYER_DESC, context_parallel, NULL)             \
     X(DRAFT_MM_ENCODER, attn_mm_encoder_quant, 40, LAYER_DESC, mm_encoder_quant, NULL)             \
     X(LAYER_CACHES, attn_layer_caches, 40, LAYER_DESC, none, NULL)                                 \
+    X(DRAFT_INDEX_LISTS, attn_index_lists, 48, LAYER_DESC, index_lists, NULL)                      \
     X(MLA_WEIGHTS, attn_mla_weights, 64, LAYER_PARAMS, mla_weights, "kind mla")                    \
     X(RECURRENT_WEIGHTS, attn_recurrent_weights, 56, LAYER_PARAMS, recurrent_weights,              \
       "kind recurrent")                                                                            \
@@ -77,10 +78,12 @@
       "a quantized output_form")                                                                   \
     X(IO_ROPE, attn_io_rope, 72, STEP_IO, io_rope, "rope")                                         \
     X(IO_CACHES, attn_io_caches, 40, STEP_IO, io_caches, "attn_layer_caches")                      \
+    X(DRAFT_IO_INDEX_LISTS, attn_io_index_lists, 64, STEP_IO, io_index_lists, "attn_index_lists")  \
     X(CAPS_MLA, attn_mla_caps, 48, BACKEND_CAPS, none, NULL)                                       \
     X(CAPS_RECURRENT, attn_recurrent_caps, 56, BACKEND_CAPS, none, NULL)                           \
     X(DRAFT_RECURRENT_CAPS, attn_recurrent_rule_caps, 48, BACKEND_CAPS, none, NULL)                \
-    X(DRAFT_INDEXER_CAPS, attn_indexer_caps, 56, BACKEND_CAPS, none, NULL)
+    X(DRAFT_INDEXER_CAPS, attn_indexer_caps, 56, BACKEND_CAPS, none, NULL)                         \
+    X(DRAFT_INDEX_LISTS_CAPS, attn_index_lists_caps, 56, BACKEND_CAPS, none, NULL)
 
 #define ABI_NAME(name, ...) ABI_##name,
 enum abi_id {

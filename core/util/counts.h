@@ -5,6 +5,7 @@
 #define CORE_UTIL_COUNTS_H
 
 #include <attn/api.h>
+#include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 
@@ -21,6 +22,7 @@ enum {
     NUM_GATES = ATTN_GATE_CONSTANT + 1,
     NUM_WRITE_GATES = ATTN_WRITE_GATE_STEP + 1,
     NUM_ACTIVATIONS = ATTN_INDEXER_RELU + 1,
+    NUM_LIST_GROUPS = ATTN_LISTS_PER_Q_HEAD + 1,
     NUM_KERNELS = 15,
     NUM_TERMS = 14,
     NUM_FEATURES = 19,

@@ -70,8 +70,8 @@ static void scale_row(double *row, int32_t count, double scale)
 }
 
 /* Key and value j of a request and KV head, wherever they stand. */
-static void load_key(const struct attn_attend_args *args, int32_t request, int64_t head, int64_t j,
-                     double *k, double *v)
+static void load_key(const struct attn_attend_args *args, const struct query *query, int64_t head,
+                     int64_t j, double *k, double *v)
 {
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_batch *batch = args->batch;
@@ -79,7 +79,7 @@ static void load_key(const struct attn_attend_args *args, int32_t request, int64
     if (args->k_cache == NULL) {
         const int32_t *start =
             batch->key_start_loc != NULL ? batch->key_start_loc : batch->query_start_loc;
-        int64_t row = start[request] + j;
+        int64_t row = start[query->request] + j;
         number_load_row(k, tensor_row(args->k, row, head), number_dtype_name(args->k->dtype),
                         layer->head_size);
         number_load_row(v, tensor_row(args->v, row, head), number_dtype_name(args->v->dtype),
@@ -94,9 +94,7 @@ static void load_key(const struct attn_attend_args *args, int32_t request, int64
         }
         return;
     }
-    int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[request] : request;
-    int64_t block_size = args->k_cache->block_size;
-    int64_t block = batch->block_table[table_row * batch->block_table_stride + j / block_size];
+    int64_t block_size = args->k_cache->block_size, block = query_block(query, j);
     struct cache_place key = {layer, params, args->k_cache, false, block, j % block_size, head};
     struct cache_place value = {layer, params, args->v_cache, true, block, j % block_size, head};
     cache_load(&key, k);
@@ -139,11 +137,12 @@ static void find_maximum(const struct attn_attend_args *args, const struct query
             rows->m[i] = fmax(rows->m[i], sink_score(args, query, rows, i, s, k));
         }
     }
-    for (int64_t j = first; j < end; j++) {
-        if (!query_sees(query, j)) {
+    for (int64_t c = first; c < end; c++) {
+        const int64_t j = query_key(query, c);
+        if (j < 0) {
             continue;
         }
-        load_key(args, query->request, head, j, k, v);
+        load_key(args, query, head, j, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
             double s =
                 rows_score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
@@ -157,7 +156,7 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
 {
     double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
     int64_t first, end;
-    query_key_range(query, &first, &end);
+    query_candidates(query, &first, &end);
     if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
         find_maximum(args, query, head, first, end, rows, k, v);
     }
@@ -167,11 +166,12 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
             rows_add_key(args, rows, i, sink_score(args, query, rows, i, s, k), v);
         }
     }
-    for (int64_t j = first; j < end; j++) {
-        if (!query_sees(query, j)) {
+    for (int64_t c = first; c < end; c++) {
+        const int64_t j = query_key(query, c);
+        if (j < 0) {
             continue;
         }
-        load_key(args, query->request, head, j, k, v);
+        load_key(args, query, head, j, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
             double bias = query_bias(query, rows->slope[i], j);
             rows_add_key(args, rows, i, rows_score(args->layer, rows->q[i], k) + bias, v);
@@ -259,7 +259,11 @@ struct query query_of(const struct attn_attend_args *args, int64_t token)
     const struct attn_batch *batch = args->batch;
     int32_t r = request_of(batch, token);
     int64_t query_len = batch->query_start_loc[r + 1] - batch->query_start_loc[r];
-    struct query query = {args->layer, batch, r, token - batch->query_start_loc[r], 0, 0, 0, false};
+    struct query query = {.layer = args->layer,
+                          .batch = batch,
+                          .request = r,
+                          .index = token - batch->query_start_loc[r],
+                          .k_cache = args->k_cache};
     if (args->k_cache != NULL) {
         query.length = batch->seq_lens[r];
     } else {
@@ -277,12 +281,45 @@ struct query query_of(const struct attn_attend_args *args, int64_t token)
     return query;
 }
 
+static const struct attn_index_lists *lists_of(const struct attn_layer_desc *layer)
+{
+    return (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
+}
+
+int32_t list_heads(const struct attn_layer_desc *layer)
+{
+    const struct attn_index_lists *lists = lists_of(layer);
+    return lists != NULL && lists->groups == ATTN_LISTS_PER_Q_HEAD ? 1 : REF_MAX_LOOP_ROWS;
+}
+
+struct key_list list_of(const struct attn_attend_args *args, int64_t token, int32_t head)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_index_lists *lists = lists_of(layer);
+    const struct attn_io_index_lists *io =
+        (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    if (lists == NULL) {
+        return (struct key_list){NULL, 0, 1, false};
+    }
+    int64_t group = lists->groups == ATTN_LISTS_SHARED ? 0
+                    : lists->groups == ATTN_LISTS_PER_KV_HEAD
+                        ? head / (layer->num_q_heads / layer->num_kv_heads)
+                        : head;
+    return (struct key_list){
+        .entries = io->indices + token * io->token_stride + group * io->group_stride,
+        .count = lists->has_lengths ? io->lengths[token * io->length_stride + group]
+                                    : lists->max_entries,
+        .granularity = lists->granularity,
+        .physical_slots = lists->physical_slots};
+}
+
 /* Items are (token, KV head). */
 static void attend_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct attend_loop *loop = argument;
     const struct attn_attend_args *args = loop->args;
     int32_t group = args->layer->num_q_heads / args->layer->num_kv_heads;
+    const int32_t most = list_heads(args->layer);
     struct softmax_rows rows;
     for (int64_t item = begin; item < end; item++) {
         int64_t index = item / args->layer->num_kv_heads;
@@ -294,8 +331,9 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
             continue;
         }
         struct query query = query_of(args, token);
-        for (int32_t i = 0; i < group; i += REF_MAX_LOOP_ROWS) {
-            int32_t count = group - i < REF_MAX_LOOP_ROWS ? group - i : REF_MAX_LOOP_ROWS;
+        for (int32_t i = 0; i < group; i += most) {
+            int32_t count = group - i < most ? group - i : most;
+            query.list = list_of(args, token, head * group + i);
             load_queries(args, token, head * group + i, count, &rows);
             rows_start(args, head * group + i, count, args->layer->head_size_v, &rows);
             visit_keys(args, &query, head, &rows);

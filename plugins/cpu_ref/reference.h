@@ -4,6 +4,7 @@
 #ifndef CPU_REF_REFERENCE_H
 #define CPU_REF_REFERENCE_H
 
+#include <attn/draft/index_lists.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
 
@@ -18,6 +19,14 @@ struct attn_instance {
     const struct attn_host *host;
 };
 
+/* The keys that a query and its heads may see, see attn/draft/index_lists.h. */
+struct key_list {
+    const int32_t *entries; /* NULL: every key */
+    int32_t count;
+    int32_t granularity;
+    bool physical_slots;
+};
+
 /* One query token of a request, and everything that decides what it sees. */
 struct query {
     const struct attn_layer_desc *layer;
@@ -28,12 +37,17 @@ struct query {
     int64_t own;      /* L - query_len: position of the request's first query */
     int64_t position; /* p = own + i */
     bool causal;
+    const struct attn_kv_view *k_cache; /* NULL: keys are contiguous */
+    struct key_list list;
 };
 
-/* visible.c. Key position j is one of 0 .. length-1. */
-bool query_sees(const struct query *query, int64_t j);
-/* A range outside of which no key is visible: blocks outside it are never touched. */
-void query_key_range(const struct query *query, int64_t *first, int64_t *end);
+/* visible.c. Where keys are looked for: positions, outside of which no key is visible (blocks
+ * there are never touched), or places in the query's list. */
+void query_candidates(const struct query *query, int64_t *first, int64_t *end);
+/* The position of a candidate, or -1 where it is no key that the query sees. */
+int64_t query_key(const struct query *query, int64_t candidate);
+/* The block of the cache that has key j. */
+int64_t query_block(const struct query *query, int64_t j);
 /* What is added to the score of a visible key: ALiBi and the tree's bias. */
 double query_bias(const struct query *query, double slope, int64_t j);
 double alibi_bias(int32_t alibi, double slope, int64_t position, int64_t j);
@@ -52,7 +66,11 @@ struct softmax_rows {
     double o[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
 };
 
-/* attend.c. The query at a token row; s = scale q.k, capped; one key more; out and lse. */
+/* attend.c. How many query heads may share one reading of a key: those of one list. The list that
+ * query head `head` has at a token row; without lists entries is NULL. */
+int32_t list_heads(const struct attn_layer_desc *layer);
+struct key_list list_of(const struct attn_attend_args *args, int64_t token, int32_t head);
+/* The query at a token row; s = scale q.k, capped; one key more; out and lse. */
 struct query query_of(const struct attn_attend_args *args, int64_t token);
 void rows_start(const struct attn_attend_args *args, int32_t first_head, int32_t count,
                 int32_t head_size_v, struct softmax_rows *rows);

@@ -54,7 +54,7 @@ static bool in_tree(const struct query *query, int64_t j)
     return ((const uint32_t *)batch->tree)[row + column / 32] >> (column % 32) & 1;
 }
 
-bool query_sees(const struct query *query, int64_t j)
+static bool sees(const struct query *query, int64_t j)
 {
     int64_t p = query->position;
     bool plain =
@@ -62,11 +62,48 @@ bool query_sees(const struct query *query, int64_t j)
     return (plain || in_span(query, j)) && in_tree(query, j);
 }
 
-void query_key_range(const struct query *query, int64_t *first, int64_t *end)
+int64_t query_block(const struct query *query, int64_t j)
+{
+    const struct attn_batch *batch = query->batch;
+    int64_t row =
+        batch->block_table_row != NULL ? batch->block_table_row[query->request] : query->request;
+    return batch->block_table[row * batch->block_table_stride + j / query->k_cache->block_size];
+}
+
+/* The slot of key j is listed. */
+static bool has_slot(const struct query *query, int64_t j)
+{
+    int64_t size = query->k_cache->block_size;
+    int64_t entry = (query_block(query, j) * size + j % size) / query->list.granularity;
+    for (int32_t i = 0; i < query->list.count; i++) {
+        if (query->list.entries[i] == entry) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int64_t query_key(const struct query *query, int64_t candidate)
+{
+    const struct key_list *list = &query->list;
+    int64_t j = candidate;
+    if (list->entries != NULL && !list->physical_slots) {
+        j = list->entries[candidate / list->granularity] * (int64_t)list->granularity +
+            candidate % list->granularity;
+    }
+    bool seen = j >= 0 && j < query->length && sees(query, j);
+    return seen && (!list->physical_slots || has_slot(query, j)) ? j : -1;
+}
+
+void query_candidates(const struct query *query, int64_t *first, int64_t *end)
 {
     int64_t p = query->position;
     *first = 0;
     *end = query->length;
+    if (query->list.entries != NULL && !query->list.physical_slots) {
+        *end = query->list.count * (int64_t)query->list.granularity;
+        return;
+    }
     if (query->layer->prefix_lm && query->batch->spans != NULL) {
         return;
     }

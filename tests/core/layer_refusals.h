@@ -98,6 +98,23 @@ REFUSAL(rule_limits, "dt_min", "is 2, dt_max 1", SET_RULE(.dt_min = 2, .dt_max =
 REFUSAL(rule_limits_alone, "dt_min", "is 0, dt_max 1",
         SET_RULE(.gate = ATTN_GATE_GIVEN, .dt_max = 1))
 REFUSAL(rule_reserved, "reserved", "1; allowed are 0 to 0", SET_RULE(.reserved = 1))
+REFUSAL(lists_on_encoder, "attn_index_lists", "takes no", SET_LISTS(.max_entries = 8);
+        l->kind = ATTN_LAYER_ENCODER; l->causal = l->block_size = 0)
+REFUSAL(lists_entries, "max_entries", "0; allowed are 1 to 1048576", SET_LISTS(.max_entries = 0))
+REFUSAL(lists_granularity, "granularity", "is 32; allowed are 1, 4, 64, 128",
+        SET_LISTS(.max_entries = 8, .granularity = 32))
+REFUSAL(lists_granularities, "granularity", "is 5; allowed are 1, 4, 64, 128",
+        SET_LISTS(.max_entries = 8, .granularity = 5))
+REFUSAL(lists_groups, "groups", "3; allowed are 0 to 2", SET_LISTS(.max_entries = 8, .groups = 3))
+REFUSAL(lists_slots, "physical_slots", "2; allowed are 0 to 1",
+        SET_LISTS(.max_entries = 8, .physical_slots = 2))
+REFUSAL(lists_lengths, "has_lengths", "-1; allowed are 0 to 1",
+        SET_LISTS(.max_entries = 8, .has_lengths = -1))
+REFUSAL(lists_reserved, "reserved", "1; allowed are 0 to 0",
+        SET_LISTS(.max_entries = 8, .reserved = 1))
+REFUSAL(lists_twice, "topk", "is 8 next to attn_index_lists; 0", SET_LISTS(.max_entries = 8);
+        lists.ext.next = &mla_topk.ext; l->kind = ATTN_LAYER_MLA; l->num_kv_heads = 1;
+        l->head_size = 576)
 REFUSAL(gdn_causal, "causal", "gdn is causal", set_recurrent(l, &gdn_whole); l->causal = 2)
 REFUSAL(gdn_sizes, "head_size", "num_kv_heads 8", set_recurrent(l, &gdn_whole); l->num_q_heads = 8;
         l->num_kv_heads = 8)

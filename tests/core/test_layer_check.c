@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a caller's description to a complete one: what is refused, by field, and what is filled in.
  */
+#include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
 
 #include <math.h>
@@ -77,6 +78,13 @@ static void set_recurrent(struct attn_layer_desc *l, const struct attn_recurrent
         .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rule, NULL}, __VA_ARGS__};                \
     gdn.ext.next = &rule.ext;                                                                      \
     set_recurrent(l, &gdn)
+
+/* A layer with lists, and more of what they say. */
+#define SET_LISTS(...)                                                                             \
+    static struct attn_index_lists lists;                                                          \
+    lists = (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL},  \
+                                      __VA_ARGS__};                                                \
+    l->next = &lists.ext
 
 #define REFUSAL(name, field, says, ...)                                                            \
     static void name(struct attn_layer_desc *l)                                                    \

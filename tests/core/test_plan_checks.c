@@ -293,10 +293,18 @@ TEST(validation_asks_where_arrays_lie)
         .scale = (const float *)(const void *)elsewhere};
     const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
                                       .positions = (const int64_t *)(const void *)elsewhere};
+    const struct attn_io_index_lists lists = {.ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0,
+                                                      sizeof lists, NULL},
+                                              .indices = elsewhere},
+                                     lengths = {.ext = lists.ext, .lengths = elsewhere};
     const struct {
         const char *name;
         const struct attn_ext *ext;
-    } runs[] = {{"topk_indices", &mla.ext}, {"scale", &quant.ext}, {"positions", &rope.ext}};
+    } runs[] = {{"topk_indices", &mla.ext},
+                {"scale", &quant.ext},
+                {"positions", &rope.ext},
+                {"indices", &lists.ext},
+                {"lengths", &lengths.ext}};
     const void *address = elsewhere;
     struct planned *b = planned_create(fake_layer("a"), true);
     b->model->asked = &b->model->instances[0];

@@ -51,7 +51,7 @@ void describe(struct mla *m)
                                      .qk_nope_head_dim = NOPE,
                                      .qk_rope_head_dim = ROPE,
                                      .v_head_dim = V,
-                                     .topk = s->topk,
+                                     .topk = s->lists ? 0 : s->topk,
                                      .absorb_in_core = !s->latent,
                                      .padded_num_q_heads = s->padded,
                                      .weight_dtype = s->int8         ? ATTN_DTYPE_INT8
@@ -63,7 +63,11 @@ void describe(struct mla *m)
                                        .decode = s->ranks,
                                        .interleave = s->interleave,
                                        .reduce = s->reduce};
-    m->desc.ext.next = s->ranks != NULL ? &m->cp.ext : NULL;
+    m->lists =
+        (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof m->lists, NULL},
+                                  .max_entries = s->topk,
+                                  .has_lengths = s->lengths};
+    m->desc.ext.next = s->ranks != NULL ? &m->cp.ext : s->lists ? &m->lists.ext : NULL;
     m->layer = (struct attn_layer_desc){
         .struct_size = sizeof m->layer,
         .name = "mla",
@@ -229,6 +233,19 @@ void set_io(struct mla *m, int32_t keys)
     m->ext = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof m->ext, NULL},
                                   .topk_indices = m->topk[0],
                                   .topk_stride = 8};
+    if (s->lists) {
+        for (int32_t t = 0; t < MAX_REQS * 40; t++) {
+            m->list_lengths[t] = s->topk;
+        }
+        m->lists_io = (struct attn_io_index_lists){
+            .ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, sizeof m->lists_io, NULL},
+            .indices = m->topk[0],
+            .token_stride = 8,
+            .lengths = s->lengths ? m->list_lengths : NULL,
+            .length_stride = s->lengths};
+        m->ext.topk_indices = NULL;
+        m->ext.ext.next = &m->lists_io.ext;
+    }
     m->ext.kv_c = tensor(m, 0, m->kv_c, 2, keys, RANK, 0, RANK, 1);
     m->ext.k_pe = tensor(m, 1, m->k_pe, 2, keys, ROPE, 0, ROPE, 1);
     if (!s->apart) { /* slices of one row, as a projection leaves them */
@@ -255,6 +272,7 @@ void set_io(struct mla *m, int32_t keys)
         m->tensors[4].tensor.dtype = number_dtype(ATTN_DTYPE_FP8_E4M3);
         m->quant = (struct attn_io_output_quant){
             .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof m->quant, NULL}, .scale = &scale};
+        m->quant.ext.next = m->ext.ext.next;
         m->ext.ext.next = &m->quant.ext;
     }
     m->io.lse = s->no_lse ? NULL : tensor(m, 5, m->lse, 2, heads, tokens, 0, tokens, 1);

@@ -5,6 +5,7 @@
 #define STEP_MLA_FIXTURE_H
 
 #include <attn/api.h>
+#include <attn/draft/index_lists.h>
 #include <stdbool.h>
 
 #include "support/tensor.h"
@@ -22,6 +23,8 @@ struct setting {
     int32_t heads, padded;
     int32_t chunk; /* context_workspace_tokens */
     int32_t topk;  /* sparse */
+    bool lists;    /* the top k as lists, ... */
+    bool lengths;  /* ... which have lengths */
     bool split;    /* w_uk and w_uv instead of kv_b_proj */
     bool int8;     /* such w_uk and w_uv, which the test brings */
     bool apart;    /* q_nope and q_pe in tensors of their own */
@@ -67,6 +70,9 @@ struct mla {
     struct attn_batch batch;
     struct shaped tensors[8];
     struct attn_io_mla ext;
+    struct attn_index_lists lists;
+    struct attn_io_index_lists lists_io;
+    int32_t list_lengths[MAX_REQS * 40];
     struct attn_io_output_quant quant;
     float sinks[MAX_HEADS];
     struct attn_step_io io;

@@ -530,6 +530,61 @@ TEST(test_bad_topk)
     mla_destroy(m);
 }
 
+/* Plain lists are a layer's top k for every backend that has one, others for those that declare
+ * them. */
+TEST(test_lists)
+{
+    static const struct {
+        struct setting s;
+        const char *field; /* that the refusal names; NULL: it is served */
+    } all[] = {
+        {{"cpu_ref", .heads = 6, .topk = 8, .lists = true}, NULL},
+        {{"cpu_ref", .heads = 6, .topk = 8, .lists = true, .lengths = true}, NULL},
+        {{"cpu_ref", .heads = 6, .topk = 8, .lists = true, .lengths = true, .window = 7}, NULL},
+        {{"cpu_simd", .heads = 6, .topk = 8, .lists = true}, NULL},
+        {{"cpu_simd", .heads = 6, .topk = 8, .lists = true, .lengths = true}, "attn_index_lists"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct setting s = all[i].s;
+        if (!CPU_SIMD && strcmp(s.backend, "cpu_simd") == 0) {
+            continue;
+        }
+        s.num_reqs = 3;
+        memcpy(s.queries, (const int32_t[]){1, 6, 12}, 3 * sizeof *s.queries);
+        memcpy(s.lens, (const int32_t[]){30, 41, 60}, 3 * sizeof *s.lens);
+        if (all[i].field == NULL) {
+            check(&s, false);
+            continue;
+        }
+        struct mla m = {.s = &s};
+        const struct attn_reason wanted = {sizeof wanted, NULL, all[i].field,
+                                           "keys chosen by lists", "not declared"};
+        open_core(&m);
+        describe(&m);
+        assert_true(client_refuses(m.api, m.runtime, &m.layer, ATTN_PHASE_PREFILL, s.backend,
+                                   &wanted) >= 1);
+        m.api->runtime_destroy(m.runtime);
+    }
+}
+
+TEST(test_bad_lists)
+{
+    const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 4,       .lists = true,
+                              .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
+    struct mla *m = mla_create(&s);
+    step(m);
+    m->ext.topk_indices = m->topk[0];
+    refuse(m, "topk_indices");
+    m->ext.topk_indices = NULL;
+    m->lists_io.token_stride = 3;
+    refuse(m, "token_stride");
+    m->lists_io.token_stride = 8;
+    m->topk[1][1] = m->topk[1][0] = 2;
+    refuse(m, "indices");
+    m->ext.ext.next = NULL;
+    refuse(m, "attn_io_index_lists");
+    mla_destroy(m);
+}
+
 TEST(test_bad_weights)
 {
     const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};

@@ -30,9 +30,9 @@
 
 #define ATTN_LAYER_DRAFT_INDEXER 5 /* a further enum attn_layer_kind */
 
-#define ATTN_EXT_DRAFT_INDEXER_DESC 0x810u /* struct attn_indexer_desc, of a layer */
-#define ATTN_EXT_DRAFT_IO_INDEXER 0x811u   /* struct attn_io_indexer, of a run */
-#define ATTN_EXT_DRAFT_INDEXER_CAPS 0x812u /* struct attn_indexer_caps, of a backend */
+#define ATTN_EXT_DRAFT_INDEXER_DESC 0x806u /* struct attn_indexer_desc, of a layer */
+#define ATTN_EXT_DRAFT_IO_INDEXER 0x807u   /* struct attn_io_indexer, of a run */
+#define ATTN_EXT_DRAFT_INDEXER_CAPS 0x808u /* struct attn_indexer_caps, of a backend */
 
 enum attn_indexer_activation { ATTN_INDEXER_IDENTITY = 0, ATTN_INDEXER_RELU = 1 };
 
