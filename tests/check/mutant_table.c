@@ -21,7 +21,7 @@ static attn_status judge(const struct mutant *mutant, const void *given, size_t 
         return ATTN_ERROR_STRUCT_SIZE;
     }
     return mutant->structs == STRUCTS_EXTENSION_REFUSED && header->next != NULL &&
-                   header->next->id > ATTN_EXT_DRAFT_INDEXER_CAPS
+                   header->next->id > ATTN_EXT_DRAFT_INDEX_LISTS_CAPS
                ? ATTN_ERROR_EXTENSION
                : ATTN_OK;
 }
@@ -32,7 +32,7 @@ static void tidy(void *copy, size_t size)
 {
     struct struct_header *header = copy;
     header->struct_size = size;
-    if (header->next != NULL && header->next->id > ATTN_EXT_DRAFT_INDEXER_CAPS) {
+    if (header->next != NULL && header->next->id > ATTN_EXT_DRAFT_INDEX_LISTS_CAPS) {
         header->next = header->next->next;
     }
 }

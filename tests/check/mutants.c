@@ -9,9 +9,9 @@
 static const struct mutant *mutant_at(int32_t index)
 {
     static const struct mutant_list *const lists[] = {
-        &attend_mutants, &term_mutants, &quantized_mutants, &kernel_mutants,
-        &mla_mutants,    &gdn_mutants,  &index_mutants,     &output_mutants,
-        &shared_mutants, &call_mutants, &block_mutants};
+        &attend_mutants, &term_mutants,   &quantized_mutants, &kernel_mutants,
+        &mla_mutants,    &gdn_mutants,    &index_mutants,     &list_mutants,
+        &output_mutants, &shared_mutants, &call_mutants,      &block_mutants};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (index < lists[i]->count) {
             return &lists[i]->mutants[index];

@@ -5,6 +5,7 @@
 #ifndef CHECK_MUTANTS_H
 #define CHECK_MUTANTS_H
 
+#include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
@@ -32,6 +33,9 @@ struct mutable_args {
     int32_t table[MAX_TABLE];
     struct attn_io_mla io_mla;
     struct attn_indexer_desc indexer;
+    struct attn_index_lists lists;
+    struct attn_io_index_lists io_lists;
+    int32_t lengths[MAX_TABLE];
 };
 
 /* What the plan's memory of a mutant keeps. */
@@ -117,7 +121,7 @@ struct mutant_list {
     int32_t count;
 };
 extern const struct mutant_list attend_mutants, block_mutants, call_mutants, gdn_mutants,
-    index_mutants, kernel_mutants, mla_mutants, output_mutants, quantized_mutants, shared_mutants,
-    term_mutants;
+    index_mutants, kernel_mutants, list_mutants, mla_mutants, output_mutants, quantized_mutants,
+    shared_mutants, term_mutants;
 
 #endif

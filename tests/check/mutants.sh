@@ -17,6 +17,7 @@ cases_of() {
         echo --full attend.prefill.bf16.fp8_e4m3.d224x224.h9-3.b16.hnd.causal_overridden+query204.s2101.r0.n0.f0.w0.l1.q0.plain
         ;;
     mutant_threads_share) echo --quick two_threads ;;
+    mutant_list_*) echo --quick 'attend_lists*' ;;
     mutant_rule_*) echo --quick 'recurrent*' ;;
     mutant_index_*) echo --quick 'index.*' ;;
     mutant_gdn_*) echo --quick 'gated_delta*' ;;

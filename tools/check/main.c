@@ -25,6 +25,7 @@
 #include "harness/watch.h"
 #include "harness/worker.h"
 #include "cases/attend.h"
+#include "cases/lists.h"
 #include "cases/output.h"
 #include "host/conformance.h"
 #include "util/hash.h"
@@ -34,6 +35,8 @@
 #define FULL_ENGINE_CASES 900
 #define QUICK_OUTPUT_CASES 7 /* of each form; a way in turn */
 #define FULL_OUTPUT_CASES 140
+#define QUICK_LIST_CASES 3 /* for each form, the last through the core; a way in turn */
+#define FULL_LIST_CASES 60
 
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
@@ -206,7 +209,11 @@ static void try_attend(struct run *run, const struct attend_case *c, int32_t way
 {
     char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 80], form[64];
     case_name(&run->space, c, name, sizeof name);
-    if (c->output.form == ATTN_OUTPUT_PLAIN) {
+    if (c->lists.granularity > 0) {
+        case_lists_name(&c->lists, form, sizeof form);
+        snprintf(full_name, sizeof full_name, "attend_%s%s.%s", form, name + strlen("attend"),
+                 trial_way_names[way]);
+    } else if (c->output.form == ATTN_OUTPUT_PLAIN) {
         snprintf(full_name, sizeof full_name, "%s.%s", name, trial_way_names[way]);
     } else {
         case_output_name(&c->output, form, sizeof form);
@@ -287,6 +294,60 @@ static bool run_outputs(struct run *run)
             if (case_output_fits(&run->space, &cases[c], &case_outputs[i])) {
                 try_attend(run, &cases[c], declared ? way : TRIAL_PLAIN);
             }
+        }
+        free(cases);
+    }
+    return true;
+}
+
+static void try_engine(struct run *run, const struct case_space *space, const struct attend_case *c,
+                       int32_t way)
+{
+    char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 80], form[64] = "";
+    case_name(space, c, name, sizeof name);
+    if (c->lists.granularity > 0) {
+        form[0] = '_';
+        case_lists_name(&c->lists, form + 1, sizeof form - 1);
+    }
+    snprintf(full_name, sizeof full_name, "engine%s%s.%s", form, name + strlen("attend"),
+             engine_way_names[way]);
+    if (wanted(run, full_name)) {
+        record(
+            run, full_name,
+            engine_trial(&run->trial, run->core, space, c, seed_of(run->options, full_name), way));
+    }
+}
+
+/* Attends over lists of keys: random cases of each form that is declared. */
+static bool run_lists(struct run *run)
+{
+    const struct options *options = run->options;
+    const int32_t wanted_cases = options->full ? FULL_LIST_CASES : QUICK_LIST_CASES;
+    int32_t way = 0;
+    for (int32_t i = 0; i < CASE_LISTS; i++) {
+        const struct case_lists lists = case_lists_at(i);
+        struct attend_case *cases = NULL;
+        int32_t num_cases = 0;
+        if (!case_lists_declared(&run->space.caps, &lists, false)) {
+            continue;
+        }
+        if (!case_space_draw(&run->space, options->seed + (uint64_t)(CASE_OUTPUTS + i),
+                             2 * wanted_cases, &cases, &num_cases)) {
+            return false;
+        }
+        for (int32_t c = 0, taken = 0; c < num_cases && taken < wanted_cases; c++) {
+            int32_t shape = case_value(&run->space, &cases[c], FACTOR_SHAPE).a;
+            if (shape >= SHAPE_CROSS) {
+                continue;
+            }
+            cases[c].lists = lists;
+            if (++taken % QUICK_LIST_CASES == 0) {
+                try_engine(run, &run->space, &cases[c], i % ENGINE_WAY_COUNT);
+                continue;
+            }
+            way = (way + 1) % TRIAL_WAY_COUNT;
+            bool declared = trial_way_declared(&run->trial.tested->caps, shape, way);
+            try_attend(run, &cases[c], declared ? way : TRIAL_PLAIN);
         }
         free(cases);
     }
@@ -410,16 +471,7 @@ static bool run_engines(struct run *run)
     bool ok = engine_space_init(&space, &run->trial.tested->caps, &service) &&
               case_space_draw(&space, run->options->seed, wanted_cases, &cases, &num_cases);
     for (int32_t i = 0; i < num_cases && ok; i++) {
-        char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 40];
-        int32_t way = i % ENGINE_WAY_COUNT;
-        case_name(&space, &cases[i], name, sizeof name);
-        snprintf(full_name, sizeof full_name, "engine%s.%s", name + strlen("attend"),
-                 engine_way_names[way]);
-        if (wanted(run, full_name)) {
-            record(run, full_name,
-                   engine_trial(&run->trial, run->core, &space, &cases[i],
-                                seed_of(run->options, full_name), way));
-        }
+        try_engine(run, &space, &cases[i], i % ENGINE_WAY_COUNT);
     }
     if (ok) {
         const struct kernel_sink sink = {run, &run->trial.tested->caps, &space, try_case};
@@ -486,7 +538,7 @@ static int run_suite(struct run *run)
     try_case(run, "conduct.create", run_conduct, NULL);
     run_kernels(run);
     run_attends(run);
-    bool drawn = run_outputs(run) && run_engines(run);
+    bool drawn = run_outputs(run) && run_lists(run) && run_engines(run);
     run_core_cases(run);
     if (!drawn) {
         snprintf(error.message, sizeof error.message, "no memory for the cases");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/declared.h"
 
+#include <attn/draft/index_lists.h>
 #include <attn/draft/recurrent.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -134,6 +135,34 @@ static struct json *recurrent_json(const struct attn_backend_caps *caps)
     return names;
 }
 
+/* What a backend takes of lists of keys; `attend` and `attend_mla_sparse` say where. */
+static struct json *lists_json(const struct attn_backend_caps *caps)
+{
+    static const struct attn_index_lists_caps no_lists;
+    const struct attn_index_lists_caps *l = extension_of(caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS);
+    l = l != NULL ? l : &no_lists;
+    const struct {
+        const char *name;
+        uint32_t declared;
+    } all[] = {{"attend", (uint32_t)l->attend},
+               {"attend_mla_sparse", (uint32_t)l->attend_mla_sparse},
+               {"granularity_1", l->granularities & 1},
+               {"granularity_4", l->granularities & 4},
+               {"granularity_64", l->granularities & 64},
+               {"granularity_128", l->granularities & 128},
+               {"shared", l->groups >> ATTN_LISTS_SHARED & 1},
+               {"per_kv_head", l->groups >> ATTN_LISTS_PER_KV_HEAD & 1},
+               {"per_q_head", l->groups >> ATTN_LISTS_PER_Q_HEAD & 1},
+               {"physical_slots", (uint32_t)l->physical_slots}};
+    struct json *names = json_array();
+    for (int32_t i = 0; i < COUNT(all); i++) {
+        if (all[i].declared) {
+            json_push(names, json_string(all[i].name));
+        }
+    }
+    return names;
+}
+
 struct json *declared_json(const struct attn_backend_caps *caps)
 {
     struct json *root = json_object();
@@ -148,6 +177,7 @@ struct json *declared_json(const struct attn_backend_caps *caps)
         }
     }
     json_add(root, "recurrent", recurrent_json(caps));
+    json_add(root, "index_lists", lists_json(caps));
     struct json *head_sizes = json_add(root, "head_sizes", json_array());
     for (int32_t i = 0; i < caps->num_head_sizes; i++) {
         struct json *pair = json_object();

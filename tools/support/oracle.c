@@ -30,6 +30,9 @@ int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t ke
     if (r->tree && own >= 0 && r->tree[query * r->num_queries + own] == -INFINITY) {
         visible = 0;
     }
+    if (r->listed && !r->listed[query * r->num_keys + key]) {
+        visible = 0;
+    }
     return visible;
 }
 

@@ -28,6 +28,8 @@ struct oracle_request {
     int64_t span_window;
     /* [num_queries, num_queries] added to the score between the step's own tokens, -inf hides */
     const double *tree;
+    /* [num_queries, num_keys]: 0 hides the key from the query; NULL: nothing is hidden so */
+    const uint8_t *listed;
     double (*round_weight)(double); /* weights relative to the row's maximum; NULL: as they are */
     double *out;                    /* [num_queries, Hq, Dv] */
     double *lse;                    /* [num_queries, Hq] */

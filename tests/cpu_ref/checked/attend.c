@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend, attend_mla and attend_mla_sparse against softmax(q k^T) v from its definition
  * (support/oracle.h), a request and KV head at a time. Keys that no query sees are not read. */
+#include <attn/draft/index_lists.h>
 #include <attn/mla.h>
 #include <math.h>
 #include <string.h>
@@ -17,8 +18,10 @@
 /* One request of a call: rows first .. first + mask.num_queries - 1, and who sees whom there. */
 struct checked_request {
     const struct attn_attend_args *args;
-    const struct attn_mla_desc *mla; /* NULL: attend */
-    const struct attn_io_mla *io;    /* parts of q, lists of keys; may be NULL */
+    const struct attn_mla_desc *mla;      /* NULL: attend */
+    const struct attn_io_mla *io;         /* parts of q, lists of keys; may be NULL */
+    const struct attn_index_lists *lists; /* or NULL */
+    const struct attn_io_index_lists *given;
     int32_t request;
     int64_t first, first_key; /* first_key: of contiguous keys */
     int32_t dims, dims_v;
@@ -86,6 +89,8 @@ static struct checked_request checked_request_of(const struct attn_attend_args *
                    ? (const struct attn_mla_desc *)extension(layer->next, ATTN_EXT_MLA_DESC)
                    : NULL,
         .io = (const struct attn_io_mla *)extension(args->next, ATTN_EXT_IO_MLA),
+        .lists = (const void *)extension(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS),
+        .given = (const void *)extension(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS),
         .request = r,
         .first = batch->query_start_loc[r],
         .first_key = keys[r],
@@ -203,23 +208,28 @@ static attn_status compare(const struct checked_request *s, int64_t row, int32_t
                : checked_wrong(error, "lse", row, head, 0, found_lse, lse);
 }
 
-/* What all query heads of a KV head share: sinks, slopes and static keys. */
-static void bind_head(const struct checked_request *s, int32_t head, int32_t group,
-                      struct oracle_request *o)
+/* Query heads of a KV head that see the same keys. */
+struct checked_heads {
+    int32_t kv_head, first, count;
+};
+
+/* What they share: sinks, slopes and static keys. */
+static void bind_heads(const struct checked_request *s, const struct checked_heads *heads,
+                       struct oracle_request *o)
 {
     const struct attn_layer_params *p = s->args->params;
-    double *sinks = checked_memory(group), *slopes = checked_memory(group);
+    double *sinks = checked_memory(heads->count), *slopes = checked_memory(heads->count);
     double *sink_k = checked_memory(o->num_sink_keys * s->dims);
     double *sink_v = checked_memory(o->num_sink_keys * s->dims_v);
-    for (int32_t h = 0; h < group; h++) {
-        sinks[h] = s->args->layer->has_sinks ? p->sinks[head * group + h] : 0;
-        slopes[h] = o->alibi ? p->alibi_slopes[head * group + h] : 0;
+    for (int32_t h = 0; h < heads->count; h++) {
+        sinks[h] = s->args->layer->has_sinks ? p->sinks[heads->first + h] : 0;
+        slopes[h] = o->alibi ? p->alibi_slopes[heads->first + h] : 0;
     }
     for (int64_t i = 0; i < o->num_sink_keys; i++) {
-        tensor_load(p->sink_k, i, head, 0, s->dims, sink_k + i * s->dims);
-        tensor_load(p->sink_v, i, head, 0, s->dims_v, sink_v + i * s->dims_v);
+        tensor_load(p->sink_k, i, heads->kv_head, 0, s->dims, sink_k + i * s->dims);
+        tensor_load(p->sink_v, i, heads->kv_head, 0, s->dims_v, sink_v + i * s->dims_v);
     }
-    o->num_q_heads = group;
+    o->num_q_heads = heads->count;
     o->num_kv_heads = 1;
     o->head_size = s->dims;
     o->head_size_v = s->dims_v;
@@ -231,15 +241,15 @@ static void bind_head(const struct checked_request *s, int32_t head, int32_t gro
 
 /* Queries first .. first + o->num_queries - 1 of the request, whose keys are loaded. */
 static attn_status verify(const struct checked_request *s, struct oracle_request *o, int64_t first,
-                          int32_t head, struct attn_error *error)
+                          const struct checked_heads *heads, struct attn_error *error)
 {
-    int32_t group = o->num_q_heads;
+    int32_t group = heads->count;
     int64_t rows = o->num_queries * group;
     double *q = checked_memory(rows * s->dims);
     attn_status status = ATTN_OK;
     for (int64_t i = 0; i < rows; i++) {
-        load_query(s, s->first + first + i / group, head * group + (int32_t)(i % group), head,
-                   q + i * s->dims);
+        load_query(s, s->first + first + i / group, heads->first + (int32_t)(i % group),
+                   heads->kv_head, q + i * s->dims);
     }
     o->q = q;
     o->out = checked_memory(rows * s->dims_v);
@@ -248,17 +258,53 @@ static attn_status verify(const struct checked_request *s, struct oracle_request
     for (int64_t i = 0; i < rows && status == ATTN_OK; i++) {
         int64_t row = s->first + first + i / group;
         if (is_written(s->args, row)) {
-            status = compare(s, row, head * group + (int32_t)(i % group), o->out + i * s->dims_v,
+            status = compare(s, row, heads->first + (int32_t)(i % group), o->out + i * s->dims_v,
                              o->lse[i], error);
         }
     }
     return status;
 }
 
-static attn_status verify_dense(const struct checked_request *s, int32_t head, int32_t group,
+/* Which keys the lists of these heads have, for each query. */
+static const uint8_t *mask_of_lists(const struct checked_request *s,
+                                    const struct checked_heads *heads)
+{
+    const struct attn_batch *batch = s->args->batch;
+    const int64_t keys = s->mask.num_keys, all = s->mask.num_queries * keys;
+    const int32_t head[] = {[ATTN_LISTS_SHARED] = 0,
+                            [ATTN_LISTS_PER_KV_HEAD] = heads->kv_head,
+                            [ATTN_LISTS_PER_Q_HEAD] = heads->first};
+    uint8_t *listed = (uint8_t *)checked_memory(all / (int64_t)sizeof(double) + 1);
+    if (s->lists == NULL) {
+        return NULL;
+    }
+    const int32_t group = head[s->lists->groups];
+    const int64_t row = batch->block_table_row ? batch->block_table_row[s->request] : s->request;
+    const int32_t *blocks = batch->block_table + row * batch->block_table_stride;
+    const int64_t size = s->args->k_cache->block_size;
+    for (int64_t q = 0; q < s->mask.num_queries; q++) {
+        const struct attn_io_index_lists *io = s->given;
+        const int32_t *list =
+            io->indices + (s->first + q) * io->token_stride + group * io->group_stride;
+        int32_t count = io->lengths ? io->lengths[(s->first + q) * io->length_stride + group]
+                                    : s->lists->max_entries;
+        for (int64_t j = 0; j < keys; j++) {
+            int64_t at = s->lists->physical_slots ? blocks[j / size] * size + j % size : j;
+            for (int32_t i = 0; i < count; i++) {
+                listed[q * keys + j] |=
+                    list[i] >= 0 && at >= 0 && list[i] == at / s->lists->granularity;
+            }
+        }
+    }
+    return listed;
+}
+
+static attn_status verify_dense(const struct checked_request *s, const struct checked_heads *heads,
                                 struct attn_error *error)
 {
     struct oracle_request o = s->mask;
+    const int32_t head = heads->kv_head;
+    o.listed = mask_of_lists(s, heads);
     double *k = checked_memory(o.num_keys * s->dims), *v = checked_memory(o.num_keys * s->dims_v);
     for (int64_t j = 0; j < o.num_keys; j++) {
         bool seen = false;
@@ -271,14 +317,15 @@ static attn_status verify_dense(const struct checked_request *s, int32_t head, i
     }
     o.k = k;
     o.v = v;
-    bind_head(s, head, group, &o);
-    return verify(s, &o, 0, head, error);
+    bind_heads(s, heads, &o);
+    return verify(s, &o, 0, heads, error);
 }
 
 /* A query's list: what is hidden or out of range leaves, then all that is left is seen. */
-static attn_status verify_list(const struct checked_request *s, int64_t query, int32_t heads,
+static attn_status verify_list(const struct checked_request *s, int64_t query, int32_t num_heads,
                                struct attn_error *error)
 {
+    const struct checked_heads heads = {0, 0, num_heads};
     const int32_t *list = s->io->topk_indices + (s->first + query) * s->io->topk_stride;
     struct oracle_request o = {.num_queries = 1,
                                .scale = s->mask.scale,
@@ -297,23 +344,29 @@ static attn_status verify_list(const struct checked_request *s, int64_t query, i
     }
     o.k = k;
     o.v = v;
-    bind_head(s, 0, heads, &o);
-    return verify(s, &o, query, 0, error);
+    bind_heads(s, &heads, &o);
+    return verify(s, &o, query, &heads, error);
 }
 
 static attn_status check(const struct attn_attend_args *args, bool sparse, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    int32_t group = layer->num_q_heads / layer->num_kv_heads;
+    const struct attn_index_lists *lists =
+        (const void *)extension(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
+    const int32_t group = layer->num_q_heads / layer->num_kv_heads;
+    const int32_t count = lists && lists->groups == ATTN_LISTS_PER_Q_HEAD ? 1 : group;
+    const bool topk = sparse && lists == NULL;
     attn_status status = ATTN_OK;
     checked_begin();
     for (int32_t r = 0; r < args->batch->num_reqs; r++) {
-        int64_t parts = sparse ? queries_of(args, r) : layer->num_kv_heads;
+        int64_t parts = topk ? queries_of(args, r) : layer->num_q_heads / count;
         for (int64_t i = 0; i < parts && queries_of(args, r) > 0 && status == ATTN_OK; i++) {
             checked_clear();
             struct checked_request s = checked_request_of(args, r);
-            status = sparse ? verify_list(&s, i, layer->num_q_heads, error)
-                            : verify_dense(&s, (int32_t)i, group, error);
+            const int32_t first = (int32_t)i * count;
+            const struct checked_heads heads = {first / group, first, count};
+            status = topk ? verify_list(&s, i, layer->num_q_heads, error)
+                          : verify_dense(&s, &heads, error);
         }
     }
     checked_end();

@@ -240,5 +240,11 @@ void problem_bind(const struct problem *p, struct binding *b, uint8_t *base, uin
         b->attend.k_cache = &b->k_cache;
         b->attend.v_cache = &b->v_cache;
     }
+    if (p->lists.granularity > 0) {
+        lists_bind(&p->lists, &p->lists_shape, (const int32_t *)(base + p->at.indices),
+                   (const int32_t *)(base + p->at.list_lengths), &b->lists);
+        b->layer.next = &b->lists.layer.ext;
+        b->attend.next = &b->lists.io.ext;
+    }
     bind_writes(p, b, base);
 }

@@ -116,8 +116,16 @@ struct case_output {
     int32_t pow2, column_major;
 };
 
+/* Which keys a query may see, of attends over lists. */
+struct case_lists {
+    int32_t granularity; /* 0: no lists */
+    int32_t groups;      /* enum attn_list_groups */
+    int32_t physical_slots, has_lengths;
+};
+
 struct attend_case {
     int32_t index[FACTOR_COUNT];
+    struct case_lists lists;   /* nor are these a factor */
     struct case_output output; /* no factor: the covering array is of attends that write numbers */
 };
 

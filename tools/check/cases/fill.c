@@ -345,6 +345,24 @@ static void fill_keys(struct problem *p, uint64_t *random)
     fill_rows(base + p->at.sink_v, dtype, 0, sink_len, hk * dv, hk * dv, random);
 }
 
+/* Every token's lists, of its own request. */
+static void fill_lists(struct problem *p, uint64_t *random)
+{
+    uint8_t *base = p->image.bytes;
+    const int32_t *row = (const int32_t *)(base + p->at.block_table_row);
+    int64_t first = p->first_row;
+    for (int32_t r = 0; r < p->num_reqs && p->lists.granularity > 0; r++) {
+        const struct listed_request request = {p->requests[r].seq_len, p->v[FACTOR_BLOCK_SIZE].a,
+                                               (const int32_t *)(base + p->at.block_table) +
+                                                   row[r] * p->table_stride,
+                                               p->num_blocks * p->v[FACTOR_BLOCK_SIZE].a};
+        lists_fill(&p->lists, &p->lists_shape, &request, first, first + p->requests[r].query_len,
+                   (int32_t *)(base + p->at.indices), (int32_t *)(base + p->at.list_lengths),
+                   random);
+        first += p->requests[r].query_len;
+    }
+}
+
 void problem_fill(struct problem *p, uint64_t *random)
 {
     fill_lengths(p, random);
@@ -361,4 +379,5 @@ void problem_fill(struct problem *p, uint64_t *random)
     plant_ties(p);
     plant_nans(p, random);
     enlarge_values(p);
+    fill_lists(p, random);
 }

@@ -180,6 +180,22 @@ static void add_arrays(struct problem *p)
     at->tree = image_add(im, "tree", p->v[FACTOR_TREE].a ? tree : 0, 256, false);
 }
 
+static void add_lists(struct problem *p)
+{
+    const size_t tokens = (size_t)p->num_tokens;
+    if (p->lists.granularity == 0) {
+        return;
+    }
+    p->lists_shape =
+        lists_shape(&p->space->caps, &p->lists, p->v[FACTOR_HEADS].a, p->v[FACTOR_HEADS].b);
+    p->at.indices =
+        image_add(&p->image, "indices",
+                  tokens * (size_t)p->lists_shape.token_stride * sizeof(int32_t), 256, false);
+    p->at.list_lengths =
+        image_add(&p->image, "lengths of lists",
+                  tokens * (size_t)p->lists_shape.per_token * sizeof(int32_t), 256, false);
+}
+
 bool problem_init(struct problem *p, const struct case_space *space,
                   const struct attend_case *attend_case, uint64_t seed)
 {
@@ -190,6 +206,7 @@ bool problem_init(struct problem *p, const struct case_space *space,
         p->v[i] = case_value(space, attend_case, i);
     }
     p->output = attend_case->output;
+    p->lists = attend_case->lists;
     int32_t shape = p->v[FACTOR_SHAPE].a;
     p->paged = shape_is_paged(shape);
     p->phase = case_phase(p->v);
@@ -199,6 +216,7 @@ bool problem_init(struct problem *p, const struct case_space *space,
     add_tensors(p);
     add_arrays(p);
     output_add(p);
+    add_lists(p);
     if (p->image.failed) {
         image_finish(&p->image);
         return false;

@@ -5,7 +5,7 @@
 
 #include <attn/kernels.h>
 
-#include "cases/cases.h"
+#include "cases/lists.h"
 #include "harness/image.h"
 
 #define PROBLEM_MAX_REQS 16
@@ -31,12 +31,15 @@ struct problem_buffers {
     size_t q_scale, k_scale, v_scale, p_scale, signs_k, signs_v, channel_scale;
     size_t spans, span_start_loc, tree;
     size_t codes, code_scales, code_scale;
+    size_t indices, list_lengths;
 };
 
 struct problem {
     const struct case_space *space;
     struct factor_value v[FACTOR_COUNT];
     struct case_output output;
+    struct case_lists lists;
+    struct lists_shape lists_shape;
     struct image image;
     struct problem_buffers at;
     struct request requests[PROBLEM_MAX_REQS];
@@ -73,6 +76,7 @@ struct binding {
     struct attn_tensor q, k, v, out, lse, sink_k, sink_v, context_k, context_v;
     int64_t shapes[9][3], strides[9][3];
     struct output_binding output;
+    struct lists_binding lists;
     struct attn_attend_args attend;
     struct attn_write_kv_args write;
     struct attn_write_kv_args write_context;

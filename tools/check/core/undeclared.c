@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <attn/draft/index_lists.h>
+
 #include "common/names.h"
 #include "core/core_cases.h"
 #include "cases/cases.h"
@@ -249,6 +251,18 @@ static void try_dtypes(const struct core_sink *sink, const struct attn_layer_des
     }
 }
 
+static void try_lists(const struct core_sink *sink, const struct attn_layer_desc *base)
+{
+    const struct attn_index_lists lists = {
+        .ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL}, .max_entries = 64};
+    struct undeclared u = {.layer = *base, .field = "attn_index_lists"};
+    u.layer.next = &lists.ext;
+    if (backend_extension(sink->cases->caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS,
+                          sizeof(struct attn_index_lists_caps)) == NULL) {
+        try_layer(sink, "index_lists", &u);
+    }
+}
+
 void undeclared_cases(const struct core_sink *sink)
 {
     struct factor_value v[FACTOR_COUNT];
@@ -267,6 +281,7 @@ void undeclared_cases(const struct core_sink *sink)
     base.k_scale_form = base.v_scale_form = ATTN_SCALE_NONE;
     try_numbers(sink, &base);
     try_dtypes(sink, &base);
+    try_lists(sink, &base);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         try_row(sink, &base, &rows[i]);
     }

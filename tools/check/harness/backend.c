@@ -92,12 +92,13 @@ static void take_extensions(struct backend *backend, const struct attn_backend_c
 {
     const struct {
         uint32_t id;
-        struct attn_ext *copy;
         size_t size;
-    } known[] = {{ATTN_EXT_DRAFT_INDEXER_CAPS, &backend->indexer.ext, sizeof backend->indexer},
-                 {ATTN_EXT_DRAFT_RECURRENT_CAPS, &backend->rule.ext, sizeof backend->rule},
-                 {ATTN_EXT_CAPS_MLA, &backend->mla.ext, sizeof backend->mla},
-                 {ATTN_EXT_CAPS_RECURRENT, &backend->gdn.ext, sizeof backend->gdn}};
+        struct attn_ext *copy;
+    } known[] = {{ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, sizeof backend->lists, &backend->lists.ext},
+                 {ATTN_EXT_DRAFT_INDEXER_CAPS, sizeof backend->indexer, &backend->indexer.ext},
+                 {ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof backend->rule, &backend->rule.ext},
+                 {ATTN_EXT_CAPS_MLA, sizeof backend->mla, &backend->mla.ext},
+                 {ATTN_EXT_CAPS_RECURRENT, sizeof backend->gdn, &backend->gdn.ext}};
     backend->caps.next = NULL;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const struct attn_ext *ext = backend_extension(caps, known[i].id, known[i].size);

@@ -12,6 +12,7 @@
 #include "support/random.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
+#include "cases/lists.h"
 #include "cases/kernel_test.h"
 #include "cases/problem_copy.h"
 #include "harness/planned.h"
@@ -47,15 +48,17 @@ struct mla_variant {
     uint64_t term; /* 0 or one of mla_terms */
     bool nan;      /* in each request's last row, which only its last query sees */
     bool invariant;
+    struct case_lists lists; /* in place of a sparse layer's top k */
 };
 
 struct mla_case {
     struct mla_variant v;
+    struct lists_shape shape;
     int32_t lens[REQS], starts[REQS + 1];
     int32_t num_tokens;
     int32_t row; /* elements of a latent row */
     size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots,
-        topk, tree, sinks;
+        topk, list_lengths, tree, sinks;
     int32_t num_context;
     int32_t part; /* the request that runs alone; -1: all of them */
 };
@@ -76,6 +79,7 @@ struct mla_step {
     struct attn_batch batch;
     struct attn_kv_view view;
     struct attn_io_mla io;
+    struct lists_binding lists;
     struct case_tensor q, q_nope, q_pe, rows, kv_c, k_pe, context, out, lse;
     struct attn_attend_args attend;
     struct attn_write_kv_args write;
@@ -120,6 +124,12 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                  .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
                                  .needs_lse = 1};
     layer_set_mla(&s->layer, &s->mla);
+    if (c->v.lists.granularity > 0) {
+        lists_bind(&c->v.lists, &c->shape, (const int32_t *)(base + c->topk),
+                   (const int32_t *)(base + c->list_lengths), &s->lists);
+        s->mla.topk = c->shape.entries;
+        s->mla.ext.next = &s->lists.layer.ext;
+    }
     s->layer.head_size_v = c->v.n.rank; /* the kernels' outputs are latent */
     s->layer.scale = (float)(1 / sqrt(192));
     describe_term(&s->layer, c->v.term);
@@ -190,7 +200,9 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct backe
         s->io.kv_c = part(&s->kv_c, c, base + c->rows, device, 0, 0, c->v.n.rank);
         s->io.k_pe = part(&s->k_pe, c, base + c->rows, device, 0, c->v.n.rank, c->v.n.rope);
     }
-    if (c->v.sparse) {
+    if (c->v.lists.granularity > 0) {
+        s->io.ext.next = &s->lists.io.ext;
+    } else if (c->v.sparse) {
         s->io.topk_indices = (const int32_t *)(base + c->topk);
         s->io.topk_stride = c->v.n.topk;
     }
@@ -307,7 +319,12 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
                 *slots++ = slot;
             }
         }
-        for (int32_t i = 0; i < c->v.query_len * c->v.n.topk; i++) { /* -1 and past the end: none */
+        const struct listed_request request = {c->lens[r], BLOCK, table + r * TABLE,
+                                               BLOCKS * BLOCK};
+        lists_fill(&c->v.lists, &c->shape, &request, c->starts[r], c->starts[r + 1], topk,
+                   (int32_t *)(base + c->list_lengths), random);
+        const int32_t ranked = c->v.lists.granularity > 0 ? 0 : c->v.query_len * c->v.n.topk;
+        for (int32_t i = 0; i < ranked; i++) { /* -1 and past the end: none */
             int32_t pick = random_below(random, c->lens[r] + 20);
             topk[c->starts[r] * c->v.n.topk + i] = random_below(random, 9) ? pick : -1;
         }
@@ -372,6 +389,7 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     struct kernel_test test;
     size_t e = number_bytes(c.v.dtype);
     c.row = c.v.n.rank + c.v.n.rope;
+    c.shape = lists_shape(&trial->tested->caps, &c.v.lists, c.v.n.heads, 1);
     kernel_test_init(&test, trial);
     draw_lengths(&c, &seed);
     c.q = kernel_test_add(&test, "q", (size_t)(c.num_tokens * c.v.n.heads * c.row) * e, false);
@@ -389,8 +407,10 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     c.slots = kernel_test_add(&test, "slot_mapping", MAX_TOKENS * sizeof(int64_t), false);
     c.context_slots = kernel_test_add(&test, "slots of earlier steps",
                                       (size_t)c.num_context * sizeof(int64_t), false);
-    c.topk =
-        kernel_test_add(&test, "topk_indices", MAX_TOKENS * c.v.n.topk * sizeof(int32_t), false);
+    const size_t row = (size_t)(c.v.n.topk + c.shape.token_stride);
+    c.topk = kernel_test_add(&test, "topk_indices", MAX_TOKENS * row * sizeof(int32_t), false);
+    c.list_lengths = kernel_test_add(
+        &test, "lengths of lists", MAX_TOKENS * (size_t)c.shape.per_token * sizeof(int32_t), false);
     c.tree = kernel_test_add(&test, "tree", REQS * TREE_ROW * TREE_ROW * sizeof(float), false);
     c.sinks = kernel_test_add(&test, "sinks", (size_t)c.v.n.heads * sizeof(float), false);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
@@ -459,7 +479,7 @@ static bool served(const struct attn_backend_caps *caps, const struct mla_varian
 
 static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
 {
-    char name[128];
+    char name[192], lists[64];
     const char *term = "";
     for (size_t i = 0; i < sizeof mla_terms / sizeof *mla_terms; i++) {
         term = mla_terms[i].term == v->term ? mla_terms[i].name : term;
@@ -470,11 +490,12 @@ static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
     int length = snprintf(name, sizeof name, "attend_mla%s.%s.%s.d%d+%d.h%d",
                           v->sparse ? "_sparse" : "", dtype_name(v->dtype),
                           kv_dtype_name(v->kv_dtype), v->n.rank, v->n.rope, v->n.heads);
+    case_lists_name(&v->lists, lists, sizeof lists);
     length +=
         v->sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v->n.topk) : 0;
-    snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s%s%s", v->query_len,
-             v->parts ? ".parts" : "", term, v->nan ? ".nan" : "",
-             v->invariant ? ".invariant" : "");
+    snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s%s%s%s%s", v->query_len,
+             lists[0] != '\0' ? "." : "", lists, v->parts ? ".parts" : "", term,
+             v->nan ? ".nan" : "", v->invariant ? ".invariant" : "");
     sink->try(sink->user, name, run_mla, v);
 }
 
@@ -539,6 +560,25 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
     }
 }
 
+/* Lists that are not a layer's top k, under each term in turn. */
+static void list_cases(const struct kernel_sink *sink, const struct attn_mla_caps *caps)
+{
+    const int32_t num_terms = sizeof mla_terms / sizeof *mla_terms;
+    for (int32_t i = 0; i < CASE_LISTS; i++) {
+        struct mla_variant v = {.n = sizes_within(caps, i % 2, false),
+                                .dtype = ATTN_DTYPE_F16 + i % 3,
+                                .kv_dtype = i % 5 == 0 ? ATTN_KV_FP8_E4M3 : ATTN_KV_F16 + i % 3,
+                                .sparse = true,
+                                .query_len = at_most(1 + i % 2, caps->max_query_len),
+                                .term = mla_terms[i % num_terms].term,
+                                .invariant = i % 4 == 2,
+                                .lists = case_lists_at(i)};
+        if (case_lists_declared(sink->caps, &v.lists, true)) {
+            try_mla(sink, &v);
+        }
+    }
+}
+
 void mla_cases(const struct kernel_sink *sink)
 {
     static const struct attn_mla_caps any = {.kv_lora_rank_max = 0};
@@ -557,4 +597,5 @@ void mla_cases(const struct kernel_sink *sink)
         try_mla(sink, &v);
     }
     term_cases(sink, caps);
+    list_cases(sink, caps);
 }
