@@ -51,6 +51,7 @@ def levels(*names: str) -> Needs:
 CHECK, RUN = "attn-check", "attn-run"
 STEP = "tests/step/test_"
 FORMULAS = "tests/cpu_ref/checked/"
+LISTS = f"{CHECK}, tests/python/test_lists"
 RULES = f"{CHECK}, {RUN}, tests/python/test_recurrent"
 
 #: (section, [(feature, what a backend declares for it, "core" where the core composes it of other parts, tests)])
@@ -68,6 +69,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("sinks", term("sinks"), "", f"{FORMULAS}attend, {CHECK}, {RUN}"),
         ("static sink", term("static_sink"), "attend(sink) + attend(rest) + merge", f"{STEP}compose, {CHECK}"),
         ("prefix-LM spans", term("prefix_lm"), "", f"{FORMULAS}attend, {CHECK}"),
+        ("lists of keys for each token", has("index_lists", "attend"), "", f"{STEP}lists, {FORMULAS}attend, {LISTS}"),
         ("tree masks: bits, bias", term("tree_bits", "tree_bias"), "", f"{FORMULAS}attend, {CHECK}"),
         ("log-sum-exp", feature("lse"), "", f"{FORMULAS}attend, {CHECK}"),
         ("float16, bfloat16, float32", has("dtypes", "f16", "bf16", "f32"), "", f"{FORMULAS}attend, {CHECK}"),
@@ -137,6 +139,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("W_UK and W_UV: split from kv_b_proj or given, in 8 bits with scales", both(
             kernel("attend_mla", "batched_gemm"), has("layer_kinds", "mla")), "views per head", f"{STEP}mla, {CHECK}"),
         ("sparse", kernel("attend_mla_sparse"), "", f"{FORMULAS}attend, {STEP}mla, {RUN}"),
+        ("lists of keys other than the top k", has("index_lists", "attend_mla_sparse"), "", f"{FORMULAS}attend, {LISTS}"),
     ]),
     ("5. Recurrent layers", [
         ("gated delta rule: convolution, step, chunks, drafts", kernel("recurrent"), "", f"{FORMULAS}delta, {STEP}gdn, {RUN}"),

@@ -114,6 +114,7 @@ class Declarations(unittest.TestCase):
         for struct, of, said in (
                 ("attn_layer_desc", libattn.LayerDesc, window | {"encoder"}), ("attn_mla_desc", libattn.MlaDesc, set()),
                 ("attn_recurrent_desc", libattn.GdnDesc, set()), ("attn_recurrent_rule", libattn.RecurrentRule, set()),
+                ("attn_index_lists", libattn.IndexLists, set()),
                 ("attn_context_parallel", libattn.ContextParallel, {"reduce", "order"}),
                 ("attn_batch", libattn.Batch, {
                     "num_reqs", "block_table_stride", "block_table_rows", "num_slots", "num_logits_indices", "num_spans",
@@ -127,6 +128,7 @@ class Declarations(unittest.TestCase):
                 ("attn_recurrent_weights", ext.gdn_weights, set()),
                 ("attn_recurrent_skip", ext.recurrent_skip, set()), ("attn_io_recurrent", ext.gdn_io, set()),
                 ("attn_mla_weights", ext.mla_weights, set()), ("attn_io_mla", ext.mla_io, {"topk_stride"}),
+                ("attn_io_index_lists", ext.index_lists_io, {"token_stride", "group_stride", "length_stride"}),
                 ("attn_kv_quant_params", ext.kv_quant_params, set()),
                 ("attn_mm_encoder_quant", ext.mm_encoder_quant, set()),
                 ("attn_mm_encoder_state", ext.mm_encoder_state, set()), ("attn_io_rope", ext.rope_io, set()),

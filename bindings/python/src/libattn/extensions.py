@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What some layers add to descriptions, parameters, batches and runs: MLA, recurrence, quantized caches, encoders and
-outputs, rotary embeddings, further caches, context parallelism (``attn/mla.h``, ``recurrent.h``, ``layer.h``, ``io.h``,
-``collectives.h``).
+"""What some layers add to descriptions, parameters, batches and runs: MLA, recurrence, lists of keys, quantized caches,
+encoders and outputs, rotary embeddings, further caches, context parallelism (``attn/mla.h``, ``recurrent.h``,
+``draft/index_lists.h``, ``layer.h``, ``io.h``, ``collectives.h``).
 
 Each function gives a struct of `libattn.abi` for the ``extensions`` argument of `LayerDesc`, `Layer.bind_params`, `Batch` or
 `Plan.run`. The tensors behind it are borrowed and kept alive by it, and by what it is handed to.
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
-                            attn_io_caches, attn_io_indexer, attn_io_mla, attn_io_output_quant, attn_io_recurrent, attn_io_rope,
-                            attn_kv_quant_params, attn_layer_caches, attn_mla_weights, attn_mm_encoder_quant,
+                            attn_io_caches, attn_io_index_lists, attn_io_indexer, attn_io_mla, attn_io_output_quant,
+                            attn_io_recurrent, attn_io_rope, attn_kv_quant_params, attn_layer_caches, attn_mla_weights, attn_mm_encoder_quant,
                             attn_mm_encoder_state, attn_recurrent_skip, attn_recurrent_weights)
 from .layers import code_of
 from .structs import Struct, refused
@@ -96,6 +96,25 @@ def mla_io(q_nope: Any, q_pe: Any, kv_c: Any | None = None, k_pe: Any | None = N
 def indexer_io(weights: Any | None = None, lengths: Any | None = None) -> Struct:
     """For `Plan.run` of an indexer: a weight for each head [T, H], and int32 [T, G] that the lists' lengths are written to."""
     return attn_io_indexer(weights=weights, lengths=lengths)
+
+
+def index_lists_io(indices: Any, lengths: Any | None = None) -> Struct:
+    """For `Plan.run` of a layer with `IndexLists`.
+
+    Parameters
+    ----------
+    indices : int32 [T, G, max_entries]
+        Entries of each token's lists, G as the layer's ``groups`` say; negative: none.
+    lengths : int32 [T, G], optional
+        How many entries of each count, where the layer says ``has_lengths``.
+    """
+    listed, counts = as_tensor(indices), None if lengths is None else as_tensor(lengths)
+    if len(listed.shape) != 3:
+        raise refused("indices", f"{listed}; [T, G, max_entries] is needed")
+    if counts is not None and counts.shape != listed.shape[:2]:
+        raise refused("lengths", f"{counts}; {list(listed.shape[:2])} is needed")
+    return attn_io_index_lists(indices=listed, token_stride=listed.shape[1] * listed.shape[2], group_stride=listed.shape[2],
+                               lengths=counts, length_stride=listed.shape[1] if counts is not None else 0)
 
 
 def kv_quant_params(hadamard_signs_k: Any | None = None, hadamard_signs_v: Any | None = None,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from . import _declarations
 from ._declarations import (ATTN_LAYER_DRAFT_INDEXER, Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel,
-                            IndexerActivation, KvDtype, LayerKind, OutputForm, RecurrentGate, RecurrentUpdate,
+                            IndexerActivation, KvDtype, LayerKind, ListGroups, OutputForm, RecurrentGate, RecurrentUpdate,
                             RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask, attn_context_parallel,
-                            attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_recurrent_desc,
+                            attn_index_lists, attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_recurrent_desc,
                             attn_recurrent_rule)
 from .errors import make
 from .structs import Struct, chained
@@ -23,7 +23,7 @@ _CODES: dict[str, type[IntEnum]] = {
     "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope, "weight_dtype": DtypeId,
     "state_dtype": DtypeId, "rule": RecurrentUpdate, "gate": RecurrentGate, "write_gate": RecurrentWriteGate,
     "activation": IndexerActivation,
-    "reduce": CpReduce, "order": CpOrder,
+    "reduce": CpReduce, "order": CpOrder, "groups": ListGroups,
 }
 _MASKS = {"needed_view_forms": "ATTN_VIEW_", "needed_features": "ATTN_FEATURE_"}
 #: Names of layers that are a kind and a parameter.
@@ -141,6 +141,19 @@ class IndexerDesc(_Described):
 
 
 @dataclass(frozen=True)
+class IndexLists(_Described):
+    """Keys chosen by lists that runs bring (`libattn.extensions.index_lists_io`): a draft, see
+    ``attn/draft/index_lists.h``."""
+
+    _struct = attn_index_lists
+    max_entries: int
+    granularity: int = 1
+    groups: str | int = "shared"
+    physical_slots: bool = False
+    has_lengths: bool = False
+
+
+@dataclass(frozen=True)
 class ContextParallel:
     """A layer spread over ranks, see ``attn/collectives.h``.
 
@@ -254,6 +267,7 @@ class LayerDesc:
     gdn: GdnDesc | None = None
     rule: RecurrentRule | None = None
     indexer: IndexerDesc | None = None
+    lists: IndexLists | None = None
     context_parallel: ContextParallel | None = None
     extensions: tuple[Struct, ...] = ()
 
@@ -262,7 +276,7 @@ class LayerDesc:
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "rule", "indexer", "context_parallel", "causal", "extensions"):
+            if field.name in ("window", "mla", "gdn", "rule", "indexer", "lists", "context_parallel", "causal", "extensions"):
                 continue
             if field.name == "kind":
                 value = _KINDS.get(value, value)
@@ -277,6 +291,6 @@ class LayerDesc:
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
         struct = attn_layer_desc(**values)
-        described = [each.to_struct() for each in (self.mla, self.gdn, self.rule, self.indexer, self.context_parallel)
-                     if each is not None]
+        further = (self.mla, self.gdn, self.rule, self.indexer, self.lists, self.context_parallel)
+        described = [each.to_struct() for each in further if each is not None]
         return struct, chained(struct, [*described, *self.extensions], f"layer '{self.name}'")

@@ -8,9 +8,9 @@ from ctypes import POINTER, addressof, byref, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from ._declarations import (ATTN_SELECT_KEEP_UNSERVED, DeviceType, LogLevel, Status, attn_backend_caps,
-                            attn_backend_info, attn_device, attn_device_info, attn_head_size_range, attn_indexer_caps, attn_mla_caps,
-                            attn_plugin_info, attn_range, attn_recurrent_caps, attn_recurrent_rule_caps, attn_refused_combination,
-                            attn_runtime_options, attn_select_options)
+                            attn_backend_info, attn_device, attn_device_info, attn_head_size_range, attn_index_lists_caps,
+                            attn_indexer_caps, attn_mla_caps, attn_plugin_info, attn_range, attn_recurrent_caps,
+                            attn_recurrent_rule_caps, attn_refused_combination, attn_runtime_options, attn_select_options)
 from ._library import Library, open_library
 from .device import Device
 from .errors import make
@@ -77,7 +77,7 @@ class BackendInfo(Record):
     """One backend on one device in one variant: ``struct attn_backend_caps``, masks as there.
 
     `head_sizes`, `block_sizes`, `refused` and `extensions` are tuples of what the declaration lists; `mla`, `recurrent`,
-    `recurrent_rule` and `indexer` the fields of its extensions, or None.
+    `recurrent_rule`, `indexer` and `index_lists` the fields of its extensions, or None.
     """
 
     name: str
@@ -109,10 +109,11 @@ def _backend(info: attn_backend_info) -> BackendInfo:
         address, size = getattr(c, field) or 0, size or ctypes.sizeof(element)
         return tuple(element.from_address(address + i * size) for i in range(count))
 
-    found: dict[str, Any] = {"mla": None, "recurrent": None, "recurrent_rule": None, "indexer": None}
+    found: dict[str, Any] = {"mla": None, "recurrent": None, "recurrent_rule": None, "indexer": None, "index_lists": None}
     at = c.next
     for struct, name in ((attn_mla_caps, "mla"), (attn_recurrent_caps, "recurrent"),
-                         (attn_recurrent_rule_caps, "recurrent_rule"), (attn_indexer_caps, "indexer")):
+                         (attn_recurrent_rule_caps, "recurrent_rule"), (attn_indexer_caps, "indexer"),
+                         (attn_index_lists_caps, "index_lists")):
         step = at
         while step:
             header = struct.from_address(step).ext

@@ -162,6 +162,8 @@ NEEDED: dict[tuple[str, str], Callable[[SimpleNamespace], int]] = {
     ("attn_batch", "spans"): lambda d: 2 * d.struct.num_spans,
     ("attn_io_mla", "topk_indices"): lambda d: d.T * d.struct.topk_stride,
     ("attn_io_indexer", "lengths"): lambda d: d.T * d.lists,
+    ("attn_io_index_lists", "indices"): lambda d: d.T * d.struct.token_stride,
+    ("attn_io_index_lists", "lengths"): lambda d: d.T * d.struct.length_stride,
     ("attn_io_rope", "positions"): lambda d: d.T,
     ("attn_io_output_quant", "scale"): lambda d: 1,
 }
