@@ -199,8 +199,15 @@ static void declare(struct attn_backend_caps *caps)
 {
     static const struct attn_head_size_range heads[] = {{{8, 1024, 8}, {8, 1024, 8}, 0}};
     static const struct attn_range blocks[] = {{1, 65536, 1}};
+    static const struct attn_index_lists_caps lists = {
+        .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof lists, NULL},
+        .attend = 1,
+        .attend_mla_sparse = 1,
+        .granularities = 1 + 4 + 64 + 128,
+        .groups = ALL(NUM_LIST_GROUPS),
+        .physical_slots = 1};
     static const struct attn_recurrent_caps gdn = {
-        {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, NULL}, 512, 512, 64, 1024};
+        {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, &lists.ext}, 512, 512, 64, 1024};
     static const struct attn_mla_caps mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla, &gdn.ext},
                                              .kv_lora_rank_max = 1024,
                                              .qk_rope_head_dim_max = 512};
@@ -291,7 +298,14 @@ void sample_layer(struct sampled *s, int32_t sample)
                                        .reduce = ATTN_CP_ALL_TO_ALL};
     s->mm_quant = (struct attn_mm_encoder_quant){
         .ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof s->mm_quant, NULL}, .fp8 = 1};
+    s->lists =
+        (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof s->lists, NULL},
+                                  .max_entries = 8,
+                                  .granularity = 4,
+                                  .groups = ATTN_LISTS_PER_Q_HEAD,
+                                  .has_lengths = 1};
     s->desc.next = mla                           ? &s->mla.ext
+                   : sample == SAMPLE_LISTS      ? &s->lists.ext
                    : sample == SAMPLE_GDN        ? &s->gdn.ext
                    : sample == SAMPLE_PARALLEL   ? &s->cp.ext
                    : sample == SAMPLE_MM_ENCODER ? &s->mm_quant.ext

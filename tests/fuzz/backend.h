@@ -6,6 +6,7 @@
 #ifndef TESTS_FUZZ_BACKEND_H
 #define TESTS_FUZZ_BACKEND_H
 
+#include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
 
 #include "../core/select_fixture.h"
@@ -24,6 +25,7 @@ enum sample {
     SAMPLE_PARALLEL, /* a cache spread over three ranks */
     SAMPLE_MM_ENCODER,
     SAMPLE_SPECULATIVE,
+    SAMPLE_LISTS,
     SAMPLE_COUNT
 };
 
@@ -34,6 +36,7 @@ struct sampled {
     struct attn_recurrent_desc gdn;
     struct attn_context_parallel cp;
     struct attn_mm_encoder_quant mm_quant;
+    struct attn_index_lists lists;
     struct attn_collectives ranks;
 };
 void sample_layer(struct sampled *sampled, int32_t sample);

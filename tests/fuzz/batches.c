@@ -443,6 +443,35 @@ static void spoil_tensor(struct step *s, struct input *input, struct attn_tensor
     }
 }
 
+/* Lists of just the tokens that the batch has, whose numbers are any; each way of leaving them out
+ * is an input of its own. */
+static const struct attn_ext *add_lists(struct step *s, struct input *input, int64_t tokens)
+{
+    const int64_t groups = s->sampled.desc.num_q_heads, entries = s->sampled.lists.max_entries;
+    struct attn_io_index_lists *io = blocks_add(&s->blocks, sizeof *io);
+    const size_t bytes = (size_t)(tokens * groups * entries) * sizeof(int32_t);
+    int32_t *indices = blocks_add(&s->blocks, bytes);
+    int32_t *lengths = blocks_add(&s->blocks, (size_t)(tokens * groups) * sizeof(int32_t));
+    const uint8_t tag = input_byte(input);
+    if (s->sampled.desc.next != &s->sampled.lists.ext) {
+        return NULL;
+    }
+    for (int64_t i = 0; i < tokens * groups * entries; i++) {
+        indices[i] = (int32_t)(i % entries);
+    }
+    input_patch(input, indices, 0, bytes);
+    input_patch(input, lengths, 0, (size_t)(tokens * groups) * sizeof *lengths);
+    *io = (struct attn_io_index_lists){
+        .ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, input_struct_size(input, sizeof *io), NULL},
+        .indices = tag == 1 ? NULL : indices,
+        .token_stride = tag == 2 ? input_byte(input) % (groups * entries) : groups * entries,
+        .group_stride = tag == 3 ? input_byte(input) % entries : entries,
+        .lengths = tag == 4 ? NULL : lengths,
+        .length_stride = tag == 5 ? input_byte(input) % groups : groups};
+    io->ext.struct_size = io->ext.struct_size < sizeof *io ? io->ext.struct_size : sizeof *io;
+    return tag == 6 ? NULL : &io->ext;
+}
+
 /* Tensors of just the rows that the batch has. */
 static void run(struct step *s, struct input *input, attn_plan *plan, const struct attn_batch *b)
 {
@@ -459,6 +488,7 @@ static void run(struct step *s, struct input *input, attn_plan *plan, const stru
     input_patch(input, shapes, 0, sizeof shapes);
     const uint8_t tag = input_byte(input);
     const struct attn_step_io io = {.struct_size = sizeof io,
+                                    .next = add_lists(s, input, tokens),
                                     .flags = tag < 8 ? tag : 0,
                                     .q = tag == 8 ? NULL : &tensors[0],
                                     .k = tag == 9 ? NULL : &tensors[1],

@@ -62,6 +62,9 @@ static struct attn_ext *add_extensions(struct blocks *blocks, struct input *inpu
     if (own == &s->mm_quant.ext || more & 8) {
         next = link_ext(blocks, input, &s->mm_quant.ext, sizeof s->mm_quant, next);
     }
+    if (own == &s->lists.ext || more & 16) {
+        next = link_ext(blocks, input, &s->lists.ext, sizeof s->lists, next);
+    }
     return next;
 }
 
