@@ -318,6 +318,25 @@ static void try_engine(struct run *run, const struct case_space *space, const st
     }
 }
 
+/* Whether both sides serve the case with its lists, which come with conditions of their own. */
+static bool serves_lists(struct run *run, const struct attend_case *c)
+{
+    struct factor_value v[FACTOR_COUNT];
+    struct attn_layer_desc layer;
+    struct lists_binding lists;
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        v[i] = case_value(&run->space, c, i);
+    }
+    case_layer(v, &layer);
+    const struct lists_shape shape =
+        lists_shape(&run->space.caps, &c->lists, layer.num_q_heads, layer.num_kv_heads);
+    lists_bind(&c->lists, &shape, NULL, NULL, &lists);
+    layer.next = &lists.layer.ext;
+    return v[FACTOR_SHAPE].a < SHAPE_CROSS &&
+           trial_supports(&run->trial, run->trial.reference, &layer, case_phase(v)) &&
+           trial_supports(&run->trial, run->trial.tested, &layer, case_phase(v));
+}
+
 /* Attends over lists of keys: random cases of each form that is declared. */
 static bool run_lists(struct run *run)
 {
@@ -332,15 +351,15 @@ static bool run_lists(struct run *run)
             continue;
         }
         if (!case_space_draw(&run->space, options->seed + (uint64_t)(CASE_OUTPUTS + i),
-                             2 * wanted_cases, &cases, &num_cases)) {
+                             16 * wanted_cases, &cases, &num_cases)) {
             return false;
         }
         for (int32_t c = 0, taken = 0; c < num_cases && taken < wanted_cases; c++) {
             int32_t shape = case_value(&run->space, &cases[c], FACTOR_SHAPE).a;
-            if (shape >= SHAPE_CROSS) {
+            cases[c].lists = lists;
+            if (!serves_lists(run, &cases[c])) {
                 continue;
             }
-            cases[c].lists = lists;
             if (++taken % QUICK_LIST_CASES == 0) {
                 try_engine(run, &run->space, &cases[c], i % ENGINE_WAY_COUNT);
                 continue;
