@@ -6,7 +6,12 @@
 #include "cpu_simd/internal.h"
 
 static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(NULL)};
-static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext),
+static const struct attn_index_lists_caps list_caps = {
+    .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &rule_caps.ext},
+    .attend = 1,
+    .granularities = 1 + 4 + 64 + 128,
+    .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD)};
+static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&list_caps.ext),
                                                     .state_dtypes = COMMON_STATE_DTYPES};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 

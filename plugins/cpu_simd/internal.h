@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include <attn/draft/index_lists.h>
 #include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
@@ -67,8 +68,11 @@ struct layer_shape {
     /* A row's bits do not depend on how many of its request's rows are computed with it: all go the
      * packed way, in whole tiles of columns and blocks of rows. */
     bool any_prefix;
-    bool rounds;  /* probabilities are rounded to fp8, relative to the row's largest */
-    int32_t topk; /* sparse MLA: entries of a query's list; 0: dense */
+    bool rounds; /* probabilities are rounded to fp8, relative to the row's largest */
+    /* Places in a query's list, of the keys of all entries; 0: every key. */
+    int32_t topk;
+    int32_t entry_shift; /* keys of an entry: 1 << entry_shift */
+    bool lists_per_head; /* each KV head has a list of its own */
     int32_t sink_len;
 };
 
@@ -119,6 +123,15 @@ struct latent_parts {
     int64_t topk_stride;
 };
 
+/* Lists of a run, by token and KV head. */
+struct key_lists {
+    const int32_t *entries;
+    const int32_t *lengths; /* NULL: all are whole */
+    int64_t token_stride;
+    int64_t head_stride;
+    int64_t length_stride;
+};
+
 /* One attend or its plan, with the arguments checked and resolved. */
 struct attend_problem {
     const struct attn_instance *instance;
@@ -134,6 +147,7 @@ struct attend_problem {
     bool terms;        /* scores need more than a factor */
     bool paged;
     const struct latent_parts *latent; /* NULL: no MLA */
+    struct key_lists lists;            /* where shape.topk is not 0 */
 };
 
 /* Keys that one query row sees: low .. high-1. */
@@ -319,10 +333,11 @@ int32_t request_queries(const struct attend_problem *problem, int32_t request);
 void find_rows(const struct attend_problem *problem, const struct row_source *source,
                int32_t request, int32_t head, int32_t first, int32_t n, const void **rows,
                const void **scale_rows);
-/* Finds the rows of entries first .. first+n-1 of a query's list that the query sees; returns their
- * number. */
-int32_t find_listed_rows(const struct attend_problem *problem, int32_t request, int32_t token,
-                         int32_t first, int32_t n, const void **rows);
+/* Finds the rows of places first .. first+n-1 of the item's list that its query sees, as find_rows;
+ * returns their number. */
+int32_t find_listed_rows(const struct attend_problem *problem, const struct row_source *source,
+                         const struct work_item *item, int32_t first, int32_t n, const void **rows,
+                         const void **scale_rows);
 /* scales[i] = the float32 at scale_rows[i] + offset */
 void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float *scales);
 

@@ -557,7 +557,7 @@ TEST(test_lists)
         }
         struct mla m = {.s = &s};
         const struct attn_reason wanted = {sizeof wanted, NULL, all[i].field,
-                                           "keys chosen by lists", "not declared"};
+                                           "of attend_mla_sparse", "not declared"};
         open_core(&m);
         describe(&m);
         assert_true(client_refuses(m.api, m.runtime, &m.layer, ATTN_PHASE_PREFILL, s.backend,

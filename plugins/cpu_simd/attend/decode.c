@@ -277,9 +277,15 @@ static int32_t find_tile(const struct decode *decode, int32_t first, int32_t n)
     const struct attend_problem *problem = &decode->run->problem;
     const struct work_item *item = decode->item;
     if (problem->shape.topk > 0) {
-        n = find_listed_rows(problem, item->request, item->token, first, n, decode->next_keys);
-        memcpy(decode->next_values, decode->next_keys, (size_t)n * sizeof(void *));
-        return n;
+        int32_t seen = find_listed_rows(problem, &problem->keys, item, first, n, decode->next_keys,
+                                        decode->next_key_scales);
+        if (problem->latent != NULL) {
+            memcpy(decode->next_values, decode->next_keys, (size_t)seen * sizeof(void *));
+        } else {
+            find_listed_rows(problem, &problem->values, item, first, n, decode->next_values,
+                             decode->next_value_scales);
+        }
+        return seen;
     }
     find_rows(problem, &problem->keys, item->request, item->head, first, n, decode->next_keys,
               decode->next_key_scales);

@@ -10,7 +10,7 @@ bool flash_takes(const struct attend_problem *problem, int32_t rows)
     const struct tile_kernels *kernels = problem->shape.kernels;
     return kernels->flash != NULL && kernels->row_block == FLASH_ROWS && rows >= FLASH_LEAST_ROWS &&
            !problem->terms && !problem->shape.any_prefix && !problem->values.row_scale &&
-           problem->latent == NULL;
+           problem->latent == NULL && problem->shape.topk == 0;
 }
 
 /* Columns of the tile that a token sees. */

@@ -99,8 +99,14 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->depth_padded = shape->query_parts * round_up(shape->depth, DEPTH_MULTIPLE);
     shape->batch_invariant = layer->batch_invariant != 0;
     shape->sink_len = layer->sink_len;
+    const struct attn_index_lists *lists =
+        (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
     if (layer->kind == ATTN_LAYER_MLA && mla_of(layer) != NULL) {
         shape->topk = mla_of(layer)->topk;
+    } else if (lists != NULL) {
+        shape->topk = lists->max_entries * lists->granularity;
+        shape->entry_shift = __builtin_ctz((unsigned)lists->granularity);
+        shape->lists_per_head = lists->groups == ATTN_LISTS_PER_KV_HEAD;
     }
     return ATTN_OK;
 }
@@ -182,6 +188,20 @@ static void choose_decode(struct row_source *source, const struct tile_kernels *
     source->decode = source->decode_codes ? codes : kernels->decode;
 }
 
+/* MLA's top k, or the run's lists. */
+static struct key_lists find_lists(const struct attn_attend_args *args,
+                                   const struct latent_parts *latent)
+{
+    const struct attn_io_index_lists *io =
+        (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    if (latent != NULL || io == NULL) {
+        return (struct key_lists){.entries = latent != NULL ? latent->topk_indices : NULL,
+                                  .token_stride = latent != NULL ? latent->topk_stride : 0};
+    }
+    return (struct key_lists){io->indices, io->lengths, io->token_stride, io->group_stride,
+                              io->length_stride};
+}
+
 attn_status problem_init(struct attend_problem *problem, const struct attn_attend_args *args,
                          const struct latent_parts *latent, bool tensors, struct attn_error *error)
 {
@@ -192,6 +212,7 @@ attn_status problem_init(struct attend_problem *problem, const struct attn_atten
     problem->layer = layer;
     problem->params = args->params;
     problem->latent = latent;
+    problem->lists = find_lists(args, latent);
     problem->batch = batch;
     problem->paged = args->k_cache != NULL;
     problem->causal =
@@ -389,24 +410,36 @@ void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float
     }
 }
 
-int32_t find_listed_rows(const struct attend_problem *problem, int32_t request, int32_t token,
-                         int32_t first, int32_t n, const void **rows)
+int32_t find_listed_rows(const struct attend_problem *problem, const struct row_source *source,
+                         const struct work_item *item, int32_t first, int32_t n, const void **rows,
+                         const void **scale_rows)
 {
     const struct attn_batch *batch = problem->batch;
-    const struct row_source *source = &problem->keys;
-    struct interval seen = visible_keys(problem, request, token);
-    int64_t query = batch->query_start_loc[request] + (int64_t)token;
-    const int32_t *list = problem->latent->topk_indices + query * problem->latent->topk_stride;
-    int64_t row = batch->block_table_row ? batch->block_table_row[request] : request;
+    const struct key_lists *lists = &problem->lists;
+    const int32_t shift = problem->shape.entry_shift, mask = (1 << shift) - 1;
+    struct interval seen = visible_keys(problem, item->request, item->token);
+    int64_t query = batch->query_start_loc[item->request] + (int64_t)item->token;
+    int64_t head = problem->shape.lists_per_head ? item->head : 0;
+    const int32_t *list = lists->entries + query * lists->token_stride + head * lists->head_stride;
+    int64_t row = batch->block_table_row ? batch->block_table_row[item->request] : item->request;
     const int32_t *table = batch->block_table + row * batch->block_table_stride;
-    int32_t count = 0;
-    for (int32_t i = first; i < first + n; i++) {
-        int32_t j = list[i];
-        if (j >= seen.low && j < seen.high) {
-            int64_t block = table[j / source->block_size];
-            rows[count++] = source->data + block * source->stride_block +
-                            j % source->block_size * source->stride_slot;
+    const char *data = source->data + item->head * source->stride_head;
+    int32_t count = 0, end = first + n;
+    if (lists->lengths != NULL) {
+        end = min_i32(end, lists->lengths[query * lists->length_stride + head] << shift);
+    }
+    for (int32_t i = first; i < end; i++) {
+        int64_t j = ((int64_t)list[i >> shift] << shift) + (i & mask);
+        if (j < seen.low || j >= seen.high) {
+            continue;
         }
+        int64_t block = table[j / source->block_size], slot = j % source->block_size;
+        if (source->scale != NULL && scale_rows != NULL) {
+            scale_rows[count] = source->scale + block * source->scale_stride_block +
+                                slot * source->scale_stride_slot +
+                                item->head * source->scale_stride_head;
+        }
+        rows[count++] = data + block * source->stride_block + slot * source->stride_slot;
     }
     return count;
 }

@@ -165,7 +165,7 @@ static int32_t choose_heads(const struct attend_problem *problem, int32_t num_th
     }
     bool enough = num_threads == 1 || parts >= 2 * (int64_t)num_threads;
     int32_t rows = shape->num_heads * round_up(shape->group, 4);
-    return enough && rows <= shape->item_rows ? shape->num_heads : 1;
+    return enough && !shape->lists_per_head && rows <= shape->item_rows ? shape->num_heads : 1;
 }
 
 static void item_range(const struct attend_problem *problem, struct work_item *item)

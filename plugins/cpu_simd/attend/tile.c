@@ -120,20 +120,28 @@ static void find_tile(struct tile *tile)
     const void **value_scales = tile->scale_rows + FLASH_KEYS;
     int32_t skip = tile->skip;
     int32_t count = tile->n - skip;
-    if (problem->shape.topk > 0) {
+    if (problem->latent != NULL && problem->shape.topk > 0) {
         tile->skip = 0;
-        tile->n = find_listed_rows(problem, item->request, item->token, tile->first + skip, count,
-                                   tile->key_rows);
+        tile->n = find_listed_rows(problem, &problem->keys, item, tile->first + skip, count,
+                                   tile->key_rows, NULL);
         memcpy(tile->value_rows, tile->key_rows, (size_t)tile->n * sizeof(void *));
         return;
     }
-    find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
-              tile->key_rows + skip, tile->scale_rows + skip);
+    if (problem->shape.topk > 0) {
+        find_listed_rows(problem, &problem->keys, item, tile->first + skip, count, tile->key_rows,
+                         tile->scale_rows);
+        count = tile->n = find_listed_rows(problem, &problem->values, item, tile->first + skip,
+                                           count, tile->value_rows, value_scales);
+        tile->skip = skip = 0;
+    } else {
+        find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
+                  tile->key_rows + skip, tile->scale_rows + skip);
+        find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
+                  tile->value_rows + skip, value_scales + skip);
+    }
     if (has_float_scales(&problem->keys)) {
         load_scales(tile->scale_rows + skip, 0, count, tile->key_scale + skip);
     }
-    find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
-              tile->value_rows + skip, value_scales + skip);
     if (has_float_scales(&problem->values)) {
         load_scales(value_scales + skip, 0, count, tile->value_scale + skip);
     }

@@ -27,7 +27,7 @@ void tile_prefetch_begin(struct tile_prefetch *prefetch, const struct attend_pro
         return;
     }
     if (shape->topk > 0) {
-        n = find_listed_rows(problem, item->request, item->token, first, n, prefetch->rows);
+        n = find_listed_rows(problem, source, item, first, n, prefetch->rows, NULL);
     } else {
         find_rows(problem, source, item->request, item->head, first, n, prefetch->rows, NULL);
     }
