@@ -120,10 +120,8 @@ static void match(struct check *check, int32_t phase)
         }
     }
     static const char *const activations[NUM_ACTIVATIONS] = {"identity", "relu"};
-    if (!((caps->activations != 0 ? caps->activations : 1) >> x->activation & 1)) {
-        reasons_add(check->reasons, "activation", activations[x->activation],
-                    activations[1 - x->activation]);
-    }
+    check_draft_code(check, "activation", activations, NUM_ACTIVATIONS, x->activation,
+                     caps->activations);
     if (check->match->kernel_block_size % x->tokens_per_row != 0) {
         check_refuse_number(check, "block_size", check->match->kernel_block_size,
                             "multiples of the layer's tokens_per_row");

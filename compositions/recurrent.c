@@ -2,7 +2,6 @@
 /* Recurrent layers. A request has a state in a slot instead of keys in blocks; a step is one call
  * of the kernel `recurrent`, which knows the layer's rule. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "compositions.h"
@@ -132,19 +131,8 @@ static void match_rule(struct check *check, const struct attn_recurrent_rule *gi
                     {"values_first", r->values_first, caps->values_first},
                     {"has_skip", r->has_skip, caps->skip}};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
-        const uint32_t mask = codes[i].mask != 0 ? codes[i].mask : 1;
-        char supported[80] = "";
-        for (int32_t c = 0; c < codes[i].count; c++) {
-            if (mask >> c & 1) {
-                const size_t used = strlen(supported);
-                snprintf(supported + used, sizeof supported - used, "%s%s", used > 0 ? ", " : "",
-                         codes[i].names[c]);
-            }
-        }
-        if (!(mask >> codes[i].code & 1)) {
-            reasons_add(check->reasons, codes[i].field, codes[i].names[codes[i].code],
-                        supported[0] != '\0' ? supported : "none");
-        }
+        check_draft_code(check, codes[i].field, codes[i].names, codes[i].count, codes[i].code,
+                         codes[i].mask);
     }
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
         if (switches[i].asked && !switches[i].declared) {

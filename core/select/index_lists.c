@@ -79,14 +79,9 @@ attn_status lists_resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static const char *name_of_groups(int32_t groups)
-{
-    static const char *const names[NUM_LIST_GROUPS] = {"shared", "per_kv_head", "per_q_head"};
-    return groups >= 0 && groups < NUM_LIST_GROUPS ? names[groups] : NULL;
-}
-
 static void check_declared(struct check *check, const struct attn_index_lists_caps *caps)
 {
+    static const char *const groups[NUM_LIST_GROUPS] = {"shared", "per_kv_head", "per_q_head"};
     const struct attn_index_lists *l = check->whole->lists;
     const bool latent = check->whole->mla != NULL;
     if (!(latent ? caps->attend_mla_sparse : caps->attend)) {
@@ -98,7 +93,7 @@ static void check_declared(struct check *check, const struct attn_index_lists_ca
         snprintf(supported, sizeof supported, "of 1, 4, 64, 128 those in %u", caps->granularities);
         check_refuse_number(check, "granularity", l->granularity, supported);
     }
-    check_code(check, "groups", l->groups, caps->groups, NUM_LIST_GROUPS, name_of_groups);
+    check_draft_code(check, "groups", groups, NUM_LIST_GROUPS, l->groups, caps->groups);
     if (l->physical_slots && !caps->physical_slots) {
         reasons_add(check->reasons, "physical_slots", "yes", "no");
     }

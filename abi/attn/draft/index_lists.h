@@ -56,7 +56,7 @@ struct attn_index_lists_caps { /* on attn_backend_caps */
     int32_t attend;            /* 1: attend takes lists */
     int32_t attend_mla_sparse; /* 1: attend_mla_sparse takes lists that are not plain */
     uint32_t granularities;    /* the sum of those that it takes: 1 + 4 + 64 + 128 */
-    uint32_t groups;           /* mask of 1 << enum attn_list_groups */
+    uint32_t groups;           /* mask of 1 << enum attn_list_groups; 0: shared alone */
     int32_t physical_slots;    /* 1: takes them */
     int32_t max_entries;       /* 0: any */
     int32_t entries_multiple;  /* max_entries of a layer is a multiple; 0 or 1: any */
