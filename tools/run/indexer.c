@@ -99,7 +99,8 @@ static bool verify_request(struct run_layer *layer, const struct index_step *s, 
                                           x->forced_on_top,
                                           t->scale};
     double *keys = malloc((size_t)(rows * (d + 1) + heads * (d + 1) + 1) * sizeof *keys);
-    double *scores = keys + (int64_t)rows * d, *q = scores + rows, *weights = q + heads * d;
+    double *scores = keys + (int64_t)rows * d, *q = scores + rows,
+           *weights = q + (int64_t)heads * d;
     for (int64_t i = 0; keys != NULL && i < (int64_t)rows * d; i++) {
         const int64_t token = (i / d + 1) * x->tokens_per_row - 1;
         keys[i] = number_load(layer->k_history[r], token * d + i % d, t->dtype);
