@@ -42,7 +42,7 @@ if has_intel; then
     features="$features level-zero" rows="$rows level_zero"
 fi
 [ -n "$features" ] || say "no GPU that a plugin can be built for: core, CPU backends and tools"
-[ -z "$all" ] || features="cuda-flash hip level-zero"
+[ -z "$all" ] || features="cuda-flash cudnn hip level-zero"
 essential="gcc libc6-dev meson ninja-build"
 # shellcheck disable=SC2086
 ensure_packages $rows

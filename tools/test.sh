@@ -163,7 +163,7 @@ start_venv
 other_builds &
 other=$!
 # No kernel of cuda_flash runs here: each source is compiled for the oldest GPU that it serves; tools/package.sh builds a release's.
-if build_release tests collectives cuda-flash=hopper,sm_80,compute_80 hip level-zero; then
+if build_release tests collectives cuda-flash=hopper,sm_80,compute_80 cudnn hip level-zero; then
     for plugin in cuda_flash hip level_zero; do
         case $plugin in
         cuda_flash) compiler=nvcc ;;

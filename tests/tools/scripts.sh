@@ -101,7 +101,7 @@ fake id 'echo 0'
 expect 0 'that failed; run: sudo apt-get install -y --no-install-recommends libcjson-dev$' demo.sh
 grep -q 'no network' "$work/said" && grep -q '^apt-get update' "$work/asked" || { cat "$work/said"; failed=1; }
 [ "$(grep -c . "$work/configured")" -eq 1 ] || { cat "$work/configured"; failed=1; }
-grep -q -- '^build -Dtests=disabled -Dmpi=disabled -Dnccl=disabled -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled$' "$work/configured" ||
+grep -q -- '^build -Dtests=disabled -Dmpi=disabled -Dnccl=disabled -Dcuda-flash=disabled -Dcudnn=disabled -Dhip=disabled -Dlevel-zero=disabled$' "$work/configured" ||
     { cat "$work/configured"; failed=1; }
 rm "$work/no_json"
 expect 0 'configuring again' demo.sh

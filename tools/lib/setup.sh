@@ -202,7 +202,7 @@ word_of() {
 }
 
 # build/ is the release build. Arguments say what it shall have next to core, CPU backends and tools: tests, collectives,
-# cuda-flash, hip, level-zero, or cuda-flash=TARGETS, hip=TARGETS for these targets alone. What it had before it keeps; it is
+# cuda-flash, cudnn, hip, level-zero, or cuda-flash=TARGETS, hip=TARGETS for these targets alone. What it had before it keeps; it is
 # configured again when more is asked for, or when something of the table comes or goes. Status 2: it does not configure.
 build_release() {
     find_nvcc
@@ -212,7 +212,7 @@ build_release() {
     done
     had=$(sed '/^found:/d' build/.has 2>/dev/null || true)
     has='' options=''
-    for feature in tests collectives cuda-flash hip level-zero; do
+    for feature in tests collectives cuda-flash cudnn hip level-zero; do
         # shellcheck disable=SC2086
         old=$(word_of "$feature" $had) asked=$(word_of "$feature" "$@")
         value=auto archs=''
