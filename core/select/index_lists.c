@@ -9,7 +9,7 @@
 #include "util/counts.h"
 #include "util/structs.h"
 
-#define GRANULARITIES (1 | 4 | 64 | 128) /* powers of two, of which a mask is the sum */
+#define GRANULARITIES (1 | 4 | 16 | 64 | 128) /* powers of two, of which a mask is the sum */
 
 bool lists_are_plain(const struct layer *layer)
 {
@@ -56,7 +56,7 @@ attn_status lists_resolve(struct layer *layer, struct attn_error *error)
     l->granularity = l->granularity != 0 ? l->granularity : 1;
     if (l->granularity < 0 || (l->granularity & (l->granularity - 1)) != 0 ||
         !(l->granularity & GRANULARITIES)) {
-        return BAD("granularity", "layer '%s': granularity is %d; allowed are 1, 4, 64, 128",
+        return BAD("granularity", "layer '%s': granularity is %d; allowed are 1, 4, 16, 64, 128",
                    d->name, l->granularity);
     }
     /* the least number of lists that says the same */
@@ -90,7 +90,8 @@ static void check_declared(struct check *check, const struct attn_index_lists_ca
     }
     if (!(caps->granularities & (uint32_t)l->granularity)) {
         char supported[48];
-        snprintf(supported, sizeof supported, "of 1, 4, 64, 128 those in %u", caps->granularities);
+        snprintf(supported, sizeof supported, "of 1, 4, 16, 64, 128 those in %u",
+                 caps->granularities);
         check_refuse_number(check, "granularity", l->granularity, supported);
     }
     check_draft_code(check, "groups", groups, NUM_LIST_GROUPS, l->groups, caps->groups);

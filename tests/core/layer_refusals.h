@@ -101,9 +101,9 @@ REFUSAL(rule_reserved, "reserved", "1; allowed are 0 to 0", SET_RULE(.reserved =
 REFUSAL(lists_on_encoder, "attn_index_lists", "takes no", SET_LISTS(.max_entries = 8);
         l->kind = ATTN_LAYER_ENCODER; l->causal = l->block_size = 0)
 REFUSAL(lists_entries, "max_entries", "0; allowed are 1 to 1048576", SET_LISTS(.max_entries = 0))
-REFUSAL(lists_granularity, "granularity", "is 32; allowed are 1, 4, 64, 128",
+REFUSAL(lists_granularity, "granularity", "is 32; allowed are 1, 4, 16, 64, 128",
         SET_LISTS(.max_entries = 8, .granularity = 32))
-REFUSAL(lists_granularities, "granularity", "is 5; allowed are 1, 4, 64, 128",
+REFUSAL(lists_granularities, "granularity", "is 5; allowed are 1, 4, 16, 64, 128",
         SET_LISTS(.max_entries = 8, .granularity = 5))
 REFUSAL(lists_groups, "groups", "3; allowed are 0 to 2", SET_LISTS(.max_entries = 8, .groups = 3))
 REFUSAL(lists_slots, "physical_slots", "2; allowed are 0 to 1",

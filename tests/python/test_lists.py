@@ -75,8 +75,8 @@ class Lists(unittest.TestCase):
         return libattn.Batch(self.starts(), list(LENGTHS), tables, slots)
 
     def forms(self) -> list[libattn.IndexLists]:
-        return [libattn.IndexLists({1: 60, 4: 17, 64: 3, 128: 2}[g], g, groups, slots, lengths)
-                for (g, groups), (slots, lengths) in zip(itertools.product((1, 4, 64, 128), GROUPS),
+        return [libattn.IndexLists({1: 60, 4: 17, 16: 7, 64: 3, 128: 2}[g], g, groups, slots, lengths)
+                for (g, groups), (slots, lengths) in zip(itertools.product((1, 4, 16, 64, 128), GROUPS),
                                                          itertools.cycle(itertools.product((False, True), repeat=2)))]
 
     def test_decoder(self) -> None:

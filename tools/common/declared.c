@@ -148,6 +148,7 @@ static struct json *lists_json(const struct attn_backend_caps *caps)
                {"attend_mla_sparse", (uint32_t)l->attend_mla_sparse},
                {"granularity_1", l->granularities & 1},
                {"granularity_4", l->granularities & 4},
+               {"granularity_16", l->granularities & 16},
                {"granularity_64", l->granularities & 64},
                {"granularity_128", l->granularities & 128},
                {"shared", l->groups >> ATTN_LISTS_SHARED & 1},

@@ -29,7 +29,7 @@ enum attn_list_groups {
 struct attn_index_lists { /* on attn_layer_desc, of kind decoder or MLA (whose topk is then 0) */
     struct attn_ext ext;  /* id ATTN_EXT_DRAFT_INDEX_LISTS */
     int32_t max_entries;  /* k, entries of a list; 1 to 2^20 */
-    int32_t granularity;  /* keys of an entry: 1, 4, 64 or 128; 0 reads as 1 */
+    int32_t granularity;  /* keys of an entry: 1, 4, 16, 64 or 128; 0 reads as 1 */
     int32_t groups;       /* enum attn_list_groups */
     /* 0: entry e is positions e granularity .. + granularity - 1 of the request. 1: slots of the
      * cache, as slot_mapping counts them: key j is in entry floor(slot(j) / granularity) */
@@ -55,7 +55,7 @@ struct attn_index_lists_caps { /* on attn_backend_caps */
     struct attn_ext ext;       /* id ATTN_EXT_DRAFT_INDEX_LISTS_CAPS */
     int32_t attend;            /* 1: attend takes lists */
     int32_t attend_mla_sparse; /* 1: attend_mla_sparse takes lists that are not plain */
-    uint32_t granularities;    /* the sum of those that it takes: 1 + 4 + 64 + 128 */
+    uint32_t granularities;    /* the sum of those that it takes: 1 + 4 + 16 + 64 + 128 */
     uint32_t groups;           /* mask of 1 << enum attn_list_groups; 0: shared alone */
     int32_t physical_slots;    /* 1: takes them */
     int32_t max_entries;       /* 0: any */

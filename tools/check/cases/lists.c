@@ -6,15 +6,15 @@
 #include "harness/backend.h"
 #include "support/random.h"
 
-static const int32_t granularities[] = {1, 4, 64, 128};
-static const int32_t usual_entries[] = {40, 14, 5, 3}; /* for each: some keys, or all of a few */
+static const int32_t granularities[] = {1, 4, 16, 64, 128};
+static const int32_t usual_entries[] = {40, 14, 8, 5, 3}; /* for each: some keys, or all of a few */
 
 struct case_lists case_lists_at(int32_t i)
 {
-    return (struct case_lists){.granularity = granularities[i % 4],
-                               .groups = i / 4 % 3,
-                               .physical_slots = i / 12,
-                               .has_lengths = (i + i / 4) % 2};
+    return (struct case_lists){.granularity = granularities[i % 5],
+                               .groups = i / 5 % 3,
+                               .physical_slots = i / 15,
+                               .has_lengths = i % 2};
 }
 
 void case_lists_name(const struct case_lists *lists, char *name, size_t size)

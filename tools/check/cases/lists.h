@@ -9,7 +9,7 @@
 #include "cases/cases.h"
 
 /* Every granularity, groups of heads, and places; lengths in turn. */
-#define CASE_LISTS 24
+#define CASE_LISTS 30
 struct case_lists case_lists_at(int32_t i);
 /* "lists.g64.per_kv_head.slots.lengths", at most `size` bytes; "" where there are none. */
 void case_lists_name(const struct case_lists *lists, char *name, size_t size);
