@@ -78,8 +78,10 @@ static void gdn_parameters(struct measured *measured, struct parameters *p)
     p->gdn = (struct attn_recurrent_weights){
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof p->gdn, NULL},
         .a_log = upload_floats(measured, gdn->num_v_heads, -1, 1),
-        .dt_bias = upload_floats(measured, gdn->num_v_heads, 0.5f, 1),
     };
+    if (measured->layer.rule.gate != ATTN_GATE_CONSTANT) {
+        p->gdn.dt_bias = upload_floats(measured, measured_gates(measured), 0.5f, 1);
+    }
     if (gdn->conv_width > 0) {
         void *weights = memory_normal(&measured->memory, dtype, channels * gdn->conv_width, 0.5,
                                       &measured->random);
@@ -175,11 +177,11 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
     struct attn_kv_view states, windows;
-    layer_state_views(gdn, measured->requests.count, sizeof(float),
+    layer_state_views(gdn, measured->requests.count, number_bytes(gdn->state_dtype),
                       number_bytes(measured->layer.desc.dtype), &states, &windows);
     int64_t slots = states.num_blocks, elements = slots * states.num_heads * states.head_size;
     states.data =
-        memory_normal(&measured->memory, ATTN_DTYPE_F32, elements, 0.1, &measured->random);
+        memory_normal(&measured->memory, gdn->state_dtype, elements, 0.1, &measured->random);
     bool convolves = windows.head_size > 0;
     if (convolves) {
         windows.data =

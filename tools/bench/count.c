@@ -95,10 +95,12 @@ static void count_gdn(const struct measured *measured, struct work *work)
     double values = (double)gdn->num_v_heads * gdn->head_size_v;
     double channels = (double)layer_channels(gdn);
     double width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
-    double states =
-        measured->requests.count * (4 * state + channels * width * element_bytes(measured));
-    work->bytes_read =
-        states + tokens * (channels + 2 * gdn->num_v_heads) * element_bytes(measured);
+    double states = measured->requests.count * ((double)number_bytes(gdn->state_dtype) * state +
+                                                channels * width * element_bytes(measured));
+    const struct attn_recurrent_rule *rule = &measured->layer.rule;
+    double gates = rule->gate != ATTN_GATE_CONSTANT ? (double)measured_gates(measured) : 0;
+    gates += rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? gdn->num_v_heads : 0;
+    work->bytes_read = states + tokens * (channels + gates) * element_bytes(measured);
     work->bytes_written = states + tokens * values * element_bytes(measured);
     work->operations = tokens * (6 * state + 2 * channels * gdn->conv_width);
 }

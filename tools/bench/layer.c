@@ -26,6 +26,15 @@ static void describe_mla(struct measured *measured)
 
 static void describe_gdn(struct measured *measured)
 {
+    static const struct attn_recurrent_rule rules[BENCH_RULES] = {
+        [BENCH_KDA] = {.gate_per_channel = 1},
+        [BENCH_MAMBA2] = {.rule = ATTN_RULE_ADDITIVE,
+                          .write_gate = ATTN_WRITE_GATE_STEP,
+                          .values_first = 1},
+        [BENCH_LIGHTNING] = {.rule = ATTN_RULE_ADDITIVE,
+                             .gate = ATTN_GATE_CONSTANT,
+                             .write_gate = ATTN_WRITE_GATE_NONE}};
+    const int32_t rule = shape_int(&measured->shape, PARAMETER_RULE);
     const struct shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     struct attn_recurrent_desc *gdn = &measured->layer.gdn;
@@ -37,10 +46,16 @@ static void describe_gdn(struct measured *measured)
         .head_size_v = shape_int(shape, PARAMETER_DV),
         .conv_width = conv,
         .conv_silu = conv > 0,
-        .qk_l2norm = 1,
+        .state_dtype =
+            shape_int(shape, PARAMETER_STATE_BITS) == 16 ? ATTN_DTYPE_BF16 : ATTN_DTYPE_F32,
+        .qk_l2norm = rule == BENCH_GATED_DELTA || rule == BENCH_KDA,
     };
     layer_set_recurrent(desc, gdn);
-    desc->block_size = 0; /* states are in slots, of float32 */
+    measured->layer.rule = rules[rule];
+    measured->layer.rule.ext =
+        (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rules[rule], NULL};
+    gdn->ext.next = rule != BENCH_GATED_DELTA ? &measured->layer.rule.ext : NULL;
+    desc->block_size = 0; /* states are in slots */
     desc->kv_dtype = ATTN_KV_AUTO;
     desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_NONE;
 }

@@ -36,7 +36,8 @@ static double guess_bytes(const struct measured *measured)
         const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
         double of_keys = 2.0 * gdn->num_k_heads * gdn->head_size_k;
         double of_values = (double)gdn->num_v_heads * gdn->head_size_v;
-        return 4.0 * measured->requests.count * of_values * gdn->head_size_k +
+        return (double)number_bytes(gdn->state_dtype) * measured->requests.count * of_values *
+                   gdn->head_size_k +
                tokens * (of_keys + 2 * of_values) * activation;
     }
     bool latent = measured->layer.mla.kv_lora_rank > 0;

@@ -5,6 +5,8 @@
 #ifndef BENCH_MEASURED_H
 #define BENCH_MEASURED_H
 
+#include <attn/draft/recurrent.h>
+
 #include "common/json.h"
 
 #include "memory.h"
@@ -32,6 +34,7 @@ struct measured_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;
     struct attn_recurrent_desc gdn;
+    struct attn_recurrent_rule rule;
     struct attn_cache_spec spec; /* after bind */
     bool has_cache;
 };
@@ -60,6 +63,14 @@ struct measured {
     struct measured_io *io; /* one for each layer */
     struct work work;
 };
+
+/* Gates of a token, of a recurrent layer that is given them. */
+static inline int64_t measured_gates(const struct measured *measured)
+{
+    const struct measured_layer *layer = &measured->layer;
+    return (int64_t)layer->gdn.num_v_heads *
+           (layer->rule.gate_per_channel ? layer->gdn.head_size_k : 1);
+}
 
 /* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to
  * finish. */

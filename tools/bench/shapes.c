@@ -48,6 +48,8 @@ static const struct {
     [PARAMETER_HV] = {"hv", 1, 4096, true},
     [PARAMETER_DK] = {"dk", 8, 1024, true},
     [PARAMETER_CONV] = {"conv", 0, 64, true},
+    [PARAMETER_RULE] = {"rule", 0, BENCH_RULES - 1, true},
+    [PARAMETER_STATE_BITS] = {"state_bits", 16, 32, true},
     [PARAMETER_SEED] = {"seed", 0, 4294967295.0, true},
 };
 
@@ -72,8 +74,10 @@ static const struct {
                    "r=8 l=4096 s=1 " LATENT "rotate=1 seed=1"},
     [SHAPE_MLA_SPARSE] = {"mla_sparse", "the same over topk rows of the l",
                           "r=8 l=4096 s=1 " LATENT "topk=2048 rotate=1 seed=1"},
-    [SHAPE_GDN] = {"gdn", "gated delta rule: s tokens of r requests with a state each",
-                   "r=8 s=1 hk=16 hv=32 dk=128 dv=128 conv=4 rotate=1 seed=1"},
+    [SHAPE_GDN] = {"gdn",
+                   "s tokens of r requests with a state each, of rule 0 (gated delta), 1 (KDA), "
+                   "2 (Mamba2) or 3 (lightning)",
+                   "r=8 s=1 hk=16 hv=32 dk=128 dv=128 conv=4 rule=0 state_bits=32 rotate=1 seed=1"},
     [SHAPE_WRITE] = {"write", "s keys and values of r requests into the cache",
                      "r=1 s=4096 hkv=8 d=128 dv=0 " PLACE "seed=1"},
     [SHAPE_MERGE] = {"merge", "two outputs of s rows with their LSE into one",
@@ -305,6 +309,11 @@ static bool fits_together(const struct shape *shape, char *message, size_t size)
         shape_int(shape, PARAMETER_HV) % shape_int(shape, PARAMETER_HK) != 0) {
         snprintf(message, size, "hv: %d is not a multiple of hk, %d",
                  shape_int(shape, PARAMETER_HV), shape_int(shape, PARAMETER_HK));
+        return false;
+    }
+    const int32_t bits = shape_int(shape, PARAMETER_STATE_BITS);
+    if (shape->kind == SHAPE_GDN && bits != 16 && bits != 32) {
+        snprintf(message, size, "state_bits: %d; 16 (bf16) or 32", bits);
         return false;
     }
     return true;

@@ -8,6 +8,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* What a recurrent layer computes. */
+enum bench_rule { BENCH_GATED_DELTA, BENCH_KDA, BENCH_MAMBA2, BENCH_LIGHTNING, BENCH_RULES };
+
 enum parameter {
     PARAMETER_R,        /* requests */
     PARAMETER_L,        /* keys of each, the step's own included; 0: as s */
@@ -39,6 +42,8 @@ enum parameter {
     PARAMETER_HV,
     PARAMETER_DK,
     PARAMETER_CONV,
+    PARAMETER_RULE,       /* enum bench_rule */
+    PARAMETER_STATE_BITS, /* 16: bf16 */
     PARAMETER_SEED,
     PARAMETER_COUNT
 };

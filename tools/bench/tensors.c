@@ -131,12 +131,16 @@ static void gdn_io(struct measured *measured, struct measured_io *io)
         io->io.k = &io->k;
         io->io.v = &io->v;
     }
-    io->a = normal_rows(measured, io, 0, gdn->num_v_heads, 1);
-    io->b = normal_rows(measured, io, 0, gdn->num_v_heads, 1);
+    if (measured->layer.rule.gate != ATTN_GATE_CONSTANT) {
+        io->a = normal_rows(measured, io, 0, measured_gates(measured), 1);
+        io->gdn.a = &io->a;
+    }
+    if (measured->layer.rule.write_gate == ATTN_WRITE_GATE_SIGMOID) {
+        io->b = normal_rows(measured, io, 0, gdn->num_v_heads, 1);
+        io->gdn.b = &io->b;
+    }
     io->out = empty_rows(measured, io, gdn->num_v_heads, gdn->head_size_v);
     io->gdn.ext = (struct attn_ext){ATTN_EXT_IO_RECURRENT, 0, sizeof io->gdn, NULL};
-    io->gdn.a = &io->a;
-    io->gdn.b = &io->b;
     io->io.next = &io->gdn.ext;
     io->io.out = &io->out;
 }

@@ -142,8 +142,9 @@ static void load_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct 
     }
 }
 
-/* The state goes on as it was stored. */
-static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct gdn_scratch *s)
+/* If tokens follow, the state goes on as it was stored. */
+static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, bool last,
+                       struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
     const int32_t dk = desc->head_size_k, element = gdn_element(desc->state_dtype);
@@ -151,7 +152,7 @@ static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct
     for (int32_t d = 0; d < desc->head_size_v; d++, to += dk * element_bytes[element]) {
         gdn_variant(gdn)->store[element](to, s->states + (int64_t)d * s->depth, 1.0f, dk);
     }
-    if (element != ELEMENT_F32) {
+    if (element != ELEMENT_F32 && !last) {
         load_rows(gdn, slot, head, s);
     }
 }
@@ -184,7 +185,9 @@ static void run_rule(const struct gdn *gdn, const struct gdn_request *request, i
                               .decays = decays,
                               .additive = gdn->rule->rule == ATTN_RULE_ADDITIVE,
                               .skip = gdn->skip != NULL ? gdn->skip[head] : 0};
-    memset(s->states, 0, (size_t)desc->head_size_v * (size_t)s->depth * sizeof(float));
+    if (!request->has_state || s->depth > desc->head_size_k) {
+        memset(s->states, 0, (size_t)desc->head_size_v * (size_t)s->depth * sizeof(float));
+    }
     if (request->has_state) {
         load_rows(gdn, request->state_from, head, s);
     }
@@ -208,10 +211,10 @@ static void run_rule(const struct gdn *gdn, const struct gdn_request *request, i
                                                : -1;
         const int32_t checkpoint = gdn_checkpoint_slot(gdn, request, t + 1);
         if (own >= 0) {
-            store_rows(gdn, own, head, s);
+            store_rows(gdn, own, head, left == 1 && checkpoint < 0, s);
         }
         if (checkpoint >= 0) {
-            store_rows(gdn, checkpoint, head, s);
+            store_rows(gdn, checkpoint, head, left == 1, s);
         }
         if (stored && own < 0 && checkpoint < 0) {
             round_rows(gdn, s);
