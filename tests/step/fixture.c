@@ -176,7 +176,9 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
         f->runtime = kept[validate];
     } else {
         CHECK(f, client_open(CORE_FILE, &options, &f->api, &f->runtime, &f->error));
-        kept[validate] = f->owns_runtime ? kept[validate] : f->runtime;
+        if (!f->owns_runtime) {
+            kept[validate] = f->runtime;
+        }
     }
     make_batch(f, query_lens, lens, num_reqs, shared);
     int64_t tokens = f->batch.num_tokens, d = f->layer.head_size, hk = f->layer.num_kv_heads;
