@@ -176,7 +176,7 @@ if build_release tests collectives cuda-flash=hopper,sm_80,compute_80 cudnn hip 
     done
     await_venv
     count_tests build release --timeout-multiplier 2
-    count_tests build valgrind --setup valgrind --suite core
+    count_tests build valgrind --setup valgrind --suite core --no-suite native
 else
     fail "build: not built" "$watched_end"
 fi
