@@ -254,7 +254,7 @@ attn_status refuse_nvfp4_rows(const struct attn_tensor *found, const struct tens
 attn_status refuse_tensor(const char *field, const struct attn_tensor *found, const char *wanted,
                           struct attn_error *error);
 
-/* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
+/* A failed run: whatever a kernel has left becomes clean text after the layer's name and its
  * backends'. Copies, and formats nothing. */
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
 /* A failed operation of a run: its name stands before the text that the kernel has left. */

@@ -17,7 +17,7 @@
  * number. `source` NULL is refused. */
 attn_status struct_read(void *copy, enum abi_id id, const void *source, struct attn_error *error);
 
-/* Likewise element `index` of an array whose elements are `stride` bytes apart. */
+/* What struct_read does, of element `index` of an array whose elements are `stride` bytes apart. */
 attn_status element_read(void *copy, enum abi_id id, const void *array, int64_t stride,
                          int32_t index, struct attn_error *error);
 /* Can elements be so many bytes apart? */
@@ -27,7 +27,7 @@ bool element_stride_is_good(enum abi_id id, int64_t stride);
 /* Writes a struct of ours into a caller's struct of its own struct_size, cutting or zero-filling
  * the tail; the caller's `struct_size` and `next` stay. */
 attn_status struct_write(void *destination, const void *source, enum abi_id id);
-/* Likewise, with the error's text. */
+/* What struct_write does; the error brings its text, too. */
 attn_status struct_give(void *destination, const void *source, enum abi_id id,
                         struct attn_error *error);
 

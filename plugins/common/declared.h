@@ -60,23 +60,23 @@
     .num_head_sizes = 1, .num_block_sizes = 1, .graph_level = ATTN_GRAPH_ALWAYS,                   \
     .graph_fill_seq_len = 1, .reorder_threshold = 1
 
-/* Members of struct attn_recurrent_caps, after which `further` comes, and of struct attn_mla_caps
- * with them behind. */
+/* Members of struct attn_recurrent_caps and of struct attn_recurrent_rule_caps, which has every
+ * rule; `further` is the next extension or NULL. */
 #define COMMON_RECURRENT_CAPS(further)                                                             \
     .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof(struct attn_recurrent_caps), further},              \
     .head_size_k_max = GDN_MAX_HEAD_SIZE, .head_size_v_max = GDN_MAX_HEAD_SIZE,                    \
     .conv_width_max = GDN_MAX_CONV_WIDTH, .max_speculative_tokens = GDN_MAX_DRAFTED - 1,           \
-    .initial_slots = 1, .checkpoints = 1
-/* Members of struct attn_recurrent_rule_caps: every rule. */
-#define COMMON_RULE_CAPS(after)                                                                    \
-    .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof(struct attn_recurrent_rule_caps), after},     \
+    .initial_slots = 1, .checkpoints = 1,                                                          \
+    .state_dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32)
+#define COMMON_RULE_CAPS(further)                                                                  \
+    .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof(struct attn_recurrent_rule_caps), further},   \
     .rules = BIT(ATTN_RULE_GATED_DELTA) | BIT(ATTN_RULE_ADDITIVE),                                 \
     .gates = BIT(ATTN_GATE_SOFTPLUS) | BIT(ATTN_GATE_BOUNDED) | BIT(ATTN_GATE_GIVEN) |             \
              BIT(ATTN_GATE_CONSTANT),                                                              \
     .write_gates =                                                                                 \
         BIT(ATTN_WRITE_GATE_SIGMOID) | BIT(ATTN_WRITE_GATE_NONE) | BIT(ATTN_WRITE_GATE_STEP),      \
     .gate_per_channel = 1, .values_first = 1, .skip = 1
-#define COMMON_STATE_DTYPES (BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32))
+/* Members of struct attn_mla_caps, after which those of recurrent layers come. */
 #define COMMON_MLA_CAPS(recurrent)                                                                 \
     .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(struct attn_mla_caps), &(recurrent).ext},                 \
     .kv_lora_rank_max = 512, .qk_rope_head_dim_max = 64, .num_q_heads_multiple = 1,                \

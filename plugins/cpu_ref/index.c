@@ -115,11 +115,7 @@ static void score_rows(const struct index_loop *loop, const struct query *query,
 {
     const struct attn_attend_args *args = loop->args;
     const struct attn_layer_desc *l = args->layer;
-    const struct attn_batch *batch = args->batch;
     const struct attn_kv_view *view = args->k_cache;
-    const int64_t at =
-        batch->block_table_row != NULL ? batch->block_table_row[query->request] : query->request;
-    const int32_t *table = batch->block_table + at * batch->block_table_stride;
     const int32_t heads = l->num_q_heads / loop->desc->num_groups;
     const double q_scale =
         scale_of_head(args->params->q_scale, args->params->q_scale_host, l->q_scale_form, 0);
@@ -127,7 +123,7 @@ static void score_rows(const struct index_loop *loop, const struct query *query,
     for (int32_t i = 0; i < count; i++) {
         const int64_t j = first + i;
         const struct cache_place place = {
-            l, args->params, view, false, table[j / view->block_size], j % view->block_size, 0};
+            l, args->params, view, false, query_block(query, j), j % view->block_size, 0};
         cache_load(&place, rows[i]);
         scores[i] = 0;
     }

@@ -24,8 +24,7 @@ static const struct attn_index_lists_caps list_caps = {
     .granularities = 1 + 4 + 16 + 64 + 128,
     .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD) | BIT(ATTN_LISTS_PER_Q_HEAD),
     .physical_slots = 1};
-static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&list_caps.ext),
-                                                    .state_dtypes = COMMON_STATE_DTYPES};
+static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&list_caps.ext)};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps caps = {

@@ -15,7 +15,7 @@ typedef cudnnBackendDescriptor_t descriptor;
 
 /* Making a graph. The first call that fails ends it: `failed` names the object. */
 struct builder {
-    const struct cudnn_library *library;
+    const struct cudnn_library *cudnn;
     struct graph_plan *plan;
     descriptor operations[MAX_OPERATIONS];
     int32_t num_operations;
@@ -38,7 +38,7 @@ static descriptor make(struct builder *b, cudnnBackendDescriptorType_t type, con
     descriptor made = NULL;
     int full = b->plan->num_made == GRAPH_DESCRIPTORS;
     if (check(b, full ? CUDNN_STATUS_INTERNAL_ERROR : CUDNN_STATUS_SUCCESS, what) &&
-        check(b, b->library->BackendCreateDescriptor(type, &made), what)) {
+        check(b, b->cudnn->BackendCreateDescriptor(type, &made), what)) {
         b->plan->made[b->plan->num_made++] = made;
     }
     return made;
@@ -48,7 +48,7 @@ static void set(struct builder *b, descriptor d, cudnnBackendAttributeName_t nam
                 cudnnBackendAttributeType_t type, int64_t count, const void *values)
 {
     if (b->status == CUDNN_STATUS_SUCCESS) {
-        check(b, b->library->BackendSetAttribute(d, name, type, count, values), "an attribute");
+        check(b, b->cudnn->BackendSetAttribute(d, name, type, count, values), "an attribute");
     }
 }
 
@@ -63,7 +63,7 @@ static void set_descriptor(struct builder *b, descriptor d, cudnnBackendAttribut
 static descriptor finish(struct builder *b, descriptor d, const char *what)
 {
     if (b->status == CUDNN_STATUS_SUCCESS) {
-        check(b, b->library->BackendFinalize(d), what);
+        check(b, b->cudnn->BackendFinalize(d), what);
     }
     return d;
 }
@@ -326,7 +326,7 @@ static void add_attention(struct builder *b)
 static int choose_engine(struct builder *b, cudnnHandle_t handle, descriptor graph,
                          cudnnBackendHeurMode_t mode)
 {
-    const struct cudnn_library *library = b->library;
+    const struct cudnn_library *library = b->cudnn;
     descriptor engines[MAX_ENGINES];
     int64_t count = 0;
     b->status = CUDNN_STATUS_SUCCESS; /* the mode before may have failed */
@@ -375,8 +375,8 @@ static void make_plan(struct builder *b, cudnnHandle_t handle)
         return;
     }
     check(b,
-          b->library->BackendGetAttribute(b->plan->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                          CUDNN_TYPE_INT64, 1, &count, &bytes),
+          b->cudnn->BackendGetAttribute(b->plan->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                        CUDNN_TYPE_INT64, 1, &count, &bytes),
           "a plan");
     b->plan->workspace_bytes = bytes;
 }
@@ -385,7 +385,7 @@ int graph_make(const struct cudnn_library *library, cudnnHandle_t handle,
                const struct graph_shape *shape, struct graph_plan *plan,
                char cause[GRAPH_CAUSE_BYTES])
 {
-    struct builder b = {.library = library, .plan = plan, .next_id = GRAPH_TENSORS, .failed = ""};
+    struct builder b = {.cudnn = library, .plan = plan, .next_id = GRAPH_TENSORS, .failed = ""};
     char said[256] = "";
     *plan = (struct graph_plan){.shape = *shape};
     make_plan(&b, handle);

@@ -14,8 +14,7 @@ ATTN_STATIC_ASSERT(GDN_MAX_HEAD_SIZE <= DELTA_MAX_HEAD_SIZE &&
                        LATENT_MAX_SIZE >= 576,
                    "what is declared fits into the kernels");
 static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(NULL)};
-static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext),
-                                                    .state_dtypes = COMMON_STATE_DTYPES};
+static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext)};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 const struct attn_backend_caps gpu_caps = {

@@ -376,6 +376,10 @@ static const struct gdn_variant variants[] = {
     RULE(GDN_LIGHTNING, false),
     STATES16(GDN_KDA, ATTN_DTYPE_BF16, true),
     STATES16(GDN_MAMBA2, ATTN_DTYPE_F16, false),
+    /* heads for which backends have other kernels */
+    {GDN_MIXED, 0, 1, 1, 512, 16, 0, 64, 0, false, false, true, false, false, false},
+    {GDN_MIXED, 0, 1, 2, 256, 64, 4, 0, 0, true, true, false, false, false, false, true, 24, false, 0, GDN_MAMBA2},
+    {GDN_DRAFTS, 0, 1, 1, 200, 24, 4, 0, 3, true, false, true, false, false, true, true, 4, false, 0, GDN_KDA, ATTN_DTYPE_BF16},
 };
 /* Batches that fill a GPU: heads walked whole, with checkpoints and without; heads that are too many
  * to be walked in quarters and too few to be walked whole. */
