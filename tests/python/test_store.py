@@ -65,6 +65,16 @@ class Shapes(unittest.TestCase):
             libattn.torch.attend(q, k, k, torch.ones(2, 1, 3, 5).long(), scale=0.125, causal=True)
 
 
+    def test_a_causal_mask_of_a_cross_layer(self) -> None:
+        generator = torch.Generator().manual_seed(6)
+        q, k, v = (torch.randn(1, 2, rows, 16, generator=generator) for rows in (9, 12, 12))
+        mask = torch.ones(9, 12, dtype=torch.bool).tril(3)
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            out = libattn.torch.attend(q, k, v, mask[None, None], scale=0.25, causal=False, kind="cross")
+            self.assertLess(worst(out[0], attention(*(t[0].transpose(0, 1) for t in (q, k, v)), 0.25, mask)[0]), 2e-5, backend)
+
+
 class Scratch(unittest.TestCase):
     def test_one_for_all_plans_of_a_stream(self) -> None:
         """Plans of different layers, the largest first; a smaller one takes no memory of its own for it."""

@@ -14,9 +14,10 @@ from typing import Any
 from .dense import attend
 from .op import attend as _attend_op  # noqa: F401  registers torch.ops.libattn.attend
 from .paged import attend_packed, attend_pages, run_pages
+from .sdpa import activate_sdpa
 from .store import Row, store
 
-__all__ = ["Row", "attend", "attend_packed", "attend_pages", "configure", "run_pages", "table"]
+__all__ = ["Row", "activate_sdpa", "attend", "attend_packed", "attend_pages", "configure", "run_pages", "table"]
 
 
 def configure(**options: Any) -> None:

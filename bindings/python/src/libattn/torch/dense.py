@@ -251,8 +251,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     if k.shape[::3] != q.shape[::3] or v.shape[:3] != k.shape[:3]:
         raise make(Status.INVALID_ARGUMENT, "k", f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; [B, Hq, S, D], "
                    "[B, Hk, L, D] and [B, Hk, L, Dv] are needed")
-    # An encoder's rows see one run of keys in both directions; what else a mask shows goes through pages.
-    if kind in ("encoder_only", "mm_encoder") and segments.causal and queries > 1:
+    # Rows of an encoder and of a cross layer see one run of keys in both directions; what else a mask shows goes through pages.
+    if kind != "decoder" and segments.causal and queries > 1:
         kind = "decoder"
     q_rows = _query_rows(q)
     shape = (batch, queries, heads, v.shape[3])
