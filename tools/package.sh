@@ -1,17 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Packages of this checkout, each tried after it was made: a wheel with library, plugins and tools inside, Debian packages
+# Packages of this checkout, each tried after it was made: a wheel with library, plugins and tools inside, a kernel, Debian packages
 # (library, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
 # The version is meson.build's. Everything lies under build/package ($PACKAGE_WORK); what was made is printed last. The tests
 # package_deb and python_wheel run it with few options; dist is for releases.
 # cuda_flash is made for the GPUs of a release, where nvcc is and -Dcuda-archs names no others: no other stage builds these.
 # A wheel is tried with build/venv's Python and with those that $PACKAGE_PYTHONS names. It needs auditwheel next to that Python.
-# usage: tools/package.sh wheel|deb|dist [meson options, such as -Dcuda-flash=disabled]
+# A kernel is what the wheel has, as Hugging Face's `kernels` loads it from a folder or from the Hub; torch 2.8 or later.
+# usage: tools/package.sh wheel|kernel|deb|dist [meson options, such as -Dcuda-flash=disabled]
 set -eu
 cd "$(dirname "$0")/.."
 source=$PWD work=${PACKAGE_WORK:-$PWD/build/package}
 what=${1:-}
-case $what in wheel | deb | dist) shift ;; *) sed -n 's/^# usage: //p' "$0" >&2; exit 2 ;; esac
+case $what in wheel | kernel | deb | dist) shift ;; *) sed -n 's/^# usage: //p' "$0" >&2; exit 2 ;; esac
 version=$(meson introspect meson.build --projectinfo 2>/dev/null | sed 's/.*"version": "\([^"]*\)".*/\1/')
 folder=$work/$what stage=$work/$what/stage
 rm -rf "$folder"
@@ -132,6 +133,33 @@ print(f'Python {sys.version_info[0]}.{sys.version_info[1]}: {served} serves a la
 # A command of the environment, on its PATH
 tried() {
     clean PATH="$folder/try/bin:/usr/bin:/bin" "$@"
+}
+
+# variant BACKEND JSON: the kernel for torch 2.8 or later with that backend; metadata for `kernels`
+variant() {
+    variant=$folder/libattn/build/torch-stable-abi28-$1-$(uname -m)-linux
+    mkdir -p "$variant"
+    cp -rl "$folder/unpacked/libattn/." "$variant"
+    cat >"$variant/metadata.json" <<END
+{"name": "libattn", "id": "_libattn_$1", "version": 1, "license": "Apache-2.0", "python-depends": [], "backend": $2}
+END
+}
+
+kernel() {
+    wheel "$@"
+    "$python" -m zipfile -e "$made" "$folder/unpacked"
+    chmod +x "$folder"/unpacked/libattn/bin/* "$folder/unpacked/libattn/lib/attn/attn-scan"
+    variant cpu '{"type": "cpu"}'
+    [ ! -e "$tree/lib/attn/attn_cuda_flash.so" ] || variant cu130 '{"type": "cuda", "archs": ["8.0", "9.0a", "10.0a", "12.0"]}'
+    clean HF_HUB_OFFLINE=1 "$python" -c "
+import importlib, pathlib, kernels, torch
+layers = importlib.import_module(kernels.get_local_kernel(pathlib.Path('libattn'), backend='cpu').__name__ + '.torch')
+q, k, v = (torch.randn(2, heads, 40, 64) for heads in (8, 2, 2))
+out = layers.attend(q, k, v, scale=0.125, causal=True).transpose(1, 2)
+right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+assert torch.dist(out, right) < 1e-4, torch.dist(out, right)
+print('kernel:', *layers.table())"
+    tar cJf "$folder/libattn-$version-kernel.tar.xz" -C "$folder" libattn
 }
 
 # package NAME DESCRIPTION DEPENDS PATTERN...: moves the files out of $stage and makes the package

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # tools/package.sh makes its packages of the core, cpu_ref and the tools, unoptimized, and tries them. The source archive is
 # not made here: it is what git has, which CI builds.
-# usage: package.sh BUILD wheel|deb
+# usage: package.sh BUILD wheel|kernel|deb
 set -eu
 build=$1 what=$2
 cd "$(dirname "$0")/../.."
-if [ "$what" = wheel ]; then
+if [ "$what" != deb ]; then
     [ -e "$build/venv/.complete" ] || { echo "skipped: $build/venv is not there; tools/test.sh makes it"; exit 77; }
 elif ! command -v dpkg-shlibdeps >/dev/null; then
     echo "skipped: no dpkg-dev"
