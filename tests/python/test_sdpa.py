@@ -92,5 +92,35 @@ class Sdpa(unittest.TestCase):
         activate_flash_attention_impl("libattn")
 
 
+@unittest.skipUnless(torch.cuda.is_available(), "no GPU")
+class Gpu(unittest.TestCase):
+    def setUp(self) -> None:
+        activate_flash_attention_impl("libattn")
+        self.addCleanup(restore_flash_attention_impl)
+        libattn.torch.configure(ignore_environment=True)
+
+    def test_each_fused_operator(self) -> None:
+        for fused in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            for queries, keys, causal in ((100, 100, True), (100, 100, False), (1, 300, False), (40, 300, False)):
+                q, k, v = (t.cuda() for t in inputs(2, 4, 4, queries, keys, dtype=torch.bfloat16))
+                with sdpa_kernel(fused):
+                    out = sdpa(q, k, v, is_causal=causal)
+                self.assertLess(worst(out, right(q, k, v, is_causal=causal)), 0.06, (fused, queries, keys, causal))
+        self.assertEqual({row.prefill for row in libattn.torch.table()}, {"cuda_flash"})
+
+    def test_float32_and_masks(self) -> None:
+        q, k, v = (t.cuda() for t in inputs(3, 4, 4, 9, 21))
+        padded = (torch.arange(21) < torch.tensor([21, 5, 13])[:, None])[:, None, None].expand(3, 1, 9, 21).cuda()
+        for options in ({}, {"is_causal": True}, {"attn_mask": padded}):
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                self.assertLess(worst(sdpa(q, k, v, **options), right(q, k, v, **options)), 1e-4, options)
+
+    def test_compiled(self) -> None:
+        q, k, v = (t.cuda() for t in inputs(2, 4, 4, 64, 64, dtype=torch.bfloat16))
+        compiled = torch.compile(lambda q, k, v: sdpa(q, k, v, is_causal=True) + 1, fullgraph=True)
+        with torch.no_grad():
+            self.assertLess(worst(compiled(q, k, v) - 1, right(q, k, v, is_causal=True)), 0.1)
+
+
 if __name__ == "__main__":
     unittest.main()
