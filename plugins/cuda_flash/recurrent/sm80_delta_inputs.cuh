@@ -51,6 +51,18 @@ template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t
     }
 }
 
+/* A power of two such that |x| <= `largest` is below 2^(bits + 1) of it, and its inverse. */
+struct row_scale {
+    float scale, inverse;
+};
+
+static __device__ __forceinline__ row_scale scale_of(float largest, int32_t bits)
+{
+    int32_t exponent = (int32_t)(float_bits(largest) >> 23) - bits;
+    exponent = min(max(exponent, 20), 240);
+    return {bits_float((uint32_t)exponent << 23), bits_float((uint32_t)(254 - exponent) << 23)};
+}
+
 /* Loads two 16-bit channels, of which `real` exist, one by one where they are not adjacent or
  * aligned. */
 static __device__ __noinline__ uint32_t load_singly(const char *at, int64_t apart, int32_t real)

@@ -10,6 +10,7 @@
 #define PREPARE_WARPS (PREPARE_THREADS / GPU_LANES)
 #define BLOCK 16 /* rows and columns of a block of the inverse */
 #define BLOCKS (CHUNK / BLOCK)
+#define KEY_BITS 3 /* exponent bound of rows without a norm; their products are below 2^15 */
 
 /* Gates of a value head. The decay between tokens of different blocks is a product of two factors
  * below 1; within a block it is the exponential of a difference of high + low. */
@@ -69,6 +70,11 @@ struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of
     float bias[2][CHUNK_DIMS];
     struct prepare_gates gates[2];
     struct prepare_item item, next; /* kept here instead of in registers */
+};
+
+/* For any rule; scales: what rows of k and q without a norm were divided by. */
+struct alignas(256) rule_memory : prepare_memory {
+    float scales[2][CHUNK];
 };
 
 /* The warp's index in its group; a CTA may have several groups. Recomputed at each use, as
@@ -131,12 +137,11 @@ static __device__ __forceinline__ void fetch_keys(const sm80_delta_params &a, pr
     int32_t thread = prepare_warp() * GPU_LANES + lane_index();
     int32_t before = item.first - (CHUNK_TAPS - 1); /* the token of the first row */
     int64_t channel = (int64_t)item.key_head * p.head_size_k;
-    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
 #pragma unroll 1
     for (int32_t is_q = 0; is_q < 2; is_q++) {
         char *raw = is_q ? m.raw_q : m.raw_k;
         delta_source<2> source(p, item.request, is_q ? p.q : p.k, item.key_head,
-                               is_q ? channel : keys + channel, p.head_size_k, thread);
+                               (is_q ? p.first_q : p.first_k) + channel, p.head_size_k, thread);
         load_key_weights(p, source, m.weights[is_q][thread], m.bias[is_q][thread]);
         const char *head = source.rows - (source.real > 0 ? thread * 2 : 0);
         int32_t piece = thread % 16, row = thread / 16;
@@ -211,11 +216,35 @@ static __device__ __forceinline__ void multiply_taps(const prepare_memory &m, co
     }
 }
 
-/* As multiply_taps, followed by SiLU and norm. */
-static __device__ __forceinline__ void convolve_keys(const gpu_delta_params &p,
-                                                     const prepare_memory &m, const char *raw,
-                                                     int32_t is_q, int32_t num_tokens,
-                                                     uint32_t (&out)[CHUNK_DIMS / 8][2])
+/* The factors of the lane's two rows without a norm: powers of two that make products of rows f16
+ * numbers. Stores their inverses. */
+static __device__ __forceinline__ void scale_keys(const float (&y)[CHUNK_DIMS / 8][4],
+                                                  int32_t num_tokens, float (&factors)[2],
+                                                  float *scales)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int c = 0; c < CHUNK_DIMS / 8; c++) {
+            largest = fmaxf(largest, fmaxf(fabsf(y[c][2 * half]), fabsf(y[c][2 * half + 1])));
+        }
+        largest = fmaxf(largest, lane_xor(largest, 1));
+        largest = fmaxf(largest, lane_xor(largest, 2));
+        row_scale scale = scale_of(largest, KEY_BITS);
+        int32_t row = prepare_warp() * BLOCK + (lane_again() >> 2) + half * 8;
+        factors[half] = row < num_tokens ? scale.inverse : 0.0f;
+        if ((lane_again() & 3) == 0) {
+            scales[row] = scale.scale;
+        }
+    }
+}
+
+/* As multiply_taps, followed by SiLU and norm. ANY_RULE: the norm is p's, else there is one. */
+template <bool ANY_RULE>
+static __device__ __forceinline__ void
+convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *raw, int32_t is_q,
+              int32_t num_tokens, float *scales, uint32_t (&out)[CHUNK_DIMS / 8][2])
 {
     bool silu = p.conv_width > 0 && p.conv_silu;
     int32_t of_eight = lane_again() >> 2;
@@ -241,6 +270,11 @@ static __device__ __forceinline__ void convolve_keys(const gpu_delta_params &p,
         bool is_there = prepare_warp() * BLOCK + of_eight + half * 8 < num_tokens;
         factors[half] = is_there ? rsqrtf(squares[half] + L2_EPSILON) : 0.0f;
     }
+    if constexpr (ANY_RULE) {
+        if (!p.l2norm) {
+            scale_keys(y, num_tokens, factors, scales);
+        }
+    }
 #pragma unroll
     for (int c = 0; c < CHUNK_DIMS / 8; c++) {
 #pragma unroll
@@ -253,6 +287,7 @@ static __device__ __forceinline__ void convolve_keys(const gpu_delta_params &p,
 
 /* Computes k, then q, in place of their inputs. The loop is not unrolled, since code that runs once
  * is fetched once for each warp. */
+template <bool ANY_RULE>
 static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     const prepare_item &item = m.item;
@@ -261,7 +296,8 @@ static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, pre
     for (int32_t is_q = 0; is_q < 2; is_q++) {
         char *tile = is_q ? m.raw_q : m.raw_k;
         uint32_t out[CHUNK_DIMS / 8][2];
-        convolve_keys(a.p, m, tile, is_q, num_tokens, out);
+        float *scales = ANY_RULE ? ((rule_memory &)m).scales[is_q] : nullptr;
+        convolve_keys<ANY_RULE>(a.p, m, tile, is_q, num_tokens, scales, out);
         sync_preparers(); /* all warps have read the inputs */
         int32_t lane = lane_again(), row = prepare_warp() * BLOCK + (lane >> 2);
 #pragma unroll

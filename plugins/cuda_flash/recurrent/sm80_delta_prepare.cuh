@@ -125,26 +125,12 @@ struct gate_inputs {
     }
 };
 
-/* One warp makes the gates of a value head and their prefix sums; a lane has two tokens. */
-static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_inputs from,
-                                               int32_t num_tokens, prepare_gates &gates,
-                                               chunk_head &to)
+/* Stores prefix sums of log decays and what is made of them; a lane has two tokens. */
+static __device__ __forceinline__ void store_gates(const double (&log_decay)[2],
+                                                   const float (&beta)[2], prepare_gates &gates,
+                                                   chunk_head &to)
 {
-    int32_t lane = lane_index(), shift = gate_inputs::are_narrow(p) ? 16 : 0;
-    float beta[2], inputs[2][2], factor = -expf(from.a_log), bias = from.bias;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        inputs[i][0] = bits_float(from.bits[i][0] << shift);
-        inputs[i][1] = bits_float(from.bits[i][1] << shift);
-    }
-    double log_decay[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        bool is_there = 2 * lane + i < num_tokens;
-        float g = factor * softplus(inputs[i][0] + bias);
-        log_decay[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0;
-        beta[i] = is_there ? 1.0f / (1.0f + expf(-inputs[i][1])) : 0.0f;
-    }
+    int32_t lane = lane_index();
     double sum = log_decay[0] + log_decay[1];
 #pragma unroll
     for (int distance = 1; distance < GPU_LANES; distance *= 2) {
@@ -173,6 +159,55 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_i
         to.from_start[row] = fast_exp2(high);
         to.to_end[row] = fast_exp2((float)(ends[BLOCKS - 1] - sums[i]));
     }
+}
+
+/* One warp makes the gates of a value head and their prefix sums; a lane has two tokens. */
+static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_inputs from,
+                                               int32_t num_tokens, prepare_gates &gates,
+                                               chunk_head &to)
+{
+    int32_t lane = lane_index(), shift = gate_inputs::are_narrow(p) ? 16 : 0;
+    float beta[2], inputs[2][2], factor = -expf(from.a_log), bias = from.bias;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        inputs[i][0] = bits_float(from.bits[i][0] << shift);
+        inputs[i][1] = bits_float(from.bits[i][1] << shift);
+    }
+    double log_decay[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        bool is_there = 2 * lane + i < num_tokens;
+        float g = factor * softplus(inputs[i][0] + bias);
+        log_decay[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0;
+        beta[i] = is_there ? 1.0f / (1.0f + expf(-inputs[i][1])) : 0.0f;
+    }
+    store_gates(log_decay, beta, gates, to);
+}
+
+/* As make_gates, for gates per head of any rule. Rules without a delta get factors of values and
+ * queries instead of an inverse. */
+static __device__ __noinline__ void make_any_gates(const gpu_delta_params &p,
+                                                   const prepare_item &item, int32_t head,
+                                                   rule_memory &m, prepare_gates &gates,
+                                                   chunk_head &to)
+{
+    int32_t num_tokens = item.request.num_tokens - item.first;
+    float beta[2];
+    double sums[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int32_t t = 2 * lane_index() + i;
+        int64_t row = item.request.first_row + item.first + min(t, num_tokens - 1);
+        float step = 0.0f, g = log_decay(p, row, head, head, &step);
+        bool is_there = t < num_tokens;
+        sums[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0;
+        beta[i] = is_there ? write_gate(p, row, head, step) : 0.0f;
+        if (p.rule.additive) {
+            to.factors.value[t] = beta[i] * (p.l2norm ? 1.0f : m.scales[0][t]);
+            to.factors.query[t] = p.l2norm ? 1.0f : m.scales[1][t];
+        }
+    }
+    store_gates(sums, beta, gates, to);
 }
 
 /* Applies decays to a block on the diagonal and clears elements with fewer than `least` tokens
@@ -403,20 +438,25 @@ struct pair_gates {
         return pair + prepare_warp() < min(pair + 2, a.group);
     }
 
+    template <bool ANY_RULE>
     __device__ __forceinline__ void load(const sm80_delta_params &a, int32_t pair,
                                          const prepare_memory &m)
     {
-        if (are_made(a, pair)) {
+        if (!ANY_RULE && are_made(a, pair)) {
             inputs.load(a.p, m.item.request, m.item.first + 2 * lane_index(),
                         m.item.key_head * a.group + pair + prepare_warp());
         }
     }
 
+    template <bool ANY_RULE>
     __device__ __forceinline__ void make(const sm80_delta_params &a, int32_t pair,
                                          prepare_memory &m) const
     {
         int32_t of_pair = prepare_warp();
-        if (are_made(a, pair)) {
+        if (ANY_RULE && are_made(a, pair)) {
+            make_any_gates(a.p, m.item, m.item.key_head * a.group + pair + of_pair,
+                           (rule_memory &)m, m.gates[of_pair], m.item.heads[pair + of_pair]);
+        } else if (are_made(a, pair)) {
             make_gates(a.p, inputs, m.item.request.num_tokens - m.item.first, m.gates[of_pair],
                        m.item.heads[pair + of_pair]);
         }
@@ -433,30 +473,37 @@ static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int
 }
 
 /* Prepares m.item for all of its value heads, and looks up m.next, item number `next`. All threads
- * of the group call; a barrier must follow before the memory is reused. */
+ * of the group call; a barrier must follow before the memory is reused. ANY_RULE: m is a
+ * rule_memory. */
+template <bool ANY_RULE>
 static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, int32_t next,
                                                      prepare_memory &m)
 {
     int32_t group = a.group;
     slot_sums sums;
     pair_gates gates;
-    gates.load(a, 0, m);
+    gates.load<ANY_RULE>(a, 0, m);
     fetch_keys(a, m);
     find_next(a, next, m);
-    gates.make(a, 0, m);
+    if constexpr (!ANY_RULE) {
+        gates.make<false>(a, 0, m);
+    }
     wait_for_copies();
     sync_preparers(); /* all inputs are written */
-    make_keys(a, m);
+    make_keys<ANY_RULE>(a, m);
     sync_preparers(); /* gates and keys are written */
     store_keys(m);
+    if constexpr (ANY_RULE) {
+        gates.make<true>(a, 0, m); /* from the keys' scales */
+    }
     multiply_slots(m, sums);
     sync_preparers(); /* all warps have read q */
 #pragma unroll 1
     for (int32_t pair = 0; pair < group; pair += 2) {
         int32_t count = min(2, group - pair);
         if (pair > 0) {
-            gates.load(a, pair, m);
-            gates.make(a, pair, m);
+            gates.load<ANY_RULE>(a, pair, m);
+            gates.make<ANY_RULE>(a, pair, m);
             sync_preparers();
         }
 #pragma unroll 1
@@ -464,6 +511,10 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
             chunk_head &head = m.item.heads[pair + i];
             clear_blocks(head);
             decay_slots(m.gates[i], sums, (char *)head.scores, m.a[i]);
+        }
+        if (ANY_RULE && a.p.rule.additive) {
+            sync_preparers(); /* all warps have read gates */
+            continue;
         }
         sync_lanes();
         int32_t half = lane_again() / 16, of_pair = min(half, count - 1);
@@ -484,7 +535,7 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
 
 /* Prepares items a.first_part .. a.end_part - 1, one in every so many groups of the launch;
  * `number` is this group's index. FLAGS: sets the flag of each prepared part. */
-template <bool FLAGS>
+template <bool FLAGS, bool ANY_RULE = false>
 static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a, int32_t number,
                                                      prepare_memory &m)
 {
@@ -501,7 +552,7 @@ static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a,
         int32_t next = m.item.index * a.p.num_k_heads + m.item.key_head +
                        (int32_t)(gridDim.x * blockDim.x / PREPARE_THREADS);
         if (m.item.is_there) {
-            prepare_chunk(a, next, m);
+            prepare_chunk<ANY_RULE>(a, next, m);
         } else {
             find_next(a, next, m);
         }

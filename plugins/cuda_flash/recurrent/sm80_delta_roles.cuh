@@ -65,18 +65,6 @@ static __device__ __forceinline__ void barrier_give(const uint64_t &barrier)
     barrier_arrive(shared_address(&barrier));
 }
 
-/* A power of two such that |x| <= `largest` is below 2^(bits + 1) of it, and its inverse. */
-struct row_scale {
-    float scale, inverse;
-};
-
-static __device__ __forceinline__ row_scale scale_of(float largest, int32_t bits)
-{
-    int32_t exponent = (int32_t)(float_bits(largest) >> 23) - bits;
-    exponent = min(max(exponent, 20), 240);
-    return {bits_float((uint32_t)exponent << 23), bits_float((uint32_t)(254 - exponent) << 23)};
-}
-
 /* The inverse of a power of two. */
 static __device__ __forceinline__ float inverse_of(float scale)
 {
@@ -206,15 +194,26 @@ template <int PAIRS> struct step_rights {
 
 typedef step_rights<TOKEN_TILES / 2> token_rights;
 
+/* A bf16 or f16. */
+static __device__ __forceinline__ float narrow_number(uint16_t bits, int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_BF16 ? float_of_bf16(bits) : float_of_half_bits(bits);
+}
+
 /* The state of a warp's rows, each in units of a power of two. */
 struct delta_rows {
     float s[KEY_TILES][4];
     float unit[2];
 
-    __device__ float *row(const sm80_delta_params &a, const state_item &item, int32_t slot,
-                          int half)
+    template <bool ANY_RULE>
+    __device__ char *row(const sm80_delta_params &a, const state_item &item, int32_t slot, int half)
     {
-        return state_row(a.p, slot, item.head, item.first_row + (lane_index() >> 2) + half * 8);
+        int32_t d = item.first_row + (lane_index() >> 2) + half * 8;
+        if constexpr (ANY_RULE) {
+            return a.p.state + slot * a.p.state_slot + item.head * a.p.state_head +
+                   (int64_t)d * a.p.head_size_k * number_bytes_of(a.p.rule.state_dtype);
+        }
+        return (char *)state_row(a.p, slot, item.head, d);
     }
 
     __device__ bool holds(const sm80_delta_params &a, const state_item &item, int n, int i)
@@ -223,31 +222,52 @@ struct delta_rows {
                n * 8 + (lane_index() & 3) * 2 + (i & 1) < a.p.head_size_k;
     }
 
+    template <bool ANY_RULE>
     __device__ void load(const sm80_delta_params &a, const state_item &item)
     {
+        int32_t dtype = ANY_RULE ? a.p.rule.state_dtype : ATTN_DTYPE_F32;
         unit[0] = unit[1] = 1.0f;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float *from = row(a, item, item.request.state_from, i >> 1);
-                s[n][i] = item.request.has_state && holds(a, item, n, i)
-                              ? from[n * 8 + (lane_index() & 3) * 2 + (i & 1)]
-                              : 0.0f;
+                const char *from = row<ANY_RULE>(a, item, item.request.state_from, i >> 1);
+                int32_t d = n * 8 + (lane_index() & 3) * 2 + (i & 1);
+                bool real = item.request.has_state && holds(a, item, n, i);
+                if (dtype == ATTN_DTYPE_F32) {
+                    s[n][i] = real ? ((const float *)from)[d] : 0.0f;
+                } else {
+                    s[n][i] = narrow_number(real ? ((const uint16_t *)from)[d] : 0, dtype);
+                }
             }
         }
     }
 
-    __device__ void store(const sm80_delta_params &a, const state_item &item, int32_t slot)
+    /* States of 16 bits go on as they were stored. */
+    template <bool ANY_RULE>
+    __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
+                                          int32_t slot)
     {
+        int32_t dtype = ANY_RULE ? a.p.rule.state_dtype : ATTN_DTYPE_F32;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                if (holds(a, item, n, i)) {
-                    float *to = row(a, item, slot, i >> 1);
-                    to[n * 8 + (lane_index() & 3) * 2 + (i & 1)] = s[n][i] * unit[i >> 1];
+                char *to = row<ANY_RULE>(a, item, slot, i >> 1);
+                int32_t d = n * 8 + (lane_index() & 3) * 2 + (i & 1);
+                float x = s[n][i] * unit[i >> 1];
+                bool real = holds(a, item, n, i);
+                if (dtype == ATTN_DTYPE_F32) {
+                    if (real) {
+                        ((float *)to)[d] = x;
+                    }
+                    continue;
                 }
+                uint16_t bits = dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
+                if (real) {
+                    ((uint16_t *)to)[d] = bits;
+                }
+                s[n][i] = narrow_number(bits, dtype) * inverse_of(unit[i >> 1]);
             }
         }
     }
@@ -306,6 +326,42 @@ struct delta_rows {
             const uint4 &four = r[part / 2];
             const uint32_t left[4] = {four.x, four.y, four.z, four.w};
             rights[part & 1].add(s, left, part % 2 * TOKEN_TILES);
+        }
+    }
+
+    /* The same for rules without a delta, whose R has a unit of its own in each chunk. */
+    __device__ __forceinline__ void add_apart(const chunk_stage &stage, team_memory &team,
+                                              team_barriers &barriers, int32_t c)
+    {
+        uint32_t keys = depths_of<CHUNK_DIMS / 8>(shared_address(stage.keys.k));
+        token_rights rights;
+        uint4 r[TOKEN_STEPS];
+        float decay = stage.head.from_start[CHUNK - 1];
+        barrier_wait_for(barriers.update_full, c);
+        float2 scale = team.update_scale[lane_index()];
+#pragma unroll
+        for (int step = 0; step < TOKEN_STEPS; step++) {
+            r[step] = team.update[step][lane_index()];
+        }
+        barrier_give(barriers.update_empty);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sums[TOKEN_TILES][4];
+            clear(sums);
+#pragma unroll
+            for (int step = 0; step < TOKEN_STEPS; step++) {
+                const uint32_t left[4] = {r[step].x, r[step].y, r[step].z, r[step].w};
+                rights.load_depths<CHUNK_DIMS / 8>(keys, step * 16, half * TOKEN_TILES);
+                rights.add(sums, left);
+            }
+#pragma unroll
+            for (int n = 0; n < TOKEN_TILES; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float &to = s[half * TOKEN_TILES + n][i];
+                    to = fmaf(sums[n][i], i >> 1 ? scale.y : scale.x, decay * to);
+                }
+            }
         }
     }
 };
@@ -390,15 +446,44 @@ struct delta_chain {
         }
     }
 
-    __device__ __forceinline__ void run_chunk(const chunk_stage &stage, team_memory &team,
-                                              team_barriers &barriers, int32_t c)
+    /* R = V (factors), in units of its scale. */
+    __device__ __forceinline__ void weigh_values(const chunk_stage &stage, team_memory &team,
+                                                 team_barriers &barriers, int32_t c,
+                                                 row_scale (&scale)[2], float (&r)[TOKEN_TILES][4])
+    {
+        int32_t lane = lane_index(), pair = (lane & 3) * 2;
+        barrier_wait_for(barriers.values_full[c & 1], c >> 1);
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            float4 v = team.values[c & 1][n][value_place(n, lane)];
+            float2 factor = *(const float2 *)&stage.head.factors.value[n * 8 + pair];
+            r[n][0] = v.x * factor.x, r[n][1] = v.y * factor.y;
+            r[n][2] = v.z * factor.x, r[n][3] = v.w * factor.y;
+        }
+        barrier_give(barriers.values_empty[c & 1]);
+        scale_rows(r, STATE_BITS, scale);
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                r[n][i] *= scale[i >> 1].inverse;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run_chunk(bool additive, const chunk_stage &stage,
+                                              team_memory &team, team_barriers &barriers, int32_t c)
     {
         int32_t lane = lane_index(), pair = (lane & 3) * 2;
         float x[TOKEN_TILES][4], r[TOKEN_TILES][4];
         float2 of_state;
         row_scale scale[2];
-        subtract_keys(stage, team, barriers, c, of_state, x);
-        multiply_inverse(stage.head, x, of_state, scale, r);
+        if (additive) {
+            weigh_values(stage, team, barriers, c, scale, r);
+        } else {
+            subtract_keys(stage, team, barriers, c, of_state, x);
+            multiply_inverse(stage.head, x, of_state, scale, r);
+        }
         float2 scales = make_float2(scale[0].scale, scale[1].scale);
         barrier_wait_for(barriers.update_empty, c + 1);
 #pragma unroll

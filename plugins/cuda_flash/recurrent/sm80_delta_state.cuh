@@ -61,7 +61,31 @@ static __device__ __forceinline__ void store_outputs(const sm80_delta_params &a,
     }
 }
 
-static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
+/* For rules without a delta: applies the queries' factors to outputs and adds the skip. */
+static __device__ __forceinline__ void finish_outputs(const sm80_delta_params &a, int32_t head,
+                                                      const chunk_stage &stage, team_memory &team,
+                                                      team_barriers &barriers, int32_t c,
+                                                      float (&o)[TOKEN_TILES][4])
+{
+    int32_t lane = lane_index(), pair = (lane & 3) * 2;
+    const float *skips = a.p.rule.skip;
+    float skip = skips != nullptr ? skips[head] : 0.0f;
+    barrier_wait_for(barriers.values_full[c & 1], c >> 1);
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+        float2 factor = *(const float2 *)&stage.head.factors.query[n * 8 + pair];
+        float4 v = team.values[c & 1][n][value_place(n, lane)];
+        float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            o[n][i] *= i & 1 ? factor.y : factor.x;
+            o[n][i] = skips != nullptr ? fmaf(skip, values[i], o[n][i]) : o[n][i];
+        }
+    }
+    barrier_give(barriers.values_empty[c & 1]);
+}
+
+static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a, bool additive,
                                                     const state_item &item,
                                                     const chunk_stage &stage, team_memory &team,
                                                     team_barriers &barriers, int32_t c)
@@ -109,6 +133,9 @@ static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a,
             o[n][i] =
                 a.p.scale * fmaf(r[n][i], i >> 1 ? change_scale.y : change_scale.x, from_state);
         }
+    }
+    if (additive) {
+        finish_outputs(a, item.head, stage, team, barriers, c, o);
     }
     store_outputs(a, item, c * CHUNK, o);
 }
@@ -175,12 +202,11 @@ static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
     constexpr int loads = VALUE_TOKENS + CHUNK_TAPS - 1;
     int32_t lane = lane_index(), row = (lane & 7) * 2, quarter = lane >> 3;
     int32_t begin = quarter * VALUE_TOKENS;
-    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
     for (int32_t c = 0; of_teams == 0 && c < a.stages - 1; c++) {
         copy_chunk(a, item, c, m);
     }
     delta_source<2> source(p, item.request, p.v, item.head,
-                           2 * keys + (int64_t)item.head * p.head_size_v, p.head_size_v,
+                           p.first_v + (int64_t)item.head * p.head_size_v, p.head_size_v,
                            item.first_row + row);
     delta_taps<2> taps;
     uint32_t raw[loads][1];
@@ -224,9 +250,10 @@ static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
     }
 }
 
-/* readers: warps of a team that read stages; of_state: those of them that read the state. */
+/* Warps of a team: readers of stages, of the state and of values. */
 template <int TEAMS>
-static __device__ void init_barriers(state_memory<TEAMS> &m, int32_t readers, int32_t of_state)
+static __device__ void init_barriers(state_memory<TEAMS> &m, int32_t readers, int32_t of_state,
+                                     int32_t of_values = 1)
 {
     if (thread_index() == 0) {
         for (int32_t i = 0; i < MOST_STAGES; i++) {
@@ -241,7 +268,10 @@ static __device__ void init_barriers(state_memory<TEAMS> &m, int32_t readers, in
             uint64_t *all = (uint64_t *)&m.barriers[team];
             for (size_t i = 0; i < sizeof(team_barriers) / sizeof *all; i++) {
                 bool frees_state = &all[i] == &m.barriers[team].state_empty;
-                barrier_init(shared_address(&all[i]), (frees_state ? of_state : 1) * GPU_LANES);
+                bool frees_values = &all[i] == &m.barriers[team].values_empty[0] ||
+                                    &all[i] == &m.barriers[team].values_empty[1];
+                int32_t warps = frees_state ? of_state : frees_values ? of_values : 1;
+                barrier_init(shared_address(&all[i]), warps * GPU_LANES);
             }
         }
 #if __CUDA_ARCH__ >= 900
@@ -287,55 +317,75 @@ static __device__ bool begin_item(const sm80_delta_params &a, int32_t teams, int
     return item.first_chunk + item.num_chunks <= a.num_chunks;
 }
 
-/* KEEPS: writes checkpoints, which needs further registers. */
-template <int TEAMS, bool KEEPS>
-static __global__ void __launch_bounds__(state_roles<TEAMS>::threads)
-    delta_state(const __grid_constant__ sm80_delta_params a)
+/* KEEPS: writes checkpoints, which needs further registers. ANY_RULE: rules and states as p.rule
+ * says. */
+template <int TEAMS, bool KEEPS, bool ANY_RULE>
+static __device__ __forceinline__ void run_state(const sm80_delta_params &a)
 {
-#ifndef __CUDA_ARCH_FEAT_SM90_ALL /* sm90_delta_state runs there instead */
     extern __shared__ __align__(1024) char state_bytes[];
     state_memory<TEAMS> &m = *(state_memory<TEAMS> *)state_bytes;
     int32_t team = warp_index() % TEAMS, role = warp_index() / TEAMS;
+    const bool additive = ANY_RULE && a.p.rule.additive;
     state_item item;
     if (!begin_item(a, TEAMS, team, item)) {
         return;
     }
-    init_barriers(m, 3, 2);
+    init_barriers(m, 3, additive ? 1 : 2, additive ? 2 : 1);
     if (role == ROLE_VALUES) {
         make_values(a, item, m, team);
     } else if (role == ROLE_STATES) {
         delta_rows rows;
-        rows.load(a, item);
+        rows.load<ANY_RULE>(a, item);
         for (int32_t c = 0; c < item.num_chunks; c++) {
             int32_t stage = c % a.stages;
             rows.publish(m.teams[team], m.barriers[team], c);
             barrier_wait_for(m.full[stage], c / a.stages);
-            rows.add_keys(m.stages[stage], m.teams[team], m.barriers[team], c);
+            if (additive) {
+                rows.add_apart(m.stages[stage], m.teams[team], m.barriers[team], c);
+            } else {
+                rows.add_keys(m.stages[stage], m.teams[team], m.barriers[team], c);
+            }
             barrier_give(m.empty[stage]);
-            if constexpr (KEEPS) {
+            if constexpr (KEEPS) { /* the checkpoint, and at the end the state */
                 int32_t slot = slot_after(a, item, c);
-                if (slot >= 0) {
-                    rows.store(a, item, slot);
+                int32_t last = c + 1 == item.num_chunks ? item.request.slots[0] : -1;
+#pragma unroll 1
+                for (int32_t i = 0; i < 2; i++, slot = last) {
+                    if (slot >= 0) {
+                        rows.store<ANY_RULE>(a, item, slot);
+                    }
                 }
             }
         }
-        rows.store(a, item, item.request.slots[0]);
+        if constexpr (!KEEPS) {
+            rows.store<ANY_RULE>(a, item, item.request.slots[0]);
+        }
     } else if (role == ROLE_CHAINS) {
         delta_chain chain = {{1.0f, 1.0f}};
         for (int32_t c = 0; c < item.num_chunks; c++) {
             int32_t stage = c % a.stages;
             barrier_wait_for(m.full[stage], c / a.stages);
-            chain.run_chunk(m.stages[stage], m.teams[team], m.barriers[team], c);
+            chain.run_chunk(additive, m.stages[stage], m.teams[team], m.barriers[team], c);
             barrier_give(m.empty[stage]);
         }
     } else {
         for (int32_t c = 0; c < item.num_chunks; c++) {
             int32_t stage = c % a.stages;
             barrier_wait_for(m.full[stage], c / a.stages);
-            make_outputs(a, item, m.stages[stage], m.teams[team], m.barriers[team], c);
+            make_outputs(a, additive, item, m.stages[stage], m.teams[team], m.barriers[team], c);
             barrier_give(m.empty[stage]);
         }
     }
+}
+
+template <int TEAMS, bool KEEPS>
+static __global__ void __launch_bounds__(state_roles<TEAMS>::threads)
+    delta_state(const __grid_constant__ sm80_delta_params a)
+{
+#if defined(DELTA_ANY_RULE)
+    run_state<TEAMS, true, true>(a);
+#elif !defined(__CUDA_ARCH_FEAT_SM90_ALL) /* sm90_delta_state runs there instead */
+    run_state<TEAMS, KEEPS, false>(a);
 #endif
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gated delta in chunks, host side: which layers and tensors it serves, and the numbering of
+/* Recurrent layers in chunks, host side: which layers and tensors it serves, and the numbering of
  * chunks. */
 #include "sm80_gated_delta.h"
 
+#include "common/gated_delta.h"
 #include "gpu/host/schedule.h"
 
 bool sm80_delta_fits(const struct gpu_device *device);
@@ -11,13 +12,19 @@ bool sm80_delta_fits(const struct gpu_device *device);
 #define CHUNKED_FROM 32
 
 /* Bytes of a chunk's intermediates; 0 if the layer is not served. Scores and the inverse are f16:
- * they are bounded only if q and k are normalized, and their error exceeds the bound of f16 layers.
- */
-static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_recurrent_desc *g,
-                           int32_t dtype)
+ * the inverse is bounded only if q and k are normalized, and their error exceeds the bound of f16
+ * layers. A state that is rounded after every token has no chunks. */
+static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_layer_desc *layer)
 {
-    bool served = sm80_delta_fits(device) && g->qk_l2norm && g->head_size_k <= CHUNK_DIMS &&
-                  g->conv_width <= CHUNK_TAPS && dtype == ATTN_DTYPE_BF16;
+    const struct attn_recurrent_desc *g =
+        (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
+    const struct attn_recurrent_rule *rule =
+        (const struct attn_recurrent_rule *)ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
+    bool additive = rule != NULL && rule->rule == ATTN_RULE_ADDITIVE;
+    bool rounds = g->state_dtype != ATTN_DTYPE_F32 && layer->batch_invariant > 1;
+    bool served = sm80_delta_fits(device) && (g->qk_l2norm || additive) &&
+                  (rule == NULL || !rule->gate_per_channel) && g->head_size_k <= CHUNK_DIMS &&
+                  g->conv_width <= CHUNK_TAPS && layer->dtype == ATTN_DTYPE_BF16 && !rounds;
     return served ? g->num_k_heads * (int64_t)sizeof(struct chunk_keys) +
                         g->num_v_heads * (int64_t)sizeof(struct chunk_head) +
                         sm80_delta_flag_bytes(g->num_k_heads)
@@ -57,10 +64,10 @@ static bool takes(const struct gpu_delta_params *p)
 }
 
 /* Whether the state kernel also rolls the convolution windows; those of sm_90 do. */
-static bool rolls(const struct gpu_device *device)
+static bool rolls(const struct gpu_device *device, const struct gpu_delta_params *p)
 {
 #ifdef CUDA_FLASH_SM90
-    return device->major == 9;
+    return device->major == 9 && p->rule.is_plain;
 #else
     return false;
 #endif
@@ -89,7 +96,10 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
                     : p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0 ? 2
                                                                            : 1,
     };
-    a.state_on_sm90 = rolls(device);
+    if (!p->rule.is_plain) {
+        return sm80_rules_launch(device, &a, stream);
+    }
+    a.state_on_sm90 = rolls(device, p);
 #ifdef CUDA_FLASH_SM90
     if (a.state_on_sm90) {
         return sm90_delta_state(device, &a, stream);
@@ -105,7 +115,7 @@ static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_
 #ifdef CUDA_FLASH_SM90
     uint64_t state =
         (uint64_t)(uintptr_t)p->state | (uint64_t)p->state_slot | (uint64_t)p->state_head;
-    return device->major == 9 && takes(p) && p->conv_width == CHUNK_TAPS &&
+    return device->major == 9 && p->rule.is_plain && takes(p) && p->conv_width == CHUNK_TAPS &&
            p->head_size_k == CHUNK_DIMS && p->head_size_v <= CHUNK_DIMS &&
            p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0;
 #else
@@ -127,6 +137,7 @@ static const char *run_steps(const struct gpu_device *device, const struct gpu_d
 static const char *load(const struct gpu_device *device)
 {
     const char *cause = sm80_delta_launch(device, NULL, NULL);
+    cause = cause ? cause : sm80_rules_launch(device, NULL, NULL);
 #ifdef CUDA_FLASH_SM90
     if (cause == NULL && device->major == 9) {
         cause = sm90_delta_launch(device, NULL, NULL);

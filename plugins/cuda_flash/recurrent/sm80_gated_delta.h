@@ -23,10 +23,15 @@ struct chunk_keys {
 };
 
 struct chunk_head {
-    uint16_t inverse[CHUNK][CHUNK]; /* (I + A)^-1 beta, transposed */
-    uint16_t scores[CHUNK][CHUNK];  /* q k^T with decays, causal */
-    float from_start[CHUNK];        /* decay from the chunk's start up to and including the token */
-    float to_end[CHUNK];            /* decay after the token up to the chunk's end */
+    union {
+        uint16_t inverse[CHUNK][CHUNK]; /* (I + A)^-1 beta, transposed */
+        struct {                        /* rules without a delta: factors of tokens */
+            float value[CHUNK], query[CHUNK];
+        } factors;
+    };
+    uint16_t scores[CHUNK][CHUNK]; /* q k^T with decays, causal */
+    float from_start[CHUNK];       /* decay from the chunk's start up to and including the token */
+    float to_end[CHUNK];           /* decay after the token up to the chunk's end */
 };
 
 /* Flags that follow them where both kernels overlap: whether a key head's part of the chunk is
@@ -67,6 +72,9 @@ static inline int64_t sm80_delta_most_requests(const struct sm80_delta_params *a
 /* With params NULL, only loads the kernels on the current device. Returns NULL or the cause of a
  * failure. */
 const char *sm80_delta_launch(const struct gpu_device *device, struct sm80_delta_params *params,
+                              void *stream);
+/* As sm80_delta_launch, for every rule and state with a gate per head. */
+const char *sm80_rules_launch(const struct gpu_device *device, struct sm80_delta_params *params,
                               void *stream);
 /* As sm80_delta_launch, with the state kernels of sm_90, by wgmma. */
 const char *sm90_delta_state(const struct gpu_device *device, struct sm80_delta_params *params,

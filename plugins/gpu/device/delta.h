@@ -3,6 +3,8 @@
 #ifndef GPU_DEVICE_DELTA_H
 #define GPU_DEVICE_DELTA_H
 
+#include <attn/draft/recurrent.h>
+
 #include "gpu/delta.h"
 #include "gpu/device/number.h"
 
@@ -97,6 +99,37 @@ GPU_INLINE float softplus(float x)
 {
     float e = expf(fminf(x, SOFTPLUS_LINEAR)), u = 1.0f + e;
     return x > SOFTPLUS_LINEAR ? x : u == 1.0f ? e : logf(u) * (e / (u - 1.0f));
+}
+
+/* g of gate `at` of token row `row`; *step is its dt, where the gate has one. NaN passes dt's
+ * limits. */
+GPU_INLINE float log_decay(const gpu_delta_params &p, int64_t row, int32_t head, int32_t at,
+                           float *step)
+{
+    const gpu_delta_rule &rule = p.rule;
+    if (rule.gate == ATTN_GATE_GIVEN) {
+        return matrix_number(p.a, row, at);
+    }
+    float rate = expf(p.a_log[head]);
+    if (rule.gate == ATTN_GATE_CONSTANT) {
+        return -rate;
+    }
+    float x = matrix_number(p.a, row, at) + p.dt_bias[at];
+    if (rule.gate == ATTN_GATE_BOUNDED) {
+        return rule.gate_bound * sigmoid(rate * x);
+    }
+    float dt = softplus(x);
+    dt = dt < rule.dt_min ? rule.dt_min : dt;
+    *step = rule.dt_max > 0.0f && dt > rule.dt_max ? rule.dt_max : dt;
+    return -rate * *step;
+}
+
+/* beta of token row `row`, whose dt is `step`. */
+GPU_INLINE float write_gate(const gpu_delta_params &p, int64_t row, int32_t head, float step)
+{
+    return p.rule.write_gate == ATTN_WRITE_GATE_SIGMOID ? sigmoid(matrix_number(p.b, row, head))
+           : p.rule.write_gate == ATTN_WRITE_GATE_STEP  ? step
+                                                        : 1.0f;
 }
 
 GPU_INLINE float *state_row(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t d)

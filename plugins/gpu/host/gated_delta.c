@@ -62,6 +62,7 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
         .first_k = (int32_t)gdn->first_k,
         .first_v = (int32_t)gdn->first_v,
         .rule = {.skip = gdn->skip,
+                 .is_plain = gdn_is_plain(args->layer),
                  .additive = gdn->rule->rule == ATTN_RULE_ADDITIVE,
                  .gate = gdn->rule->gate,
                  .write_gate = gdn->rule->write_gate,
@@ -111,7 +112,7 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
     ways->steps = p->steps_apart && plan->has_steps;
     ways->chunks = p->chunked_from > 0;
-    p->chunks_roll = ways->chunks && own->rolls(&instance->device);
+    p->chunks_roll = ways->chunks && own->rolls(&instance->device, p);
     ways->few = plan->has_few || p->checkpoint_interval > 0 ||
                 (plan->has_steps && !p->steps_apart) ||
                 (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));

@@ -81,11 +81,8 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     **prepared = (struct attn_prepared){0};
     const struct attn_mla_desc *mla = mla_of(layer);
     const bool is_sparse = mla != NULL && mla->topk > 0;
-    const struct attn_recurrent_desc *recurrent =
-        (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
-    if (recurrent != NULL && instance->chunks != NULL && gdn_is_plain(layer)) {
-        (*prepared)->chunk_bytes =
-            instance->chunks->chunk_bytes(&instance->device, recurrent, layer->dtype);
+    if (layer->kind == ATTN_LAYER_RECURRENT && instance->chunks != NULL) {
+        (*prepared)->chunk_bytes = instance->chunks->chunk_bytes(&instance->device, layer);
     }
     const bool planned = is_sparse ? instance->latent != NULL : layer->kind == ATTN_LAYER_MLA;
     (*prepared)->way =

@@ -117,14 +117,13 @@ struct gpu_latent_kernel {
     const char *(*attend)(const struct attn_attend_args *args, const struct gpu_latent_params *p);
 };
 
-/* Faster kernels for requests of many tokens of gated delta layers. Without them requests go token
+/* Faster kernels for requests of many tokens of recurrent layers. Without them requests go token
  * by token. The results for a request depend only on its own length, the layer and the tensors. */
 struct gpu_delta_chunks {
     int32_t tokens; /* the fewest tokens of such a request */
     const char *(*load)(const struct gpu_device *device);
     /* Scratch for a chunk of a layer; 0: the layer is not served. */
-    int64_t (*chunk_bytes)(const struct gpu_device *device, const struct attn_recurrent_desc *desc,
-                           int32_t dtype);
+    int64_t (*chunk_bytes)(const struct gpu_device *device, const struct attn_layer_desc *layer);
     /* The number of chunks for which a batch needs scratch. */
     int64_t (*num_chunks)(int64_t reqs, int64_t tokens);
     /* Whether the kernels serve these arguments. */
@@ -135,7 +134,7 @@ struct gpu_delta_chunks {
     const char *(*run_steps)(const struct gpu_device *device, const struct gpu_delta_params *p,
                              void *stream);
     /* Whether the kernels also roll the windows of their requests. */
-    bool (*rolls)(const struct gpu_device *device);
+    bool (*rolls)(const struct gpu_device *device, const struct gpu_delta_params *p);
     /* Launches the kernels; chunked_from is set. Returns NULL or the cause of a failure. */
     const char *(*run)(const struct gpu_device *device, const struct gpu_delta_params *p,
                        int64_t chunk_bytes, char *memory, void *stream);

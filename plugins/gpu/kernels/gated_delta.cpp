@@ -10,8 +10,6 @@
  * 8 Dv Dk bytes a head. Longer ones are bound by the latency of a token's sums. */
 #include "gpu/device/delta.h"
 
-#include <attn/draft/recurrent.h>
-
 #include "gpu/kernels/list.h"
 
 /* Tokens of a stretch; SIZE is at least Dk. */
@@ -113,29 +111,6 @@ GPU_INLINE float part_number(const gpu_delta_params &p, const delta_request &req
     return number_load(row, plain.dtype, d);
 }
 
-/* g of gate `at` of token row `row`; *step is its dt, where the gate has one. NaN passes dt's
- * limits. */
-GPU_INLINE float log_decay(const gpu_delta_params &p, int64_t row, int32_t head, int32_t at,
-                           float *step)
-{
-    const gpu_delta_rule &rule = p.rule;
-    if (rule.gate == ATTN_GATE_GIVEN) {
-        return matrix_number(p.a, row, at);
-    }
-    float rate = expf(p.a_log[head]);
-    if (rule.gate == ATTN_GATE_CONSTANT) {
-        return -rate;
-    }
-    float x = matrix_number(p.a, row, at) + p.dt_bias[at];
-    if (rule.gate == ATTN_GATE_BOUNDED) {
-        return rule.gate_bound * sigmoid(rate * x);
-    }
-    float dt = softplus(x);
-    dt = dt < rule.dt_min ? rule.dt_min : dt;
-    *step = rule.dt_max > 0.0f && dt > rule.dt_max ? rule.dt_max : dt;
-    return -rate * *step;
-}
-
 /* The gates of any rule; columns without a gate stay as they are. */
 template <class D>
 GPU_INLINE void load_any_gates(const gpu_delta_params &p, int32_t first_row, int32_t count,
@@ -148,10 +123,7 @@ GPU_INLINE void load_any_gates(const gpu_delta_params &p, int32_t first_row, int
         float step = 0.0f;
         m.decay[t][d] = d < gates ? expf(log_decay(p, row, head, head * gates + d, &step)) : 1.0f;
         if (d == 0) {
-            m.beta[t] = p.rule.write_gate == ATTN_WRITE_GATE_SIGMOID
-                            ? sigmoid(matrix_number(p.b, row, head))
-                        : p.rule.write_gate == ATTN_WRITE_GATE_STEP ? step
-                                                                    : 1.0f;
+            m.beta[t] = write_gate(p, row, head, step);
         }
     }
 }

@@ -388,6 +388,13 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 4, 64, 0, true, false, true, false, false, true, true, 64},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 8, 128, 128, 4, 64, 0, true, true, true, false, false, false, false, 0},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 8, 96, 104, 4, 64, 0, true, false, true, false, false, true, true, 64},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, true, false, 0, false, 0, GDN_MAMBA2},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 32, 96, 80, 4, 64, 0, true, false, false, true, true, true, true, 64, false, 0, GDN_MAMBA2_LIMITS},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, false, false, false, false, false, true, 64, false, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
+    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 2, 128, 128, 0, 64, 0, false, false, false, false, true, false, false, 0, false, 0, GDN_LIGHTNING},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 3, 3, 64, 40, 0, 64, 0, false, false, true, false, false, false, false, 0, true, 0, GDN_LIGHTNING, ATTN_DTYPE_BF16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 6, 128, 128, 4, 64, 0, true, false, true, false, false, true, false, 0, false, 0, GDN_BOUNDED},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, false, true, false, true, 64, false, 0, GDN_GATED_DELTA, ATTN_DTYPE_BF16},
 };
 /* clang-format on */
 
