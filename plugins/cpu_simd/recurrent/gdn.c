@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recurrent layers. The gated delta rule over float32 states: S <- e^g S; r = beta (v - S k);
- * S <- S + r k^T; o = S q, a token at a time on the state's own memory, or in chunks on its
- * transpose (gdn_chunk.c). Other rules and states of 16 bits: a token at a time on a copy. */
+ * S <- S + r k^T; o = S q, a token at a time on the state's own memory. Other rules and states of
+ * 16 bits: a token at a time on a copy. Every rule with a gate per head: in
+ * chunks on the transpose of the state (gdn_chunk.c). */
 #include "gdn.h"
 
 /* Value heads over one key head that an item takes together: q, k and their products are the same.
@@ -15,6 +16,7 @@ struct gdn_loop {
     size_t scratch_bytes;
     int32_t together; /* value heads of an item */
     bool is_plain;    /* the gated delta rule over float32 states */
+    bool in_chunks;   /* requests of several tokens */
 };
 
 static int32_t most_together(const struct attn_recurrent_desc *desc)
@@ -251,17 +253,15 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
         if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) || request.state_from < 0) {
             continue;
         }
+        if (loop->in_chunks && !request.keeps_all && request.num_tokens > 1) {
+            store_pending(gdn, &scratch);
+            gdn_run_chunks(gdn, &request, head, loop->together, &scratch);
+            continue;
+        }
         if (!loop->is_plain) {
             for (int32_t h = 0; h < loop->together; h++) {
                 run_rule(gdn, &request, head + h, &scratch);
             }
-            continue;
-        }
-        /* where a prompt is cut must not show, and chunks begin where a step does */
-        bool token_by_token = gdn->args->layer->batch_invariant >= 2;
-        if (!request.keeps_all && request.num_tokens > 1 && !token_by_token) {
-            store_pending(gdn, &scratch);
-            gdn_run_chunks(gdn, &request, head, loop->together, &scratch);
             continue;
         }
         for (int32_t h = 0; h < loop->together; h++) {
@@ -307,6 +307,9 @@ attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_er
     const struct attn_recurrent_desc *desc = loop.gdn.desc;
     const struct attn_host *host = args->instance->host;
     int64_t requests = args->batch->num_reqs;
+    /* where a prompt is cut must not show, and chunks begin where a step does */
+    const bool token_by_token = args->layer->batch_invariant >= 2;
+    loop.in_chunks = !loop.gdn.rule->gate_per_channel && !token_by_token;
     loop.scratch = (char *)args->scratch + taps_bytes(desc);
     loop.scratch_bytes = scratch_place(desc, NULL, &scratch);
     /* together only where that leaves something to do for everybody */

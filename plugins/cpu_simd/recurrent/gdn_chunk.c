@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule in chunks, on the transpose of the state: with walk kernels by groups of
- * tokens (gdn_walk.c), else by products. The products of a chunk of C tokens and a head, Dk = Dv =
- * D, are 6 C D^2 FLOPs with the state and 3 C^2 D between tokens, by split_products where
+/* Rules with a gate per head in chunks, on the transpose of the state: with walk kernels by groups
+ * of tokens (gdn_walk.c), else by products. The products of a chunk of C tokens and a head, Dk = Dv
+ * = D, are 6 C D^2 FLOPs with the state and 3 C^2 D between tokens, by split_products where
  * activations have 16 bits, and 2 C^2 D / heads over one key head in float32. With operands rounded
  * to bf16 each of these products fails the error bound of some layer.
  *
@@ -12,7 +12,8 @@
  *   o_t = E[t] S q_t + sum_{j<=t} D[t][j] (k_j q_t) r_j
  *   S  <- E[C-1] S + sum_j D[C-1][j] r_j k_j^T
  *
- * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Decays are
+ * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Rules
+ * without a delta have r_t = beta_t v_t, and some add a multiple of v_t to o_t. Decays are
  * products, not differences of sums, so that a decay of 0 stays one. */
 #include "gdn.h"
 
@@ -120,6 +121,22 @@ static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scra
     }
 }
 
+/* As solve_chunk, for rules without a delta. */
+static void weigh_chunk(const struct gdn *gdn, int32_t count, int32_t head, const float *state,
+                        struct gdn_scratch *s)
+{
+    const int32_t width = s->width, padded = round_up(count, COLUMN_MULTIPLE);
+    for (int32_t i = 0; gdn->skip != NULL && i < count * width; i++) {
+        s->o[i] = gdn->skip[head] * s->v[i];
+    }
+    memset(s->v + (int64_t)count * width, 0, (size_t)((padded - count) * width) * sizeof(float));
+    for (int32_t t = 0; t < count; t++) {
+        gdn_variant(gdn)->scale_row(s->v + (int64_t)t * width, s->beta[t], width);
+    }
+    products_of(gdn)->right(&s->state_right, state, width, 0, s->depth, width);
+    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width);
+}
+
 /* v becomes r. */
 static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state,
                         struct gdn_scratch *s)
@@ -143,7 +160,7 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state
     solve_triangle(gdn, count, s);
 }
 
-/* Computes the outputs, into o, and the state after the chunk. */
+/* Computes the outputs, into o or, with a skip, added to o, and the state after the chunk. */
 static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, struct gdn_scratch *s)
 {
     const struct variant *variant = gdn_variant(gdn);
@@ -152,6 +169,7 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, str
                                 .stride = width,
                                 .left = &s->q_left,
                                 .right = &s->state_right,
+                                .keep = gdn->skip != NULL ? s->ones : NULL,
                                 .by = s->e,
                                 .m = count,
                                 .n = width,
@@ -208,26 +226,26 @@ static void transpose(const struct gdn *gdn, const struct gdn_scratch *s, const 
     }
 }
 
-static void load_state(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+static void load_state(const struct gdn *gdn, int32_t slot, int32_t head,
                        const struct gdn_scratch *s, float *to)
 {
-    int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
-    memset(to, 0, (size_t)s->depth * (size_t)s->width * sizeof(float));
-    if (!request->has_state) {
-        return;
-    }
-    const float *state = gdn_state(gdn, request->state_from, head);
+    const int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
+    const int32_t element = gdn_element(gdn->desc->state_dtype);
+    const int64_t row_bytes = dk * element_bytes[element];
+    const char *state = gdn_state(gdn, slot, head);
+    float row[GDN_MAX_HEAD_SIZE];
     for (int32_t first = 0; first < dv; first += s->columns) {
-        const float *rows = state + (int64_t)first * dk;
+        const char *rows = state + first * row_bytes;
         float *part = to + (int64_t)first * s->depth;
         int32_t count = min_i32(s->columns, dv - first);
-        if (dk == s->depth) {
-            transpose(gdn, s, rows, dk, count, dk, part, s->columns);
+        if (dk == s->depth && element == ELEMENT_F32) {
+            transpose(gdn, s, (const float *)rows, dk, count, dk, part, s->columns);
             continue;
         }
         for (int32_t d = 0; d < count; d++) {
+            gdn_variant(gdn)->f32->unpack[element](row, rows + d * row_bytes, dk);
             for (int32_t i = 0; i < dk; i++) {
-                part[(int64_t)i * s->columns + d] = rows[(int64_t)d * dk + i];
+                part[(int64_t)i * s->columns + d] = row[i];
             }
         }
     }
@@ -236,11 +254,25 @@ static void load_state(const struct gdn *gdn, const struct gdn_request *request,
 static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
                         const struct gdn_scratch *s, const float *from)
 {
-    int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
-    float *state = gdn_state(gdn, slot, head);
+    const int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
+    const int32_t element = gdn_element(gdn->desc->state_dtype);
+    const int64_t row_bytes = dk * element_bytes[element];
+    char *state = gdn_state(gdn, slot, head);
+    float row[GDN_MAX_HEAD_SIZE];
     for (int32_t first = 0; first < dv; first += s->columns) {
-        transpose(gdn, s, from + (int64_t)first * s->depth, s->columns, dk,
-                  min_i32(s->columns, dv - first), state + (int64_t)first * dk, dk);
+        const float *part = from + (int64_t)first * s->depth;
+        const int32_t count = min_i32(s->columns, dv - first);
+        char *rows = state + first * row_bytes;
+        if (element == ELEMENT_F32) {
+            transpose(gdn, s, part, s->columns, dk, count, (float *)rows, dk);
+            continue;
+        }
+        for (int32_t d = 0; d < count; d++) {
+            for (int32_t i = 0; i < dk; i++) {
+                row[i] = part[(int64_t)i * s->columns + d];
+            }
+            gdn_variant(gdn)->store[element](rows + d * row_bytes, row, 1.0f, dk);
+        }
     }
 }
 
@@ -272,7 +304,11 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
     memset(s->by_r, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
     memset(s->by_q, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
     for (int32_t h = 0; h < num_heads; h++) {
-        load_state(gdn, request, head + h, s, s->states + h * state_floats);
+        float *state = s->states + h * state_floats;
+        memset(state, 0, (size_t)state_floats * sizeof(float));
+        if (request->has_state) {
+            load_state(gdn, request->state_from, head + h, s, state);
+        }
     }
     for (int64_t first = 0; first < request->num_tokens;) {
         int32_t count = chunk_tokens(gdn, request, first);
@@ -290,7 +326,11 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
                 gdn_walk(gdn, request, first, count, head + h, state, s);
             } else {
                 find_decays(gdn, count, s);
-                solve_chunk(gdn, count, state, s);
+                if (gdn->rule->rule == ATTN_RULE_ADDITIVE) {
+                    weigh_chunk(gdn, count, head + h, state, s);
+                } else {
+                    solve_chunk(gdn, count, state, s);
+                }
                 finish_chunk(gdn, count, state, s);
                 gdn_store_rows(gdn, request->first_row + first, count, head + h, s->o, s->width);
             }
@@ -298,7 +338,11 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
         first += count;
         int32_t checkpoint = gdn_checkpoint_slot(gdn, request, first);
         for (int32_t h = 0; h < num_heads && checkpoint >= 0; h++) { /* whose keys are done with */
-            store_state(gdn, checkpoint, head + h, s, s->states + h * state_floats);
+            float *state = s->states + h * state_floats;
+            store_state(gdn, checkpoint, head + h, s, state);
+            if (gdn->desc->state_dtype != ATTN_DTYPE_F32) { /* goes on as it was stored */
+                load_state(gdn, checkpoint, head + h, s, state);
+            }
         }
     }
     for (int32_t h = 0; h < num_heads; h++) {

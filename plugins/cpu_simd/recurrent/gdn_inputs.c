@@ -278,8 +278,9 @@ static void load_column(const struct attn_tensor *tensor, int64_t first, int32_t
 }
 
 /* g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b). */
-void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                    int32_t count, int32_t head, struct gdn_scratch *scratch)
+static void load_plain_gates(const struct gdn *gdn, const struct gdn_request *request,
+                             int64_t first, int32_t count, int32_t head,
+                             struct gdn_scratch *scratch)
 {
     float a[GDN_CHUNK] = {0}, b[GDN_CHUNK] = {0};
     load_column(gdn->io->a, request->first_row + first, count, head, a);
@@ -335,6 +336,19 @@ float gdn_load_any_gates(const struct gdn *gdn, int64_t row, int32_t head, int32
                ? sigmoid(tensor_element(gdn->io->b, row, head))
            : rule->write_gate == ATTN_WRITE_GATE_STEP ? step
                                                       : 1.0f;
+}
+
+void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                    int32_t count, int32_t head, struct gdn_scratch *scratch)
+{
+    if (gdn_is_plain(gdn->args->layer)) {
+        load_plain_gates(gdn, request, first, count, head, scratch);
+        return;
+    }
+    for (int32_t t = 0; t < count; t++) {
+        scratch->beta[t] =
+            gdn_load_any_gates(gdn, request->first_row + first + t, head, 1, &scratch->decay[t]);
+    }
 }
 
 void gdn_store_rows(const struct gdn *gdn, int64_t row, int32_t count, int32_t head, const float *o,
