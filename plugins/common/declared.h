@@ -5,7 +5,7 @@
 #define PLUGINS_COMMON_DECLARED_H
 
 #include "common/entry.h"
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 #include "common/number.h"
 #include "common/turboquant.h"
 

@@ -3,7 +3,7 @@
 #ifndef CPU_REF_GDN_H
 #define CPU_REF_GDN_H
 
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 #include "reference.h"
 
 #define GDN_TILE 8 /* rows of S that are worked on at a time; they are independent */

@@ -452,7 +452,7 @@ attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
 
 /* gdn.c */
-attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
+attn_status simd_recurrent(const struct attn_attend_args *args, struct attn_error *error);
 size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_threads);
 
 /* quantize.c */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_simd: the fast CPU backend. The entry, instances, and what is prepared per layer. */
 #include "common/entry.h"
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 #include "cpu_simd/internal.h"
 
 static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
@@ -79,7 +79,7 @@ static const struct attn_kernels kernels = {
     .merge_states = simd_merge_states,
     .attend_mla = simd_attend_mla,
     .attend_mla_sparse = simd_attend_mla_sparse,
-    .recurrent = simd_gated_delta,
+    .recurrent = simd_recurrent,
     .rope_write_kv = simd_rope_write_kv,
     .gather_kv = simd_gather_kv,
     .batched_gemm = simd_batched_gemm,

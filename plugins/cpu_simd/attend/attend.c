@@ -2,7 +2,7 @@
 /* The kernel slots attend and plan, and the parallel loop. */
 #include <stdatomic.h>
 
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 #include "cpu_simd/internal.h"
 
 struct attend_loop {

@@ -291,7 +291,7 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
     }
 }
 
-attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
+attn_status simd_recurrent(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gdn_scratch scratch;
     struct gdn_loop loop = {

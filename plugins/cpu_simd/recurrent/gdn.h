@@ -3,7 +3,7 @@
 #ifndef CPU_SIMD_GDN_H
 #define CPU_SIMD_GDN_H
 
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 #include "cpu_simd/internal.h"
 
 static inline const struct variant *gdn_variant(const struct gdn *gdn)

@@ -3,7 +3,7 @@
  * chunks. */
 #include "sm80_gated_delta.h"
 
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 #include "gpu/host/schedule.h"
 
 bool sm80_delta_fits(const struct gpu_device *device);

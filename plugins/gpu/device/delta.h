@@ -11,7 +11,7 @@
 #define L2_EPSILON 1e-6f
 #define SOFTPLUS_LINEAR 20.0f
 
-/* One request of a step, as gdn_request of common/gated_delta.h. */
+/* One request of a step, as gdn_request of common/recurrent.h. */
 struct delta_request {
     int32_t first_row, num_tokens;
     const int32_t *slots;

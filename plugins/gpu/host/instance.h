@@ -66,7 +66,7 @@ const char *gpu_launch_quantize(const struct gpu_device *device,
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
-attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                         struct attn_error *error);
 void gpu_release(attn_instance *instance, attn_prepared *prepared);

@@ -3,7 +3,7 @@
  * schedule. */
 #include <attn/mla.h>
 
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 #include "common/turboquant.h"
 #include "gpu/host/schedule.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One call of the kernel `recurrent` as every plugin reads it: its parts, a request's place in
  * them, and the check of the slots. */
-#ifndef PLUGINS_COMMON_GATED_DELTA_H
-#define PLUGINS_COMMON_GATED_DELTA_H
+#ifndef PLUGINS_COMMON_RECURRENT_H
+#define PLUGINS_COMMON_RECURRENT_H
 
 #include <attn/draft/recurrent.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* recurrent: turns the call's parts into kernel parameters; windows roll after the rule.
  * Slots and counts lie on the device and are checked there: what is out of range is ignored. */
-#include "common/gated_delta.h"
+#include "common/recurrent.h"
 
 #include "gpu/delta.h"
 #include "gpu/host/schedule.h"
@@ -148,7 +148,7 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
     return gpu_device_launch(device, kernel, gpu_groups(items, 1, 1 << 20), p, stream);
 }
 
-attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
+attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct gdn gdn = gdn_of(args);
     if (args->batch->num_reqs <= 0) {
