@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "step/trace.h"
 #include "util/error.h"
 
 enum { MOST_COPIES = 16 }; /* of one call */
@@ -147,7 +148,10 @@ attn_status collective_run(const struct attn_collectives *ranks, collective *cal
                                               .stream = stream};
     struct attn_error why;
     begin_error(&why);
-    return operation("collective", report(call(&args, &why), &why, error), error);
+    const int64_t begin = trace_operation("collective");
+    const attn_status status = call(&args, &why);
+    trace_operation_end("collective", begin);
+    return operation("collective", report(status, &why, error), error);
 }
 
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,

@@ -8,6 +8,7 @@
 #include "select/names.h"
 #include "select/select.h"
 #include "step/plan.h"
+#include "step/trace.h"
 #include "util/error.h"
 
 #if !defined(ATTN_LIBRARY_VERSION)
@@ -45,15 +46,15 @@ static const struct attn_api api_table = {
     .device_info = device_info,
     .backend_count = backend_count,
     .backend_info = backend_info,
-    .select = select_layers,
+    .select = trace_select,
     .assignment_destroy = assignment_destroy,
     .assignment_num_layers = assignment_num_layers,
     .assignment_choice = assignment_choice,
     .assignment_verdict = assignment_verdict,
     .assignment_reason = assignment_reason,
     .assignment_export = assignment_export,
-    .model_create = model_create,
-    .model_destroy = model_destroy,
+    .model_create = trace_model_create,
+    .model_destroy = trace_model_destroy,
     .model_layer = model_layer,
     .model_num_groups = model_num_groups,
     .model_group = model_group,
@@ -66,15 +67,15 @@ static const struct attn_api api_table = {
     .layer_bind_params = layer_bind_params,
     .layer_amax = layer_amax,
     .copy_blocks = copy_blocks,
-    .plan_create = plan_create,
+    .plan_create = trace_plan_create,
     .plan_destroy = plan_destroy,
     .plan_workspace = plan_workspace,
     .plan_bind_workspace = plan_bind_workspace,
     .plan_graph_level = plan_graph_level,
     .plan_graph_fill = plan_graph_fill,
-    .plan_batch = plan_batch,
-    .plan_graph = plan_graph,
-    .plan_update_block_table = plan_update_block_table,
+    .plan_batch = trace_plan_batch,
+    .plan_graph = trace_plan_graph,
+    .plan_update_block_table = trace_plan_update_block_table,
     .plan_split = plan_split,
     .run = plan_run,
     .batch_order = batch_order,

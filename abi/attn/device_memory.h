@@ -35,7 +35,18 @@ struct attn_stream_args {
     void *graph;  /* launch_graph, destroy_graph: from end_capture */
 };
 
+/* Arguments of the slots for events. */
+struct attn_event_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    void *stream; /* record_event */
+    void *event;  /* NULL: create_event */
+    void *since;  /* elapsed */
+};
+
 ATTN_STATIC_ASSERT(sizeof(struct attn_memory_args) == 48, "attn_memory_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_stream_args) == 40, "attn_stream_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_event_args) == 48, "attn_event_args of ABI 0.3");
 
 #endif

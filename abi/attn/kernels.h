@@ -94,8 +94,19 @@ struct attn_kernels {
     attn_status (*create_plan_state)(const struct attn_schedule_size_args *args,
                                      attn_plan_state **state, struct attn_error *error);
     void (*destroy_plan_state)(attn_instance *instance, attn_plan_state *state); /* accepts NULL */
+
+    /* All or none: moments of a stream, for traces (ATTN_TRACE). A backend of a CPU has none: its
+     * kernels are done on return. Never recorded in a capture. */
+    attn_status (*create_event)(const struct attn_event_args *args, void **event,
+                                struct attn_error *error);
+    /* The moment when what the stream holds by now is done. An event may be recorded again. */
+    attn_status (*record_event)(const struct attn_event_args *args, struct attn_error *error);
+    /* Waits for `event`; *nanoseconds from `since`, recorded before it on any stream. */
+    attn_status (*elapsed)(const struct attn_event_args *args, int64_t *nanoseconds,
+                           struct attn_error *error);
+    attn_status (*destroy_event)(const struct attn_event_args *args, struct attn_error *error);
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 272, "attn_kernels of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 304, "attn_kernels of ABI 0.3");
 
 #endif

@@ -326,9 +326,17 @@ attn_status device_capture_end(attn_open_device *opened, void *stream, void **gr
 attn_status device_graph_launch(attn_open_device *opened, void *graph, void *stream,
                                 struct attn_error *error)
 {
-    return opened != NULL ? call_stream(opened, opened->instance.kernels.launch_graph,
-                                        "launch_graph", stream, graph, error)
-                          : BAD("opened", "the device is NULL");
+    if (opened == NULL) {
+        return BAD("opened", "the device is NULL");
+    }
+    const struct trace_file *trace = &opened->runtime->settings.trace;
+    const int64_t begin = trace->path != NULL ? trace_begin(trace, "launch_graph") : 0;
+    const attn_status status = call_stream(opened, opened->instance.kernels.launch_graph,
+                                           "launch_graph", stream, graph, error);
+    if (trace->path != NULL) {
+        trace_end(opened->runtime, "launch_graph", begin, "{}");
+    }
+    return status;
 }
 
 void device_graph_destroy(attn_open_device *opened, void *graph)

@@ -118,6 +118,29 @@ static attn_status read_record(struct record_settings *record, const char *text,
     return ATTN_OK;
 }
 
+/* An absolute FILE, and ATTN_TRACE_EVERY=N: one step in N. */
+static attn_status read_trace(struct trace_file *trace, const struct attn_runtime_options *options,
+                              struct arena *arena, struct attn_error *error)
+{
+    const char *file = env_get(options, "ATTN_TRACE"),
+               *every = env_get(options, "ATTN_TRACE_EVERY");
+    char after = '\0';
+    trace->every = 1;
+    trace->descriptor = -1;
+    if (file == NULL) {
+        return ATTN_OK;
+    }
+    if (file[0] != '/') {
+        return BAD("ATTN_TRACE", "'%s' is not an absolute path", file);
+    }
+    if (every != NULL && (sscanf(every, "%9d%c", &trace->every, &after) != 1 || trace->every < 1)) {
+        return BAD("ATTN_TRACE_EVERY", "'%s' is not a number of steps; 1 to 999999999 are allowed",
+                   every);
+    }
+    trace->path = arena_string(arena, file);
+    return trace->path != NULL ? ATTN_OK : NO_MEMORY("settings", "the settings");
+}
+
 attn_status settings_read(struct settings *settings, const struct attn_runtime_options *options,
                           struct arena *arena, struct attn_error *error)
 {
@@ -152,5 +175,6 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
         return BAD("ATTN_LOCK", "'%s' is neither an absolute path nor 'write:' before one",
                    settings->lock);
     }
+    TRY(read_trace(&settings->trace, options, arena, error));
     return read_record(&settings->record, env_get(options, "ATTN_RECORD"), arena, error);
 }

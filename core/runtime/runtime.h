@@ -11,6 +11,7 @@
 #include <stdbool.h>
 
 #include "host/host.h"
+#include "host/trace_file.h"
 #include "runtime/isolation/isolation.h"
 #include "util/arena.h"
 #include "util/lock.h"
@@ -54,6 +55,7 @@ struct settings {
     char *cache_dir;   /* never NULL; empty: no cache */
     char *lock;        /* ATTN_LOCK; NULL or empty: none */
     struct record_settings record;
+    struct trace_file trace;
     const char *no_cache; /* why there is no default one, or NULL */
     int32_t num_threads;
     int32_t log_level; /* enum attn_log_level */

@@ -134,6 +134,7 @@ static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, 
             struct attn_attend_args args = *schedule->args;
             args.batch = schedule->batch;
             args.stream = stream;
+            args.q = args.k = args.v = args.out = args.lse = NULL; /* the last run's */
             TRY(call_vendor(schedule, &args, purpose, error));
         }
     }

@@ -27,6 +27,7 @@ struct schedule {
     void *host;
     attn_plan_state *state; /* the vendor's own of this plan; NULL: it has none */
     size_t device_offset;   /* in the workspace */
+    int64_t num_keys;       /* under ATTN_TRACE: that layers see of the batch's requests */
 };
 
 typedef attn_status step_kernel(const struct attn_attend_args *args, struct attn_error *error);
@@ -99,6 +100,7 @@ struct step {
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
     attn_status (*merge)(const struct attn_merge_states_args *args, struct attn_error *error);
+    step_program *untraced; /* under ATTN_TRACE: what `enter` was chosen to be */
 };
 
 /* Places in the workspace for what the core itself needs. */
@@ -210,6 +212,7 @@ struct attn_plan {
     void *stream;                     /* of the last plan_batch, and so of its runs */
     bool capturing;                   /* runs are being recorded, and nothing may wait for them */
     struct ext_room batch_extensions; /* of a batch that brings unknown ones, too */
+    int64_t num_traced; /* plan_batches under ATTN_TRACE, of which each `every`th is traced */
 };
 
 /* plan.c */

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "check_arguments.h"
 
@@ -242,6 +243,35 @@ static attn_status synchronize(const struct attn_stream_args *args, struct attn_
     return broken(error);
 }
 
+/* ---- events: work has been done when it is enqueued ---- */
+
+static attn_status create_event(const struct attn_event_args *args, void **event,
+                                struct attn_error *error)
+{
+    *event = calloc(1, sizeof(struct timespec));
+    return *event != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+static attn_status record_event(const struct attn_event_args *args, struct attn_error *error)
+{
+    clock_gettime(CLOCK_MONOTONIC, args->event);
+    return broken(error);
+}
+
+static attn_status elapsed(const struct attn_event_args *args, int64_t *nanoseconds,
+                           struct attn_error *error)
+{
+    const struct timespec *from = args->since, *to = args->event;
+    *nanoseconds = (to->tv_sec - from->tv_sec) * INT64_C(1000000000) + to->tv_nsec - from->tv_nsec;
+    return broken(error);
+}
+
+static attn_status destroy_event(const struct attn_event_args *args, struct attn_error *error)
+{
+    free(args->event);
+    return ATTN_OK;
+}
+
 /* Runs the real kernel on open pages, once its arguments are all the device's. */
 #define RUN(check, call)                                                                           \
     do {                                                                                           \
@@ -364,6 +394,10 @@ static const struct attn_kernels kernels = {
     .create_stream = create_stream,
     .destroy_stream = destroy_stream,
     .synchronize = synchronize,
+    .create_event = create_event,
+    .record_event = record_event,
+    .elapsed = elapsed,
+    .destroy_event = destroy_event,
 };
 
 static attn_status take_device(void *user, const struct attn_device_info *device,

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <level_zero/ze_api.h>
@@ -41,7 +42,7 @@ struct kernel {
     unsigned char arguments[MAX_ARGUMENTS] __attribute__((aligned(64)));
 };
 
-enum job_kind { JOB_KERNEL, JOB_COPY, JOB_FILL, JOB_SIGNAL, JOB_RESET, JOB_WAIT };
+enum job_kind { JOB_KERNEL, JOB_COPY, JOB_FILL, JOB_CLOCK, JOB_SIGNAL, JOB_RESET, JOB_WAIT };
 
 struct job {
     enum job_kind kind;
@@ -120,6 +121,8 @@ static ze_result_t device_properties(ze_device_handle_t device, ze_device_proper
     p->numSlices = 1;
     p->numSubslicesPerSlice = 4;
     p->numEUsPerSubslice = 8;
+    p->timerResolution = 80; /* nanoseconds of a tick */
+    p->timestampValidBits = 36;
     snprintf(p->name, sizeof p->name, "a GPU of the tests");
     return OK;
 }
@@ -313,6 +316,7 @@ static ze_result_t kernel_access(ze_kernel_handle_t kernel, ze_kernel_indirect_a
 
 static ze_result_t run_job(struct job *j)
 {
+    struct timespec now;
     switch (j->kind) {
     case JOB_KERNEL: {
         const char *defect = j->kernel.module->run(j->kernel.entry, j->kernel.arguments,
@@ -327,6 +331,11 @@ static ze_result_t run_job(struct job *j)
         return OK;
     case JOB_FILL:
         memset(j->to, j->value, j->bytes);
+        return OK;
+    case JOB_CLOCK:
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        *(uint64_t *)(void *)j->to =
+            ((uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec) / 80 % (UINT64_C(1) << 36);
         return OK;
     case JOB_SIGNAL:
     case JOB_RESET:
@@ -385,6 +394,14 @@ static ze_result_t append_fill(ze_command_list_handle_t list, void *to, const vo
     const struct job j = {
         .kind = JOB_FILL, .to = to, .bytes = bytes, .value = *(const unsigned char *)pattern};
     return pattern_bytes == 1 ? append(list, &j) : ZE_RESULT_ERROR_INVALID_SIZE;
+}
+
+static ze_result_t append_clock(ze_command_list_handle_t list, uint64_t *to,
+                                ze_event_handle_t signal, uint32_t num_waits,
+                                ze_event_handle_t *waits)
+{
+    const struct job j = {.kind = JOB_CLOCK, .to = (char *)to};
+    return append(list, &j);
 }
 
 static ze_result_t append_barrier(ze_command_list_handle_t list, ze_event_handle_t signal,
@@ -653,7 +670,8 @@ TABLE(CommandList, ze_command_list_dditable_t, .pfnCreate = list_create,
       .pfnClose = list_close, .pfnAppendBarrier = append_barrier,
       .pfnAppendEventReset = append_reset, .pfnAppendLaunchKernel = append_kernel,
       .pfnAppendMemoryCopy = append_copy, .pfnAppendMemoryFill = append_fill,
-      .pfnAppendSignalEvent = append_signal, .pfnAppendWaitOnEvents = append_waits)
+      .pfnAppendWriteGlobalTimestamp = append_clock, .pfnAppendSignalEvent = append_signal,
+      .pfnAppendWaitOnEvents = append_waits)
 TABLE(CommandQueue, ze_command_queue_dditable_t, .pfnCreate = queue_create,
       .pfnDestroy = queue_destroy, .pfnExecuteCommandLists = queue_execute,
       .pfnSynchronize = queue_synchronize)

@@ -153,6 +153,10 @@ static const struct attn_kernels cudnn_kernels = {
     .launch_graph = gpu_launch_graph,
     .destroy_graph = gpu_destroy_graph,
     .make_block_table = gpu_make_block_table,
+    .create_event = gpu_create_event,
+    .record_event = gpu_record_event,
+    .elapsed = gpu_elapsed,
+    .destroy_event = gpu_destroy_event,
 };
 
 const struct gpu_vendor gpu_vendor = {

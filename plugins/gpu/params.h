@@ -263,6 +263,12 @@ const char *gpu_device_of_memory(const struct gpu_device *device, const void *ad
 const char *gpu_device_stream_create(const struct gpu_device *device, void **stream);
 const char *gpu_device_stream_destroy(const struct gpu_device *device, void *stream);
 const char *gpu_device_synchronize(const struct gpu_device *device, void *stream); /* NULL: all */
+const char *gpu_device_event_create(const struct gpu_device *device, void **event);
+const char *gpu_device_event_record(const struct gpu_device *device, void *event, void *stream);
+/* Waits for `event`. */
+const char *gpu_device_event_elapsed(const struct gpu_device *device, void *since, void *event,
+                                     int64_t *nanoseconds);
+const char *gpu_device_event_destroy(const struct gpu_device *device, void *event);
 const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream);
 const char *gpu_device_capture_end(const struct gpu_device *device, void *stream, void **graph);
 const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph, void *stream);

@@ -309,6 +309,36 @@ const char *gpu_device_synchronize(const struct gpu_device *device, void *stream
     ON_DEVICE(device, stream != NULL ? hip->StreamSynchronize(stream) : hip->DeviceSynchronize());
 }
 
+const char *gpu_device_event_create(const struct gpu_device *device, void **event)
+{
+    ON_DEVICE(device, hip->EventCreate(event));
+}
+
+const char *gpu_device_event_record(const struct gpu_device *device, void *event, void *stream)
+{
+    ON_DEVICE(device, hip->EventRecord(event, stream));
+}
+
+static int elapsed(const struct hip_runtime *hip, void *since, void *event, int64_t *nanoseconds)
+{
+    float milliseconds = 0;
+    int error = hip->EventSynchronize(event);
+    error = error != HIP_SUCCESS ? error : hip->EventElapsedTime(&milliseconds, since, event);
+    *nanoseconds = (int64_t)((double)milliseconds * 1e6);
+    return error;
+}
+
+const char *gpu_device_event_elapsed(const struct gpu_device *device, void *since, void *event,
+                                     int64_t *nanoseconds)
+{
+    ON_DEVICE(device, elapsed(hip, since, event, nanoseconds));
+}
+
+const char *gpu_device_event_destroy(const struct gpu_device *device, void *event)
+{
+    ON_DEVICE(device, hip->EventDestroy(event));
+}
+
 const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream)
 {
     ON_DEVICE(device, hip->StreamBeginCapture(stream, HIP_CAPTURE_THREAD_LOCAL));

@@ -47,6 +47,11 @@ typedef void *hip_stream, *hip_module, *hip_function, *hip_graph, *hip_graph_exe
     X(int, StreamSynchronize, (hip_stream stream))                                                 \
     X(int, StreamBeginCapture, (hip_stream stream, int mode))                                      \
     X(int, StreamEndCapture, (hip_stream stream, hip_graph * graph))                               \
+    X(int, EventCreate, (void **event))                                                            \
+    X(int, EventRecord, (void *event, hip_stream stream))                                          \
+    X(int, EventSynchronize, (void *event))                                                        \
+    X(int, EventElapsedTime, (float *milliseconds, void *since, void *event))                      \
+    X(int, EventDestroy, (void *event))                                                            \
     X(int, GraphInstantiate,                                                                       \
       (hip_graph_exec * exec, hip_graph graph, void **node, char *log, size_t log_bytes))          \
     X(int, GraphLaunch, (hip_graph_exec exec, hip_stream stream))                                  \

@@ -358,6 +358,10 @@ const char *gpu_device_open(struct gpu_device *device, int32_t id)
     if (cause == NULL) {
         cause = ze_text(ze->DeviceGetProperties(loaded_of(device)->device, &properties));
     }
+    if (cause == NULL) {
+        loaded_of(device)->tick_ns = (double)properties.timerResolution;
+        loaded_of(device)->tick_bits = properties.timestampValidBits;
+    }
     device->id = id;
     device->num_sms = (int32_t)(properties.numSlices * properties.numSubslicesPerSlice);
     device->num_sms = device->num_sms > 0 ? device->num_sms : 1;

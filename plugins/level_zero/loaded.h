@@ -58,6 +58,8 @@ struct loaded {
     struct capture captures[MAX_STREAMS];
     atomic_int num_captures;
     uint64_t memory_bytes;
+    double tick_ns;          /* a tick of the clock */
+    uint32_t tick_bits;      /* those of the clock until it wraps */
     atomic_size_t allocated; /* bytes of the device */
     char cause[256];         /* why it could not be loaded */
 };

@@ -37,6 +37,7 @@
     X(CommandListAppendMemoryFill)                                                                 \
     X(CommandListAppendSignalEvent)                                                                \
     X(CommandListAppendWaitOnEvents)                                                               \
+    X(CommandListAppendWriteGlobalTimestamp)                                                       \
     X(CommandQueueCreate)                                                                          \
     X(CommandQueueDestroy)                                                                         \
     X(CommandQueueExecuteCommandLists)                                                             \

@@ -283,6 +283,47 @@ const char *gpu_device_synchronize(const struct gpu_device *device, void *stream
     return ze_text(result);
 }
 
+/* ---- moments, for traces ---- */
+
+/* In host memory, where the device writes its clock. */
+struct moment {
+    uint64_t ticks;
+    ze_command_list_handle_t list;
+};
+
+const char *gpu_device_event_create(const struct gpu_device *device, void **event)
+{
+    return gpu_device_allocate(device, ATTN_MEMORY_HOST, sizeof(struct moment), event,
+                               (size_t[2]){0});
+}
+
+const char *gpu_device_event_record(const struct gpu_device *device, void *event, void *stream)
+{
+    struct loaded *d = loaded_of(device);
+    struct moment *moment = event;
+    moment->list = stream != NULL ? stream : d->default_stream;
+    ze_result_t result =
+        d->ze->CommandListAppendWriteGlobalTimestamp(moment->list, &moment->ticks, NULL, 0, NULL);
+    return ze_text(result ? result : order(d, moment->list));
+}
+
+const char *gpu_device_event_elapsed(const struct gpu_device *device, void *since, void *event,
+                                     int64_t *nanoseconds)
+{
+    struct loaded *d = loaded_of(device);
+    const struct moment *from = since, *to = event;
+    const uint64_t mask =
+        d->tick_bits > 0 && d->tick_bits < 64 ? (UINT64_C(1) << d->tick_bits) - 1 : UINT64_MAX;
+    ze_result_t result = wait_for(d, to->list);
+    *nanoseconds = (int64_t)((double)((to->ticks - from->ticks) & mask) * d->tick_ns);
+    return ze_text(result);
+}
+
+const char *gpu_device_event_destroy(const struct gpu_device *device, void *event)
+{
+    return gpu_device_free(device, ATTN_MEMORY_HOST, event);
+}
+
 /* ---- graphs ---- */
 
 static void free_graph(struct loaded *d, struct graph *graph)

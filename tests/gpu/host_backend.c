@@ -31,6 +31,10 @@ static const char *leave_out_services(struct attn_instance *instance)
     kernels.end_capture = NULL;
     kernels.launch_graph = NULL;
     kernels.destroy_graph = NULL;
+    kernels.create_event = NULL;
+    kernels.record_event = NULL;
+    kernels.elapsed = NULL;
+    kernels.destroy_event = NULL;
     instance->kernels = &kernels;
     instance->matrix = HOST_MATRIX_KERNELS;
     return NULL;

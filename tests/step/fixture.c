@@ -142,11 +142,16 @@ static void make_batch(struct fixture *f, const int32_t *query_lens, const int32
                                    .common_prefix_len = shared};
 }
 
-static bool own_runtimes;
+static bool own_runtimes, reads_environment;
 
 void fixture_own_runtimes(void)
 {
     own_runtimes = true;
+}
+
+void fixture_read_environment(void)
+{
+    own_runtimes = reads_environment = true;
 }
 
 void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
@@ -156,6 +161,7 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     uint64_t random = 12345;
     struct attn_runtime_options options = client_options(PLUGINS);
     options.host = host;
+    options.ignore_environment = !reads_environment;
     options.validate = validate ? 1 : -1;
     memset(f, 0, sizeof *f);
     f->error = (struct attn_error)ATTN_ERROR_INIT;

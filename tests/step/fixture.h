@@ -44,6 +44,8 @@ void fixture_mixed(struct fixture *f, const char *backend, const struct attn_lay
 void fixture_finish(struct fixture *f);
 /* From now on each has a runtime of its own; before, those without a host share one. */
 void fixture_own_runtimes(void);
+/* These read the environment. */
+void fixture_read_environment(void);
 /* A plan, with a workspace, in place of one that is destroyed. */
 void fixture_plan(struct fixture *f);
 /* plan, run; asserts that both succeed. */

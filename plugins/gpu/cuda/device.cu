@@ -176,6 +176,37 @@ extern "C" const char *gpu_device_synchronize(const struct gpu_device *device, v
                                    : cudaDeviceSynchronize());
 }
 
+extern "C" const char *gpu_device_event_create(const struct gpu_device *device, void **event)
+{
+    device_scope inside(device);
+    return cause_of(cudaEventCreate((cudaEvent_t *)event));
+}
+
+extern "C" const char *gpu_device_event_record(const struct gpu_device *device, void *event,
+                                               void *stream)
+{
+    device_scope inside(device);
+    return cause_of(cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream));
+}
+
+extern "C" const char *gpu_device_event_elapsed(const struct gpu_device *device, void *since,
+                                                void *event, int64_t *nanoseconds)
+{
+    device_scope inside(device);
+    float milliseconds = 0;
+    cudaError_t error = cudaEventSynchronize((cudaEvent_t)event);
+    error =
+        error ? error : cudaEventElapsedTime(&milliseconds, (cudaEvent_t)since, (cudaEvent_t)event);
+    *nanoseconds = (int64_t)((double)milliseconds * 1e6);
+    return cause_of(error);
+}
+
+extern "C" const char *gpu_device_event_destroy(const struct gpu_device *device, void *event)
+{
+    device_scope inside(device);
+    return cause_of(cudaEventDestroy((cudaEvent_t)event));
+}
+
 extern "C" const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream)
 {
     device_scope inside(device);

@@ -65,6 +65,10 @@ const struct attn_kernels gpu_kernels = {
     .launch_graph = gpu_launch_graph,
     .destroy_graph = gpu_destroy_graph,
     .make_block_table = gpu_make_block_table,
+    .create_event = gpu_create_event,
+    .record_event = gpu_record_event,
+    .elapsed = gpu_elapsed,
+    .destroy_event = gpu_destroy_event,
 };
 
 attn_status gpu_supports(const struct attn_supports_args *args,

@@ -101,6 +101,12 @@ attn_status gpu_memory_device(const struct attn_memory_args *args, struct attn_d
                               struct attn_error *error);
 attn_status gpu_create_stream(const struct attn_stream_args *args, void **stream,
                               struct attn_error *error);
+attn_status gpu_create_event(const struct attn_event_args *args, void **event,
+                             struct attn_error *error);
+attn_status gpu_record_event(const struct attn_event_args *args, struct attn_error *error);
+attn_status gpu_elapsed(const struct attn_event_args *args, int64_t *nanoseconds,
+                        struct attn_error *error);
+attn_status gpu_destroy_event(const struct attn_event_args *args, struct attn_error *error);
 attn_status gpu_destroy_stream(const struct attn_stream_args *args, struct attn_error *error);
 attn_status gpu_synchronize(const struct attn_stream_args *args, struct attn_error *error);
 attn_status gpu_begin_capture(const struct attn_stream_args *args, struct attn_error *error);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots for engines without device memory of their own: memory, streams, graphs. */
+/* The slots for engines without device memory of their own: memory, streams, graphs; events of
+ * traces. */
 #include "gpu/host/instance.h"
 
 attn_status gpu_allocate_memory(const struct attn_memory_args *args, void **memory,
@@ -86,4 +87,33 @@ attn_status gpu_destroy_graph(const struct attn_stream_args *args, struct attn_e
                ? ATTN_OK
                : device_status(gpu_device_graph_destroy(&args->instance->device, args->graph),
                                "destroy_graph", error);
+}
+
+attn_status gpu_create_event(const struct attn_event_args *args, void **event,
+                             struct attn_error *error)
+{
+    *event = NULL;
+    return device_status(gpu_device_event_create(&args->instance->device, event), "create_event",
+                         error);
+}
+
+attn_status gpu_record_event(const struct attn_event_args *args, struct attn_error *error)
+{
+    return device_status(
+        gpu_device_event_record(&args->instance->device, args->event, args->stream), "record_event",
+        error);
+}
+
+attn_status gpu_elapsed(const struct attn_event_args *args, int64_t *nanoseconds,
+                        struct attn_error *error)
+{
+    return device_status(
+        gpu_device_event_elapsed(&args->instance->device, args->since, args->event, nanoseconds),
+        "elapsed", error);
+}
+
+attn_status gpu_destroy_event(const struct attn_event_args *args, struct attn_error *error)
+{
+    return device_status(gpu_device_event_destroy(&args->instance->device, args->event),
+                         "destroy_event", error);
 }

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/trace_file.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "host/cache_file.h"
+#include "runtime/runtime.h"
+#include "util/safe_text.h"
+
+#define LINE 2048
+
+/* NVTX up to version 2, ROCTX of roctracer and of rocprofiler. Later NVTX and ITT have no library
+ * that a process loads: each program has its own copy of their code. */
+static const struct {
+    const char *library, *push, *pop;
+} markers[TRACE_MARKERS] = {{"libnvToolsExt.so.1", "nvtxRangePushA", "nvtxRangePop"},
+                            {"libroctx64.so.4", "roctxRangePushA", "roctxRangePop"},
+                            {"librocprofiler-sdk-roctx.so.1", "roctxRangePushA", "roctxRangePop"}};
+
+static void find_markers(struct trace_file *trace)
+{
+    for (int32_t i = 0; i < TRACE_MARKERS; i++) {
+        struct trace_marker *m = &trace->markers[i];
+        m->library = dlopen(markers[i].library, RTLD_LAZY | RTLD_NOLOAD);
+        if (m->library != NULL) {
+            *(void **)&m->push = dlsym(m->library, markers[i].push);
+            *(void **)&m->pop = dlsym(m->library, markers[i].pop);
+            m->push = m->pop != NULL ? m->push : NULL;
+        }
+    }
+}
+
+/* NULL, or why it cannot be the file. The first who opens it writes its beginning. */
+static const char *begin_file(int descriptor)
+{
+    struct stat info;
+    char there[2] = {0, 0};
+    if (flock(descriptor, LOCK_EX) != 0 || fstat(descriptor, &info) != 0) {
+        return strerror(errno);
+    }
+    if (!S_ISREG(info.st_mode) && !S_ISCHR(info.st_mode)) {
+        return "is no regular file";
+    }
+    if (info.st_size == 0) {
+        return file_write(descriptor, "[\n", 2) ? NULL : strerror(errno);
+    }
+    return pread(descriptor, there, 2, 0) == 2 && memcmp(there, "[\n", 2) == 0
+               ? NULL
+               : "is there and is no trace";
+}
+
+attn_status trace_open(struct trace_file *trace, struct attn_error *error)
+{
+    trace->descriptor =
+        open(trace->path,
+             O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK, 0600);
+    const char *why = trace->descriptor < 0 ? strerror(errno) : begin_file(trace->descriptor);
+    if (why != NULL) {
+        return error_set(error, ATTN_ERROR_IO, "ATTN_TRACE", "%s: %s", trace->path, why);
+    }
+    (void)flock(trace->descriptor, LOCK_UN);
+    find_markers(trace);
+    return ATTN_OK;
+}
+
+void trace_close(struct trace_file *trace)
+{
+    for (int32_t i = 0; i < TRACE_MARKERS; i++) {
+        if (trace->markers[i].library != NULL) {
+            dlclose(trace->markers[i].library);
+        }
+    }
+    if (trace->path != NULL && trace->descriptor >= 0) {
+        close(trace->descriptor);
+    }
+}
+
+int64_t trace_begin(const struct trace_file *trace, const char *name)
+{
+    struct timespec now;
+    for (int32_t i = 0; i < TRACE_MARKERS; i++) {
+        if (trace->markers[i].push != NULL) {
+            trace->markers[i].push(name);
+        }
+    }
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static void write_line(attn_runtime *runtime, const char *format, ...) CORE_PRINTF(2, 3);
+static void write_line(attn_runtime *runtime, const char *format, ...)
+{
+    struct trace_file *trace = &runtime->settings.trace;
+    char line[LINE];
+    va_list values;
+    va_start(values, format);
+    const int length = vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    if (length < LINE && !atomic_load(&trace->failed) &&
+        !file_write(trace->descriptor, line, (size_t)length) &&
+        !atomic_exchange(&trace->failed, true)) {
+        runtime_log(runtime, ATTN_LOG_WARN, "ATTN_TRACE: %s: %s; nothing more is written to it",
+                    trace->path, strerror(errno));
+    }
+}
+
+void trace_span(attn_runtime *runtime, const char *name, int64_t begin, int64_t nanoseconds,
+                int32_t track, const char *args)
+{
+    write_line(runtime,
+               "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64
+               ".%03d,\"pid\":%d,\"tid\":%d,\"args\":%s},\n",
+               name, begin / 1000, (int)(begin % 1000), nanoseconds / 1000,
+               (int)(nanoseconds % 1000), (int)getpid(), (int)track, args);
+}
+
+void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args)
+{
+    static const struct trace_file none;
+    const struct trace_file *trace = &runtime->settings.trace;
+    const int64_t end = trace_begin(&none, name);
+    for (int32_t i = TRACE_MARKERS - 1; i >= 0; i--) {
+        if (trace->markers[i].push != NULL) {
+            trace->markers[i].pop();
+        }
+    }
+    trace_span(runtime, name, begin, end - begin, gettid(), args);
+}
+
+void trace_name_track(attn_runtime *runtime, int32_t track, const char *name)
+{
+    char quoted[256];
+    write_line(runtime,
+               "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
+               "\"args\":{\"name\":\"%s\"}},\n",
+               (int)getpid(), (int)track, trace_quote(quoted, sizeof quoted, name));
+}
+
+const char *trace_quote(char *text, size_t size, const char *string)
+{
+    size_t at = 0;
+    for (; *string != '\0'; string++) {
+        const size_t bytes = utf8_length(string);
+        const bool shown = bytes > 0 && !utf8_is_control(string);
+        const size_t escape = *string == '"' || *string == '\\';
+        if (at + escape + (shown ? bytes : 1) >= size) {
+            break;
+        }
+        if (escape) {
+            text[at++] = '\\';
+        }
+        memcpy(text + at, shown ? string : "?", shown ? bytes : 1);
+        at += shown ? bytes : 1;
+        string += shown ? bytes - 1 : 0;
+    }
+    text[at] = '\0';
+    return text;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ATTN_TRACE: spans of time as a file that Perfetto and Chrome open, and as ranges of the profilers
+ * whose libraries the process has. The file is an array of JSON without its end, which both take:
+ * each line is one write() to the end of the file, so that threads, runtimes and processes write
+ * into one file without a lock, and a killed process leaves whole lines. */
+#ifndef CORE_HOST_TRACE_FILE_H
+#define CORE_HOST_TRACE_FILE_H
+
+#include <attn/runtime.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "util/error.h"
+
+#define TRACE_MARKERS 3
+
+struct trace_file {
+    char *path;    /* NULL: nothing is traced */
+    int32_t every; /* one in so many steps of a plan is traced */
+    int descriptor;
+    atomic_bool failed; /* a write did; nothing more is written */
+    struct trace_marker {
+        void *library;
+        int (*push)(const char *name);
+        int (*pop)(void);
+    } markers[TRACE_MARKERS]; /* push NULL: not in this process */
+};
+
+/* Opens settings.trace.path. */
+attn_status trace_open(struct trace_file *trace, struct attn_error *error);
+void trace_close(struct trace_file *trace);
+
+/* Opens a range of each profiler and says when, in nanoseconds. */
+int64_t trace_begin(const struct trace_file *trace, const char *name);
+/* Closes it and writes the span. `args` is a JSON object. */
+void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args);
+/* A span alone. The track is a thread of this process or, from TRACE_DEVICES on, a device. The
+ * first write that fails is logged, and is the last. */
+#define TRACE_DEVICES (1 << 24)
+void trace_span(attn_runtime *runtime, const char *name, int64_t begin, int64_t nanoseconds,
+                int32_t track, const char *args);
+void trace_name_track(attn_runtime *runtime, int32_t track, const char *name);
+
+/* What goes between quotes in JSON, cut to `size`; returns `text`. */
+const char *trace_quote(char *text, size_t size, const char *string);
+
+#endif
