@@ -4,9 +4,10 @@
  * stand there as their bits. With `contents real` the tensors follow, of the layer's dtype and
  * compact: q [tokens, num_q_heads, head_size], the keys and values of each request in order of
  * their positions, the step's own included [keys, num_kv_heads, head_size or head_size_v], and out
- * [tokens, num_q_heads, head_size_v]. Else the head has for each of their heads a mean and a
- * standard deviation, of which random contents are made. This header is all that
- * attn-run, which reads capsules, shares with the core, which writes them. */
+ * [tokens, num_q_heads, head_size_v]. An MLA layer (kv_lora_rank above 0) has its queries [nope,
+ * rope], its latent rows in the place of keys, and kv_b_proj in that of values. Else the head has
+ * for each of their heads a mean and a standard deviation, of which random contents are made. This
+ * header is all that attn-run, which reads capsules, shares with the core, which writes them. */
 #ifndef CORE_HOST_CAPSULE_H
 #define CORE_HOST_CAPSULE_H
 
@@ -16,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CAPSULE_HEAD "attn-capsule 1"
+#define CAPSULE_HEAD "attn-capsule 2"
 #define CAPSULE_NAME 160
 /* What a capsule may have. */
 #define CAPSULE_REQUESTS 1024
@@ -34,6 +35,7 @@ struct capsule {
     int32_t causal, has_window, window_left, window_right, chunk_size, chunk_lookback;
     float soft_cap;
     int32_t alibi, has_sinks, block_size;
+    int32_t kv_lora_rank, qk_nope_head_dim; /* an MLA layer's, else 0 */
     /* of the cache's views, in bytes: between slots, between heads */
     int32_t k_stride_slot, k_stride_head, v_stride_slot, v_stride_head;
     int32_t not_finite[CAPSULE_TENSORS]; /* numbers that were NaN or infinite */
@@ -74,6 +76,8 @@ static const struct capsule_field {
     {AT(alibi), CAPSULE_INTEGER, ATTN_ALIBI_NONE, ATTN_ALIBI_SQRT},
     {AT(has_sinks), CAPSULE_INTEGER, 0, 1},
     {AT(block_size), CAPSULE_INTEGER, 1, 65536},
+    {AT(kv_lora_rank), CAPSULE_INTEGER, 0, CAPSULE_HEAD_SIZE},
+    {AT(qk_nope_head_dim), CAPSULE_INTEGER, 0, CAPSULE_HEAD_SIZE},
     {AT(k_stride_slot), CAPSULE_INTEGER, 0, INT32_MAX},
     {AT(k_stride_head), CAPSULE_INTEGER, 0, INT32_MAX},
     {AT(v_stride_slot), CAPSULE_INTEGER, 0, INT32_MAX},
@@ -107,17 +111,25 @@ static const struct capsule_list {
 /* The tensor's rows, heads and elements of a head. */
 static inline int32_t capsule_heads(const struct capsule *c, int32_t tensor)
 {
-    return tensor == 0 || tensor == 3 ? c->num_q_heads : c->num_kv_heads;
+    return tensor == 0 || tensor == 3           ? c->num_q_heads
+           : tensor == 2 && c->kv_lora_rank > 0 ? 1
+                                                : c->num_kv_heads;
 }
 
 static inline int32_t capsule_dims(const struct capsule *c, int32_t tensor)
 {
-    return tensor < 2 ? c->head_size : c->head_size_v;
+    return c->kv_lora_rank > 0 && tensor == 0 ? c->qk_nope_head_dim + c->head_size - c->kv_lora_rank
+           : c->kv_lora_rank > 0 && tensor == 2 ? c->kv_lora_rank
+           : tensor < 2                         ? c->head_size
+                                                : c->head_size_v;
 }
 
 static inline int64_t capsule_rows(const struct capsule *c, int32_t tensor)
 {
     const int32_t *lens = tensor == 0 || tensor == 3 ? c->query_lens : c->seq_lens;
+    if (tensor == 2 && c->kv_lora_rank > 0) {
+        return c->num_q_heads * ((int64_t)c->qk_nope_head_dim + c->head_size_v);
+    }
     int64_t rows = 0;
     for (int32_t r = 0; r < c->num_reqs; r++) {
         rows += lens[r];

@@ -59,19 +59,35 @@ static attn_status fetch(struct taking *t, void *destination, const void *source
     return device_synchronize(t->device, NULL, &t->error);
 }
 
+static int32_t num_extensions(const struct attn_ext *ext)
+{
+    int32_t count = 0;
+    for (; ext != NULL; ext = ext->next) {
+        count++;
+    }
+    return count;
+}
+
 /* What a capsule has no room for. */
 static const char *find_unrecorded(const attn_plan *plan, const attn_layer *layer,
                                    const struct attn_step_io *io)
 {
     const struct attn_layer_desc *d = layer->desc;
     const struct attn_kv_view *k = &layer->owner->k_cache, *v = &layer->owner->v_cache;
-    return d->kind != ATTN_LAYER_DECODER || d->next != NULL ? "another kind than a plain decoder's"
-           : d->kv_dtype != d->dtype || d->kv_dtype_v != 0  ? "a cache of another dtype"
-           : d->output_form != ATTN_OUTPUT_PLAIN            ? "quantized outputs"
-           : d->q_scale_form != ATTN_SCALE_NONE             ? "quantized queries"
+    const struct attn_mla_desc *m = layer->selected->mla;
+    const struct attn_io_mla *latent = m != NULL ? ext_find(io->next, ATTN_EXT_IO_MLA) : NULL;
+    return (d->kind != ATTN_LAYER_DECODER && m == NULL) || num_extensions(d->next) != (m != NULL)
+               ? "another kind than a plain decoder's or plain MLA's"
+           : m != NULL && (m->topk > 0 || !m->absorb_in_core ||
+                           (m->weight_dtype != 0 && m->weight_dtype != d->dtype))
+               ? "lists of keys, queries in latent space or quantized weights"
+           : d->kv_dtype != d->dtype || d->kv_dtype_v != 0 ? "a cache of another dtype"
+           : d->output_form != ATTN_OUTPUT_PLAIN           ? "quantized outputs"
+           : d->q_scale_form != ATTN_SCALE_NONE            ? "quantized queries"
            : d->sink_len > 0 || d->prefix_lm || d->tree_mask != 0 || d->causal_per_request
                ? "a static sink, spans, trees or a flag for each request"
-           : io->next != NULL                                 ? "a run with extensions"
+           : num_extensions(io->next) != (latent != NULL) || (m != NULL && latent == NULL)
+               ? "a run with extensions"
            : plan->capturing || plan->mode != ATTN_PLAN_EAGER ? "a step in a captured graph"
            : plan->given.logits_indices != NULL               ? "a step of fast prefill"
            : plan->given.num_reqs > CAPSULE_REQUESTS          ? "over 1024 requests"
@@ -118,6 +134,10 @@ static void describe(struct taking *t)
     c->alibi = d->alibi;
     c->has_sinks = d->has_sinks;
     c->block_size = k->block_size;
+    if (layer->selected->mla != NULL) {
+        c->kv_lora_rank = layer->selected->mla->kv_lora_rank;
+        c->qk_nope_head_dim = layer->selected->mla->qk_nope_head_dim;
+    }
     c->k_stride_slot = (int32_t)k->stride_slot;
     c->k_stride_head = (int32_t)k->stride_head;
     c->v_stride_slot = (int32_t)v->stride_slot;
@@ -156,27 +176,78 @@ static attn_status read_lengths(struct taking *t, int32_t **batch_rows)
     return c->num_reqs == 0 ? refuse(t, "no row in the step") : ATTN_OK;
 }
 
-/* Rows of a step's tensor, one request after the other. */
-static attn_status read_rows(struct taking *t, int32_t index, const struct attn_tensor *tensor)
+/* Rows of a step's tensor, one request after the other: its part of a head from `first` on. */
+static attn_status read_rows(struct taking *t, int32_t index, const struct attn_tensor *tensor,
+                             int32_t first)
 {
     const int64_t size = t->capsule->dtype == ATTN_DTYPE_F32 ? 4 : 2;
-    const int64_t heads = tensor->shape[1], bytes = tensor->shape[2] * size;
+    const int64_t heads = capsule_heads(t->capsule, index), bytes = tensor->shape[2] * size;
+    const int64_t apart = capsule_dims(t->capsule, index) * size;
     const int64_t stride_head = tensor->strides != NULL ? tensor->strides[1] * size : bytes;
-    const int64_t stride_row = tensor->strides != NULL ? tensor->strides[0] * size : heads * bytes;
-    const bool whole = stride_head == bytes;
-    uint8_t *at = t->tensors[index];
+    const int64_t stride_row =
+        tensor->strides != NULL ? tensor->strides[0] * size : tensor->shape[1] * bytes;
+    const bool whole = stride_head == bytes && bytes == apart;
+    uint8_t *at = t->tensors[index] + first * size;
     for (int32_t r = 0; r < t->capsule->num_reqs; r++) {
         for (int64_t row = 0; row < t->capsule->query_lens[r]; row++) {
             const uint8_t *from = (const uint8_t *)tensor->data + tensor->byte_offset +
                                   (t->rows[r] + row) * stride_row;
             for (int64_t h = 0; h < (whole ? 1 : heads); h++) {
-                const int64_t part = whole ? heads * bytes : bytes;
-                TRY(fetch(t, at, from + h * stride_head, part));
-                at += part;
+                TRY(fetch(t, at, from + h * stride_head, whole ? heads * bytes : bytes));
+                at += whole ? heads * apart : apart;
             }
         }
     }
     return ATTN_OK;
+}
+
+/* A weight [heads, rows, columns] into kv_b_proj's rows of each head, from `first` on; its columns
+ * are those of kv_b_proj, or with `transposed` its rows are. */
+static attn_status read_weight(struct taking *t, const struct attn_tensor *weight, int64_t first,
+                               int64_t rows, bool transposed)
+{
+    const struct capsule *c = t->capsule;
+    const int64_t size = c->dtype == ATTN_DTYPE_F32 ? 4 : 2, columns = c->kv_lora_rank;
+    const int64_t of_head = c->qk_nope_head_dim + (int64_t)c->head_size_v;
+    const int64_t stride_row = tensor_stride(weight, transposed ? 2 : 1);
+    const int64_t stride_column = tensor_stride(weight, transposed ? 1 : 2);
+    const int64_t extent = (rows - 1) * stride_row + (columns - 1) * stride_column + 1;
+    if (extent > MOST_OF_BLOCK / size) {
+        return refuse(t, "a weight whose rows lie far apart");
+    }
+    uint8_t *head = take_memory(t, extent * size);
+    for (int64_t h = 0; head != NULL && h < c->num_q_heads; h++) {
+        TRY(fetch(t, head,
+                  (const uint8_t *)weight->data + weight->byte_offset +
+                      h * tensor_stride(weight, 0) * size,
+                  extent * size));
+        for (int64_t i = 0; i < rows * columns; i++) {
+            memcpy(t->tensors[2] + ((h * of_head + first) * columns + i) * size,
+                   head + (i / columns * stride_row + i % columns * stride_column) * size,
+                   (size_t)size);
+        }
+    }
+    return head != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+static attn_status read_weights(struct taking *t)
+{
+    const struct capsule *c = t->capsule;
+    const struct attn_mla_weights *weights =
+        ext_find(t->layer->params->params.next, ATTN_EXT_MLA_WEIGHTS);
+    const int64_t of_head = c->qk_nope_head_dim + (int64_t)c->head_size_v;
+    if (weights->kv_b_proj != NULL) {
+        int64_t shape[] = {c->num_q_heads, of_head, c->kv_lora_rank};
+        const int64_t row = tensor_stride(weights->kv_b_proj, 0);
+        int64_t strides[] = {of_head * row, row, tensor_stride(weights->kv_b_proj, 1)};
+        struct attn_tensor split = *weights->kv_b_proj;
+        split.ndim = 3;
+        split.shape = shape;
+        split.strides = strides;
+        return read_weight(t, &split, 0, of_head, false);
+    }
+    TRY(read_weight(t, weights->w_uk, 0, c->qk_nope_head_dim, false));
+    return read_weight(t, weights->w_uv, c->qk_nope_head_dim, c->head_size_v, true);
 }
 
 /* The keys or values of a request, block by block. */
@@ -235,7 +306,7 @@ static attn_status read_cache(struct taking *t, const int32_t *batch_rows)
         }
         TRY(fetch(t, table, batch->block_table + row * batch->block_table_stride,
                   blocks * (int64_t)sizeof *table));
-        for (int32_t i = 0; i < 2; i++) {
+        for (int32_t i = 0; i < (t->capsule->kv_lora_rank > 0 ? 1 : 2); i++) {
             TRY(read_request(t, views[i], table, length, block, &at[i]));
         }
     }
@@ -311,8 +382,14 @@ static attn_status read_run(struct taking *t, const struct attn_step_io *io)
             return ATTN_ERROR_OUT_OF_MEMORY;
         }
     }
-    TRY(read_rows(t, 0, io->q));
-    TRY(read_rows(t, 3, io->out));
+    const struct attn_io_mla *mla =
+        c->kv_lora_rank > 0 ? ext_find(io->next, ATTN_EXT_IO_MLA) : NULL;
+    TRY(read_rows(t, 0, mla != NULL ? mla->q_nope : io->q, 0));
+    if (mla != NULL) {
+        TRY(read_rows(t, 0, mla->q_pe, c->qk_nope_head_dim));
+        TRY(read_weights(t));
+    }
+    TRY(read_rows(t, 3, io->out, 0));
     TRY(read_cache(t, batch_rows));
     if (c->has_sinks) {
         TRY(fetch(t, c->sinks, params->params.sinks, 4 * (int64_t)c->num_q_heads));

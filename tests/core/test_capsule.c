@@ -86,6 +86,27 @@ TEST(is_read_as_written)
     free(read);
 }
 
+TEST(an_mla_layer_has_latent_rows_and_weights)
+{
+    struct capsule *c = make(), *read = make();
+    c->num_kv_heads = 1;
+    c->kv_lora_rank = 48;
+    c->qk_nope_head_dim = 32;
+    c->head_size_v = 24;
+    c->statistics[2][0][1] = 0.25f;
+    assert_null(read_text(read, write_text(c)));
+    assert_memory_equal(c, read, sizeof *c);
+    /* q, out; latent rows; kv_b_proj */
+    assert_int_equal(capsule_bytes(c),
+                     2 * (6 * 4 * (32 + 16) + 6 * 4 * 24 + 75 * 64 + 4 * (32 + 24) * 48));
+    c->head_size = 48;
+    const char *why = read_text(read, write_text(c));
+    assert_non_null(why);
+    assert_non_null(strstr(why, "kv_lora_rank is '48'; less than head_size"));
+    free(c);
+    free(read);
+}
+
 TEST(cut_or_changed_it_is_none)
 {
     struct capsule *c = make(), *read = make();
@@ -114,6 +135,9 @@ TEST(values_out_of_range_are_named)
         {"head_size 64", "head_size 2048", "head_size is '2048'"},
         {"scale 3e000000", "scale 7fc00000", "scale is '7fc00000'; a finite"},
         {"scale 3e000000", "scale be000000", "scale above 0"},
+        {"kv_lora_rank 0", "kv_lora_rank 32",
+         "kv_lora_rank is '32'; less than head_size, with one"},
+        {"qk_nope_head_dim 0", "qk_nope_head_dim 16", "kv_lora_rank is '0'; both"},
         {"num_reqs 2", "num_reqs 1025", "num_reqs is '1025'"},
         {"num_reqs 2", "num_reqs 3", "query_lens is "},
         {"query_lens 1 5", "query_lens 1 6", "query_lens is '6'; up to the request's"},

@@ -38,6 +38,7 @@ static void encode(const struct mla *m, float *values, int64_t count)
 void open_core(struct mla *m)
 {
     struct attn_runtime_options options = client_options(PLUGINS);
+    options.ignore_environment = getenv("ATTN_RECORD") == NULL;
     options.num_threads = 2;
     options.validate = 1;
     options.isolation = -1; /* valgrind shows another processor than a process of its own sees */

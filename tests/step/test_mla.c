@@ -4,8 +4,10 @@
  * for, and what is composed of it. */
 #include <dlfcn.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "mla_fixture.h"
 #include "support/test.h"
@@ -662,4 +664,58 @@ int main(void)
     /* with the published sizes only the test that needs them */
     (RANK == 512 ? cmocka_set_test_filter : cmocka_set_skip_filter)("test_ds_mla");
     return test_run(NULL, NULL);
+}
+
+/* The contents of the capsule of one step, but for its output. */
+static uint8_t *take_contents(const struct setting *s, size_t *size)
+{
+    char record[80], file[160];
+    snprintf(record, sizeof record, "/tmp/attn-mla-%ld:layer=0,step=0,contents=real",
+             (long)getpid());
+    snprintf(file, sizeof file, "/tmp/attn-mla-%ld/layer-0-step-0-%ld.capsule", (long)getpid(),
+             (long)getpid());
+    setenv("ATTN_RECORD", record, 1);
+    struct mla *m = mla_create(s);
+    unsetenv("ATTN_RECORD");
+    step(m);
+    FILE *opened = fopen(file, "rb");
+    assert_non_null(opened);
+    uint8_t *bytes = calloc(1, 1 << 20);
+    const size_t whole = fread(bytes, 1, 1 << 20, opened);
+    fclose(opened);
+    unlink(file);
+    *strrchr(file, '/') = '\0';
+    rmdir(file);
+    const uint8_t *end = memmem(bytes, whole, "\nend\n", 5);
+    assert_non_null(end);
+    *size = whole - (size_t)(end + 5 - bytes) -
+            sizeof(float) * V * (size_t)s->heads * (size_t)m->starts[s->num_reqs];
+    memmove(bytes, end + 5, *size);
+    const float *pe = m->q[0][0] + (s->moved ? RANK : NOPE);
+    assert_memory_equal(bytes, m->q[0][0], sizeof(float) * NOPE);
+    assert_memory_equal(bytes + sizeof(float) * NOPE, pe, sizeof(float) * ROPE);
+    mla_destroy(m);
+    return bytes;
+}
+
+/* However an engine lays them out: weights joined or split, queries in one tensor or two. */
+TEST(test_capsules_hold_the_same)
+{
+    const struct setting plain = {"cpu_ref", .heads = 6, .num_reqs = 3, .queries = {1, 4, 20},
+                                  .lens = {30, 41, 60}};
+    size_t size, sizes[3];
+    uint8_t *bytes = take_contents(&plain, &size);
+    assert_int_equal(size,
+                     sizeof(float) * (25 * 6 * (NOPE + ROPE) + 131 * ROW + 6 * (NOPE + V) * RANK));
+    for (int32_t i = 0; i < 3; i++) {
+        struct setting other = plain;
+        other.split = i == 0;
+        other.apart = i == 1;
+        other.moved = i == 2;
+        uint8_t *same = take_contents(&other, &sizes[i]);
+        assert_int_equal(sizes[i], size);
+        assert_memory_equal(same, bytes, size);
+        free(same);
+    }
+    free(bytes);
 }

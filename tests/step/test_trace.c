@@ -121,6 +121,31 @@ TEST(threads_runtimes_and_forks_share_a_file)
     unlink(path);
 }
 
+TEST(a_file_that_is_no_trace_is_kept)
+{
+    struct attn_runtime_options options = client_options(PLUGINS);
+    const struct attn_api *api;
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_runtime *runtime;
+    char line[32] = "";
+    begin_trace();
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("of the user\n", file);
+    fclose(file);
+    options.ignore_environment = 0;
+    assert_int_equal(client_open(CORE_FILE, &options, &api, &runtime, &error), ATTN_ERROR_IO);
+    assert_string_equal(error.field, "ATTN_TRACE");
+    assert_non_null(strstr(error.message, "is there and is no trace"));
+    assert_null(runtime);
+    file = fopen(path, "r");
+    assert_non_null(fgets(line, sizeof line, file));
+    assert_string_equal(line, "of the user\n");
+    assert_null(fgets(line, sizeof line, file));
+    fclose(file);
+    unlink(path);
+}
+
 TEST(profilers_get_ranges)
 {
     struct fixture f;

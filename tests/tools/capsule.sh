@@ -28,7 +28,7 @@ record() {
 # A step that is recorded is right as ever.
 expect 0 'all right' record "$folder/verified:layer=1,step=1" llama-3.1-8b --verify
 
-for model in llama-3.1-8b gemma-2-9b gpt-oss-20b bloom-7b1; do
+for model in llama-3.1-8b gemma-2-9b gpt-oss-20b bloom-7b1 deepseek-v3; do
     expect 0 "$model/layer-1-step-2-[0-9]*.capsule has been written, with statistics" record "$folder/$model:layer=1,step=2" $model
     expect 0 "which are users' data" record "$folder/$model-real:layer=1,step=2,contents=real" $model
     for capsule in "$folder/$model"*/*.capsule; do
@@ -67,7 +67,8 @@ expect 2 'usage' "$run" --capsule "$real" --model "$models/llama-3.1-8b.json"
 expect 2 'usage' "$run" --model "$models/llama-3.1-8b.json" --backend cpu_ref
 
 # What cannot be recorded or written is said, and the run goes on.
-expect 0 'no capsule is written: layer: .* has another kind' record "$folder/none:layer=1,step=0" deepseek-v3
+expect 0 'no capsule is written: layer: .* has another kind' record "$folder/none:layer=0,step=0" qwen3-next-80b-a3b
+expect 0 'no capsule is written: layer: .* has lists of keys' record "$folder/none:layer=1,step=0" deepseek-v3.2
 expect 0 'no capsule is written: ATTN_RECORD: /proc/none/' record "/proc/none:layer=1,step=2" llama-3.1-8b
 expect 0 'no capsule is written: ATTN_RECORD: .*File too large' sh -c 'ulimit -f 1; ATTN_RECORD="$1" "$2" --model "$3" --layers 2 --steps 4 --scale 0.2' \
     - "$folder/none:layer=1,step=2,contents=real" "$run" "$models/llama-3.1-8b.json"

@@ -132,6 +132,14 @@ static const char *read_list(struct reading *r, struct capsule *c, size_t list)
 static const char *check_heads(struct reading *r, const struct capsule *c)
 {
     char text[16];
+    const bool latent = c->kv_lora_rank > 0;
+    snprintf(text, sizeof text, "%d", c->kv_lora_rank);
+    if (latent && (c->num_kv_heads != 1 || c->head_size <= c->kv_lora_rank)) {
+        return refuse(r, "kv_lora_rank", text, "less than head_size, with one KV head, is allowed");
+    }
+    if (latent != (c->qk_nope_head_dim > 0)) {
+        return refuse(r, "kv_lora_rank", text, "both it and qk_nope_head_dim are 0, or neither");
+    }
     snprintf(text, sizeof text, "%d", c->num_q_heads);
     return c->num_q_heads % c->num_kv_heads == 0
                ? NULL

@@ -14,14 +14,14 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/library.h"
+#include "engine.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/random.h"
 
 #define MOST_HEAD ((int64_t)1 << 20)
-#define ALIGNMENT 256
 
-/* A capsule and its contents, as recorded or drawn: q, keys, values, and out where it is recorded.
- */
+/* A capsule and its contents, recorded or drawn: q, keys, values, and out where it is recorded. */
 struct contents {
     struct capsule capsule;
     char *file;
@@ -40,7 +40,7 @@ struct replay {
     attn_plan *plan;
     void *taken[16];
     int32_t num_taken;
-    char backends[340];
+    char backends[BACKENDS];
     uint8_t *out; /* the host's */
     struct attn_error error;
 };
@@ -111,12 +111,25 @@ static void *send(struct replay *r, const void *source, int64_t bytes)
                : NULL;
 }
 
+static struct attn_mla_desc mla_of(const struct capsule *c)
+{
+    return (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof(struct attn_mla_desc), NULL},
+                                  .kv_lora_rank = c->kv_lora_rank,
+                                  .qk_nope_head_dim = c->qk_nope_head_dim,
+                                  .qk_rope_head_dim = c->head_size - c->kv_lora_rank,
+                                  .v_head_dim = c->head_size_v,
+                                  .absorb_in_core = 1};
+}
+
 static attn_status select_layer(struct replay *r, attn_runtime *runtime, const char *backend)
 {
     const struct capsule *c = &r->from->capsule;
+    const struct attn_mla_desc mla = mla_of(c);
     struct attn_layer_desc desc = {.struct_size = sizeof desc,
                                    .name = c->layer,
-                                   .kind = ATTN_LAYER_DECODER,
+                                   .next = c->kv_lora_rank > 0 ? &mla.ext : NULL,
+                                   .kind =
+                                       c->kv_lora_rank > 0 ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER,
                                    .dtype = c->dtype,
                                    .num_q_heads = c->num_q_heads,
                                    .num_kv_heads = c->num_kv_heads,
@@ -144,13 +157,7 @@ static attn_status select_layer(struct replay *r, attn_runtime *runtime, const c
     if (status != ATTN_OK) {
         return status;
     }
-    struct attn_choice choices[2] = {{.struct_size = sizeof *choices},
-                                     {.struct_size = sizeof *choices}};
-    r->api->assignment_choice(r->assignment, 0, ATTN_PHASE_PREFILL, &choices[0]);
-    r->api->assignment_choice(r->assignment, 0, ATTN_PHASE_DECODE, &choices[1]);
-    const bool one = strcmp(choices[0].name, choices[1].name) == 0;
-    snprintf(r->backends, sizeof r->backends, "%s%s%s", choices[0].name, one ? "" : " and ",
-             one ? "" : choices[1].name);
+    name_backends(r->api, r->assignment, 0, r->backends);
     status = r->api->model_create(runtime, r->assignment, NULL, &r->model, &r->error);
     r->layer = status == ATTN_OK ? r->api->model_layer(r->model, 0) : NULL;
     return status;
@@ -167,7 +174,25 @@ static attn_status bind_params(struct replay *r)
     if (c->alibi != ATTN_ALIBI_NONE && (params.alibi_slopes = send(r, c->slopes, bytes)) == NULL) {
         return r->error.status;
     }
+    int64_t shape[] = {capsule_rows(c, 2), c->kv_lora_rank};
+    struct attn_tensor kv_b_proj = {
+        .device = r->device.device, .ndim = 2, .dtype = number_dtype(c->dtype), .shape = shape};
+    const struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
+                                             .kv_b_proj = &kv_b_proj};
+    if (c->kv_lora_rank > 0) {
+        params.next = &weights.ext;
+        kv_b_proj.data = send(r, r->from->tensors[2], tensor_bytes(c, 2));
+        if (kv_b_proj.data == NULL) {
+            return r->error.status;
+        }
+    }
     return r->api->layer_bind_params(r->layer, &params, &r->error);
+}
+
+/* An MLA layer has one, of latent rows. */
+static int32_t num_caches(const struct capsule *c)
+{
+    return c->kv_lora_rank > 0 ? 1 : 2;
 }
 
 /* The blocks of a request lie last to first, the requests one after the other. */
@@ -208,7 +233,7 @@ static bool recorded_views(const struct capsule *c, int64_t num_blocks, uint8_t 
 {
     const int64_t strides[2][2] = {{c->k_stride_slot, c->k_stride_head},
                                    {c->v_stride_slot, c->v_stride_head}};
-    for (int32_t i = 0; i < 2; i++) {
+    for (int32_t i = 0; i < num_caches(c); i++) {
         const int64_t row = capsule_dims(c, 1 + i) * (int64_t)number_bytes(c->dtype);
         const bool nhd = strides[i][0] >= strides[i][1];
         if (nhd ? strides[i][1] != row : strides[i][0] != row) {
@@ -232,9 +257,9 @@ static bool recorded_views(const struct capsule *c, int64_t num_blocks, uint8_t 
 static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *num_blocks)
 {
     const struct capsule *c = &r->from->capsule;
-    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    struct attn_cache_spec spec;
     struct attn_kv_view views[2] = {{.struct_size = sizeof *views}, {.struct_size = sizeof *views}};
-    attn_status status = r->api->layer_cache_spec(r->layer, 0, &spec, &r->error);
+    attn_status status = client_spec(r->api, r->layer, &spec, &r->error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -252,15 +277,14 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
     const struct attn_kv_view *given[] = {&views[0], &views[1]};
     status = ATTN_ERROR_UNSUPPORTED;
     if (spec.block_size == c->block_size && recorded_views(c, *num_blocks, memory, views)) {
-        status = r->api->layer_bind_caches(r->layer, given, 2, &r->error);
+        status = r->api->layer_bind_caches(r->layer, given, num_caches(c), &r->error);
     }
     if (status != ATTN_OK) {
-        const struct attn_cache_memory own = {
-            .struct_size = sizeof own, .base = memory, .num_blocks = *num_blocks};
-        status = r->api->layer_bind_memory(r->layer, &own, &r->error);
+        status = client_views(r->api, r->layer, memory, *num_blocks, &views[0],
+                              num_caches(c) > 1 ? &views[1] : NULL, &r->error);
     }
     const int32_t parts = spec.block_size / spec.kernel_block_size;
-    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < num_caches(c) && status == ATTN_OK; i++) {
         status = r->api->layer_cache_view(r->layer, i, &views[i], &r->error);
         if (status == ATTN_OK && parts > 1) { /* rows of the engine's block go on in the next one */
             status = ATTN_ERROR_UNSUPPORTED;
@@ -302,19 +326,14 @@ static attn_status plan_step(struct replay *r, int32_t block_size)
         }
         first += blocks;
     }
-    const struct attn_limits limits = {.struct_size = sizeof limits,
-                                       .max_num_reqs = c->num_reqs,
-                                       .max_num_tokens = ints[c->num_reqs],
-                                       .max_seq_len = longest};
-    const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
-    struct attn_workspace workspace = {.struct_size = sizeof workspace};
-    attn_status status = r->api->plan_create(r->model, 0, &options, &r->plan, &r->error);
-    status = status == ATTN_OK ? r->api->plan_workspace(r->plan, &workspace, &r->error) : status;
-    if (status == ATTN_OK && workspace.bytes > 0) {
-        workspace.memory = send(r, NULL, (int64_t)workspace.bytes);
-        status = workspace.memory != NULL
-                     ? r->api->plan_bind_workspace(r->plan, &workspace, &r->error)
-                     : r->error.status;
+    attn_status status = r->api->plan_create(
+        r->model, 0, CLIENT_LIMITS(c->num_reqs, ints[c->num_reqs], longest), &r->plan, &r->error);
+    const size_t bytes = client_workspace_bytes(r->api, r->plan);
+    void *workspace = bytes > 0 ? send(r, NULL, (int64_t)bytes) : NULL;
+    if (workspace != NULL) {
+        status = client_bind_workspace(r->api, r->plan, workspace, bytes, &r->error);
+    } else if (bytes > 0) {
+        status = r->error.status;
     }
     const int32_t *sent = status == ATTN_OK ? send(r, ints, 4 * count) : NULL;
     if (sent != NULL) {
@@ -336,10 +355,27 @@ static attn_status plan_step(struct replay *r, int32_t block_size)
     return sent != NULL || status != ATTN_OK ? status : r->error.status;
 }
 
+/* The latent rows of the step's own tokens, which prefill attends to as they come. */
+static void *send_new_rows(struct replay *r)
+{
+    const struct capsule *c = &r->from->capsule;
+    const int64_t row = c->head_size * (int64_t)number_bytes(c->dtype);
+    const uint8_t *from = r->from->tensors[1];
+    uint8_t *rows = malloc((size_t)(capsule_rows(c, 0) * row)), *to = rows;
+    for (int32_t i = 0; rows != NULL && i < c->num_reqs; i++) {
+        from += c->seq_lens[i] * row;
+        memcpy(to, from - c->query_lens[i] * row, (size_t)(c->query_lens[i] * row));
+        to += c->query_lens[i] * row;
+    }
+    void *sent = rows != NULL ? send(r, rows, to - rows) : NULL;
+    free(rows);
+    return sent;
+}
+
 static attn_status run_layer(struct replay *r)
 {
     const struct capsule *c = &r->from->capsule;
-    int64_t q_shape[] = {capsule_rows(c, 0), c->num_q_heads, c->head_size};
+    int64_t q_shape[] = {capsule_rows(c, 0), c->num_q_heads, capsule_dims(c, 0)};
     int64_t out_shape[] = {q_shape[0], c->num_q_heads, c->head_size_v};
     const int64_t bytes = tensor_bytes(c, 3);
     struct attn_tensor q = {.data = send(r, r->from->tensors[0], tensor_bytes(c, 0)),
@@ -353,8 +389,19 @@ static attn_status run_layer(struct replay *r)
     if (q.data == NULL || out.data == NULL) {
         return r->error.status;
     }
-    const struct attn_step_io io = {
+    struct attn_step_io io = {
         .struct_size = sizeof io, .flags = ATTN_RUN_NO_WRITE, .q = &q, .out = &out};
+    struct mla_tensors tensors;
+    if (c->kv_lora_rank > 0) {
+        const struct attn_mla_desc mla = mla_of(c);
+        void *rows = send_new_rows(r);
+        if (rows == NULL) {
+            return r->error.status != ATTN_OK ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
+        }
+        mla_tensors_init(&tensors, &mla, &q, q_shape[0], c->num_q_heads, q.data, rows);
+        io.q = NULL;
+        io.next = &tensors.io.ext;
+    }
     attn_status status = device_set(&r->device, out.data, 0xff, (size_t)bytes, &r->error);
     status = status == ATTN_OK ? r->api->run(r->plan, r->layer, &io, &r->error) : status;
     r->out = malloc((size_t)bytes);
@@ -402,6 +449,7 @@ static void compare(struct json *results, const struct capsule *c, const char *w
     const struct attend_form form = {
         .dtype = c->dtype, .kv_dtype = c->dtype, .kv_dtype_v = c->dtype, .head_size = c->head_size};
     const struct bound bound = bound_of_attend(&form);
+    const int32_t roundings = c->kv_lora_rank > 0 ? 3 : 1; /* projected, attended, projected back */
     const int64_t rows = capsule_rows(c, 3) * c->num_q_heads, dims = c->head_size_v;
     int64_t off = 0, worst_at = 0;
     double worst = 0;
@@ -410,7 +458,8 @@ static void compare(struct json *results, const struct capsule *c, const char *w
         for (int64_t d = 0; d < dims; d++) {
             const double want = number_load(reference, row * dims + d, c->dtype);
             const double have = number_load(found, row * dims + d, c->dtype);
-            const double ratio = bound_ratio(want, have, bound_allows(bound, rms, c->dtype, want));
+            const double allowed = bound_allows(bound, rms, c->dtype, want);
+            const double ratio = bound_ratio(want, have, roundings * allowed);
             off += ratio > 1;
             if (ratio > worst) {
                 worst = ratio;
@@ -439,12 +488,11 @@ static void compare(struct json *results, const struct capsule *c, const char *w
 static struct json *describe(const struct capsule *c)
 {
     struct json *item = json_object();
-    const bool one = strcmp(c->prefill, c->decode) == 0;
     json_add(item, "library", json_string(c->library));
     json_add(item, "layer", json_string(c->layer));
     json_add(item, "step", json_number(c->step));
     json_add(item, "prefill", json_string(c->prefill));
-    json_add(item, "decode", json_string(one ? c->prefill : c->decode));
+    json_add(item, "decode", json_string(c->decode));
     json_add(item, "contents", json_string(c->real ? "real" : "random"));
     json_add(item, "requests", json_number(c->num_reqs));
     json_add(item, "queries", json_number((double)capsule_rows(c, 0)));

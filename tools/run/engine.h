@@ -13,6 +13,7 @@
 
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots */
+#define BACKENDS 160  /* bytes of their names in both phases */
 #define MAX_ROWS 4096 /* of a step */
 /* of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
 #define NUM_STATE_SLOTS 71
@@ -85,7 +86,7 @@ struct run_layer {
      * reads as 1 */
     int32_t roundings;
     struct tally tally;
-    char backend[160];
+    char backend[BACKENDS];
 };
 
 /* A block-table group: its allocator, table and plan. */
@@ -155,6 +156,9 @@ attn_status engine_setup(struct run_engine *engine);
 /* Selects and binds the layers that are described. */
 attn_status engine_bind(struct run_engine *engine);
 void engine_finish(struct run_engine *engine);
+/* "A", or "A/B" where prefill and decode have two. */
+void name_backends(const struct attn_api *api, const attn_assignment *assignment, int32_t layer,
+                   char text[BACKENDS]);
 /* requests.c */
 attn_status requests_read(struct run_engine *engine);
 /* blocks.c: space for `length` keys of request r in a group; swapping */
@@ -222,6 +226,16 @@ bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t leng
 attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);
 /* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */
+/* A run's attn_io_mla over q [tokens, heads, nope + rope], or NULL, and rows [tokens, rank + rope],
+ * of the dtype and the device of `like`. Must not move. */
+struct mla_tensors {
+    struct attn_tensor parts[4];
+    int64_t shapes[4][3], strides[2][3];
+    struct attn_io_mla io;
+};
+void mla_tensors_init(struct mla_tensors *tensors, const struct attn_mla_desc *layer,
+                      const struct attn_tensor *like, int64_t tokens, int64_t heads, void *q,
+                      void *rows);
 attn_status mla_bind(struct run_engine *engine, struct run_layer *layer);
 attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                       int32_t end);

@@ -62,39 +62,45 @@ attn_status mla_bind(struct run_engine *engine, struct run_layer *layer)
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
-/* Rows [c | k_pe] as the two tensors that an engine has. */
-static void split_rows(const struct run_engine *engine, const struct run_layer *layer,
-                       uint8_t *rows, int64_t count, struct attn_tensor *parts,
-                       int64_t (*shapes)[2], int64_t *strides)
+void mla_tensors_init(struct mla_tensors *t, const struct attn_mla_desc *m,
+                      const struct attn_tensor *like, int64_t tokens, int64_t heads, void *q,
+                      void *rows)
 {
-    const struct attn_mla_desc *m = &layer->source->mla;
-    strides[0] = layer->terms.head_size;
-    strides[1] = 1;
-    for (int32_t i = 0; i < 2; i++) {
-        shapes[i][0] = count;
-        shapes[i][1] = i == 0 ? m->kv_lora_rank : m->qk_rope_head_dim;
-        parts[i] = tensor_of(engine, layer,
-                             rows + (i == 0 ? 0 : (size_t)m->kv_lora_rank * element_bytes(layer)),
-                             2, shapes[i], strides);
+    const int64_t nope = m->qk_nope_head_dim, rope = m->qk_rope_head_dim, rank = m->kv_lora_rank;
+    const int64_t sizes[] = {nope, rope, rank, rope}, starts[] = {0, nope, 0, rank};
+    *t =
+        (struct mla_tensors){.strides = {{heads * (nope + rope), nope + rope, 1}, {rank + rope, 1}},
+                             .io = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof t->io, NULL},
+                                    .q_nope = q != NULL ? &t->parts[0] : NULL,
+                                    .q_pe = q != NULL ? &t->parts[1] : NULL,
+                                    .kv_c = &t->parts[2],
+                                    .k_pe = &t->parts[3]}};
+    for (int32_t i = q != NULL ? 0 : 2; i < 4; i++) {
+        t->parts[i] = *like;
+        t->parts[i].ndim = i < 2 ? 3 : 2;
+        t->parts[i].data = (uint8_t *)(i < 2 ? q : rows) + starts[i] * (like->dtype.bits / 8);
+        t->parts[i].shape = t->shapes[i];
+        t->parts[i].strides = t->strides[i / 2];
+        t->shapes[i][0] = tokens;
+        t->shapes[i][1] = i < 2 ? heads : sizes[i];
+        t->shapes[i][2] = sizes[i];
     }
 }
 
 attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                       int32_t end)
 {
-    struct attn_tensor parts[2];
-    int64_t shapes[2][2], strides[2];
+    struct mla_tensors tensors;
     const size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
     uint8_t *rows = pool_send(engine, &engine->rows, layer->k_history[r] + (size_t)first * row,
                               (size_t)(end - first) * row);
     if (rows == NULL) {
         return engine->error.status;
     }
-    split_rows(engine, layer, rows, end - first, parts, shapes, strides);
-    struct attn_io_mla mla = {
-        .ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL}, .kv_c = &parts[0], .k_pe = &parts[1]};
+    const struct attn_tensor like = tensor_of(engine, layer, NULL, 0, NULL, NULL);
+    mla_tensors_init(&tensors, &layer->source->mla, &like, end - first, 0, NULL, rows);
     struct attn_step_io io = {.struct_size = sizeof io,
-                              .next = &mla.ext,
+                              .next = &tensors.io.ext,
                               .stream = engine->stream,
                               .flags = ATTN_RUN_NO_ATTEND};
     return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
@@ -199,10 +205,9 @@ static attn_status run_step(struct run_engine *engine, const struct latent_step 
     const struct attn_mla_desc *m = &layer->source->mla;
     int64_t tokens = step->batch->query_start_loc[step->batch->num_reqs],
             heads = layer->terms.num_q_heads;
-    int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, q_strides[] = {heads * size, size, 1};
-    int64_t q_shapes[2][3] = {{tokens, heads, m->qk_nope_head_dim},
-                              {tokens, heads, m->qk_rope_head_dim}};
-    int64_t out_shape[] = {tokens, heads, m->v_head_dim}, shapes[2][2], strides[2];
+    int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
+    int64_t out_shape[] = {tokens, heads, m->v_head_dim};
+    struct mla_tensors tensors;
     const size_t e = element_bytes(layer),
                  bytes[] = {(size_t)(tokens * layer->terms.head_size) * e,
                             (size_t)(tokens * heads * size) * e,
@@ -216,20 +221,12 @@ static attn_status run_step(struct run_engine *engine, const struct latent_step 
             return engine->error.status;
         }
     }
-    struct attn_tensor parts[2], out = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
-    struct attn_tensor nope = tensor_of(engine, layer, sent[1], 3, q_shapes[0], q_strides);
-    struct attn_tensor pe = tensor_of(engine, layer, sent[1] + (size_t)m->qk_nope_head_dim * e, 3,
-                                      q_shapes[1], q_strides);
-    split_rows(engine, layer, sent[0], tokens, parts, shapes, strides);
-    struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL},
-                              .q_nope = &nope,
-                              .q_pe = &pe,
-                              .kv_c = &parts[0],
-                              .k_pe = &parts[1],
-                              .topk_indices = (const int32_t *)(const void *)sent[3],
-                              .topk_stride = m->topk};
+    const struct attn_tensor out = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
+    mla_tensors_init(&tensors, m, &out, tokens, heads, sent[1], sent[0]);
+    tensors.io.topk_indices = (const int32_t *)(const void *)sent[3];
+    tensors.io.topk_stride = m->topk;
     struct attn_step_io io = {
-        .struct_size = sizeof io, .next = &mla.ext, .stream = engine->stream, .out = &out};
+        .struct_size = sizeof io, .next = &tensors.io.ext, .stream = engine->stream, .out = &out};
     attn_status status =
         engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
     return status == ATTN_OK

@@ -29,6 +29,17 @@ static attn_status open_device(struct run_engine *engine)
                              : status;
 }
 
+void name_backends(const struct attn_api *api, const attn_assignment *assignment, int32_t layer,
+                   char text[BACKENDS])
+{
+    struct attn_choice prefill = {.struct_size = sizeof prefill}, decode = prefill;
+    api->assignment_choice(assignment, layer, ATTN_PHASE_PREFILL, &prefill);
+    api->assignment_choice(assignment, layer, ATTN_PHASE_DECODE, &decode);
+    const bool same = strcmp(prefill.name, decode.name) == 0;
+    snprintf(text, BACKENDS, "%.78s%s%.78s", prefill.name, same ? "" : "/",
+             same ? "" : decode.name);
+}
+
 static attn_status try_select(struct run_engine *engine)
 {
     const struct attn_layer_desc **descs = calloc((size_t)engine->num_layers + 1, sizeof *descs);
@@ -52,12 +63,7 @@ static attn_status try_select(struct run_engine *engine)
                                            &engine->error);
     }
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
-        struct attn_choice prefill = {.struct_size = sizeof prefill}, decode = prefill;
-        engine->api->assignment_choice(assignment, i, ATTN_PHASE_PREFILL, &prefill);
-        engine->api->assignment_choice(assignment, i, ATTN_PHASE_DECODE, &decode);
-        bool same = strcmp(prefill.name, decode.name) == 0;
-        snprintf(engine->layers[i].backend, sizeof engine->layers[i].backend, "%.78s%s%.78s",
-                 prefill.name, same ? "" : "/", same ? "" : decode.name);
+        name_backends(engine->api, assignment, i, engine->layers[i].backend);
     }
     engine->api->assignment_destroy(assignment);
     return status;
