@@ -85,16 +85,21 @@ void trace_close(struct trace_file *trace)
     }
 }
 
-int64_t trace_begin(const struct trace_file *trace, const char *name)
+int64_t trace_clock(void)
 {
     struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+int64_t trace_begin(const struct trace_file *trace, const char *name)
+{
     for (int32_t i = 0; i < TRACE_MARKERS; i++) {
         if (trace->markers[i].push != NULL) {
             trace->markers[i].push(name);
         }
     }
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+    return trace_clock();
 }
 
 static void write_line(attn_runtime *runtime, const char *format, ...) CORE_PRINTF(2, 3);
@@ -126,9 +131,8 @@ void trace_span(attn_runtime *runtime, const char *name, int64_t begin, int64_t 
 
 void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args)
 {
-    static const struct trace_file none;
     const struct trace_file *trace = &runtime->settings.trace;
-    const int64_t end = trace_begin(&none, name);
+    const int64_t end = trace_clock();
     for (int32_t i = TRACE_MARKERS - 1; i >= 0; i--) {
         if (trace->markers[i].push != NULL) {
             trace->markers[i].pop();

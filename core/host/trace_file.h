@@ -31,7 +31,8 @@ struct trace_file {
 attn_status trace_open(struct trace_file *trace, struct attn_error *error);
 void trace_close(struct trace_file *trace);
 
-/* Opens a range of each profiler and says when, in nanoseconds. */
+int64_t trace_clock(void); /* nanoseconds */
+/* Opens a range of each profiler and says when. */
 int64_t trace_begin(const struct trace_file *trace, const char *name);
 /* Closes it and writes the span. `args` is a JSON object. */
 void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args);

@@ -19,9 +19,9 @@
 
 /* An instance of a model whose runtime has a trace. */
 struct traced {
-    atomic_bool taken;
-    _Atomic(attn_instance *) handle; /* NULL: of none */
-    struct attn_kernels kernels;     /* the plugin's own */
+    _Atomic(const struct instance *) owner; /* NULL: free. Two may have one handle */
+    _Atomic(attn_instance *) handle;
+    struct attn_kernels kernels; /* the plugin's own */
     const char *backend;
     attn_runtime *runtime;
     struct lock lock; /* guards what follows */
@@ -129,8 +129,7 @@ static void drain_model(const attn_model *model)
 {
     for (int32_t i = 0; i < MOST_TRACED; i++) {
         for (int32_t n = 0; n < model->num_instances; n++) {
-            if (atomic_load(&all[i].handle) == model->instances[n].handle &&
-                lock_take(&all[i].lock)) {
+            if (atomic_load(&all[i].owner) == &model->instances[n] && lock_take(&all[i].lock)) {
                 drain(&all[i]);
                 lock_give(&all[i].lock);
             }
@@ -144,12 +143,12 @@ static struct pending *take_pending(struct traced *t, void *stream)
     if (t->num_pending == MOST_PENDING) {
         drain(t);
     }
-    const int64_t time = trace_begin(&(struct trace_file){0}, NULL);
+    const int64_t time = trace_clock();
     if (t->num_pending == 0 && (t->anchor == NULL || time - t->anchored > ANCHOR_NS)) {
         if (!record(t, &t->anchor, stream) || elapsed(t, t->anchor, t->anchor) < 0) {
             return NULL;
         }
-        t->anchored = trace_begin(&(struct trace_file){0}, NULL);
+        t->anchored = trace_clock();
     }
     struct pending *p = &t->pending[t->num_pending];
     return record(t, &p->events[0], stream) ? p : NULL;
@@ -190,7 +189,7 @@ static struct span begin_operation(struct traced *t, const char *name, const voi
             lock_give(&t->lock);
         }
     }
-    span.begin = trace_begin(&t->runtime->settings.trace, span.name);
+    span.begin = trace_begin(&now.plan->model->runtime->settings.trace, span.name);
     return span;
 }
 
@@ -204,7 +203,7 @@ static void end_operation(const struct span *span, struct object *args, void *st
         snprintf(span->pending->name, sizeof span->pending->name, "%s", span->name);
         lock_give(&t->lock);
     }
-    trace_end(t->runtime, span->name, span->begin, finish(args));
+    trace_end(now.plan->model->runtime, span->name, span->begin, finish(args));
 }
 
 /* Tensors of an operation: names, shapes and, of all together, bytes. */
@@ -316,7 +315,9 @@ static void take_instance(attn_runtime *runtime, struct instance *instance)
 {
     struct attn_kernels *k = &instance->kernels;
     int32_t i = 0;
-    while (i < MOST_TRACED && atomic_exchange(&all[i].taken, true)) {
+    const struct instance *none = NULL;
+    while (i < MOST_TRACED && !atomic_compare_exchange_strong(&all[i].owner, &none, instance)) {
+        none = NULL;
         i++;
     }
     if (i == MOST_TRACED) {
@@ -371,8 +372,7 @@ static void give_instances(const attn_model *model)
     for (int32_t i = 0; i < MOST_TRACED; i++) {
         for (int32_t n = 0; n < model->num_instances; n++) {
             struct traced *t = &all[i];
-            if (t->runtime != model->runtime || !atomic_load(&t->taken) ||
-                atomic_load(&t->handle) != model->instances[n].handle) {
+            if (atomic_load(&t->owner) != &model->instances[n]) {
                 continue;
             }
             for (int32_t e = 0; e < MOST_PENDING; e++) {
@@ -382,7 +382,7 @@ static void give_instances(const attn_model *model)
             give_event(t, t->anchor);
             atomic_store(&t->handle, NULL);
             lock_finish(&t->lock);
-            atomic_store(&t->taken, false);
+            atomic_store(&t->owner, NULL);
         }
     }
 }
