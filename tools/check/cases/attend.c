@@ -12,7 +12,7 @@
 #include "support/number.h"
 
 const char *const trial_way_names[TRIAL_WAY_COUNT] = {
-    "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "alone"};
+    "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "alone", "parts"};
 
 int32_t trial_graph_level(int32_t shape)
 {
@@ -31,6 +31,8 @@ bool trial_way_declared(const struct attn_backend_caps *caps, int32_t shape, int
         return caps->graph_level >= trial_graph_level(shape);
     case TRIAL_ALONE:
         return (caps->features & ATTN_FEATURE_BATCH_INVARIANT) != 0;
+    case TRIAL_PARTS:
+        return (caps->features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX) && shape_is_paged(shape);
     default:
         return true;
     }
@@ -91,7 +93,7 @@ static enum trial_result say_other_bits(struct trial *trial, const struct proble
     int64_t token = element / out->strides[0], within = element % out->strides[0];
     if (at < first || token >= problem->num_actual_tokens) {
         return trial_say(trial, TRIAL_FAILED,
-                         "a request alone gives other bits than in its batch, from byte %zu on",
+                         "a request apart gives other bits than in its batch, from byte %zu on",
                          at);
     }
     int64_t end = problem->first_row + problem->requests[0].query_len;
@@ -100,7 +102,7 @@ static enum trial_result say_other_bits(struct trial *trial, const struct proble
     }
     return trial_say(
         trial, TRIAL_FAILED,
-        "a request alone gives other bits than in its batch: out[token %lld, head "
+        "a request apart gives other bits than in its batch: out[token %lld, head "
         "%lld, dim %lld] is %.9g, not %.9g, of request %d with %d queries over %d keys",
         (long long)token, (long long)(within / out->strides[1]),
         (long long)(within % out->strides[1]), number_load(alone + first, element, dtype),
@@ -122,11 +124,70 @@ static bool same_bits(const struct problem *problem, const struct problem_copy *
     return memcmp(alone, together, problem->image.used) == 0;
 }
 
+static attn_status run_request(struct problem_copy *tested, struct attn_batch *batch,
+                               int32_t query_len, int32_t seq_len, struct attn_error *error)
+{
+    batch->max_query_len = query_len;
+    batch->max_seq_len = seq_len;
+    attn_status status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
+    return status == ATTN_OK ? problem_copy_attend(tested, error) : status;
+}
+
+/* The steps of a request that is given in parts: its last query, or half of them, comes later. A
+ * query that sees later keys cannot be parted from them. */
+static int32_t first_part(const struct problem *problem, const struct problem_copy *tested,
+                          int32_t r)
+{
+    const struct attn_layer_desc *l = &tested->binding.layer;
+    int32_t queries = problem->requests[r].query_len;
+    int32_t causal = tested->binding.batch.causal;
+    causal = causal != ATTN_CAUSAL_DEFAULT ? causal : l->causal;
+    bool later = causal != ATTN_CAUSAL_YES || l->causal_per_request || l->prefix_lm ||
+                 l->tree_mask != ATTN_TREE_NONE;
+    return queries < 2 || later ? queries : r % 2 != 0 ? queries - 1 : (queries + 1) / 2;
+}
+
+/* Numbers of the copy, at `offset` of its image. */
+static bool put_numbers(struct problem_copy *tested, size_t offset, const int32_t *numbers,
+                        size_t count)
+{
+    return device_write(tested->device, tested->memory + offset, numbers, count * sizeof *numbers);
+}
+
+/* One request, which is all of the bound batch, in two steps. Keys of the second are in the cache
+ * during the first, where no query sees them. */
+static attn_status run_parts(const struct problem *problem, struct problem_copy *tested, int32_t r,
+                             struct attn_error *error)
+{
+    struct attn_batch *one = &tested->binding.batch;
+    const struct attn_batch whole = *one;
+    const size_t row = (size_t)r * sizeof(int32_t), start_at = problem->at.query_start_loc + row;
+    const int32_t *begin = (const int32_t *)(problem->image.bytes + start_at);
+    const int32_t queries = problem->requests[r].query_len, keys = problem->requests[r].seq_len;
+    const int32_t cut = first_part(problem, tested, r);
+    const int32_t starts[3] = {begin[0], begin[0] + cut, begin[1]};
+    const int32_t lengths[2] = {keys - queries + cut, keys};
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < (cut < queries ? 2 : 1) && status == ATTN_OK; i++) {
+        bool put = put_numbers(tested, start_at, &starts[i], 2) &&
+                   put_numbers(tested, problem->at.seq_lens + row, &lengths[i], 1);
+        one->query_start_loc_host = &starts[i];
+        one->seq_lens_host = whole.seq_lens_host != NULL ? &lengths[i] : NULL;
+        one->num_actual_tokens = starts[i + 1];
+        status = put ? run_request(tested, one, starts[i + 1] - starts[i], lengths[i], error)
+                     : ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    put_numbers(tested, start_at, begin, 2);
+    put_numbers(tested, problem->at.seq_lens + row, &keys, 1);
+    return status;
+}
+
 /* After the whole batch: every request again as a batch of its own, over the same outputs, which
  * must not change by a bit. Views with query_start_loc[0] above 0 are what the core hands out, too.
  */
-static enum trial_result run_alone(struct trial *trial, const struct problem *problem,
-                                   struct problem_copy *tested, struct attn_error *error)
+static enum trial_result run_apart(struct trial *trial, const struct problem *problem,
+                                   struct problem_copy *tested, bool parts,
+                                   struct attn_error *error)
 {
     const struct attn_batch whole = tested->binding.batch;
     size_t bytes = problem->image.size;
@@ -138,14 +199,12 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
         result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
     for (int32_t r = 0; r < problem->num_reqs && result == TRIAL_PASSED && status == ATTN_OK; r++) {
-        struct attn_batch *one = &tested->binding.batch;
-        *one = batch_of_request(&whole, r);
-        one->max_query_len = problem->requests[r].query_len;
-        one->max_seq_len = problem->requests[r].seq_len;
-        status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
-        if (status == ATTN_OK) {
-            status = problem_copy_attend(tested, error);
-        }
+        const struct request *request = &problem->requests[r];
+        tested->binding.batch = batch_of_request(&whole, r);
+        status = parts && request->query_len > 0
+                     ? run_parts(problem, tested, r, error)
+                     : run_request(tested, &tested->binding.batch, request->query_len,
+                                   request->seq_len, error);
     }
     tested->binding.batch = whole;
     if (result == TRIAL_PASSED && status != ATTN_OK) {
@@ -303,8 +362,8 @@ static enum trial_result run_tested(struct trial *trial, const struct problem *p
     if (result == TRIAL_PASSED) {
         result = verify_step(trial, problem, reference, tested);
     }
-    if (result == TRIAL_PASSED && way == TRIAL_ALONE) {
-        result = run_alone(trial, problem, tested, &error);
+    if (result == TRIAL_PASSED && (way == TRIAL_ALONE || way == TRIAL_PARTS)) {
+        result = run_apart(trial, problem, tested, way == TRIAL_PARTS, &error);
     }
     return result;
 }
@@ -317,7 +376,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
     enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
     if (result == TRIAL_PASSED) {
         struct binding *binding = &copies.tested.binding;
-        binding->layer.batch_invariant = way == TRIAL_ALONE;
+        binding->layer.batch_invariant = way == TRIAL_PARTS ? 2 : way == TRIAL_ALONE;
         output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
                     copies.tested.memory, trial->device->device);
         problem_copy_loosen(&copies.tested, &copies.problem);

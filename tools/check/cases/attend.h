@@ -15,6 +15,7 @@ enum trial_way {
     TRIAL_REPLAY,       /* ATTN_PLAN_CAPTURE at larger limits, then ATTN_PLAN_REPLAY in place */
     TRIAL_IN_GRAPH,     /* ATTN_PLAN_OUT_OF_GRAPH on the host, ATTN_PLAN_IN_GRAPH in the graph */
     TRIAL_ALONE,        /* each request by itself: the same bits as in the batch */
+    TRIAL_PARTS,        /* each request in two steps: the same bits as in one */
     TRIAL_WAY_COUNT
 };
 
