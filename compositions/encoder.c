@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Multimodal encoders in fp8: scales from the largest values of the last steps, q, k and v
- * quantized into the workspace (q and k padded with zeros), and one attend over them. On a CPU. */
+ * quantized into the workspace (q and k padded with zeros), and one attend over them. All on the
+ * device's stream; the host waits for nothing. */
 #include <attn/draft/mm_encoder.h>
 
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "compositions.h"
 #include "select/layer_ext.h"
@@ -13,7 +12,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define E4M3_LARGEST 448.0f
 #define MAX_HISTORY 1024
 #define INPUTS 3 /* q, k, v */
 
@@ -80,11 +78,13 @@ static void match(struct check *check, int32_t phase)
     need(check, (caps->k_scale_forms & caps->v_scale_forms) >> ATTN_SCALE_PER_TENSOR & 1,
          "scales per tensor");
     check_need_kernel(check, ATTN_KERNEL_QUANTIZE, "");
+    if (check->whole->mm_quant->padded_head_size > check->layer->head_size) {
+        check_need_kernel(check, ATTN_KERNEL_FILL, " (padding of heads)");
+    }
     if (check->whole->mm_quant->amax_history_len > 0) {
         check_need_kernel(check, ATTN_KERNEL_AMAX, "");
-    }
-    if (caps->device.type != ATTN_DEVICE_CPU) { /* it divides the history's largest by 448 itself */
-        reasons_add(check->reasons, "mm_encoder_fp8", "scales kept by the core", "on a CPU");
+        need(check, caps->features & ATTN_FEATURE_AMAX_HISTORY,
+             "scales that follow the inputs (amax_history)");
     }
     check_compose(check, ATTN_COMPOSE_MM_ENCODER, ATTN_GRAPH_ALWAYS);
 }
@@ -128,15 +128,16 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* Places in the workspace of q, k, v quantized: [T, heads, head size] e4m3. */
+/* Places in the workspace of q, k, v quantized: [T, heads, head size] e4m3; and of one number. */
 struct places {
-    size_t inputs[INPUTS];
+    size_t inputs[INPUTS], largest;
 };
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     struct places *places = plan->data[COMPOSITION_ENCODER];
     FOR_SERVED(step, plan, COMPOSITION_ENCODER) {
+        plan_area(plan, &places->largest, sizeof(float), ALWAYS);
         const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
         for (int32_t i = 0; i < INPUTS; i++) {
             int64_t row = (int64_t)(i == 0 ? part->num_q_heads : part->num_kv_heads) *
@@ -169,36 +170,38 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
                heads * padded, padded, 1);
 }
 
-static attn_status find_largest(const struct step *step, const struct input *in, float *largest,
-                                void *stream, struct attn_error *error)
+/* The input's largest, and with it the history and the scale, on the device. */
+static attn_status follow(const attn_plan *plan, const struct step *step, const struct input *in,
+                          int32_t i, void *stream, struct attn_error *error)
 {
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
-    const struct attn_amax_args args = {
-        sizeof args, NULL, instance->handle, stream, &in->x.tensor, largest, 0, 0};
+    const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
+    const struct places *places = plan->data[COMPOSITION_ENCODER];
+    const int32_t length = step->layer->selected->mm_quant->amax_history_len;
+    const struct attn_amax_args args = {.struct_size = sizeof args,
+                                        .instance = instance->handle,
+                                        .stream = stream,
+                                        .x = &in->x.tensor,
+                                        .out = (float *)(void *)(plan->scratch + places->largest),
+                                        .history = state->amax_history + (size_t)i * (size_t)length,
+                                        .scale = &state->scales[i],
+                                        .history_len = length};
     return operation("amax", instance->kernels.amax(&args, error), error);
 }
 
-/* The oldest leaves, this step's largest comes last; a NaN stays to be seen. */
-static void update_scale(const struct step *step, int32_t i, float now)
+static attn_status clear_padding(const struct step *step, const struct input *in, void *stream,
+                                 struct attn_error *error)
 {
-    const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
-    size_t length = (size_t)step->layer->selected->mm_quant->amax_history_len;
-    float *history = state->amax_history + (size_t)i * length, largest = 0;
-    memmove(history, history + 1, (length - 1) * sizeof *history);
-    history[length - 1] = now;
-    for (size_t n = 0; n < length; n++) {
-        largest = isnan(history[n]) || history[n] > largest ? history[n] : largest;
-    }
-    state->scales[i] = largest == 0 ? 1 : largest / E4M3_LARGEST;
-}
-
-static void clear_padding(const struct input *in)
-{
-    int64_t size = in->out.shape[2], padded = in->padded.shape[2];
-    uint8_t *rows = in->out.tensor.data;
-    for (int64_t r = 0; size < padded && r < in->out.shape[0] * in->out.shape[1]; r++) {
-        memset(rows + r * padded + size, 0, (size_t)(padded - size));
-    }
+    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const size_t size = (size_t)in->out.shape[2], padded = (size_t)in->padded.shape[2];
+    const struct attn_fill_args args = {.struct_size = sizeof args,
+                                        .instance = instance->handle,
+                                        .stream = stream,
+                                        .destination = (uint8_t *)in->out.tensor.data + size,
+                                        .row_bytes = padded - size,
+                                        .stride = padded,
+                                        .rows = in->out.shape[0] * in->out.shape[1]};
+    return size < padded ? operation("fill", instance->kernels.fill(&args, error), error) : ATTN_OK;
 }
 
 static attn_status quantize(const struct step *step, const struct input *in, int32_t i,
@@ -214,7 +217,7 @@ static attn_status quantize(const struct step *step, const struct input *in, int
                                             .x = &in->x.tensor,
                                             .out = &in->out.tensor,
                                             .scale = &state->scales[i]};
-    clear_padding(in);
+    TRY(clear_padding(step, in, stream, error));
     return operation("quantize", instance->kernels.quantize(&args, error), error);
 }
 
@@ -223,7 +226,6 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 {
     const struct attn_tensor *given[INPUTS] = {io->q, io->k, io->v};
     bool follows = step->layer->selected->mm_quant->amax_history_len > 0;
-    float largest[INPUTS];
     struct input inputs[INPUTS];
     struct attn_step_io quantized = *io;
     attn_status status = ATTN_OK;
@@ -236,13 +238,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     }
     for (int32_t i = 0; i < INPUTS && status == ATTN_OK; i++) {
         input_init(&inputs[i], plan, step, i, given[i]);
-        status = follows ? find_largest(step, &inputs[i], &largest[i], io->stream, error) : status;
-    }
-    for (int32_t i = 0; i < INPUTS && status == ATTN_OK; i++) {
-        if (follows) {
-            update_scale(step, i, largest[i]);
-        }
-        status = quantize(step, &inputs[i], i, io->stream, error);
+        status = follows ? follow(plan, step, &inputs[i], i, io->stream, error) : status;
+        status = status ? status : quantize(step, &inputs[i], i, io->stream, error);
     }
     if (status != ATTN_OK) {
         return status;

@@ -69,6 +69,13 @@ struct attn_amax_args {
     float *out;
     int32_t per_head;
     int32_t accumulate;
+    /* ATTN_FEATURE_AMAX_HISTORY, of a whole tensor: history [history_len], the latest last, moves
+     * by one place and takes out[0]; scale [1] is its largest / 448, or 1 where that is 0, and NaN
+     * where it has one. All on the device; NULL and 0: none */
+    float *history;
+    float *scale;
+    int32_t history_len;
+    int32_t reserved;
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_merge_states_args) == 104,
@@ -76,6 +83,6 @@ ATTN_STATIC_ASSERT(sizeof(struct attn_merge_states_args) == 104,
 ATTN_STATIC_ASSERT(sizeof(struct attn_batched_gemm_args) == 80,
                    "attn_batched_gemm_args of ABI 0.3");
 ATTN_STATIC_ASSERT(sizeof(struct attn_quantize_args) == 80, "attn_quantize_args of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_amax_args) == 56, "attn_amax_args of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_amax_args) == 80, "attn_amax_args of ABI 0.3");
 
 #endif

@@ -105,6 +105,8 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1 };
 #define ATTN_FEATURE_STEP_ALLOCATES (1ull << 17)
 /* K and V of different dtypes, each of kv_dtypes (attn_layer_desc.kv_dtype_v) */
 #define ATTN_FEATURE_KV_DTYPE_V (1ull << 18)
+/* amax also keeps a history of what it finds, and the scale that follows from it */
+#define ATTN_FEATURE_AMAX_HISTORY (1ull << 19)
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 

@@ -25,6 +25,12 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
                    "contiguous last dimension",
                    layer->desc->name);
     }
+    if (read.history_len != 0) {
+        return BAD("history_len",
+                   "layer '%s': history_len is %d; 0, since the steps of a quantized "
+                   "encoder keep its history",
+                   layer->desc->name, read.history_len);
+    }
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     if (instance->kernels.amax == NULL) {
         return error_set(error, ATTN_ERROR_UNSUPPORTED, "amax", "%s has no amax",

@@ -38,7 +38,8 @@ static const char *const features[] = {"paged_kv",
                                        "mxfp4_weights",
                                        "host_bounds",
                                        "step_allocates",
-                                       "kv_dtype_v"};
+                                       "kv_dtype_v",
+                                       "amax_history"};
 static const char *const view_forms[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const dtypes[] = {"default",      "f16",      "bf16",
                                      "f32",          "fp8_e4m3", "fp8_e5m2",

@@ -38,8 +38,7 @@ static const struct attn_backend_caps caps = {
     .kv_dtypes =
         COMMON_KV_DTYPES | BIT(ATTN_KV_FP8_E4M3FNUZ) | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0),
     .terms = (ATTN_TERM_TREE_BIAS << 1) - 1,
-    .features = COMMON_FEATURES | ATTN_FEATURE_BATCH_INVARIANT_PREFIX | ATTN_FEATURE_FP8_INPUTS |
-                ATTN_FEATURE_KV_DTYPE_V,
+    .features = COMMON_FEATURES | ATTN_FEATURE_KV_DTYPE_V,
     .block_sizes = &(const struct attn_range){1, 4096, 1},
     .preferred_layout = ATTN_KV_LAYOUT_NHD,
     .preferred_block_size = 16,

@@ -2,6 +2,7 @@
 /* quantize and amax. */
 #include <math.h>
 
+#include "common/amax.h"
 #include "common/number.h"
 #include "common/tensors.h"
 #include "reference.h"
@@ -149,5 +150,6 @@ attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error
             }
         }
     }
+    amax_keep(args);
     return ATTN_OK;
 }

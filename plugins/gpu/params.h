@@ -116,7 +116,9 @@ struct gpu_schedule {
     /* by_item 2: row tiles of a query. As many neighbouring groups walk their keys at the same
      * time, so that one of them reads memory and the others the L2. */
     int32_t concurrent;
-    int32_t invariant;    /* 1: cuts of an item depend only on its own length */
+    /* 1: cuts of an item depend only on its own length; 2: items are not cut, so that a row's bits
+     * depend on its keys alone */
+    int32_t invariant;
     int32_t ctas;         /* groups of the attention kernel's grid */
     int32_t max_segments; /* capacity of `segments` */
     int32_t least_share;  /* by_item 2: tiles of a share, at least */
@@ -213,6 +215,8 @@ struct gpu_amax_params {
     float *out;
     int64_t num_rows;
     int32_t heads, dims, per_head, accumulate;
+    float *history, *scale; /* amax_keep only */
+    int32_t history_len;
 };
 
 /* Converts 8-bit rows of the batch's queries to 16 bits, exactly and without their scale. */

@@ -60,15 +60,17 @@ TEST(test_amax)
     struct attn_tensor pairs = x; /* of numbers that are none of the ABI's */
     pairs.dtype.lanes = 2;
     const struct attn_amax_args good = args;
-    struct attn_amax_args bad[6];
-    static const char *const fields[] = {"x", "x", "out", "out", "per_head", "accumulate"};
-    for (int32_t i = 0; i < 6; i++) {
+    struct attn_amax_args bad[7];
+    static const char *const fields[] = {"x",        "x",          "out",        "out",
+                                         "per_head", "accumulate", "history_len"};
+    for (int32_t i = 0; i < 7; i++) {
         bad[i] = good;
         bad[i].accumulate = 0;
     }
     bad[0].x = NULL, bad[1].x = &pairs, bad[2].out = NULL;
     bad[3].instance = (attn_instance *)&x, bad[4].per_head = 2, bad[5].accumulate = -1;
-    for (int32_t i = 0; i < 6; i++) {
+    bad[6].history_len = 1;
+    for (int32_t i = 0; i < 7; i++) {
         REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, fields[i],
                    f.api->layer_amax(layer, &bad[i], &f.error));
     }

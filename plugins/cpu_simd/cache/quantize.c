@@ -2,6 +2,7 @@
 /* quantize and amax: each row is read once, in pieces that lie in L1. Bytes bound both. */
 #include <math.h>
 
+#include "common/amax.h"
 #include "cpu_simd/internal.h"
 
 #define GROUP_LEAST_AMAX 1e-10
@@ -211,5 +212,6 @@ attn_status simd_amax(const struct attn_amax_args *args, struct attn_error *erro
         args->out[i] = args->accumulate ? fmaxf(args->out[i], 0) : 0;
     }
     host->parallel_for(host->user, args->x->shape[0], 16, amax_rows, (void *)(uintptr_t)args);
+    amax_keep(args);
     return ATTN_OK;
 }

@@ -17,8 +17,8 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
         p->p_scale_host = params->p_scale_host != 0 ? params->p_scale_host : 1;
     }
     if (args->k_cache == NULL) {
-        p->k = gpu_cache_of_tensor(args->k, args->layer->head_size);
-        p->v = gpu_cache_of_tensor(args->v, args->layer->head_size_v);
+        p->k = gpu_cache_of_tensor(args->layer, params, args->k, false);
+        p->v = gpu_cache_of_tensor(args->layer, params, args->v, true);
     } else {
         p->k = gpu_cache_of(args->layer, params, args->k_cache, false);
         p->v = gpu_cache_of(args->layer, params, args->v_cache, true);
@@ -118,9 +118,10 @@ static const char *attend_by_rows(const struct attn_attend_args *args, const str
     const bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
     struct gpu_widen_params widen;
     struct gpu_params matrix_params = *p;
-    bool few = plan->has_few && matrix->serves(args, p);
-    bool widens = plan->has_few && !few &&
-                  widened_query(p, args, as_keys ? p->k.dtype : ATTN_DTYPE_F16, &widen);
+    const bool may = plan->has_few && !args->prepared->plain;
+    bool few = may && matrix->serves(args, p);
+    bool widens =
+        may && !few && widened_query(p, args, as_keys ? p->k.dtype : ATTN_DTYPE_F16, &widen);
     if (widens) {
         matrix_params.q = widen.to;
         few = matrix->serves(args, &matrix_params);

@@ -33,7 +33,8 @@ struct attn_prepared {
     int32_t way; /* enum gpu_way */
     int32_t num_kv_heads, group, padded_size;
     int32_t topk;      /* keys of a sparse layer's lists */
-    int32_t invariant; /* 1: batch-invariant plans */
+    int32_t invariant; /* batch_invariant of the layer */
+    int32_t plain;     /* 1: the plain kernel only */
     int32_t narrow;    /* 1: the cache's elements have 8 bits or less */
     int32_t packed;    /* 1: 4 bits or less, int4, nvfp4 or TurboQuant */
     /* 1: of those, kernels of up to 8 rows run with three CTAs on a multiprocessor */
@@ -121,8 +122,10 @@ struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor); /* NULL: none */
 struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
                               const struct attn_layer_params *params,
                               const struct attn_kv_view *view, bool is_v);
-/* Contiguous keys or values [Tk, Hk, D]. */
-struct gpu_cache gpu_cache_of_tensor(const struct attn_tensor *tensor, int32_t head_size);
+/* Contiguous keys or values [Tk, Hk, D]; the scale is of those in 8 bits. */
+struct gpu_cache gpu_cache_of_tensor(const struct attn_layer_desc *layer,
+                                     const struct attn_layer_params *params,
+                                     const struct attn_tensor *tensor, bool is_v);
 /* Groups of `per` items each, at most `most`. */
 static inline int64_t gpu_groups(int64_t items, int64_t per, int64_t most)
 {

@@ -7,7 +7,7 @@ void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_bat
                      struct schedule_host *plan)
 {
     bool decode = (int64_t)batch->max_query_len * prepared->group <= GPU_FEW_ROWS;
-    plan->by_item = prepared->invariant;
+    plan->by_item = prepared->invariant != 0;
     plan->tile_rows = decode || plan->by_item || prepared->padded_size > 128 ? 16 : 64;
 }
 

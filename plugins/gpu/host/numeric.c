@@ -90,7 +90,7 @@ attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_erro
 
 attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    const struct gpu_amax_params p = {
+    struct gpu_amax_params p = {
         .x = gpu_tensor_of(args->x),
         .out = args->out,
         .num_rows = args->x->shape[0],
@@ -110,6 +110,12 @@ attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error
         cause = gpu_device_launch(device, GPU_KERNEL_amax,
                                   gpu_warp_groups(device, GPU_THREADS_amax, items, 32), &p,
                                   args->stream);
+    }
+    if (cause == NULL && args->struct_size >= sizeof *args && args->history_len > 0) {
+        p.history = args->history;
+        p.scale = args->scale;
+        p.history_len = args->history_len;
+        cause = gpu_device_launch(device, GPU_KERNEL_amax_keep, 1, &p, args->stream);
     }
     return device_status(cause, "amax", error);
 }

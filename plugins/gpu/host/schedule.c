@@ -99,7 +99,12 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
                                : size <= 128                      ? 128
                                : size <= 256                      ? 256
                                                                   : PADDED_SIZE_MAX;
-    (*prepared)->invariant = layer->batch_invariant != 0;
+    (*prepared)->invariant = layer->batch_invariant;
+    /* Kernels for scales of rows share a reference of their tile's values; those of e4m3 queries
+     * round probabilities to 16 bits or less. */
+    (*prepared)->plain =
+        (layer->batch_invariant >= 2 && layer->kv_dtype > ATTN_KV_FP8_E5M2) ||
+        (layer->encoder == ATTN_ENCODER_MULTIMODAL && layer->dtype == ATTN_DTYPE_F32);
     (*prepared)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
     (*prepared)->packed = layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
                           layer->kv_dtype == ATTN_KV_NVFP4 ||
@@ -260,7 +265,9 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     s->invariant = prepared->invariant;
     s->ctas = (args->instance->device.num_sms - plan->prefill_sms) *
               (latent ? 1 : matrix->groups_of_sm(args));
-    s->tile = latent ? GPU_TILE : matrix->tile(prepared, args->k_cache != NULL, plan->tile_rows);
+    /* keys of other steps without a cache have the activations' dtype */
+    bool as_cached = args->k_cache != NULL || args->layer->encoder == ATTN_ENCODER_MULTIMODAL;
+    s->tile = latent ? GPU_TILE : matrix->tile(prepared, as_cached, plan->tile_rows);
     s->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : s->ctas;
     s->most_rows = plan->has_many ? plan->few_rows : 0;
     s->header = (struct gpu_header *)memory;
@@ -291,7 +298,8 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
 
 /* Which requests use the plugin's prefill. A graph may be replayed with other lengths, and a
  * request may have fewer rows than the host knows; then both kernels are launched. In a
- * batch-invariant layer a request's own rows decide, not what pays for the batch. */
+ * batch-invariant layer a request's own rows decide, not what pays for the batch; with a prefix
+ * cache too all requests use the common kernels. */
 static void choose_ways(struct schedule_host *plan, const struct attn_attend_args *args,
                         int32_t mode)
 {
@@ -301,9 +309,9 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     const int32_t *start = batch->query_start_loc_host;
     plan->few_rows = args->prepared->few_rows;
     plan->has_few = 1;
-    plan->has_many = prefill != NULL && args->prepared->way == GPU_WAY_ATTEND &&
-                     (int64_t)batch->max_query_len * group > plan->few_rows &&
-                     prefill->serves(args);
+    plan->has_many =
+        prefill != NULL && args->prepared->way == GPU_WAY_ATTEND && args->prepared->invariant < 2 &&
+        (int64_t)batch->max_query_len * group > plan->few_rows && prefill->serves(args);
     if (!plan->has_many) {
         return;
     }

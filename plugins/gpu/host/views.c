@@ -70,6 +70,21 @@ static const float *signs_of(const struct attn_layer_params *params, bool is_v)
     return is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
 }
 
+static void set_scale(struct gpu_cache *c, const struct attn_layer_desc *layer,
+                      const struct attn_layer_params *params, bool is_v)
+{
+    /* of nvfp4 always one for the tensor */
+    int32_t form = c->form == GPU_ROW_NVFP4 ? ATTN_SCALE_PER_TENSOR
+                   : is_v                   ? layer->v_scale_form
+                                            : layer->k_scale_form;
+    float host = is_v ? params->v_scale_host : params->k_scale_host;
+    if (form != ATTN_SCALE_NONE) {
+        c->scale = is_v ? params->v_scale : params->k_scale;
+        c->scale_host = host != 0 ? host : 1;
+        c->scale_per_head = form == ATTN_SCALE_PER_HEAD;
+    }
+}
+
 struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
                               const struct attn_layer_params *params,
                               const struct attn_kv_view *view, bool is_v)
@@ -98,28 +113,25 @@ struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
         c.signs = signs_of(params, is_v);
     } else if (layer->kv_dtype != ATTN_KV_INT8_K && layer->kv_dtype != ATTN_KV_TURBOQUANT_K8V4 &&
                c.form != GPU_ROW_SCALED && c.form < GPU_ROW_LEVELS) {
-        int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
-        float host = is_v ? params->v_scale_host : params->k_scale_host;
         c.swizzled = c.form == GPU_ROW_NVFP4 && is_v;
-        if (c.form == GPU_ROW_NVFP4) { /* always one scale for the tensor */
-            form = ATTN_SCALE_PER_TENSOR;
-        }
-        if (form != ATTN_SCALE_NONE) {
-            c.scale = is_v ? params->v_scale : params->k_scale;
-            c.scale_host = host != 0 ? host : 1;
-            c.scale_per_head = form == ATTN_SCALE_PER_HEAD;
-        }
+        set_scale(&c, layer, params, is_v);
     }
     return c;
 }
 
-struct gpu_cache gpu_cache_of_tensor(const struct attn_tensor *tensor, int32_t head_size)
+struct gpu_cache gpu_cache_of_tensor(const struct attn_layer_desc *layer,
+                                     const struct attn_layer_params *params,
+                                     const struct attn_tensor *tensor, bool is_v)
 {
     struct gpu_tensor rows = gpu_tensor_of(tensor);
-    return (struct gpu_cache){.data = rows.data,
-                              .block = rows.row,
-                              .head = rows.head,
-                              .dtype = rows.dtype,
-                              .head_size = head_size,
-                              .scale_host = 1};
+    struct gpu_cache c = {.data = rows.data,
+                          .block = rows.row,
+                          .head = rows.head,
+                          .dtype = rows.dtype,
+                          .head_size = is_v ? layer->head_size_v : layer->head_size,
+                          .scale_host = 1};
+    if (rows.dtype >= ATTN_DTYPE_FP8_E4M3) {
+        set_scale(&c, layer, params, is_v);
+    }
+    return c;
 }

@@ -88,13 +88,14 @@ GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &pl
 }
 
 /* The number of parts of a row tile's items. Batch-invariant: GPU_INVARIANT_CUTS if one row tile
- * has all of a request's rows, else 1. Otherwise parts are at most a CTA's share; there are fewer
+ * has all of a request's rows, else 1; with a prefix cache too 1, since other rows of the request
+ * may be in the cache already. Otherwise parts are at most a CTA's share; there are fewer
  * than 4 for each CTA, since only items larger than a share are cut. */
 GPU_DEVICE int32_t cut_count(const gpu_problem &p, const gpu_schedule &plan,
                              const gpu_row_tile &row_tile, int32_t share)
 {
-    if (plan.invariant) {
-        bool single = row_tile.query_len * p.group <= plan.tile_rows;
+    if (plan.invariant >= 1) {
+        bool single = plan.invariant == 1 && row_tile.query_len * p.group <= plan.tile_rows;
         return single ? min(row_tile.num_tiles, GPU_INVARIANT_CUTS) : 1;
     }
     return (row_tile.num_tiles + share - 1) / share;

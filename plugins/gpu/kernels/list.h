@@ -28,6 +28,7 @@
     X(quantize_groups, gpu_quantize_params, 128)                                                   \
     X(quantize_nvfp4, gpu_quantize_params, 128)                                                    \
     X(amax, gpu_amax_params, 128)                                                                  \
+    X(amax_keep, gpu_amax_params, 64)                                                              \
     X(latent, gpu_latent_params, 512)                                                              \
     X(latent_sparse, gpu_latent_params, 512)                                                       \
     X(latent_write, gpu_latent_write_params, 128)                                                  \

@@ -122,3 +122,26 @@ GPU_KERNEL(amax, gpu_amax_params)
         }
     }
 }
+
+#define LARGEST_E4M3 448.0f
+
+/* One group: the history moves by one place, and its largest makes the scale. Maxima are compared
+ * by their bits, where a NaN is above all numbers. */
+GPU_KERNEL(amax_keep, gpu_amax_params)
+{
+    int32_t largest = 0, lane = lane_index();
+    for (int32_t first = 0; first < p.history_len; first += GPU_LANES) {
+        const int32_t i = first + lane;
+        const float x = i + 1 < p.history_len ? p.history[i + 1] : p.out[0];
+        sync_group(); /* all have read their places */
+        if (i < p.history_len && warp_index() == 0) {
+            p.history[i] = x;
+            largest = max(largest, (int32_t)float_bits(x));
+        }
+        sync_group(); /* the next ones are read */
+    }
+    const float most = warp_largest(bits_float((uint32_t)largest), true);
+    if (lane == 0 && warp_index() == 0) {
+        *p.scale = most == 0.0f ? 1.0f : divide_nearest(most, LARGEST_E4M3);
+    }
+}

@@ -176,11 +176,12 @@ struct amax_variant {
     int32_t dtype;
     bool per_head;
     bool accumulate;
+    int32_t history;
 };
 
 struct amax_case {
     struct amax_variant v;
-    size_t x, out;
+    size_t x, out, history, scale;
 };
 
 static attn_status call_amax(struct backend *backend, uint8_t *base, const struct device *device,
@@ -195,6 +196,11 @@ static attn_status call_amax(struct backend *backend, uint8_t *base, const struc
                                   .out = (float *)(base + c->out),
                                   .per_head = c->v.per_head,
                                   .accumulate = c->v.accumulate};
+    if (c->v.history > 0) {
+        args.history = (float *)(base + c->history);
+        args.scale = (float *)(base + c->scale);
+        args.history_len = c->v.history;
+    }
     struct watch watch;
     watch_begin(&watch);
     return watch_end(&watch, backend, backend->kernels.amax(&args, error), error);
@@ -209,8 +215,13 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
     kernel_test_init(&test, trial);
     c.x = kernel_test_add(&test, "x", ELEMENTS * number_bytes(c.v.dtype), false);
     c.out = kernel_test_add(&test, "out", bytes, true);
+    c.history = kernel_test_add(&test, "history", (size_t)(c.v.history + 1) * sizeof(float), true);
+    c.scale = kernel_test_add(&test, "scale", sizeof(float), true);
     if (!test.image.failed) {
         number_fill_normal(test.image.bytes + c.x, 0, ELEMENTS, c.v.dtype, 3, &seed);
+    }
+    for (int32_t n = 0; n < c.v.history && !test.image.failed; n++) {
+        ((float *)(test.image.bytes + c.history))[n] = n == 0 ? 500.0f : (float)(n % 7);
     }
     for (size_t h = 0; h < bytes / sizeof(float) && !test.image.failed; h++) {
         ((float *)(test.image.bytes + c.out))[h] = h % 2 ? 1.0f : 100.0f;
@@ -220,6 +231,14 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
         result = trial_say(trial, TRIAL_FAILED, "%g is not the largest magnitude %g",
                            *(const float *)(test.found + c.out),
                            *(const float *)(test.expected + c.out));
+    }
+    const size_t kept = (size_t)c.v.history * sizeof(float);
+    if (result == TRIAL_PASSED && kept > 0 &&
+        (memcmp(test.expected + c.history, test.found + c.history, kept) != 0 ||
+         memcmp(test.expected + c.scale, test.found + c.scale, sizeof(float)) != 0)) {
+        result = trial_say(trial, TRIAL_FAILED, "the history is another, or its scale %g is not %g",
+                           (double)*(const float *)(test.found + c.scale),
+                           (double)*(const float *)(test.expected + c.scale));
     }
     kernel_test_finish(&test);
     return result;
@@ -258,9 +277,17 @@ void quantize_cases(const struct kernel_sink *sink)
                                                          ATTN_DTYPE_FP8_E4M3, 0, 0, 0});
         }
         for (int32_t i = 0; i < 4 && there && (kernels & ATTN_KERNEL_AMAX); i++) {
-            struct amax_variant v = {dtype, i % 2 != 0, i / 2 != 0};
+            struct amax_variant v = {dtype, i % 2 != 0, i / 2 != 0, 0};
             snprintf(name, sizeof name, "amax.%s.%s%s", dtype_name(dtype),
                      v.per_head ? "per_head" : "per_tensor", v.accumulate ? ".accumulate" : "");
+            sink->try(sink->user, name, run_amax, &v);
+        }
+        static const int32_t histories[] = {1, 16, 1000};
+        for (int32_t i = 0; i < 3 && there && (kernels & ATTN_KERNEL_AMAX) &&
+                            sink->caps->features & ATTN_FEATURE_AMAX_HISTORY;
+             i++) {
+            struct amax_variant v = {dtype, false, false, histories[i]};
+            snprintf(name, sizeof name, "amax.%s.history%d", dtype_name(dtype), v.history);
             sink->try(sink->user, name, run_amax, &v);
         }
     }
