@@ -130,7 +130,7 @@ class Declarations(unittest.TestCase):
                 ("attn_mla_weights", ext.mla_weights, set()), ("attn_io_mla", ext.mla_io, {"topk_stride"}),
                 ("attn_io_index_lists", ext.index_lists_io, {"token_stride", "group_stride", "length_stride"}),
                 ("attn_kv_quant_params", ext.kv_quant_params, set()),
-                ("attn_mm_encoder_quant", ext.mm_encoder_quant, set()),
+                ("attn_mm_encoder_quant", libattn.EncoderQuant, set()),
                 ("attn_mm_encoder_state", ext.mm_encoder_state, set()), ("attn_io_rope", ext.rope_io, set()),
                 ("attn_io_output_quant", ext.output_quant, set()), ("attn_io_caches", ext.caches_io, {"num_rows"}),
                 ("attn_batch_context_parallel", ext.context_parallel_batch, set()),

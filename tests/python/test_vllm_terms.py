@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import timeit
 import types
 import unittest
@@ -303,12 +304,11 @@ class Terms(Settings):
 class Towers(Settings):
     """vLLM's layer of vision towers, in whose place libattn's comes."""
 
-    def tower(self, head_size: int, custom: bool = True, forced: str | None = None, fp8: bool = False) -> LibattnTowerAttention:
+    def tower(self, head_size: int, custom: bool = True, forced: str | None = None, **said: Any) -> LibattnTowerAttention:
         self.config(
             attention_config=types.SimpleNamespace(backend=AttentionBackendEnum.CUSTOM if custom else "FLASH_ATTN"),
-            model_config=types.SimpleNamespace(multimodal_config=types.SimpleNamespace(mm_encoder_attn_backend=forced)))
-        with mock.patch.object(LibattnTowerAttention, "fp8_enabled", fp8, create=True):
-            made = LibattnTowerAttention(HQ, head_size, num_kv_heads=HK, prefix="visual.blocks.3.attn")
+            model_config=types.SimpleNamespace(multimodal_config=types.SimpleNamespace(mm_encoder_attn_backend=forced, **said)))
+        made = LibattnTowerAttention(HQ, head_size, num_kv_heads=HK, prefix="visual.blocks.3.attn")
         made.head_size, made.layer_name = head_size, "visual.blocks.3.attn"  # as vLLM's own does
         return made
 
@@ -365,8 +365,54 @@ class Towers(Settings):
         self.assertEqual((found.tolist(), found.dtype), (starts, torch.int32))
         with self.assertRaisesRegex(libattn.AttnError, "head_size is 60"):
             self.tower(60)
-        with self.assertRaisesRegex(libattn.UnsupportedError, "mm_encoder_attn_dtype: fp8; supported: auto"):
-            self.tower(64, fp8=True)
+
+    def folder(self) -> str:
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        return made.name
+
+    def test_towers_in_fp8(self) -> None:
+        """Scales that follow the inputs, the file that they are saved to, and towers that read it."""
+        generator, starts = torch.Generator().manual_seed(9), torch.tensor([0, 7, 40]).int()
+        visible = torch.zeros(40, 40, dtype=torch.bool)
+        visible[:7, :7] = visible[7:, 7:] = True
+        codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+
+        def rounded(t: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # once: torch rounds to float32 in between
+            size = t.double().abs() / scale.double()
+            upper = torch.bucketize(size, codes).clamp(1, 126)
+            low, high = codes[upper - 1], codes[upper]
+            return (torch.where(size - low < high - size, low, high).copysign(t.double()) * scale).float()
+
+        def close(tower: LibattnTowerAttention, given: list[torch.Tensor], scales: torch.Tensor) -> float:
+            out = tower.forward(*(t[None] for t in given), starts)
+            expected, _ = attention(*map(rounded, given, scales), tower.head_size**-0.5, visible)
+            return worst(out.view(given[0].shape), expected)
+
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for size in (64, 72):
+                saved = f"{self.folder()}/scales.json"
+                fp8 = {"mm_encoder_attn_dtype": "fp8"}
+                tower = self.tower(size, **fp8, mm_encoder_fp8_scale_save_path=saved, mm_encoder_fp8_scale_save_margin=1.5)
+                largest = []
+                for step in range(18):
+                    given = [torch.randn(40, n, size, generator=generator) * (9 if step == 1 else 1) for n in (HQ, HK, HK)]
+                    largest.append(torch.stack([t.abs().max() for t in given]))
+                    follows = torch.stack(largest[-16:]).amax(0) / 448
+                    self.assertLess(close(tower, given, follows), 2e-5, (backend, size, step))
+                    self.assertTrue(torch.equal(tower.fp8.scales, follows))
+                    self.assertEqual(Path(saved).exists(), step >= 15)
+                first = torch.stack(largest[:16]).amax(0) / 448 * 1.5
+                reader = self.tower(size, **fp8, mm_encoder_fp8_scale_path=saved)
+                self.assertLess(float((reader.fp8.scales / first - 1).abs().max()), 1e-6)
+                self.assertLess(close(reader, given, reader.fp8.scales), 2e-5, (backend, size))
+                Path(saved).write_text('{"visual.blocks.3.attn": {"q": 1, "k": 0, "v": 1}}')
+                with self.assertRaisesRegex(libattn.InvalidArgumentError, "positive numbers q, k and v"):
+                    self.tower(size, **fp8, mm_encoder_fp8_scale_path=saved)
+                Path(saved).write_text("{}")
+                with self.assertRaisesRegex(libattn.InvalidArgumentError, "has no 'visual.blocks.3.attn'"):
+                    self.tower(size, **fp8, mm_encoder_fp8_scale_path=saved)
 
 
 class Page(unittest.TestCase):

@@ -19,7 +19,7 @@ from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout
 from ._library import Library, open_library
 from .collectives import Collectives
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
-from .layers import ContextParallel, GdnDesc, IndexLists, IndexerDesc, LayerDesc, MlaDesc, RecurrentRule
+from .layers import ContextParallel, EncoderQuant, GdnDesc, IndexLists, IndexerDesc, LayerDesc, MlaDesc, RecurrentRule
 from .layout import layout_id, layout_text
 from .memory import allocate
 from .model import KvSpec, KvView, Layer, Model
@@ -33,7 +33,7 @@ __version__ = "0.1.0"  # meson.build's, by test
 
 __all__ = [
     "NO_ATTEND", "NO_WRITE", "abi", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",
-    "Collectives", "ContextParallel", "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "IndexLists", "IndexerDesc", "InvalidArgumentError", "KvDtype",
+    "Collectives", "ContextParallel", "DeviceInfo", "DeviceType", "EncoderQuant", "GdnDesc", "GraphLevel", "IndexLists", "IndexerDesc", "InvalidArgumentError", "KvDtype",
     "KvLayout", "KvSpec", "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
     "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "RecurrentRule", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
     "Verdict", "VerdictCode", "allocate", "as_tensor", "batch_order", "context_parallel_length",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
                             attn_io_caches, attn_io_index_lists, attn_io_indexer, attn_io_mla, attn_io_output_quant,
-                            attn_io_recurrent, attn_io_rope, attn_kv_quant_params, attn_layer_caches, attn_mla_weights, attn_mm_encoder_quant,
+                            attn_io_recurrent, attn_io_rope, attn_kv_quant_params, attn_layer_caches, attn_mla_weights,
                             attn_mm_encoder_state, attn_recurrent_skip, attn_recurrent_weights)
 from .layers import code_of
 from .structs import Struct, refused
@@ -122,13 +122,6 @@ def kv_quant_params(hadamard_signs_k: Any | None = None, hadamard_signs_v: Any |
     """For `Layer.bind_params` of quantized caches: float32 [D] and [Dv] of +-1 (int4), [Hk, Dv] (int8_kv)."""
     return attn_kv_quant_params(hadamard_signs_k=hadamard_signs_k, hadamard_signs_v=hadamard_signs_v,
                                 v_channel_scale=v_channel_scale)
-
-
-def mm_encoder_quant(fp8: bool = True, amax_history_len: int = 0, scale_margin: float = 0.0,
-                     padded_head_size: int = 0) -> Struct:
-    """For `LayerDesc.extensions` of a multimodal encoder: its fp8 path."""
-    return attn_mm_encoder_quant(fp8=fp8, amax_history_len=amax_history_len, scale_margin=scale_margin,
-                                 padded_head_size=padded_head_size)
 
 
 def mm_encoder_state(scales: Any | None = None, amax_history: Any | None = None) -> Struct:

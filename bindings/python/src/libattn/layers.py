@@ -11,8 +11,8 @@ from . import _declarations
 from ._declarations import (ATTN_LAYER_DRAFT_INDEXER, Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel,
                             IndexerActivation, KvDtype, LayerKind, ListGroups, OutputForm, RecurrentGate, RecurrentUpdate,
                             RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask, attn_context_parallel,
-                            attn_index_lists, attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_recurrent_desc,
-                            attn_recurrent_rule)
+                            attn_index_lists, attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_mm_encoder_quant,
+                            attn_recurrent_desc, attn_recurrent_rule)
 from .errors import make
 from .structs import Struct, chained
 
@@ -141,6 +141,17 @@ class IndexerDesc(_Described):
 
 
 @dataclass(frozen=True)
+class EncoderQuant(_Described):
+    """The fp8 path of a multimodal encoder: a draft, see ``attn/draft/mm_encoder.h``."""
+
+    _struct = attn_mm_encoder_quant
+    fp8: bool = True
+    amax_history_len: int = 0
+    scale_margin: float = 0.0
+    padded_head_size: int = 0
+
+
+@dataclass(frozen=True)
 class IndexLists(_Described):
     """Keys chosen by lists that runs bring (`libattn.extensions.index_lists_io`): a draft, see
     ``attn/draft/index_lists.h``."""
@@ -206,7 +217,7 @@ class LayerDesc:
     needed_features : tuple of str
         What runs need beyond what the other fields say: ``batch_invariant``, ``device_seq_lens`` and such (``ATTN_FEATURE_*``).
     extensions : tuple of structs
-        Further ones, such as `libattn.extensions.mm_encoder_quant` and `layer_caches`.
+        Further ones, such as `libattn.extensions.layer_caches`.
     """
 
     name: str
@@ -268,6 +279,7 @@ class LayerDesc:
     rule: RecurrentRule | None = None
     indexer: IndexerDesc | None = None
     lists: IndexLists | None = None
+    encoder_quant: EncoderQuant | None = None
     context_parallel: ContextParallel | None = None
     extensions: tuple[Struct, ...] = ()
 
@@ -276,7 +288,8 @@ class LayerDesc:
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "rule", "indexer", "lists", "context_parallel", "causal", "extensions"):
+            if field.name in ("window", "mla", "gdn", "rule", "indexer", "lists", "encoder_quant", "context_parallel", "causal",
+                              "extensions"):
                 continue
             if field.name == "kind":
                 value = _KINDS.get(value, value)
@@ -291,6 +304,7 @@ class LayerDesc:
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
         struct = attn_layer_desc(**values)
-        further = (self.mla, self.gdn, self.rule, self.indexer, self.lists, self.context_parallel)
+        further = (self.mla, self.gdn, self.rule, self.indexer, self.lists, self.encoder_quant,
+                   self.context_parallel)
         described = [each.to_struct() for each in further if each is not None]
         return struct, chained(struct, [*described, *self.extensions], f"layer '{self.name}'")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._declarations import (CacheRole, CopyKind, DtypeId, GroupKind, KvSpecKind, ScaleForm, Status, attn_amax_args,
                             attn_block_memory, attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_kv_view,
-                            attn_layer_params, attn_mm_encoder_quant, attn_model_options)
+                            attn_layer_params, attn_model_options)
 from .errors import make
 from .handles import Owned, Unique
 from .layers import code_of
@@ -282,13 +282,12 @@ class Layer(Unique):
     def _dims(self) -> dict[str, Any]:
         """What lengths of parameters depend on."""
         d, g = self.desc, self.desc.gdn
-        quant = [ext for ext in d.extensions if isinstance(ext, attn_mm_encoder_quant)]
         Hk, Dv = d.num_kv_heads, d.head_size_v or d.head_size
         return {
             "heads": max(d.num_q_heads, d.mla.padded_num_q_heads if d.mla else 0), "Hk": Hk, "D": d.head_size, "Dv": Dv,
             "Hv": g.num_v_heads if g else 0,
             "gate_width": g.head_size_k if g and d.rule and d.rule.gate_per_channel else 1,
-            "amax_history_len": quant[0].amax_history_len if quant else 0, "scales": (1, 1, Hk, Hk * Dv),
+            "amax_history_len": d.encoder_quant.amax_history_len if d.encoder_quant else 0, "scales": (1, 1, Hk, Hk * Dv),
             **{name: code_of(name, getattr(d, name), ScaleForm) for name in ("q_scale_form", "k_scale_form", "v_scale_form")}}
 
     def amax(self, x: Any, out: Any, *, per_head: bool = False, accumulate: bool = False,

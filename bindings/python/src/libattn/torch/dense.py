@@ -15,8 +15,9 @@ import torch
 
 from .._declarations import Status
 from ..errors import make
-from ..layers import LayerDesc
+from ..layers import EncoderQuant, LayerDesc
 from ..step import Batch
+from .encoder_scales import EncoderScales
 from .segments import Segments, Window, of_mask, whole
 from .store import DTYPES, Bound, Params, store, stream_of
 
@@ -185,18 +186,23 @@ def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step
 
 
 def describe(kind: str, num_q_heads: int, num_kv_heads: int, head_size: int, head_size_v: int, dtype: torch.dtype,
-             scale: float, causal: bool, window: Window, soft_cap: float, sinks: bool, block_size: int) -> LayerDesc:
-    """A layer of a torch model."""
+             scale: float, causal: bool, window: Window, soft_cap: float, sinks: bool, block_size: int,
+             history: int | None = None) -> LayerDesc:
+    """A layer of a torch model; `history`, of a multimodal encoder in fp8: steps that its scales follow, 0: given ones."""
     if dtype not in DTYPES:
         raise make(Status.UNSUPPORTED, "dtype", f"{dtype}; supported: {', '.join(map(str, DTYPES))}")
+    if history is not None and kind != "mm_encoder":
+        raise make(Status.UNSUPPORTED, "fp8", f"a {kind}, as which keys that requests share are attended; supported: mm_encoder")
+    quantized = None if history is None else EncoderQuant(  # e4m3 kernels read 16 elements at a time
+        amax_history_len=history, padded_head_size=-(-head_size // 16) * 16 if head_size % 16 else 0)
     return LayerDesc("layers.0", num_q_heads, num_kv_heads, head_size, scale, kind, DTYPES[dtype],
                      head_size_v=head_size_v, causal=causal and kind == "decoder", window=window, soft_cap=soft_cap,
-                     has_sinks=sinks, block_size=block_size if kind in ("decoder", "cross") else 0)
+                     has_sinks=sinks, block_size=block_size if kind in ("decoder", "cross") else 0, encoder_quant=quantized)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float,
            causal: bool, window: Window = None, soft_cap: float = 0.0, sinks: torch.Tensor | None = None,
-           kind: str = "decoder", index: int = 0) -> torch.Tensor:
+           kind: str = "decoder", index: int = 0, fp8: EncoderScales | None = None) -> torch.Tensor:
     """One layer's attention over a padded batch.
 
     Parameters
@@ -218,6 +224,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
         ``decoder``, ``encoder_only``, ``mm_encoder`` or ``cross``.
     index : int
         Of the layer in the model, for ``ATTN_BACKEND`` and the table.
+    fp8 : EncoderScales, optional
+        Of a ``mm_encoder`` whose q, k and v are quantized to e4m3.
 
     Returns
     -------
@@ -233,7 +241,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     batch, _, queries, _ = q.shape
     segments = segments_of(mask, batch, queries, k.shape[2], causal, window, kind != "cross")
     return attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
-                           index=index)
+                           index=index, fp8=fp8)
 
 
 def _query_rows(q: torch.Tensor) -> torch.Tensor:
@@ -244,7 +252,8 @@ def _query_rows(q: torch.Tensor) -> torch.Tensor:
 
 
 def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, *, scale: float,
-                    causal: bool, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int) -> torch.Tensor:
+                    causal: bool, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int,
+                    fp8: EncoderScales | None = None) -> torch.Tensor:
     """`attend` for requests that are known."""
     batch, heads, queries, head_size = q.shape
     keys = k.shape[2]
@@ -267,7 +276,11 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     described = (heads, k.shape[1], head_size, v.shape[3], q.dtype, scale, causal, segments.window, soft_cap,
                  sinks is not None)
     params: Params = () if sinks is None else (("sinks", sinks),)
-    bound = _planned(described, segments, queries, keys, step, kind, index, q.device, params)
+    if fp8 is not None:
+        params += (("encoder_scales", fp8.scales),)
+        params += () if fp8.history is None else (("encoder_history", fp8.history),)
+    history = None if fp8 is None else 0 if fp8.history is None else fp8.history.shape[1]
+    bound = _planned(described, history, segments, queries, keys, step, kind, index, q.device, params)
     row = (batch - 1) * step + keys
     q_stride = q_rows.stride(0) if queries == 1 else q_rows.stride(1)
     bound.run(stream_of(q.device), (
@@ -278,8 +291,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     return out
 
 
-def _planned(described: tuple[Any, ...], segments: Segments, queries: int, keys: int, step: int, kind: str, index: int,
-             device: torch.device, params: Params) -> Bound:
+def _planned(described: tuple[Any, ...], history: int | None, segments: Segments, queries: int, keys: int, step: int,
+             kind: str, index: int, device: torch.device, params: Params) -> Bound:
     """The bound layer with this batch planned.
 
     The backend's own block size comes first; blocks of 1 where requests begin inside each other's keys; and an
@@ -287,8 +300,8 @@ def _planned(described: tuple[Any, ...], segments: Segments, queries: int, keys:
     """
     key = (segments, queries, keys, step)
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
-        bound = store.bound((candidate, block_size, described), partial(describe, candidate, *described, block_size),
-                            index, device, params)
+        bound = store.bound((candidate, block_size, described, history),
+                            partial(describe, candidate, *described, block_size, history), index, device, params)
         if bound.holds(key):
             return bound
         made = _make_batch(bound, segments, queries, keys, step, candidate)

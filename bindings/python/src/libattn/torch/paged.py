@@ -15,6 +15,7 @@ from ..model import KvView, view_of
 from ..step import Batch
 from . import dense
 from .dense import _host, _on
+from .encoder_scales import EncoderScales
 from .segments import Segments, Window
 from .store import Bound, Params, store, stream_of
 
@@ -51,7 +52,7 @@ def _packed_segments(query_start_loc: torch.Tensor, key_start_loc: torch.Tensor,
 def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start_loc: torch.Tensor,
                   key_start_loc: torch.Tensor, *, scale: float, causal: bool = True, window: Window = None,
                   soft_cap: float = 0.0, sinks: torch.Tensor | None = None, kind: str = "decoder",
-                  index: int = 0) -> torch.Tensor:
+                  index: int = 0, fp8: EncoderScales | None = None) -> torch.Tensor:
     """Gathered keys: request r has query rows and keys of its own.
 
     Parameters
@@ -67,7 +68,7 @@ def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start
     dense.check_inputs(q=q, k=k, v=v, sinks=sinks)
     segments = _packed_segments(query_start_loc, key_start_loc, q.shape[2], causal, window)
     return dense.attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks,
-                                 kind=kind, index=index)
+                                 kind=kind, index=index, fp8=fp8)
 
 
 def bind_pages(bound: Bound, at: int, k_pages: torch.Tensor | KvView, v_pages: torch.Tensor | KvView | None) -> None:

@@ -18,7 +18,7 @@ import torch
 from .. import memory
 from .._declarations import Phase, Status
 from ..errors import make
-from ..extensions import kv_quant_params, mla_weights
+from ..extensions import kv_quant_params, mla_weights, mm_encoder_state
 from ..layers import LayerDesc
 from ..model import Layer, Model
 from ..runtime import Runtime
@@ -34,7 +34,8 @@ Rowed = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]
 
 _KV_QUANT_PARAMS = ("hadamard_signs_k", "hadamard_signs_v", "v_channel_scale")
 
-#: Names of `Layer.bind_params` and of `kv_quant_params` and their values, and `kv_b_proj`, MLA's projection.
+#: Names of `Layer.bind_params` and of `kv_quant_params` and their values; `kv_b_proj`, MLA's projection; `encoder_scales` and
+#: `encoder_history` of `mm_encoder_state`.
 Params = tuple[tuple[str, torch.Tensor | float], ...]
 
 
@@ -371,6 +372,8 @@ class Store:
             extensions = [mla_weights(given.pop("kv_b_proj"))] if "kv_b_proj" in given else []
             quantized = {name: given.pop(name) for name in _KV_QUANT_PARAMS if name in given}
             extensions += [kv_quant_params(**quantized)] if quantized else []
+            if "encoder_scales" in given:
+                extensions.append(mm_encoder_state(given.pop("encoder_scales"), given.pop("encoder_history", None)))
             if given or extensions:
                 layer.bind_params(**given, extensions=extensions)
         spec = model.layers[0].kv_spec

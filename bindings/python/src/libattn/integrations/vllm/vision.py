@@ -2,7 +2,7 @@
 """vLLM's layer of vision towers. vLLM never asks a registered backend about towers; it takes another class for the layer."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
@@ -13,23 +13,30 @@ from ... import torch as ours
 from ..._declarations import Status
 from ...errors import make
 from ...torch.dense import describe as describe_tower
+from ...torch.encoder_scales import HISTORY, EncoderScales, read_scales, save_scales
 from .backend import reasons
-from .describe import config
+from .describe import config, torch_device
 from .layers import index_of
 
 
 def _is_asked() -> bool:
     """Whether the engine that is being made runs ``CUSTOM``, and its operator chose no other backend for towers."""
     attention = getattr(config(), "attention_config", None)
-    towers = getattr(getattr(config(), "model_config", None), "multimodal_config", None)
     return getattr(attention, "backend", None) is AttentionBackendEnum.CUSTOM and getattr(
-        towers, "mm_encoder_attn_backend", None) is None
+        _towers(), "mm_encoder_attn_backend", None) is None
+
+
+def _towers() -> Any:
+    """What the operator says of towers."""
+    return getattr(getattr(config(), "model_config", None), "multimodal_config", None)
 
 
 class LibattnTowerAttention(MMEncoderAttention):  # type: ignore[misc]
     """vLLM's own layer, unless the engine runs ``CUSTOM``: then libattn's kind ``mm_encoder``, or a refusal."""
 
     serves: bool = False  #: of a layer; of the class: the layers that were made last, for vLLM's questions to the class
+    fp8: EncoderScales | None = None
+    _following: ClassVar[dict[str, dict[str, EncoderScales]]] = {}  #: layers by the file that their scales are to go to
 
     def __init__(self, num_heads: int, head_size: int, scale: float | None = None, num_kv_heads: int | None = None,
                  *args: Any, **kwargs: Any) -> None:
@@ -37,13 +44,43 @@ class LibattnTowerAttention(MMEncoderAttention):  # type: ignore[misc]
         self.serves = type(self).serves = _is_asked()
         if not self.serves:
             return
-        if getattr(self, "fp8_enabled", False):
-            raise make(Status.UNSUPPORTED, "mm_encoder_attn_dtype", "fp8; supported: auto")
         self.scale = float(scale) if scale is not None else head_size**-0.5
+        self.runs, self.save_path = 0, None
+        if getattr(_towers(), "mm_encoder_attn_dtype", None) == "fp8":
+            self._quantize(str(kwargs.get("prefix", "")))
+        history = None if self.fp8 is None else 0 if self.fp8.history is None else HISTORY
         against = reasons(describe_tower("mm_encoder", num_heads, num_kv_heads or num_heads, head_size, head_size,
-                                         torch.get_default_dtype(), self.scale, False, None, 0.0, False, 0))
+                                         torch.get_default_dtype(), self.scale, False, None, 0.0, False, 0, history))
         if against:
             raise make(Status.UNSUPPORTED, "MMEncoderAttention", "\n".join(against))
+
+    def _init_fp8_state(self) -> None:
+        """vLLM's own state, which asks for FlashInfer."""
+        if _is_asked():
+            self.fp8_enabled = False
+        else:
+            super()._init_fp8_state()
+
+    def _quantize(self, name: str) -> None:
+        """Scales of the operator's file; without one they follow the inputs, on the device."""
+        path, self.save_path = (getattr(_towers(), f"mm_encoder_fp8_scale_{word}", None) for word in ("path", "save_path"))
+        if path is None:
+            self.fp8 = EncoderScales.following(torch_device())
+        else:
+            given = read_scales(path, torch_device())
+            if name not in given:
+                raise make(Status.INVALID_ARGUMENT, "mm_encoder_fp8_scale_path", f"{path} has no '{name}'")
+            self.fp8 = given[name]
+        if self.save_path is not None and self.fp8.history is not None:
+            self.margin = float(getattr(_towers(), "mm_encoder_fp8_scale_save_margin", 1.0))
+            self._following.setdefault(self.save_path, {})[name] = self.fp8
+
+    def _save(self) -> None:
+        """Once, after the model's last layer has seen as many steps as scales follow."""
+        self.runs += 1
+        layers = self._following.get(self.save_path or "", {})
+        if self.runs == HISTORY and layers and self.fp8 is list(layers.values())[-1]:
+            save_scales(str(self.save_path), layers, self.margin)
 
     # Backends of vLLM's own change what an engine hands over as lengths and as starts.
     @classmethod
@@ -65,11 +102,12 @@ class LibattnTowerAttention(MMEncoderAttention):  # type: ignore[misc]
         q, k, v = (t.view(*t.shape[:2], -1, self.head_size).transpose(1, 2) for t in (query, key, value))
         index = index_of(self.layer_name)
         if cu_seqlens is None:
-            out = ours.attend(q, k, v, scale=self.scale, causal=False, kind="mm_encoder", index=index)
+            out = ours.attend(q, k, v, scale=self.scale, causal=False, kind="mm_encoder", index=index, fp8=self.fp8)
         else:  # starts count the rows of all entries
             q, k, v = (t.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for t in (q, k, v))
             out = ours.attend_packed(q, k, v, cu_seqlens, cu_seqlens, scale=self.scale, causal=False, kind="mm_encoder",
-                                     index=index)
+                                     index=index, fp8=self.fp8)
+        self._save()
         return out.view(query.shape)
 
 
