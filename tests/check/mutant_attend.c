@@ -184,6 +184,17 @@ void mutant_bits_by_batch(const struct attn_attend_args *args)
     }
 }
 
+/* A query's bits are others where it comes alone, which only parts of a request show. */
+static void bits_by_query(const struct attn_attend_args *args)
+{
+    const int32_t *start = args->batch->query_start_loc;
+    if (args->batch->num_reqs == 1 && args->layer->batch_invariant == 2 &&
+        start[1] == start[0] + 1) {
+        ((uint8_t *)args->out
+             ->data)[(size_t)(start[0] * args->out->strides[0]) * (args->out->dtype.bits / 8)] ^= 1;
+    }
+}
+
 /* A request without queries is taken for one of a query: the row behind it is written. */
 static void idle_takes_a_row(const struct attn_attend_args *args)
 {
@@ -248,6 +259,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_split_drops_the_last_key", .before = split_drops_the_last_key},
     {.name = "mutant_nan_hidden", .after = nan_hidden},
     {.name = "mutant_bits_by_batch", .after = mutant_bits_by_batch},
+    {.name = "mutant_bits_by_query", .after = bits_by_query},
     {.name = "mutant_idle_takes_a_row", .after = idle_takes_a_row},
     {.name = "mutant_query_scribbled", .after = query_scribbled},
     {.name = "mutant_table_stale",

@@ -189,6 +189,12 @@ static void amax_afresh(struct attn_amax_args *args)
     args->accumulate = 0;
 }
 
+static void amax_forgets(struct attn_amax_args *args)
+{
+    args->history += args->history_len - 1;
+    args->history_len = args->history_len > 0;
+}
+
 static void copies_backwards(struct attn_copy_blocks_args *args)
 {
     static _Thread_local int64_t pairs[64];
@@ -261,6 +267,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_quantize_by_number", .quantize = quantize_by_number},
     {.name = "mutant_quantize_any_scale", .quantize = quantize_any_scale},
     {.name = "mutant_amax_afresh", .amax = amax_afresh},
+    {.name = "mutant_amax_forgets", .amax = amax_forgets},
     {.name = "mutant_copies_backwards", .copy_blocks = copies_backwards},
     {.name = "mutant_copies_first_plane", .copy_blocks = copies_first_plane},
     {.name = "mutant_copies_by_one_stride", .copy_blocks = copies_by_one_stride},
