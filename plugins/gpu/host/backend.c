@@ -83,8 +83,9 @@ attn_status gpu_supports(const struct attn_supports_args *args,
         reasons->refuse(reasons->user, "p_scale_form", "with a static sink",
                         "where a row is attended as a whole");
     }
-    if (layer->kind == ATTN_LAYER_RECURRENT && layer->batch_invariant >= 2) {
-        reasons->refuse(reasons->user, "batch_invariant", "2 of a recurrent layer", "0, 1");
+    if ((layer->kind == ATTN_LAYER_RECURRENT || layer_is_latent(layer)) &&
+        layer->batch_invariant >= 2) {
+        reasons->refuse(reasons->user, "batch_invariant", "2 of MLA or a recurrent layer", "0, 1");
     }
     return ATTN_OK;
 }
