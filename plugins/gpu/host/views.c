@@ -73,7 +73,7 @@ static const float *signs_of(const struct attn_layer_params *params, bool is_v)
 static void set_scale(struct gpu_cache *c, const struct attn_layer_desc *layer,
                       const struct attn_layer_params *params, bool is_v)
 {
-    /* of nvfp4 always one for the tensor */
+    /* nvfp4 always has one for the tensor */
     int32_t form = c->form == GPU_ROW_NVFP4 ? ATTN_SCALE_PER_TENSOR
                    : is_v                   ? layer->v_scale_form
                                             : layer->k_scale_form;

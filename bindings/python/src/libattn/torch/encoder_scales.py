@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ HISTORY = 16
 
 @dataclass(frozen=True, eq=False)
 class EncoderScales:
-    """A layer's, of q, k and v: float32 [3], and [3, HISTORY] where they follow the inputs, which every run writes."""
+    """One layer's scales of q, k and v, float32 [3]. With a history, [3, HISTORY], every run writes both."""
 
     scales: torch.Tensor
     history: torch.Tensor | None = None
@@ -29,7 +30,7 @@ class EncoderScales:
 
 
 def read_scales(path: str | Path, device: torch.device) -> dict[str, EncoderScales]:
-    """Of layers by their names: ``{"visual.blocks.0.attn": {"q": 0.5, "k": 0.25, "v": 0.125}, ...}``."""
+    """A file of layers by their names: ``{"visual.blocks.0.attn": {"q": 0.5, "k": 0.25, "v": 0.125}, ...}``."""
     found = {}
     for name, given in json.loads(Path(path).read_text()).items():
         values = [given.get(x, given.get(f"{x}_scale")) for x in "qkv"]
@@ -44,7 +45,9 @@ def save_scales(path: str | Path, layers: Mapping[str, EncoderScales], margin: f
     if not margin > 0:
         raise make(Status.INVALID_ARGUMENT, "margin", f"{margin}; a positive factor is needed")
     values = {name: (layer.scales.double() * margin).tolist() for name, layer in layers.items()}
-    Path(path).write_text(json.dumps({name: dict(zip("qkv", scales)) for name, scales in values.items()}, indent=1))
+    whole = Path(f"{path}.{os.getpid()}")  # other processes may save to the same place
+    whole.write_text(json.dumps({name: dict(zip("qkv", scales)) for name, scales in values.items()}, indent=1))
+    whole.replace(path)
 
 
 __all__ = ["HISTORY", "EncoderScales", "read_scales", "save_scales"]

@@ -47,7 +47,7 @@ class LibattnTowerAttention(MMEncoderAttention):  # type: ignore[misc]
         self.scale = float(scale) if scale is not None else head_size**-0.5
         self.runs, self.save_path = 0, None
         if getattr(_towers(), "mm_encoder_attn_dtype", None) == "fp8":
-            self._quantize(str(kwargs.get("prefix", "")))
+            self._quantize(str(kwargs.get("prefix") or getattr(self, "layer_name", "")))
         history = None if self.fp8 is None else 0 if self.fp8.history is None else HISTORY
         against = reasons(describe_tower("mm_encoder", num_heads, num_kv_heads or num_heads, head_size, head_size,
                                          torch.get_default_dtype(), self.scale, False, None, 0.0, False, 0, history))
@@ -77,10 +77,12 @@ class LibattnTowerAttention(MMEncoderAttention):  # type: ignore[misc]
 
     def _save(self) -> None:
         """Once, after the model's last layer has seen as many steps as scales follow."""
+        if self.save_path is None or (self.fp8.scales.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
         self.runs += 1
-        layers = self._following.get(self.save_path or "", {})
+        layers = self._following.get(self.save_path, {})
         if self.runs == HISTORY and layers and self.fp8 is list(layers.values())[-1]:
-            save_scales(str(self.save_path), layers, self.margin)
+            save_scales(self.save_path, layers, self.margin)
 
     # Backends of vLLM's own change what an engine hands over as lengths and as starts.
     @classmethod
