@@ -371,6 +371,14 @@ TEST(test_padded_heads)
     match_one(&s);
     expect_reason(&s, "head_size");
     quant.padded_head_size = 192;
+    match_one(&s);
+    expect_reason(&s, "kernel"); /* fill, for the padding */
+    s.caps->kernels |= ATTN_KERNEL_FILL | ATTN_KERNEL_AMAX;
+    expect_composed(&s, ATTN_COMPOSE_MM_ENCODER);
+    quant.amax_history_len = 16;
+    match_one(&s);
+    expect_reason(&s, "mm_encoder_fp8"); /* scales that follow the inputs */
+    s.caps->features |= ATTN_FEATURE_AMAX_HISTORY;
     expect_composed(&s, ATTN_COMPOSE_MM_ENCODER);
     setting_finish(&s);
 }
