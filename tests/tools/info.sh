@@ -98,6 +98,9 @@ done
 expect 0 '"layout_id": ""' "$info" --model "$models/whisper-large-v3.json" --layouts --json
 expect 2 'needs --model' "$info" --layouts
 
+expect 1 'model_type: deepseek_v4: .* window and to compressed rows' "$info" --model "$models/deepseek-v4.json"
+sed 's/"sparse_num_index_heads": 4/"sparse_num_index_heads": 8/' "$models/minimax-m3.json" >broken.json
+expect 1 'sparse_num_index_heads: 8; num_key_value_heads, 4, are allowed' "$info" --model broken.json
 printf '{"model_type": "llama", "num_hidden_layers": 2' >broken.json
 expect 1 'not a JSON object' "$info" --model broken.json
 printf '{"model_type": "llama", "num_hidden_layers": 1e300, "hidden_size": 64, "num_attention_heads": 1}' >broken.json

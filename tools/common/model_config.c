@@ -14,11 +14,17 @@
 
 #define MAX_FILE (16 << 20)
 
+static bool is_model(const char *model_type, const char *family)
+{
+    return strncmp(model_type, family, strlen(family)) == 0;
+}
+
 /* Entry i of layer_types. A type that is not known would be served wrongly, so it is refused. */
 static const char *listed_type(struct reading *r, const cJSON *types, int32_t i)
 {
-    static const char *const known[] = {"full_attention", "sliding_attention", "chunked_attention",
-                                        "linear_attention"};
+    static const char *const known[] = {"full_attention",    "sliding_attention",
+                                        "chunked_attention", "linear_attention",
+                                        "indexed_attention", "minimax_m3_sparse"};
     const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, i));
     for (size_t k = 0; type != NULL && k < sizeof known / sizeof *known; k++) {
         if (strcmp(type, known[k]) == 0) {
@@ -30,8 +36,8 @@ static const char *listed_type(struct reading *r, const cJSON *types, int32_t i)
                      cJSON_GetArraySize(types), i);
     } else {
         reading_fail(r, "layer_types",
-                     "layer %d is '%.60s'; full_attention, sliding_attention, chunked_attention "
-                     "and linear_attention are read",
+                     "layer %d is '%.60s'; full_attention, sliding_attention, chunked_attention, "
+                     "linear_attention, indexed_attention and minimax_m3_sparse are read",
                      i, type);
     }
     return known[0];
@@ -92,6 +98,7 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     if (strncmp(model_type, "gemma3", 6) == 0) {
         return (i + 1) % (pattern > 0 ? pattern : 6) == 0 ? "full_attention" : "sliding_attention";
     }
+    interval = is_model(model_type, "glm5_next") ? 4 : interval;
     if (interval > 0) {
         return (i + 1) % interval == 0 ? "full_attention" : "linear_attention";
     }
@@ -115,9 +122,8 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
     *mla = (struct attn_mla_desc){
         .kv_lora_rank = read_int(r, text, "kv_lora_rank", 512, 8, 1024),
         .qk_nope_head_dim = read_int(r, text, "qk_nope_head_dim", 128, 8, 512),
-        .qk_rope_head_dim = read_int(r, text, "qk_rope_head_dim", 64, 8, 512),
+        .qk_rope_head_dim = read_int(r, text, "qk_rope_head_dim", 64, 0, 512),
         .v_head_dim = read_int(r, text, "v_head_dim", 128, 8, 512),
-        .topk = read_int(r, text, "index_topk", 0, 1, 1 << 20),
         .absorb_in_core = 1,
         .weight_dtype = desc->dtype};
     layer_set_mla(desc, mla);
@@ -125,24 +131,111 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
     desc->scale = (float)(yarn * yarn / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
 }
 
-/* Does layer i choose keys, or take those of an earlier layer? GLM's index_topk_freq. */
+static bool has_mla(const char *model_type)
+{
+    return is_model(model_type, "deepseek_v") || is_model(model_type, "glm_moe_dsa") ||
+           is_model(model_type, "glm5_next") || is_model(model_type, "kimi_linear");
+}
+
+/* Does an indexer choose the keys of layer i, of that type? */
+static bool is_indexed(struct reading *r, const cJSON *text, const char *model_type,
+                       const char *type, int32_t i)
+{
+    if (strcmp(type, "linear_attention") == 0) {
+        return false;
+    }
+    if (is_model(model_type, "minimax_m3")) {
+        const cJSON *sparse = cJSON_GetObjectItemCaseSensitive(text, "sparse_attention_config");
+        const cJSON *flag = cJSON_GetArrayItem(
+            cJSON_GetObjectItemCaseSensitive(sparse, "sparse_attention_freq"), i);
+        return strcmp(type, "minimax_m3_sparse") == 0 || (flag != NULL && flag->valueint != 0);
+    }
+    return is_model(model_type, "qwen4_exp")
+               ? read_int(r, text, "indexer_n_heads", 0, 1, 1024) > 0
+               : has_mla(model_type) && read_int(r, text, "index_topk", 0, 1, 1 << 20) > 0;
+}
+
+/* Does an indexed layer i choose keys itself, or take those of an earlier layer? GLM's
+ * index_topk_freq. */
 static bool has_indexer(struct reading *r, const cJSON *text, int32_t i)
 {
     const int32_t every = read_int(r, text, "index_topk_freq", 1, 1, MAX_LAYERS);
     const int32_t after = i + 1 - read_int(r, text, "index_skip_topk_offset", 2, 0, MAX_LAYERS);
-    return read_int(r, text, "index_topk", 0, 1, 1 << 20) > 0 &&
-           (after > 0 ? after : 0) % every == 0;
+    return (after > 0 ? after : 0) % every == 0;
 }
 
-static void make_indexer(struct reading *r, const cJSON *text, struct model_layer *layer)
+/* MiniMax-M3's: a list of blocks for each KV head, its own block in it. */
+static struct attn_indexer_desc read_msa(struct reading *r, const cJSON *text,
+                                         struct attn_layer_desc *desc)
 {
-    layer->desc.num_q_heads = read_int(r, text, "index_n_heads", 64, 1, 1024);
-    layer->desc.head_size = read_int(r, text, "index_head_dim", 128, 8, 512);
-    layer->indexer =
-        (struct attn_indexer_desc){.topk = read_int(r, text, "index_topk", 2048, 1, 1 << 20),
-                                   .activation = ATTN_INDEXER_RELU,
-                                   .has_weights = 1};
+    const cJSON *sparse = cJSON_GetObjectItemCaseSensitive(text, "sparse_attention_config");
+    const int32_t heads = read_int(r, sparse, "sparse_num_index_heads", 4, 1, 1024);
+    if (heads != desc->num_kv_heads) {
+        reading_fail(r, "sparse_num_index_heads", "%d; num_key_value_heads, %d, are allowed", heads,
+                     desc->num_kv_heads);
+    }
+    desc->num_q_heads = heads;
+    desc->head_size = read_int(r, sparse, "sparse_index_dim", 128, 8, 512);
+    return (struct attn_indexer_desc){
+        .topk = read_int(r, sparse, "sparse_topk_blocks", 16, 1, 1 << 20),
+        .num_groups = heads,
+        .rows_per_entry = read_int(r, sparse, "sparse_block_size", 128, 1, 128),
+        .first_entries = read_int(r, sparse, "sparse_init_block", 0, 0, 1 << 20),
+        .last_entries = read_int(r, sparse, "sparse_local_block", 1, 0, 1 << 20)};
+}
+
+/* Qwen4-Exp's: means of some keys, of whole rows as many as the budget has, and the rest. */
+static struct attn_indexer_desc read_qsa(struct reading *r, const cJSON *text,
+                                         struct attn_layer_desc *desc)
+{
+    const int32_t tokens = read_int(r, text, "indexer_compress_ratio", 4, 1, 128);
+    desc->num_q_heads = read_int(r, text, "indexer_n_heads", 4, 1, 1024);
+    desc->head_size = read_int(r, text, "indexer_head_dim", 128, 8, 512);
+    return (struct attn_indexer_desc){
+        .topk = read_int(r, text, "indexer_budget", 2048, tokens, 1 << 20) / tokens,
+        .activation = ATTN_INDEXER_RELU,
+        .tokens_per_row = tokens,
+        .tail = tokens > 1,
+        .forced_on_top = 1};
+}
+
+/* DeepSeek's and GLM's. */
+static struct attn_indexer_desc read_dsa(struct reading *r, const cJSON *text,
+                                         const char *model_type, struct attn_layer_desc *desc)
+{
+    const bool pools = is_model(model_type, "glm5_next");
+    const int32_t tokens = pools ? read_int(r, text, "index_kpool", 16, 1, 128) : 1;
+    desc->num_q_heads = read_int(r, text, "index_n_heads", pools ? 32 : 64, 1, 1024);
+    desc->head_size = read_int(r, text, "index_head_dim", 128, 8, 512);
+    return (struct attn_indexer_desc){
+        .topk = read_int(r, text, "index_topk", 2048, tokens, 1 << 20) / tokens,
+        .activation = ATTN_INDEXER_RELU,
+        .has_weights = 1,
+        .tokens_per_row = tokens,
+        .tail = tokens > 1 && !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(
+                                  text, "index_kpool_always_select_tail")),
+        .forced_on_top = tokens > 1};
+}
+
+static void make_indexer(struct reading *r, const cJSON *text, const char *model_type,
+                         struct model_layer *layer)
+{
+    read_heads(r, text, &layer->desc);
+    layer->indexer = is_model(model_type, "minimax_m3") ? read_msa(r, text, &layer->desc)
+                     : is_model(model_type, "qwen4_exp")
+                         ? read_qsa(r, text, &layer->desc)
+                         : read_dsa(r, text, model_type, &layer->desc);
     layer_set_indexer(&layer->desc, &layer->indexer);
+}
+
+/* The keys that an indexer's lists give. */
+static void attend_by_lists(struct model_layer *layer, const struct attn_indexer_desc *x)
+{
+    layer->lists = (struct attn_index_lists){
+        .ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof layer->lists, NULL},
+        .max_entries = layer_list_room(x),
+        .granularity = x->tokens_per_row * x->rows_per_entry,
+        .groups = x->num_groups > 1 ? ATTN_LISTS_PER_KV_HEAD : ATTN_LISTS_SHARED};
 }
 
 /* Links the layer's sizes, that are set, and what follows from them. */
@@ -170,29 +263,38 @@ static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *l
     make_recurrent(layer, 1 / sqrt(layer->gdn.head_size_k));
 }
 
-/* Kimi Linear: a gate per channel. */
-static void make_kda(struct reading *r, const cJSON *text, struct model_layer *layer)
-{
-    const cJSON *linear = cJSON_GetObjectItemCaseSensitive(text, "linear_attn_config");
-    const int32_t heads = read_int(r, linear, "num_heads", 32, 1, 1024);
-    const int32_t size = read_int(r, linear, "head_dim", 128, 8, 512);
-    layer->gdn = (struct attn_recurrent_desc){
-        .num_k_heads = heads,
-        .num_v_heads = heads,
-        .head_size_k = size,
-        .head_size_v = size,
-        .conv_width = read_int(r, linear, "short_conv_kernel_size", 4, 1, 64),
-        .qk_l2norm = 1};
-    layer->rule = (struct attn_recurrent_rule){
-        .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof layer->rule, NULL}, .gate_per_channel = 1};
-    make_recurrent(layer, 1 / sqrt(size));
-}
-
 /* The same sizes under Nemotron's names and Falcon's. */
 static int32_t read_either(struct reading *r, const cJSON *text, const char *name,
                            const char *other, int32_t otherwise, int32_t max)
 {
     return read_int(r, text, name, read_int(r, text, other, otherwise, 1, max), 1, max);
+}
+
+/* Kimi Linear's and GLM-5.3-Flash's: a gate per channel, which the latter bounds. */
+static void make_kda(struct reading *r, const cJSON *text, bool bounded, struct model_layer *layer)
+{
+    const cJSON *linear = cJSON_GetObjectItemCaseSensitive(text, "linear_attn_config");
+    linear = linear != NULL ? linear : text;
+    const cJSON *bound = cJSON_GetObjectItemCaseSensitive(linear, "gate_lower_bound");
+    bound = bound != NULL ? bound : cJSON_GetObjectItemCaseSensitive(text, "linear_lower_bound");
+    const int32_t heads = read_either(r, linear, "num_heads", "linear_num_heads", 32, 1024);
+    const int32_t size = read_either(r, linear, "head_dim", "linear_head_dim", 128, 512);
+    layer->gdn =
+        (struct attn_recurrent_desc){.num_k_heads = heads,
+                                     .num_v_heads = heads,
+                                     .head_size_k = size,
+                                     .head_size_v = size,
+                                     .conv_width = read_either(r, linear, "short_conv_kernel_size",
+                                                               "linear_conv_kernel_dim", 4, 64),
+                                     .qk_l2norm = 1};
+    layer->rule = (struct attn_recurrent_rule){
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof layer->rule, NULL},
+        .gate = bounded ? ATTN_GATE_BOUNDED : ATTN_GATE_SOFTPLUS,
+        .gate_per_channel = 1,
+        .gate_bound = !bounded                ? 0
+                      : cJSON_IsNumber(bound) ? (float)bound->valuedouble
+                                              : -5};
+    make_recurrent(layer, 1 / sqrt(size));
 }
 
 static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer *layer)
@@ -220,25 +322,17 @@ static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer
     make_recurrent(layer, 1);
 }
 
-static bool has_mla(const char *model_type)
-{
-    return strncmp(model_type, "deepseek_v", 10) == 0 || strcmp(model_type, "glm_moe_dsa") == 0;
-}
-
 static void make_decoder(struct reading *r, const cJSON *text, const char *model_type,
-                         struct model_layer *layer, int32_t i)
+                         const char *type, struct model_layer *layer)
 {
     struct attn_layer_desc *desc = &layer->desc;
-    const char *type = layer_type(r, text, model_type, i);
     const cJSON *use_window = cJSON_GetObjectItemCaseSensitive(text, "use_sliding_window");
     int32_t window = read_int(r, text, "sliding_window", 0, 1, INT32_MAX);
     desc->kind = ATTN_LAYER_DECODER;
     read_heads(r, text, desc);
-    const bool linear = strcmp(type, "linear_attention") == 0;
-    const bool kimi = strcmp(model_type, "kimi_linear") == 0;
-    if (linear) {
-        if (kimi) {
-            make_kda(r, text, layer);
+    if (strcmp(type, "linear_attention") == 0) {
+        if (has_mla(model_type)) {
+            make_kda(r, text, is_model(model_type, "glm5_next"), layer);
         } else if (strcmp(model_type, "nemotron_h") == 0) {
             make_mamba2(r, text, layer);
         } else {
@@ -246,7 +340,7 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
         }
         return;
     }
-    if (kimi || has_mla(model_type)) {
+    if (has_mla(model_type)) {
         make_mla(r, text, layer);
         return;
     }
@@ -280,12 +374,18 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
         if (strcmp(model_type, "nemotron_h") == 0 && strchr("E-", pattern_at(r, text, i)) != NULL) {
             continue;
         }
-        if (has_mla(model_type) && has_indexer(r, text, i)) {
-            struct model_layer *indexer = add_layer(r, "indexer", i);
-            read_heads(r, text, &indexer->desc);
-            make_indexer(r, text, indexer);
+        const char *type = layer_type(r, text, model_type, i);
+        const bool indexed = is_indexed(r, text, model_type, type, i);
+        struct model_layer earlier = {.tower = 0}, *indexer = &earlier;
+        if (indexed) {
+            indexer = has_indexer(r, text, i) ? add_layer(r, "indexer", i) : indexer;
+            make_indexer(r, text, model_type, indexer);
         }
-        make_decoder(r, text, model_type, add_layer(r, "layers", i), i);
+        struct model_layer *layer = add_layer(r, "layers", i);
+        make_decoder(r, text, model_type, type, layer);
+        if (indexed) {
+            attend_by_lists(layer, &indexer->indexer);
+        }
     }
 }
 
@@ -293,11 +393,12 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
 static bool is_known(const char *model_type)
 {
     static const char *const known[] = {
-        "llama",       "llama4_text",  "gemma",           "gemma2",       "gemma3",
-        "gemma3_text", "gpt_oss",      "mistral",         "mixtral",      "bloom",
-        "deepseek_v3", "deepseek_v32", "glm_moe_dsa",     "qwen2",        "qwen3",
-        "qwen3_next",  "qwen2_5_vl",   "qwen2_5_vl_text", "qwen3_5_text", "qwen3_5_moe_text",
-        "kimi_linear", "nemotron_h",   "falcon_h1"};
+        "llama",       "llama4_text",    "gemma",           "gemma2",        "gemma3",
+        "gemma3_text", "gpt_oss",        "mistral",         "mixtral",       "bloom",
+        "deepseek_v3", "deepseek_v32",   "glm_moe_dsa",     "qwen2",         "qwen3",
+        "qwen3_next",  "qwen2_5_vl",     "qwen2_5_vl_text", "qwen3_5_text",  "qwen3_5_moe_text",
+        "kimi_linear", "nemotron_h",     "falcon_h1",       "minimax_m3",    "minimax_m3_vl_text",
+        "glm5_next",   "glm5_next_text", "qwen4_exp",       "qwen4_exp_text"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(model_type, known[i]) == 0) {
             return true;
@@ -319,6 +420,13 @@ static void read_root(struct reading *r, const cJSON *root)
     text = cJSON_IsObject(text) ? text : root;
     const char *text_type = read_text(text, "model_type");
     text_type = text_type[0] != '\0' ? text_type : model_type;
+    if (is_model(text_type, "deepseek_v4")) {
+        reading_fail(r, "model_type",
+                     "%.60s: its layers attend to a window and to compressed rows under one "
+                     "softmax, which no layer kind describes",
+                     text_type);
+        return;
+    }
     r->config->guessed = !is_known(text_type) && !is_known(model_type);
     read_decoder(r, text, strcmp(model_type, "llama4") == 0 ? "llama4_text" : text_type);
     if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "vision_config"))) {
@@ -354,9 +462,7 @@ attn_status model_config_read(struct model_config *config, const char *file,
         model_config_finish(config);
         return r.status;
     }
-    for (int32_t i = 0; i < config->num_layers; i++) {
-        config->layers[i].desc.name = config->layers[i].name;
-    }
+    model_config_link(config);
     return ATTN_OK;
 }
 

@@ -3,6 +3,7 @@
 #ifndef TOOLS_COMMON_MODEL_CONFIG_H
 #define TOOLS_COMMON_MODEL_CONFIG_H
 
+#include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 #include <attn/layer.h>
@@ -16,6 +17,9 @@ struct model_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;         /* linked from desc.next where the kind is MLA */
     struct attn_indexer_desc indexer; /* linked where the kind is an indexer */
+    /* linked, from mla.ext.next where the kind is MLA, of a decoder or MLA layer whose keys an
+     * indexer before it chooses; else max_entries is 0 */
+    struct attn_index_lists lists;
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule; /* linked from gdn.ext.next where it is not gated delta */
     char name[64];
@@ -38,6 +42,9 @@ void model_config_warn(const struct model_config *config, const char *tool, cons
 attn_status model_config_read(struct model_config *config, const char *file,
                               struct attn_error *error);
 void model_config_finish(struct model_config *config);
+
+/* Sets what layers point to, in themselves, where they are now. */
+void model_config_link(struct model_config *config);
 
 /* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
 void model_config_keep(struct model_config *config, int32_t count);

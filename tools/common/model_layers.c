@@ -7,20 +7,23 @@
 static bool same_sort(const struct model_layer *a, const struct model_layer *b)
 {
     return a->tower == b->tower && a->desc.kind == b->desc.kind &&
-           a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size;
+           a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size &&
+           a->lists.max_entries == b->lists.max_entries;
 }
 
-/* Layers have moved, and what they point to with them. */
-static void link_layers(struct model_config *config)
+void model_config_link(struct model_config *config)
 {
     for (int32_t i = 0; i < config->num_layers; i++) {
         struct model_layer *layer = &config->layers[i];
+        struct attn_ext *lists = layer->lists.max_entries > 0 ? &layer->lists.ext : NULL;
         layer->desc.name = layer->name;
+        layer->desc.next = layer->desc.kind == ATTN_LAYER_DECODER ? lists : layer->desc.next;
         if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
             layer->desc.next = &layer->gdn.ext;
             layer->gdn.ext.next = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
         } else if (layer->desc.kind == ATTN_LAYER_MLA) {
             layer->desc.next = &layer->mla.ext;
+            layer->mla.ext.next = lists;
         } else if (layer->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
             layer->desc.next = &layer->indexer.ext;
         }
@@ -37,7 +40,7 @@ int32_t model_config_drop(struct model_config *config, int32_t kind)
     }
     const int32_t dropped = config->num_layers - kept;
     config->num_layers = kept;
-    link_layers(config);
+    model_config_link(config);
     return dropped;
 }
 
@@ -63,7 +66,7 @@ void model_config_keep(struct model_config *config, int32_t count)
         }
     }
     config->num_layers = kept;
-    link_layers(config);
+    model_config_link(config);
 }
 
 void model_alibi_slopes(float *slopes, int32_t num_heads)

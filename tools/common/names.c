@@ -67,8 +67,9 @@ int32_t dtype_of_name(const char *name)
 const char *layer_kind_name(const struct attn_layer_desc *layer)
 {
     static const char *const encoders[] = {"encoder", "encoder_only", "mm_encoder"};
-    if (layer->kind == ATTN_LAYER_MLA) { /* the one extension that it has here */
-        return ((const struct attn_mla_desc *)layer->next)->topk > 0 ? "mla_sparse" : "mla";
+    if (layer->kind == ATTN_LAYER_MLA) { /* it and lists are the extensions that it has here */
+        const struct attn_mla_desc *mla = (const struct attn_mla_desc *)layer->next;
+        return mla->topk > 0 || mla->ext.next != NULL ? "mla_sparse" : "mla";
     }
     if (layer->kind == ATTN_LAYER_ENCODER) {
         return encoders[layer->encoder];

@@ -46,7 +46,6 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
         {(const void **)&batch->block_table_row, reqs * word},
         {(const void **)&batch->slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
         {(const void **)&(states != NULL ? states : &none)->state_slots, reqs * word}};
-    pool_reset(engine, &engine->batches);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (*arrays[i].array != NULL) {
             *arrays[i].array =
@@ -131,6 +130,7 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     } else {
         slots_of(group, r, first, end, batch->slots);
     }
+    pool_reset(engine, &engine->batches);
     status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         if (engine->layers[i].group == g) {

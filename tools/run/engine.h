@@ -215,13 +215,31 @@ void compare_row(const struct run_layer *layer, const double *expected, const vo
 /* Row `row` of request r in a recording of q, k, v or out (0 .. 3); NULL: none. */
 const float *recorded_row(const struct run_engine *engine, const struct run_layer *layer,
                           int32_t which, int32_t r, int64_t row);
+/* Lists of a step [T, per_token, max_entries]; `entries` NULL: none, every key is seen. */
+struct step_lists {
+    const struct attn_index_lists *form;
+    int32_t *entries; /* the caller's to free */
+    int32_t per_token;
+    size_t bytes;
+};
+
+/* lists.c: those of a layer in a step; the keys of a token's list up to `position`, in `keys` of
+ * position + 1 places, and how many; the extension of a run */
+attn_status lists_of_step(struct run_engine *engine, const struct run_layer *layer,
+                          const struct batch *batch, struct step_lists *lists);
+int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, int32_t position,
+                  int32_t *keys);
+attn_status lists_send(struct run_engine *engine, const struct step_lists *lists,
+                       struct attn_io_index_lists *io);
 /* All heads of the query at `position`, recorded or drawn. */
 void make_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
                 int64_t position, int64_t length, uint8_t *row);
-/* Output rows of a request's last `count` of `length` keys against the oracle, and against the
- * recording's rows from there on (NULL: none). False: no memory. */
-bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
-                 const uint8_t *out, const float *recorded);
+/* Output rows of a request's last `count` of `length` keys, from token `first` of the step on,
+ * against the oracle, and against the recording's rows from there on (NULL: none). False: no
+ * memory. */
+bool verify_rows(struct run_layer *layer, const struct step_lists *lists, const void *q, int32_t r,
+                 int32_t length, int32_t first, int32_t count, const uint8_t *out,
+                 const float *recorded);
 /* memory.c: parameter `index` of the layer, copied to device_params[index] */
 attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA layers: a history of latent rows, queries that look for one key by its rope part, and lists
- * of keys for sparse ones.
- */
+/* MLA layers: a history of latent rows, and queries that look for one key by its rope part. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -20,8 +18,8 @@
 struct latent_step {
     struct run_layer *layer;
     const struct batch *batch;
-    uint8_t *rows, *q, *out;    /* [T, rank + rope], [T, Hq, nope + rope], [T, Hq, v] */
-    int32_t *listed;            /* [T, topk] */
+    uint8_t *rows, *q, *out; /* [T, rank + rope], [T, Hq, nope + rope], [T, Hq, v] */
+    struct step_lists lists;
     double *keys[MAX_REQUESTS]; /* the oracle's: [length, rank + rope] */
     int32_t next_head;
     bool failed;
@@ -72,9 +70,9 @@ void mla_tensors_init(struct mla_tensors *t, const struct attn_mla_desc *m,
         (struct mla_tensors){.strides = {{heads * (nope + rope), nope + rope, 1}, {rank + rope, 1}},
                              .io = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof t->io, NULL},
                                     .q_nope = q != NULL ? &t->parts[0] : NULL,
-                                    .q_pe = q != NULL ? &t->parts[1] : NULL,
+                                    .q_pe = q != NULL && rope > 0 ? &t->parts[1] : NULL,
                                     .kv_c = &t->parts[2],
-                                    .k_pe = &t->parts[3]}};
+                                    .k_pe = rope > 0 ? &t->parts[3] : NULL}};
     for (int32_t i = q != NULL ? 0 : 2; i < 4; i++) {
         t->parts[i] = *like;
         t->parts[i].ndim = i < 2 ? 3 : 2;
@@ -107,14 +105,14 @@ attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_
 }
 
 /* One query row: noise of the logits' deviation in both parts, and a pull towards key j's rope
- * part. */
+ * part, if there is one. */
 static void draw_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
                        int64_t j, uint8_t *row)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct row_terms *t = &layer->terms;
     int32_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
-    double deviation = LOGIT_DEVIATION / (t->scale * sqrt(size)), norm = 0;
+    double deviation = LOGIT_DEVIATION / (t->scale * sqrt(size)), norm = 1e-30;
     int64_t pe = j * t->head_size + m->kv_lora_rank;
     for (int32_t d = 0; d < m->qk_rope_head_dim; d++) {
         double x = number_load(layer->k_history[r], pe + d, t->dtype);
@@ -131,45 +129,11 @@ static void draw_query(struct run_engine *engine, const struct run_layer *layer,
     }
 }
 
-/* Key j, some of the others that the query sees, and what is no key: -1 and positions past the end.
- */
-static void draw_list(struct run_engine *engine, int32_t topk, int64_t position, int64_t j,
-                      int32_t *listed)
-{
-    int32_t count = 0;
-    listed[count++] = (int32_t)j;
-    for (int64_t n = 0; n <= position && count < topk; n++) {
-        if (n != j && random_below(&engine->random, 3) > 0) {
-            listed[count++] = (int32_t)n;
-        }
-    }
-    for (int32_t n = count; n < topk; n++) {
-        listed[n] = n % 2 == 0 ? -1 : (int32_t)position + 1 + (1 << 20);
-    }
-    for (int32_t n = 0; n < topk; n++) {
-        int32_t other = random_below(&engine->random, n + 1), kept = listed[n];
-        listed[n] = listed[other];
-        listed[other] = kept;
-    }
-}
-
-/* What the last indexer before the layer has chosen in this step, or NULL. Groups run
- * in the order of their first layers, and an indexer comes before what attends by it. */
-static const int32_t *chosen_lists(const struct run_engine *engine, const struct run_layer *layer)
-{
-    const struct run_layer *at = layer;
-    while (at > engine->layers && at->source->desc.kind != ATTN_LAYER_DRAFT_INDEXER) {
-        at--;
-    }
-    return layer->source->mla.topk > 0 ? at->lists : NULL;
-}
-
 static attn_status fill_step(struct run_engine *engine, struct latent_step *step)
 {
     struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct batch *batch = step->batch;
-    const int32_t *chosen = chosen_lists(engine, layer);
     size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
     size_t q_row = (size_t)layer->terms.num_q_heads *
                    ((size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim) *
@@ -184,15 +148,7 @@ static attn_status fill_step(struct run_engine *engine, struct latent_step *step
         memcpy(step->rows + (size_t)first * row, layer->k_history[r] + (size_t)own * row,
                (size_t)count * row);
         for (int32_t c = 0; c < count; c++) {
-            int64_t j = random_below(&engine->random, own + c + 1);
-            int32_t *listed = step->listed + (int64_t)(first + c) * m->topk;
-            if (chosen != NULL) {
-                memcpy(listed, chosen + (listed - step->listed), (size_t)m->topk * sizeof *listed);
-                j = listed[random_below(&engine->random,
-                                        own + c < m->topk ? own + c + 1 : m->topk)];
-            } else if (m->topk > 0) {
-                draw_list(engine, m->topk, own + c, j, listed);
-            }
+            const int32_t j = random_below(&engine->random, own + c + 1);
             draw_query(engine, layer, r, j, step->q + (size_t)(first + c) * q_row);
         }
     }
@@ -208,42 +164,35 @@ static attn_status run_step(struct run_engine *engine, const struct latent_step 
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
     int64_t out_shape[] = {tokens, heads, m->v_head_dim};
     struct mla_tensors tensors;
-    const size_t e = element_bytes(layer),
-                 bytes[] = {(size_t)(tokens * layer->terms.head_size) * e,
-                            (size_t)(tokens * heads * size) * e,
-                            (size_t)(tokens * heads * m->v_head_dim) * e,
-                            (size_t)(tokens * m->topk) * sizeof *step->listed};
-    const void *sources[] = {step->rows, step->q, step->out, step->listed};
-    uint8_t *sent[4] = {NULL};
-    for (int32_t i = 0; i < (m->topk > 0 ? 4 : 3); i++) {
+    const size_t e = element_bytes(layer), bytes[] = {(size_t)(tokens * layer->terms.head_size) * e,
+                                                      (size_t)(tokens * heads * size) * e,
+                                                      (size_t)(tokens * heads * m->v_head_dim) * e};
+    const void *sources[] = {step->rows, step->q, step->out};
+    uint8_t *sent[3] = {NULL};
+    for (int32_t i = 0; i < 3; i++) {
         sent[i] = pool_send(engine, &engine->rows, sources[i], bytes[i]);
         if (sent[i] == NULL) {
             return engine->error.status;
         }
     }
     const struct attn_tensor out = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
+    struct attn_io_index_lists chosen;
     mla_tensors_init(&tensors, m, &out, tokens, heads, sent[1], sent[0]);
-    tensors.io.topk_indices = (const int32_t *)(const void *)sent[3];
-    tensors.io.topk_stride = m->topk;
     struct attn_step_io io = {
         .struct_size = sizeof io, .next = &tensors.io.ext, .stream = engine->stream, .out = &out};
-    attn_status status =
+    attn_status status = ATTN_OK;
+    if (step->lists.entries != NULL) {
+        tensors.io.ext.next = &chosen.ext;
+        status = lists_send(engine, &step->lists, &chosen);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    status =
         engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
     return status == ATTN_OK
                ? device_copy_out(&engine->device, step->out, sent[2], bytes[2], &engine->error)
                : status;
-}
-
-/* Of a list the keys that the query sees; returns how many. */
-static int32_t seen_of(const int32_t *listed, int32_t topk, int32_t position, int32_t *seen)
-{
-    int32_t count = 0;
-    for (int32_t n = 0; n < topk; n++) {
-        if (listed[n] >= 0 && listed[n] <= position) {
-            seen[count++] = listed[n];
-        }
-    }
-    return count;
 }
 
 struct workplace {
@@ -257,6 +206,7 @@ static void verify_head(const struct latent_step *step, int32_t h, const struct 
     const struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct batch *batch = step->batch;
+    const bool listed = step->lists.entries != NULL;
     int32_t heads = layer->terms.num_q_heads, number = layer->terms.dtype;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
     int64_t elements = (int64_t)(m->qk_nope_head_dim + m->v_head_dim) * m->kv_lora_rank;
@@ -273,10 +223,10 @@ static void verify_head(const struct latent_step *step, int32_t h, const struct 
             for (int64_t d = 0; d < size; d++) {
                 w->q[d] = number_load(step->q, ((int64_t)t * heads + h) * size + d, number);
             }
-            if (m->topk > 0) {
-                count = seen_of(step->listed + (int64_t)t * m->topk, m->topk, position, w->seen);
+            if (listed) {
+                count = list_keys(&step->lists, t, 0, position, w->seen);
             }
-            oracle_mla(&head, w->q, step->keys[i], m->topk > 0 ? w->seen : NULL, count, w->scores,
+            oracle_mla(&head, w->q, step->keys[i], listed ? w->seen : NULL, count, w->scores,
                        w->out);
             compare_row(layer, w->out, step->out, ((int64_t)t * heads + h) * m->v_head_dim,
                         m->v_head_dim, NULL, tally);
@@ -295,7 +245,6 @@ static void *verify_heads(void *argument)
     for (int32_t i = 0; i < step->batch->num_reqs; i++) {
         most = (size_t)step->batch->seq_lens[i] > most ? (size_t)step->batch->seq_lens[i] : most;
     }
-    most = (size_t)m->topk > most ? (size_t)m->topk : most;
     const struct workplace w = {
         calloc(rows * rank, sizeof(double)),
         calloc((size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim, sizeof(double)),
@@ -371,12 +320,11 @@ attn_status mla_run(struct run_engine *engine, struct run_layer *layer, const st
                                .batch = batch,
                                .rows = malloc(tokens * (size_t)layer->terms.head_size * e),
                                .q = malloc(tokens * heads * size * e),
-                               .out = malloc(tokens * heads * (size_t)m->v_head_dim * e),
-                               .listed = calloc(tokens * (size_t)m->topk + 1, sizeof(int32_t))};
-    attn_status status = ATTN_OK;
-    if (step.rows == NULL || step.q == NULL || step.out == NULL || step.listed == NULL) {
+                               .out = malloc(tokens * heads * (size_t)m->v_head_dim * e)};
+    attn_status status = lists_of_step(engine, layer, batch, &step.lists);
+    if (step.rows == NULL || step.q == NULL || step.out == NULL) {
         status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
-    } else {
+    } else if (status == ATTN_OK) {
         memset(step.out, 0xff, tokens * heads * (size_t)m->v_head_dim * e);
         status = fill_step(engine, &step);
     }
@@ -388,6 +336,6 @@ attn_status mla_run(struct run_engine *engine, struct run_layer *layer, const st
     free(step.rows);
     free(step.q);
     free(step.out);
-    free(step.listed);
+    free(step.lists.entries);
     return status;
 }

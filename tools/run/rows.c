@@ -162,8 +162,31 @@ static double *widen_floats(double **at, const float *values, int32_t count)
     return values != NULL ? widen(at, values, count, ATTN_DTYPE_F32) : NULL;
 }
 
-bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
-                 const uint8_t *out, const float *recorded)
+/* The lists of a request's tokens as the oracle has them, [per_token, count, length]; NULL: no
+ * memory. */
+static uint8_t *mask_of(const struct step_lists *lists, int32_t length, int32_t first,
+                        int32_t count)
+{
+    uint8_t *mask = calloc((size_t)lists->per_token * (size_t)count, (size_t)length);
+    int32_t *keys = malloc((size_t)length * sizeof *keys);
+    for (int32_t n = 0; mask != NULL && keys != NULL && n < lists->per_token * count; n++) {
+        const int32_t c = n % count, position = length - count + c;
+        int32_t seen = list_keys(lists, first + c, n / count, position, keys);
+        while (seen > 0) {
+            mask[(int64_t)n * length + keys[--seen]] = 1;
+        }
+    }
+    if (keys == NULL) {
+        free(mask);
+        mask = NULL;
+    }
+    free(keys);
+    return mask;
+}
+
+bool verify_rows(struct run_layer *layer, const struct step_lists *lists, const void *q, int32_t r,
+                 int32_t length, int32_t first, int32_t count, const uint8_t *out,
+                 const float *recorded)
 {
     const struct row_terms *t = &layer->terms;
     const int64_t heads = t->num_q_heads, kv_heads = t->num_kv_heads;
@@ -173,7 +196,11 @@ bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t leng
                         length * (kv_heads * (t->head_size + t->head_size_v) + 1) + 2 * heads) *
                sizeof *memory);
     double *at = memory;
-    if (memory == NULL) {
+    const bool listed = lists->entries != NULL;
+    uint8_t *mask = listed ? mask_of(lists, length, first, count) : NULL;
+    if (memory == NULL || (listed && mask == NULL)) {
+        free(memory);
+        free(mask);
         return false;
     }
     struct oracle_request o = {
@@ -195,7 +222,9 @@ bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t leng
         .lookback = t->chunk_lookback,
         .alibi = t->alibi_slopes != NULL,
         .slopes = widen_floats(&at, t->alibi_slopes, t->num_q_heads),
-        .sinks = widen_floats(&at, t->sinks, t->num_q_heads)};
+        .sinks = widen_floats(&at, t->sinks, t->num_q_heads),
+        .listed = mask,
+        .num_lists = lists->per_token};
     o.out = at;
     o.lse = at + rows * t->head_size_v;
     oracle_attend(&o, o.lse + rows);
@@ -204,5 +233,6 @@ bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t leng
                     recorded, &layer->tally);
     }
     free(memory);
+    free(mask);
     return true;
 }

@@ -60,7 +60,9 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     }
     bool cross = layer->source->desc.kind == ATTN_LAYER_CROSS;
     struct row_tensor q, k, v, out;
-    attn_status status = ATTN_OK;
+    struct step_lists lists;
+    struct attn_io_index_lists chosen;
+    attn_status status = lists_of_step(engine, layer, batch, &lists);
     rows_init(&q, layer, tokens, t->num_q_heads, t->head_size, false);
     rows_init(&k, layer, tokens, t->num_kv_heads, t->head_size, false);
     rows_init(&v, layer, tokens, t->num_kv_heads, t->head_size_v, false);
@@ -92,7 +94,11 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     for (int32_t i = 0; i < (cross ? 2 : 4) && status == ATTN_OK; i++) {
         status = rows_send(engine, layer, sent[i]);
     }
+    if (status == ATTN_OK && lists.entries != NULL) {
+        status = lists_send(engine, &lists, &chosen);
+    }
     struct attn_step_io io = {.struct_size = sizeof io,
+                              .next = lists.entries != NULL ? &chosen.ext : NULL,
                               .stream = engine->stream,
                               .q = &q.tensor,
                               .k = cross ? NULL : &k.tensor,
@@ -108,7 +114,7 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
         int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
         int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i], r = batch->request[i];
-        if (!verify_rows(layer, q.host + (size_t)first * q_row, r, length, count,
+        if (!verify_rows(layer, &lists, q.host + (size_t)first * q_row, r, length, first, count,
                          out.host + (size_t)first * out_row,
                          recorded_row(engine, layer, 3, r, batch->seq_lens[i] - count))) {
             status =
@@ -120,6 +126,7 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     free(k.host);
     free(v.host);
     free(out.host);
+    free(lists.entries);
     return status;
 }
 
@@ -140,43 +147,50 @@ static int32_t common_prefix(const struct run_group *group, const struct batch *
     return batch->num_reqs > 1 && !group->cross ? blocks * group->block_size : 0;
 }
 
-/* Plans every group with a cache over its own table, then runs its layers. */
+/* Plans a group with a cache over its own table. */
+static attn_status plan_group(struct run_engine *engine, struct run_group *group,
+                              struct batch *batch)
+{
+    attn_status status = ATTN_OK;
+    struct attn_batch_recurrent states;
+    struct attn_batch view;
+    int64_t *slots = batch->slots;
+    int32_t state_slots[MAX_REQUESTS];
+    bool blocks = !group->cross && !group->recurrent;
+    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && blocks; i++) {
+        int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
+        status = blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]);
+        if (status == ATTN_OK) {
+            slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i],
+                     slots);
+            slots += count;
+        }
+    }
+    fill_batch(group, batch, &view);
+    view.num_slots = blocks ? view.num_slots : 0;
+    if (group->recurrent) {
+        gdn_states(group, batch, state_slots, &states);
+        view.next = &states.ext;
+    }
+    view.common_prefix_len = common_prefix(group, batch);
+    return status == ATTN_OK ? plan_batch(engine, group, &view, group->recurrent ? &states : NULL)
+                             : status;
+}
+
+/* Plans every group with a cache, then runs their layers in the model's order: an indexer comes
+ * before the layers that attend by its lists. */
 static attn_status run_groups(struct run_engine *engine, struct batch *batch)
 {
     attn_status status = ATTN_OK;
+    pool_reset(engine, &engine->batches);
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
-        struct run_group *group = &engine->groups[g];
-        struct attn_batch_recurrent states;
-        struct attn_batch view;
-        int64_t *slots = batch->slots;
-        int32_t state_slots[MAX_REQUESTS];
-        if (!group->has_cache) {
-            continue;
+        if (engine->groups[g].has_cache) {
+            status = plan_group(engine, &engine->groups[g], batch);
         }
-        bool blocks = !group->cross && !group->recurrent;
-        for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && blocks; i++) {
-            int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
-            status = blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]);
-            if (status == ATTN_OK) {
-                slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i],
-                         slots);
-                slots += count;
-            }
-        }
-        fill_batch(group, batch, &view);
-        view.num_slots = blocks ? view.num_slots : 0;
-        if (group->recurrent) {
-            gdn_states(group, batch, state_slots, &states);
-            view.next = &states.ext;
-        }
-        view.common_prefix_len = common_prefix(group, batch);
-        if (status == ATTN_OK) {
-            status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
-        }
-        for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
-            if (engine->layers[i].group == g) {
-                status = run_layer(engine, &engine->layers[i], batch);
-            }
+    }
+    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+        if (engine->groups[engine->layers[i].group].has_cache) {
+            status = run_layer(engine, &engine->layers[i], batch);
         }
     }
     return status;
@@ -212,6 +226,7 @@ static attn_status run_encoders(struct run_engine *engine)
         view.seq_lens = view.seq_lens_host = view.block_table = view.block_table_row = NULL;
         view.num_slots = 0;
         view.encoder_seq_lens = NULL;
+        pool_reset(engine, &engine->batches);
         status = plan_batch(engine, group, &view, NULL);
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             struct run_layer *layer = &engine->layers[i];

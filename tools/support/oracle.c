@@ -2,6 +2,7 @@
 #include "oracle.h"
 
 #include <math.h>
+#include <stddef.h>
 
 int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t key)
 {
@@ -114,9 +115,13 @@ static void row_attend(const struct oracle_request *r, int64_t query, int64_t he
 
 void oracle_attend(const struct oracle_request *r, double *scores)
 {
-    for (int64_t i = 0; i < r->num_queries; i++) {
-        for (int64_t h = 0; h < r->num_q_heads; h++) {
-            row_attend(r, i, h, scores);
+    struct oracle_request own = *r;
+    const int64_t heads = r->num_lists > 1 ? r->num_q_heads / r->num_lists : r->num_q_heads;
+    for (int64_t h = 0; h < r->num_q_heads; h++) {
+        own.listed =
+            r->listed != NULL ? r->listed + h / heads * r->num_queries * r->num_keys : NULL;
+        for (int64_t i = 0; i < r->num_queries; i++) {
+            row_attend(&own, i, h, scores);
         }
     }
 }

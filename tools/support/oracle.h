@@ -28,14 +28,16 @@ struct oracle_request {
     int64_t span_window;
     /* [num_queries, num_queries] added to the score between the step's own tokens, -inf hides */
     const double *tree;
-    /* [num_queries, num_keys]: 0 hides the key from the query; NULL: nothing is hidden so */
+    /* [num_lists, num_queries, num_keys]: 0 hides the key from the query's heads of that list;
+     * NULL: nothing is hidden so. num_lists 0 reads as 1. */
     const uint8_t *listed;
+    int32_t num_lists;
     double (*round_weight)(double); /* weights relative to the row's maximum; NULL: as they are */
     double *out;                    /* [num_queries, Hq, Dv] */
     double *lse;                    /* [num_queries, Hq] */
 };
 
-/* Whether a query of the request, counted from 0, sees key `key`. */
+/* Whether a query of the request, counted from 0, sees key `key`, by the first of its lists. */
 int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t key);
 /* Writes out and lse; the queries are the last num_queries of the keys' positions. `scores` holds
  * num_sink_keys + num_keys doubles. */
