@@ -5,7 +5,16 @@
 #include "common/declared.h"
 #include "cpu_simd/internal.h"
 
-static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(NULL)};
+static const struct attn_indexer_caps indexer_caps = {
+    .ext = {ATTN_EXT_DRAFT_INDEXER_CAPS, 0, sizeof indexer_caps, NULL},
+    .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
+    .head_size_max = 512,
+    .topk_max = 16384,
+    .num_groups_max = 1024,
+    .tokens_per_row_max = 4096,
+    .rows_per_entry_max = 4096,
+    .forced_max = 1024};
+static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&indexer_caps.ext)};
 static const struct attn_index_lists_caps list_caps = {
     .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &rule_caps.ext},
     .attend = 1,
@@ -16,7 +25,7 @@ static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps common_caps = {
     COMMON_CAPS,
-    .layer_kinds = COMMON_LAYER_KINDS,
+    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER),
     .next = &mla_caps.ext,
     .name = "cpu_simd",
     .device = {ATTN_DEVICE_CPU, 0},

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include <attn/draft/index_lists.h>
+#include <attn/draft/indexer.h>
 #include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
@@ -80,6 +81,7 @@ struct attn_prepared {
     struct layer_shape shape;
     struct attn_recurrent_desc gdn; /* a gated delta layer, which has no shape */
     bool is_gdn;
+    struct attn_indexer_desc indexer; /* topk 0: another layer */
 };
 
 /* Key or value rows, paged or contiguous. Strides in bytes. */
@@ -450,6 +452,15 @@ int32_t width_step(const struct attend_problem *problem);
 /* latent.c */
 attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
+
+/* index.c */
+attn_status simd_index(const struct attn_attend_args *args, struct attn_error *error);
+size_t index_workspace_bytes(const struct layer_shape *shape, const struct attn_indexer_desc *x,
+                             int32_t num_threads);
+static inline const struct attn_indexer_desc *indexer_of(const struct attn_layer_desc *layer)
+{
+    return (const struct attn_indexer_desc *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+}
 
 /* gdn.c */
 attn_status simd_recurrent(const struct attn_attend_args *args, struct attn_error *error);

@@ -363,6 +363,17 @@ struct merge_weights {
     float *by_a, *by_b, *both;
 };
 
+/* out[j] = sum over heads h of weights[h] act(factors[j] scores[h][j]), rows of TILE_KEYS; act is
+ * ReLU or nothing */
+struct head_sum_args {
+    float *out;
+    const float *scores;
+    const float *factors;
+    const float *weights;
+    int32_t heads;
+    bool relu;
+};
+
 struct variant {
     const char *name;
     const struct tile_kernels *f32;
@@ -379,6 +390,7 @@ struct variant {
     void (*merge_weights)(const struct merge_weights *weights, int32_t n);
     /* out = by_a a + by_b b, rows of n f32, f16 or bf16 */
     void (*blend[3])(void *out, const void *a, const void *b, float by_a, float by_b, int64_t n);
+    void (*sum_heads)(const struct head_sum_args *args);
     const struct delta_kernels *delta;
     const struct product_kernels *products;
     /* faster, with operands of 16 bits a number; NULL: none */

@@ -25,6 +25,8 @@ static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepa
     }
     (*prepared)->shape = shape;
     (*prepared)->is_gdn = is_gdn;
+    (*prepared)->indexer =
+        indexer_of(layer) != NULL ? *indexer_of(layer) : (struct attn_indexer_desc){.topk = 0};
     if (is_gdn) {
         (*prepared)->gdn =
             *(const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
@@ -50,6 +52,11 @@ static attn_status simd_schedule_size(const struct attn_schedule_size_args *args
         size->scratch_bytes = gdn_workspace_bytes(&prepared->gdn, threads);
         return ATTN_OK;
     }
+    if (prepared->indexer.topk > 0) {
+        size->host_bytes = 0;
+        size->scratch_bytes = index_workspace_bytes(&prepared->shape, &prepared->indexer, threads);
+        return ATTN_OK;
+    }
     size->host_bytes = schedule_bytes(&prepared->shape, limits, threads);
     size->scratch_bytes = workspace_bytes(&prepared->shape, limits, threads);
     return ATTN_OK;
@@ -58,8 +65,9 @@ static attn_status simd_schedule_size(const struct attn_schedule_size_args *args
 static attn_status simd_schedule(const struct attn_attend_args *args, int32_t mode,
                                  struct attn_error *error)
 {
-    if (args->layer->kind == ATTN_LAYER_RECURRENT) {
-        return ATTN_OK; /* nothing is planned: items are its heads */
+    if (args->layer->kind == ATTN_LAYER_RECURRENT ||
+        args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+        return ATTN_OK; /* nothing is planned: items are heads, or chunks of queries */
     }
     return layer_is_latent(args->layer) ? simd_plan_latent(args, mode, error)
                                         : plan_attend(args, NULL, mode, error);
@@ -72,9 +80,16 @@ static attn_status simd_update_block_table(const struct attn_attend_args *args,
     return ATTN_OK;
 }
 
+static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return args != NULL && args->layer != NULL && args->layer->kind == ATTN_LAYER_DRAFT_INDEXER
+               ? simd_index(args, error)
+               : simd_attend(args, error);
+}
+
 static const struct attn_kernels kernels = {
     .struct_size = sizeof(struct attn_kernels),
-    .attend = simd_attend,
+    .attend = attend,
     .write_kv = simd_write_kv,
     .merge_states = simd_merge_states,
     .attend_mla = simd_attend_mla,

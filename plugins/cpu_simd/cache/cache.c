@@ -78,6 +78,26 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     }
 }
 
+/* Index keys, each written with the last token of its row. */
+static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct write_loop *loop = argument;
+    const struct attn_write_kv_args *args = loop->args;
+    const int32_t tokens = indexer_of(args->layer)->tokens_per_row;
+    struct row_place k = {.variant = args->instance->variant,
+                          .layer = args->layer,
+                          .params = args->params,
+                          .view = args->k_cache,
+                          .form = &loop->keys};
+    for (int64_t t = begin; t < end; t++) {
+        const int64_t slot = args->slot_mapping[t];
+        if (slot >= 0 && slot % tokens == tokens - 1) {
+            place_slot(&k, slot / tokens);
+            row_write(&k, tensor_row(args->k, t, 0), loop->activation);
+        }
+    }
+}
+
 static attn_status write_init(struct write_loop *loop, const struct attn_write_kv_args *args,
                               struct attn_error *error)
 {
@@ -100,7 +120,8 @@ attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_err
     attn_status status = write_init(&loop, args, error);
     if (status == ATTN_OK) {
         const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, args->num_slots, 8, write_rows, &loop);
+        host->parallel_for(host->user, args->num_slots, 8,
+                           indexer_of(args->layer) != NULL ? write_index_rows : write_rows, &loop);
     }
     return status;
 }

@@ -327,11 +327,12 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
     .add_scaled = row_add_scaled, .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row},      \
     .delta = &delta_operations, .products = &f32_products, .codes = &code_operations,              \
     .blocks = block_operations, .merge_weights = merge_weights,                                    \
-    .blend = {blend_f32, blend_f16, blend_bf16}
+    .blend = {blend_f32, blend_f16, blend_bf16}, .sum_heads = sum_heads
 
 #include "block_codes.h"
 #include "codes_write.h"
 #include "delta.h"
+#include "head_sums.h"
 #include "merge_rows.h"
 
 #endif

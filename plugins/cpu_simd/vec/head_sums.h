@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An indexer's scores: products of a tile of keys, summed over the heads of a list. */
+#ifndef CPU_SIMD_HEAD_SUMS_H
+#define CPU_SIMD_HEAD_SUMS_H
+
+/* Four vectors of columns at once: their sums and factors stay in registers. */
+static void sum_heads(const struct head_sum_args *args)
+{
+    /* a NaN stays: vf_max gives its second operand */
+    const vf least = vf_set1(args->relu ? 0.0f : -INFINITY);
+    for (int32_t j = 0; j < TILE_KEYS; j += 4 * VF_WIDTH) {
+        vf sums[4], factors[4];
+        for (int32_t v = 0; v < 4; v++) {
+            sums[v] = vf_set1(0.0f);
+            factors[v] = vf_load(args->factors + j + v * VF_WIDTH);
+        }
+        for (int32_t h = 0; h < args->heads; h++) {
+            const float *scores = args->scores + (int64_t)h * TILE_KEYS + j;
+            const vf weight = vf_set1(args->weights[h]);
+            for (int32_t v = 0; v < 4; v++) {
+                const vf score = vf_mul(vf_load(scores + v * VF_WIDTH), factors[v]);
+                sums[v] = vf_fma(vf_max(least, score), weight, sums[v]);
+            }
+        }
+        for (int32_t v = 0; v < 4; v++) {
+            vf_store(args->out + j + v * VF_WIDTH, sums[v]);
+        }
+    }
+}
+
+#endif
