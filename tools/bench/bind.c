@@ -154,7 +154,7 @@ static attn_status bind_cache(struct measured *measured, attn_layer *layer, stru
     const struct attn_api *api = measured->session->api;
     struct attn_kv_view *k = &io->k_view, *v = &io->v_view;
     size_t bytes = (size_t)measured->num_blocks * (size_t)measured->layer.spec.padded_page_bytes;
-    bool latent = measured->layer.mla.kv_lora_rank > 0;
+    bool latent = measured->layer.mla.kv_lora_rank > 0 || measured->layer.indexer.topk > 0;
     void *base = memory_take(&measured->memory, bytes);
     if (base == NULL) {
         return memory_refused(error);
@@ -198,7 +198,7 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
 static bool make_table(struct measured *measured)
 {
     const struct requests *requests = &measured->requests;
-    int64_t size = measured->layer.spec.block_size, next = 0;
+    int64_t size = measured_block(measured), next = 0;
     measured->table_stride = (requests->max_seq_len + size - 1) / size;
     measured->num_blocks = 0;
     for (int32_t r = 0; r < requests->count; r++) {
@@ -269,12 +269,12 @@ static void fill_tensors(struct measured *measured, struct fill *fill)
     io->k = measured_tensor(measured, io, k, desc->dtype, 3, tokens, heads, desc->head_size);
     io->v = measured_tensor(measured, io, v, desc->dtype, 3, tokens, heads, dv);
     io->io.k = &io->k;
-    io->io.v = &io->v;
+    io->io.v = measured->layer.indexer.topk > 0 ? NULL : &io->v;
 }
 
 static void fill_batch(struct measured *measured, struct fill *fill)
 {
-    int64_t size = measured->layer.spec.block_size;
+    int64_t size = measured_block(measured);
     int64_t slots = measured->num_blocks * size, blocks = (fill->tokens + size - 1) / size;
     int64_t *all = malloc((size_t)slots * sizeof *all);
     int32_t *table = malloc((size_t)blocks * sizeof *table);
@@ -333,7 +333,7 @@ static attn_status fill_slots(struct measured *measured, struct fill *fill,
                               struct attn_error *error)
 {
     const struct attn_api *api = measured->session->api;
-    int64_t slots = measured->num_blocks * measured->layer.spec.block_size;
+    int64_t slots = measured->num_blocks * measured_block(measured);
     const int64_t *first = fill->batch.slot_mapping;
     attn_status status = ATTN_OK;
     for (int64_t at = 0; at < slots && status == ATTN_OK; at += fill->tokens) {
@@ -351,7 +351,7 @@ static attn_status fill_slots(struct measured *measured, struct fill *fill,
 static attn_status fill_caches(struct measured *measured, struct attn_error *error)
 {
     struct fill fill = {.plan = NULL};
-    int64_t slots = measured->num_blocks * measured->layer.spec.block_size;
+    int64_t slots = measured->num_blocks * measured_block(measured);
     fill.tokens = slots < FILL_TOKENS ? slots : FILL_TOKENS;
     memory_init(&fill.memory, measured->memory.device);
     fill_tensors(measured, &fill);

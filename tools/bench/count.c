@@ -37,6 +37,36 @@ static double new_row_bytes(const struct measured *measured)
     return (double)desc->num_kv_heads * (desc->head_size + dv) * element_bytes(measured);
 }
 
+/* Pairs of a query and a key of its list of `most` keys (0: every key), and the rows that a request
+ * reads: tokens of one request may choose the same, so those of one token. */
+static struct visible listed_keys(const struct measured *measured, double most)
+{
+    const struct requests *requests = &measured->requests;
+    struct visible listed = {0, 0};
+    for (int32_t r = 0; r < requests->count; r++) {
+        double keys = requests->seq_lens[r];
+        listed.rows += most > 0 && most < keys ? most : keys;
+        for (int32_t i = 0; i < requests->query_lens[r]; i++) {
+            double seen = keys - requests->query_lens[r] + i + 1;
+            listed.pairs += most > 0 && most < seen ? most : seen;
+        }
+    }
+    return listed;
+}
+
+static void count_index(const struct measured *measured, struct work *work)
+{
+    const struct attn_layer_desc *desc = &measured->layer.desc;
+    const struct attn_indexer_desc *x = &measured->layer.indexer;
+    const struct visible seen = listed_keys(measured, 0);
+    const double tokens = (double)measured->requests.num_tokens, heads = desc->num_q_heads;
+    work->bytes_read =
+        seen.rows / x->tokens_per_row * slot_bytes(measured) +
+        tokens * heads * (desc->head_size + x->has_weights) * element_bytes(measured);
+    work->bytes_written = tokens * x->num_groups * layer_list_room(x) * (double)sizeof(int32_t);
+    work->operations = 2 * seen.pairs / x->tokens_per_row * heads * desc->head_size;
+}
+
 static void count_decoder(const struct measured *measured, struct work *work)
 {
     const struct attn_layer_desc *desc = &measured->layer.desc;
@@ -44,6 +74,10 @@ static void count_decoder(const struct measured *measured, struct work *work)
     double dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
     struct visible visible;
     requests_visible(&measured->requests, &measured->shape, &visible);
+    if (measured->layer.lists.max_entries > 0) {
+        visible = listed_keys(measured, (double)measured->layer.lists.max_entries *
+                                            measured->layer.lists.granularity);
+    }
     if (measured->shape.kind == SHAPE_WRITE || measured->shape.value[PARAMETER_WRITE] != 0) {
         work->bytes_read += tokens * new_row_bytes(measured);
         work->bytes_written += tokens * slot_bytes(measured);
@@ -57,28 +91,18 @@ static void count_decoder(const struct measured *measured, struct work *work)
     work->operations += 2 * visible.pairs * desc->num_q_heads * (desc->head_size + dv);
 }
 
-/* In latent space; sparse tokens of one request may choose the same rows, so the most that one of
- * them reads. */
+/* In latent space. */
 static void count_mla(const struct measured *measured, struct work *work)
 {
     const struct attn_mla_desc *mla = &measured->layer.mla;
-    const struct requests *requests = &measured->requests;
-    double heads = measured->layer.desc.num_q_heads, tokens = (double)requests->num_tokens;
+    const struct visible listed = listed_keys(measured, mla->topk);
+    double heads = measured->layer.desc.num_q_heads, tokens = (double)measured->requests.num_tokens;
     double q_dims = mla->absorb_in_core ? mla->qk_nope_head_dim : mla->kv_lora_rank;
     double out_dims = mla->absorb_in_core ? mla->v_head_dim : mla->kv_lora_rank;
-    double pairs = 0, rows = 0;
-    for (int32_t r = 0; r < requests->count; r++) {
-        double keys = requests->seq_lens[r];
-        rows += mla->topk > 0 && mla->topk < keys ? mla->topk : keys;
-        for (int32_t i = 0; i < requests->query_lens[r]; i++) {
-            double seen = keys - requests->query_lens[r] + i + 1;
-            pairs += mla->topk > 0 && mla->topk < seen ? mla->topk : seen;
-        }
-    }
-    work->bytes_read = rows * slot_bytes(measured) +
+    work->bytes_read = listed.rows * slot_bytes(measured) +
                        tokens * heads * (q_dims + mla->qk_rope_head_dim) * element_bytes(measured);
     work->bytes_written = tokens * heads * out_dims * element_bytes(measured);
-    work->operations = 2 * pairs * heads * (2 * mla->kv_lora_rank + mla->qk_rope_head_dim);
+    work->operations = 2 * listed.pairs * heads * (2 * mla->kv_lora_rank + mla->qk_rope_head_dim);
     if (mla->absorb_in_core) {
         double weights = heads * (mla->qk_nope_head_dim + mla->v_head_dim) * mla->kv_lora_rank;
         work->bytes_read += weights * element_bytes(measured);
@@ -116,6 +140,8 @@ void measured_count(struct measured *measured)
     }
     if (measured->layer.desc.kind == ATTN_LAYER_RECURRENT) {
         count_gdn(measured, work);
+    } else if (measured->layer.indexer.topk > 0) {
+        count_index(measured, work);
     } else if (measured->layer.mla.kv_lora_rank > 0) {
         count_mla(measured, work);
     } else {

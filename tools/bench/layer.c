@@ -86,6 +86,41 @@ static void describe_decoder(struct measured *measured)
     measured->layer.has_cache = true;
 }
 
+static void describe_sparse(struct measured *measured)
+{
+    const struct shape *shape = &measured->shape;
+    struct attn_index_lists *lists = &measured->layer.lists;
+    *lists = (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof *lists, NULL},
+                                       .max_entries = shape_int(shape, PARAMETER_TOPK),
+                                       .granularity = shape_int(shape, PARAMETER_GRAIN),
+                                       .groups = shape_int(shape, PARAMETER_LISTS) > 1
+                                                     ? ATTN_LISTS_PER_KV_HEAD
+                                                     : ATTN_LISTS_SHARED};
+    measured->layer.desc.next = &lists->ext;
+}
+
+static void describe_index(struct measured *measured)
+{
+    const struct shape *shape = &measured->shape;
+    struct attn_layer_desc *desc = &measured->layer.desc;
+    const int32_t ratio = shape_int(shape, PARAMETER_RATIO),
+                  pool = shape_int(shape, PARAMETER_POOL);
+    desc->head_size = shape_int(shape, PARAMETER_D);
+    desc->v_scale_form = ATTN_SCALE_NONE;
+    measured->layer.indexer =
+        (struct attn_indexer_desc){.topk = shape_int(shape, PARAMETER_TOPK),
+                                   .num_groups = shape_int(shape, PARAMETER_LISTS),
+                                   .activation = shape_int(shape, PARAMETER_RELU),
+                                   .has_weights = shape_int(shape, PARAMETER_WEIGHTS),
+                                   .tokens_per_row = ratio,
+                                   .rows_per_entry = pool,
+                                   .tail = ratio > 1 && pool == 1,
+                                   .forced_on_top = ratio > 1};
+    layer_set_indexer(desc, &measured->layer.indexer);
+    desc->window_left = desc->window_right = -1;
+    measured->layer.has_cache = true;
+}
+
 /* Forms that the formats need; both scales of fp8 are host floats of 1. */
 static void describe_cache(struct attn_layer_desc *desc, int32_t kv_dtype)
 {
@@ -118,6 +153,13 @@ void measured_describe(struct measured *measured)
     case SHAPE_MLA:
     case SHAPE_MLA_SPARSE:
         describe_mla(measured);
+        break;
+    case SHAPE_INDEX:
+        describe_index(measured);
+        break;
+    case SHAPE_SPARSE:
+        describe_decoder(measured);
+        describe_sparse(measured);
         break;
     case SHAPE_GDN:
         describe_gdn(measured);

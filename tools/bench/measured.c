@@ -16,9 +16,10 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
 
 static int32_t phase_of(const struct shape *shape)
 {
-    bool prefills = shape->kind == SHAPE_PREFILL || shape->kind == SHAPE_VARLEN ||
-                    shape->kind == SHAPE_WRITE ||
-                    (shape->kind == SHAPE_GDN && shape->value[PARAMETER_S] > 1);
+    bool prefills =
+        shape->kind == SHAPE_PREFILL || shape->kind == SHAPE_VARLEN || shape->kind == SHAPE_WRITE ||
+        ((shape->kind == SHAPE_GDN || shape->kind == SHAPE_SPARSE || shape->kind == SHAPE_INDEX) &&
+         shape->value[PARAMETER_S] > 1);
     return prefills ? ATTN_PHASE_PREFILL : ATTN_PHASE_DECODE;
 }
 
@@ -40,7 +41,7 @@ static double guess_bytes(const struct measured *measured)
                    gdn->head_size_k +
                tokens * (of_keys + 2 * of_values) * activation;
     }
-    bool latent = measured->layer.mla.kv_lora_rank > 0;
+    bool latent = measured->layer.mla.kv_lora_rank > 0 || measured->layer.indexer.topk > 0;
     return keys * desc->num_kv_heads * (desc->head_size + (latent ? 0 : dv)) * element +
            tokens * desc->num_q_heads * (desc->head_size + dv) * activation;
 }
@@ -127,12 +128,14 @@ double *measured_output(const struct measured *measured, const struct work *work
         return NULL;
     }
     *count = out->shape[0] * out->shape[1] * out->shape[2];
+    const bool lists = measured->layer.indexer.topk > 0; /* of int32, as wide as a float */
+    dtype = lists ? ATTN_DTYPE_F32 : dtype;
     size_t bytes = (size_t)*count * number_bytes(dtype);
     void *host = malloc(bytes);
     double *values = malloc((size_t)*count * sizeof *values);
     bool good = host != NULL && values != NULL && device_read(device, host, out->data, bytes);
     for (int64_t i = 0; i < *count && good; i++) {
-        values[i] = number_load(host, i, dtype);
+        values[i] = lists ? ((const int32_t *)host)[i] : number_load(host, i, dtype);
     }
     free(host);
     if (!good) {

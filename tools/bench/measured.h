@@ -5,6 +5,8 @@
 #ifndef BENCH_MEASURED_H
 #define BENCH_MEASURED_H
 
+#include <attn/draft/index_lists.h>
+#include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 
 #include "common/json.h"
@@ -23,6 +25,9 @@ struct measured_io {
     struct attn_tensor q, k, v, out;
     struct attn_io_mla mla;
     struct attn_tensor q_nope, q_pe, kv_c, k_pe;
+    struct attn_io_index_lists lists;
+    struct attn_io_indexer indexer;
+    struct attn_tensor weights;
     struct attn_io_recurrent gdn;
     struct attn_tensor mixed_qkv, a, b;
     int64_t shapes[10][3];
@@ -33,6 +38,8 @@ struct measured_io {
 struct measured_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;
+    struct attn_index_lists lists;    /* max_entries 0: none */
+    struct attn_indexer_desc indexer; /* topk 0: another layer */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule;
     struct attn_cache_spec spec; /* after bind */
@@ -70,6 +77,13 @@ static inline int64_t measured_gates(const struct measured *measured)
     const struct measured_layer *layer = &measured->layer;
     return (int64_t)layer->gdn.num_v_heads *
            (layer->rule.gate_per_channel ? layer->gdn.head_size_k : 1);
+}
+
+/* Tokens in a block of the table. */
+static inline int32_t measured_block(const struct measured *measured)
+{
+    const struct attn_cache_spec *spec = &measured->layer.spec;
+    return spec->block_size * spec->tokens_per_row;
 }
 
 /* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to

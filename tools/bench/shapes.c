@@ -44,6 +44,12 @@ static const struct {
     [PARAMETER_NOPE] = {"nope", 8, 1024, true},
     [PARAMETER_ABSORB] = {"absorb", 0, 1, true},
     [PARAMETER_TOPK] = {"topk", 1, 65536, true},
+    [PARAMETER_GRAIN] = {"grain", 1, 128, true},
+    [PARAMETER_LISTS] = {"lists", 1, 1024, true},
+    [PARAMETER_RATIO] = {"ratio", 1, 4096, true},
+    [PARAMETER_POOL] = {"pool", 1, 4096, true},
+    [PARAMETER_RELU] = {"relu", 0, 1, true},
+    [PARAMETER_WEIGHTS] = {"weights", 0, 1, true},
     [PARAMETER_HK] = {"hk", 1, 4096, true},
     [PARAMETER_HV] = {"hv", 1, 4096, true},
     [PARAMETER_DK] = {"dk", 8, 1024, true},
@@ -74,6 +80,18 @@ static const struct {
                    "r=8 l=4096 s=1 " LATENT "rotate=1 seed=1"},
     [SHAPE_MLA_SPARSE] = {"mla_sparse", "the same over topk rows of the l",
                           "r=8 l=4096 s=1 " LATENT "topk=2048 rotate=1 seed=1"},
+    [SHAPE_SPARSE] =
+        {"sparse",
+         "s queries over the keys of topk entries of grain keys each, of l; lists=1 or "
+         "hkv for a token",
+         "r=8 l=16384 s=1 hq=64 hkv=4 d=128 dv=0 " PLACE
+         "topk=16 grain=128 lists=4 rotate=1 seed=1"},
+    [SHAPE_INDEX] =
+        {"index",
+         "an indexer: s queries of hq heads over rows of ratio tokens each, of l; the "
+         "topk best entries of pool rows in each list",
+         "r=8 l=16384 s=1 hq=64 d=128 block=0 shuffle=1 topk=2048 lists=1 ratio=1 pool=1 "
+         "relu=1 weights=1 rotate=1 seed=1"},
     [SHAPE_GDN] = {"gdn",
                    "s tokens of r requests with a state each, of rule 0 (gated delta), 1 (KDA), "
                    "2 (Mamba2) or 3 (lightning)",
@@ -303,6 +321,13 @@ static bool fits_together(const struct shape *shape, char *message, size_t size)
     }
     if (lengths && shape->kind == SHAPE_MIXED && l < 1) {
         snprintf(message, size, "l: 0; a decode has 1 key or more");
+        return false;
+    }
+    const int32_t lists = shape_int(shape, PARAMETER_LISTS);
+    if ((shape->kind == SHAPE_SPARSE && lists != 1 && lists != hkv) ||
+        (shape->kind == SHAPE_INDEX && hq % lists != 0)) {
+        snprintf(message, size, "lists: %d; %s", lists,
+                 shape->kind == SHAPE_SPARSE ? "1 or hkv" : "what divides hq");
         return false;
     }
     if (shape->kind == SHAPE_GDN &&

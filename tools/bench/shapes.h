@@ -38,7 +38,13 @@ enum parameter {
     PARAMETER_NOPE,
     PARAMETER_ABSORB, /* 1: the core absorbs W_UK and projects with W_UV */
     PARAMETER_TOPK,
-    PARAMETER_HK, /* gdn: key heads */
+    PARAMETER_GRAIN,   /* keys of an entry of a list */
+    PARAMETER_LISTS,   /* of a token: sparse: 1 or hkv; index: of hq / lists heads each */
+    PARAMETER_RATIO,   /* index: tokens of a row */
+    PARAMETER_POOL,    /* index: rows of an entry */
+    PARAMETER_RELU,    /* index */
+    PARAMETER_WEIGHTS, /* index */
+    PARAMETER_HK,      /* gdn: key heads */
     PARAMETER_HV,
     PARAMETER_DK,
     PARAMETER_CONV,
@@ -55,6 +61,8 @@ enum shape_kind_code {
     SHAPE_VARLEN,
     SHAPE_MLA,
     SHAPE_MLA_SPARSE,
+    SHAPE_SPARSE,
+    SHAPE_INDEX,
     SHAPE_GDN,
     SHAPE_WRITE,
     SHAPE_MERGE,

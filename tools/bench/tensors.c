@@ -64,12 +64,13 @@ static void decoder_io(struct measured *measured, struct measured_io *io, bool w
     io->io.out = &io->out;
 }
 
-/* topk different positions of each token's request, [T, topk]; -1 where the request has fewer. */
-static int32_t *draw_topk(struct measured *measured)
+/* topk different entries, of `grain` positions each, of each token's request, [T, lists, topk]; -1
+ * where the request has fewer. */
+static int32_t *draw_lists(struct measured *measured, int32_t topk, int32_t grain, int32_t lists)
 {
     const struct requests *requests = &measured->requests;
-    int32_t topk = measured->layer.mla.topk;
-    int32_t *indices = malloc((size_t)requests->num_tokens * (size_t)topk * sizeof *indices);
+    int32_t *indices =
+        malloc((size_t)requests->num_tokens * (size_t)lists * (size_t)topk * sizeof *indices);
     int32_t *order = malloc((size_t)requests->max_seq_len * sizeof *order);
     int32_t *at = indices;
     for (int32_t r = 0; indices != NULL && order != NULL && r < requests->count; r++) {
@@ -77,9 +78,9 @@ static int32_t *draw_topk(struct measured *measured)
         for (int32_t i = 0; i < keys; i++) {
             order[i] = i;
         }
-        for (int32_t t = 0; t < requests->query_lens[r]; t++, at += topk) {
+        for (int32_t n = 0; n < requests->query_lens[r] * lists; n++, at += topk) {
             /* Only what the token may see is moved, so that is what stands in front. */
-            int32_t seen = keys - requests->query_lens[r] + t + 1;
+            int32_t seen = (keys - requests->query_lens[r] + n / lists) / grain + 1;
             for (int32_t i = 0; i < topk; i++) {
                 int32_t other = i < seen ? i + random_below(&measured->random, seen - i) : -1;
                 at[i] = other >= 0 ? order[other] : -1;
@@ -92,6 +93,37 @@ static int32_t *draw_topk(struct measured *measured)
     }
     free(order);
     return indices;
+}
+
+static void lists_io(struct measured *measured, struct measured_io *io, const int32_t *indices)
+{
+    const int64_t entries = measured->layer.lists.max_entries;
+    io->lists = (struct attn_io_index_lists){
+        .ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, sizeof io->lists, NULL},
+        .indices = indices,
+        .token_stride = shape_int(&measured->shape, PARAMETER_LISTS) * entries,
+        .group_stride = entries};
+    io->io.next = &io->lists.ext;
+}
+
+static void index_io(struct measured *measured, struct measured_io *io)
+{
+    const struct attn_layer_desc *desc = &measured->layer.desc;
+    const struct attn_indexer_desc *x = &measured->layer.indexer;
+    const int64_t tokens = measured->requests.num_tokens, room = layer_list_room(x);
+    void *lists =
+        memory_take(&measured->memory, (size_t)(tokens * x->num_groups * room) * sizeof(int32_t));
+    io->q = normal_rows(measured, io, desc->num_q_heads, desc->head_size, 1);
+    io->weights = normal_rows(measured, io, 0, desc->num_q_heads, 1);
+    io->out = measured_tensor(measured, io, lists, ATTN_DTYPE_F32, 3, tokens, x->num_groups, room);
+    io->out.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
+    io->indexer =
+        (struct attn_io_indexer){.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof io->indexer, NULL},
+                                 .weights = x->has_weights ? &io->weights : NULL};
+    io->io.next = &io->indexer.ext;
+    io->io.q = &io->q;
+    io->io.out = &io->out;
+    io->io.flags |= ATTN_RUN_NO_WRITE;
 }
 
 static void mla_io(struct measured *measured, struct measured_io *io, const int32_t *topk)
@@ -149,7 +181,7 @@ static void gdn_io(struct measured *measured, struct measured_io *io)
 static void own_slots(const struct measured *measured, int64_t *slots)
 {
     const struct requests *requests = &measured->requests;
-    int32_t block_size = measured->layer.spec.block_size;
+    int32_t block_size = measured_block(measured);
     for (int32_t r = 0; r < requests->count; r++) {
         const int32_t *row = measured->table + r * measured->table_stride;
         int32_t keys = requests->seq_lens[r];
@@ -244,15 +276,19 @@ attn_status measured_tensors(struct measured *measured, struct attn_error *error
     bool mla = measured->layer.desc.kind == ATTN_LAYER_MLA;
     bool writes =
         measured->shape.kind == SHAPE_WRITE || measured->shape.value[PARAMETER_WRITE] != 0;
-    const int32_t *topk = NULL;
+    const bool lists = measured->layer.lists.max_entries > 0;
+    const int32_t entries = lists ? measured->layer.lists.max_entries : measured->layer.mla.topk;
+    const int32_t per_token = lists ? shape_int(&measured->shape, PARAMETER_LISTS) : 1;
+    const int32_t *indices = NULL;
     if (!make_batch(measured, writes)) {
         return memory_refused(error);
     }
-    if (measured->layer.mla.topk > 0) {
-        int32_t *host = draw_topk(measured);
-        topk = memory_upload(&measured->memory, host,
-                             (size_t)measured->requests.num_tokens *
-                                 (size_t)measured->layer.mla.topk * sizeof *host);
+    if (entries > 0) {
+        int32_t *host =
+            draw_lists(measured, entries, lists ? measured->layer.lists.granularity : 1, per_token);
+        indices = memory_upload(&measured->memory, host,
+                                (size_t)measured->requests.num_tokens * (size_t)per_token *
+                                    (size_t)entries * sizeof *host);
         free(host);
     }
     for (int32_t i = 0; i < measured->num_layers; i++) {
@@ -260,11 +296,16 @@ attn_status measured_tensors(struct measured *measured, struct attn_error *error
         io->io = (struct attn_step_io){.struct_size = sizeof io->io,
                                        .stream = measured->session->stream};
         if (mla) {
-            mla_io(measured, io, topk);
+            mla_io(measured, io, indices);
         } else if (measured->layer.desc.kind == ATTN_LAYER_RECURRENT) {
             gdn_io(measured, io);
+        } else if (measured->layer.indexer.topk > 0) {
+            index_io(measured, io);
         } else {
             decoder_io(measured, io, writes);
+        }
+        if (lists) {
+            lists_io(measured, io, indices);
         }
     }
     return measured->memory.failed ? memory_refused(error) : ATTN_OK;
