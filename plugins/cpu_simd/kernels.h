@@ -363,10 +363,10 @@ struct merge_weights {
     float *by_a, *by_b, *both;
 };
 
-/* out[j] = sum over heads h of weights[h] act(factors[j] scores[h][j]), rows of TILE_KEYS; act is
- * ReLU or nothing */
+/* Sums over heads h of weights[h] act(factors[j] scores[h][j]), rows of TILE_KEYS; act is ReLU or
+ * nothing. out[j] has the order of the sum as an integer: NaN is the highest, 0 has no sign. */
 struct head_sum_args {
-    float *out;
+    int32_t *out;
     const float *scores;
     const float *factors;
     const float *weights;

@@ -18,7 +18,8 @@
 /* A worker's memory. */
 struct index_scratch {
     char *q, *keys, *staged;
-    float *products, *weights, *factors, *sums;
+    float *products, *weights, *factors, *q_scale;
+    int32_t *sums;
     const void **rows, **scales;
     struct best *lists; /* [tokens, G] */
     int32_t *memory;    /* of their candidates */
@@ -40,6 +41,9 @@ struct index_loop {
 struct index_chunk {
     int32_t request, first, count;
     int32_t position; /* of the first token */
+    /* query rows of a whole request's chunk that the decode kernels take, padded; 0: packed. It
+     * does not depend on other requests, and a row's bits depend on it. */
+    int32_t few_rows;
 };
 
 static int32_t most_chunk_tokens(const struct layer_shape *shape, const struct attn_indexer_desc *x)
@@ -78,9 +82,10 @@ static size_t scratch_place(const struct layer_shape *shape, const struct attn_i
     s->products = take(memory, &used, rows * TILE_KEYS * sizeof(float));
     s->weights = take(memory, &used, tokens * heads * sizeof(float));
     s->factors = take(memory, &used, TILE_KEYS * sizeof(float));
-    s->sums = take(memory, &used, TILE_KEYS * sizeof(float));
-    s->rows = take(memory, &used, TILE_KEYS * sizeof(void *));
-    s->scales = take(memory, &used, TILE_KEYS * sizeof(void *));
+    s->sums = take(memory, &used, TILE_KEYS * sizeof(int32_t));
+    s->q_scale = take(memory, &used, DECODE_ROWS * sizeof(float));
+    s->rows = take(memory, &used, (TILE_KEYS + DECODE_KEYS) * sizeof(void *));
+    s->scales = take(memory, &used, (TILE_KEYS + DECODE_KEYS) * sizeof(void *));
     s->lists = take(memory, &used, lists * sizeof *s->lists);
     s->memory = take(memory, &used, 8 * lists * (size_t)best_capacity(x->topk));
     return used;
@@ -146,21 +151,31 @@ static void load_tokens(const struct index_loop *loop, const struct index_chunk 
         }
     }
     memset(s->q + (size_t)(chunk->count * heads) * row, 0, ROW_MULTIPLE * row);
+    const struct decode_kernels *decode = loop->problem.keys.decode;
+    for (int32_t i = 0; i < chunk->few_rows; i++) {
+        s->q_scale[i] = decode->order != NULL
+                            ? decode->order(s->q + (size_t)i * row, shape->depth_padded)
+                            : 0.0f;
+    }
+    if (chunk->few_rows > 0 && decode->pack != NULL) {
+        decode->pack(s->q, s->keys, chunk->few_rows, shape->depth_padded);
+    }
     for (int32_t i = 0; i < chunk->count * loop->desc->num_groups; i++) {
         int32_t *memory = s->memory + 2 * (int64_t)i * capacity;
         s->lists[i] = (struct best){memory, memory + capacity, 0, INT32_MIN, INT32_MIN};
     }
 }
 
-/* Packs rows first .. first + n - 1 of a request, and the factors of their products. */
+/* Rows first .. first + n - 1 of a request, packed unless they are read in place, and the factors
+ * of their products. `ahead` rows are only found, to be prefetched. */
 static void load_tile(const struct index_loop *loop, const struct index_chunk *chunk, int32_t first,
-                      int32_t n, struct index_scratch *s)
+                      int32_t n, int32_t ahead, struct index_scratch *s)
 {
     const struct attend_problem *problem = &loop->problem;
     const struct layer_shape *shape = &problem->shape;
     const float factor = key_factor(problem, 0);
-    find_rows(problem, &problem->keys, chunk->request, 0, first, n, s->rows, s->scales);
-    if (problem->keys.stage) {
+    find_rows(problem, &problem->keys, chunk->request, 0, first, n + ahead, s->rows, s->scales);
+    if (problem->keys.stage && !(chunk->few_rows > 0 && problem->keys.decode_codes)) {
         const struct stage stage = {.problem = problem,
                                     .source = &problem->keys,
                                     .memory = s->staged,
@@ -172,7 +187,9 @@ static void load_tile(const struct index_loop *loop, const struct index_chunk *c
                                     .scales = s->factors};
         stage_rows(&stage);
     }
-    shape->kernels->pack_keys(s->keys, s->rows, n, TILE_KEYS, shape->depth_padded);
+    if (chunk->few_rows == 0) {
+        shape->kernels->pack_keys(s->keys, s->rows, n, TILE_KEYS, shape->depth_padded);
+    }
     for (int32_t i = 0; i < TILE_KEYS; i++) {
         s->factors[i] = factor;
     }
@@ -184,16 +201,38 @@ static void load_tile(const struct index_loop *loop, const struct index_chunk *c
     }
 }
 
+/* Products of few rows with n rows of the cache where they lie. */
+static void multiply_in_place(const struct index_loop *loop, const struct index_chunk *chunk,
+                              int32_t n, int32_t ahead, const struct index_scratch *s)
+{
+    const struct row_source *keys = &loop->problem.keys;
+    for (int32_t from = 0; from < n; from += DECODE_KEYS) {
+        const int32_t next = min_i32(n + ahead, from + 2 * DECODE_KEYS) - from - DECODE_KEYS;
+        const struct decode_args args = {.keys = min_i32(DECODE_KEYS, n - from),
+                                         .rows = chunk->few_rows,
+                                         .q_scale = s->q_scale,
+                                         .depth = loop->problem.shape.depth_padded,
+                                         .key_rows = (const char *const *)(s->rows + from),
+                                         .zero_row = s->staged,
+                                         .next_rows =
+                                             (const char *const *)(s->rows + from + DECODE_KEYS),
+                                         .next_keys = max_i32(next, 0),
+                                         .next_lines = (keys->row_bytes + 63) / 64,
+                                         .element = keys->element};
+        keys->decode->scores(s->products + from, s->q, &args);
+    }
+}
+
 /* Rows first .. end - 1 of a query, of which it sees no more. */
 static void add_scores(const struct attn_indexer_desc *x, const struct index_reach *r,
-                       const float *scores, int32_t first, int32_t end, struct best *best)
+                       const int32_t *scores, int32_t first, int32_t end, struct best *best)
 {
     const int32_t pool = x->rows_per_entry, threshold = best->threshold;
     int32_t count = best->count;
     if (pool == 1) {
         const int32_t high = min_i32(end, r->high);
         for (int32_t j = max_i32(first, r->low); j < high; j++) {
-            const int32_t score = score_order(scores[j - first]);
+            const int32_t score = scores[j - first];
             best->scores[count] = score;
             best->entries[count] = j;
             count += score > threshold;
@@ -205,7 +244,7 @@ static void add_scores(const struct attn_indexer_desc *x, const struct index_rea
         const int32_t entry = j / pool, next = min_i32(end, (entry + 1) * pool);
         int32_t score = j == entry * pool ? INT32_MIN : best->open;
         for (; j < next; j++) {
-            score = max_i32(score, score_order(scores[j - first]));
+            score = max_i32(score, scores[j - first]);
         }
         const bool whole = j == r->rows || j == (entry + 1) * pool;
         best->open = score;
@@ -225,9 +264,12 @@ static void score_tokens(const struct index_loop *loop, const struct index_chunk
     const struct layer_shape *shape = &loop->problem.shape;
     const int32_t heads = loop->args->layer->num_q_heads, of_list = heads / x->num_groups;
     const int64_t row = (int64_t)shape->depth_padded * shape->kernels->element_bytes;
-    shape->kernels->gemm(s->products, TILE_KEYS, s->q + begin * heads * row, shape->depth_padded,
-                         s->keys, TILE_KEYS, round_up((end - begin) * heads, ROW_MULTIPLE),
-                         TILE_KEYS, shape->depth_padded, 0);
+    if (chunk->few_rows == 0) {
+        shape->kernels->gemm(s->products, TILE_KEYS, s->q + begin * heads * row,
+                             shape->depth_padded, s->keys, TILE_KEYS,
+                             round_up((end - begin) * heads, ROW_MULTIPLE), TILE_KEYS,
+                             shape->depth_padded, 0);
+    }
     for (int32_t t = begin; t < end; t++) {
         const struct index_reach r = reach_of(x, chunk->position + t);
         const int32_t most = room_of(x, &r);
@@ -324,7 +366,11 @@ static void run_chunk(const struct index_loop *loop, const struct index_chunk *c
     load_tokens(loop, chunk, s);
     for (int32_t first = begin; first < end; first += TILE_KEYS) {
         const int32_t n = min_i32(TILE_KEYS, end - first);
-        load_tile(loop, chunk, first, n, s);
+        const int32_t ahead = min_i32(DECODE_KEYS, end - first - n);
+        load_tile(loop, chunk, first, n, ahead, s);
+        if (chunk->few_rows > 0) {
+            multiply_in_place(loop, chunk, n, ahead, s);
+        }
         for (int32_t t = 0; t < chunk->count; t += together) {
             score_tokens(loop, chunk, t, min_i32(t + together, chunk->count), first, n, s);
         }
@@ -361,8 +407,15 @@ static struct index_chunk find_chunk(const struct index_loop *loop, int64_t inde
     }
     const int32_t first = (chunks - 1 - (int32_t)index) * loop->tokens;
     const int32_t start = batch->query_start_loc[r], end = batch->query_start_loc[r + 1];
-    return (struct index_chunk){r, start + first, min_i32(loop->tokens, count - first),
-                                batch->seq_lens[r] - (end - start) + first};
+    struct index_chunk chunk = {.request = r,
+                                .first = start + first,
+                                .count = min_i32(loop->tokens, count - first),
+                                .position = batch->seq_lens[r] - (end - start) + first};
+    const struct layer_shape *shape = &loop->problem.shape;
+    const bool few = (end - start) * (int64_t)shape->group <= DECODE_ROWS && !shape->any_prefix &&
+                     loop->problem.keys.decode != NULL;
+    chunk.few_rows = few ? round_up(chunk.count * shape->group, 4) : 0;
+    return chunk;
 }
 
 static void worker_begin(const struct index_loop *loop, int32_t worker, struct index_scratch *s)

@@ -3,11 +3,15 @@
 #ifndef CPU_SIMD_HEAD_SUMS_H
 #define CPU_SIMD_HEAD_SUMS_H
 
+#include <limits.h>
+#include <string.h>
+
 /* Four vectors of columns at once: their sums and factors stay in registers. */
 static void sum_heads(const struct head_sum_args *args)
 {
     /* a NaN stays: vf_max gives its second operand */
     const vf least = vf_set1(args->relu ? 0.0f : -INFINITY);
+    float out[TILE_KEYS];
     for (int32_t j = 0; j < TILE_KEYS; j += 4 * VF_WIDTH) {
         vf sums[4], factors[4];
         for (int32_t v = 0; v < 4; v++) {
@@ -23,8 +27,15 @@ static void sum_heads(const struct head_sum_args *args)
             }
         }
         for (int32_t v = 0; v < 4; v++) {
-            vf_store(args->out + j + v * VF_WIDTH, sums[v]);
+            vf_store(out + j + v * VF_WIDTH, sums[v]);
         }
+    }
+    for (int32_t j = 0; j < TILE_KEYS; j++) {
+        const float sum = out[j] + 0.0f;
+        int32_t bits;
+        memcpy(&bits, &sum, sizeof bits);
+        bits ^= (bits >> 31) & INT32_MAX;
+        args->out[j] = sum == sum ? bits : INT32_MAX;
     }
 }
 

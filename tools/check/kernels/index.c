@@ -17,17 +17,19 @@
 #include "support/oracle.h"
 #include "support/random.h"
 
-enum { REQS = 5, BLOCK = 64, TABLE = 5, BLOCKS = REQS * TABLE, FIRST_ROW = 2, PADDING = 3 };
-enum { LONGEST = TABLE * BLOCK, POISON_BLOCKS = 2 };
+enum { REQS = 5, BLOCK = 64, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2 };
 
 /* Keys before the step, and its queries: of steps of one token, of prompts, and of both. A request
- * has none, one is shorter than a list, one ends within a row. */
+ * has none, one is shorter than a list, one ends within a row. Long ones are cut into parts and
+ * chosen from in turns. */
 static const struct shape {
     const char *name;
+    int32_t blocks; /* of a request */
     int32_t before[REQS], queries[REQS];
-} shapes[] = {{"decode", {300, 0, 5, 127, 63}, {1, 0, 1, 1, 1}},
-              {"prefill", {0, 100, 0, 0, 190}, {70, 33, 1, 0, 65}},
-              {"mixed", {255, 18, 0, 64, 0}, {1, 4, 17, 0, 130}}};
+} shapes[] = {{"decode", 5, {300, 0, 5, 127, 63}, {1, 0, 1, 1, 1}},
+              {"prefill", 5, {0, 100, 0, 0, 190}, {70, 33, 1, 0, 65}},
+              {"mixed", 5, {255, 18, 0, 64, 0}, {1, 4, 17, 0, 130}}},
+  long_shape = {"long", 49, {3100, 0, 2047, 0, 0}, {1, 0, 2, 0, 0}};
 
 struct form {
     const char *name;
@@ -80,7 +82,8 @@ struct index_variant {
 struct index_case {
     struct index_variant v;
     int32_t starts[REQS + 1], lens[REQS], num_slots, num_context, room;
-    double *keys; /* [REQS, LONGEST, D], as the step's dtype has them */
+    int32_t table_size, longest; /* blocks and tokens of a request */
+    double *keys;                /* [REQS, longest, D], as the step's dtype has them */
     size_t q, rows, context, weights, cache, scales, out, lengths, seq_lens, start_loc, table,
         slots, context_slots;
 };
@@ -154,21 +157,21 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct b
                                    .num_reqs = REQS,
                                    .num_tokens = tokens + PADDING,
                                    .num_actual_tokens = tokens,
-                                   .max_query_len = LONGEST,
-                                   .max_seq_len = LONGEST,
+                                   .max_query_len = c->longest,
+                                   .max_seq_len = c->longest,
                                    .query_start_loc = (const int32_t *)(base + c->start_loc),
                                    .query_start_loc_host = c->starts,
                                    .seq_lens = (const int32_t *)(base + c->seq_lens),
                                    .seq_lens_host = c->lens,
                                    .block_table = (const int32_t *)(base + c->table),
-                                   .block_table_stride = TABLE,
+                                   .block_table_stride = c->table_size,
                                    .block_table_rows = REQS,
                                    .slot_mapping = (const int64_t *)(base + c->slots),
                                    .num_slots = c->num_slots};
     const int64_t row = (int64_t)row_bytes(c), in_block = rows_in_block(c);
     s->view = (struct attn_kv_view){.struct_size = sizeof s->view,
                                     .data = base + c->cache,
-                                    .num_blocks = BLOCKS + POISON_BLOCKS,
+                                    .num_blocks = REQS * c->table_size + POISON_BLOCKS,
                                     .block_size = (int32_t)in_block,
                                     .num_heads = 1,
                                     .head_size = d,
@@ -212,7 +215,8 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct b
         .k_cache = &s->view,
         .stream = stream,
         .flags = ATTN_RUN_NO_WRITE,
-        .phase = c->v.shape == &shapes[0] ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,
+        .phase = c->v.shape == &shapes[0] || c->v.shape == &long_shape ? ATTN_PHASE_DECODE
+                                                                       : ATTN_PHASE_PREFILL,
         .q = case_bind(&s->q, base + c->q, device, q_dtype(c), 3),
         .out = case_bind(&s->out, base + c->out, device, ATTN_DTYPE_F32, 3)};
     s->out.tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
@@ -222,8 +226,9 @@ static attn_status call_index(struct backend *backend, uint8_t *base, const stru
                               void *stream, const void *context, struct attn_error *error)
 {
     const struct index_case *c = context;
-    const struct attn_limits limits = {sizeof limits, NULL,    REQS,  c->starts[REQS] + PADDING,
-                                       LONGEST,       LONGEST, TABLE, 0};
+    const struct attn_limits limits = {
+        sizeof limits, NULL,       REQS,          c->starts[REQS] + PADDING,
+        c->longest,    c->longest, c->table_size, 0};
     struct index_step s;
     bind_step(&s, c, backend, base, device, stream);
     attn_status status = backend->kernels.write_kv(&s.write, error);
@@ -245,18 +250,19 @@ static void fill(struct index_case *c, uint8_t *base, uint64_t *random)
     int64_t row = 0, context = 0;
     memcpy(base + c->seq_lens, c->lens, sizeof c->lens);
     memcpy(base + c->start_loc, c->starts, sizeof c->starts);
-    for (int32_t i = 0; i < BLOCKS; i++) { /* shuffled; the first blocks hold poison */
+    for (int32_t i = 0; i < REQS * c->table_size;
+         i++) { /* shuffled; the first blocks hold poison */
         const int32_t other = random_below(random, i + 1);
         table[i] = table[other];
         table[other] = i + POISON_BLOCKS;
     }
     for (int32_t r = 0; r < REQS; r++) {
         for (int32_t j = 0; j < c->lens[r]; j++) {
-            const int64_t slot = (int64_t)table[r * TABLE + j / BLOCK] * BLOCK + j % BLOCK;
+            const int64_t slot = (int64_t)table[r * c->table_size + j / BLOCK] * BLOCK + j % BLOCK;
             const bool now = j >= c->v.shape->before[r];
             uint8_t *to = base + (now ? c->rows : c->context);
             int64_t *at = now ? &row : &context;
-            double *key = &c->keys[((int64_t)r * LONGEST + j) * d];
+            double *key = &c->keys[((int64_t)r * c->longest + j) * d];
             for (int32_t i = 0; i < d; i++) {
                 double x = draw(c, random);
                 x = c->v.nan && j == 0 && i == 3 ? NAN : x;
@@ -280,8 +286,10 @@ static bool load_row(const struct index_case *c, const uint8_t *base, int32_t r,
 {
     const int32_t d = c->v.form->head_size, in_block = rows_in_block(c);
     const int32_t *table = (const int32_t *)(base + c->table);
-    const int64_t at = (int64_t)table[r * TABLE + row / in_block] * in_block + row % in_block;
-    const double *key = &c->keys[((int64_t)r * LONGEST + (row + 1) * (BLOCK / in_block) - 1) * d];
+    const int64_t at =
+        (int64_t)table[r * c->table_size + row / in_block] * in_block + row % in_block;
+    const double *key =
+        &c->keys[((int64_t)r * c->longest + (row + 1) * (BLOCK / in_block) - 1) * d];
     const bool scaled = c->v.kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
     const double scale =
         scaled ? (double)((const float *)(base + c->scales))[at] : scale_of_rows(c);
@@ -360,8 +368,8 @@ static enum trial_result verify_query(struct kernel_test *test, const struct ind
 static enum trial_result verify_index(struct kernel_test *test, const struct index_case *c)
 {
     const int32_t d = c->v.form->head_size, tokens = BLOCK / rows_in_block(c);
-    double *memory = malloc((size_t)(LONGEST * (d + 1) + c->v.form->heads * d) * sizeof *memory);
-    double *scores = memory + LONGEST * d, *q = scores + LONGEST;
+    double *memory = malloc((size_t)(c->longest * (d + 1) + c->v.form->heads * d) * sizeof *memory);
+    double *scores = memory + (int64_t)c->longest * d, *q = scores + c->longest;
     enum trial_result result = TRIAL_PASSED;
     const size_t bytes = row_bytes(c), in_block = (size_t)rows_in_block(c);
     if (memory == NULL) {
@@ -377,11 +385,13 @@ static enum trial_result verify_index(struct kernel_test *test, const struct ind
             }
         }
         const size_t next = (size_t)rows, block = next / in_block;
-        if (result == TRIAL_PASSED && block < TABLE) { /* the row that is not finished */
+        if (result == TRIAL_PASSED &&
+            block < (size_t)c->table_size) { /* the row that is not finished */
             const int32_t *table = (const int32_t *)(test->image.bytes + c->table);
             const size_t at =
                 c->cache +
-                ((size_t)table[(size_t)r * TABLE + block] * in_block + next % in_block) * bytes;
+                ((size_t)table[(size_t)r * c->table_size + block] * in_block + next % in_block) *
+                    bytes;
             if (memcmp(test->found + at, test->image.bytes + at, bytes) != 0) {
                 result = trial_say(test->trial, TRIAL_FAILED,
                                    "request %d: row %d of the cache was written and its last token "
@@ -411,7 +421,7 @@ static void add_buffers(struct kernel_test *test, struct index_case *c)
     describe(&s, c);
     const size_t d = (size_t)c->v.form->head_size, e = number_bytes(c->v.dtype);
     const size_t tokens = (size_t)(c->starts[REQS] + PADDING), heads = (size_t)c->v.form->heads;
-    const size_t rows = (size_t)(BLOCKS + POISON_BLOCKS) * (size_t)rows_in_block(c);
+    const size_t rows = (size_t)(REQS * c->table_size + POISON_BLOCKS) * (size_t)rows_in_block(c);
     const size_t lists = tokens * (size_t)s.desc.num_groups;
     c->room = layer_list_room(&s.desc);
     c->q = kernel_test_add(test, "q", tokens * heads * d * e, false);
@@ -425,7 +435,8 @@ static void add_buffers(struct kernel_test *test, struct index_case *c)
     c->lengths = kernel_test_add(test, "lengths", lists * sizeof(int32_t), true);
     c->seq_lens = kernel_test_add(test, "seq_lens", sizeof c->lens, false);
     c->start_loc = kernel_test_add(test, "query_start_loc", sizeof c->starts, false);
-    c->table = kernel_test_add(test, "block_table", BLOCKS * sizeof(int32_t), false);
+    c->table = kernel_test_add(test, "block_table",
+                               (size_t)(REQS * c->table_size) * sizeof(int32_t), false);
     c->slots = kernel_test_add(test, "slot_mapping", tokens * sizeof(int64_t), false);
     c->context_slots = kernel_test_add(test, "slots of earlier steps",
                                        (size_t)(c->num_context + 1) * sizeof(int64_t), false);
@@ -434,6 +445,8 @@ static void add_buffers(struct kernel_test *test, struct index_case *c)
 static enum trial_result run_index(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct index_case c = {.v = *(const struct index_variant *)variant};
+    c.table_size = c.v.shape->blocks;
+    c.longest = c.table_size * BLOCK;
     struct attn_error error = ATTN_ERROR_INIT;
     struct index_step s;
     struct kernel_test test;
@@ -446,7 +459,7 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
     c.num_slots = c.starts[REQS] - FIRST_ROW;
     kernel_test_init(&test, trial);
     add_buffers(&test, &c);
-    c.keys = calloc((size_t)(REQS * LONGEST * c.v.form->head_size), sizeof *c.keys);
+    c.keys = calloc((size_t)(REQS * c.longest * c.v.form->head_size), sizeof *c.keys);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (!test.image.failed && c.keys != NULL) {
         fill(&c, test.image.bytes, &seed);
@@ -523,6 +536,11 @@ void index_cases(const struct kernel_sink *sink)
             more.nan = k == 0 && i % 2 == 0 && !more.drawn;
             more.e4m3_q = k == 1 && !more.drawn;
             if (more.drawn || more.nan || more.e4m3_q) {
+                try_index(sink, &more);
+            }
+            more = v;
+            more.shape = &long_shape;
+            if (k == 0 && i % SHAPES == 0) {
                 try_index(sink, &more);
             }
         }
