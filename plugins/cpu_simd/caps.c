@@ -18,6 +18,7 @@ static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&inde
 static const struct attn_index_lists_caps list_caps = {
     .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &rule_caps.ext},
     .attend = 1,
+    .attend_mla_sparse = 1,
     .granularities = 1 + 4 + 16 + 64 + 128,
     .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD)};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&list_caps.ext)};

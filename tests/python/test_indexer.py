@@ -175,10 +175,15 @@ def deepseek_v4() -> Subject:
 
 class Indexers(unittest.TestCase):
     def hold(self, subject: Subject) -> None:
+        for backend in ("cpu_ref", "cpu_simd"):
+            with self.subTest(backend):
+                self.hold_backend(subject, backend)
+
+    def hold_backend(self, subject: Subject, backend: str) -> None:
         x = subject.desc
         desc = libattn.LayerDesc("indexer", subject.heads, 1, subject.size, kind="indexer", block_size=BLOCK, indexer=x)
         runtime = libattn.Runtime(ignore_environment=True)
-        model = runtime.bind(runtime.select([desc], backend="cpu_ref"))
+        model = runtime.bind(runtime.select([desc], backend=backend))
         layer, per = model.layers[0], max(LENGTHS) // BLOCK + 1
         memory = libattn.allocate(2 * per * layer.kv_spec.padded_page_bytes)
         layer.bind_kv(memory, 2 * per)

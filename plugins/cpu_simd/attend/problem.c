@@ -101,7 +101,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->sink_len = layer->sink_len;
     const struct attn_index_lists *lists =
         (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
-    if (layer->kind == ATTN_LAYER_MLA && mla_of(layer) != NULL) {
+    if (lists == NULL && layer->kind == ATTN_LAYER_MLA && mla_of(layer) != NULL) {
         shape->topk = mla_of(layer)->topk;
     } else if (lists != NULL) {
         shape->topk = lists->max_entries * lists->granularity;
@@ -194,7 +194,7 @@ static struct key_lists find_lists(const struct attn_attend_args *args,
 {
     const struct attn_io_index_lists *io =
         (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
-    if (latent != NULL || io == NULL) {
+    if (io == NULL) {
         return (struct key_lists){.entries = latent != NULL ? latent->topk_indices : NULL,
                                   .token_stride = latent != NULL ? latent->topk_stride : 0};
     }
