@@ -51,6 +51,8 @@ expect 2 "r: 'x' is not a whole number from 1" "$bench" --shape decode:r=x
 expect 2 "r: '1..x'" "$bench" --shape decode:r=1..x
 expect 2 "layout: 'mine' is not one of own, nhd" "$bench" --shape decode:layout=mine
 expect 2 'not a multiple of hkv' "$bench" --shape decode:hq=3,hkv=2
+expect 2 'lists: 3; 1 or hkv' "$bench" --shape sparse:lists=3
+expect 2 'lists: 3; what divides hq' "$bench" --shape index:lists=3
 expect 2 'fewer than s' "$bench" --shape decode:l=4,s=8
 expect 2 "'i8' is not one of f16, bf16, f32" "$bench" --dtype i8
 expect 2 'is not one of auto, f16' "$bench" --kv-dtype no
@@ -71,6 +73,13 @@ done
 numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
 grep -q '"read_gb_s"' "$folder/out.json" && grep -q '"copy_gb_s"' "$folder/out.json" &&
     grep -q '"f32_tflop_s"' "$folder/out.json" || { echo "ceilings are missing"; failed=1; }
+
+# Lists of keys, and what chooses them: a list for each KV head and head, rows of tokens and blocks of rows.
+"$bench" $short --json --backend cpu_ref --threads 1 --shape sparse:r=2,l=64,hq=4,hkv=2,d=64,topk=2,grain=16,lists=1+2 \
+    --shape index:r=2,l=64,hq=4,d=64,topk=5 --shape index:r=1,l=64,s=8,hq=4,d=64,topk=2,lists=2,ratio=4,pool=3,relu=0,weights=0 \
+    >"$folder/out.json" 2>"$folder/err"
+[ $? -eq 0 ] || { echo "sparse, index: "; cat "$folder/err"; failed=1; }
+numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
 
 # A quantized cache, the step's own write.
 expect 0 'fp8_e4m3' "$bench" $short --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
