@@ -391,6 +391,8 @@ struct variant {
     /* out = by_a a + by_b b, rows of n f32, f16 or bf16 */
     void (*blend[3])(void *out, const void *a, const void *b, float by_a, float by_b, int64_t n);
     void (*sum_heads)(const struct head_sum_args *args);
+    int32_t (*highest)(const int32_t *x, int32_t n); /* n above 0 */
+    int32_t (*count_above)(const int32_t *x, int32_t n, int32_t least);
     const struct delta_kernels *delta;
     const struct product_kernels *products;
     /* faster, with operands of 16 bits a number; NULL: none */

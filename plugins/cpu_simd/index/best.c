@@ -4,57 +4,61 @@
  * candidate costs a constant time, whatever their order. Entries stay in ascending order. */
 #include "index.h"
 
-#define DIGITS 256
-
 int32_t best_capacity(int32_t most)
 {
-    return max_i32(2 * most, 2 * BEST_STEP) + BEST_STEP;
+    return max_i32(2 * most, BEST_STEP) + BEST_STEP;
 }
 
-/* The score of place `wanted` (0: the highest), by its digits from the highest on. `above` is how
- * many scores are higher. */
-static int32_t nth_highest(const int32_t *scores, int32_t count, int32_t wanted, int32_t *above)
+/* A score above which `most` candidates are, of which there are more, or the least one above which
+ * fewer are: by halving, of which 32 bits need 32 counts at most. */
+static int32_t cut_of(const struct variant *variant, const struct best *best, int32_t most,
+                      int32_t *above)
 {
-    uint32_t prefix = 0, mask = 0;
+    int64_t low = best->threshold, high = variant->highest(best->scores, best->count);
     *above = 0;
-    for (int32_t shift = 24; shift >= 0; shift -= 8) {
-        int32_t counts[DIGITS] = {0}, digit = DIGITS - 1;
-        for (int32_t i = 0; i < count; i++) {
-            const uint32_t x = (uint32_t)scores[i] ^ 0x80000000u;
-            counts[x >> shift & (DIGITS - 1)] += (x & mask) == prefix;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        const int32_t count = variant->count_above(best->scores, best->count, (int32_t)middle);
+        if (count > most) {
+            low = middle;
+            continue;
         }
-        for (; *above + counts[digit] <= wanted; digit--) {
-            *above += counts[digit];
+        high = middle;
+        *above = count;
+        if (count == most) {
+            break;
         }
-        prefix |= (uint32_t)digit << shift;
-        mask |= (uint32_t)(DIGITS - 1) << shift;
     }
-    return (int32_t)(prefix ^ 0x80000000u);
+    return (int32_t)high;
 }
 
-void best_keep(struct best *best, int32_t most)
+void best_keep(const struct variant *variant, struct best *best, int32_t most)
 {
     int32_t above, kept = 0;
     if (best->count <= most) {
         return;
     }
-    const int32_t worst = nth_highest(best->scores, best->count, most - 1, &above);
+    if (most == 0) {
+        best->count = 0;
+        return;
+    }
+    const int32_t cut = cut_of(variant, best, most, &above);
     int32_t equals = most - above; /* those of the smallest entries */
     for (int32_t i = 0; i < best->count; i++) {
         const int32_t score = best->scores[i];
-        const bool equal = score == worst && equals > 0;
+        const bool equal = score == cut && equals > 0;
         best->scores[kept] = score;
         best->entries[kept] = best->entries[i];
-        kept += score > worst || equal;
+        kept += score > cut || equal;
         equals -= equal;
     }
     best->count = kept;
-    best->threshold = worst;
+    best->threshold = cut;
 }
 
-void best_make_room(struct best *best, int32_t most)
+void best_make_room(const struct variant *variant, struct best *best, int32_t most)
 {
     if (best->count + BEST_STEP > best_capacity(most)) {
-        best_keep(best, most);
+        best_keep(variant, best, most);
     }
 }

@@ -10,7 +10,7 @@
 
 #define PRODUCT_ROWS 64       /* query rows of one product: 32 KiB of float32 */
 #define CHUNK_ROWS 2048       /* query rows of a chunk: 512 KiB of bf16 at D 128 */
-#define CHUNK_TOKENS 64       /* most tokens of a chunk */
+#define CHUNK_TOKENS 256      /* most tokens of a chunk */
 #define CHUNK_BYTES (2 << 20) /* of a chunk's candidates, unless one token's are more */
 #define PART_ROWS 1024        /* least rows of a part */
 #define ALIGNMENT 64
@@ -224,8 +224,9 @@ static void multiply_in_place(const struct index_loop *loop, const struct index_
 }
 
 /* Rows first .. end - 1 of a query, of which it sees no more. */
-static void add_scores(const struct attn_indexer_desc *x, const struct index_reach *r,
-                       const int32_t *scores, int32_t first, int32_t end, struct best *best)
+static void add_scores(const struct variant *variant, const struct attn_indexer_desc *x,
+                       const struct index_reach *r, const int32_t *scores, int32_t first,
+                       int32_t end, struct best *best)
 {
     const int32_t pool = x->rows_per_entry, threshold = best->threshold;
     int32_t count = best->count;
@@ -242,10 +243,9 @@ static void add_scores(const struct attn_indexer_desc *x, const struct index_rea
     }
     for (int32_t j = first; j < end;) {
         const int32_t entry = j / pool, next = min_i32(end, (entry + 1) * pool);
-        int32_t score = j == entry * pool ? INT32_MIN : best->open;
-        for (; j < next; j++) {
-            score = max_i32(score, scores[j - first]);
-        }
+        const int32_t before = j == entry * pool ? INT32_MIN : best->open;
+        const int32_t score = max_i32(before, variant->highest(scores + j - first, next - j));
+        j = next;
         const bool whole = j == r->rows || j == (entry + 1) * pool;
         best->open = score;
         best->scores[count] = score;
@@ -261,6 +261,7 @@ static void score_tokens(const struct index_loop *loop, const struct index_chunk
                          const struct index_scratch *s)
 {
     const struct attn_indexer_desc *x = loop->desc;
+    const struct variant *variant = loop->args->instance->variant;
     const struct layer_shape *shape = &loop->problem.shape;
     const int32_t heads = loop->args->layer->num_q_heads, of_list = heads / x->num_groups;
     const int64_t row = (int64_t)shape->depth_padded * shape->kernels->element_bytes;
@@ -283,9 +284,9 @@ static void score_tokens(const struct index_loop *loop, const struct index_chunk
                                               .weights = s->weights + head,
                                               .heads = of_list,
                                               .relu = x->activation == ATTN_INDEXER_RELU};
-            loop->args->instance->variant->sum_heads(&sum);
-            best_make_room(best, most);
-            add_scores(x, &r, s->sums, first, min_i32(first + n, r.rows), best);
+            variant->sum_heads(&sum);
+            best_make_room(variant, best, most);
+            add_scores(variant, x, &r, s->sums, first, min_i32(first + n, r.rows), best);
         }
     }
 }
@@ -295,8 +296,9 @@ static void write_list(const struct index_loop *loop, int64_t token, int32_t gro
                        const struct index_reach *r, struct best *best)
 {
     const struct attn_attend_args *args = loop->args;
+    const struct variant *variant = args->instance->variant;
     int32_t *list = tensor_row(args->out, token, group), count = 0;
-    best_keep(best, max_i32(room_of(loop->desc, r), 0));
+    best_keep(variant, best, max_i32(room_of(loop->desc, r), 0));
     for (int32_t e = 0; e < r->low; e++) {
         list[count++] = e;
     }
@@ -329,6 +331,7 @@ static void finish_part(const struct index_loop *loop, const struct index_chunk 
                         int32_t part, struct index_scratch *s)
 {
     const struct attn_indexer_desc *x = loop->desc;
+    const struct variant *variant = loop->args->instance->variant;
     for (int32_t i = 0; i < chunk->count * x->num_groups; i++) {
         const int32_t t = i / x->num_groups, g = i % x->num_groups;
         const struct index_reach r = reach_of(x, chunk->position + t);
@@ -338,7 +341,7 @@ static void finish_part(const struct index_loop *loop, const struct index_chunk 
             continue;
         }
         int32_t *partial = partial_of(loop, chunk->first + t, part, g);
-        best_keep(best, max_i32(room_of(x, &r), 0));
+        best_keep(variant, best, max_i32(room_of(x, &r), 0));
         partial[0] = best->count;
         memcpy(partial + 1, best->scores, (size_t)best->count * sizeof *partial);
         memcpy(partial + 1 + x->topk, best->entries, (size_t)best->count * sizeof *partial);
@@ -444,11 +447,12 @@ static void chunk_items(void *argument, int64_t begin, int64_t end, int32_t work
 }
 
 /* Candidates of one part after those of the parts before it. */
-static void add_partial(const int32_t *partial, int32_t topk, int32_t most, struct best *best)
+static void add_partial(const struct variant *variant, const int32_t *partial, int32_t topk,
+                        int32_t most, struct best *best)
 {
     for (int32_t i = 0; i < partial[0]; i++) {
         if (i % BEST_STEP == 0) {
-            best_make_room(best, most);
+            best_make_room(variant, best, most);
         }
         best->scores[best->count] = partial[1 + i];
         best->entries[best->count] = partial[1 + topk + i];
@@ -461,6 +465,7 @@ static void merge_items(void *argument, int64_t begin, int64_t end, int32_t work
 {
     const struct index_loop *loop = argument;
     const struct attn_indexer_desc *x = loop->desc;
+    const struct variant *variant = loop->args->instance->variant;
     struct index_scratch s;
     worker_begin(loop, worker, &s);
     for (int64_t item = begin; item < end; item++) {
@@ -471,7 +476,7 @@ static void merge_items(void *argument, int64_t begin, int64_t end, int32_t work
             struct best best = {s.memory, s.memory + best_capacity(x->topk), 0, INT32_MIN,
                                 INT32_MIN};
             for (int32_t part = 0; part < loop->parts; part++) {
-                add_partial(partial_of(loop, chunk.first + t, part, g), x->topk,
+                add_partial(variant, partial_of(loop, chunk.first + t, part, g), x->topk,
                             max_i32(room_of(x, &r), 0), &best);
             }
             write_list(loop, chunk.first + t, g, &r, &best);

@@ -19,9 +19,9 @@ struct best {
 };
 
 /* Keeps the `most` best; of equals the smaller entries. */
-void best_keep(struct best *best, int32_t most);
+void best_keep(const struct variant *variant, struct best *best, int32_t most);
 /* Afterwards BEST_STEP more have room. */
-void best_make_room(struct best *best, int32_t most);
+void best_make_room(const struct variant *variant, struct best *best, int32_t most);
 int32_t best_capacity(int32_t most);
 
 #endif

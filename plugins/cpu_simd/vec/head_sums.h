@@ -39,4 +39,22 @@ static void sum_heads(const struct head_sum_args *args)
     }
 }
 
+static int32_t highest(const int32_t *x, int32_t n)
+{
+    int32_t most = x[0];
+    for (int32_t i = 1; i < n; i++) {
+        most = x[i] > most ? x[i] : most;
+    }
+    return most;
+}
+
+static int32_t count_above(const int32_t *x, int32_t n, int32_t least)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < n; i++) {
+        count += x[i] > least;
+    }
+    return count;
+}
+
 #endif
