@@ -128,7 +128,7 @@ double *measured_output(const struct measured *measured, const struct work *work
         return NULL;
     }
     *count = out->shape[0] * out->shape[1] * out->shape[2];
-    const bool lists = measured->layer.indexer.topk > 0; /* of int32, as wide as a float */
+    const bool lists = measured->layer.indexer.topk > 0; /* int32 is as wide as a float */
     dtype = lists ? ATTN_DTYPE_F32 : dtype;
     size_t bytes = (size_t)*count * number_bytes(dtype);
     void *host = malloc(bytes);

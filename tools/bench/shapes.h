@@ -39,7 +39,7 @@ enum parameter {
     PARAMETER_ABSORB, /* 1: the core absorbs W_UK and projects with W_UV */
     PARAMETER_TOPK,
     PARAMETER_GRAIN,   /* keys of an entry of a list */
-    PARAMETER_LISTS,   /* of a token: sparse: 1 or hkv; index: of hq / lists heads each */
+    PARAMETER_LISTS,   /* lists of a token: sparse: 1 or hkv; index: hq / lists heads each */
     PARAMETER_RATIO,   /* index: tokens of a row */
     PARAMETER_POOL,    /* index: rows of an entry */
     PARAMETER_RELU,    /* index */

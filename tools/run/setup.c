@@ -157,7 +157,7 @@ static attn_status make_group(struct run_engine *engine, struct run_group *group
     group->has_cache = layer->spec.kind != ATTN_KV_SPEC_NONE;
     group->cross = layer->spec.kind == ATTN_KV_SPEC_CROSS;
     group->recurrent = layer->spec.kind == ATTN_KV_SPEC_STATE;
-    /* of tokens: a row may stand for several */
+    /* counts tokens: a row may stand for several */
     group->block_size =
         layer->spec.block_size > 0 ? layer->spec.block_size * layer->spec.tokens_per_row : 1;
     for (int32_t r = 0; r < engine->num_requests; r++) {

@@ -11,7 +11,7 @@
 #define PRODUCT_ROWS 64       /* query rows of one product: 32 KiB of float32 */
 #define CHUNK_ROWS 2048       /* query rows of a chunk: 512 KiB of bf16 at D 128 */
 #define CHUNK_TOKENS 256      /* most tokens of a chunk */
-#define CHUNK_BYTES (2 << 20) /* of a chunk's candidates, unless one token's are more */
+#define CHUNK_BYTES (2 << 20) /* candidates of a chunk, unless one token's are more */
 #define PART_ROWS 1024        /* least rows of a part */
 #define ALIGNMENT 64
 
@@ -22,7 +22,7 @@ struct index_scratch {
     int32_t *sums;
     const void **rows, **scales;
     struct best *lists; /* [tokens, G] */
-    int32_t *memory;    /* of their candidates */
+    int32_t *memory;    /* the lists' candidates */
 };
 
 struct index_loop {
@@ -33,14 +33,14 @@ struct index_loop {
     char *scratch;                    /* worker 0's */
     size_t scratch_bytes;
     int32_t *partials; /* for each token, part and list: a count, then scores and entries */
-    int32_t most_tokens, tokens; /* of a chunk: most, in this run */
+    int32_t most_tokens, tokens; /* tokens of a chunk: most, in this run */
     int32_t parts;
 };
 
 /* A chunk: tokens first .. first + count - 1 of the run, which are the request's last but some. */
 struct index_chunk {
     int32_t request, first, count;
-    int32_t position; /* of the first token */
+    int32_t position; /* position of the first token */
     /* query rows of a whole request's chunk that the decode kernels take, padded; 0: packed. It
      * does not depend on other requests, and a row's bits depend on it. */
     int32_t few_rows;

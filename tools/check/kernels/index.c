@@ -24,7 +24,7 @@ enum { REQS = 5, BLOCK = 64, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2 };
  * chosen from in turns. */
 static const struct shape {
     const char *name;
-    int32_t blocks; /* of a request */
+    int32_t blocks; /* blocks of a request */
     int32_t before[REQS], queries[REQS];
 } shapes[] = {{"decode", 5, {300, 0, 5, 127, 63}, {1, 0, 1, 1, 1}},
               {"prefill", 5, {0, 100, 0, 0, 190}, {70, 33, 1, 0, 65}},
