@@ -297,7 +297,7 @@ TEST(backends_refuse_what_they_do_not_declare)
         int32_t topk, last_entries;
     } refused[] = {{"cpu_ref", "topk", "4096", 4096, 0},
                    {"cpu_ref", "first_entries, last_entries, tail", "101", TOPK, 100},
-                   {"cpu_simd", "layer_kind", "indexer", TOPK, 0}};
+                   {"cpu_simd", "topk", "32768", 32768, 0}};
     for (int32_t i = 0; i < 2 + CPU_SIMD; i++) {
         const struct attn_reason wanted = {
             .struct_size = sizeof wanted, .field = refused[i].field, .asked = refused[i].asked};

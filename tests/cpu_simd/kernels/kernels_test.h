@@ -66,6 +66,7 @@ void test_delta(void **state);
 void test_walk(void **state);
 void test_merge(void **state);
 void test_convolve(void **state);
+void test_head_sums(void **state);
 void test_normalize(void **state);
 void test_gates(void **state);
 void test_decays(void **state);

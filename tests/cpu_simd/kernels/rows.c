@@ -361,6 +361,47 @@ void test_merge(void **state)
     BENCH("blend of bf16, 128", variant->blend[2](out, left, right, 0.25f, 0.5f, 128))
 }
 
+/* Whole numbers have one right sum; -0 and 0 are equal, and a NaN is above every number. */
+void test_head_sums(void **state)
+{
+    enum { HEADS = 9 };
+    static float scores[HEADS * TILE_KEYS], factors[TILE_KEYS], weights[HEADS];
+    int32_t out[TILE_KEYS];
+    for (int32_t time = 0; time < TIMES; time++) {
+        struct head_sum_args args = {
+            out, scores, factors, weights, 1 + (int32_t)draw(HEADS), draw(2) == 1};
+        double sums[TILE_KEYS] = {0};
+        for (int32_t h = 0; h < args.heads; h++) {
+            weights[h] = (float)draw(5) - 2;
+            for (int32_t j = 0; j < TILE_KEYS; j++) {
+                factors[j] = j % 7 == 0 ? 0.25f : 0.5f;
+                scores[h * TILE_KEYS + j] = h == 0 && j == 9 ? NAN : (float)draw(9) - 4;
+                double score = (double)factors[j] * scores[h * TILE_KEYS + j];
+                sums[j] += (double)weights[h] * (args.relu && score < 0 ? 0 : score);
+            }
+        }
+        variant->sum_heads(&args);
+        for (int32_t j = 0; j < TILE_KEYS; j++) {
+            const int32_t other = (int32_t)draw(TILE_KEYS);
+            assert_int_equal(out[j] == INT32_MAX, isnan(sums[j]));
+            assert_int_equal(out[j] > out[other],
+                             sums[j] > sums[other] || (isnan(sums[j]) && !isnan(sums[other])));
+            assert_int_equal(out[j] == out[other],
+                             sums[j] == sums[other] || (isnan(sums[j]) && isnan(sums[other])));
+        }
+        const int32_t n = 1 + (int32_t)draw(TILE_KEYS), least = out[draw(TILE_KEYS)];
+        int32_t above = 0, most = INT32_MIN;
+        for (int32_t j = 0; j < n; j++) {
+            above += out[j] > least;
+            most = out[j] > most ? out[j] : most;
+        }
+        assert_int_equal(variant->count_above(out, n, least), above);
+        assert_int_equal(variant->highest(out, n), most);
+    }
+    const struct head_sum_args args = {out, scores, factors, weights, HEADS, true};
+    BENCH("sums of 9 heads", variant->sum_heads(&args))
+}
+
 void test_normalize(void **state)
 {
     enum { ROWS = 7, MOST = 160 };
