@@ -41,9 +41,7 @@ struct index_loop {
 struct index_chunk {
     int32_t request, first, count;
     int32_t position; /* position of the first token */
-    /* query rows of a whole request's chunk that the decode kernels take, padded; 0: packed. It
-     * does not depend on other requests, and a row's bits depend on it. */
-    int32_t few_rows;
+    int32_t few_rows; /* query rows of the request, padded, that are read in place; 0: packed */
 };
 
 static int32_t most_chunk_tokens(const struct layer_shape *shape, const struct attn_indexer_desc *x)
@@ -114,11 +112,12 @@ struct index_reach {
 
 static struct index_reach reach_of(const struct attn_indexer_desc *x, int32_t position)
 {
-    struct index_reach r = {.rows = (position + 1) / x->tokens_per_row};
+    const int32_t tokens = max_i32(position + 1, 0);
+    struct index_reach r = {.rows = tokens / x->tokens_per_row};
     r.entries = (r.rows + x->rows_per_entry - 1) / x->rows_per_entry;
     r.low = min_i32(x->first_entries, r.entries);
     r.high = max_i32(r.low, r.entries - x->last_entries);
-    r.tail = x->tail && (position + 1) % x->tokens_per_row != 0;
+    r.tail = x->tail && tokens % x->tokens_per_row != 0;
     return r;
 }
 
@@ -387,38 +386,40 @@ static int32_t request_tokens(const struct attn_batch *batch, int32_t r)
                           batch->query_start_loc[r]);
 }
 
-static int64_t count_chunks(const struct attn_batch *batch, int32_t tokens)
+/* Query rows of a request that the decode kernels take, padded; 0: keys are packed. A row's bits
+ * depend on it, so it depends on nothing but the request, which is then one chunk. */
+static int32_t few_rows(const struct index_loop *loop, int32_t r)
 {
-    int64_t count = 0;
-    for (int32_t r = 0; r < batch->num_reqs; r++) {
-        count += (request_tokens(batch, r) + tokens - 1) / tokens;
-    }
-    return count;
+    const struct layer_shape *shape = &loop->problem.shape;
+    const int32_t *start = loop->args->batch->query_start_loc;
+    const int64_t tokens = start[r + 1] - start[r], rows = tokens * shape->group;
+    const bool few = rows <= DECODE_ROWS && tokens <= loop->most_tokens && !shape->any_prefix;
+    return few && loop->problem.keys.decode != NULL ? round_up((int32_t)rows, 4) : 0;
+}
+
+static int32_t chunks_of(const struct index_loop *loop, int32_t r)
+{
+    const int32_t count = request_tokens(loop->args->batch, r);
+    return few_rows(loop, r) > 0 ? count > 0 : (count + loop->tokens - 1) / loop->tokens;
 }
 
 /* Chunk `index` of the run, from the last one on: a prompt's last queries see the most. */
 static struct index_chunk find_chunk(const struct index_loop *loop, int64_t index)
 {
     const struct attn_batch *batch = loop->args->batch;
-    int32_t r = batch->num_reqs - 1, count, chunks;
-    for (;; r--, index -= chunks) {
-        count = request_tokens(batch, r);
-        chunks = (count + loop->tokens - 1) / loop->tokens;
-        if (index < chunks) {
-            break;
-        }
+    int32_t r = batch->num_reqs - 1, chunks;
+    for (; (chunks = chunks_of(loop, r)) <= index; r--) {
+        index -= chunks;
     }
-    const int32_t first = (chunks - 1 - (int32_t)index) * loop->tokens;
+    const int32_t few = few_rows(loop, r), count = request_tokens(batch, r);
+    const int32_t each = few > 0 ? count : loop->tokens;
+    const int32_t first = (chunks - 1 - (int32_t)index) * each;
     const int32_t start = batch->query_start_loc[r], end = batch->query_start_loc[r + 1];
-    struct index_chunk chunk = {.request = r,
+    return (struct index_chunk){.request = r,
                                 .first = start + first,
-                                .count = min_i32(loop->tokens, count - first),
-                                .position = batch->seq_lens[r] - (end - start) + first};
-    const struct layer_shape *shape = &loop->problem.shape;
-    const bool few = (end - start) * (int64_t)shape->group <= DECODE_ROWS && !shape->any_prefix &&
-                     loop->problem.keys.decode != NULL;
-    chunk.few_rows = few ? round_up(chunk.count * shape->group, 4) : 0;
-    return chunk;
+                                .count = min_i32(each, count - first),
+                                .position = batch->seq_lens[r] - (end - start) + first,
+                                .few_rows = few};
 }
 
 static void worker_begin(const struct index_loop *loop, int32_t worker, struct index_scratch *s)
@@ -497,7 +498,10 @@ static int64_t divide(struct index_loop *loop, int32_t threads)
     const int64_t each = (tokens + wanted - 1) / wanted;
     loop->tokens =
         (int32_t)(each < loop->most_tokens ? max_i32((int32_t)each, 1) : loop->most_tokens);
-    const int64_t chunks = count_chunks(batch, loop->tokens);
+    int64_t chunks = 0;
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        chunks += chunks_of(loop, r);
+    }
     const int64_t least =
         longest / loop->desc->tokens_per_row / max_i32(PART_ROWS, part_unit(loop->desc));
     int64_t parts =
