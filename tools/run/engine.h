@@ -187,6 +187,22 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
 attn_status plan_batch(struct run_engine *engine, struct run_group *group, struct attn_batch *batch,
                        struct attn_batch_recurrent *states);
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
+/* Lists of a step [T, per_token, max_entries]; `entries` NULL: none, every key is seen. */
+struct step_lists {
+    const struct attn_index_lists *form;
+    int32_t *entries; /* the caller's to free */
+    int32_t per_token;
+    size_t bytes;
+};
+
+/* lists.c: those of a layer in a step; the keys of a token's list up to `position`, in `keys` of
+ * position + 1 places, and how many; the extension of a run */
+attn_status lists_of_step(struct run_engine *engine, const struct run_layer *layer,
+                          const struct batch *batch, struct step_lists *lists);
+int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, int32_t position,
+                  int32_t *keys);
+attn_status lists_send(struct run_engine *engine, const struct step_lists *lists,
+                       struct attn_io_index_lists *io);
 /* rows.c */
 size_t element_bytes(const struct run_layer *layer);
 /* A tensor in the device's memory. */
@@ -215,22 +231,6 @@ void compare_row(const struct run_layer *layer, const double *expected, const vo
 /* Row `row` of request r in a recording of q, k, v or out (0 .. 3); NULL: none. */
 const float *recorded_row(const struct run_engine *engine, const struct run_layer *layer,
                           int32_t which, int32_t r, int64_t row);
-/* Lists of a step [T, per_token, max_entries]; `entries` NULL: none, every key is seen. */
-struct step_lists {
-    const struct attn_index_lists *form;
-    int32_t *entries; /* the caller's to free */
-    int32_t per_token;
-    size_t bytes;
-};
-
-/* lists.c: those of a layer in a step; the keys of a token's list up to `position`, in `keys` of
- * position + 1 places, and how many; the extension of a run */
-attn_status lists_of_step(struct run_engine *engine, const struct run_layer *layer,
-                          const struct batch *batch, struct step_lists *lists);
-int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, int32_t position,
-                  int32_t *keys);
-attn_status lists_send(struct run_engine *engine, const struct step_lists *lists,
-                       struct attn_io_index_lists *io);
 /* All heads of the query at `position`, recorded or drawn. */
 void make_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
                 int64_t position, int64_t length, uint8_t *row);
