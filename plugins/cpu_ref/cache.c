@@ -64,6 +64,27 @@ static void cache_store(const struct cache_place *at, const double *row)
     }
 }
 
+/* Writes a row of a tensor; one of the cache's dtype keeps its bits, NaNs included. */
+static void store_tensor_row(const struct cache_place *at, const struct attn_tensor *from,
+                             int64_t t)
+{
+    const struct attn_kv_view *view = at->view;
+    const uint8_t *source = tensor_row(from, t, at->head);
+    const int32_t dtype = number_dtype_name(from->dtype);
+    double row[REF_MAX_HEAD_SIZE];
+    if (row_form(at->layer, at->is_v) != ROW_NUMBERS || number_of_place(at) != dtype) {
+        number_load_row(row, source, dtype, view->head_size);
+        cache_store(at, row);
+        return;
+    }
+    uint8_t *memory = view_row(view, at->block, at->slot, at->head);
+    const int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    const size_t bytes = (size_t)pack * (from->dtype.bits / 8);
+    for (int32_t d = 0; d < view->head_size; d += pack, source += bytes) {
+        memcpy(memory + d / pack * view->stride_pack, source, bytes);
+    }
+}
+
 struct write_loop {
     const struct attn_write_kv_args *args;
 };
@@ -118,7 +139,6 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_layer_params *params = args->params;
-    double row[REF_MAX_HEAD_SIZE];
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         if (slot < 0) {
@@ -129,12 +149,8 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
         for (int64_t h = 0; h < layer->num_kv_heads; h++) {
             struct cache_place k = {layer, params, args->k_cache, false, block, offset, h};
             struct cache_place v = {layer, params, args->v_cache, true, block, offset, h};
-            number_load_row(row, tensor_row(args->k, t, h), number_dtype_name(args->k->dtype),
-                            args->k_cache->head_size);
-            cache_store(&k, row);
-            number_load_row(row, tensor_row(args->v, t, h), number_dtype_name(args->v->dtype),
-                            args->v_cache->head_size);
-            cache_store(&v, row);
+            store_tensor_row(&k, args->k, t);
+            store_tensor_row(&v, args->v, t);
         }
     }
 }

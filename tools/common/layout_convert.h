@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tokens of one cache copied into another of a different layout, on their device: block sizes,
+ * order of rows and heads, places of the planes and dtype may differ. It uses the public table
+ * alone: an engine in C may be built with this source and common/device.c. `layout_convert` of the
+ * Python package does the same. */
+#ifndef TOOLS_COMMON_LAYOUT_CONVERT_H
+#define TOOLS_COMMON_LAYOUT_CONVERT_H
+
+#include <attn/api.h>
+
+/* A bound layer: its description, its parameters (NULL: none), and what layer_cache_spec and
+ * layer_cache_view gave. */
+struct layout_side {
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_cache_spec *specs;
+    const struct attn_kv_view *views;
+    int32_t num_caches;
+};
+
+/* Tokens 0 to num_tokens - 1 of one request: rows of the two block tables, in host memory. A block
+ * of the source stands there once. */
+struct layout_tokens {
+    const int32_t *source_blocks;
+    const int32_t *target_blocks;
+    int64_t num_tokens;
+};
+
+/* Copies K and V of these tokens. Caches of one dtype and equal scales get the same bits; any other
+ * number is rounded to the target's dtype, from an fp8 cache or one with scales of its own to the
+ * activations' dtype first (which changes no number of an fp8 cache unless its scale is not a power
+ * of two). From such a cache a -0 may become 0, and a row with a NaN becomes NaN.
+ *
+ * Both caches lie on `device`, share no memory, and no work on them is in flight; the copy is done
+ * on return. Scratch is at most 512 KiB and 1,024 tokens' K and V. The runtime's selection text
+ * chooses the backend. Refused by name: MLA and recurrent layers, other heads or head sizes,
+ * another `rope`, sources in packs or of a dtype without a plain number in each place. */
+attn_status layout_convert(const struct attn_api *api, attn_runtime *runtime,
+                           struct attn_device device, const struct layout_side *source,
+                           const struct layout_side *target, const struct layout_tokens *tokens,
+                           struct attn_error *error);
+
+#endif
