@@ -386,6 +386,65 @@ class LayoutId(unittest.TestCase):
         self.assertEqual(ids[0], "af3fd0c2f279bf67d820246d0020d0b9")  # the same in every release
 
 
+class LayoutConvert(unittest.TestCase):
+    """Tokens in another engine's cache, by its own layout."""
+
+    TOKENS, BLOCKS = 150, {16: [3, 0, 7, 5, 11, 2, 9, 4, 8, 1], 64: [1, 2, 0]}
+
+    @staticmethod
+    def layer(backend: str, block: int, cache: torch.Tensor, hnd: bool, **fields: Any) -> libattn.Layer:
+        runtime = libattn.Runtime(ignore_environment=True, backend=backend)
+        scales = {name: fields.pop(name) for name in ("k_scale", "v_scale") if name in fields}
+        layer = runtime.bind(runtime.select([desc(**{"dtype": "bf16", "block_size": block, **fields})])).layers[0]
+        layer.bind_kv_views(*(cache.transpose(2, 3) if hnd else cache))
+        if scales:
+            layer.bind_params(**scales)
+        return layer
+
+    def rows(self, cache: torch.Tensor, block: int, hnd: bool) -> torch.Tensor:
+        """[2, tokens, heads, head_size]"""
+        blocks = cache[:, self.BLOCKS[block]].float()
+        blocks = blocks.transpose(2, 3) if hnd else blocks
+        return blocks.flatten(1, 2)[:, :self.TOKENS]
+
+    def convert(self, backend: str, source: torch.Tensor, given: dict[str, Any], target: torch.Tensor, asked: dict[str, Any]) -> torch.Tensor:
+        """NHD in blocks of 16 to HND in blocks of 64; what the tokens then have."""
+        layers = self.layer(backend, 16, source, False, **given), self.layer(backend, 64, target, True, **asked)
+        libattn.layout_convert(*layers, self.BLOCKS[16], self.BLOCKS[64], self.TOKENS)
+        return self.rows(target, 64, True)
+
+    def test_every_way(self) -> None:
+        for backend in BACKENDS:
+            bits = torch.randn(2, 12, 16, HK, D).bfloat16()
+            target = torch.zeros(2, 3, HK, 64, D, dtype=torch.bfloat16)
+            self.assertTrue(torch.equal(self.convert(backend, bits, {}, target, {}), self.rows(bits, 16, False)))
+            eight = torch.zeros(2, 3, HK, 64, D, dtype=torch.float8_e4m3fn)
+            fp8 = {"kv_dtype": "fp8_e4m3", "k_scale_form": "per_tensor", "v_scale_form": "per_tensor", "k_scale": 0.25, "v_scale": 0.5}
+            scale = torch.tensor([0.25, 0.5])[:, None, None, None]
+            want = (self.rows(bits, 16, False) / scale).to(torch.float8_e4m3fn)
+            self.assertTrue(torch.equal(self.convert(backend, bits, {}, eight, fp8), want.float()))
+            small = torch.randn(2, 12, 16, HK, D).to(torch.float8_e4m3fn)
+            self.assertTrue(torch.equal(self.convert(backend, small, fp8, eight, fp8), self.rows(small, 16, False)))
+            read = self.convert(backend, small, fp8, target, {})
+            self.assertTrue(torch.equal(read, (self.rows(small, 16, False) * scale).bfloat16().float()))
+
+    def test_refused(self) -> None:
+        cache = torch.zeros(2, 12, 16, HK, D, dtype=torch.bfloat16)
+        other = torch.zeros(2, 3, HK, 64, D, dtype=torch.bfloat16)
+        source, target = self.layer("cpu_ref", 16, cache, False), self.layer("cpu_ref", 64, other, True)
+        for field, tables, tokens in (("source_blocks", ([12], [0]), 5), ("source_blocks", ([1, 1], [0]), 20),
+                                      ("target_blocks", ([1, 2], [3]), 20), ("target_blocks", ([1, 2, 3, 4, 5], [0]), 65)):
+            with self.assertRaises(libattn.InvalidArgumentError) as caught:
+                libattn.layout_convert(source, target, *tables, tokens)
+            self.assertEqual(caught.exception.field, field)
+        mla = libattn.MlaDesc(512, 128, 64, 128)
+        latent = bound_layer(libattn.LayerDesc("m", 4, 1, 576, kind="mla", mla=mla, dtype="bf16"), "cpu_ref", 3)[1]
+        for field, layer in (("caches", latent), ("rope", self.layer("cpu_ref", 64, other, True, rope="neox"))):
+            with self.assertRaises(libattn.AttnError) as caught:
+                libattn.layout_convert(source, layer, [1], [0], 5)
+            self.assertEqual(caught.exception.field, field)
+
+
 class Meeting:
     """Ranks that are threads: parts are laid on a table between two barriers."""
 

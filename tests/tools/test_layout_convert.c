@@ -21,7 +21,7 @@ enum order { NHD, HND, NHD_INNER, HND_INNER };
 
 static struct {
     const struct attn_api *api;
-    attn_runtime *runtime;
+    attn_runtime *runtime, *validating;
     struct attn_device where;
     struct device device;
     struct attn_error error;
@@ -109,14 +109,16 @@ static void fill(struct cache *c, bool numbers)
             ((uint16_t *)c->host)[i] = (uint16_t)(i * 40503);
         }
     }
-    assert_true(device_write(&engine.device, c->memory, c->host, (size_t)c->bytes));
 }
 
 static attn_status convert(const struct cache *source, const struct cache *target,
                            const struct layout_tokens *tokens)
 {
-    return layout_convert(engine.api, engine.runtime, engine.where, &source->side, &target->side,
-                          tokens, &engine.error);
+    /* validation refuses NaN among the numbers */
+    attn_runtime *runtime =
+        source->specs[0].kv_dtype == target->specs[0].kv_dtype ? engine.runtime : engine.validating;
+    return layout_convert(engine.api, runtime, engine.where, &source->side, &target->side, tokens,
+                          &engine.error);
 }
 
 /* Tables of blocks that are not in order. */
@@ -152,6 +154,23 @@ static double expected(double x, const struct cache *source, const struct cache 
     return number_load(element, 0, target->specs[0].kv_dtype);
 }
 
+/* All that the tokens do not have becomes 0xff, a NaN of every dtype. */
+static void poison(struct cache *c, const struct layout_tokens *t)
+{
+    const int64_t slots = c->views[0].num_blocks * c->views[0].block_size;
+    for (int64_t slot = 0; slot < slots; slot++) {
+        bool is_token = false;
+        for (int64_t i = 0; i < t->num_tokens; i++) {
+            is_token = is_token || slot_of(t->source_blocks, c->views[0].block_size, i) == slot;
+        }
+        for (int32_t h = 0; h < 2 * HEADS && !is_token; h++) {
+            const int64_t row = c->views[h % 2].head_size * element_of(c->specs[0].kv_dtype);
+            memset(row_of(c, h % 2, slot, h / 2), 0xff, (size_t)row);
+        }
+    }
+    assert_true(device_write(&engine.device, c->memory, c->host, (size_t)c->bytes));
+}
+
 /* Converts, and holds each token's rows to the source's and all other bytes to what they were. */
 static void hold(struct cache *source, struct cache *target, int64_t num_tokens, bool bits,
                  int32_t between)
@@ -159,6 +178,7 @@ static void hold(struct cache *source, struct cache *target, int64_t num_tokens,
     const struct layout_tokens t = tokens_of(source, target, num_tokens);
     const int64_t e = element_of(target->specs[0].kv_dtype);
     uint8_t *seen = malloc((size_t)target->bytes);
+    poison(source, &t);
     memset(target->host, 0x5a, (size_t)target->bytes);
     assert_true(device_write(&engine.device, target->memory, target->host, (size_t)target->bytes));
     CHECK(&engine, convert(source, target, &t));
@@ -247,6 +267,7 @@ TEST(test_dtypes)
         }
         fill(&source, true);
         hold(&source, &target, 300, false, cases[i].between);
+        hold(&source, &target, 40, false, cases[i].between);
         cache_finish(&source);
         cache_finish(&target);
     }
@@ -303,6 +324,8 @@ int main(void)
         options.backend = asked != NULL ? asked : backends[i];
         if (client_open(CORE_FILE, &options, &engine.api, &engine.runtime, &engine.error) !=
                 ATTN_OK ||
+            (options.validate = 1,
+             engine.api->runtime_create(&options, &engine.validating, &engine.error)) != ATTN_OK ||
             engine.api->best_device(engine.runtime, NULL, &engine.where, &engine.error) !=
                 ATTN_OK ||
             device_init(&engine.device, engine.api, engine.runtime, engine.where, &engine.error) !=
@@ -315,6 +338,7 @@ int main(void)
         failed += test_run(NULL, NULL);
         device_finish(&engine.device);
         engine.api->runtime_destroy(engine.runtime);
+        engine.api->runtime_destroy(engine.validating);
     }
     return failed;
 }

@@ -367,7 +367,7 @@ static attn_status write_rows(struct conversion *c, const struct attn_tensor *k,
 }
 
 /* A source of plain numbers is read in place: a run takes row s of consecutive blocks, which are as
- * far apart as blocks are. Rows that nobody wants have no slot. */
+ * far apart as blocks are, from the first to the last that is wanted. Others have no slot. */
 static attn_status convert_in_place(struct conversion *c)
 {
     struct attn_kv_view *k = &c->views[0][0], *v = &c->views[0][1];
@@ -382,28 +382,34 @@ static attn_status convert_in_place(struct conversion *c)
     const int64_t at_once = size < MAX_SLOTS ? MAX_SLOTS / size : 1;
     for (int64_t first = 0; first < blocks; first += at_once) {
         const int64_t count = blocks - first < at_once ? blocks - first : at_once;
-        bool any = false;
         for (int64_t b = 0; b < count; b++) {
             for (int64_t s = 0; s < size; s++) {
                 c->slots[s * count + b] = c->to[(first + b) * size + s];
-                any = any || c->slots[s * count + b] >= 0;
             }
-        }
-        if (!any) {
-            continue;
         }
         TRY(device_copy_in(&c->device, c->device_slots, c->slots,
                            (size_t)(count * size) * sizeof *c->slots, c->error));
         for (int64_t s = 0; s < size; s++) {
             struct attn_tensor rows[2];
-            int64_t shapes[2][3] = {{count}, {count}}, strides[2][3];
+            int64_t from = s * count, to = from + count;
+            while (from < to && c->slots[from] < 0) {
+                from++;
+            }
+            while (to > from && c->slots[to - 1] < 0) {
+                to--;
+            }
+            if (from == to) {
+                continue;
+            }
+            int64_t shapes[2][3] = {{to - from}, {to - from}}, strides[2][3];
             for (int32_t i = 0; i < 2; i++) {
                 const struct attn_kv_view *view = &c->views[0][i];
-                char *data = (char *)view->data + first * block_bytes[i] + s * view->stride_slot;
+                char *data = (char *)view->data + (first + from - s * count) * block_bytes[i] +
+                             s * view->stride_slot;
                 rows[i] = rows_tensor(c, i, data, shapes[i], strides[i], block_bytes[i],
                                       view->stride_head);
             }
-            TRY(write_rows(c, &rows[0], &rows[1], c->device_slots + s * count, count));
+            TRY(write_rows(c, &rows[0], &rows[1], c->device_slots + from, to - from));
         }
     }
     return ATTN_OK;
@@ -481,7 +487,7 @@ static attn_status convert(struct conversion *c)
     const bool raw = is_same_fp8(source, target), reads = !raw && !is_plain(from);
     const int32_t size = source->specs[0].block_size;
     const int32_t max_tokens = size < MAX_READ_TOKENS ? MAX_READ_TOKENS / size * size : size;
-    static const int32_t numbers[] = {0, 1, 1};
+    static const int32_t numbers[] = {0, 1};
     memcpy(c->views[0], source->views, sizeof c->views[0]);
     memcpy(c->views[1], target->views, sizeof c->views[1]);
     c->dtype = raw              ? ATTN_DTYPE_BF16

@@ -18,6 +18,7 @@ from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout
                             PlanMode, Status, VerdictCode)
 from ._library import Library, open_library
 from .collectives import Collectives
+from .convert import layout_convert
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
 from .layers import ContextParallel, EncoderQuant, GdnDesc, IndexLists, IndexerDesc, LayerDesc, MlaDesc, RecurrentRule
 from .layout import layout_id, layout_text
@@ -37,5 +38,5 @@ __all__ = [
     "KvLayout", "KvSpec", "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
     "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "RecurrentRule", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
     "Verdict", "VerdictCode", "allocate", "as_tensor", "batch_order", "context_parallel_length",
-    "context_parallel_slots", "extensions", "layout_id", "layout_text", "open_library",
+    "context_parallel_slots", "extensions", "layout_convert", "layout_id", "layout_text", "open_library",
 ]
