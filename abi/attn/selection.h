@@ -62,6 +62,13 @@ struct attn_choice {
     /* block_size, or a divisor of it that the kernels take, see attn_cache_spec */
     int32_t kernel_block_size;
     int32_t kv_dtype_v; /* of V's cache; as kv_dtype where both are alike */
+    /* What attn-check holds the backend to: an element of out is off by no more than
+     * bound_of_row_rms of its row's root mean square and bound_of_element of itself, its
+     * log-sum-exp by bound_of_lse (0: it has none, a recurrent layer's). Keys and values count as
+     * they are stored. With no backend, or of an indexer: 0 */
+    double bound_of_row_rms;
+    double bound_of_element;
+    double bound_of_lse;
 };
 
 enum attn_verdict_code {
@@ -82,7 +89,7 @@ struct attn_reason {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 64, "attn_select_options of ABI 0.3");
-ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 80, "attn_choice of ABI 0.3");
+ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 104, "attn_choice of ABI 0.3 and bounds");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.3");
 
 #endif

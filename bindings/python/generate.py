@@ -182,7 +182,7 @@ def generate() -> str:
         "# SPDX-License-Identifier: Apache-2.0",
         '"""The public headers as ctypes declarations. Written by ``bindings/python/generate.py``: do not edit."""',
         "# fmt: off",
-        "from ctypes import (CFUNCTYPE, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32,",
+        "from ctypes import (CFUNCTYPE, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32,",
         "                    c_uint64, c_void_p)",
         "from enum import IntEnum",
         "",

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "select/bound.h"
 #include "select/names.h"
 #include "util/device.h"
 #include "util/error.h"
@@ -270,6 +271,7 @@ static void fill_choice(struct selection *selection, const struct layer *layer,
     choice->graph_level = candidate->match.graph_level;
     choice->block_size = candidate->match.block_size;
     choice->kernel_block_size = candidate->match.kernel_block_size;
+    bound_set(choice, &layer->desc);
 }
 
 /* Layout: what decode prefers if prefill can read it, a vendor's for K and V alone; a sharing layer

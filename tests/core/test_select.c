@@ -29,6 +29,8 @@ TEST(test_rank_and_ties)
     assert_int_equal(choice.rank, 10);
     assert_int_equal(choice.kv_dtype, ATTN_KV_BF16);
     assert_int_equal(choice.block_size, 16);
+    assert_true(choice.bound_of_row_rms == 2e-2 && choice.bound_of_element == 1.2e-2); /* bf16's */
+    assert_true(choice.bound_of_lse == 0x1p-7);
     assert_int_equal(assignment_verdict(a, 0, D, 1, &verdict, &reasons), ATTN_OK);
     assert_int_equal(verdict, ATTN_VERDICT_CHOSEN);
     assert_int_equal(assignment_verdict(a, 0, D, 2, &verdict, &reasons), ATTN_OK);

@@ -1,30 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How far from the reference an attend's results may be: what attn-check enforces and attn-info
- * shows; docs/semantics.md, 7. */
+/* Numbers held to the bound that the core answers for a layer. */
 #ifndef TOOLS_COMMON_BOUND_H
 #define TOOLS_COMMON_BOUND_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-/* |error| <= absolute * RMS of the reference's row + relative * |reference| + least. */
-struct bound {
-    double absolute;
-    double relative;
-    double least;
-};
-
-/* On what the bound of an attend depends. */
-struct attend_form {
-    int32_t dtype;                /* enum attn_dtype_id: f16, bf16 or f32 */
-    int32_t kv_dtype, kv_dtype_v; /* enum attn_kv_dtype of keys and values, never AUTO */
-    int32_t q_dtype;              /* enum attn_dtype_id of queries that come quantized, else 0 */
-    bool scales_p;                /* probabilities are quantized */
-    int32_t head_size;
-};
-
-/* The largest score that attn-check's inputs have, of a needle; hardly another key has more. */
-#define LARGEST_SCORE 14.0
+#include "select/bound.h"
 
 /* How far an element of a row may be from `want`, `rms` being the row's. */
 double bound_allows(struct bound bound, double rms, int32_t dtype, double want);
@@ -33,12 +12,5 @@ double bound_allows(struct bound bound, double rms, int32_t dtype, double want);
 double bound_ratio(double want, double have, double allowed);
 /* The root mean square of the finite ones of `dims` elements from `at` on. */
 double bound_rms(const void *row, int64_t at, int32_t dtype, int64_t dims);
-
-/* Of any kernel with outputs of that dtype. */
-struct bound bound_of_dtype(int32_t dtype);
-/* Of an attend: by its activations, its cache, and what is rounded on the way. */
-struct bound bound_of_attend(const struct attend_form *form);
-/* Of its log-sum-exp: relative and least. */
-struct bound bound_of_attend_lse(const struct attend_form *form);
 
 #endif

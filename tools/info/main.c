@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/bound.h"
 #include "common/cache_lines.h"
 #include "common/command.h"
 #include "common/declared.h"
@@ -304,23 +303,13 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
 /* What attn-check holds a backend to that serves the layer, next to cpu_ref. */
 static void add_bound(const struct info *info, struct json *layer, int32_t index)
 {
-    const struct attn_layer_desc *d = &info->config.layers[index].desc;
     struct attn_choice choice = {.struct_size = sizeof choice};
     info->api->assignment_choice(info->assignment, index, ATTN_PHASE_DECODE, &choice);
-    const bool recurrent = d->kind == ATTN_LAYER_RECURRENT;
-    const struct attend_form form = {.dtype = d->dtype,
-                                     .kv_dtype = choice.kv_dtype,
-                                     .kv_dtype_v =
-                                         d->kv_dtype_v != 0 ? d->kv_dtype_v : choice.kv_dtype,
-                                     .q_dtype = d->q_scale_form != ATTN_SCALE_NONE ? d->q_dtype : 0,
-                                     .scales_p = d->p_scale_form != ATTN_SCALE_NONE,
-                                     .head_size = d->head_size};
-    const struct bound out = recurrent ? bound_of_dtype(d->dtype) : bound_of_attend(&form);
     struct json *bound = json_add(layer, "bound", json_object());
-    json_add(bound, "of_row_rms", json_number(out.absolute));
-    json_add(bound, "of_element", json_number(out.relative));
-    if (!recurrent) {
-        json_add(bound, "lse", json_number(bound_of_attend_lse(&form).least));
+    json_add(bound, "of_row_rms", json_number(choice.bound_of_row_rms));
+    json_add(bound, "of_element", json_number(choice.bound_of_element));
+    if (choice.bound_of_lse > 0) {
+        json_add(bound, "lse", json_number(choice.bound_of_lse));
     }
 }
 
@@ -381,8 +370,10 @@ static void print_explanation(const struct json *layer)
         }
     }
     const struct json *bound = json_get(layer, "bound");
-    printf("      held by attn-check to %g of a row's root mean square + %g of an element\n",
-           json_value(bound, "of_row_rms"), json_value(bound, "of_element"));
+    if (json_value(bound, "of_row_rms") > 0) {
+        printf("      held by attn-check to %g of a row's root mean square + %g of an element\n",
+               json_value(bound, "of_row_rms"), json_value(bound, "of_element"));
+    }
     JSON_EACH(rejected, json_get(layer, "eligible"))
     {
         printf("      %s could serve %s: declared rank %d\n", json_text(rejected, "backend"),

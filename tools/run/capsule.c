@@ -128,8 +128,7 @@ static attn_status select_layer(struct replay *r, attn_runtime *runtime, const c
     struct attn_layer_desc desc = {.struct_size = sizeof desc,
                                    .name = c->layer,
                                    .next = c->kv_lora_rank > 0 ? &mla.ext : NULL,
-                                   .kind =
-                                       c->kv_lora_rank > 0 ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER,
+                                   .kind = c->kv_lora_rank ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER,
                                    .dtype = c->dtype,
                                    .num_q_heads = c->num_q_heads,
                                    .num_kv_heads = c->num_kv_heads,
@@ -444,11 +443,8 @@ static void replay_finish(struct replay *r)
 
 /* Each element of `found` against the reference; says where the worst one is. */
 static void compare(struct json *results, const struct capsule *c, const char *what,
-                    const uint8_t *found, const uint8_t *reference)
+                    struct bound bound, const uint8_t *found, const uint8_t *reference)
 {
-    const struct attend_form form = {
-        .dtype = c->dtype, .kv_dtype = c->dtype, .kv_dtype_v = c->dtype, .head_size = c->head_size};
-    const struct bound bound = bound_of_attend(&form);
     const int32_t roundings = c->kv_lora_rank > 0 ? 3 : 1; /* projected, attended, projected back */
     const int64_t rows = capsule_rows(c, 3) * c->num_q_heads, dims = c->head_size_v;
     int64_t off = 0, worst_at = 0;
@@ -539,9 +535,13 @@ static int tell(const struct contents *from, const struct replay *tested,
     int code = EXIT_SUCCESS;
     json_add(root, "capsule", describe(&from->capsule));
     struct json *results = json_add(root, "results", json_array());
-    compare(results, &from->capsule, tested->backends, tested->out, reference->out);
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    reference->api->assignment_choice(reference->assignment, 0, ATTN_PHASE_DECODE, &choice);
+    const struct bound bound = {choice.bound_of_row_rms, choice.bound_of_element, 0};
+    compare(results, &from->capsule, tested->backends, bound, tested->out, reference->out);
     if (from->capsule.real) {
-        compare(results, &from->capsule, "the recorded output", from->tensors[3], reference->out);
+        compare(results, &from->capsule, "the recorded output", bound, from->tensors[3],
+                reference->out);
     }
     JSON_EACH(item, results)
     {

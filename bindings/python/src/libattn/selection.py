@@ -47,6 +47,9 @@ class Choice(Record):
     composed: int
     graph_level: int
     status: int
+    bound_of_row_rms: float
+    bound_of_element: float
+    bound_of_lse: float
 
 
 @dataclass(frozen=True)

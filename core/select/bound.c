@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "select/bound.h"
+
+#include <attn/draft/indexer.h>
+
+/* float32: sums of float32 products and an exponential good to a few units in the last place.
+ * 16-bit: probabilities and outputs rounded to the format, 2^-11 and 2^-8 of a value, and half of
+ * that again for the running maximum's rescaling. */
+static const struct bound dtype_bounds[] = {[ATTN_DTYPE_F16] = {3e-3, 2e-3},
+                                            [ATTN_DTYPE_BF16] = {2e-2, 1.2e-2},
+                                            [ATTN_DTYPE_F32] = {4e-5, 2e-5}};
+static const double lse_bounds[] = {
+    [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 0x1p-12};
+
+/* A query that the backend quantizes to int8 per (token, head) is off by half of amax / 127 in each
+ * element: of logits of deviation 4 some hundredths, and as much of each probability. */
+#define INT8_QUERY_BOUND 6e-2
+/* Probabilities in e4m3 are off by up to 2^-4 of themselves, in e5m2 by 2^-3, and two backends may
+ * round to different sides; a weighted mean of many is off by less. */
+#define E4M3_PROBABILITY_BOUND 1.5e-1
+#define E5M2_PROBABILITY_BOUND 3.0e-1
+
+/* Queries and keys in e4m3 may be multiplied as they come, which Hopper's matrix units do in steps
+ * of 32 dims that lose what lies below 2^-13 of the largest number of a step, the sum so far among
+ * them (DeepSeek-V3's technical report, 3.5.2; an H200 agrees with it to all digits that were
+ * printed). Where a score s grows evenly, as a needle's does, step i of n adds 32 numbers to
+ * s i / n and loses at most half of that unit of each in the mean: 32 2^-14 s (1 + ... + n - 1) / n
+ * = (D - 32) 2^-15 s in all. Other scores lose less, since their products differ in sign. A
+ * log-sum-exp is off by no more than the scores that matter to it. Only of bf16: float16 layers
+ * want more than such sums have. */
+static double lost_of_score(const struct attend_form *f)
+{
+    const int32_t d = f->head_size;
+    const bool e4m3 = f->q_dtype == ATTN_DTYPE_FP8_E4M3 && f->kv_dtype == ATTN_KV_FP8_E4M3;
+    return e4m3 && f->dtype == ATTN_DTYPE_BF16 && d > 32 ? (d - 32) * 0x1p-15 : 0;
+}
+
+static bool quantizes_queries(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_INT8_KV || kv_dtype == ATTN_KV_INT8_K;
+}
+
+/* A quantized cache or query adds nothing by itself, since both sides read the same bytes; but a
+ * backend may multiply in 16 bits what is stored in 8. */
+static int32_t least_precise(const struct attend_form *f)
+{
+    const bool small = f->kv_dtype > ATTN_KV_F32 || f->q_dtype != 0;
+    return small && f->dtype == ATTN_DTYPE_F32 ? ATTN_DTYPE_F16 : f->dtype;
+}
+
+struct bound bound_of_dtype(int32_t dtype)
+{
+    return dtype_bounds[dtype];
+}
+
+struct bound bound_of_attend(const struct attend_form *f)
+{
+    struct bound bound = dtype_bounds[least_precise(f)];
+    if (quantizes_queries(f->kv_dtype)) {
+        bound.absolute += INT8_QUERY_BOUND;
+    }
+    if (f->scales_p) {
+        const bool e5m2 = f->kv_dtype_v == ATTN_KV_FP8_E5M2;
+        bound.absolute += e5m2 ? E5M2_PROBABILITY_BOUND : E4M3_PROBABILITY_BOUND;
+    }
+    /* where scores of keys differ by x more or less, weights move by x / 2 in all at most */
+    bound.absolute += lost_of_score(f) * LARGEST_SCORE / 2;
+    return bound;
+}
+
+/* The logarithm of a sum of probabilities that are good to half a unit of the format. */
+struct bound bound_of_attend_lse(const struct attend_form *f)
+{
+    double least = lse_bounds[least_precise(f)];
+    least += quantizes_queries(f->kv_dtype) ? INT8_QUERY_BOUND : 0;
+    return (struct bound){.relative = lost_of_score(f), .least = least};
+}
+
+void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
+{
+    const struct attend_form form = {
+        .dtype = layer->dtype,
+        .kv_dtype = choice->kv_dtype,
+        .kv_dtype_v = choice->kv_dtype_v,
+        .q_dtype = layer->q_scale_form != ATTN_SCALE_NONE ? layer->q_dtype : 0,
+        .scales_p = layer->p_scale_form != ATTN_SCALE_NONE,
+        .head_size = layer->head_size};
+    const bool recurrent = layer->kind == ATTN_LAYER_RECURRENT;
+    if (layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+        return; /* its output is lists */
+    }
+    const struct bound out = recurrent ? bound_of_dtype(layer->dtype) : bound_of_attend(&form);
+    choice->bound_of_row_rms = out.absolute;
+    choice->bound_of_element = out.relative;
+    choice->bound_of_lse = recurrent ? 0 : bound_of_attend_lse(&form).least;
+}
