@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Where a kernel that computes next to nothing is drawn: as far under the roof as its bytes are. */
+#define LEAST_PER_BYTE 0.2
 #define MAX_SERIES (SHAPE_KIND_COUNT * MAX_BACKENDS)
 
 static attn_status fail(struct attn_error *error, const char *field, const char *what)
@@ -48,11 +50,14 @@ static void put_quoted(FILE *pipe, const char *text)
 /* Draws $data (operations per byte, TFLOP/s, length, time, floor), which has `count` data sets with
  * their titles, under ceilings `read` and `peak`. */
 static const char script[] =
-    "set termoption noenhanced\nset key below\nset grid\nset multiplot layout 1,2\n"
+    "set termoption noenhanced\nset key below samplen 2 height 1\nset grid\n"
+    "set colorsequence podo\nset format '%g'\nset rmargin 5\nset multiplot layout 1,2\n"
     "roof(x) = x * read < peak ? x * read : peak\n"
-    "set title 'Roofline'\nset xlabel 'operations per byte'\nset ylabel 'TFLOP/s'\n"
+    "set title 'Roofline (left of 1/4: what moves bytes and computes nothing)'\n"
+    "set xlabel 'operations per byte'\nset ylabel 'TFLOP/s'\n"
     "set logscale xy\n"
-    "plot [0.1:10000] roof(x) with lines lc 'black' lw 2 title 'ceilings of the same run', "
+    "plot [0.1:10000] roof(x) with lines lc 'black' lw 2 "
+    "title sprintf('ceilings: %.4g GB/s, %.3g TFLOP/s', 1e3 * read, peak), "
     "for [i=1:count] $data index i-1 using 1:2 with points lc i pt 7 title titles[i]\n"
     "set title 'Time over length (dashed: floor)'\nset xlabel 'keys, or rows'\n"
     "set ylabel 'microseconds'\nset autoscale\n"
@@ -95,8 +100,10 @@ static int32_t put_data(FILE *pipe, const struct report *report)
         for (int32_t j = i; j < report->count && begins; j++) {
             const struct timing *t = &all[j].timing;
             if (same_series(&all[j], &all[i])) {
-                fprintf(pipe, "%.9g %.9g %.9g %.9g %.9g\n",
-                        t->gb_s > 0 ? 1e3 * t->tflop_s / t->gb_s : 0, t->tflop_s,
+                const double per_byte = t->gb_s > 0 ? 1e3 * t->tflop_s / t->gb_s : 0;
+                const double at = per_byte > LEAST_PER_BYTE ? per_byte : LEAST_PER_BYTE;
+                fprintf(pipe, "%.9g %.9g %.9g %.9g %.9g\n", at,
+                        per_byte > LEAST_PER_BYTE ? t->tflop_s : 1e-3 * at * t->gb_s,
                         length_of(&all[j].shape), t->time_us, t->floor_us);
             }
         }
@@ -160,7 +167,7 @@ attn_status plot_write(const struct report *report, const struct session *sessio
         if (count > 0) {
             double f32 = ceilings_best(session->ceilings, CEILING_F32);
             double bf16 = ceilings_best(session->ceilings, CEILING_BF16);
-            fprintf(pipe, "read = %.9g\npeak = %.9g\nset terminal %s size 1280,560\n%s",
+            fprintf(pipe, "read = %.9g\npeak = %.9g\nset terminal %s size 1280,640\n%s",
                     1e-12 * ceilings_best(session->ceilings, CEILING_READ),
                     1e-12 * (bf16 > f32 ? bf16 : f32), svg ? "svg background 'white'" : "pngcairo",
                     script);
