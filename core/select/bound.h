@@ -27,11 +27,11 @@ struct attend_form {
 /* The largest score that attn-check's inputs have, of a needle; hardly another key has more. */
 #define LARGEST_SCORE 14.0
 
-/* Of any kernel with outputs of that dtype. */
+/* The bound of any kernel with outputs of that dtype. */
 struct bound bound_of_dtype(int32_t dtype);
-/* Of an attend: by its activations, its cache, and what is rounded on the way. */
+/* The bound of an attend, by its activations, its cache, and what is rounded on the way. */
 struct bound bound_of_attend(const struct attend_form *form);
-/* Of its log-sum-exp: relative and least. */
+/* The bound of its log-sum-exp: relative and least. */
 struct bound bound_of_attend_lse(const struct attend_form *form);
 
 /* Writes the bound of a layer that the choice serves, whose kv_dtype and kv_dtype_v are set. */

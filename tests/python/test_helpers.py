@@ -428,6 +428,20 @@ class LayoutConvert(unittest.TestCase):
             read = self.convert(backend, small, fp8, target, {})
             self.assertTrue(torch.equal(read, (self.rows(small, 16, False) * scale).bfloat16().float()))
 
+    def test_rows_with_scales(self) -> None:
+        """From 8 bits with a scale for each token and head, as the backend lays them out."""
+        for backend in BACKENDS:
+            model, source = bound_layer(desc(dtype="bf16", kv_dtype="int8_per_token_head"), backend, 12)
+            k, v = torch.randn(2, self.TOKENS, HK, D).bfloat16()
+            slots = [self.BLOCKS[16][t // 16] * 16 + t % 16 for t in range(self.TOKENS)]
+            batch = libattn.Batch([0, self.TOKENS], [self.TOKENS], [self.BLOCKS[16]], slots)
+            planned(model, batch).run(source, None, k, v, None, flags=libattn.NO_ATTEND)
+            cache = torch.zeros(2, 3, HK, 64, D, dtype=torch.bfloat16)
+            libattn.layout_convert(source, self.layer(backend, 64, cache, True), self.BLOCKS[16], self.BLOCKS[64], self.TOKENS)
+            for rows, given in zip(self.rows(cache, 64, True), (k, v)):
+                step = given.float().abs().amax(-1, keepdim=True) / 127
+                self.assertLess(float(((rows - given.float()).abs() / step).max()), 1.1, backend)  # half a step, and bf16's
+
     def test_refused(self) -> None:
         cache = torch.zeros(2, 12, 16, HK, D, dtype=torch.bfloat16)
         other = torch.zeros(2, 3, HK, 64, D, dtype=torch.bfloat16)

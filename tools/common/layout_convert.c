@@ -11,7 +11,7 @@
 #include "common/device.h"
 
 #define MAX_SLOTS 65536      /* written by the runs between two copies to the device */
-#define MAX_READ_TOKENS 1024 /* of a quantized source at once */
+#define MAX_READ_TOKENS 1024 /* read at once from a quantized source */
 #define VECTOR 16            /* bytes at whose multiples every backend copies rows unchanged */
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -34,11 +34,11 @@ struct conversion {
     attn_runtime *runtime;
     const struct layout_tokens *tokens;
     const struct layout_side *sides[2]; /* source, target */
-    struct attn_kv_view views[2][2];    /* of K and V; of raw bytes as elements of 16 bits */
+    struct attn_kv_view views[2][2];    /* K's and V's; raw bytes as elements of 16 bits */
     struct device device;
     void *stream;
     struct worker writer, readers[2];
-    int32_t dtype; /* of the rows that are written */
+    int32_t dtype; /* the written rows' */
     int64_t *to;   /* host: the target's slot of each of the source's, or -1 */
     int64_t *slots, *device_slots;
     int32_t *numbers; /* device: of the writer's batch */

@@ -18,23 +18,24 @@ struct layout_side {
     int32_t num_caches;
 };
 
-/* Tokens 0 to num_tokens - 1 of one request: rows of the two block tables, in host memory. A block
- * of the source stands there once. */
+/* Tokens 0 to num_tokens - 1 of one request: its rows of the two block tables, in host memory. No
+ * block of the source stands there twice. */
 struct layout_tokens {
     const int32_t *source_blocks;
     const int32_t *target_blocks;
     int64_t num_tokens;
 };
 
-/* Copies K and V of these tokens. Caches of one dtype and equal scales get the same bits; any other
- * number is rounded to the target's dtype, from an fp8 cache or one with scales of its own to the
- * activations' dtype first (which changes no number of an fp8 cache unless its scale is not a power
- * of two). From such a cache a -0 may become 0, and a row with a NaN becomes NaN.
+/* Copies K and V of these tokens. Between caches of one dtype, f32, f16, bf16 or fp8 of equal
+ * scales, all bits arrive. Any other number is rounded to the target's dtype; one of a quantized
+ * source is first read in the activations' dtype (exact where its scale is a power of two), a -0
+ * then as 0, and a token with a NaN as NaN.
  *
- * Both caches lie on `device`, share no memory, and no work on them is in flight; the copy is done
- * on return. Scratch is at most 512 KiB and 1,024 tokens' K and V. The runtime's selection text
- * chooses the backend. Refused by name: MLA and recurrent layers, other heads or head sizes,
- * another `rope`, sources in packs or of a dtype without a plain number in each place. */
+ * Both caches lie on `device` and share no memory, and no work on them is in flight; the copy is
+ * done on return. Scratch is at most 512 KiB and 1,024 tokens' K, V and q. The runtime's selection
+ * text chooses the backend. Refused by name: layers that are not K and V alone (MLA, recurrent
+ * layers), other heads or head sizes, another `rope`, sources in packs, and sources of 4 bits or of
+ * a dtype whose K and V differ in form. */
 attn_status layout_convert(const struct attn_api *api, attn_runtime *runtime,
                            struct attn_device device, const struct layout_side *source,
                            const struct layout_side *target, const struct layout_tokens *tokens,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .model import Layer
 
 _MAX_SLOTS = 65536  # written by the runs between two copies to the device
-_MAX_READ_TOKENS = 1024  # of a quantized source at once
+_MAX_READ_TOKENS = 1024  # read at once from a quantized source
 _VECTOR = 16  # bytes at whose multiples every backend copies rows unchanged
 _PLAIN = {KvDtype.F16: "f16", KvDtype.BF16: "bf16", KvDtype.F32: "f32"}
 _FP8 = (KvDtype.FP8_E4M3, KvDtype.FP8_E5M2, KvDtype.FP8_E4M3FNUZ)
@@ -204,8 +204,9 @@ def layout_convert(source: Layer, target: Layer, source_blocks: Sequence[int], t
                    num_tokens: int) -> None:
     """Copy K and V of a request's tokens from one bound layer's cache into another's, on their device.
 
-    Block sizes, order of rows and heads, places of the planes and dtype may differ. Caches of one dtype and equal scales get
-    the same bits; other numbers are rounded to the target's dtype, those of quantized sources to the activations' dtype first.
+    Block sizes, order of rows and heads, places of the planes and dtype may differ. Between caches of one dtype (f32, f16,
+    bf16, fp8 of equal scales) all bits arrive; other numbers are rounded to the target's dtype, those of other quantized
+    sources to the activations' dtype first.
 
     Parameters
     ----------
