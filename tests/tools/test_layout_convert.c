@@ -317,10 +317,10 @@ TEST(test_refused)
 int main(void)
 {
     static const char *const backends[] = {"cpu_ref", "cpu_simd"};
-    const char *asked = getenv("ATTN_TEST_BACKEND");
+    const char *asked = getenv("ATTN_TEST_BACKEND"), *plugins = getenv("ATTN_TEST_PLUGINS");
     int failed = 0;
     for (size_t i = 0; i < (asked != NULL ? 1 : sizeof backends / sizeof *backends); i++) {
-        struct attn_runtime_options options = client_options(PLUGINS);
+        struct attn_runtime_options options = client_options(plugins != NULL ? plugins : PLUGINS);
         options.backend = asked != NULL ? asked : backends[i];
         if (client_open(CORE_FILE, &options, &engine.api, &engine.runtime, &engine.error) !=
                 ATTN_OK ||
