@@ -4,6 +4,8 @@
 #ifndef PLUGINS_COMMON_DECLARED_H
 #define PLUGINS_COMMON_DECLARED_H
 
+#include <attn/draft/index_lists.h>
+
 #include "common/entry.h"
 #include "common/recurrent.h"
 #include "common/number.h"
@@ -131,6 +133,26 @@ static inline void refuse_rows(const struct attn_layer_desc *layer,
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].refused) {
             reasons->refuse(reasons->user, rows[i].field, rows[i].asked, rows[i].supported);
+        }
+    }
+}
+
+/* Entries of a list have no places in a row of scores, and keys next to each other need not be in
+ * one block. */
+static inline void refuse_beside_lists(const struct attn_layer_desc *layer,
+                                       const struct attn_reason_sink *reasons)
+{
+    const struct {
+        bool refused;
+        const char *field, *asked;
+    } rows[] = {{layer->alibi != ATTN_ALIBI_NONE, "alibi", "set"},
+                {layer->tree_mask != ATTN_TREE_NONE, "tree_mask", "set"},
+                {layer->prefix_lm != 0, "prefix_lm", "yes"},
+                {layer->kv_dtype == ATTN_KV_NVFP4, "kv_dtype", "nvfp4"}};
+    const bool lists = ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS) != NULL;
+    for (size_t i = 0; lists && i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].refused) {
+            reasons->refuse(reasons->user, rows[i].field, rows[i].asked, "not with lists of keys");
         }
     }
 }

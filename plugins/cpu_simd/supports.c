@@ -26,25 +26,6 @@ static void supports_latent(const struct attn_layer_desc *layer,
     }
 }
 
-/* Entries of a list have no places in a row, and keys next to each other need not be in one block.
- */
-static void supports_lists(const struct attn_layer_desc *layer,
-                           const struct attn_reason_sink *reasons)
-{
-    const struct {
-        bool refused;
-        const char *field, *asked;
-    } rows[] = {{layer->alibi != ATTN_ALIBI_NONE, "alibi", "set"},
-                {layer->tree_mask != ATTN_TREE_NONE, "tree_mask", "set"},
-                {layer->prefix_lm != 0, "prefix_lm", "yes"},
-                {layer->kv_dtype == ATTN_KV_NVFP4, "kv_dtype", "nvfp4"}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (rows[i].refused) {
-            reasons->refuse(reasons->user, rows[i].field, rows[i].asked, "not with lists of keys");
-        }
-    }
-}
-
 attn_status simd_supports(const struct attn_supports_args *args,
                           const struct attn_reason_sink *reasons, struct attn_error *error)
 {
@@ -53,9 +34,7 @@ attn_status simd_supports(const struct attn_supports_args *args,
     if (layer_is_latent(layer)) {
         supports_latent(layer, reasons);
     }
-    if (ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS) != NULL) {
-        supports_lists(layer, reasons);
-    }
+    refuse_beside_lists(layer, reasons);
     /* fp8 probabilities are relative to a row's largest score, which has to be known first, and
      * sinks come last */
     if (layer->sink_len > 0 && layer->p_scale_form != ATTN_SCALE_NONE) {

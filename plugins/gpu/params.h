@@ -97,6 +97,14 @@ struct gpu_problem {
     const float *sinks, *slopes; /* NULL: none */
     int32_t
         topk; /* keys of a query's list in a sparse layer's schedule; 0: all keys of its request */
+    /* Lists of keys (attn/draft/index_lists.h): `listed` keys of a list at most, 0: there are none;
+     * `lists` of each token. Kernels read `units` in place of the block table: a token and list's
+     * visible slots in the order of the list, 1 << unit_shift neighbouring ones at a time, the
+     * cache's slots counted along; list_lengths [tokens, lists] are their keys. Units of a list
+     * that its last key does not fill come last. Each token is a request of the schedule. */
+    int32_t listed, lists, unit_shift, num_tokens;
+    int64_t unit_stride; /* units of a list */
+    const int32_t *units, *list_lengths;
     const int32_t *wanted_rows; /* fast prefill: the rows of out to compute; NULL: all */
     int32_t num_wanted_rows;
 };
@@ -156,6 +164,9 @@ struct gpu_write_params {
     const int64_t *slots;
     int64_t num_slots;
     int32_t num_heads, block_size;
+    /* write_rows only: 1: k alone; an indexer's slots count tokens, of which each tokens_per_row-th
+     * has a row */
+    int32_t sides, tokens_per_row;
     /* rope_write_kv only: q and k are rotated in place first */
     struct gpu_tensor q, cos_sin;
     const int64_t *positions;
@@ -164,6 +175,15 @@ struct gpu_write_params {
     int32_t num_q_heads, rotary_dim, neox;
     float norm_eps;
     int32_t vectors[2]; /* 16-byte vectors written for a head's row: write_copy, write_fp8 */
+};
+
+/* Makes units and lengths of the problem, whose terms are those of the layer. */
+struct gpu_list_params {
+    struct gpu_problem problem;
+    const int32_t *entries, *lengths; /* lengths: NULL: all lists are max_entries long */
+    int64_t entry_token, entry_list, length_token; /* elements */
+    int32_t max_entries, entry_units;              /* units of an entry */
+    int32_t *units, *list_lengths;
 };
 
 struct gpu_table_params {

@@ -244,7 +244,9 @@ GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, con
     key_place at = {0, 0, 1.0f, 1.0f};
     key = min(max(key, r.row_tile.k0), r.row_tile.k1 - 1);
     int64_t block = r.row_tile.key_start + key, slot = 0;
-    if (p.problem.paged) {
+    if (p.problem.units != nullptr) {
+        find_listed(p.problem, r.row_tile.table, key, block, slot);
+    } else if (p.problem.paged) {
         int32_t index = finder.shift >= 0 ? key >> finder.shift : key / finder.block_size;
         block = p.problem.block_table[r.row_tile.table + index];
         slot = key - index * finder.block_size;

@@ -5,6 +5,7 @@
 
 #include "gpu/delta.h"
 #include "gpu/kernels/list.h"
+#include "gpu/index.h"
 #include "gpu/latent.h"
 #include "gpu/params.h"
 #include "device.h"

@@ -142,7 +142,9 @@ GPU_INLINE key_place find_key(const gpu_params &p, const gpu_run &r, int32_t key
         return at;
     }
     int64_t block = r.row_tile.key_start + key, slot = 0;
-    if (p.problem.paged) {
+    if (p.problem.units != nullptr) {
+        find_listed(p.problem, r.row_tile.table, key, block, slot);
+    } else if (p.problem.paged) {
         int32_t index = key / p.problem.block_size;
         block = p.problem.block_table[r.row_tile.table + index];
         slot = key - index * p.problem.block_size;

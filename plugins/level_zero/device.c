@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpu/delta.h"
+#include "gpu/index.h"
 #include "gpu/latent.h"
 #include "loaded.h"
 #include "sysfs.h"

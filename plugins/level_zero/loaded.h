@@ -12,7 +12,7 @@
 #include "gpu/params.h"
 #include "loader.h"
 
-#define MAX_MODULES 16
+#define MAX_MODULES 24
 #define MAX_STREAMS 64
 #define MAX_EVENTS 64
 

@@ -6,6 +6,7 @@
 
 #include "gpu/delta.h"
 #include "gpu/device/target.h"
+#include "gpu/index.h"
 #include "gpu/latent.h"
 #include "gpu/params.h"
 #include "host_device.h"

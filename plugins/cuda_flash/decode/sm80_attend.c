@@ -299,7 +299,8 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
     int32_t ctas, stages, kind = kind_of(p);
     uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     bool is_short = p->q.dtype == ATTN_DTYPE_BF16 || p->q.dtype == ATTN_DTYPE_F16;
-    if (kind < 0 || (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 ||
+    if (problem->units != NULL || /* the plain kernel's */
+        kind < 0 || (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 ||
         p->k.pack != 0 || p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
         problem->head_size_v > SM80_MAX_SIZE) {
         return false;

@@ -3,6 +3,7 @@
  * restored every time. */
 #include "gpu/cuda/launch.cuh"
 #include "gpu/delta.h"
+#include "gpu/index.h"
 #include "gpu/latent.h"
 
 #define DECLARE_KERNEL(name, params, threads)                                                      \

@@ -10,6 +10,7 @@
 
 #include "gpu/device/rows.h"
 #include "gpu/device/softmax.h"
+#include "gpu/device/visible.h"
 
 /* The tiles of one item in one segment. */
 struct gpu_run {
@@ -263,6 +264,9 @@ template <class M> GPU_INLINE bool next_run(const gpu_params &p, gpu_walk &w, M 
     r.tile = within - r.head * r.row_tile.num_tiles;
     r.count = min(r.row_tile.num_tiles - r.tile, w.segment.end - w.next);
     r.item = w.row_tile * p.problem.num_kv_heads + r.head;
+    if (p.problem.units != nullptr) {
+        enter_list(p.problem, r.row_tile, r.head);
+    }
     r.first = r.tile > 0 ? w.segment.first : w.segment.index;
     r.last = r.tile + r.count < r.row_tile.num_tiles ? w.segment.last : w.segment.index;
     w.next += r.count;

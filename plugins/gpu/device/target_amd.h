@@ -131,6 +131,11 @@ GPU_INLINE int32_t atomic_add(int32_t *at, int32_t x)
     return __hip_atomic_fetch_add(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
+GPU_INLINE int32_t atomic_add_shared(int32_t *at, int32_t x)
+{
+    return __hip_atomic_fetch_add(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+
 GPU_INLINE int32_t atomic_max(int32_t *at, int32_t x)
 {
     return __hip_atomic_fetch_max(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

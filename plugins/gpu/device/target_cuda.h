@@ -72,6 +72,11 @@ GPU_INLINE int32_t atomic_add(int32_t *at, int32_t x)
     return atomicAdd(at, x);
 }
 
+GPU_INLINE int32_t atomic_add_shared(int32_t *at, int32_t x)
+{
+    return atomicAdd(at, x);
+}
+
 GPU_INLINE int32_t atomic_max(int32_t *at, int32_t x)
 {
     return atomicMax(at, x);

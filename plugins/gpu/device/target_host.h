@@ -221,6 +221,11 @@ GPU_INLINE int32_t atomic_add(int32_t *at, int32_t x)
     return before;
 }
 
+GPU_INLINE int32_t atomic_add_shared(int32_t *at, int32_t x)
+{
+    return atomic_add(at, x);
+}
+
 GPU_INLINE int32_t atomic_max(int32_t *at, int32_t x)
 {
     int32_t before = *at;

@@ -116,6 +116,12 @@ GPU_INLINE int32_t atomic_add(int32_t *at, int32_t x)
                                      memory_scope_device);
 }
 
+GPU_INLINE int32_t atomic_add_shared(int32_t *at, int32_t x)
+{
+    return atomic_fetch_add_explicit((volatile __local atomic_int *)at, x, memory_order_relaxed,
+                                     memory_scope_work_group);
+}
+
 GPU_INLINE int32_t atomic_max(int32_t *at, int32_t x)
 {
     return atomic_fetch_max_explicit((volatile __global atomic_int *)at, x, memory_order_relaxed,

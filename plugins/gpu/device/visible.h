@@ -106,6 +106,25 @@ GPU_INLINE float cap_score(float s, float cap)
     return cap * (1.0f - divide_fast(2.0f, e + 1.0f));
 }
 
+/* The list of a token, `request` of the row tile, becomes the row tile's keys. */
+GPU_INLINE void enter_list(const gpu_problem &p, gpu_row_tile &v, int32_t list)
+{
+    const int64_t at = (int64_t)v.request * p.lists + (p.lists > 1 ? list : 0);
+    v.k1 = v.length = same_in_lanes(p.list_lengths[at]);
+    v.table = at * p.unit_stride;
+}
+
+/* Block and slot of a listed key. */
+template <class INDEX>
+GPU_INLINE void find_listed(const gpu_problem &p, int64_t table, int32_t key, INDEX &block,
+                            INDEX &slot)
+{
+    const int32_t unit = p.units[table + (key >> p.unit_shift)];
+    const int32_t at = (unit << p.unit_shift) | (key & ((1 << p.unit_shift) - 1));
+    block = p.paged ? at / p.block_size : at;
+    slot = p.paged ? at - block * p.block_size : 0;
+}
+
 /* The keys that some query of rows first_row .. end_row - 1 sees. */
 GPU_INLINE void key_range(const gpu_problem &p, const gpu_request &q, int32_t first_row,
                           int32_t end_row, int32_t *k0, int32_t *k1)

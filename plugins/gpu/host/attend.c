@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend: turns arguments into gpu_params and chooses the kernels that serve them. */
+#include <attn/draft/indexer.h>
+
 #include "gpu/host/schedule.h"
 
 static void set_tensors(struct gpu_params *p, const struct attn_attend_args *args)
@@ -155,15 +157,32 @@ static const char *attend_planned(const struct attn_attend_args *args, struct gp
     return codes && !writes ? attend_numbers(args, p, attend_by_rows) : attend_by_rows(args, p);
 }
 
+/* The units of lists come last in the scratch. */
+static char *list_memory(const struct attn_attend_args *args)
+{
+    int64_t bytes;
+    return args->prepared->way == GPU_WAY_WITHOUT_PLAN ? args->scratch
+                                                       : prefill_scratch(args, &bytes);
+}
+
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gpu_params p = {0};
+    if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+        return gpu_index(args, error);
+    }
     if (args->batch->num_reqs == 0) {
         return ATTN_OK;
     }
     set_problem(&p.problem, args);
     set_tensors(&p, args);
     bool planned = args->prepared->way != GPU_WAY_WITHOUT_PLAN;
-    const char *cause = planned ? attend_planned(args, &p) : attend_plainly(args, &p);
+    const char *cause = NULL;
+    if (args->prepared->listed > 0) {
+        cause = gpu_make_lists(args, list_memory(args), &p.problem);
+        /* other lists and keys are the plain kernel's */
+        planned = planned && p.problem.paged && p.problem.lists <= p.problem.num_kv_heads;
+    }
+    cause = cause != NULL ? cause : planned ? attend_planned(args, &p) : attend_plainly(args, &p);
     return device_status(cause, "attend", error);
 }

@@ -2,24 +2,41 @@
 /* What all backends on gpu/kernels declare, their kernel table, and their instances. */
 #include "gpu/host/backend.h"
 
+#include <attn/draft/index_lists.h>
+#include <attn/draft/indexer.h>
 #include <string.h>
 
 #include "common/declared.h"
 #include "gpu/delta.h"
 #include "gpu/host/instance.h"
+#include "gpu/index.h"
 #include "gpu/latent.h"
 
 ATTN_STATIC_ASSERT(GDN_MAX_HEAD_SIZE <= DELTA_MAX_HEAD_SIZE &&
                        GDN_MAX_CONV_WIDTH <= DELTA_MAX_CONV_WIDTH && LATENT_MAX_RANK >= 512 &&
                        LATENT_MAX_SIZE >= 576,
                    "what is declared fits into the kernels");
-static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(NULL)};
+static const struct attn_indexer_caps indexer_caps = {
+    .ext = {ATTN_EXT_DRAFT_INDEXER_CAPS, 0, sizeof indexer_caps, NULL},
+    .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
+    .head_size_max = 512,
+    .topk_max = INT32_MAX,
+    .num_groups_max = 1024,
+    .tokens_per_row_max = 4096,
+    .rows_per_entry_max = 4096,
+    .forced_max = 1024};
+static const struct attn_index_lists_caps list_caps = {
+    .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &indexer_caps.ext},
+    .attend = 1,
+    .granularities = 1 + 4 + 16 + 64 + 128,
+    .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD) | BIT(ATTN_LISTS_PER_Q_HEAD)};
+static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&list_caps.ext)};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext)};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 const struct attn_backend_caps gpu_caps = {
     COMMON_CAPS,
-    .layer_kinds = COMMON_LAYER_KINDS,
+    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER),
     .next = &mla_caps.ext,
     .name = "",
     .variant = "",
@@ -87,6 +104,7 @@ attn_status gpu_supports(const struct attn_supports_args *args,
         layer->batch_invariant >= 2) {
         reasons->refuse(reasons->user, "batch_invariant", "2 of MLA or a recurrent layer", "0, 1");
     }
+    refuse_beside_lists(layer, reasons);
     return ATTN_OK;
 }
 

@@ -13,6 +13,7 @@ struct gpu_prefill;
 struct gpu_latent_kernel;
 struct gpu_delta_chunks;
 struct gpu_gemm;
+struct gpu_index_scores;
 
 struct attn_instance {
     const struct attn_host *host;
@@ -20,14 +21,21 @@ struct attn_instance {
     struct gpu_device device;
     const struct gpu_matrix_kernels *matrix; /* NULL: the plain kernel serves everything */
     const struct gpu_prefill *prefill; /* NULL: no kernel of its own for requests of many rows */
-    const struct gpu_latent_kernel *latent; /* NULL: no kernel of its own for latent rows */
-    const struct gpu_delta_chunks *chunks;  /* NULL: no kernels of its own for gated delta */
-    const struct gpu_gemm *gemm;            /* NULL: the FMA kernels serve everything */
-    void *vendor;                           /* the plugin's own */
+    const struct gpu_latent_kernel *latent;      /* NULL: no kernel of its own for latent rows */
+    const struct gpu_delta_chunks *chunks;       /* NULL: no kernels of its own for gated delta */
+    const struct gpu_gemm *gemm;                 /* NULL: the FMA kernels serve everything */
+    const struct gpu_index_scores *index_scores; /* NULL: the same */
+    void *vendor;                                /* the plugin's own */
 };
 
 /* The slot that a state belongs to. */
-enum gpu_way { GPU_WAY_ATTEND, GPU_WAY_LATENT, GPU_WAY_CHUNKS, GPU_WAY_WITHOUT_PLAN };
+enum gpu_way {
+    GPU_WAY_ATTEND,
+    GPU_WAY_LATENT,
+    GPU_WAY_CHUNKS,
+    GPU_WAY_INDEX,
+    GPU_WAY_WITHOUT_PLAN
+};
 
 struct attn_prepared {
     int32_t way; /* enum gpu_way */
@@ -42,10 +50,14 @@ struct attn_prepared {
     int32_t split; /* 1: only items of 16 rows are fast: 4-bit caches, float32 */
     /* Bytes of a token's queries converted to 16 bits, if they come in 8; else 0. */
     int32_t query_bytes;
-    int64_t out_bytes;   /* bytes of a token's output as numbers, if it is quantized; else 0 */
-    int64_t copy_bytes;  /* of gpu_prefill, for the plugin's prefill */
-    int32_t few_rows;    /* rows of a request up to which it does not use the plugin's prefill */
-    int64_t chunk_bytes; /* scratch for a chunk of gated delta; 0: requests go token by token */
+    int64_t out_bytes;      /* bytes of a token's output as numbers, if it is quantized; else 0 */
+    int64_t copy_bytes;     /* of gpu_prefill, for the plugin's prefill */
+    int32_t few_rows;       /* rows of a request up to which it does not use the plugin's prefill */
+    int32_t tokens_per_row; /* indexers: tokens of a row of the cache */
+    int32_t lists;          /* lists of a token: an indexer's, or those attended over */
+    int32_t listed;         /* keys of a list that is attended to; 0: there are none */
+    int64_t unit_stride;    /* numbers that a list takes in the scratch */
+    int64_t chunk_bytes;    /* scratch for a chunk of gated delta; 0: requests go token by token */
 };
 
 /* output.c: quantized outputs. */
@@ -68,6 +80,7 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
 attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                         struct attn_error *error);
 void gpu_release(attn_instance *instance, attn_prepared *prepared);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The preparation of a layer, the memory of its plans, and the launch of the kernel that makes a
  * schedule. */
+#include <attn/draft/indexer.h>
 #include <attn/mla.h>
 
 #include "common/recurrent.h"
@@ -79,6 +80,10 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
                             sizeof **prepared);
     }
     **prepared = (struct attn_prepared){0};
+    if (layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+        gpu_prepare_index(layer, *prepared);
+        return ATTN_OK;
+    }
     const struct attn_mla_desc *mla = mla_of(layer);
     const bool is_sparse = mla != NULL && mla->topk > 0;
     if (layer->kind == ATTN_LAYER_RECURRENT && instance->chunks != NULL) {
@@ -112,7 +117,9 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     (*prepared)->dense =
         layer->kv_dtype == ATTN_KV_NVFP4 || turboquant_bits(layer->kv_dtype, false) > 0;
     (*prepared)->split = (*prepared)->packed || layer->dtype == ATTN_DTYPE_F32;
-    if (instance->prefill != NULL && (*prepared)->way == GPU_WAY_ATTEND) {
+    gpu_prepare_lists(args, *prepared);
+    if (instance->prefill != NULL && (*prepared)->way == GPU_WAY_ATTEND &&
+        (*prepared)->listed == 0) {
         (*prepared)->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);
     }
     (*prepared)->few_rows = (*prepared)->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
@@ -161,6 +168,11 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     size->host_bytes = sizeof(struct schedule_host);
     size->device_bytes = size->scratch_bytes = 0;
     if (prepared->way == GPU_WAY_WITHOUT_PLAN) {
+        size->scratch_bytes = gpu_list_bytes(prepared, limits->max_num_tokens);
+        return ATTN_OK;
+    }
+    if (prepared->way == GPU_WAY_INDEX) {
+        size->scratch_bytes = round_up(gpu_index_scratch(prepared, limits));
         return ATTN_OK;
     }
     if (prepared->way == GPU_WAY_CHUNKS) {
@@ -171,9 +183,9 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
         return ATTN_OK;
     }
     int64_t least = prepared->way == GPU_WAY_LATENT ? least_rows(instance, prepared) : 16;
-    int64_t row_tiles = ((int64_t)limits->max_num_tokens * prepared->group + least - 1) / least +
-                        limits->max_num_reqs;
-    int64_t reqs = limits->max_num_reqs, rows = limits->max_num_tokens;
+    int64_t rows = limits->max_num_tokens;
+    int64_t reqs = prepared->listed > 0 ? rows : limits->max_num_reqs;
+    int64_t row_tiles = (rows * prepared->group + least - 1) / least + reqs;
     struct layout by_item = layout_of(instance, prepared, reqs, row_tiles, rows, true);
     struct layout stream = layout_of(instance, prepared, reqs, row_tiles, rows, false);
     if (prepared->invariant || prepared->way == GPU_WAY_LATENT) {
@@ -182,7 +194,8 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     size->device_bytes = by_item.end > stream.end ? by_item.end : stream.end;
     size->scratch_bytes =
         by_item.scratch_end > stream.scratch_end ? by_item.scratch_end : stream.scratch_end;
-    if (instance->prefill != NULL) {
+    size->scratch_bytes += gpu_list_bytes(prepared, rows);
+    if (instance->prefill != NULL && prepared->listed == 0) {
         size_t workspace, scratch;
         instance->prefill->bytes(prepared, limits, &workspace, &scratch);
         size->device_bytes += workspace;
@@ -293,6 +306,10 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
         }
     } else {
         args->instance->matrix->choose_rows(args->prepared, args->batch, plan);
+        if (args->prepared->listed > 0) { /* each token is a decode */
+            plan->by_item = args->prepared->invariant != 0;
+            plan->tile_rows = 16;
+        }
     }
 }
 
@@ -309,9 +326,10 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     const int32_t *start = batch->query_start_loc_host;
     plan->few_rows = args->prepared->few_rows;
     plan->has_few = 1;
-    plan->has_many =
-        prefill != NULL && args->prepared->way == GPU_WAY_ATTEND && args->prepared->invariant < 2 &&
-        (int64_t)batch->max_query_len * group > plan->few_rows && prefill->serves(args);
+    plan->has_many = prefill != NULL && args->prepared->way == GPU_WAY_ATTEND &&
+                     args->prepared->invariant < 2 && args->prepared->listed == 0 &&
+                     (int64_t)batch->max_query_len * group > plan->few_rows &&
+                     prefill->serves(args);
     if (!plan->has_many) {
         return;
     }
@@ -386,9 +404,17 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
         return ATTN_OK;
     }
     if (plan == NULL || args->prepared == NULL ||
-        (args->workspace == NULL && args->prepared->way != GPU_WAY_CHUNKS)) {
+        (args->workspace == NULL && args->prepared->way != GPU_WAY_CHUNKS &&
+         args->prepared->way != GPU_WAY_INDEX)) {
         return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
                             "a schedule needs what prepare made, host memory and workspace");
+    }
+    if (args->prepared->way == GPU_WAY_INDEX) {
+        if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
+            plan->max_seq_len =
+                mode == ATTN_PLAN_EAGER ? batch->max_seq_len : args->limits->max_seq_len;
+        }
+        return ATTN_OK;
     }
     if (args->prepared->way == GPU_WAY_CHUNKS) {
         if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
@@ -401,13 +427,14 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
         choose_rows(plan, args);
         choose_ways(plan, args, mode);
         plan->num_tokens = batch->num_tokens;
-        plan->request_rows = batch->max_query_len * args->prepared->group;
-        plan->num_reqs = batch->num_reqs;
+        const bool listed = args->prepared->listed > 0;
+        plan->request_rows = (listed ? 1 : batch->max_query_len) * args->prepared->group;
+        plan->num_reqs = listed ? batch->num_tokens : batch->num_reqs;
         plan->num_rows = batch->num_actual_tokens;
         plan->num_row_tiles =
             ((int64_t)batch->num_tokens * args->prepared->group + plan->tile_rows - 1) /
                 plan->tile_rows +
-            batch->num_reqs;
+            plan->num_reqs;
         if (plan->has_many && !args->instance->prefill->fits(args, mode)) {
             plan->has_many = 0;
             plan->has_few = 1;
@@ -421,6 +448,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
     const char *cause = NULL;
     set_problem(&p.problem, args);
     p.problem.topk = args->prepared->topk;
+    gpu_count_lists(args, &p.problem);
     if (plan->has_many) {
         cause = args->instance->prefill->plan(args, &p.problem, prefill_memory(args));
     }

@@ -35,6 +35,7 @@ struct schedule_host {
     int32_t part_tiles;
     int32_t prefill_rows; /* rows of prefill items, at most */
     int64_t copied_rows;  /* rows of copies for prefill, for each head, at most */
+    int32_t max_seq_len;  /* indexers: the longest request */
     int32_t has_steps;    /* gated delta: requests of one token have their own kernel */
 };
 
@@ -153,6 +154,16 @@ struct layout {
 
 struct layout layout_of(const struct attn_instance *instance, const struct attn_prepared *prepared,
                         int64_t reqs, int64_t row_tiles, int64_t rows, bool by_item);
+/* index.c: what is prepared for an indexer, and the bytes of its scores. */
+void gpu_prepare_index(const struct attn_layer_desc *layer, struct attn_prepared *prepared);
+size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn_limits *limits);
+/* lists.c: attends over lists of keys. What is prepared; the bytes of a plan's units and lengths;
+ * how many there are; the launch that makes them, at `memory`, after which p says where. */
+void gpu_prepare_lists(const struct attn_prepare_args *args, struct attn_prepared *prepared);
+void gpu_count_lists(const struct attn_attend_args *args, struct gpu_problem *p);
+size_t gpu_list_bytes(const struct attn_prepared *prepared, int64_t tokens);
+const char *gpu_make_lists(const struct attn_attend_args *args, char *memory,
+                           struct gpu_problem *p);
 /* What layer, parameters and batch say. */
 void set_problem(struct gpu_problem *p, const struct attn_attend_args *args);
 /* What the plan kernel and the attention kernels share. */

@@ -4,6 +4,7 @@
 #ifndef GPU_KERNELS_CUT_H
 #define GPU_KERNELS_CUT_H
 
+#include "gpu/device/scan.h"
 #include "gpu/device/search.h"
 #include "gpu/device/visible.h"
 
@@ -32,45 +33,34 @@ struct plan_memory {
     int32_t chunk_start[PLAN_CHUNKS];
 };
 
-/* The sum of the values of all threads before this one, plus `carry`, which becomes the new total.
- */
-GPU_DEVICE int32_t running_sum(int32_t value, int32_t *carry, int32_t *warps)
+/* What the schedule counts as requests: with lists, each token. */
+GPU_INLINE int32_t count_requests(const gpu_problem &p)
 {
-    int lane = lane_index(), warp = warp_index();
-    static_assert(PLAN_THREADS / GPU_LANES <= GPU_LANES, "one warp adds the others' sums");
-    int32_t sum = value;
-    for (int d = 1; d < GPU_LANES; d <<= 1) {
-        int32_t other = lane_up(sum, d);
-        sum += lane >= d ? other : 0;
+    return p.listed > 0 ? p.num_tokens : p.num_reqs;
+}
+
+GPU_DEVICE gpu_request request_of_schedule(const gpu_problem &p, int32_t r)
+{
+    if (p.listed <= 0) {
+        return load_request(p, r);
     }
-    if (lane == GPU_LANES - 1) {
-        warps[warp] = sum;
-    }
-    sync_group();
-    if (warp == 0) {
-        int32_t all = lane < PLAN_THREADS / GPU_LANES ? warps[lane] : 0;
-        for (int d = 1; d < GPU_LANES; d <<= 1) {
-            int32_t other = lane_up(all, d);
-            all += lane >= d ? other : 0;
-        }
-        warps[lane] = all;
-    }
-    sync_group();
-    int32_t before = *carry + sum - value + (warp > 0 ? warps[warp - 1] : 0);
-    *carry += warps[GPU_LANES - 1];
-    sync_group();
-    return before;
+    const int32_t token = p.query_start[0] + r;
+    gpu_request q = load_request(p, find_last(p.query_start, p.num_reqs, token));
+    const int32_t index = token - q.query_start;
+    const bool real = index < q.query_len;
+    const int32_t seen = real ? interval_of(p, q, index).last + 1 : 0;
+    return {r, token, real, 0, max(min(seen, p.listed), 0), 0};
 }
 
 GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &plan,
                                     int32_t row_tile, int32_t r)
 {
-    gpu_request q = load_request(p, r);
+    gpu_request q = request_of_schedule(p, r);
     gpu_row_tile v = {};
     v.first_row = (row_tile - plan.row_tile_start[r]) * plan.tile_rows;
     v.num_rows = min(plan.tile_rows, q.query_len * p.group - v.first_row);
-    if (p.topk > 0) {
-        v.k0 = 0, v.k1 = p.topk;
+    if (p.topk > 0 || p.listed > 0) {
+        v.k0 = 0, v.k1 = p.listed > 0 ? q.length : p.topk;
     } else {
         key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
     }
@@ -82,8 +72,10 @@ GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &pl
     v.length = q.length;
     v.causal = q.causal;
     v.request = r;
-    v.table =
-        (int64_t)(p.block_table_row != nullptr ? p.block_table_row[r] : r) * p.block_table_stride;
+    if (p.listed <= 0) {
+        v.table = (int64_t)(p.block_table_row != nullptr ? p.block_table_row[r] : r) *
+                  p.block_table_stride;
+    }
     return v;
 }
 
@@ -118,17 +110,16 @@ GPU_DEVICE bool is_wanted(const gpu_problem &p, const gpu_row_tile &row_tile)
 GPU_DEVICE int32_t plan_row_tiles(const gpu_problem &p, const gpu_schedule &plan,
                                   int32_t *row_tiles, int32_t *starts, int32_t *warps)
 {
-    int32_t total = 0, kept = 0;
+    int32_t total = 0, kept = 0, requests = count_requests(p);
     for (int32_t first = 0; first < *row_tiles; first += PLAN_THREADS) {
         int32_t row_tile = first + thread_index(), last = min(row_tile, *row_tiles - 1);
-        gpu_row_tile v =
-            row_tile_of(p, plan, last, find_last(plan.row_tile_start, p.num_reqs, last));
+        gpu_row_tile v = row_tile_of(p, plan, last, find_last(plan.row_tile_start, requests, last));
         bool keep = row_tile == last && (p.wanted_rows == nullptr || is_wanted(p, v));
         int32_t tiles = keep ? v.num_tiles * p.num_kv_heads : 0;
         if (p.wanted_rows != nullptr) {
-            row_tile = running_sum(keep, &kept, warps);
+            row_tile = running_sum<PLAN_THREADS>(keep, &kept, warps);
         }
-        v.start = running_sum(tiles, &total, warps);
+        v.start = running_sum<PLAN_THREADS>(tiles, &total, warps);
         if (keep) {
             plan.row_tiles[row_tile] = v;
             starts[row_tile] = v.start;
@@ -156,7 +147,7 @@ GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int
                 cuts = cut_count(p, plan, v, share);
                 cuts = (cuts > 1) == (pass == 0) ? cuts : 0;
             }
-            int32_t at = running_sum(cuts * p.num_kv_heads, &segments, warps);
+            int32_t at = running_sum<PLAN_THREADS>(cuts * p.num_kv_heads, &segments, warps);
             for (int32_t i = 0; i < cuts * p.num_kv_heads; i++) {
                 int32_t head = i / cuts, cut = i - head * cuts;
                 gpu_segment &s = plan.segments[at + i];
@@ -215,7 +206,7 @@ GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int
             at = far ? equal(i) : begin[i];
             keep = at < (far ? equal(i + 1) : begin[i + 1]);
         }
-        int32_t to = running_sum(keep, &kept, memory.warps);
+        int32_t to = running_sum<PLAN_THREADS>(keep, &kept, memory.warps);
         if (keep) { /* at or before i; later rounds read after this one's */
             begin[to] = at;
         }
@@ -306,7 +297,7 @@ GPU_DEVICE int32_t count_chunks(const gpu_problem &p, int32_t row_tiles, const i
         if (row_tile < row_tiles) {
             cuts = (tiles_of(p, starts, row_tile) + most - 1) / most * p.num_kv_heads;
         }
-        int32_t at = running_sum(cuts, &chunks, memory.warps);
+        int32_t at = running_sum<PLAN_THREADS>(cuts, &chunks, memory.warps);
         if (row_tile < row_tiles) {
             memory.chunk_start[row_tile] = at;
         }
@@ -382,7 +373,7 @@ GPU_DEVICE int32_t link_segments(const gpu_problem &p, const gpu_schedule &plan,
         int32_t turn = first + thread_index();
         int32_t i = turn % cut.shares * cut.levels + turn / cut.shares;
         bool keep = turn < cut.segments && begin[i] < begin[i + 1];
-        int32_t at = running_sum(keep, &kept, warps);
+        int32_t at = running_sum<PLAN_THREADS>(keep, &kept, warps);
         if (!keep) {
             continue;
         }
@@ -409,16 +400,18 @@ GPU_DEVICE int32_t link_segments(const gpu_problem &p, const gpu_schedule &plan,
  * the total. */
 GPU_DEVICE int32_t count_row_tiles(const gpu_problem &p, const gpu_schedule &plan, int32_t *warps)
 {
-    int32_t row_tiles = 0;
-    for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
+    int32_t row_tiles = 0, requests = count_requests(p);
+    for (int32_t first = 0; first < requests; first += PLAN_THREADS) {
         int32_t r = first + thread_index(), tiles = 0;
-        if (r < p.num_reqs) {
-            int32_t rows = (p.query_start[r + 1] - p.query_start[r]) * p.group;
+        if (r < requests) {
+            int32_t rows = p.listed > 0
+                               ? (p.query_start[0] + r < p.query_start[p.num_reqs]) * p.group
+                               : (p.query_start[r + 1] - p.query_start[r]) * p.group;
             bool ours = plan.most_rows == 0 || (rows >= plan.least_rows && rows <= plan.most_rows);
             tiles = ours ? (rows + plan.tile_rows - 1) / plan.tile_rows : 0;
         }
-        int32_t start = running_sum(tiles, &row_tiles, warps);
-        if (r < p.num_reqs) {
+        int32_t start = running_sum<PLAN_THREADS>(tiles, &row_tiles, warps);
+        if (r < requests) {
             plan.row_tile_start[r] = start;
         }
     }

@@ -29,6 +29,9 @@
     X(quantize_nvfp4, gpu_quantize_params, 128)                                                    \
     X(amax, gpu_amax_params, 128)                                                                  \
     X(amax_keep, gpu_amax_params, 64)                                                              \
+    X(index_scores, gpu_index_params, 256)                                                         \
+    X(index_top_k, gpu_index_params, 512)                                                          \
+    X(list_keys, gpu_list_params, 128)                                                             \
     X(latent, gpu_latent_params, 512)                                                              \
     X(latent_sparse, gpu_latent_params, 512)                                                       \
     X(latent_write, gpu_latent_write_params, 128)                                                  \

@@ -18,6 +18,7 @@ struct plain_row {
     gpu_request request;
     gpu_interval range;
     int32_t index, head, kv_head, k0, k1;
+    int64_t table; /* where the list's units begin */
     float slope;
     float q[LANE_DIMS], o[LANE_DIMS], m, l;
 };
@@ -35,6 +36,16 @@ GPU_INLINE void enter_query(const gpu_params &p, int32_t token, int32_t head, pl
     row.range = interval_of(p.problem, row.request, row.index);
     row.head = head;
     row.kv_head = head / p.problem.group;
+    row.table = 0;
+    if (p.problem.units != nullptr) {
+        gpu_row_tile tile = {};
+        tile.request = token - p.problem.query_start[0];
+        enter_list(p.problem, tile, p.problem.lists == p.problem.num_kv_heads ? row.kv_head : head);
+        row.table = tile.table;
+        row.request = {tile.request, token, 1, 0, tile.length, 0};
+        row.index = 0;
+        row.range = interval_of(p.problem, row.request, 0);
+    }
     row.slope = p.problem.slopes != nullptr ? p.problem.slopes[head] : 0.0f;
     key_range(p.problem, row.request, row.index * p.problem.group, row.index * p.problem.group + 1,
               &row.k0, &row.k1);
@@ -79,7 +90,9 @@ GPU_INLINE plain_key find_key(const gpu_params &p, const plain_row &row, int32_t
     if (sees) {
         key.bias = bias_of(p.problem, request, row.index, row.range.position, row.slope, j);
     }
-    if (p.problem.paged && key.bias != -INFINITY) {
+    if (p.problem.units != nullptr && key.bias != -INFINITY) {
+        find_listed(p.problem, row.table, j, key.block, key.slot);
+    } else if (p.problem.paged && key.bias != -INFINITY) {
         int64_t table =
             p.problem.block_table_row != nullptr ? p.problem.block_table_row[request.r] : request.r;
         key.slot = j % p.problem.block_size;

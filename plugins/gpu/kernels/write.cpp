@@ -200,16 +200,17 @@ template <int LANES> GPU_INLINE void write_scaled(const gpu_write_params &p)
 GPU_KERNEL(write_rows, gpu_write_params)
 {
     let_later_kernels_begin();
-    int64_t items = p.num_slots * 2 * p.num_heads;
+    int64_t items = p.num_slots * p.sides * p.num_heads;
     int lane = lane_index();
     for (int64_t i = warp_of_grid(GPU_THREADS_write_rows); i < items;
          i += warps_of_grid(GPU_THREADS_write_rows)) {
-        int64_t row = i / (2 * p.num_heads);
-        int32_t at = (int32_t)(i - row * 2 * p.num_heads), side = at >= p.num_heads;
+        int64_t row = i / (p.sides * p.num_heads);
+        int32_t at = (int32_t)(i - row * p.sides * p.num_heads), side = at >= p.num_heads;
         int32_t head = at - side * p.num_heads;
         int64_t slot = p.slots[row];
-        if (slot >= 0) {
+        if (slot >= 0 && (slot + 1) % p.tokens_per_row == 0) {
             const gpu_tensor &from = p.from[side];
+            slot /= p.tokens_per_row;
             row_store(p.to[side], slot / p.block_size, slot % p.block_size, head,
                       from.data + row * from.row + head * from.head, from.dtype, lane);
         }

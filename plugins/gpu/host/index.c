@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Indexers (attn/draft/indexer.h): scores of a chunk of tokens, which stay in the scratch, then
+ * their lists. */
+#include <attn/draft/indexer.h>
+
+#include "gpu/host/schedule.h"
+#include "gpu/index.h"
+
+#define SCORE_BYTES ((int64_t)256 << 20) /* a chunk's, unless one token has more */
+
+static const struct attn_indexer_desc *indexer_of(const struct attn_layer_desc *layer)
+{
+    return (const struct attn_indexer_desc *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+}
+
+/* Floats of a list's scores. */
+static int64_t score_stride(const struct attn_prepared *prepared, const struct attn_limits *limits)
+{
+    const int64_t rows = limits->max_seq_len / prepared->tokens_per_row;
+    return (rows + INDEX_ROWS - 1) / INDEX_ROWS * INDEX_ROWS;
+}
+
+/* Tokens of a chunk. */
+static int64_t chunk_tokens(const struct attn_prepared *prepared, const struct attn_limits *limits)
+{
+    const int64_t bytes = score_stride(prepared, limits) * prepared->lists * 4;
+    const int64_t tokens = bytes > 0 ? SCORE_BYTES / bytes : limits->max_num_tokens;
+    return tokens < 1 ? 1 : tokens < limits->max_num_tokens ? tokens : limits->max_num_tokens;
+}
+
+void gpu_prepare_index(const struct attn_layer_desc *layer, struct attn_prepared *prepared)
+{
+    const struct attn_indexer_desc *x = indexer_of(layer);
+    prepared->way = GPU_WAY_INDEX;
+    prepared->tokens_per_row = x->tokens_per_row;
+    prepared->lists = x->num_groups;
+}
+
+size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn_limits *limits)
+{
+    return (size_t)(chunk_tokens(prepared, limits) * score_stride(prepared, limits) *
+                    prepared->lists * 4);
+}
+
+static struct gpu_index_params params_of(const struct attn_attend_args *args)
+{
+    const struct attn_indexer_desc *x = indexer_of(args->layer);
+    const struct attn_io_indexer *io =
+        (const struct attn_io_indexer *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER);
+    const struct schedule_host *plan = args->schedule_host;
+    const struct attn_batch *batch = args->batch;
+    const int64_t bytes = args->out->dtype.bits / 8;
+    struct gpu_params scale = {0};
+    set_query_scale(&scale, args);
+    struct gpu_index_params p = {
+        .q = gpu_tensor_of(args->q),
+        .k = gpu_cache_of(args->layer, args->params, args->k_cache, false),
+        .query_start = batch->query_start_loc,
+        .seq_lens = batch->seq_lens,
+        .block_table = batch->block_table,
+        .block_table_row = batch->block_table_row,
+        .block_table_stride = batch->block_table_stride,
+        .q_scale = scale.q_scale,
+        .scale = args->layer->scale,
+        .q_scale_host = scale.q_scale_host,
+        .num_reqs = batch->num_reqs,
+        .heads = args->layer->num_q_heads,
+        .groups = x->num_groups,
+        .relu = x->activation == ATTN_INDEXER_RELU,
+        .tokens_per_row = x->tokens_per_row,
+        .block_rows = args->k_cache->block_size,
+        .max_rows = plan->max_seq_len / x->tokens_per_row,
+        .topk = x->topk,
+        .rows_per_entry = x->rows_per_entry,
+        .first_entries = x->first_entries,
+        .last_entries = x->last_entries,
+        .tail = x->tail,
+        .forced_on_top = x->forced_on_top,
+        .scores = args->scratch,
+        .score_stride = score_stride(args->prepared, args->limits),
+        .out = (int32_t *)(void *)((char *)args->out->data + args->out->byte_offset),
+        .lengths = io != NULL ? io->lengths : NULL,
+        .out_token = tensor_stride(args->out, 0) * bytes / 4,
+        .out_group = tensor_stride(args->out, 1) * bytes / 4,
+        .room = (int32_t)args->out->shape[2],
+    };
+    if (x->has_weights) {
+        p.weights = gpu_tensor_of(io->weights);
+        p.weights.head = tensor_stride(io->weights, 1) * (io->weights->dtype.bits / 8);
+    }
+    return p;
+}
+
+attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const struct gpu_index_scores *fast = args->instance->index_scores;
+    const int32_t tokens = args->batch->num_actual_tokens;
+    const char *cause = NULL;
+    if (args->batch->num_reqs <= 0 || tokens <= 0) {
+        return ATTN_OK;
+    }
+    struct gpu_index_params p = params_of(args);
+    if (args->scratch == NULL ||
+        gpu_index_scratch(args->prepared, args->limits) > args->scratch_bytes) {
+        return plugin_error(error, ATTN_ERROR_WORKSPACE, "scratch", "%zu bytes; %zu are needed",
+                            args->scratch != NULL ? args->scratch_bytes : 0,
+                            gpu_index_scratch(args->prepared, args->limits));
+    }
+    const int32_t chunk = (int32_t)chunk_tokens(args->prepared, args->limits);
+    for (; p.first_token < tokens && cause == NULL; p.first_token += chunk) {
+        p.num_tokens = tokens - p.first_token < chunk ? tokens - p.first_token : chunk;
+        const int64_t lists = (int64_t)p.num_tokens * p.groups;
+        if (p.max_rows > 0) {
+            const int64_t tiles = (p.max_rows + INDEX_ROWS - 1) / INDEX_ROWS;
+            cause = fast != NULL && fast->takes(&p)
+                        ? fast->run(device, &p, args->stream)
+                        : gpu_device_launch(device, GPU_KERNEL_index_scores,
+                                            gpu_groups(lists * tiles, 1, device->num_sms * 8), &p,
+                                            args->stream);
+        }
+        cause = cause != NULL ? cause
+                              : gpu_device_launch(device, GPU_KERNEL_index_top_k,
+                                                  gpu_groups(lists, 1, 1 << 20), &p, args->stream);
+    }
+    return device_status(cause, "attend", error);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parameters of an indexer's kernels (attn/draft/indexer.h), shared by host and device. */
+#ifndef GPU_INDEX_H
+#define GPU_INDEX_H
+
+#include "gpu/params.h"
+
+#define INDEX_ROWS 64 /* rows of the cache of an item of index_scores */
+
+/* Tokens first_token .. first_token + num_tokens - 1 of the batch. Their lists are counted along:
+ * list i is of token i / groups and of heads (i % groups) * heads / groups and following. */
+struct gpu_index_params {
+    struct gpu_tensor q, weights; /* weights: [T, heads], data NULL: 1 */
+    struct gpu_cache k;           /* block, slot: of the cache's rows, not of tokens */
+    const int32_t *query_start, *seq_lens, *block_table, *block_table_row;
+    int64_t block_table_stride;
+    const float *q_scale; /* NULL: q_scale_host */
+    float scale, q_scale_host;
+    int32_t num_reqs, heads, groups, relu;
+    int32_t tokens_per_row, block_rows; /* rows of a block */
+    int32_t first_token, num_tokens, max_rows;
+    int32_t topk, rows_per_entry, first_entries, last_entries, tail, forced_on_top;
+    float *scores; /* [lists of these tokens][score_stride] */
+    int64_t score_stride;
+    int32_t *out, *lengths;       /* lengths: [T, groups] or NULL */
+    int64_t out_token, out_group; /* elements */
+    int32_t room;                 /* places of a list */
+};
+
+#ifndef __OPENCL_CPP_VERSION__ /* OpenCL C++ has no pointers to functions */
+/* Faster index_scores. The bits of a score depend only on its query, its row and the layer. */
+struct gpu_index_scores {
+    /* Returns NULL or the cause of a failure. */
+    const char *(*load)(const struct gpu_device *device);
+    bool (*takes)(const struct gpu_index_params *p);
+    const char *(*run)(const struct gpu_device *device, const struct gpu_index_params *p,
+                       void *stream);
+};
+#endif
+
+#endif
