@@ -171,8 +171,9 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
         return BAD("ATTN_CACHE_DIR", "'%s' is not an absolute path", settings->cache_dir);
     }
     if (settings->lock[0] != '\0' && settings->lock[0] != '/' &&
-        strncmp(settings->lock, "write:/", 7) != 0) {
-        return BAD("ATTN_LOCK", "'%s' is neither an absolute path nor 'write:' before one",
+        strncmp(settings->lock, "write:/", 7) != 0 && strncmp(settings->lock, "take:/", 6) != 0) {
+        return BAD("ATTN_LOCK",
+                   "'%s' is neither an absolute path nor 'write:' or 'take:' before one",
                    settings->lock);
     }
     TRY(read_trace(&settings->trace, options, arena, error));

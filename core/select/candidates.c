@@ -101,6 +101,35 @@ static void refuse_device(const struct selection *selection, const struct backen
     reasons_add(reasons, "device", asked, has);
 }
 
+/* Times count where all backends that have them were measured as they are today, and only of those
+ * that have all buckets; else declared ranks decide. */
+static void compare_times(struct selection *selection, const struct layer *layer, int32_t phase,
+                          struct candidate *candidates)
+{
+    const attn_runtime *runtime = selection->runtime;
+    int32_t most = 0, stale = -1;
+    for (int32_t b = 0; b < runtime->num_backends; b++) {
+        struct candidate *candidate = &candidates[b];
+        if (candidate->eligible) {
+            candidate->rank =
+                ranks_find(&selection->ranks, runtime, &layer->desc, phase, &runtime->backends[b]);
+            most = candidate->rank.buckets > most ? candidate->rank.buckets : most;
+            stale = candidate->rank.stale != NULL ? b : stale;
+        }
+    }
+    for (int32_t b = 0; b < runtime->num_backends && stale < 0 && most > 0; b++) {
+        candidates[b].measured = candidates[b].rank.buckets == most;
+    }
+    if (stale >= 0 && !selection->ranks.reported) {
+        selection->ranks.reported = true;
+        runtime_log(runtime, ATTN_LOG_WARN,
+                    "layer '%s', %s: the times of %s on file were measured with %s and are stale; "
+                    "declared ranks decide until attn-bench --tune measures again",
+                    layer->desc.name, name_of_phase(phase), runtime->backends[stale].full_name,
+                    candidates[stale].rank.stale);
+    }
+}
+
 void candidates_judge(struct selection *selection, const struct layer *layer,
                       const struct rule *rule, int32_t phase, struct verdict *verdicts,
                       struct candidate *candidates)
@@ -141,10 +170,8 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
         verdicts[b].reasons = reasons.items;
         selection->failed |= reasons.failed;
         candidate->eligible = verdicts[b].code == ATTN_VERDICT_ELIGIBLE;
-        candidate->time_us =
-            ranks_find(&selection->ranks, selection->arch, &layer->desc, phase, backend->full_name);
-        candidate->measured = candidate->time_us > 0;
     }
+    compare_times(selection, layer, phase, candidates);
 }
 
 int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,
@@ -178,8 +205,8 @@ static bool better(const struct selection *selection, const struct candidate *ca
     if (x->measured != y->measured) {
         return x->measured;
     }
-    if (x->measured && x->time_us != y->time_us) {
-        return x->time_us < y->time_us;
+    if (x->measured && x->rank.time != y->rank.time) {
+        return x->rank.time < y->rank.time;
     }
     int32_t rank_x = selection->runtime->backends[a].caps.rank[phase];
     int32_t rank_y = selection->runtime->backends[b].caps.rank[phase];
@@ -203,7 +230,8 @@ static bool one_cache(const struct selection *selection, const struct layer *lay
 
 void candidates_choose(const struct selection *selection, const struct layer *layer,
                        const struct rule *const *rules,
-                       struct candidate *const candidates[NUM_PHASES], int32_t chosen[NUM_PHASES])
+                       struct candidate *const candidates[NUM_PHASES], int32_t best[NUM_PHASES],
+                       int32_t chosen[NUM_PHASES])
 {
     int32_t count = selection->runtime->num_backends;
     const struct candidate *p = candidates[ATTN_PHASE_PREFILL], *d = candidates[ATTN_PHASE_DECODE];
@@ -217,7 +245,7 @@ void candidates_choose(const struct selection *selection, const struct layer *la
             }
         }
     }
-    int32_t *best = chosen;
+    memcpy(best, chosen, NUM_PHASES * sizeof *best);
     if (best[0] < 0 || best[1] < 0 || one_cache(selection, layer, candidates, best[0], best[1])) {
         return;
     }
@@ -240,6 +268,24 @@ void candidates_choose(const struct selection *selection, const struct layer *la
     }
     chosen[0] = prefill;
     chosen[1] = decode;
+}
+
+/* Why the best backend of a phase was not taken: the other phase's cannot work on its cache. */
+static void add_cache_reason(struct selection *selection, int32_t phase,
+                             const int32_t chosen[NUM_PHASES], struct verdict *verdict)
+{
+    const struct attn_runtime *runtime = selection->runtime;
+    struct reasons reasons = {selection->arena, &runtime->host, NULL, 0, 0, false};
+    char asked[224];
+    if (verdict->code != ATTN_VERDICT_ELIGIBLE) {
+        return;
+    }
+    snprintf(asked, sizeof asked, "one with %s for %s",
+             runtime->backends[chosen[1 - phase]].full_name, name_of_phase(1 - phase));
+    reasons_add(&reasons, "cache", asked, "other layouts or block sizes");
+    selection->failed |= reasons.failed;
+    verdict->num_reasons = reasons.count;
+    verdict->reasons = reasons.items;
 }
 
 static void fill_choice(struct selection *selection, const struct layer *layer,
@@ -343,14 +389,17 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
                   struct verdict *const verdicts[NUM_PHASES])
 {
     struct layer *layer = &out->layer;
-    int32_t chosen[NUM_PHASES];
-    candidates_choose(selection, layer, rules, candidates, chosen);
+    int32_t chosen[NUM_PHASES], best[NUM_PHASES];
+    candidates_choose(selection, layer, rules, candidates, best, chosen);
     if (!layer_has_cache(&layer->desc)) { /* encoders have one phase */
         chosen[ATTN_PHASE_DECODE] = chosen[ATTN_PHASE_PREFILL];
     }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         if (chosen[phase] >= 0) {
             verdicts[phase][chosen[phase]].code = ATTN_VERDICT_CHOSEN;
+            if (best[phase] != chosen[phase] && best[phase] >= 0 && chosen[1 - phase] >= 0) {
+                add_cache_reason(selection, phase, chosen, &verdicts[phase][best[phase]]);
+            }
         }
         out->phases[phase].verdicts = verdicts[phase];
         fill_choice(selection, layer, rules[phase], candidates[phase], chosen[phase], phase,

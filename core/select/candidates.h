@@ -18,8 +18,7 @@ struct selection {
     struct rules rules;
     struct ranks ranks;
     struct conformant conformant; /* read where a rule asks for it */
-    const char *arch;
-    bool failed; /* out of memory */
+    bool failed;                  /* out of memory */
 };
 
 /* One backend's standing for a layer and phase. */
@@ -27,8 +26,8 @@ struct candidate {
     struct match match;
     bool eligible;
     bool measured;
-    int32_t wanted; /* place in the rule's list, from 0; num_wanted where it is not named */
-    double time_us; /* if measured */
+    int32_t wanted;   /* place in the rule's list, from 0; num_wanted where it is not named */
+    struct rank rank; /* if measured, its time decides */
 };
 
 /* Judges all backends: writes `verdicts` and `candidates`, [num_backends] each. */
@@ -37,10 +36,11 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
                       struct candidate *candidates);
 
 /* Backends for both phases, -1 where none can: the best of each, if they can work on one cache,
- * else the best pair that can. */
+ * else the best pair that can; `best`: of each phase alone. */
 void candidates_choose(const struct selection *selection, const struct layer *layer,
                        const struct rule *const *rules,
-                       struct candidate *const candidates[NUM_PHASES], int32_t chosen[NUM_PHASES]);
+                       struct candidate *const candidates[NUM_PHASES], int32_t best[NUM_PHASES],
+                       int32_t chosen[NUM_PHASES]);
 
 /* Slots in a block that the chosen backends' kernels both take, 0 if there is none. */
 int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,

@@ -8,7 +8,6 @@
 #include "select/names.h"
 #include "util/counts.h"
 
-#define HEAD "attn-assignment 1"
 #define MAX_BLOCK 65536
 
 /* What a line says of one layer. */
@@ -49,7 +48,7 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
                          "an assignment with unserved layers cannot be exported");
     }
     text_init(&out, &assignment->runtime->host);
-    text_add_string(&out, HEAD "\n");
+    text_add_string(&out, EXPORT_HEAD "\n");
     assignment_add_layers(&out, assignment);
     if (out.failed) {
         status = NO_MEMORY("text", "the text");
@@ -142,8 +141,8 @@ static attn_status parse_text(char *copy, int32_t num_layers, struct imported *i
 {
     char *at = NULL;
     char *line = strtok_r(copy, "\n", &at);
-    if (line == NULL || strcmp(line, HEAD) != 0) {
-        return malformed(error, 1, "`" HEAD "` is expected");
+    if (line == NULL || strcmp(line, EXPORT_HEAD) != 0) {
+        return malformed(error, 1, "`" EXPORT_HEAD "` is expected");
     }
     for (int32_t i = 0; i < num_layers; i++) {
         line = strtok_r(NULL, "\n", &at);

@@ -13,6 +13,8 @@
 #include "select/grammar.h"
 #include "util/text.h"
 
+#define EXPORT_HEAD "attn-assignment 1"
+
 /* The lines of the layers. */
 void assignment_add_layers(struct text *out, const attn_assignment *assignment);
 /* Replaces the rules by one order per layer and phase. */

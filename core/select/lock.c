@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include "util/hash.h"
 
 #define WRITE "write:"
+#define TAKE "take:"
 
 static void add_file(struct text *out, const char *key, const char *value, const char *path)
 {
@@ -165,6 +167,87 @@ done:
     return status;
 }
 
+/* The next layer's line of a record, without its end: whether it is of this layer, as asked for. */
+static bool is_line_of(const char *line, size_t length, const struct attn_layer_desc *layer)
+{
+    static const char marker[] = " name=", size[] = " block_size=";
+    const char *name = strstr(line, marker), *block = strstr(line, size);
+    if (layer == NULL ||
+        layer->struct_size < offsetof(struct attn_layer_desc, num_speculative_tokens) ||
+        layer->name == NULL || name == NULL || block == NULL || name > line + length ||
+        strncmp(line, "layer ", 6) != 0) {
+        return false;
+    }
+    name += sizeof marker - 1;
+    const size_t name_length = (size_t)(line + length - name);
+    return strlen(layer->name) == name_length && strncmp(name, layer->name, name_length) == 0 &&
+           (layer->block_size == 0 || atoi(block + sizeof size - 1) == layer->block_size);
+}
+
+/* The end of the lines of layers, if they are these; else NULL. */
+static const char *match_record(const char *record, const struct attn_layer_desc *const *layers,
+                                int32_t num_layers)
+{
+    const char *line = record + sizeof LOCK_HEAD - 1;
+    for (int32_t i = 0; i < num_layers; i++) {
+        const size_t length = strcspn(line, "\n");
+        if (!is_line_of(line, length, layers[i])) {
+            return NULL;
+        }
+        line += length + (line[length] == '\n');
+    }
+    return strncmp(line, "layer ", 6) != 0 ? line : NULL;
+}
+
+/* The lines of the first record of these layers, as import_rules takes them; without one *text is
+ * left as it is. `file` is cut into records. */
+static attn_status take_record(char *file, const struct attn_layer_desc *const *layers,
+                               int32_t num_layers, struct arena *arena, const char **text,
+                               struct attn_error *error)
+{
+    const size_t head = sizeof LOCK_HEAD - 1;
+    const char *record, *end = NULL;
+    while (end == NULL && (record = lock_next(&file)) != NULL) {
+        end = strlen(record) > head ? match_record(record, layers, num_layers) : NULL;
+        if (end != NULL) {
+            const size_t length = (size_t)(end - record) - head;
+            char *copy = arena_alloc(arena, sizeof EXPORT_HEAD + length + 1);
+            if (copy == NULL) {
+                return NO_MEMORY("ATTN_LOCK", "the lock");
+            }
+            memcpy(copy, EXPORT_HEAD "\n", sizeof EXPORT_HEAD);
+            memcpy(copy + sizeof EXPORT_HEAD, record + head, length);
+            copy[sizeof EXPORT_HEAD + length] = '\0';
+            *text = copy;
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status lock_choice(const attn_runtime *runtime, const struct attn_layer_desc *const *layers,
+                        int32_t num_layers, struct arena *arena, const char **text,
+                        struct attn_error *error)
+{
+    const char *lock = runtime->settings.lock;
+    if (lock == NULL || strncmp(lock, TAKE, sizeof TAKE - 1) != 0) {
+        return ATTN_OK;
+    }
+    lock += sizeof TAKE - 1;
+    char *file = runtime_alloc(runtime, LOCK_MOST + 1);
+    if (file == NULL) {
+        return NO_MEMORY("ATTN_LOCK", "the lock");
+    }
+    const int descriptor = open(lock, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    const char *why = descriptor < 0 ? strerror(errno) : lock_read(descriptor, file);
+    attn_status status = why != NULL ? fail(error, lock, why)
+                                     : take_record(file, layers, num_layers, arena, text, error);
+    if (descriptor >= 0) {
+        close(descriptor);
+    }
+    runtime_free(runtime, file, LOCK_MOST + 1);
+    return status;
+}
+
 attn_status lock_apply(const attn_assignment *assignment, struct attn_error *error)
 {
     const attn_runtime *runtime = assignment->runtime;
@@ -172,12 +255,11 @@ attn_status lock_apply(const attn_assignment *assignment, struct attn_error *err
     if (lock == NULL || lock[0] == '\0') {
         return ATTN_OK;
     }
-    const bool writes = lock[0] != '/';
+    const bool writes = lock[0] == 'w';
     struct text record;
     text_init(&record, &runtime->host);
     add_record(&record, assignment);
-    attn_status status =
-        apply(runtime, lock + (writes ? sizeof WRITE - 1 : 0), writes, &record, error);
+    attn_status status = apply(runtime, strchr(lock, '/'), writes, &record, error);
     text_finish(&record);
     return status;
 }

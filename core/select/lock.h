@@ -10,4 +10,11 @@
  * ATTN_LOCK=write:FILE its record is added to the file, unless it stands there. */
 attn_status lock_apply(const attn_assignment *assignment, struct attn_error *error);
 
+/* Before a selection, with ATTN_LOCK=take:FILE: *text becomes the choice of the first record that
+ * has layers of these names (and block sizes, where they are asked for), as import_rules takes it,
+ * and is left as it is without one: then lock_apply refuses the choice. */
+attn_status lock_choice(const attn_runtime *runtime, const struct attn_layer_desc *const *layers,
+                        int32_t num_layers, struct arena *arena, const char **text,
+                        struct attn_error *error);
+
 #endif

@@ -2,10 +2,7 @@
 #include "select/ranks.h"
 
 #include <limits.h>
-#include <locale.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "host/cache_file.h"
@@ -135,47 +132,10 @@ bool conformant_read(struct conformant *conformant, const attn_runtime *runtime,
     return true;
 }
 
-/* A number as attn-bench writes it, whatever the process's locale says of decimal points; *end is
- * where it ends. */
-static double read_number(const char *text, char **end)
-{
-    const locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
-    const locale_t before = plain != (locale_t)0 ? uselocale(plain) : (locale_t)0;
-    const double number = strtod(text, end);
-    if (plain != (locale_t)0) {
-        uselocale(before);
-        freelocale(plain);
-    }
-    return number;
-}
-
-static bool parse_line(const char *line, struct measurement *item, struct arena *arena)
-{
-    char arch[64], shape[128], phase[16], backend[160], *end;
-    int used = 0;
-    if (sscanf(line, "%63s %127s %15s %159s %n", arch, shape, phase, backend, &used) != 4) {
-        return false;
-    }
-    item->time_us = read_number(line + used, &end);
-    if (end == line + used || end[strspn(end, " \t\r")] != '\0' || !isfinite(item->time_us) ||
-        item->time_us <= 0) {
-        return false;
-    }
-    for (item->phase = 0; item->phase < NUM_PHASES; item->phase++) {
-        if (strcmp(phase, name_of_phase(item->phase)) == 0) {
-            item->arch = arena_string(arena, arch);
-            item->shape = arena_string(arena, shape);
-            item->backend = arena_string(arena, backend);
-            return item->arch != NULL && item->shape != NULL && item->backend != NULL;
-        }
-    }
-    return false;
-}
-
 bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *arena)
 {
     struct lines lines;
-    *ranks = (struct ranks){NULL, 0};
+    *ranks = (struct ranks){.items = NULL};
     if (!lines_read(&lines, runtime, RANKS_FILE, "measured ranks", arena)) {
         return false;
     }
@@ -183,32 +143,62 @@ bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *
         return true;
     }
     ranks->items = arena_array(arena, (size_t)lines.count, sizeof *ranks->items);
-    if (ranks->items == NULL) {
+    ranks->files = arena_array(arena, (size_t)runtime->num_plugins + 1, sizeof *ranks->files);
+    if (ranks->items == NULL || ranks->files == NULL) {
         return false;
     }
     for (int32_t i = 0; i < lines.count; i++) {
-        ranks->count += parse_line(lines.items[i], &ranks->items[ranks->count], arena);
+        ranks->count += measurement_parse(&ranks->items[ranks->count], lines.items[i]);
     }
+    ranks->drivers = drivers_hash(HASH_INIT);
     lines_warn(runtime, RANKS_FILE, "measurement", lines.count - ranks->count);
     return true;
 }
 
-double ranks_find(const struct ranks *ranks, const char *arch, const struct attn_layer_desc *layer,
-                  int32_t phase, const char *backend)
+/* Large files are hashed once, and those alone that a line is of. */
+static uint64_t hash_of(struct ranks *ranks, const attn_runtime *runtime, int32_t plugin)
 {
-    char shape[128];
-    if (ranks->count == 0) {
-        return 0;
+    struct hashed_file *file = &ranks->files[plugin];
+    if (!file->read) {
+        file->read = true;
+        (void)file_hash(runtime->plugins[plugin].file, &file->hash);
     }
-    snprintf(shape, sizeof shape, "%d/%dx%dx%d.%s.%s", layer->num_q_heads, layer->num_kv_heads,
-             layer->head_size, layer->head_size_v, name_of_dtype(layer->dtype),
-             kv_dtypes_text(layer->kv_dtype, layer->kv_dtype_v).text);
-    for (int32_t i = ranks->count - 1; i >= 0; i--) {
-        const struct measurement *item = &ranks->items[i];
-        if (item->phase == phase && strcmp(item->backend, backend) == 0 &&
-            strcmp(item->shape, shape) == 0 && strcmp(item->arch, arch) == 0) {
-            return item->time_us;
+    return file->hash;
+}
+
+static bool is_repeated(const struct ranks *ranks, int32_t index)
+{
+    const struct measurement *m = &ranks->items[index];
+    for (int32_t i = index + 1; i < ranks->count; i++) {
+        if (strcmp(ranks->items[i].bucket, m->bucket) == 0 &&
+            measurement_is_of(&ranks->items[i], m->device, m->shape, m->phase, m->backend)) {
+            return true;
         }
     }
-    return 0;
+    return false;
+}
+
+struct rank ranks_find(struct ranks *ranks, const attn_runtime *runtime,
+                       const struct attn_layer_desc *layer, int32_t phase,
+                       const struct backend *backend)
+{
+    char shape[MEASUREMENT_SHAPE_SIZE];
+    struct rank rank = {1, 0, NULL};
+    if (ranks->count == 0) {
+        return rank;
+    }
+    measurement_shape(layer, name_of_dtype(layer->dtype),
+                      kv_dtypes_text(layer->kv_dtype, layer->kv_dtype_v).text, shape);
+    for (int32_t i = 0; i < ranks->count; i++) {
+        const struct measurement *m = &ranks->items[i];
+        if (measurement_is_of(m, ranks->device, shape, name_of_phase(phase), backend->full_name) &&
+            !is_repeated(ranks, i)) {
+            const char *stale =
+                measurement_stale(m, hash_of(ranks, runtime, backend->plugin), ranks->drivers);
+            rank.time *= (double)m->nanoseconds;
+            rank.buckets++;
+            rank.stale = stale != NULL ? stale : rank.stale;
+        }
+    }
+    return rank;
 }

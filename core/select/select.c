@@ -8,6 +8,7 @@
 #include "select/candidates.h"
 #include "select/layer_check.h"
 #include "select/layer_ext.h"
+#include "select/lock.h"
 #include "select/names.h"
 #include "util/device.h"
 #include "util/structs.h"
@@ -405,6 +406,10 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     if (status == ATTN_OK && !ranks_read(&selection.ranks, runtime, selection.arena)) {
         status = NO_MEMORY("assignment", "the assignment");
     }
+    if (status == ATTN_OK && options.import_text == NULL) {
+        status =
+            lock_choice(runtime, layers, num_layers, selection.arena, &options.import_text, error);
+    }
     if (status == ATTN_OK && options.import_text != NULL) {
         text = options.import_text; /* what it says is taken as it is, instead of the rules */
         status = import_rules(&selection.rules, text, num_layers, selection.arena, error);
@@ -416,7 +421,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     status = status == ATTN_OK ? check_names(&selection, text, error) : status;
     status =
         status == ATTN_OK ? take_device(runtime, &options, &assignment->device, error) : status;
-    selection.arch = assignment->device != NULL ? assignment->device->arch : "";
+    measurement_device(assignment->device, selection.ranks.device);
     status = status == ATTN_OK ? select_all(&selection, layers, error) : status;
     if (status == ATTN_OK && options.import_text != NULL) {
         status = import_hold(assignment, options.import_text, error);

@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/conformance.h"
+#include "host/measurement.h"
+#include "util/hash.h"
 #include "support/services.h"
 
 static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
@@ -129,6 +132,23 @@ attn_status fixture_select(struct fixture *fixture, const char *text,
     }
     *error = (struct attn_error)ATTN_ERROR_INIT;
     return select_layers(&fixture->runtime, &options, pointers, count, assignment, error);
+}
+
+void fixture_write_time(const struct fixture *fixture, FILE *file, const struct fixture_time *time)
+{
+    struct measurement m = {.nanoseconds = time->nanoseconds,
+                            .drivers = drivers_hash(HASH_INIT),
+                            .version = "1.0.0",
+                            .date = "2026-01-01"};
+    char line[1024];
+    (void)file_hash(fixture->plugins[0].file, &m.file);
+    measurement_device(&fixture->devices[0], m.device);
+    snprintf(m.shape, sizeof m.shape, "%s", time->shape);
+    snprintf(m.phase, sizeof m.phase, "%s", time->phase);
+    snprintf(m.bucket, sizeof m.bucket, "%s", time->bucket);
+    snprintf(m.backend, sizeof m.backend, "%s", time->backend);
+    assert_true(measurement_text(&m, line, sizeof line));
+    fputs(line, file);
 }
 
 const char *fixture_chosen(const attn_assignment *assignment, int32_t layer, int32_t phase)

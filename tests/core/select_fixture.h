@@ -6,6 +6,7 @@
 /* clang-format off */
 /* clang-format on */
 #include <attn/collectives.h>
+#include <stdio.h>
 
 #include "select/select.h"
 #include "support/test.h"
@@ -37,6 +38,12 @@ struct attn_layer_desc fixture_layer(const char *name);
 attn_status fixture_select(struct fixture *fixture, const char *text,
                            const struct attn_layer_desc *layers, int32_t count,
                            attn_assignment **assignment, struct attn_error *error);
+/* A line of measured times, as of this runtime's device, plugin file and drivers. */
+struct fixture_time {
+    const char *shape, *phase, *bucket, *backend;
+    int64_t nanoseconds;
+};
+void fixture_write_time(const struct fixture *fixture, FILE *file, const struct fixture_time *time);
 /* The chosen backend's name. */
 const char *fixture_chosen(const attn_assignment *assignment, int32_t layer, int32_t phase);
 

@@ -82,6 +82,51 @@ TEST(the_same_choice_is_bound_and_any_other_refused)
     lock_finish_fixture(&l);
 }
 
+/* Two ranks whose measured times differ: the first one's choice is written, the other takes it. */
+TEST(a_rank_takes_the_choice_of_another)
+{
+    struct locked l;
+    struct attn_error error;
+    attn_assignment *a = NULL;
+    char take[80];
+    static char other[] = "2.0";
+    struct attn_layer_desc layers[2] = {fake_layer("a"), fake_layer("b")};
+    lock_init_fixture(&l);
+    struct attn_backend_caps *second = fixture_add(&l.fixture, "other", "", 0);
+    *second = l.fixture.backends[0].caps;
+    second->name = "other";
+    assert_int_equal(bind(&l, true, "b", &error), ATTN_OK); /* by "fake" */
+    second->rank[0] = second->rank[1] = 1 + l.fixture.backends[0].caps.rank[1];
+    assert_int_equal(bind(&l, false, "b", &error), ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(error.message, "decode=fake in the lock, decode=other in this choice"));
+    snprintf(take, sizeof take, "take:%s", l.path);
+    l.fixture.runtime.settings.lock = take;
+    assert_int_equal(fixture_select(&l.fixture, "", layers, 2, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, ATTN_PHASE_DECODE), "fake");
+    assert_string_equal(fixture_chosen(a, 1, ATTN_PHASE_PREFILL), "fake");
+    assignment_destroy(a);
+    attn_model *model = fake_model(&l.fixture, layers, 2, &error);
+    assert_non_null(model);
+    model_destroy(model);
+    /* Another version is refused, and so are layers that the file does not have. */
+    l.fixture.plugins[0].version = other;
+    assert_null(fake_model(&l.fixture, layers, 2, &error));
+    assert_non_null(strstr(error.message, "2.0 in this choice"));
+    l.fixture.plugins[0].version = l.fixture.runtime.settings.backend;
+    layers[1].name = "c";
+    assert_null(fake_model(&l.fixture, layers, 2, &error));
+    assert_non_null(strstr(error.message, "layer 1: name=b in the lock, name=c in this"));
+    /* A backend that this rank lacks. */
+    layers[1].name = "b";
+    l.fixture.runtime.num_backends = 1;
+    strcpy(l.fixture.names[0], "other");
+    assert_int_equal(fixture_select(&l.fixture, "", layers, 2, &a, &error), ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(error.message, "fake"));
+    unlink(l.path);
+    assert_int_equal(fixture_select(&l.fixture, "", layers, 2, &a, &error), ATTN_ERROR_IO);
+    lock_finish_fixture(&l);
+}
+
 /* A plugin's file counts, and the one that has taken its place under the same name and version. */
 TEST(another_file_is_another_choice)
 {

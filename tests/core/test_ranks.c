@@ -3,7 +3,6 @@
  * steers no selection, and nothing that lies there stops a process. */
 #include <errno.h>
 #include <fcntl.h>
-#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +13,12 @@
 
 #include "host/cache_file.h"
 #include "host/conformance.h"
+#include "host/measurement.h"
 #include "select_fixture.h"
 #include "support/test.h"
 #include "util/hash.h"
 
 #define NOBODY 65534
-#define LINE "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n"
 
 struct place {
     char folder[64], ranks[96];
@@ -46,9 +45,14 @@ static int tear_down(void **state)
 
 static void write_ranks(const struct place *place, mode_t mode)
 {
+    static const struct fixture_time time = {"32/8x128x128.bf16.bf16", "decode", "1x512", "alpha",
+                                             4500};
+    struct fixture f;
     FILE *file = fopen(place->ranks, "w");
     assert_non_null(file);
-    fputs(LINE, file);
+    fixture_init(&f);
+    fixture_write_time(&f, file, &time);
+    fixture_finish(&f);
     fclose(file);
     assert_int_equal(chmod(place->ranks, mode), 0);
 }
@@ -198,53 +202,52 @@ CASE(only_conformant_ones)
     unlink(file);
 }
 
-/* A locale of our own making, whose decimal point is a comma. */
-static bool set_comma(const struct place *place)
+/* What the log says, and the backend that decode gets where the line in the file is changed. */
+static const char *stale_choice(const struct place *place, int32_t changed, char *log, size_t size)
 {
-    char command[2048];
-    snprintf(
-        command, sizeof command,
-        "cd %s && printf 'comment_char %%%%\\nescape_char /\\nLC_NUMERIC\\n"
-        "decimal_point \",\"\\nthousands_sep \"\"\\ngrouping -1\\nEND LC_NUMERIC\\n' >source && "
-        "printf '<code_set_name> ANSI_X3.4-1968\\n<comment_char> %%%%\\n<escape_char> /\\n"
-        "CHARMAP\\n<U002C> /x2c COMMA\\nEND CHARMAP\\n' >map && "
-        "localedef -c -i source -f ./map ./comma; rm -f source map",
-        place->folder);
-    char *const arguments[] = {"sh", "-c", command, NULL};
-    const pid_t pid = fork();
-    if (pid == 0) {
-        const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
-        dup2(nowhere, STDOUT_FILENO);
-        dup2(nowhere, STDERR_FILENO);
-        execv("/bin/sh", arguments);
-        _exit(127);
-    }
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
-    setenv("LOCPATH", place->folder, 1);
-    return setlocale(LC_NUMERIC, "comma") != NULL;
+    static char name[64];
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    char line[1024], text[1024];
+    struct measurement m;
+    write_ranks(place, 0600);
+    FILE *file = fopen(place->ranks, "r+");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof line, file));
+    line[strcspn(line, "\n")] = '\0';
+    assert_true(measurement_parse(&m, line));
+    m.file += changed == 1;
+    m.drivers += changed == 2;
+    assert_true(measurement_text(&m, text, sizeof text));
+    rewind(file);
+    fputs(text, file);
+    fclose(file);
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1);
+    fixture_add(&f, "beta", "", 50);
+    f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    snprintf(name, sizeof name, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
+    snprintf(log, size, "%s", f.log);
+    assignment_destroy(a);
+    fixture_finish(&f);
+    return name;
 }
 
-CASE(locale_changes_no_number)
+/* A time counts for the file and the drivers that it was measured with; the log names what else. */
+CASE(stale_times_decide_nothing)
 {
     struct place *place = *state;
-    char command[128];
-    write_ranks(place, 0600);
-    const bool comma = set_comma(place);
-    snprintf(command, sizeof command, "%.1f", 0.5);
-    const bool takes_effect = strcmp(command, "0,5") == 0;
-    if (comma && takes_effect) {
-        assert_string_equal(chosen(place), "alpha");
-    }
-    snprintf(command, sizeof command, "%.1f", 0.5);
-    assert_int_equal(takes_effect, strcmp(command, "0,5") == 0); /* the locale is as it was */
-    setlocale(LC_NUMERIC, "C");
-    unsetenv("LOCPATH");
-    snprintf(command, sizeof command, "rm -rf %s/comma", place->folder);
-    assert_int_equal(system(command), 0);
-    if (!takes_effect) {
-        print_message("localedef is not here\n");
-        skip();
-    }
+    char log[8192];
+    assert_string_equal(stale_choice(place, 0, log, sizeof log), "alpha");
+    assert_null(strstr(log, "stale"));
+    assert_string_equal(stale_choice(place, 1, log, sizeof log), "beta");
+    assert_non_null(
+        strstr(log, "the times of alpha on file were measured with another plugin file"));
+    assert_string_equal(stale_choice(place, 2, log, sizeof log), "beta");
+    assert_non_null(strstr(log, "measured with other drivers and are stale"));
 }
 
 CASE(written_for_the_user_alone)
@@ -254,13 +257,12 @@ CASE(written_for_the_user_alone)
     struct stat info;
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
         const mode_t before = umask(masks[i]);
-        assert_true(cache_file_write(place->ranks, LINE, sizeof LINE - 1));
+        assert_true(cache_file_write(place->ranks, "text", 4));
         umask(before);
         assert_int_equal(lstat(place->ranks, &info), 0);
         assert_int_equal(info.st_mode & 07777, 0600);
-        assert_int_equal(info.st_size, sizeof LINE - 1);
+        assert_int_equal(info.st_size, 4);
     }
-    assert_string_equal(chosen(place), "alpha");
 }
 
 /* A limit on the size of files is an error, and no SIGXFSZ that ends the engine. */
@@ -273,7 +275,7 @@ CASE(file_size_limit_ends_nothing)
         const struct rlimit limit = {16, 16};
         sigset_t pending;
         setrlimit(RLIMIT_FSIZE, &limit);
-        const bool written = cache_file_write(place->ranks, LINE, sizeof LINE - 1);
+        const bool written = cache_file_write(place->ranks, "more than sixteen", 17);
         const int why = errno;
         sigpending(&pending);
         _exit(written || why != EFBIG || sigismember(&pending, SIGXFSZ));

@@ -578,6 +578,12 @@ TEST(test_malformed_import)
  */
 TEST(test_measured)
 {
+    static const char own[] = "32/8x128x128.bf16.bf16", other[] = "32/8x64x64.bf16.bf16";
+    static const struct fixture_time times[] = {
+        {own, "decode", "1x512", "alpha", 45000}, {own, "decode", "1x512", "alpha", 4500},
+        {own, "decode", "8x512", "alpha", 9000},  {own, "decode", "1x512", "beta", 9000},
+        {own, "decode", "8x512", "beta", 5000},   {own, "decode", "1x512", "gamma", 10},
+        {other, "decode", "1x512", "beta", 4000}, {other, "prefill", "1x512", "alpha", 1000}};
     char folder[] = "/tmp/attn-ranks-XXXXXX", path[64];
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_choice choice = {.struct_size = sizeof choice};
@@ -588,21 +594,20 @@ TEST(test_measured)
     snprintf(path, sizeof path, "%s/ranks", folder);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
-    fputs("broken line\n"
-          "x86-64 32/8x128x128.bf16.bf16 decode alpha 45\n"
-          "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n" /* the later one counts */
-          "x86-64 32/8x128x128.bf16.bf16 decode beta 9\n"
-          "x86-64 32/8x64x64.bf16.bf16 decode beta 4\n"
-          "x86-64 32/8x64x64.bf16.bf16 decode beta 0\n" /* no measurement */
-          "sm_90 32/8x128x128.bf16.bf16 prefill alpha 1\n"
-          "x86-64 32/8x64x64.bf16.bf16 prefill alpha 1\n"
-          "x86-64 32/8x128x128.bf16.bf16 prefill alpha nan\n",
-          file);
-    fclose(file);
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     fixture_add(&f, "beta", "", 50);
+    fixture_add(&f, "gamma", "", 40);
+    fputs("broken line\n", file);
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        fixture_write_time(&f, file, &times[i]);
+    }
+    f.devices[0].name = "another cpu";
+    fixture_write_time(&f, file, &(const struct fixture_time){own, "prefill", "1x8", "alpha", 1});
+    f.devices[0].name = "cpu";
+    fclose(file);
     f.runtime.settings.cache_dir = folder;
+    /* The later of two lines counts; beta's product of times is larger; gamma lacks a bucket. */
     assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
     assert_string_equal(fixture_chosen(a, 0, D), "alpha");
     assert_string_equal(fixture_chosen(a, 0, P), "beta");
@@ -617,12 +622,55 @@ TEST(test_measured)
     assert_int_equal(choice.measured, 1);
     assignment_destroy(a);
     layer.head_size = 128;
+    /* A window is another shape. */
+    layer.has_window = 1;
+    layer.window_left = 99;
+    layer.window_right = 0;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "beta");
+    assignment_destroy(a);
+    layer.has_window = 0;
+    layer.window_left = layer.window_right = -1;
     /* An order stands over a measurement. */
     assert_int_equal(fixture_select(&f, "beta", &layer, 1, &a, &error), ATTN_OK);
     assert_string_equal(fixture_chosen(a, 0, D), "beta");
     assignment_destroy(a);
     remove(path);
     remove(folder);
+    fixture_finish(&f);
+}
+
+/* The fastest of one phase that shares no layout with the other's is not taken, and says why. */
+TEST(test_best_of_a_phase_alone)
+{
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_reason reason = {.struct_size = sizeof reason};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    int32_t verdict, count;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1);
+    struct attn_backend_caps *beta = fixture_add(&f, "beta", "", 50);
+    struct attn_backend_caps *gamma = fixture_add(&f, "gamma", "", 40);
+    beta->rank[D] = 0;
+    gamma->rank[P] = 0;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, P), "beta"); /* on one cache */
+    assert_string_equal(fixture_chosen(a, 0, D), "gamma");
+    assignment_destroy(a);
+    beta->layouts = 1u << ATTN_KV_LAYOUT_HND;
+    gamma->layouts = 1u << ATTN_KV_LAYOUT_NHD;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, P), "alpha");
+    assert_string_equal(fixture_chosen(a, 0, D), "gamma");
+    assert_int_equal(assignment_verdict(a, 0, P, 1, &verdict, &count), ATTN_OK);
+    assert_int_equal(verdict, ATTN_VERDICT_ELIGIBLE);
+    assert_int_equal(count, 1);
+    assert_int_equal(assignment_reason(a, 0, P, 1, 0, &reason), ATTN_OK);
+    assert_string_equal(reason.field, "cache");
+    assert_string_equal(reason.asked, "one with gamma for decode");
+    assignment_destroy(a);
     fixture_finish(&f);
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file of measured times: whatever it holds, a start reads it, and what it finds is a time. The
  * same bytes as records of conformance, which are read as they were written. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,10 +51,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     FUZZ_CHECK(ranks_read(&ranks, &fixture.runtime, &arena));
     const struct attn_layer_desc layer = fixture_layer("a");
     for (int32_t i = 0; i < ranks.count; i++) {
-        const struct measurement *m = &ranks.items[i];
-        FUZZ_CHECK(m->time_us > 0 && isfinite(m->time_us) && m->backend[0] != '\0');
-        const double time = ranks_find(&ranks, m->arch, &layer, m->phase, m->backend);
-        FUZZ_CHECK(time >= 0);
+        struct measurement *m = &ranks.items[i], again;
+        char own[1024];
+        FUZZ_CHECK(m->nanoseconds > 0 && m->backend[0] != '\0');
+        FUZZ_CHECK(measurement_text(m, own, sizeof own));
+        own[strcspn(own, "\n")] = '\0';
+        FUZZ_CHECK(measurement_parse(&again, own) && again.nanoseconds == m->nanoseconds);
+        snprintf(ranks.device, sizeof ranks.device, "%s", m->device);
+        const struct backend backend = {.full_name = m->backend};
+        const struct rank rank =
+            ranks_find(&ranks, &fixture.runtime, &layer, ATTN_PHASE_DECODE, &backend);
+        FUZZ_CHECK(rank.buckets >= 0 && rank.time > 0);
     }
     struct conformance record, again;
     char line[512], text[512];

@@ -161,14 +161,20 @@ export ATTN_PLUGIN_PATH="$plugin"
 expect 0 '"measured":[[:space:]]*false' "$info" --json --model "$folder/tiny.json"
 expect 2 'rank cannot come from the shape write' "$bench" --tune --shape write
 expect 0 'selections go by these times' "$bench" $short --tune --threads 1 --dtype f32 --backend example --shape "decode:r=1,l=16+32,hq=4,hkv=2,d=64"
-grep -q '^[^ ]* 4/2x64x64.f32.f32 decode example [0-9]' "$folder/cache/ranks" || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
+grep -q '^x86-64:[^ ]* 4/2x64x64.f32.f32 decode 1x32 example [0-9]' "$folder/cache/ranks" || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
 expect 0 '"backend":[[:space:]]*"example"' "$info" --json --model "$folder/tiny.json"
-expect 0 'example for decode: rank .*, measured and on file' "$info" --explain --model "$folder/tiny.json"
+expect 0 'example for decode: declared rank .*, measured and on file' "$info" --explain --model "$folder/tiny.json"
+expect 0 '1x32: .* us, spread .*, measured on 20.* with version' "$info" --explain --model "$folder/tiny.json"
+# Other plugin files make them stale, by name.
+sed 's/ [0-9a-f]\{16\} / 0123456789abcdef /' "$folder/cache/ranks" >"$folder/stale"
+(umask 077; mkdir "$folder/other"; cp "$folder/stale" "$folder/other/ranks")
+expect 0 'stale: with another plugin file' env ATTN_CACHE_DIR="$folder/other" "$info" --explain --model "$folder/tiny.json"
+expect 0 '"measured":[[:space:]]*false' env ATTN_CACHE_DIR="$folder/other" "$info" --json --model "$folder/tiny.json"
 # Another backend's time joins it; the same one's is replaced.
 printf 'x86-64 1/1x8x8.f32.f32 decode other 1\n' >>"$folder/cache/ranks"
 expect 0 'ranks' "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 expect 0 'ranks' "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
-[ "$(wc -l <"$folder/cache/ranks")" -eq 3 ] || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
+[ "$(wc -l <"$folder/cache/ranks")" -eq 4 ] || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
 # A planted link is no place to write to, no cache none at all, and the file is the user's alone.
 mv "$folder/cache/ranks" "$folder/elsewhere"
 ln -s "$folder/elsewhere" "$folder/cache/ranks"
@@ -179,6 +185,15 @@ cmp "$folder/elsewhere" "$folder/before" || failed=1
 expect 1 'ATTN_CACHE_DIR: is empty' env ATTN_CACHE_DIR= "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 expect 1 'ATTN_CACHE_DIR' env ATTN_CACHE_DIR=here "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 unset ATTN_PLUGIN_PATH
+# A model's layers, by phase and bucket: what was chosen before and what is now.
+expect 2 'goes with --tune' "$bench" --model "$folder/tiny.json"
+expect 2 'is not seconds' "$bench" --tune --model "$folder/tiny.json" --seconds 0
+expect 1 'nowhere.json' "$bench" --tune --model "$folder/nowhere.json"
+if "$info" --model "$folder/tiny.json" >/dev/null 2>&1; then
+    expect 0 '^| tiny | 2 of 4/2x64x64.f32.auto | decode | cpu_' "$bench" --tune --model "$folder/tiny.json" --seconds 1 --threads 1 --cpu-time
+    expect 0 '"declared_us"' "$bench" --json --tune --model "$folder/tiny.json" --seconds 1 --threads 1 --cpu-time
+    grep -q '4/2x64x64.f32.f32 prefill 1x64 cpu_' "$folder/cache/ranks" || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
+fi
 
 # What is not served: reasons, and exit 1.
 expect 1 'example for decode: dtype bf16 (supported: f32' env ATTN_PLUGIN_PATH="$plugin" "$bench" $short --backend example --shape decode

@@ -16,6 +16,8 @@
 #include "report.h"
 #include "measured.h"
 #include "tune.h"
+#include "tune_model.h"
+#include "host/measurement.h"
 
 /* Of outputs of one layer by two libraries; codes of 8 bits stay well below. */
 #define MAX_DIFFERENCE 0.05
@@ -44,14 +46,11 @@ static void keep_error(struct result *result, attn_status status, const struct s
     }
 }
 
-/* As the core's core/select/ranks.h has it. */
 static void name_for_ranks(struct result *result, const struct attn_layer_desc *desc)
 {
-    int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
     if (tune_takes(result->shape.kind)) {
-        snprintf(result->rank_shape, sizeof result->rank_shape, "%d/%dx%dx%d.%s.%s",
-                 desc->num_q_heads, desc->num_kv_heads, desc->head_size, dv,
-                 dtype_name(desc->dtype), kv_dtype_name(result->kv_dtype));
+        measurement_shape(desc, dtype_name(desc->dtype), kv_dtype_name(result->kv_dtype),
+                          result->rank_shape);
     }
 }
 
@@ -60,6 +59,7 @@ struct bench {
     struct report report;
     struct session session, against;
     struct peer_file peer;
+    struct tuning tuning;
 };
 
 /* A shape on one backend: what runs, and what will be reported of it. */
@@ -269,12 +269,35 @@ static void tune_shape(struct bench *bench, const struct shape *shape)
     }
 }
 
-static void run_shapes(struct bench *bench)
+static void measure_for_model(void *user, const struct shape *shape, const char *const *backends,
+                              int32_t count)
+{
+    measure_together(user, shape, backends, count);
+}
+
+static void keep_ranks(struct bench *bench)
 {
     struct report *report = &bench->report;
-    const struct options *options = bench->session.options;
     struct attn_error error = ATTN_ERROR_INIT;
-    for (int32_t i = 0; i < options->shapes.count; i++) {
+    attn_status status =
+        tune_write(report, &bench->session, report->ranks_file, sizeof report->ranks_file, &error);
+    if (status == ATTN_OK && bench->tuning.count > 0) {
+        status = tuning_compare(&bench->tuning, &bench->session, report, &error);
+    }
+    if (status != ATTN_OK) {
+        report->ranks_file[0] = '\0';
+        report->failed = true;
+        fail_with("--tune", &error);
+    }
+}
+
+static void run_shapes(struct bench *bench)
+{
+    const struct options *options = bench->session.options;
+    if (options->model != NULL) {
+        tuning_run(&bench->tuning, &bench->session, &bench->report, measure_for_model, bench);
+    }
+    for (int32_t i = 0; i < options->shapes.count && options->model == NULL; i++) {
         tell_progress(options, i, &options->shapes.shapes[i]);
         if (options->tune) {
             tune_shape(bench, &options->shapes.shapes[i]);
@@ -283,11 +306,8 @@ static void run_shapes(struct bench *bench)
                     options->num_backends > 0 ? options->num_backends : 1);
         }
     }
-    if (options->tune && tune_write(report, &bench->session, report->ranks_file,
-                                    sizeof report->ranks_file, &error) != ATTN_OK) {
-        report->ranks_file[0] = '\0';
-        report->failed = true;
-        fail_with("--tune", &error);
+    if (options->tune) {
+        keep_ranks(bench);
     }
 }
 
@@ -354,6 +374,10 @@ static int run_tool(int argc, char **argv)
     if (code < 0 && options.plot != NULL && !plot_possible(options.plot, &error)) {
         code = fail_with("--plot", &error);
     }
+    if (code < 0 && options.model != NULL &&
+        tuning_init(&bench.tuning, &options, &error) != ATTN_OK) {
+        code = fail_with(options.model, &error);
+    }
     if (code < 0) {
         code = bench_open(&bench, &options);
         if (code == EXIT_SUCCESS) {
@@ -364,6 +388,7 @@ static int run_tool(int argc, char **argv)
         session_finish(&bench.against);
         session_finish(&bench.session);
     }
+    tuning_finish(&bench.tuning);
     options_finish(&options);
     return code;
 }

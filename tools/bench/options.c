@@ -15,7 +15,8 @@
 static const char usage[] =
     "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
     "                  [--kv-dtype D] [--threads N] [--cpu-time] [--budget S] [--csv]\n"
-    "                  [--against BUILD_OR_PLUGIN] [--peer FILE.so] [--plot FILE] [--tune]\n"
+    "                  [--against BUILD_OR_PLUGIN] [--peer FILE.so] [--plot FILE] [--tune [--model "
+    "FILE [--seconds N]]]\n"
     "                  [--json] [--help] [--version]\n"
     "\n"
     "Times a backend's kernels through the core and holds them to what the machine can do,\n"
@@ -41,6 +42,10 @@ static const char usage[] =
     "  --plot FILE      roofline and length curve, .svg or .png (needs gnuplot)\n"
     "  --tune           measures every backend of the device and keeps the times, by which\n"
     "                   selections then go\n"
+    "  --model FILE     with --tune: the layers of a model's config.json, by phase and bucket, in "
+    "its\n"
+    "                   dtypes, in place of --shape; shows what is chosen before and after\n"
+    "  --seconds N      of --model in all (default 60)\n"
     "  --json           one JSON document on stdout\n"
     "\n"
     "A value may be a list a+b+c or a range a..b (doubling) or a..b/step: each is measured.\n"
@@ -78,14 +83,23 @@ static const char *parse_kv_dtype(void *user, const char *text)
     return options->kv_dtype < 0 ? known : NULL;
 }
 
-static const char *parse_budget(void *user, const char *text)
+static const char *read_seconds(double *seconds, const char *text)
 {
-    struct options *options = user;
     char *end = NULL;
-    options->budget = strtod(text, &end);
-    return end == text || *end != '\0' || !(options->budget > 0 && options->budget <= MAX_BUDGET)
+    *seconds = strtod(text, &end);
+    return end == text || *end != '\0' || !(*seconds > 0 && *seconds <= MAX_BUDGET)
                ? "is not seconds above 0, up to 3600"
                : NULL;
+}
+
+static const char *parse_budget(void *user, const char *text)
+{
+    return read_seconds(&((struct options *)user)->budget, text);
+}
+
+static const char *parse_seconds(void *user, const char *text)
+{
+    return read_seconds(&((struct options *)user)->seconds, text);
 }
 
 static const char *parse_plot(void *user, const char *text)
@@ -132,6 +146,8 @@ int options_parse(int argc, char **argv, struct options *options)
         {"against", .text = &options->against},
         {"peer", .text = &options->peer},
         {"tune", &options->tune},
+        {"model", .text = &options->model},
+        {"seconds", .parse = parse_seconds},
         {"json", &options->json},
         {"child", .text = &options->child}};
     const struct command command = {"attn-bench",
@@ -140,7 +156,7 @@ int options_parse(int argc, char **argv, struct options *options)
                                     .options = names,
                                     .num_options = sizeof names / sizeof *names,
                                     .user = options};
-    *options = (struct options){.dtype = ATTN_DTYPE_BF16, .budget = 3};
+    *options = (struct options){.dtype = ATTN_DTYPE_BF16, .budget = 3, .seconds = 60};
     int code = command_parse(&command, argc, argv);
     if (code < 0 && options->json && options->csv) {
         fputs("attn-bench: --csv: stdout is --json's already; one of them\n", stderr);
@@ -155,7 +171,13 @@ int options_parse(int argc, char **argv, struct options *options)
               stderr);
         code = EXIT_USAGE;
     }
-    if (code < 0 && options->tune && options->cpu_time) {
+    if (code < 0 && options->model != NULL &&
+        (!options->tune || options->shapes.count > 0 || options->num_backends > 0)) {
+        fputs("attn-bench: --model: goes with --tune, and with neither --shape nor --backend\n",
+              stderr);
+        code = EXIT_USAGE;
+    }
+    if (code < 0 && options->tune && options->cpu_time && options->model == NULL) {
         fputs("attn-bench: --tune: keeps times of the wall's clock, not --cpu-time's\n", stderr);
         code = EXIT_USAGE;
     }

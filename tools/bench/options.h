@@ -19,6 +19,8 @@ struct options {
     const char *against; /* a build folder or a plugin; NULL: none */
     const char *peer;    /* a file with the functions of peer.h; NULL: none */
     bool json, csv, tune;
+    const char *model; /* whose layers are tuned; NULL: those of the shapes */
+    double seconds;    /* that --tune --model takes in all */
     const char *child; /* what a process started by `dispatch` calls; NULL: a user's process */
 };
 

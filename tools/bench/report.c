@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/names.h"
 
@@ -21,6 +22,7 @@ void report_finish(struct report *report)
         json_destroy(report->results[i].reasons);
         json_destroy(report->results[i].dispatch);
     }
+    json_destroy(report->choices);
     free(report->results);
     *report = (struct report){.results = NULL};
 }
@@ -148,6 +150,10 @@ bool report_json(struct report *report, const struct session *session)
     if (report->ranks_file[0] != '\0') {
         json_add(root, "ranks_file", json_string(report->ranks_file));
     }
+    if (report->choices != NULL) {
+        json_add(root, "choices", report->choices);
+        report->choices = NULL;
+    }
     for (int32_t i = 0; i < report->count; i++) {
         json_push(results, result_json(&report->results[i], session));
     }
@@ -169,6 +175,31 @@ static void print_dispatch(const struct json *dispatch)
         }
     }
     putchar('\n');
+}
+
+/* As a table of Markdown, whose rows begin with the model. */
+static void print_choices(const struct json *choices, const char *model)
+{
+    const struct json *row;
+    const char *name = strrchr(model, '/') != NULL ? strrchr(model, '/') + 1 : model;
+    puts("| model | layers | phase | declared: us | measured: us | buckets | gain | note |\n"
+         "| --- | --- | --- | --- | --- | --- | --- | --- |");
+    JSON_EACH(row, choices)
+    {
+        printf("| %.*s | %d of %s | %s | %s: ",
+               (int)(strlen(name) - (strlen(name) > 5 ? strlen(".json") : 0)), name,
+               (int)json_value(row, "layers"), json_text(row, "layer"), json_text(row, "phase"),
+               json_text(row, "declared"));
+        if (json_value(row, "buckets") > 0) {
+            printf("%.1f | %s: %.1f | %d | %.0f %% | %s |\n", json_value(row, "declared_us"),
+                   json_text(row, "measured"), json_value(row, "measured_us"),
+                   (int)json_value(row, "buckets"), 100 * json_value(row, "gain"),
+                   json_text(row, "note"));
+        } else {
+            printf("- | %s: - | 0 | - | %s |\n", json_text(row, "measured"),
+                   json_text(row, "note"));
+        }
+    }
 }
 
 void report_text(const struct report *report, const struct session *session)
@@ -214,6 +245,9 @@ void report_text(const struct report *report, const struct session *session)
         }
     }
     if (report->ranks_file[0] != '\0') {
+        if (report->choices != NULL) {
+            print_choices(report->choices, session->options->model);
+        }
         printf("selections go by these times from now on: %s\n", report->ranks_file);
     }
 }

@@ -19,7 +19,7 @@ struct result {
     double difference; /* of the output from the first one's, relative; negative: not compared */
     int32_t phase;
     int32_t kv_dtype;
-    char rank_shape[128]; /* the layer as ranks name it; empty: it has none */
+    char rank_shape[160]; /* the layer as host/measurement.h names it; empty: no rank is written */
 };
 
 struct report {
@@ -27,6 +27,7 @@ struct report {
     int32_t count;
     bool failed;           /* a result could not be kept */
     char ranks_file[4096]; /* that --tune wrote; empty: none */
+    struct json *choices;  /* before and after --tune --model, see tune_model.h; or NULL */
 };
 
 void report_finish(struct report *report);

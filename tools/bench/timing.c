@@ -178,6 +178,12 @@ static attn_status warm_up(struct caller *caller, double *call_seconds, struct a
     return status;
 }
 
+/* Ceilings take seconds, which --tune --model has better use for. */
+static bool has_floor(const struct session *session, const struct work *work)
+{
+    return !work->host_only && session->options->model == NULL;
+}
+
 /* The samples of one contender. */
 struct sampler {
     struct contender *contender;
@@ -203,7 +209,7 @@ static void conclude(struct sampler *sampler, int32_t count)
     timing->ratio_to_floor = least > 0 ? median / least : 0;
     timing->gb_s = median > 0 ? 1e-9 * bytes / median : 0;
     timing->tflop_s = median > 0 ? 1e-12 * work->operations / median : 0;
-    timing->failed = !work->host_only && !(timing->ratio_to_floor >= 1);
+    timing->failed = has_floor(sampler->caller.session, work) && !(timing->ratio_to_floor >= 1);
 }
 
 static double median_ratio(const struct sampler *sampler, const struct sampler *first,
@@ -233,7 +239,7 @@ static void take_sample(struct sampler *sampler, int32_t index)
     if (contender->status != ATTN_OK) {
         return;
     }
-    if (!contender->work->host_only) {
+    if (has_floor(sampler->caller.session, contender->work)) {
         sampler->floors[index] =
             floor_seconds(sampler->caller.session, contender->work, &contender->timing.bound);
     }
@@ -271,7 +277,7 @@ void timing_measure(struct contender *contenders, int32_t count, struct session 
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t running = 0, bound = 0;
     for (int32_t i = 0; i < count; i++) {
-        bound += contenders[i].work != NULL && !contenders[i].work->host_only;
+        bound += contenders[i].work != NULL && has_floor(session, contenders[i].work);
     }
     attn_status status = samplers != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
     if (status == ATTN_OK && bound > 0) {

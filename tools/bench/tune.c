@@ -2,12 +2,16 @@
 #include "tune.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/cache_lines.h"
+#include "common/find.h"
+#include "host/conformance.h"
+#include "host/measurement.h"
+#include "util/hash.h"
 
 static const char *const phase_names[] = {"prefill", "decode"};
 
@@ -29,54 +33,79 @@ static bool usable(const struct result *result)
     return result->error[0] == '\0' && !result->timing.failed && result->rank_shape[0] != '\0';
 }
 
-/* The key of a line: all but the time. */
-static void key_of(const struct result *result, const struct session *session, char *key,
-                   size_t size)
-{
-    snprintf(key, size, "%s %s %s %s ", session->device_arch, result->rank_shape,
-             phase_names[result->phase], result->backend);
-}
-
-/* Several lengths of one layer give one line: the geometric mean, to which each counts alike. */
-static void write_line(const struct report *report, const struct session *session, int32_t index,
-                       FILE *file)
-{
-    char key[512], other[512];
-    double sum = 0;
-    int32_t count = 0;
-    key_of(&report->results[index], session, key, sizeof key);
-    for (int32_t i = 0; i < report->count; i++) {
-        if (!usable(&report->results[i])) {
-            continue;
-        }
-        key_of(&report->results[i], session, other, sizeof other);
-        if (strcmp(key, other) == 0) {
-            if (i < index) {
-                return; /* written with the first of them */
-            }
-            sum += log(report->results[i].timing.time_us);
-            count++;
-        }
-    }
-    fprintf(file, "%s%.6g\n", key, exp(sum / count));
-}
-
-/* Measurements and where they were made. */
-struct measured {
+/* What all lines of these measurements share. */
+struct origin {
+    char device[MEASUREMENT_DEVICE_SIZE];
+    uint64_t drivers;
+    char date[16];
     const struct report *report;
-    const struct session *session;
+    const char *backend; /* --backend: only its lines are replaced; or NULL */
 };
 
+static void find_origin(struct origin *origin, const struct session *session)
+{
+    const time_t now = time(NULL);
+    struct tm day;
+    for (int32_t i = 0; i < session->api->device_count(session->runtime); i++) {
+        struct attn_device_info info = {.struct_size = sizeof info};
+        session->api->device_info(session->runtime, i, &info);
+        if (memcmp(&info.device, &session->device.device, sizeof info.device) == 0) {
+            measurement_device(&info, origin->device);
+        }
+    }
+    origin->drivers = drivers_hash(HASH_INIT);
+    strftime(origin->date, sizeof origin->date, "%Y-%m-%d", gmtime_r(&now, &day));
+}
+
+/* Keys or, in prefill, queries of each request. */
+static void name_bucket(const struct result *result, char *text, size_t size)
+{
+    const enum parameter length =
+        result->phase == ATTN_PHASE_PREFILL || result->shape.kind == SHAPE_GDN ? PARAMETER_S
+                                                                               : PARAMETER_L;
+    snprintf(text, size, "%dx%d", shape_int(&result->shape, PARAMETER_R),
+             shape_int(&result->shape, length));
+}
+
+static bool write_line(const struct origin *origin, const struct session *session,
+                       const struct result *result, FILE *file)
+{
+    struct measurement m = {.nanoseconds = (int64_t)(1e3 * result->timing.time_us + 0.5),
+                            .spread = (int32_t)(100 * result->timing.spread + 0.5),
+                            .drivers = origin->drivers};
+    char line[1024];
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_backend_info info = {.struct_size = sizeof info};
+    struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
+    const int32_t index = backend_find(session->api, session->runtime, result->backend, &error);
+    session->api->backend_info(session->runtime, index, &info);
+    session->api->plugin_info(session->runtime, info.plugin, &plugin);
+    m.nanoseconds += m.nanoseconds == 0;
+    snprintf(m.device, sizeof m.device, "%s", origin->device);
+    snprintf(m.shape, sizeof m.shape, "%s", result->rank_shape);
+    snprintf(m.phase, sizeof m.phase, "%s", phase_names[result->phase]);
+    snprintf(m.backend, sizeof m.backend, "%s", result->backend);
+    snprintf(m.version, sizeof m.version, "%.31s", index < 0 ? "" : info.caps->version);
+    for (char *at = m.version; *at != '\0'; at++) {
+        *at = *at == ' ' ? '_' : *at;
+    }
+    snprintf(m.date, sizeof m.date, "%s", origin->date);
+    name_bucket(result, m.bucket, sizeof m.bucket);
+    return index >= 0 && file_hash(plugin.file, &m.file) &&
+           measurement_text(&m, line, sizeof line) && fputs(line, file) >= 0;
+}
+
+/* A layer's times of one phase are measured together and replaced together. */
 static bool is_replaced(const void *user, const char *line)
 {
-    const struct measured *m = user;
-    char key[512];
-    for (int32_t i = 0; i < m->report->count; i++) {
-        if (usable(&m->report->results[i])) {
-            key_of(&m->report->results[i], m->session, key, sizeof key);
-            if (strncmp(line, key, strlen(key)) == 0) {
-                return true;
-            }
+    const struct origin *origin = user;
+    struct measurement m;
+    for (int32_t i = 0; i < origin->report->count; i++) {
+        const struct result *r = &origin->report->results[i];
+        if (usable(r) && measurement_parse(&m, line) &&
+            measurement_is_of(&m, origin->device, r->rank_shape, phase_names[r->phase],
+                              origin->backend != NULL ? r->backend : m.backend)) {
+            return true;
         }
     }
     return false;
@@ -85,7 +114,7 @@ static bool is_replaced(const void *user, const char *line)
 attn_status tune_write(const struct report *report, const struct session *session, char *path,
                        size_t size, struct attn_error *error)
 {
-    const struct measured measured = {report, session};
+    struct origin origin = {.report = report, .backend = session->options->backends[0]};
     int32_t count = 0;
     char *text = NULL;
     size_t length = 0;
@@ -95,19 +124,21 @@ attn_status tune_write(const struct report *report, const struct session *sessio
     if (count == 0) {
         return fail(error, "--tune", "no backend was measured; the ranks stay as they were");
     }
-    attn_status status = cache_lines_path("ranks", path, size, error);
+    attn_status status = cache_lines_path(RANKS_FILE, path, size, error);
     FILE *out = status == ATTN_OK ? open_memstream(&text, &length) : NULL;
     if (out == NULL) {
         return status ? status : fail(error, path, strerror(errno));
     }
+    bool written = true;
+    find_origin(&origin, session);
     for (int32_t i = 0; i < report->count; i++) {
         if (usable(&report->results[i])) {
-            write_line(report, session, i, out);
+            written &= write_line(&origin, session, &report->results[i], out);
         }
     }
-    status = fclose(out) != 0
-                 ? fail(error, path, "no memory")
-                 : cache_lines_write("attn-bench", path, text, is_replaced, &measured, error);
+    written &= fclose(out) == 0;
+    status = written ? cache_lines_write("attn-bench", path, text, is_replaced, &origin, error)
+                     : fail(error, path, "a plugin file cannot be read, or no memory is left");
     free(text);
     return status;
 }

@@ -17,6 +17,7 @@
 #include "common/model_config.h"
 #include "common/names.h"
 #include "host/conformance.h"
+#include "host/measurement.h"
 #include "info/layouts.h"
 #include "info/lock.h"
 #include "util/hash.h"
@@ -57,6 +58,8 @@ struct info {
     attn_runtime *runtime;
     struct attn_device device;   /* that a model is selected for */
     attn_assignment *assignment; /* NULL without a model */
+    char *times;                 /* the file of measured times; or NULL */
+    char device_key[MEASUREMENT_DEVICE_SIZE];
     struct model_config config;
     struct options options;
 };
@@ -234,6 +237,53 @@ static void add_program(struct json *item, const struct attn_choice *choice, boo
     json_add(item, "program", json_string(text));
 }
 
+/* Adds what is on file of a backend for the layer: by bucket, when, of which version, and whether
+ * it says anything today. */
+static void add_times(const struct info *info, struct json *item, int32_t index, int32_t phase,
+                      int32_t backend)
+{
+    const struct attn_layer_desc *desc = &info->config.layers[index].desc;
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    struct attn_backend_info about = {.struct_size = sizeof about};
+    struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
+    char kv_dtype[64], shape[MEASUREMENT_SHAPE_SIZE], name[160], line[1024];
+    struct measurement m;
+    uint64_t file = 0;
+    struct json *times = json_add(item, "times", json_array());
+    if (info->times == NULL || backend < 0) {
+        return;
+    }
+    info->api->assignment_choice(info->assignment, index, phase, &choice);
+    info->api->backend_info(info->runtime, backend, &about);
+    info->api->plugin_info(info->runtime, about.plugin, &plugin);
+    backend_text(about.caps, name, sizeof name);
+    const bool two = choice.kv_dtype_v != 0 && choice.kv_dtype_v != choice.kv_dtype;
+    snprintf(kv_dtype, sizeof kv_dtype, "%s%s%s", kv_dtype_name(choice.kv_dtype), two ? "/" : "",
+             two ? kv_dtype_name(choice.kv_dtype_v) : "");
+    measurement_shape(desc, dtype_name(desc->dtype), kv_dtype, shape);
+    for (const char *at = info->times; *at != '\0'; at += *at == '\n') {
+        const size_t length = strcspn(at, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)length, at);
+        at += length;
+        if (!measurement_parse(&m, line) ||
+            !measurement_is_of(&m, info->device_key, shape, phase_names[phase], name)) {
+            continue;
+        }
+        if (file == 0) {
+            (void)file_hash(plugin.file, &file);
+        }
+        const char *stale = measurement_stale(&m, file, drivers_hash(HASH_INIT));
+        struct json *time = json_object();
+        json_add(time, "bucket", json_string(m.bucket));
+        json_add(time, "time_us", json_number(1e-3 * (double)m.nanoseconds));
+        json_add(time, "spread", json_number(0.01 * m.spread));
+        json_add(time, "version", json_string(m.version));
+        json_add(time, "date", json_string(m.date));
+        json_add(time, "stale", json_string(stale != NULL ? stale : ""));
+        json_push(times, time);
+    }
+}
+
 static void add_choice(const struct info *info, struct json *layer, int32_t index, int32_t phase)
 {
     struct attn_choice choice = {.struct_size = sizeof choice};
@@ -248,6 +298,7 @@ static void add_choice(const struct info *info, struct json *layer, int32_t inde
     json_add(item, "forced", json_bool(choice.forced));
     json_add(item, "rank", json_number(choice.rank));
     json_add(item, "measured", json_bool(choice.measured));
+    add_times(info, item, index, phase, choice.backend);
     add_program(item, &choice, strcmp(json_text(layer, "kind"), "gdn") == 0, phase);
     json_add(layer, phase_names[phase], item);
 }
@@ -290,6 +341,8 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
             json_add(item, "phase", json_string(phase_names[phase]));
             if (verdict == ATTN_VERDICT_ELIGIBLE) {
                 json_add(item, "rank", json_number(backend.caps->rank[phase]));
+                add_times(info, item, index, phase, b);
+                json_add(item, "reasons", reasons_json(info, index, phase, b, count));
                 json_push(eligible, item);
             } else {
                 json_add(item, "verdict", json_string(verdict_names[verdict]));
@@ -313,9 +366,28 @@ static void add_bound(const struct info *info, struct json *layer, int32_t index
     }
 }
 
-static struct json *layers_json(const struct info *info)
+static void read_times(struct info *info)
+{
+    char path[4096];
+    const char *why;
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (info->assignment != NULL &&
+        cache_lines_path(RANKS_FILE, path, sizeof path, &error) == ATTN_OK) {
+        info->times = cache_lines_read(path, &why);
+    }
+    for (int32_t i = 0; i < info->api->device_count(info->runtime); i++) {
+        struct attn_device_info device = {.struct_size = sizeof device};
+        info->api->device_info(info->runtime, i, &device);
+        if (memcmp(&device.device, &info->device, sizeof info->device) == 0) {
+            measurement_device(&device, info->device_key);
+        }
+    }
+}
+
+static struct json *layers_json(struct info *info)
 {
     struct json *layers = json_array();
+    read_times(info);
     for (int32_t i = 0; info->assignment != NULL && i < info->config.num_layers; i++) {
         struct json *layer = json_object();
         json_add(layer, "index", json_number(i));
@@ -331,7 +403,7 @@ static struct json *layers_json(const struct info *info)
     return layers;
 }
 
-static struct json *whole_json(const struct info *info)
+static struct json *whole_json(struct info *info)
 {
     char abi[32];
     struct json *root = json_object();
@@ -350,15 +422,38 @@ static struct json *whole_json(const struct info *info)
     return root;
 }
 
+static void print_reasons(const struct json *item)
+{
+    const struct json *reason;
+    JSON_EACH(reason, json_get(item, "reasons"))
+    {
+        printf(" %s %s (supported: %s);", json_text(reason, "field"), json_text(reason, "asked"),
+               json_text(reason, "supported"));
+    }
+}
+
+static void print_times(const struct json *item)
+{
+    const struct json *time;
+    JSON_EACH(time, json_get(item, "times"))
+    {
+        const char *stale = json_text(time, "stale");
+        printf("        %s: %.6g us, spread %.0f%%, measured on %s with version %s%s%s\n",
+               json_text(time, "bucket"), json_value(time, "time_us"),
+               100 * json_value(time, "spread"), json_text(time, "date"),
+               json_text(time, "version"), stale[0] != '\0' ? "; stale: with " : "", stale);
+    }
+}
+
 static void print_explanation(const struct json *layer)
 {
-    const struct json *rejected, *reason;
+    const struct json *rejected;
     for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
         const struct json *choice = json_get(layer, phase_names[phase]);
         if (json_get(choice, "backend")->type == JSON_STRING) {
             const char *rule = json_text(choice, "rule");
             const bool forced = json_value(choice, "forced") != 0;
-            printf("      %s for %s: rank %d%s%s%s\n", json_text(choice, "backend"),
+            printf("      %s for %s: declared rank %d%s%s%s\n", json_text(choice, "backend"),
                    phase_names[phase], (int)json_value(choice, "rank"),
                    json_value(choice, "measured") != 0 ? ", measured and on file" : "",
                    rule[0] == '\0'                 ? ""
@@ -366,6 +461,7 @@ static void print_explanation(const struct json *layer)
                    : rule[strlen(rule) - 1] == '?' ? ", nothing meets the wish "
                                                    : ", within the rule ",
                    rule);
+            print_times(choice);
             printf("        %s\n", json_text(choice, "program"));
         }
     }
@@ -376,8 +472,11 @@ static void print_explanation(const struct json *layer)
     }
     JSON_EACH(rejected, json_get(layer, "eligible"))
     {
-        printf("      %s could serve %s: declared rank %d\n", json_text(rejected, "backend"),
+        printf("      %s could serve %s: declared rank %d", json_text(rejected, "backend"),
                json_text(rejected, "phase"), (int)json_value(rejected, "rank"));
+        print_reasons(rejected);
+        putchar('\n');
+        print_times(rejected);
     }
     JSON_EACH(rejected, json_get(layer, "rejected"))
     {
@@ -386,11 +485,7 @@ static void print_explanation(const struct json *layer)
         if (json_count(json_get(rejected, "reasons")) == 0) {
             printf(" %s", json_text(rejected, "verdict"));
         }
-        JSON_EACH(reason, json_get(rejected, "reasons"))
-        {
-            printf(" %s %s (supported: %s);", json_text(reason, "field"),
-                   json_text(reason, "asked"), json_text(reason, "supported"));
-        }
+        print_reasons(rejected);
         putchar('\n');
     }
 }
@@ -654,6 +749,7 @@ static int run_tool(int argc, char **argv)
     info.api->assignment_destroy(info.assignment);
     info.api->runtime_destroy(info.runtime);
     model_config_finish(&info.config);
+    free(info.times);
     return code;
 }
 

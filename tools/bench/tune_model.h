@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attn-bench --tune --model: every backend that can serve a model's layers, by phase and bucket,
+ * within a budget, and what selections choose before and after. */
+#ifndef BENCH_TUNE_MODEL_H
+#define BENCH_TUNE_MODEL_H
+
+#include "common/model_config.h"
+
+#include "report.h"
+
+/* Measures the shape on the named backends in turns and adds a result for each to the report. */
+typedef void tune_measure(void *user, const struct shape *shape, const char *const *backends,
+                          int32_t count);
+
+struct tuning {
+    struct model_config config;
+    struct tuned *items; /* a sort of layer and a phase each */
+    int32_t count;
+};
+
+/* Reads the model, whose dtype becomes the options'; sets their budget for one measurement. */
+attn_status tuning_init(struct tuning *tuning, struct options *options, struct attn_error *error);
+void tuning_finish(struct tuning *tuning);
+
+void tuning_run(struct tuning *tuning, const struct session *session, struct report *report,
+                tune_measure *measure, void *user);
+
+/* Once the times are on file: for each sort of layer and phase what declared ranks choose, what
+ * times choose, and the gain; to report->choices. */
+attn_status tuning_compare(const struct tuning *tuning, const struct session *session,
+                           struct report *report, struct attn_error *error);
+
+#endif
