@@ -33,6 +33,8 @@ fails() {
 }
 
 change 's/j < position - l->window_left/j <= position - l->window_left/'
+"$check" "$root/attn_wrong.so" --filter 'attend.*' --badge "$root/badge" >"$root/out" 2>&1 && failed=1
+expect '--badge: is of all cases'
 "$check" "$root/attn_wrong.so" --filter 'attend.*' --junit "$root/xml" >"$root/out" 2>&1 && failed=1
 line=$(grep '^<testsuite name="example"' "$root/xml")
 [ "$line" = "<testsuite name=\"example\" tests=\"$(grep -c '<testcase ' "$root/xml")\" failures=\"$(grep -c '<failure ' "$root/xml")\" skipped=\"$(grep -c '<skipped ' "$root/xml")\">" ] || {

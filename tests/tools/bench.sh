@@ -184,6 +184,21 @@ cmp "$folder/elsewhere" "$folder/before" || failed=1
 [ ! -L "$folder/cache/ranks" ] && [ "$(stat -c %a "$folder/cache/ranks")" = 600 ] || { ls -l "$folder/cache"; failed=1; }
 expect 1 'ATTN_CACHE_DIR: is empty' env ATTN_CACHE_DIR= "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 expect 1 'ATTN_CACHE_DIR' env ATTN_CACHE_DIR=here "$bench" $short --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+# Two ranks of a job whose times differ: the second would choose otherwise, and takes what the first one chose.
+run=$(dirname "$info")/attn-run
+for rank in 0 1; do
+    (umask 077; mkdir "$folder/rank$rank"
+        awk -v rank=$rank '$3 == "decode" && $4 == "1x16" { $6 = ($5 == "example") == (rank == 0) ? 1 : 1000; print }' \
+            "$folder/cache/ranks" >"$folder/rank$rank/ranks")
+done
+if [ -x "$run" ]; then
+    job="$run --model $folder/tiny.json --steps 1"
+    expect 0 'example' env ATTN_CACHE_DIR="$folder/rank0" ATTN_LOCK="write:$folder/job" $job
+    expect 1 'decode=example in the lock, decode=cpu_ref in this choice' env ATTN_CACHE_DIR="$folder/rank1" ATTN_LOCK="$folder/job" $job
+    expect 0 'example' env ATTN_CACHE_DIR="$folder/rank1" ATTN_LOCK="take:$folder/job" $job
+    sed 's/^core [^ ]*/core 9.9/' "$folder/job" >"$folder/newer"
+    expect 1 'core: 9.9 in the lock' env ATTN_CACHE_DIR="$folder/rank1" ATTN_LOCK="take:$folder/newer" $job
+fi
 unset ATTN_PLUGIN_PATH
 # A model's layers, by phase and bucket: what was chosen before and what is now.
 expect 2 'goes with --tune' "$bench" --model "$folder/tiny.json"

@@ -30,7 +30,8 @@ PKG_CONFIG=$root/pkg-config meson setup "$root/build" "$root/onednn" -Donednn="$
 }
 plugin=$root/build/attn_onednn.so
 
-"$prefix/bin/attn-check" "$plugin" | tee "$root/out"
+"$prefix/bin/attn-check" "$plugin" --badge "$root/badge" | tee "$root/out"
+grep -q '"color": "brightgreen"' "$root/badge"
 grep -q '^onednn: [1-9][0-9]* passed, 0 failed, 0 skipped' "$root/out"
 ONEDNN_MAX_CPU_ISA=AVX2 "$prefix/bin/attn-check" "$plugin" --filter 'attend.*.bf16.bf16.*' | tee "$root/out"
 grep -q '^onednn: [1-9][0-9]* passed, 0 failed' "$root/out"

@@ -40,8 +40,8 @@
 
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
-    "                  [--list] [--expect FILE] [--junit FILE] [--fail-fast] [--json]\n"
-    "                  [--case-seconds N] [--record] [--help] [--version]\n"
+    "                  [--list] [--expect FILE] [--junit FILE] [--badge FILE]\n"
+    "                  [--fail-fast] [--json] [--case-seconds N] [--record] [--help] [--version]\n"
     "\n"
     "Holds a backend to everything that it declares, element by element, against cpu_ref.\n"
     "NAME is a backend that the core finds (`cpu_simd`, `cpu_simd@avx2`); FILE.so a plugin.\n"
@@ -55,6 +55,7 @@ static const char usage[] =
     "  --expect FILE  a list of capabilities (the `features` of --json): what it names and\n"
     "                 the backend does not declare is a failure\n"
     "  --junit FILE   writes the results as JUnit XML too\n"
+    "  --badge FILE   writes the counts as shields.io's endpoint reads them\n"
     "  --record       keeps the counts where selections look for them (ATTN_BACKEND=conformant)\n"
     "  --fail-fast    stops at the first failure\n"
     "  --case-seconds N  of a processor, or of waiting, after which a case hangs (default 300)\n"
@@ -65,7 +66,7 @@ static const char usage[] =
 struct options {
     const char *target;
     const char *filter;
-    const char *junit;
+    const char *junit, *badge;
     const char *expect;
     int32_t part, num_parts; /* part: from 0 */
     uint64_t seed;
@@ -106,6 +107,7 @@ static int parse(int argc, char **argv, struct options *options)
         {"list", &options->list},
         {"expect", .text = &options->expect},
         {"junit", .text = &options->junit},
+        {"badge", .text = &options->badge},
         {"fail-fast", &options->fail_fast},
         {"json", &options->json},
         {"case-seconds", .count = &options->case_seconds, .least = 1, .most = INT32_MAX},
@@ -118,10 +120,10 @@ static int parse(int argc, char **argv, struct options *options)
                                     .user = options};
     *options = (struct options){.seed = 1, .num_parts = 1, .case_seconds = 300};
     const int code = command_parse(&command, argc, argv);
-    if (code < 0 && options->record &&
+    if (code < 0 && (options->record || options->badge != NULL) &&
         (options->filter != NULL || options->num_parts > 1 || options->list)) {
-        fprintf(stderr,
-                "attn-check: --record: is of all cases; without --filter, --part, --list\n");
+        fprintf(stderr, "attn-check: %s: is of all cases; without --filter, --part, --list\n",
+                options->record ? "--record" : "--badge");
         return EXIT_USAGE;
     }
     return code;
@@ -668,6 +670,7 @@ static int run_tool(int argc, char **argv)
     struct report report = {.target = options->target,
                             .seed = options->seed,
                             .junit = options->junit,
+                            .full = options->full,
                             .progress = isatty(STDERR_FILENO) && !options->json};
     if (runs_here(options)) {
         code = run_cases(&job, &(const struct outlet){&report, -1}, 0);
@@ -686,6 +689,10 @@ static int run_tool(int argc, char **argv)
         if (options->junit != NULL && !report_junit(&report)) {
             snprintf(error.message, sizeof error.message, "cannot be written");
             code = fail_with(options->junit, &error);
+        }
+        if (options->badge != NULL && !report_badge(&report, options->badge)) {
+            snprintf(error.message, sizeof error.message, "cannot be written");
+            code = fail_with(options->badge, &error);
         }
         const bool complete = code == EXIT_SUCCESS && !report.failed;
         if (options->record && write_record(&report, complete, &error) != ATTN_OK) {

@@ -153,6 +153,8 @@ bool report_json(const struct report *report)
 {
     struct json *root = json_object();
     json_add(root, "backend", json_string(name_of(report)));
+    json_add(root, "version", json_string(ATTN_VERSION));
+    json_add(root, "mode", json_string(report->full ? "full" : "quick"));
     json_add(root, "passed", json_number(report->counts[TRIAL_PASSED]));
     json_add(root, "failed", json_number(report->counts[TRIAL_FAILED]));
     json_add(root, "skipped", json_number(report->counts[TRIAL_SKIPPED]));
@@ -175,6 +177,25 @@ bool report_json(const struct report *report)
     bool printed = json_print(root);
     json_destroy(root);
     return printed;
+}
+
+bool report_badge(const struct report *report, const char *file)
+{
+    struct json *root = json_object();
+    char message[96];
+    const int32_t passed = report->counts[TRIAL_PASSED], failed = report->counts[TRIAL_FAILED];
+    const bool good = failed == 0 && passed > 0 && !report->failed;
+    snprintf(message, sizeof message, "%d of %d cases passed", passed, passed + failed);
+    json_add(root, "schemaVersion", json_number(1));
+    json_add(root, "label", json_string("libattn " ATTN_VERSION));
+    json_add(root, "message", json_string(message));
+    json_add(root, "color", json_string(good ? "brightgreen" : "red"));
+    json_add(root, "isError", json_bool(!good));
+    FILE *out = fopen(file, "w");
+    bool written = out != NULL && json_write(out, root, 0) && fputc('\n', out) != EOF;
+    written = out != NULL && fclose(out) == 0 && written;
+    json_destroy(root);
+    return written;
 }
 
 /* A part of a case's name, between dots and plus signs: a shape, a dtype, a term ... */

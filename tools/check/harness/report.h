@@ -23,6 +23,7 @@ struct report {
     FILE *junit_file;
     bool progress; /* on stderr */
     uint64_t seed;
+    bool full; /* --full */
     struct report_line *lines;
     int32_t num_lines;
     int32_t counts[3]; /* by enum trial_result */
@@ -38,6 +39,9 @@ void report_add(struct report *report, const char *name, enum trial_result resul
 /* One JSON document on stdout. */
 bool report_json(const struct report *report);
 void report_text(const struct report *report);
+/* A document of shields.io's endpoint: the backend, how many of its cases passed, and a colour.
+ * False: the file cannot be written. */
+bool report_badge(const struct report *report, const char *file);
 /* The file in full, with the counts. What stands there while cases run is a whole document, too. */
 bool report_junit(struct report *report);
 
