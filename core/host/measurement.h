@@ -2,8 +2,7 @@
 /* Times of backends, on file: `<cache_dir>/ranks`, one line for each backend and bucket:
  *
  *     DEVICE SHAPE PHASE BUCKET BACKEND NANOSECONDS SPREAD FILE DRIVERS VERSION DATE
- *     x86-64:5b1f0a9d 32/8x128x128.bf16.bf16 decode 8x4096 cpu_simd@avx2 481000 3 … … 0.1.0
- * 2026-11-28
+ *     x86-64:5b1f0a9d 4/1x64x64.f16.f16 decode 8x4096 cpu_ref 481000 3 9a3c 5b1f 0.1 2026-01-31
  *
  * DEVICE is the architecture and a hash of the device's name, its features and its number of
  * processors. SHAPE says what of a layer a time depends on. BUCKET is a batch: requests x keys of

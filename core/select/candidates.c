@@ -397,7 +397,8 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         if (chosen[phase] >= 0) {
             verdicts[phase][chosen[phase]].code = ATTN_VERDICT_CHOSEN;
-            if (best[phase] != chosen[phase] && best[phase] >= 0 && chosen[1 - phase] >= 0) {
+            if (best[phase] != chosen[phase] && best[phase] >= 0 && chosen[1 - phase] >= 0 &&
+                layer_has_cache(&layer->desc)) {
                 add_cache_reason(selection, phase, chosen, &verdicts[phase][best[phase]]);
             }
         }

@@ -19,7 +19,6 @@
 #include "select/ranks.h"
 #include "util/hash.h"
 
-#define WRITE "write:"
 #define TAKE "take:"
 
 static void add_file(struct text *out, const char *key, const char *value, const char *path)

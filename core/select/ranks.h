@@ -21,7 +21,7 @@ struct ranks {
     bool reported;             /* that some are stale */
 };
 
-/* Of one backend for a layer and phase. */
+/* What is on file of a backend for a layer and phase. */
 struct rank {
     double time; /* the product of the times of all buckets: of the same buckets, less is faster */
     int32_t buckets;

@@ -46,7 +46,7 @@ static void sort_key(const struct model_layer *layer, const char *kv_dtype, char
     measurement_shape(&layer->desc, dtype_name(layer->desc.dtype), kv_dtype, key);
 }
 
-/* Of a recurrent layer, as --shape names it; -1: none of those. */
+/* The rule of a recurrent layer, as --shape numbers it; -1: it has no number. */
 static int32_t rule_of(const struct model_layer *layer)
 {
     const struct attn_recurrent_rule *rule = &layer->rule;
