@@ -583,6 +583,7 @@ TEST(test_measured)
         {own, "decode", "1x512", "alpha", 45000}, {own, "decode", "1x512", "alpha", 4500},
         {own, "decode", "8x512", "alpha", 9000},  {own, "decode", "1x512", "beta", 9000},
         {own, "decode", "8x512", "beta", 5000},   {own, "decode", "1x512", "gamma", 10},
+        {own, "decode", "1x512", "gamma", 10},    {own, "decode", "1x512", "gamma", 10},
         {other, "decode", "1x512", "beta", 4000}, {other, "prefill", "1x512", "alpha", 1000}};
     char folder[] = "/tmp/attn-ranks-XXXXXX", path[64];
     struct attn_layer_desc layer = fixture_layer("l");
