@@ -178,7 +178,8 @@ void faults_spoil_cache(struct round *round)
         unlink(ranks); /* it may be a pipe by now */
         FILE *file = fopen(ranks, "we");
         if (file != NULL) {
-            fprintf(file, "x86-64 4/2x64x64.f32.f32 decode cpu_ref %llu.5\nnonsense\n",
+            fprintf(file,
+                    "x86-64:0 4/2x64x64.f32.f32 decode 1x8 cpu_ref %llu 1 2 3 0.1.0 x\nnonsense\n",
                     (unsigned long long)soak_random(round, 90));
             fclose(file);
         }

@@ -220,7 +220,8 @@ void report_text(const struct report *report, const struct session *session)
         }
     }
     const struct options *options = session->options;
-    bool several = options->num_backends > 1 || options->against != NULL || options->peer != NULL;
+    bool several = options->num_backends > 1 || options->against != NULL || options->peer != NULL ||
+                   options->model != NULL;
     printf("\n%-36s %-24s %12s %7s %9s %9s %11s %7s%s\n", "shape", "backend", "time us", "spread",
            "GB/s", "TFLOP/s", "floor us", "ratio", several ? "  to first" : "");
     for (int32_t i = 0; i < report->count; i++) {

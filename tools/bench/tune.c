@@ -85,7 +85,8 @@ static bool write_line(const struct origin *origin, const struct session *sessio
     snprintf(m.shape, sizeof m.shape, "%s", result->rank_shape);
     snprintf(m.phase, sizeof m.phase, "%s", phase_names[result->phase]);
     snprintf(m.backend, sizeof m.backend, "%s", result->backend);
-    snprintf(m.version, sizeof m.version, "%.31s", index < 0 ? "" : info.caps->version);
+    snprintf(m.version, sizeof m.version, "%.31s",
+             index < 0 || info.caps->version[0] == '\0' ? "-" : info.caps->version);
     for (char *at = m.version; *at != '\0'; at++) {
         *at = *at == ' ' ? '_' : *at;
     }
