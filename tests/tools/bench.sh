@@ -189,7 +189,7 @@ run=$(dirname "$info")/attn-run
 for rank in 0 1; do
     (umask 077; mkdir "$folder/rank$rank"
         awk -v rank=$rank '$3 == "decode" && $4 == "1x16" { $6 = ($5 == "example") == (rank == 0) ? 1 : 1000; print }' \
-            "$folder/cache/ranks" >"$folder/rank$rank/ranks")
+            "$folder/before" >"$folder/rank$rank/ranks")
 done
 if [ -x "$run" ]; then
     job="$run --model $folder/tiny.json --steps 1"
