@@ -113,11 +113,12 @@ attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *er
         const int64_t lists = (int64_t)p.num_tokens * p.groups;
         if (p.max_rows > 0) {
             const int64_t tiles = (p.max_rows + INDEX_ROWS - 1) / INDEX_ROWS;
-            cause = fast != NULL && fast->takes(&p)
-                        ? fast->run(device, &p, args->stream)
-                        : gpu_device_launch(device, GPU_KERNEL_index_scores,
-                                            gpu_groups(lists * tiles, 1, device->num_sms * 8), &p,
-                                            args->stream);
+            cause =
+                fast != NULL && fast->takes(&p)
+                    ? fast->run(device, &p, args->stream)
+                    : gpu_device_launch(device, GPU_KERNEL_index_scores,
+                                        gpu_groups(lists * tiles, 1, (int64_t)device->num_sms * 8),
+                                        &p, args->stream);
         }
         cause = cause != NULL ? cause
                               : gpu_device_launch(device, GPU_KERNEL_index_top_k,
