@@ -14,7 +14,9 @@ int32_t best_capacity(int32_t most)
 static int32_t cut_of(const struct variant *variant, const struct best *best, int32_t most,
                       int32_t *above)
 {
-    int64_t low = best->threshold, high = variant->highest(best->scores, best->count);
+    /* candidates that were kept may equal the threshold: below it are none */
+    int64_t low = (int64_t)best->threshold - 1;
+    int64_t high = variant->highest(best->scores, best->count);
     *above = 0;
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
