@@ -316,10 +316,10 @@ TEST(test_refused)
 
 int main(void)
 {
-    static const char *const backends[] = {"cpu_ref", "cpu_simd"};
+    static const char *const backends[] = {"cpu_ref", "cpu_simd"}; /* if it is built */
     const char *asked = getenv("ATTN_TEST_BACKEND"), *plugins = getenv("ATTN_TEST_PLUGINS");
     int failed = 0;
-    for (size_t i = 0; i < (asked != NULL ? 1 : sizeof backends / sizeof *backends); i++) {
+    for (size_t i = 0; i < (asked != NULL ? 1 : 1 + CPU_SIMD); i++) {
         struct attn_runtime_options options = client_options(plugins != NULL ? plugins : PLUGINS);
         options.backend = asked != NULL ? asked : backends[i];
         if (client_open(CORE_FILE, &options, &engine.api, &engine.runtime, &engine.error) !=
