@@ -31,7 +31,7 @@ GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32
                 length = (length + PREFILL_COPY_ROWS - 1) & ~(PREFILL_COPY_ROWS - 1);
             }
         }
-        int32_t before = running_sum(length, &total, warps);
+        int32_t before = running_sum<PLAN_THREADS>(length, &total, warps);
         if (r < p.num_reqs) {
             a.key_sum[r] = before;
         }
@@ -99,7 +99,7 @@ GPU_DEVICE int32_t count_items(const prefill_params &a, int32_t row_tiles, int64
     int32_t sum = 0;
     for (int32_t first = 0; first < PREFILL_KEYS; first += PLAN_THREADS) {
         int32_t i = first + thread_index();
-        memory.starts[i] = running_sum(memory.starts[i], &sum, memory.warps);
+        memory.starts[i] = running_sum<PLAN_THREADS>(memory.starts[i], &sum, memory.warps);
     }
     sync_group();
     return sum;
