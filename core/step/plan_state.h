@@ -212,6 +212,7 @@ struct attn_plan {
     void *stream;                     /* of the last plan_batch, and so of its runs */
     bool capturing;                   /* runs are being recorded, and nothing may wait for them */
     struct ext_room batch_extensions; /* of a batch that brings unknown ones, too */
+    const struct step *traced_step;   /* that runs now; see step/trace.c */
     int64_t num_traced; /* plan_batches under ATTN_TRACE, of which each `every`th is traced */
 };
 

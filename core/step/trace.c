@@ -2,7 +2,9 @@
 #include "step/trace.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -37,11 +39,29 @@ struct traced {
 
 static struct traced all[MOST_TRACED];
 
-/* What this thread runs of a step that is traced; plan NULL: nothing. */
-static _Thread_local struct {
-    attn_plan *plan;
-    const struct step *step; /* NULL: it plans */
-} now;
+/* The plan of which this thread runs a traced step, `traced_step`, or NULL while it plans. A key,
+ * not a thread's variable: the leak checker of GCC 12 fails in a process that opens a library with
+ * one. */
+static pthread_key_t running;
+static pthread_once_t running_once = PTHREAD_ONCE_INIT;
+static atomic_bool has_running;
+
+static void make_running(void)
+{
+    atomic_store(&has_running, pthread_key_create(&running, NULL) == 0);
+}
+
+static attn_plan *running_plan(void)
+{
+    return atomic_load(&has_running) ? pthread_getspecific(running) : NULL;
+}
+
+static void set_running(attn_plan *plan)
+{
+    if (atomic_load(&has_running)) {
+        pthread_setspecific(running, plan);
+    }
+}
 
 /* An operation under way. */
 struct span {
@@ -168,7 +188,8 @@ static struct traced *find(const attn_instance *handle)
 /* The prepared call of the running step that has these arguments. */
 static const struct launch *find_launch(const void *args)
 {
-    const struct launch *first = now.step != NULL ? &now.step->launches[0][0] : NULL;
+    const struct step *step = running_plan()->traced_step;
+    const struct launch *first = step != NULL ? &step->launches[0][0] : NULL;
     for (int32_t i = 0; first != NULL && i < NUM_PHASES * PART_COUNT; i++) {
         if (&first[i].args == args) {
             return &first[i];
@@ -182,14 +203,15 @@ static struct span begin_operation(struct traced *t, const char *name, const voi
 {
     const struct launch *launch = find_launch(args);
     const bool is_part = launch != NULL && launch->schedule->part != PART_MAIN;
+    const attn_plan *plan = running_plan();
     struct span span = {.traced = t, .name = is_part ? launch_name(launch) : name};
-    if (t->kernels.record_event != NULL && !now.plan->capturing && lock_take(&t->lock)) {
+    if (t->kernels.record_event != NULL && !plan->capturing && lock_take(&t->lock)) {
         span.pending = take_pending(t, stream);
         if (span.pending == NULL) {
             lock_give(&t->lock);
         }
     }
-    span.begin = trace_begin(&now.plan->model->runtime->settings.trace, span.name);
+    span.begin = trace_begin(&plan->model->runtime->settings.trace, span.name);
     return span;
 }
 
@@ -197,13 +219,14 @@ static struct span begin_operation(struct traced *t, const char *name, const voi
 static void end_operation(const struct span *span, struct object *args, void *stream)
 {
     struct traced *t = span->traced;
+    const attn_plan *plan = running_plan();
     if (span->pending != NULL) {
         t->num_pending += record(t, &span->pending->events[1], stream);
-        span->pending->layer = now.step != NULL ? now.step->layer->index : -1;
+        span->pending->layer = plan->traced_step != NULL ? plan->traced_step->layer->index : -1;
         snprintf(span->pending->name, sizeof span->pending->name, "%s", span->name);
         lock_give(&t->lock);
     }
-    trace_end(now.plan->model->runtime, span->name, span->begin, finish(args));
+    trace_end(plan->model->runtime, span->name, span->begin, finish(args));
 }
 
 /* Tensors of an operation: names, shapes and, of all together, bytes. */
@@ -269,7 +292,7 @@ static int64_t copied(const struct attn_copy_blocks_args *args)
     static attn_status traced_##slot params                                                        \
     {                                                                                              \
         struct traced *t = find(args->instance);                                                   \
-        if (t == NULL || now.plan == NULL) {                                                       \
+        if (t == NULL || running_plan() == NULL) {                                                 \
             return t != NULL ? t->kernels.slot values                                              \
                              : error_set_text(error, ATTN_ERROR_ORDER, "instance",                 \
                                               "the instance's model is gone");                     \
@@ -316,6 +339,7 @@ static void take_instance(attn_runtime *runtime, struct instance *instance)
     struct attn_kernels *k = &instance->kernels;
     int32_t i = 0;
     const struct instance *none = NULL;
+    pthread_once(&running_once, make_running);
     while (i < MOST_TRACED && !atomic_compare_exchange_strong(&all[i].owner, &none, instance)) {
         none = NULL;
         i++;
@@ -389,13 +413,14 @@ static void give_instances(const attn_model *model)
 
 int64_t trace_operation(const char *name)
 {
-    return now.plan != NULL ? trace_begin(&now.plan->model->runtime->settings.trace, name) : 0;
+    const attn_plan *plan = running_plan();
+    return plan != NULL ? trace_begin(&plan->model->runtime->settings.trace, name) : 0;
 }
 
 void trace_operation_end(const char *name, int64_t begin)
 {
     if (begin != 0) {
-        trace_end(now.plan->model->runtime, name, begin, "{}");
+        trace_end(running_plan()->model->runtime, name, begin, "{}");
     }
 }
 
@@ -414,8 +439,8 @@ static attn_status run_traced(attn_plan *plan, struct step *step, const struct a
     const struct assignment_phase *phases = plan->model->assignment->layers[layer->index].phases;
     struct object args = {.length = 0};
     char name[256];
-    now.plan = plan;
-    now.step = step;
+    plan->traced_step = step;
+    set_running(plan);
     const int64_t begin = trace_begin(&runtime->settings.trace, "run");
     const attn_status status = step->untraced(plan, step, io, error);
     add(&args, "\"layer\":\"%s\",\"index\":%d,\"step\":%" PRIu64 ",\"tokens\":%d,\"status\":%d",
@@ -425,8 +450,8 @@ static attn_status run_traced(attn_plan *plan, struct step *step, const struct a
         phases[ATTN_PHASE_PREFILL].choice.name, phases[ATTN_PHASE_DECODE].choice.name,
         plan->capturing ? "true" : "false");
     trace_end(runtime, "run", begin, finish(&args));
-    now.plan = NULL;
-    now.step = NULL;
+    plan->traced_step = NULL;
+    set_running(NULL);
     return status;
 }
 
@@ -460,14 +485,14 @@ static int64_t begin_plan(attn_plan *plan, bool captures, const char *name)
     if (plan->num_traced++ % runtime->settings.trace.every != 0) {
         return 0;
     }
-    now.plan = plan;
+    set_running(plan);
     return trace_begin(&runtime->settings.trace, name);
 }
 
 static attn_status end_plan(attn_plan *plan, const char *name, int64_t begin, attn_status status)
 {
     struct object args = {.length = 0};
-    now.plan = NULL;
+    set_running(NULL);
     if (begin == 0) {
         return status;
     }
