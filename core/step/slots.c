@@ -11,10 +11,10 @@ static int64_t find_twice(const int64_t *slots, int64_t count, int64_t first)
 {
     uint64_t seen[SLOTS_AT_ONCE / 64] = {0};
     for (int64_t t = 0; t < count; t++) {
-        const int64_t at = slots[t] - first;
-        if (at < 0 || at >= SLOTS_AT_ONCE) {
+        if (slots[t] < first || slots[t] - first >= SLOTS_AT_ONCE) {
             continue;
         }
+        const int64_t at = slots[t] - first;
         if (seen[at / 64] >> (at % 64) & 1) {
             return t;
         }
