@@ -216,15 +216,15 @@ GPU_INLINE char *state_bytes(const gpu_delta_params &p, int32_t slot, int32_t he
            (int64_t)row * p.head_size_k * number_bytes_of(state_type<D>(p));
 }
 
-/* A stored number of the state: float32, or 16 bits, which only kernels rule_* have. */
-template <bool SHORT> GPU_INLINE float state_number(const char *row, int32_t dtype, int32_t d)
+template <class D>
+GPU_INLINE float state_number(const gpu_delta_params &p, const char *row, int32_t d)
 {
-    return SHORT ? short_number(((const uint16_t *)row)[d], dtype) : ((const float *)row)[d];
+    return number_load(row, state_type<D>(p), d);
 }
 
-template <class D, bool SHORT>
-GPU_INLINE void load_rows(const gpu_delta_params &p, const delta_request &request, int32_t head,
-                          int32_t first_dim, delta_rows<D> &rows)
+template <class D>
+GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &request, int32_t head,
+                           int32_t first_dim, delta_rows<D> &rows)
 {
 #pragma unroll
     for (int r = 0; r < D::warp_rows; r++) {
@@ -233,49 +233,12 @@ GPU_INLINE void load_rows(const gpu_delta_params &p, const delta_request &reques
 #pragma unroll
         for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
-            rows.s[r][i] =
-                real && d < p.head_size_k ? state_number<SHORT>(from, state_type<D>(p), d) : 0.0f;
+            rows.s[r][i] = real && d < p.head_size_k ? state_number<D>(p, from, d) : 0.0f;
         }
     }
 }
 
-/* Numbers of 16 bits go on as they were stored. */
-template <class D, bool SHORT>
-GPU_INLINE void store_rows(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t first_dim,
-                           delta_rows<D> &rows)
-{
-#pragma unroll
-    for (int r = 0; r < D::warp_rows; r++) {
-        char *to = state_bytes<D>(p, slot, head, first_dim + r);
-#pragma unroll
-        for (int i = 0; i < D::count; i++) {
-            int32_t d = i * GPU_LANES + lane_index();
-            float &x = rows.s[r][i];
-            bool real = first_dim + r < p.head_size_v && d < p.head_size_k;
-            if constexpr (SHORT) {
-                uint16_t bits = state_type<D>(p) == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
-                if (real) {
-                    ((uint16_t *)to)[d] = bits;
-                    x = short_number(bits, state_type<D>(p));
-                }
-            } else if (real) {
-                ((float *)to)[d] = x;
-            }
-        }
-    }
-}
-
-template <class D>
-GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &request, int32_t head,
-                           int32_t first_dim, delta_rows<D> &rows)
-{
-    if (D::any_rule && state_type<D>(p) != ATTN_DTYPE_F32) {
-        load_rows<D, true>(p, request, head, first_dim, rows);
-    } else {
-        load_rows<D, false>(p, request, head, first_dim, rows);
-    }
-}
-
+/* Numbers of a type other than float32 go on as they were stored. */
 template <class D>
 GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t head,
                             int32_t first_dim, delta_rows<D> &rows)
@@ -283,10 +246,19 @@ GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t hea
     if (slot < 0 || slot >= p.num_slots) {
         return;
     }
-    if (D::any_rule && state_type<D>(p) != ATTN_DTYPE_F32) {
-        store_rows<D, true>(p, slot, head, first_dim, rows);
-    } else {
-        store_rows<D, false>(p, slot, head, first_dim, rows);
+#pragma unroll
+    for (int r = 0; r < D::warp_rows; r++) {
+        char *to = state_bytes<D>(p, slot, head, first_dim + r);
+#pragma unroll
+        for (int i = 0; i < D::count; i++) {
+            int32_t d = i * GPU_LANES + lane_index();
+            if (first_dim + r < p.head_size_v && d < p.head_size_k) {
+                number_store(to, state_type<D>(p), d, rows.s[r][i]);
+                if constexpr (D::any_rule) {
+                    rows.s[r][i] = state_number<D>(p, to, d);
+                }
+            }
+        }
     }
 }
 
