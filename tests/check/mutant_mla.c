@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mistakes of attend_mla and attend_mla_sparse. */
+#include <attn/draft/index_lists.h>
 #include <math.h>
 #include <string.h>
 
@@ -148,16 +149,18 @@ static const struct attn_mla_caps few_sizes = {
 
 static attn_status few_sizes_only(const struct attn_attend_args *args)
 {
-    const struct attn_ext *ext = args->layer->next;
-    while (ext->id != ATTN_EXT_MLA_DESC) {
-        ext = ext->next;
+    const struct attn_mla_desc *mla = NULL;
+    bool lists = false; /* whose entries are of several keys */
+    for (const struct attn_ext *ext = args->layer->next; ext != NULL; ext = ext->next) {
+        mla = ext->id == ATTN_EXT_MLA_DESC ? (const struct attn_mla_desc *)ext : mla;
+        lists |= ext->id == ATTN_EXT_DRAFT_INDEX_LISTS;
     }
-    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)ext;
-    bool declared = mla->kv_lora_rank <= few_sizes.kv_lora_rank_max &&
-                    mla->qk_rope_head_dim <= few_sizes.qk_rope_head_dim_max &&
-                    args->layer->num_q_heads % few_sizes.num_q_heads_multiple == 0 &&
-                    args->batch->max_query_len <= few_sizes.max_query_len &&
-                    mla->topk <= few_sizes.topk_max && mla->topk % few_sizes.topk_multiple == 0;
+    bool declared =
+        mla->kv_lora_rank <= few_sizes.kv_lora_rank_max &&
+        mla->qk_rope_head_dim <= few_sizes.qk_rope_head_dim_max &&
+        args->layer->num_q_heads % few_sizes.num_q_heads_multiple == 0 &&
+        args->batch->max_query_len <= few_sizes.max_query_len &&
+        (lists || (mla->topk <= few_sizes.topk_max && mla->topk % few_sizes.topk_multiple == 0));
     return declared ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT;
 }
 

@@ -297,7 +297,11 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     gdn_case_init(&c, variant, &seed);
     c.part = -1;
     gdn_case_place(&c, &test, &seed);
-    enum trial_result result = kernel_test_run(&test, call_gdn, &c);
+    struct gdn_step s;
+    gdn_case_bind(&c, &s, test.image.bytes, &device_host);
+    enum trial_result result = trial_supports(trial, trial->tested, &s.layer, s.attend.phase)
+                                   ? kernel_test_run(&test, call_gdn, &c)
+                                   : TRIAL_SKIPPED;
     result = result == TRIAL_PASSED ? verify_out(&test, &c) : result;
     result = result == TRIAL_PASSED ? verify_states(&test, &c) : result;
     result = result == TRIAL_PASSED ? verify_windows(&test, &c) : result;
