@@ -176,6 +176,8 @@ newcomer() {
         name=$(basename "$model" .json)
         if [ "$(cat "$work/$name.status")" -eq 0 ] && grep -q "^on $device:0" "$work/$name"; then
             count pass "$name: $(tail -n 1 "$work/$name")"
+        elif grep -q 'no layer kind describes' "$work/$name"; then
+            count skip "$name is refused: $(tail -n 1 "$work/$name")"
         elif grep -q "no backend can serve it.*$backend: " "$work/$name"; then
             count skip "$name is not served: $(grep -o "$backend: [^;]*" "$work/$name" | head -n 1)"
             check "$name on the CPU by ATTN_BACKEND" env 'ATTN_BACKEND=cpu_*' "$run" --model "$model" --layers 1 \

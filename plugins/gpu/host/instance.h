@@ -132,6 +132,8 @@ attn_status gpu_destroy_graph(const struct attn_stream_args *args, struct attn_e
 /* Tensors and views as kernel parameters. */
 struct gpu_tensor gpu_tensor_of(const struct attn_tensor *tensor);
 struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor); /* NULL: none */
+/* The scale of quantized queries. */
+void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args);
 struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
                               const struct attn_layer_params *params,
                               const struct attn_kv_view *view, bool is_v);

@@ -168,8 +168,6 @@ const char *gpu_make_lists(const struct attn_attend_args *args, char *memory,
 void set_problem(struct gpu_problem *p, const struct attn_attend_args *args);
 /* What the plan kernel and the attention kernels share. */
 void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args);
-/* The scale of quantized queries. */
-void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args);
 /* The plugin's prefill's parts of a plan's workspace and, with its bytes, of the scratch. */
 char *prefill_memory(const struct attn_attend_args *args);
 char *prefill_scratch(const struct attn_attend_args *args, int64_t *bytes);

@@ -135,3 +135,14 @@ struct gpu_cache gpu_cache_of_tensor(const struct attn_layer_desc *layer,
     }
     return c;
 }
+
+void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args)
+{
+    const struct attn_layer_params *params = args->params;
+    p->q_scale_host = 1;
+    if (args->layer->q_scale_form != ATTN_SCALE_NONE) {
+        p->q_scale = params->q_scale;
+        p->q_scale_host = params->q_scale_host != 0 ? params->q_scale_host : 1;
+        p->q_scale_per_head = args->layer->q_scale_form == ATTN_SCALE_PER_HEAD;
+    }
+}
