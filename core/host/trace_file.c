@@ -22,7 +22,7 @@
 /* NVTX up to version 2, ROCTX of roctracer and of rocprofiler. Later NVTX and ITT have no library
  * that a process loads: each program has its own copy of their code. */
 static const struct {
-    const char *library, *push, *pop;
+    const char *file, *push, *pop;
 } markers[TRACE_MARKERS] = {{"libnvToolsExt.so.1", "nvtxRangePushA", "nvtxRangePop"},
                             {"libroctx64.so.4", "roctxRangePushA", "roctxRangePop"},
                             {"librocprofiler-sdk-roctx.so.1", "roctxRangePushA", "roctxRangePop"}};
@@ -31,10 +31,10 @@ static void find_markers(struct trace_file *trace)
 {
     for (int32_t i = 0; i < TRACE_MARKERS; i++) {
         struct trace_marker *m = &trace->markers[i];
-        m->library = dlopen(markers[i].library, RTLD_LAZY | RTLD_NOLOAD);
-        if (m->library != NULL) {
-            *(void **)&m->push = dlsym(m->library, markers[i].push);
-            *(void **)&m->pop = dlsym(m->library, markers[i].pop);
+        m->opened = dlopen(markers[i].file, RTLD_LAZY | RTLD_NOLOAD);
+        if (m->opened != NULL) {
+            *(void **)&m->push = dlsym(m->opened, markers[i].push);
+            *(void **)&m->pop = dlsym(m->opened, markers[i].pop);
             m->push = m->pop != NULL ? m->push : NULL;
         }
     }
@@ -76,8 +76,8 @@ attn_status trace_open(struct trace_file *trace, struct attn_error *error)
 void trace_close(struct trace_file *trace)
 {
     for (int32_t i = 0; i < TRACE_MARKERS; i++) {
-        if (trace->markers[i].library != NULL) {
-            dlclose(trace->markers[i].library);
+        if (trace->markers[i].opened != NULL) {
+            dlclose(trace->markers[i].opened);
         }
     }
     if (trace->path != NULL && trace->descriptor >= 0) {

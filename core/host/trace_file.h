@@ -21,7 +21,7 @@ struct trace_file {
     int descriptor;
     atomic_bool failed; /* a write did; nothing more is written */
     struct trace_marker {
-        void *library;
+        void *opened;
         int (*push)(const char *name);
         int (*pop)(void);
     } markers[TRACE_MARKERS]; /* push NULL: not in this process */

@@ -122,8 +122,8 @@ static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scra
 }
 
 /* As solve_chunk, for rules without a delta. */
-static void weigh_chunk(const struct gdn *gdn, int32_t count, int32_t head, const float *state,
-                        struct gdn_scratch *s)
+static void scale_values(const struct gdn *gdn, int32_t count, int32_t head, const float *state,
+                         struct gdn_scratch *s)
 {
     const int32_t width = s->width, padded = round_up(count, COLUMN_MULTIPLE);
     for (int32_t i = 0; gdn->skip != NULL && i < count * width; i++) {
@@ -327,7 +327,7 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
             } else {
                 find_decays(gdn, count, s);
                 if (gdn->rule->rule == ATTN_RULE_ADDITIVE) {
-                    weigh_chunk(gdn, count, head + h, state, s);
+                    scale_values(gdn, count, head + h, state, s);
                 } else {
                     solve_chunk(gdn, count, state, s);
                 }

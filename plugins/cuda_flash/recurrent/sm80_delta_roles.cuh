@@ -447,7 +447,7 @@ struct delta_chain {
     }
 
     /* R = V (factors), in units of its scale. */
-    __device__ __forceinline__ void weigh_values(const chunk_stage &stage, team_memory &team,
+    __device__ __forceinline__ void scale_values(const chunk_stage &stage, team_memory &team,
                                                  team_barriers &barriers, int32_t c,
                                                  row_scale (&scale)[2], float (&r)[TOKEN_TILES][4])
     {
@@ -479,7 +479,7 @@ struct delta_chain {
         float2 of_state;
         row_scale scale[2];
         if (additive) {
-            weigh_values(stage, team, barriers, c, scale, r);
+            scale_values(stage, team, barriers, c, scale, r);
         } else {
             subtract_keys(stage, team, barriers, c, of_state, x);
             multiply_inverse(stage.head, x, of_state, scale, r);

@@ -13,7 +13,7 @@ bool sm80_delta_fits(const struct gpu_device *device);
 
 /* Bytes of a chunk's intermediates; 0 if the layer is not served. Scores and the inverse are f16:
  * the inverse is bounded only if q and k are normalized, and their error exceeds the bound of f16
- * layers. A state that is rounded after every token has no chunks. */
+ * layers. */
 static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_layer_desc *layer)
 {
     const struct attn_recurrent_desc *g =
@@ -21,10 +21,9 @@ static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_la
     const struct attn_recurrent_rule *rule =
         (const struct attn_recurrent_rule *)ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
     bool additive = rule != NULL && rule->rule == ATTN_RULE_ADDITIVE;
-    bool rounds = g->state_dtype != ATTN_DTYPE_F32 && layer->batch_invariant > 1;
     bool served = sm80_delta_fits(device) && (g->qk_l2norm || additive) &&
                   (rule == NULL || !rule->gate_per_channel) && g->head_size_k <= CHUNK_DIMS &&
-                  g->conv_width <= CHUNK_TAPS && layer->dtype == ATTN_DTYPE_BF16 && !rounds;
+                  g->conv_width <= CHUNK_TAPS && layer->dtype == ATTN_DTYPE_BF16;
     return served ? g->num_k_heads * (int64_t)sizeof(struct chunk_keys) +
                         g->num_v_heads * (int64_t)sizeof(struct chunk_head) +
                         sm80_delta_flag_bytes(g->num_k_heads)

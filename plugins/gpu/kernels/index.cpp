@@ -110,8 +110,8 @@ GPU_INLINE void multiply_tile(const gpu_index_params &p, const index_span &s, in
 }
 
 /* Each head's score with its activation and weight. */
-GPU_INLINE void weigh_tile(const gpu_index_params &p, const index_span &s, index_memory &memory,
-                           const float (&acc)[INDEX_EDGE][INDEX_EDGE])
+GPU_INLINE void apply_weights(const gpu_index_params &p, const index_span &s, index_memory &memory,
+                              const float (&acc)[INDEX_EDGE][INDEX_EDGE])
 {
     const int32_t thread = (int32_t)thread_index();
     const float factor = p.scale * (p.q_scale != nullptr ? *p.q_scale : p.q_scale_host);
@@ -145,7 +145,7 @@ GPU_INLINE void score_span(const gpu_index_params &p, index_span &s, index_memor
     for (s.before = 0; s.before < columns; s.before += INDEX_COLUMNS) {
         float acc[INDEX_EDGE][INDEX_EDGE] = {};
         multiply_tile(p, s, memory, acc);
-        weigh_tile(p, s, memory, acc);
+        apply_weights(p, s, memory, acc);
         sync_group(); /* the scores are written */
         const int32_t heads = min(s.heads, columns - s.before);
         for (int32_t i = thread / INDEX_ROWS; i < s.lists; i += INDEX_THREADS / INDEX_ROWS) {

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import library
 
 from .._declarations import Status
 from ..errors import make
@@ -68,7 +69,7 @@ def _for_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropou
 
 
 def _unseeded(q: torch.Tensor) -> torch.Tensor:
-    """The state of a dropout that there is none of."""
+    """The random state that torch expects in the result; without a dropout nothing reads it."""
     return torch.zeros(2, dtype=torch.int64, device=q.device)
 
 
@@ -106,15 +107,15 @@ class Active:
     """libattn's kernels in torch's dispatcher, until `remove`."""
 
     def __init__(self) -> None:
-        self._library = torch.library.Library("aten", "IMPL")
+        self._kernels = library.Library("aten", "IMPL")
         for (name, on_cpu), kernel in zip(_FORWARD.items(), (_for_cpu, _flash, _efficient, _cudnn)):
             for full, function in ((name, kernel), (f"{name}_backward", _refused(f"{name}_backward"))):
                 if hasattr(torch.ops.aten, full):
-                    self._library.impl(full, function, "CPU" if on_cpu else "CUDA", allow_override=True)
+                    self._kernels.impl(full, function, "CPU" if on_cpu else "CUDA", allow_override=True)
 
     def remove(self) -> None:
         """Torch's own kernels again."""
-        self._library._destroy()
+        self._kernels._destroy()
 
 
 _active: Active | None = None
