@@ -8,6 +8,7 @@
 #include "cases/verify.h"
 #include "cases/output.h"
 #include "cases/problem_copy.h"
+#include "harness/places.h"
 #include "harness/watch.h"
 #include "support/number.h"
 
@@ -78,8 +79,9 @@ bool trial_serves(void *user, const struct factor_value *v)
            trial_supports(trial, trial->tested, &layer, case_phase(v));
 }
 
-/* Where the first byte differs, and whose row it is. */
-static enum trial_result say_other_bits(struct trial *trial, const struct problem *problem,
+/* What gave other bits, where the first byte differs, and whose row it is. */
+static enum trial_result say_other_bits(struct trial *trial, const char *what,
+                                        const struct problem *problem,
                                         const struct problem_copy *tested, const uint8_t *together,
                                         const uint8_t *alone)
 {
@@ -92,9 +94,9 @@ static enum trial_result say_other_bits(struct trial *trial, const struct proble
     int64_t element = ((int64_t)at - (int64_t)first) / (int64_t)number_bytes(dtype);
     int64_t token = element / out->strides[0], within = element % out->strides[0];
     if (at < first || token >= problem->num_actual_tokens) {
-        return trial_say(trial, TRIAL_FAILED,
-                         "a request apart gives other bits than in its batch, from byte %zu on",
-                         at);
+        char place[PLACE_TEXT];
+        return trial_say(trial, TRIAL_FAILED, "%s, from %s on", what,
+                         place_of_offset(&problem->image, (int64_t)at, place));
     }
     int64_t end = problem->first_row + problem->requests[0].query_len;
     while (r + 1 < problem->num_reqs && token >= end) {
@@ -102,9 +104,9 @@ static enum trial_result say_other_bits(struct trial *trial, const struct proble
     }
     return trial_say(
         trial, TRIAL_FAILED,
-        "a request apart gives other bits than in its batch: out[token %lld, head "
-        "%lld, dim %lld] is %.9g, not %.9g, of request %d with %d queries over %d keys",
-        (long long)token, (long long)(within / out->strides[1]),
+        "%s: out[token %lld, head %lld, dim %lld] is %.9g, not %.9g, of request %d with %d "
+        "queries over %d keys",
+        what, (long long)token, (long long)(within / out->strides[1]),
         (long long)(within % out->strides[1]), number_load(alone + first, element, dtype),
         number_load(together + first, element, dtype), r, problem->requests[r].query_len,
         problem->requests[r].seq_len);
@@ -210,13 +212,15 @@ static enum trial_result run_apart(struct trial *trial, const struct problem *pr
     if (result == TRIAL_PASSED && status != ATTN_OK) {
         result = trial_call_failed(trial, "attend of one request", status, error);
     } else if (result == TRIAL_PASSED && !same_bits(problem, tested, rows, together, alone)) {
-        result = say_other_bits(trial, problem, tested, together, alone);
+        result = say_other_bits(trial, "a request apart gives other bits than in its batch",
+                                problem, tested, together, alone);
         status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
         status = status == ATTN_OK ? problem_copy_attend(tested, error) : status;
         if (status == ATTN_OK && !same_bits(problem, tested, rows, together, alone)) {
-            trial_say(trial, TRIAL_FAILED,
-                      "nondeterministic: the same batch gives other bits when it runs again, and "
-                      "BATCH_INVARIANT is declared");
+            say_other_bits(trial,
+                           "nondeterministic: the same batch gives other bits when it runs "
+                           "again, and BATCH_INVARIANT is declared",
+                           problem, tested, together, alone);
         }
     }
     free(rows);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/places.h"
 #include "support/number.h"
 #include "cases/verify.h"
 #include "cases/views.h"
@@ -338,8 +339,17 @@ enum trial_result verify_cache(struct trial *trial, const struct problem *p,
                                (long long)rows.num_codes);
         }
     }
-    if (result == TRIAL_PASSED && memcmp(expected + first, patched + first, bytes) != 0) {
-        result = trial_say(trial, TRIAL_FAILED, "the cache's bytes differ from the reference's");
+    size_t i = 0;
+    while (i < bytes && expected[first + i] == patched[first + i]) {
+        i++;
+    }
+    if (result == TRIAL_PASSED && i < bytes) {
+        char place[PLACE_TEXT];
+        result = trial_say(trial, TRIAL_FAILED,
+                           "the cache's bytes differ from the reference's, from %s on: 0x%02x, not "
+                           "0x%02x",
+                           place_of_offset(&p->image, (int64_t)(first + i), place),
+                           patched[first + i], expected[first + i]);
     }
     free(patched);
     return result;
