@@ -64,7 +64,8 @@ void number_store(void *memory, int64_t at, int32_t dtype, double value)
         return;
     }
     if (isnan(value)) {
-        out = (1u << bits) - 1;
+        /* of 16 bits not all ones, as memory that nothing has written may hold */
+        out = (1u << bits) - (bits == 16 ? 2 : 1);
         out = dtype == ATTN_DTYPE_FP8_E4M3FNUZ ? 0x80 : out;
     } else {
         double magnitude = fabs(value) > largest ? largest : fabs(value);

@@ -85,31 +85,68 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
                                         const struct problem_copy *tested, const uint8_t *together,
                                         const uint8_t *alone)
 {
+    const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
     const struct attn_tensor *out = &tested->binding.out;
-    int32_t dtype = problem->v[FACTOR_DTYPE].a, r = 0;
-    size_t at = 0, first = problem->at.out;
-    while (at + 1 < problem->image.used && together[at] == alone[at]) {
+    const int32_t dtype = problem->v[FACTOR_DTYPE].a, bytes = (int32_t)number_bytes(dtype);
+    const size_t first = codes ? problem->at.codes : problem->at.out;
+    const int64_t row = codes ? output_row_bytes(problem) : out->strides[0] * bytes;
+    size_t at = 0, used = problem->image.used, num_other = 0;
+    char place[PLACE_TEXT];
+    int32_t r = 0;
+    while (at + 1 < used && together[at] == alone[at]) {
         at++;
     }
-    int64_t element = ((int64_t)at - (int64_t)first) / (int64_t)number_bytes(dtype);
-    int64_t token = element / out->strides[0], within = element % out->strides[0];
-    if (at < first || token >= problem->num_actual_tokens) {
-        char place[PLACE_TEXT];
-        return trial_say(trial, TRIAL_FAILED, "%s, from %s on", what,
-                         place_of_offset(&problem->image, (int64_t)at, place));
+    for (size_t i = at; i < used; i++) {
+        num_other += together[i] != alone[i];
+    }
+    const int64_t token = at < first ? problem->num_actual_tokens : (int64_t)(at - first) / row;
+    if (token >= problem->num_actual_tokens) {
+        return trial_say(trial, TRIAL_FAILED, "%s, from %s on, %zu bytes", what,
+                         place_of_offset(&problem->image, (int64_t)at, place), num_other);
     }
     int64_t end = problem->first_row + problem->requests[0].query_len;
     while (r + 1 < problem->num_reqs && token >= end) {
         end += problem->requests[++r].query_len;
     }
-    return trial_say(
-        trial, TRIAL_FAILED,
-        "%s: out[token %lld, head %lld, dim %lld] is %.9g, not %.9g, of request %d with %d "
-        "queries over %d keys",
-        what, (long long)token, (long long)(within / out->strides[1]),
-        (long long)(within % out->strides[1]), number_load(alone + first, element, dtype),
-        number_load(together + first, element, dtype), r, problem->requests[r].query_len,
-        problem->requests[r].seq_len);
+    const int64_t within = (int64_t)(at - first) % row;
+    const struct request *request = &problem->requests[r];
+    if (codes) {
+        return trial_say(trial, TRIAL_FAILED,
+                         "%s: byte %lld of token %lld's codes is 0x%02x, not 0x%02x, of request %d "
+                         "with %d queries over %d keys; %zu bytes are others",
+                         what, (long long)within, (long long)token, alone[at], together[at], r,
+                         request->query_len, request->seq_len, num_other);
+    }
+    const int64_t element = (int64_t)(at - first) / bytes;
+    return trial_say(trial, TRIAL_FAILED,
+                     "%s: out[token %lld, head %lld, dim %lld] is %.9g, not %.9g, of request %d "
+                     "with %d queries over %d keys; %zu bytes are others",
+                     what, (long long)token, (long long)(within / bytes / out->strides[1]),
+                     (long long)(within / bytes % out->strides[1]),
+                     number_load(alone + first, element, dtype),
+                     number_load(together + first, element, dtype), r, request->query_len,
+                     request->seq_len, num_other);
+}
+
+/* Clears what the batch's rows without rows[t] hold, which a fast prefill was not asked for. */
+static void forget_rows(const struct problem *problem, const struct problem_copy *tested,
+                        const uint8_t *rows, uint8_t *image)
+{
+    const struct attn_tensor *out = &tested->binding.out, *lse = &tested->binding.lse;
+    const size_t bytes = number_bytes(problem->v[FACTOR_DTYPE].a);
+    if (problem->output.form != ATTN_OUTPUT_PLAIN) {
+        output_forget(problem, rows, image);
+    }
+    for (int64_t t = problem->first_row; t < problem->num_actual_tokens; t++) {
+        for (int64_t h = 0; h < out->shape[1] && !rows[t]; h++) {
+            int64_t at = t * out->strides[0] + h * out->strides[1];
+            memset(image + problem->at.out + (size_t)at * bytes, 0, (size_t)out->shape[2] * bytes);
+            if (tested->binding.attend.lse != NULL) {
+                at = h * lse->strides[0] + t * lse->strides[1];
+                memset(image + problem->at.lse + (size_t)at * sizeof(float), 0, sizeof(float));
+            }
+        }
+    }
 }
 
 /* Whether the copy's image is `together` again, once read into `alone`. */
@@ -119,10 +156,8 @@ static bool same_bits(const struct problem *problem, const struct problem_copy *
     if (!device_read(tested->device, alone, tested->memory, problem->image.size)) {
         return false;
     }
-    if (problem->output.form != ATTN_OUTPUT_PLAIN) {
-        output_forget(problem, rows, together);
-        output_forget(problem, rows, alone);
-    }
+    forget_rows(problem, tested, rows, together);
+    forget_rows(problem, tested, rows, alone);
     return memcmp(alone, together, problem->image.used) == 0;
 }
 

@@ -44,8 +44,7 @@ void case_output_name(const struct case_output *output, char *name, size_t size)
              output->pow2 ? ".pow2" : "", output->column_major ? ".column_major" : "");
 }
 
-/* Bytes of a row of codes: rows are slices of wider ones where the case's are. */
-static int64_t row_bytes(const struct problem *p)
+int64_t output_row_bytes(const struct problem *p)
 {
     int32_t of_byte = p->output.form == ATTN_OUTPUT_NVFP4 ? 2 : 1;
     return problem_row_elements(p, p->v[FACTOR_HEADS].a, p->v[FACTOR_HEAD_SIZE].b) / of_byte;
@@ -63,7 +62,7 @@ void output_add(struct problem *p)
     if (p->output.form == ATTN_OUTPUT_PLAIN) {
         return;
     }
-    at->codes = image_add(&p->image, "out", tokens * (size_t)row_bytes(p), 256, true);
+    at->codes = image_add(&p->image, "out", tokens * (size_t)output_row_bytes(p), 256, true);
     at->code_scales = image_add(&p->image, "code_scales",
                                 tokens * (size_t)num_groups(p) * sizeof(float), 256, true);
     at->code_scale = image_add(&p->image, "output_scale", sizeof(float), 256, false);
@@ -87,7 +86,7 @@ void output_bind(const struct problem *p, struct output_binding *b, struct attn_
     layer->output_scale_pow2 = p->output.pow2;
     layer->output_scale_column_major = p->output.column_major;
     memcpy(b->shape, (int64_t[]){p->num_tokens, heads, dims}, sizeof b->shape);
-    memcpy(b->strides, (int64_t[]){row_bytes(p), dims, 1}, sizeof b->strides);
+    memcpy(b->strides, (int64_t[]){output_row_bytes(p), dims, 1}, sizeof b->strides);
     b->codes = (struct attn_tensor){
         base + p->at.codes, device, 3, number_dtype(ATTN_DTYPE_FP8_E4M3), b->shape, b->strides, 0};
     b->scale_shape[0] = p->output.column_major ? groups : p->num_tokens;
@@ -127,7 +126,7 @@ static double e2m1(int32_t code)
 static double decoded(const struct coded_group *g, int32_t i)
 {
     const struct problem *p = g->problem;
-    const uint8_t *row = g->found + p->at.codes + g->token * row_bytes(p);
+    const uint8_t *row = g->found + p->at.codes + g->token * output_row_bytes(p);
     int64_t column = g->first + i;
     if (p->output.form == ATTN_OUTPUT_NVFP4) {
         return e2m1(row[column / 2] >> (column % 2 * 4) & 15) * g->scale;
@@ -209,7 +208,7 @@ static enum trial_result verify_group(struct trial *trial, struct coded_group *g
 void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found)
 {
     const int32_t form = p->output.form;
-    const size_t row = (size_t)row_bytes(p);
+    const size_t row = (size_t)output_row_bytes(p);
     const size_t scale = form == ATTN_OUTPUT_NVFP4 ? 1 : sizeof(float);
     for (int64_t t = p->first_row; t < p->num_actual_tokens; t++) {
         if (rows[t]) {
@@ -225,7 +224,7 @@ void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found)
 /* Rows before the batch's first and behind its last belong to others. */
 static bool others_untouched(const struct problem *p, const uint8_t *found)
 {
-    size_t row = (size_t)row_bytes(p), first = (size_t)p->first_row * row;
+    size_t row = (size_t)output_row_bytes(p), first = (size_t)p->first_row * row;
     size_t end = (size_t)p->num_actual_tokens * row, all = (size_t)p->num_tokens * row;
     const uint8_t *was = p->image.bytes + p->at.codes, *is = found + p->at.codes;
     return memcmp(was, is, first) == 0 && memcmp(was + end, is + end, all - end) == 0;

@@ -21,6 +21,8 @@ void output_add(struct problem *p);
  * `b` keeps what they point at. The reference goes on writing numbers. */
 void output_bind(const struct problem *p, struct output_binding *b, struct attn_layer_desc *layer,
                  struct attn_attend_args *args, uint8_t *base, struct attn_device device);
+/* Bytes of a row of codes: rows are slices of wider ones where the case's are. */
+int64_t output_row_bytes(const struct problem *p);
 /* Codes and scales against the reference's numbers, whose tensor is `out`, of rows with rows[t];
  * rows next to the batch's as they were. */
 enum trial_result verify_codes(struct trial *trial, const struct problem *p,
