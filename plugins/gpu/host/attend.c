@@ -149,11 +149,15 @@ static const char *attend_planned(const struct attn_attend_args *args, struct gp
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;
     const struct schedule_host *plan = args->schedule_host;
     set_schedule(&p->schedule, args);
+    const struct gpu_prefill *prefill = args->instance->prefill;
+    /* Codes of an epilogue may lie one step from the quantize kernel's, so that in a
+     * batch-invariant layer the kernels of one batch may not decide. */
+    bool few = plan->has_few || args->prepared->invariant;
+    bool many = plan->has_many || (args->prepared->invariant && prefill != NULL);
     bool codes = args->layer->output_form != ATTN_OUTPUT_PLAIN;
     bool writes = codes && gpu_output_is_near(args);
-    writes = writes &&
-             (!plan->has_few || (matrix->writes_codes != NULL && matrix->writes_codes(args, p)));
-    writes = writes && (!plan->has_many || args->instance->prefill->writes_codes(args, p));
+    writes = writes && (!few || (matrix->writes_codes != NULL && matrix->writes_codes(args, p)));
+    writes = writes && (!many || prefill->writes_codes(args, p));
     return codes && !writes ? attend_numbers(args, p, attend_by_rows) : attend_by_rows(args, p);
 }
 
