@@ -5,7 +5,8 @@ usage: conformance.py [--check]
        conformance.py --record ON FILE.json...
 
 A record in docs/conformance/ is the part of `attn-check NAME --json` that the table needs. --record makes records of such
-documents, ON being the device and, of a library, its version. Without it the page is written; with --check nothing is, and
+documents, ON being the device and, of a library, its version; documents of one backend are parts of a run (`--part I/N`).
+Without it the page is written; with --check nothing is, and
 the exit status is 1 if the page is not up to date.
 """
 from __future__ import annotations
@@ -90,8 +91,14 @@ def table() -> str:
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--record"] and len(arguments) > 2:
+        runs: dict[str, dict[str, Any]] = {}
         for name in arguments[2:]:
             found = json.loads(Path(name).read_text())
+            run = runs.setdefault(found["backend"], found)
+            if run is not found:
+                for count in ("passed", "failed", "skipped", "failures"):
+                    run[count] += found[count]
+        for found in runs.values():
             target = RECORDS / f"{found['backend'].replace('@', '-')}.json"
             RECORDS.mkdir(exist_ok=True)
             target.write_text(json.dumps(record(found, arguments[1]), indent=1) + "\n")

@@ -3,7 +3,16 @@
 #ifndef CUDNN_ATTEND_H
 #define CUDNN_ATTEND_H
 
+#include "cudnn/graph.h"
 #include "gpu/host/instance.h"
+
+/* What a layer's graphs have, but for its keys and the sizes of a batch. */
+struct graph_shape cudnn_shape(const struct attn_layer_desc *layer);
+/* Sets query_len, and the mask that this needs. One query sees all of its keys, and cuDNN has
+ * kernels for that: without a mask or a sink, and without the log-sum-exp, of which cuDNN 9.19
+ * writes the first head of each KV head alone. With one of these it goes as the first of two rows.
+ */
+void cudnn_set_query_len(struct graph_shape *shape, int64_t query_len, int32_t needs_lse);
 
 attn_status cudnn_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                           struct attn_error *error);

@@ -16,6 +16,8 @@ typedef cudnnBackendDescriptor_t descriptor;
 /* Making a graph. The first call that fails ends it: `failed` names the object. */
 struct builder {
     const struct cudnn_library *cudnn;
+    cudnnHandle_t handle; /* whose device it is for; NULL: `device` says */
+    descriptor device;
     struct graph_plan *plan;
     descriptor operations[MAX_OPERATIONS];
     int32_t num_operations;
@@ -204,6 +206,29 @@ static void add_matmul(struct builder *b, descriptor a, descriptor with, descrip
     add_operation(b, op, "a product");
 }
 
+/* Rows of a tensor [T, heads, size] as [B, heads, rows, size]; `start` has each request's first
+ * element. */
+static descriptor make_rows_of(struct builder *b, int64_t id, int64_t start_id,
+                               cudnnDataType_t dtype, const int64_t dims[4], bool turned)
+{
+    const int64_t heads = dims[1], rows = dims[2], size = dims[3];
+    const int64_t turned_dims[4] = {dims[0], heads, size, rows};
+    const int64_t strides[4] = {rows * heads * size, size, heads * size, 1};
+    const int64_t turned_strides[4] = {strides[0], size, 1, heads * size};
+    descriptor start = make_array(b, start_id, CUDNN_DATA_INT64, dims[0] + 1, IN_MEMORY);
+    return make_tensor(b, id, dtype, turned ? turned_dims : dims, turned ? turned_strides : strides,
+                       IN_MEMORY, start);
+}
+
+/* The same of queries. */
+static descriptor make_rows(struct builder *b, int64_t id, int64_t start_id, cudnnDataType_t dtype,
+                            int64_t size)
+{
+    const struct graph_shape *s = &b->plan->shape;
+    const int64_t dims[4] = {s->num_reqs, s->num_q_heads, s->query_len, size};
+    return make_rows_of(b, id, start_id, dtype, dims, false);
+}
+
 /* A request's keys, [B, Hk, D, keys], or values, [B, Hk, keys, Dv], read through the table. */
 static descriptor add_pages(struct builder *b, int value, descriptor table, descriptor key_lens)
 {
@@ -216,6 +241,10 @@ static descriptor add_pages(struct builder *b, int value, descriptor table, desc
     const int64_t row_strides[4] = {size * keys * s->num_kv_heads, size * keys, size, 1};
     const int64_t turned[4] = {rows[0], rows[1], size, keys};
     const int64_t turned_strides[4] = {row_strides[0], row_strides[1], 1, size};
+    if (s->has & GRAPH_HAS_ROWS) {
+        return make_rows_of(b, value ? GRAPH_V : GRAPH_K, value ? GRAPH_V_START : GRAPH_K_START,
+                            s->dtype, rows, !value);
+    }
     descriptor container =
         make_tensor(b, value ? GRAPH_V : GRAPH_K, s->dtype, dims, strides, IN_MEMORY, NULL);
     descriptor y = make_tensor(b, b->next_id++, s->dtype, value ? rows : turned,
@@ -227,18 +256,6 @@ static descriptor add_pages(struct builder *b, int value, descriptor table, desc
     set_descriptor(b, op, CUDNN_ATTR_OPERATION_PAGED_CACHE_LOAD_YDESC, y);
     add_operation(b, op, "paged keys");
     return y;
-}
-
-/* Rows of a tensor [T, Hq, size] as [B, Hq, Sq, size]; `start` has each request's first element. */
-static descriptor make_rows(struct builder *b, int64_t id, int64_t start_id, cudnnDataType_t dtype,
-                            int64_t size)
-{
-    const struct graph_shape *s = &b->plan->shape;
-    const int64_t dims[4] = {s->num_reqs, s->num_q_heads, s->query_len, size};
-    const int64_t strides[4] = {s->query_len * s->num_q_heads * size, size, s->num_q_heads * size,
-                                1};
-    descriptor start = make_array(b, start_id, CUDNN_DATA_INT64, s->num_reqs + 1, IN_MEMORY);
-    return make_tensor(b, id, dtype, dims, strides, IN_MEMORY, start);
 }
 
 /* Hides keys past a request's length, and rows past its queries. */
@@ -263,6 +280,10 @@ static descriptor add_causal_mask(struct builder *b, descriptor scores, descript
     descriptor column = add_index(b, scores, 3, CUDNN_DATA_FLOAT);
     row = add_pointwise(b, CUDNN_POINTWISE_ADD, integer, integer, row, key_lens);
     row = add_pointwise(b, CUDNN_POINTWISE_SUB, integer, integer, row, query_lens);
+    if (b->plan->shape.right > 0) {
+        descriptor right = make_array(b, GRAPH_RIGHT, integer, 1, ON_HOST);
+        row = add_pointwise(b, CUDNN_POINTWISE_ADD, integer, integer, row, right);
+    }
     row = add_pointwise(b, CUDNN_POINTWISE_CMP_GE, boolean, boolean, row, column);
     return add_select(b, scores, row, GRAPH_HIDDEN_CAUSAL);
 }
@@ -280,6 +301,24 @@ static descriptor add_window_mask(struct builder *b, descriptor scores, descript
     column = add_pointwise(b, CUDNN_POINTWISE_ADD, integer, integer, column, query_lens);
     column = add_pointwise(b, CUDNN_POINTWISE_CMP_GT, boolean, boolean, column, row);
     return add_select(b, scores, column, GRAPH_HIDDEN_WINDOW);
+}
+
+/* tanh(scores / cap) cap */
+static descriptor add_soft_cap(struct builder *b, descriptor scores)
+{
+    const cudnnDataType_t number = CUDNN_DATA_FLOAT;
+    descriptor cap = make_array(b, GRAPH_SOFT_CAP, number, 1, ON_HOST);
+    scores = add_pointwise(b, CUDNN_POINTWISE_DIV, number, number, scores, cap);
+    scores = add_pointwise(b, CUDNN_POINTWISE_TANH_FWD, number, number, scores, NULL);
+    return add_pointwise(b, CUDNN_POINTWISE_MUL, number, number, scores, cap);
+}
+
+/* One number a row: mode(x, with). */
+static descriptor add_to_rows(struct builder *b, cudnnPointwiseMode_t mode, descriptor x,
+                              descriptor with)
+{
+    descriptor y = make_between(b, CUDNN_DATA_FLOAT, 1);
+    return add_pointwise_to(b, mode, CUDNN_DATA_FLOAT, x, with, NULL, y, 0);
 }
 
 static void add_attention(struct builder *b)
@@ -302,17 +341,29 @@ static void add_attention(struct builder *b)
     add_matmul(b, q, k, scores, query_lens, key_lens,
                CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC);
     scores = add_pointwise(b, CUDNN_POINTWISE_MUL, number, number, scores, scale);
+    scores = s->has & GRAPH_HAS_SOFT_CAP ? add_soft_cap(b, scores) : scores;
     scores = add_padding_mask(b, scores, query_lens, key_lens);
-    if (s->causal) {
+    if (s->right >= 0) {
         scores = add_causal_mask(b, scores, query_lens, key_lens);
     }
     if (s->window > 0) {
         scores = add_window_mask(b, scores, query_lens, key_lens);
     }
-    descriptor row_max = add_reduction(b, CUDNN_REDUCE_TENSOR_MAX, scores);
+    descriptor row_max = add_reduction(b, CUDNN_REDUCE_TENSOR_MAX, scores), sinks = NULL;
+    if (s->has & GRAPH_HAS_SINKS) {
+        const int64_t heads[4] = {1, s->num_q_heads, 1, 1}, ones[4] = {s->num_q_heads, 1, 1, 1};
+        sinks = make_tensor(b, GRAPH_SINKS, number, heads, ones, IN_MEMORY, NULL);
+        row_max = add_to_rows(b, CUDNN_POINTWISE_MAX, row_max, sinks);
+    }
     descriptor p = add_pointwise(b, CUDNN_POINTWISE_SUB, number, number, scores, row_max);
     p = add_pointwise(b, CUDNN_POINTWISE_EXP, number, number, p, NULL);
+    if (s->has & GRAPH_HAS_SINKS) {
+        sinks = add_to_rows(b, CUDNN_POINTWISE_SUB, sinks, row_max);
+        sinks = add_to_rows(b, CUDNN_POINTWISE_EXP, sinks, NULL);
+    }
     descriptor row_sum = add_reduction(b, CUDNN_REDUCE_TENSOR_ADD, p);
+    row_sum =
+        s->has & GRAPH_HAS_SINKS ? add_to_rows(b, CUDNN_POINTWISE_ADD, row_sum, sinks) : row_sum;
     descriptor log = make_between(b, number, 1);
     add_pointwise_to(b, CUDNN_POINTWISE_LOG, number, row_sum, NULL, NULL, log, 0);
     add_pointwise_to(b, CUDNN_POINTWISE_ADD, number, row_max, log, NULL, lse, 0);
@@ -322,16 +373,15 @@ static void add_attention(struct builder *b)
                CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC);
 }
 
-/* Tries the engines that a mode of the heuristics names, in its order. */
-static int choose_engine(struct builder *b, cudnnHandle_t handle, descriptor graph,
-                         cudnnBackendHeurMode_t mode)
+/* The engines that a mode of the heuristics names; returns how many. */
+static int64_t find_engines(struct builder *b, descriptor graph, cudnnBackendHeurMode_t mode,
+                            descriptor engines[MAX_ENGINES])
 {
-    const struct cudnn_library *library = b->cudnn;
-    descriptor engines[MAX_ENGINES];
     int64_t count = 0;
     b->status = CUDNN_STATUS_SUCCESS; /* the mode before may have failed */
     descriptor heuristics = make(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, "heuristics");
     set_descriptor(b, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+    set_descriptor(b, heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, b->device);
     set(b, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
     finish(b, heuristics, "heuristics");
     for (int32_t i = 0; i < MAX_ENGINES; i++) {
@@ -339,39 +389,53 @@ static int choose_engine(struct builder *b, cudnnHandle_t handle, descriptor gra
     }
     if (b->status == CUDNN_STATUS_SUCCESS) {
         check(b,
-              library->BackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                           CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_ENGINES, &count,
-                                           engines),
+              b->cudnn->BackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_ENGINES, &count,
+                                            engines),
               "heuristics");
     }
-    if (check(b, count == 0 ? CUDNN_STATUS_NOT_SUPPORTED : CUDNN_STATUS_SUCCESS, "an engine")) {
-        for (int64_t i = 0; i < count && i < MAX_ENGINES; i++) {
-            b->status = CUDNN_STATUS_SUCCESS;
-            descriptor plan = make(b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, "a plan");
-            set(b, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
-            set_descriptor(b, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engines[i]);
-            finish(b, plan, "a plan");
-            if (b->status == CUDNN_STATUS_SUCCESS) {
-                b->plan->plan = plan;
-                return 1;
-            }
+    check(b, count == 0 ? CUDNN_STATUS_NOT_SUPPORTED : CUDNN_STATUS_SUCCESS, "an engine");
+    count = count < MAX_ENGINES ? count : MAX_ENGINES;
+    return b->status == CUDNN_STATUS_SUCCESS ? count : 0;
+}
+
+/* Tries the engines that a mode of the heuristics names, in its order. */
+static int choose_engine(struct builder *b, descriptor graph, cudnnBackendHeurMode_t mode)
+{
+    descriptor engines[MAX_ENGINES];
+    const int64_t count = find_engines(b, graph, mode, engines);
+    for (int64_t i = 0; i < count; i++) {
+        b->status = CUDNN_STATUS_SUCCESS;
+        descriptor plan = make(b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, "a plan");
+        set(b, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &b->handle);
+        set_descriptor(b, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, engines[i]);
+        finish(b, plan, "a plan");
+        if (b->status == CUDNN_STATUS_SUCCESS) {
+            b->plan->plan = plan;
+            return 1;
         }
     }
     return 0;
 }
 
-static void make_plan(struct builder *b, cudnnHandle_t handle)
+static descriptor make_graph(struct builder *b)
 {
-    int64_t bytes = 0, count = 0;
     add_attention(b);
     descriptor graph = make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "a graph");
     set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, b->num_operations,
         b->operations);
-    set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
-    finish(b, graph, "a graph");
-    if (b->status != CUDNN_STATUS_SUCCESS ||
-        !(choose_engine(b, handle, graph, CUDNN_HEUR_MODE_A) ||
-          choose_engine(b, handle, graph, CUDNN_HEUR_MODE_FALLBACK))) {
+    if (b->handle != NULL) {
+        set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &b->handle);
+    }
+    return finish(b, graph, "a graph");
+}
+
+static void make_plan(struct builder *b)
+{
+    int64_t bytes = 0, count = 0;
+    descriptor graph = make_graph(b);
+    if (b->status != CUDNN_STATUS_SUCCESS || !(choose_engine(b, graph, CUDNN_HEUR_MODE_A) ||
+                                               choose_engine(b, graph, CUDNN_HEUR_MODE_FALLBACK))) {
         return;
     }
     check(b,
@@ -381,20 +445,50 @@ static void make_plan(struct builder *b, cudnnHandle_t handle)
     b->plan->workspace_bytes = bytes;
 }
 
+static void write_cause(struct builder *b, char cause[GRAPH_CAUSE_BYTES])
+{
+    char said[256] = "";
+    b->cudnn->GetLastErrorString(said, sizeof said);
+    snprintf(cause, GRAPH_CAUSE_BYTES, "%s: %s (%s)", b->failed,
+             b->cudnn->GetErrorString(b->status), said);
+}
+
+int graph_has_engine(const struct cudnn_library *library, const char *device,
+                     const struct graph_shape *shape, char cause[GRAPH_CAUSE_BYTES])
+{
+    struct graph_plan plan = {.shape = *shape};
+    struct builder b = {.cudnn = library, .plan = &plan, .next_id = GRAPH_TENSORS, .failed = ""};
+    descriptor engines[MAX_ENGINES];
+    int answer = 1;
+    b.device = make(&b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, "a device");
+    set(&b, b.device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
+        (int64_t)strlen(device), device);
+    finish(&b, b.device, "a device");
+    if (b.status == CUDNN_STATUS_SUCCESS) { /* else this version describes devices otherwise */
+        descriptor graph = make_graph(&b);
+        answer = b.status == CUDNN_STATUS_SUCCESS &&
+                 (find_engines(&b, graph, CUDNN_HEUR_MODE_A, engines) > 0 ||
+                  find_engines(&b, graph, CUDNN_HEUR_MODE_FALLBACK, engines) > 0);
+    }
+    if (!answer) {
+        write_cause(&b, cause);
+    }
+    graph_free(library, &plan);
+    return answer;
+}
+
 int graph_make(const struct cudnn_library *library, cudnnHandle_t handle,
                const struct graph_shape *shape, struct graph_plan *plan,
                char cause[GRAPH_CAUSE_BYTES])
 {
-    struct builder b = {.cudnn = library, .plan = plan, .next_id = GRAPH_TENSORS, .failed = ""};
-    char said[256] = "";
+    struct builder b = {
+        .cudnn = library, .handle = handle, .plan = plan, .next_id = GRAPH_TENSORS, .failed = ""};
     *plan = (struct graph_plan){.shape = *shape};
-    make_plan(&b, handle);
+    make_plan(&b);
     if (b.status == CUDNN_STATUS_SUCCESS) {
         return 1;
     }
-    library->GetLastErrorString(said, sizeof said);
-    snprintf(cause, GRAPH_CAUSE_BYTES, "%s: %s (%s)", b.failed, library->GetErrorString(b.status),
-             said);
+    write_cause(&b, cause);
     graph_free(library, plan);
     return 0;
 }
@@ -407,6 +501,31 @@ void graph_free(const struct cudnn_library *library, struct graph_plan *plan)
     plan->plan = NULL;
 }
 
+/* Whether a shape's graph has the tensor. */
+static bool has_tensor(const struct graph_shape *s, int64_t id)
+{
+    switch (id) {
+    case GRAPH_TABLE:
+        return !(s->has & GRAPH_HAS_ROWS);
+    case GRAPH_K_START:
+    case GRAPH_V_START:
+        return (s->has & GRAPH_HAS_ROWS) != 0;
+    case GRAPH_HIDDEN_CAUSAL:
+        return s->right >= 0;
+    case GRAPH_RIGHT:
+        return s->right > 0;
+    case GRAPH_WINDOW:
+    case GRAPH_HIDDEN_WINDOW:
+        return s->window > 0;
+    case GRAPH_SOFT_CAP:
+        return (s->has & GRAPH_HAS_SOFT_CAP) != 0;
+    case GRAPH_SINKS:
+        return (s->has & GRAPH_HAS_SINKS) != 0;
+    default:
+        return true;
+    }
+}
+
 cudnnStatus_t graph_execute(const struct cudnn_library *library, cudnnHandle_t handle,
                             const struct graph_plan *plan, void *const data[GRAPH_TENSORS],
                             void *workspace)
@@ -415,9 +534,7 @@ cudnnStatus_t graph_execute(const struct cudnn_library *library, cudnnHandle_t h
     void *addresses[GRAPH_TENSORS];
     descriptor pack = NULL;
     for (int64_t i = 0; i < GRAPH_TENSORS; i++) {
-        const bool window = i == GRAPH_WINDOW || i == GRAPH_HIDDEN_WINDOW;
-        const bool causal = i == GRAPH_HIDDEN_CAUSAL;
-        if ((!window || plan->shape.window > 0) && (!causal || plan->shape.causal)) {
+        if (has_tensor(&plan->shape, i)) {
             ids[count] = i;
             addresses[count++] = data[i];
         }

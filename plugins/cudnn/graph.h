@@ -24,7 +24,12 @@ enum graph_tensor {
     GRAPH_HIDDEN_PADDING, /* float, host: -inf, as the next two */
     GRAPH_HIDDEN_CAUSAL,
     GRAPH_HIDDEN_WINDOW,
-    GRAPH_WINDOW, /* int32, host */
+    GRAPH_WINDOW, /* int32, host, as the next */
+    GRAPH_RIGHT,
+    GRAPH_SOFT_CAP, /* float, host */
+    GRAPH_SINKS,    /* float [Hq] */
+    GRAPH_K_START,  /* as GRAPH_Q_START, of keys and values that are rows */
+    GRAPH_V_START,
     GRAPH_TENSORS
 };
 
@@ -33,17 +38,22 @@ struct graph_cache {
     int64_t num_blocks, stride_block, stride_head, stride_slot;
 };
 
+#define GRAPH_HAS_ROWS 1u /* keys and values are compact rows, [Tk, Hk, D], and no pages */
+#define GRAPH_HAS_SOFT_CAP 2u
+#define GRAPH_HAS_SINKS 4u
+
 /* What a plan is made for. Rows of q, out and lse are compact: [T, Hq, D], [T, Hq, Dv], [T, Hq]. */
 struct graph_shape {
     cudnnDataType_t dtype;
+    uint32_t has;   /* GRAPH_HAS_* */
+    int32_t window; /* keys up to its own that a query sees, its own included; 0: all */
+    int32_t right;  /* keys after its own that it sees; 0: causal; -1: all */
     int64_t num_reqs, query_len, columns, block_size; /* upper bounds; keys: columns pages */
     int64_t num_q_heads, num_kv_heads, head_size, head_size_v;
     struct graph_cache k, v;
-    int causal; /* 1: aligned at each request's last key */
-    int window; /* keys that a query sees, its own included; 0: all */
-};
+}; /* without padding: shapes are compared as bytes */
 
-#define GRAPH_DESCRIPTORS 192
+#define GRAPH_DESCRIPTORS 224
 
 struct graph_plan {
     struct graph_shape shape;
@@ -60,6 +70,11 @@ struct graph_plan {
 int graph_make(const struct cudnn_library *library, cudnnHandle_t handle,
                const struct graph_shape *shape, struct graph_plan *plan,
                char cause[GRAPH_CAUSE_BYTES]);
+/* Whether the heuristics name an engine for the shape on a device that is described as
+ * CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION wants it. Calls nothing of CUDA and compiles nothing.
+ * False with what cuDNN says in `cause`; true where it does not take the description. */
+int graph_has_engine(const struct cudnn_library *library, const char *device,
+                     const struct graph_shape *shape, char cause[GRAPH_CAUSE_BYTES]);
 void graph_free(const struct cudnn_library *library, struct graph_plan *plan);
 
 /* Launches a plan on the handle's stream; `data` by enum graph_tensor. */

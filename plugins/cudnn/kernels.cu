@@ -16,7 +16,15 @@ static __global__ void lengths(const __grid_constant__ cudnn_lengths_params p)
     const bool there = r < batch.num_reqs;
     const int32_t start = batch.query_start[there ? r : batch.num_reqs];
     const int32_t queries = there ? batch.query_start[r + 1] - start : 0;
-    const int32_t keys = queries > 0 ? batch.seq_lens[r] : 0;
+    const bool rows = p.to.table == nullptr;
+    const int32_t first_key = rows ? batch.key_start[0] : 0;
+    const int32_t key_start = rows ? batch.key_start[there ? r : batch.num_reqs] : 0;
+    const int32_t all_keys = !there ? 0
+                             : rows ? batch.key_start[r + 1] - key_start
+                                    : batch.seq_lens[r];
+    const int32_t keys = queries > 0 ? all_keys : 0;
+    const int64_t k = (int64_t)batch.num_kv_heads * batch.head_size;
+    const int64_t v = (int64_t)batch.num_kv_heads * batch.head_size_v;
     const int64_t out = (int64_t)batch.num_q_heads * batch.head_size_v;
     const int64_t q = (int64_t)batch.num_q_heads * batch.head_size;
     if (threadIdx.x == 0) {
@@ -31,6 +39,16 @@ static __global__ void lengths(const __grid_constant__ cudnn_lengths_params p)
         p.to.q_copy_start[i] = (row - first) * q;
         p.to.out_copy_start[i] = (row - first) * out;
         p.to.lse_copy_start[i] = (row - first) * batch.num_q_heads;
+        if (rows) {
+            const int64_t key = threadIdx.x == 0 ? key_start : key_start + all_keys;
+            p.to.k_start[i] = key * k;
+            p.to.v_start[i] = key * v;
+            p.to.k_copy_start[i] = (key - first_key) * k;
+            p.to.v_copy_start[i] = (key - first_key) * v;
+        }
+    }
+    if (rows) {
+        return;
     }
     const int32_t used = min((keys + batch.block_size - 1) / batch.block_size, p.num_columns);
     const int64_t at = there && batch.block_table_row != nullptr ? batch.block_table_row[r] : r;
@@ -45,7 +63,7 @@ static __global__ void lengths(const __grid_constant__ cudnn_lengths_params p)
 
 static __global__ void copy_rows(const __grid_constant__ cudnn_rows_params p)
 {
-    const int32_t first = p.query_start[0], rows = p.query_start[p.num_reqs] - first;
+    const int32_t first = p.first_rows[0], rows = p.first_rows[p.num_reqs] - first;
     const int64_t vectors = p.row_bytes / 16, all = (int64_t)rows * p.heads * vectors;
     for (int64_t i = blockIdx.x * (int64_t)THREADS + threadIdx.x; i < all;
          i += (int64_t)gridDim.x * THREADS) {
@@ -79,7 +97,7 @@ static __global__ void finish(const __grid_constant__ cudnn_finish_params p)
         bool bad = false;
         if (token < end) {
             bad = p.all_unfinished != 0 ||
-                  p.seq_lens[find_last(p.query_start, p.num_reqs, token)] <= 0;
+                  p.key_lens[find_last(p.query_start, p.num_reqs, token)] <= 0;
             for (int32_t j = (int32_t)threadIdx.x; j < p.heads * vectors; j += THREADS) {
                 uint4 *out = (uint4 *)(p.out.data + token * p.out.row + j / vectors * p.out.head) +
                              j % vectors;

@@ -2,6 +2,7 @@
 /* cudnn: decoder layers on NVIDIA GPUs through cuDNN's attention. The plugin's entry, probe and
  * instances. Caches are written, and states merged, by the kernels of gpu/kernels. */
 #include "common/entry.h"
+#include "cudnn/ask.h"
 #include "cudnn/attend.h"
 #include "cudnn/kernels.h"
 #include "cudnn/library.h"
@@ -11,11 +12,18 @@
 #define NAME "cudnn"
 #define ALIGNMENT 16 /* bytes, of rows and caches */
 
-static const struct attn_head_size_range head_sizes[] = {{{8, 256, 8}, {8, 256, 8}, 0}};
+static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 /* powers of two */
 static const struct attn_range block_sizes[] = {{1, 1, 1},   {2, 2, 1},     {4, 4, 1},
                                                 {8, 8, 1},   {16, 16, 1},   {32, 32, 1},
                                                 {64, 64, 1}, {128, 128, 1}, {256, 256, 1}};
+
+/* Probabilities have the activations' dtype: next to a sink with nearly all of the weight, those of
+ * f16 are subnormal. */
+static const struct attn_refused_combination refused[] = {
+    {.terms = ATTN_TERM_SINKS,
+     .dtypes = BIT(ATTN_DTYPE_F16),
+     .why = "cuDNN rounds probabilities to f16, which is too coarse next to a sink"}};
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
@@ -36,15 +44,17 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_ROPE_WRITE_KV |
                    ATTN_KERNEL_MERGE_STATES | ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_COPY_BLOCKS |
                    ATTN_KERNEL_COPY | ATTN_KERNEL_FILL | ATTN_KERNEL_MAKE_BLOCK_TABLE,
-        .layer_kinds = BIT(ATTN_LAYER_DECODER),
+        .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_CROSS),
         .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
         .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16),
         .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16),
-        .terms = ATTN_TERM_CAUSAL | ATTN_TERM_SLIDING_WINDOW,
-        .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_LSE | ATTN_FEATURE_BLOCK_TABLE_ROW |
-                    ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_DEVICE_SEQ_LENS |
-                    ATTN_FEATURE_HOST_BOUNDS | ATTN_FEATURE_FUSED_ROPE |
-                    ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_STEP_ALLOCATES,
+        .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_SLIDING_WINDOW |
+                 ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_SOFT_CAP | ATTN_TERM_SINKS,
+        .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
+                    ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_UPDATE_BLOCK_TABLE |
+                    ATTN_FEATURE_DEVICE_SEQ_LENS | ATTN_FEATURE_HOST_BOUNDS |
+                    ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM |
+                    ATTN_FEATURE_STEP_ALLOCATES,
         .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_HND | ATTN_VIEW_SEPARATE_STRIDES,
         .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) |
                    BIT(ATTN_KV_LAYOUT_NHD_INNER) | BIT(ATTN_KV_LAYOUT_HND_INNER) |
@@ -57,6 +67,9 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .num_head_sizes = 1,
         .block_sizes = block_sizes,
         .num_block_sizes = sizeof block_sizes / sizeof *block_sizes,
+        .refused = refused,
+        .num_refused = 1,
+        .refused_stride = sizeof *refused,
         .preferred_layout = ATTN_KV_LAYOUT_HND,
         .preferred_block_size = 64,
         .graph_level = ATTN_GRAPH_ALWAYS,
@@ -73,11 +86,13 @@ static attn_status supports(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
+    char cause[GRAPH_CAUSE_BYTES];
     (void)error;
-    if (layer->kv_dtype != layer->dtype) {
-        char asked[16];
-        snprintf(asked, sizeof asked, "%s", layer->kv_dtype == ATTN_KV_F16 ? "f16" : "bf16");
-        reasons->refuse(reasons->user, "kv_dtype", asked, "the dtype of the activations");
+    if (layer->kv_dtype != ATTN_KV_AUTO && layer->kv_dtype != layer->dtype) {
+        reasons->refuse(reasons->user, "kv_dtype", layer->kv_dtype == ATTN_KV_F16 ? "f16" : "bf16",
+                        "the dtype of the activations");
+    } else if (!cudnn_has_engine(args, cause)) {
+        reasons->refuse(reasons->user, "layer", layer->name, cause);
     }
     return ATTN_OK;
 }
