@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Packages of this checkout, each tried after it was made: a wheel with library, plugins and tools inside, a kernel, Debian packages
-# (library, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
+# (library, layouts, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
 # The version is meson.build's. Everything lies under build/package ($PACKAGE_WORK); what was made is printed last. The tests
 # package_deb and python_wheel run it with few options; dist is for releases.
 # cuda_flash is made for the GPUs of a release, where nvcc is and -Dcuda-archs names no others: no other stage builds these.
@@ -73,7 +73,7 @@ wheel() {
     rm -rf "$folder/source/src/libattn.egg-info"
     tree=$folder/source/src/libattn
     mkdir "$tree/lib"
-    cp "$stage/usr/lib/libattn.so.1" "$tree/lib/"
+    cp "$stage/usr/lib/libattn.so.1" "$stage/usr/lib/libattn_layout.so.0" "$tree/lib/"
     cp -r "$stage/usr/lib/attn" "$tree/lib/attn"
     cp -r "$stage/usr/bin" "$tree/bin"
     licence LICENSE libattn
@@ -122,6 +122,7 @@ runtime = libattn.Runtime()
 assert libattn.__version__ == '$version', libattn.__version__
 assert runtime.api.path.startswith('$site'), runtime.api.path
 served = runtime.select([libattn.LayerDesc('a', 8, 2, 64, dtype='bf16')]).choice(0).backend
+assert runtime.api.companion('libattn_layout.so.0', 'layout').attn_layout_id
 print(f'Python {sys.version_info[0]}.{sys.version_info[1]}: {served} serves a layer')"
     tried python -m libattn check >"$folder/check.log" || { cat "$folder/check.log"; fail 'python -m libattn check finds a backend that differs'; }
     tail -n 1 "$folder/check.log"
@@ -183,7 +184,7 @@ package() {
     fi
     sed 's/^/ /' "$source/LICENSE" | sed '1i Files: *\nCopyright: the authors of libattn\nLicense: Apache-2.0' >"$root/usr/share/doc/$name/copyright"
     gzip -9 -n -c "$source/NEWS" >"$root/usr/share/doc/$name/changelog.gz"
-    case $name in libattn1 | libattn-mpi0 | libattn-nccl0) echo 'activate-noawait ldconfig' >"$root/DEBIAN/triggers" ;; esac
+    case $name in libattn1 | libattn-layout0 | libattn-mpi0 | libattn-nccl0) echo 'activate-noawait ldconfig' >"$root/DEBIAN/triggers" ;; esac
     [ "$name" != libattn1 ] || echo "libattn 1 libattn1 (>= $version)" >"$root/DEBIAN/shlibs"
     cat >"$root/DEBIAN/control" <<END
 Package: $name
@@ -209,6 +210,7 @@ deb() {
     mkdir "$folder/debian" # which dpkg-shlibdeps looks for
     printf 'Source: libattn\n\nPackage: libattn1\nArchitecture: any\n' >"$folder/debian/control"
     package libattn1 'attention for language models: the library' '' "$lib/libattn.so.*" "$lib/attn/attn-scan"
+    package libattn-layout0 'attention for language models: ids and conversion of cache layouts' '' "$lib/libattn_layout.so.*"
     for file in "$stage/$lib"/attn/attn_*.so; do
         plugin=$(basename "$file" .so)
         package "libattn-plugin-$(echo "${plugin#attn_}" | tr _ -)" "attention for language models: the backend ${plugin#attn_}" \
@@ -220,7 +222,7 @@ deb() {
     done
     package attn-tools 'attention for language models: attn-info, attn-run, attn-check, attn-bench' \
         "libattn1 (>= $version), libattn-plugin-cpu-ref" 'usr/bin/*' 'usr/share/man/*'
-    package libattn-dev 'attention for language models: headers, examples and manuals' "libattn1 (= $version-1)" 'usr/*'
+    package libattn-dev 'attention for language models: headers, examples and manuals' "libattn1 (= $version-1), libattn-layout0 (= $version-1)" 'usr/*'
 
     try=$folder/try # a system of its own that has nothing but these packages
     mkdir -p "$try/var/lib/dpkg/info" "$try/var/lib/dpkg/updates"

@@ -36,6 +36,10 @@ fi
 export PKG_CONFIG_PATH="$(dirname "$pc")" PKG_CONFIG_SYSROOT_DIR="$root"
 ${CC:-cc} -o "$root/engine" "$models/../examples/engine.c" $(pkg-config --cflags attn) -ldl -lm
 LD_LIBRARY_PATH=$(dirname "$library") "$root/engine" | grep -q 'was served by'
+# So does what works on layouts.
+printf '#include <attn/draft/layout.h>\nint main(void) { return attn_layout_convert == 0; }\n' >"$root/layout.c"
+${CC:-cc} -o "$root/layout" "$root/layout.c" $(pkg-config --cflags --libs attn-layout)
+LD_LIBRARY_PATH=$(dirname "$library") "$root/layout"
 # A vendor's flags bring headers and no library; the plugin that they build is found.
 [ -z "$(pkg-config --libs attn-plugin | tr -d ' ')" ]
 ${CC:-cc} -shared -fPIC -fvisibility=hidden $(pkg-config --cflags attn-plugin) "$models/../examples/plugin.c" -lm -o "$root/attn_example.so"
@@ -48,6 +52,8 @@ project(client C)
 find_package(attn 0.1 REQUIRED)
 add_executable(engine engine.c)
 target_link_libraries(engine attn::attn dl m)
+add_executable(layout layout.c)
+target_link_libraries(layout attn::layout)
 add_library(yours MODULE plugin.c)
 target_link_libraries(yours attn::plugin m)
 END

@@ -3,13 +3,13 @@
  * of a token is where the target's table says, no other byte has changed, and what cannot be
  * converted is refused by name. On the CPU's backends, or on the one that ATTN_TEST_BACKEND names.
  */
+#include <attn/draft/layout.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/device.h"
-#include "common/layout_convert.h"
 #include "support/client.h"
 #include "support/number.h"
 #include "support/test.h"
@@ -21,6 +21,7 @@ enum order { NHD, HND, NHD_INNER, HND_INNER };
 
 static struct {
     const struct attn_api *api;
+    struct attn_api table; /* the same, whose layers are caches of this file */
     attn_runtime *runtime, *validating;
     struct attn_device where;
     struct device device;
@@ -33,7 +34,7 @@ struct cache {
     struct attn_layer_params params;
     struct attn_cache_spec specs[2];
     struct attn_kv_view views[2];
-    struct layout_side side;
+    int32_t num_caches;
     int64_t bytes;
     uint8_t *host;
     void *memory;
@@ -63,7 +64,7 @@ static void cache_init(struct cache *c, enum order order, int32_t kv_dtype, int3
                                   .dtype = activations,
                                   .kv_dtype = kv_dtype},
                         .params = {.struct_size = sizeof c->params}};
-    c->side = (struct layout_side){&c->layer, &c->params, c->specs, c->views, 2};
+    c->num_caches = 2;
     c->bytes = num_blocks * rows * (sizes[0] + sizes[1]) * e;
     c->host = malloc((size_t)c->bytes);
     c->memory = device_alloc(&engine.device, (size_t)c->bytes);
@@ -111,26 +112,61 @@ static void fill(struct cache *c, bool numbers)
     }
 }
 
-static attn_status convert(const struct cache *source, const struct cache *target,
-                           const struct layout_tokens *tokens)
+static int32_t num_caches(const attn_layer *layer)
 {
+    return ((const struct cache *)(const void *)layer)->num_caches;
+}
+
+static attn_status cache_spec(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec,
+                              struct attn_error *error)
+{
+    *spec = ((const struct cache *)(const void *)layer)->specs[index];
+    return ATTN_OK;
+}
+
+static attn_status cache_view(const attn_layer *layer, int32_t index, struct attn_kv_view *view,
+                              struct attn_error *error)
+{
+    *view = ((const struct cache *)(const void *)layer)->views[index];
+    return ATTN_OK;
+}
+
+struct tokens {
+    const int32_t *source_blocks, *target_blocks;
+    int64_t num_tokens;
+};
+
+static struct attn_layout_side side_of(struct cache *c, const int32_t *blocks)
+{
+    return (struct attn_layout_side){.struct_size = sizeof(struct attn_layout_side),
+                                     .layer = (attn_layer *)(void *)c,
+                                     .desc = &c->layer,
+                                     .params = &c->params,
+                                     .blocks = blocks,
+                                     .num_blocks = MAX_BLOCKS};
+}
+
+static attn_status convert(struct cache *source, struct cache *target, const struct tokens *tokens)
+{
+    const struct attn_layout_side from = side_of(source, tokens->source_blocks);
+    const struct attn_layout_side to = side_of(target, tokens->target_blocks);
     /* validation refuses NaN among the numbers */
     attn_runtime *runtime =
         source->specs[0].kv_dtype == target->specs[0].kv_dtype ? engine.runtime : engine.validating;
-    return layout_convert(engine.api, runtime, engine.where, &source->side, &target->side, tokens,
-                          &engine.error);
+    return attn_layout_convert(&engine.table, runtime, &from, &to, tokens->num_tokens,
+                               &engine.error);
 }
 
 /* Tables of blocks that are not in order. */
-static struct layout_tokens tokens_of(const struct cache *source, const struct cache *target,
-                                      int64_t num_tokens)
+static struct tokens tokens_of(const struct cache *source, const struct cache *target,
+                               int64_t num_tokens)
 {
     static int32_t blocks[2][MAX_BLOCKS];
     for (int32_t i = 0; i < MAX_BLOCKS; i++) {
         blocks[0][i] = (int32_t)((i * 7 + 3) % source->views[0].num_blocks);
         blocks[1][i] = (int32_t)((i * 3 + 1) % target->views[0].num_blocks);
     }
-    return (struct layout_tokens){blocks[0], blocks[1], num_tokens};
+    return (struct tokens){blocks[0], blocks[1], num_tokens};
 }
 
 static int64_t slot_of(const int32_t *blocks, int64_t size, int64_t token)
@@ -155,7 +191,7 @@ static double expected(double x, const struct cache *source, const struct cache 
 }
 
 /* All that the tokens do not have becomes 0xff, a NaN of every dtype. */
-static void poison(struct cache *c, const struct layout_tokens *t)
+static void poison(struct cache *c, const struct tokens *t)
 {
     const int64_t slots = c->views[0].num_blocks * c->views[0].block_size;
     for (int64_t slot = 0; slot < slots; slot++) {
@@ -175,7 +211,7 @@ static void poison(struct cache *c, const struct layout_tokens *t)
 static void hold(struct cache *source, struct cache *target, int64_t num_tokens, bool bits,
                  int32_t between)
 {
-    const struct layout_tokens t = tokens_of(source, target, num_tokens);
+    const struct tokens t = tokens_of(source, target, num_tokens);
     const int64_t e = element_of(target->specs[0].kv_dtype);
     uint8_t *seen = malloc((size_t)target->bytes);
     poison(source, &t);
@@ -281,7 +317,7 @@ TEST(test_refused)
     cache_init(&source, NHD, ATTN_KV_BF16, 16, 32, sizes, ATTN_DTYPE_BF16);
     cache_init(&target, HND, ATTN_KV_BF16, 64, 8, sizes, ATTN_DTYPE_BF16);
     cache_init(&wide, HND, ATTN_KV_BF16, 64, 8, other, ATTN_DTYPE_BF16);
-    struct layout_tokens t = tokens_of(&source, &target, 40);
+    struct tokens t = tokens_of(&source, &target, 40);
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "head_size",
                convert(&source, &wide, &t));
     target.views[1].num_heads = 2;
@@ -292,10 +328,10 @@ TEST(test_refused)
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "rope", convert(&source, &target, &t));
     target.layer.rope = ATTN_ROPE_NONE;
     target.specs[0].role = ATTN_CACHE_LATENT;
-    target.side.num_caches = 1;
+    target.num_caches = 1;
     REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &engine.error, "caches", convert(&source, &target, &t));
     target.specs[0].role = ATTN_CACHE_K;
-    target.side.num_caches = 2;
+    target.num_caches = 2;
     source.specs[0].kv_dtype = ATTN_KV_NVFP4;
     REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &engine.error, "kv_dtype", convert(&source, &target, &t));
     source.specs[0].kv_dtype = ATTN_KV_BF16;
@@ -307,6 +343,13 @@ TEST(test_refused)
                convert(&source, &target, &t));
     t.source_blocks = far;
     t.num_tokens = 17;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "source_blocks",
+               convert(&source, &target, &t));
+    t = tokens_of(&source, &target, 129);
+    t.target_blocks = twice;
+    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "target_blocks",
+               convert(&source, &target, &t));
+    t.num_tokens = 64 * MAX_BLOCKS + 1;
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "source_blocks",
                convert(&source, &target, &t));
     cache_finish(&source);
@@ -334,6 +377,10 @@ int main(void)
                     engine.error.message);
             return 1;
         }
+        engine.table = *engine.api;
+        engine.table.layer_num_caches = num_caches;
+        engine.table.layer_cache_spec = cache_spec;
+        engine.table.layer_cache_view = cache_view;
         fprintf(stderr, "%s\n", options.backend);
         failed += test_run(NULL, NULL);
         device_finish(&engine.device);

@@ -3,8 +3,9 @@
 
 #include <string.h>
 
+#include <attn/draft/layout.h>
+
 #include "common/device.h"
-#include "common/layout_id.h"
 
 #define NUM_BLOCKS 2 /* so that distances between blocks are known */
 
@@ -35,27 +36,21 @@ static attn_status bind_memory(const struct attn_api *api, attn_layer *layer,
 
 static attn_status read_layout(const struct attn_api *api, attn_layer *layer,
                                const struct attn_layer_desc *desc, const struct device *device,
-                               char text[LAYOUT_TEXT_SIZE], struct attn_error *error)
+                               char *id, char *text, struct attn_error *error)
 {
+    const struct attn_layout_side side = {.struct_size = sizeof side, .layer = layer, .desc = desc};
     struct attn_cache_spec specs[ATTN_MAX_CACHES];
-    struct attn_kv_view views[ATTN_MAX_CACHES];
     void *taken[1 + ATTN_MAX_CACHES] = {NULL};
     const int32_t count = api->layer_num_caches(layer);
     attn_status status = ATTN_OK;
-    text[0] = '\0';
+    id[0] = text[0] = '\0';
     for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
         specs[i] = (struct attn_cache_spec){.struct_size = sizeof specs[i]};
         status = api->layer_cache_spec(layer, i, &specs[i], error);
     }
     if (count > 0 && status == ATTN_OK) {
         status = bind_memory(api, layer, specs, count, device, taken, error);
-    }
-    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
-        views[i] = (struct attn_kv_view){.struct_size = sizeof views[i]};
-        status = api->layer_cache_view(layer, i, &views[i], error);
-    }
-    if (count > 0 && status == ATTN_OK) {
-        layout_text(desc, specs, views, count, text);
+        status = status == ATTN_OK ? attn_layout_id(api, &side, id, text, error) : status;
     }
     for (int32_t i = 0; i <= ATTN_MAX_CACHES; i++) {
         device_give(device, false, taken[i]);
@@ -63,16 +58,12 @@ static attn_status read_layout(const struct attn_api *api, attn_layer *layer,
     return status;
 }
 
-static void add_layout(struct json *layer, const char *text)
+static void add_layout(struct json *layer, const char *id, const char *text)
 {
-    char id[LAYOUT_ID_SIZE] = "";
     struct json *lines = json_array();
-    if (text[0] != '\0') {
-        layout_id(text, id);
-    }
     json_add(layer, "layout_id", json_string(id));
     for (size_t length; *text != '\0'; text += length + 1) {
-        char line[LAYOUT_TEXT_SIZE];
+        char line[ATTN_LAYOUT_TEXT_SIZE];
         length = strcspn(text, "\n");
         memcpy(line, text, length);
         line[length] = '\0';
@@ -88,15 +79,15 @@ attn_status layouts_add(const struct attn_api *api, attn_runtime *runtime,
 {
     struct device device = {.device = which};
     attn_model *model = NULL;
-    char text[LAYOUT_TEXT_SIZE];
+    char id[ATTN_LAYOUT_ID_SIZE], text[ATTN_LAYOUT_TEXT_SIZE];
     attn_status status = device_init(&device, api, runtime, which, error);
     status =
         status == ATTN_OK ? api->model_create(runtime, assignment, NULL, &model, error) : status;
     struct json *layer = layers != NULL ? layers->first : NULL;
     for (int32_t i = 0; status == ATTN_OK && layer != NULL; i++, layer = layer->next) {
-        status = read_layout(api, api->model_layer(model, i), &config->layers[i].desc, &device,
+        status = read_layout(api, api->model_layer(model, i), &config->layers[i].desc, &device, id,
                              text, error);
-        add_layout(layer, text);
+        add_layout(layer, id, text);
     }
     api->model_destroy(model);
     device_finish(&device);

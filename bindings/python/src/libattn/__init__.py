@@ -18,10 +18,9 @@ from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout
                             PlanMode, Status, VerdictCode)
 from ._library import Library, open_library
 from .collectives import Collectives
-from .convert import layout_convert
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
 from .layers import ContextParallel, EncoderQuant, GdnDesc, IndexLists, IndexerDesc, LayerDesc, MlaDesc, RecurrentRule
-from .layout import layout_id, layout_text
+from .layout import layout_convert, layout_id, layout_text
 from .memory import allocate
 from .model import KvSpec, KvView, Layer, Model
 from .runtime import BackendInfo, DeviceInfo, PluginInfo, Runtime

@@ -70,6 +70,7 @@ class Library:
         get_api.restype = ctypes.c_int32
         get_api.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
         self.check(get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, byref(table), _storage.ref))
+        self.table = table.value
         api = ctypes.cast(table, ctypes.POINTER(attn_api)).contents
         self.version: str = api.version.decode()
         self.abi_version: int = api.abi_version
@@ -88,6 +89,15 @@ class Library:
         # Only what was not set: a function that this library ends before.
         raise errors.make(Status.UNSUPPORTED, name, f"{self.__dict__.get('path')}, version "
                           f"{self.__dict__.get('version')}, has no such function")
+
+    def companion(self, name: str, room: str) -> ctypes.CDLL:
+        """A library that lies next to this one or in its own folder of the checkout's build; else the loader's."""
+        folder = Path(self.path).parent
+        near = [path for path in (folder / name, folder.parent / room / name) if "/" in self.path and path.is_file()]
+        try:
+            return ctypes.CDLL(str(near[0]) if near else name)
+        except OSError as error:
+            raise errors.make(Status.NOT_FOUND, name, str(error)) from None
 
     def check(self, status: int) -> None:
         """Raise the exception of a status that is not ``ATTN_OK``, with this thread's error text."""

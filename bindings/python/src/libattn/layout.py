@@ -1,54 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One name for the layout of a layer's caches, as ``attn-info --layouts`` gives it."""
+"""Layouts of layers' caches: one name for each, and conversion from one into another, by ``libattn_layout`` (``attn/draft/layout.h``)."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_int64, c_void_p
+from typing import TYPE_CHECKING, Any
 
-from ._declarations import CacheRole, attn_cache_spec, attn_kv_view
+from ._declarations import ATTN_LAYOUT_ID_SIZE, ATTN_LAYOUT_TEXT_SIZE, attn_layout_side
+from .structs import refused
 
 if TYPE_CHECKING:
     from .model import Layer
 
-_OUTSIDE = -1  # not within a block: the distance depends on the number of blocks
+
+def _call(function: str, layer: Layer, *args: Any) -> None:
+    call = getattr(layer.api.companion("libattn_layout.so.0", "layout"), function)
+    with layer.model.runtime.owner:
+        status = call(c_void_p(layer.api.table), *args, layer.api.error_ref())
+    if status:
+        raise layer.api.error(status)
 
 
-def _within(view: attn_kv_view, stride: int, count: int) -> int:
-    if count <= 1:  # no stride that counts
-        return 0
-    return _OUTSIDE if view.num_blocks > 1 and stride >= view.stride_block else stride
+def _side(layer: Layer, blocks: Sequence[int] = ()) -> attn_layout_side:
+    desc, kept = layer.desc.to_struct()
+    side = attn_layout_side(layer=layer.handle, desc=desc, params=layer._params[0] if layer._params else None,
+                            blocks=[int(block) for block in blocks])
+    side._desc = desc, kept  # alive as long as the struct
+    return side
 
 
-def _distance(view: attn_kv_view, start: int | None, end: int | None) -> int:
-    size = (end or 0) - (start or 0)
-    return size if abs(size) < view.stride_block else _OUTSIDE
-
-
-def _line(spec: attn_cache_spec, view: attn_kv_view, first: attn_kv_view) -> str:
-    pack = view.pack if view.pack < view.head_size else 0
-    together = spec.role <= CacheRole.CONV and view.stride_block == first.stride_block
-    values = {
-        "role": spec.role, "dtype": spec.kv_dtype, "heads": view.num_heads, "head_size": view.head_size,
-        "block": spec.block_size, "rows": view.block_size, "tokens": spec.tokens_per_row, "table": spec.table, "of": spec.of,
-        "slot": _within(view, view.stride_slot, view.block_size), "head": _within(view, view.stride_head, view.num_heads),
-        "pack": pack, "pack_stride": _within(view, view.stride_pack, 2) if pack else 0,
-        "plane": _distance(view, first.data, view.data) if together else _OUTSIDE}
-    if view.scale:
-        values.update(
-            scale=_distance(view, view.data, view.scale) if view.scale_stride_block == view.stride_block else _OUTSIDE,
-            scale_slot=_within(view, view.scale_stride_slot, view.block_size),
-            scale_head=_within(view, view.scale_stride_head, view.num_heads))
-    return " ".join(f"{name}={value:d}" for name, value in values.items())
+def _described(layer: Layer) -> tuple[str, str]:
+    found = ctypes.create_string_buffer(ATTN_LAYOUT_ID_SIZE), ctypes.create_string_buffer(ATTN_LAYOUT_TEXT_SIZE)
+    _call("attn_layout_id", layer, byref(_side(layer)), *found)
+    return found[0].value.decode(), found[1].value.decode()
 
 
 def layout_text(layer: Layer) -> str:
     """What `layout_id` is a hash of: a line for the layer and one for each cache. Caches have to be bound."""
-    desc, gdn = layer.desc.to_struct()[0], layer.desc.gdn
-    specs = layer._cache_specs()
-    views = [layer.cache_view(i) for i in range(len(specs))]
-    values_first = " values_first=1" if layer.desc.rule and layer.desc.rule.values_first else ""
-    head = (f"attn-layout 1 rope={desc.rope} drafts={gdn.num_speculative_tokens if gdn else 0} "
-            f"checkpoints={gdn.checkpoint_interval if gdn else 0}{values_first}")
-    return "\n".join([head, *(_line(s, v, views[0]) for s, v in zip(specs, views))]) + "\n"
+    return _described(layer)[1]
 
 
 def layout_id(layer: Layer) -> str:
@@ -57,9 +47,36 @@ def layout_id(layer: Layer) -> str:
     dtype, sizes, order of rows, scales, places of the planes, rotation of keys and drafted states count; where the memory
     lies, how many blocks it has and how far apart they are do not.
     """
-    text, value, halves = layout_text(layer).encode(), 0xcbf29ce484222325, []  # FNV-1a of 64 bits, and on from there
-    for _ in range(2):
-        for byte in text:
-            value = (value ^ byte) * 0x100000001b3 % 2**64
-        halves.append(f"{value:016x}")
-    return "".join(halves)
+    return _described(layer)[0]
+
+
+def layout_convert(source: Layer, target: Layer, source_blocks: Sequence[int], target_blocks: Sequence[int],
+                   num_tokens: int) -> None:
+    """Copy K and V of a request's tokens from one bound layer's cache into another's, on their device.
+
+    Block sizes, order of rows and heads, places of the planes and dtype may differ. Between caches of one dtype (f32, f16,
+    bf16, fp8 of equal scales) all bits arrive; other numbers are rounded to the target's dtype, those of other quantized
+    sources to the activations' dtype first.
+
+    Parameters
+    ----------
+    source, target : Layer
+        Of one device; they share no memory, and no work on them is in flight. The source's runtime chooses the backend.
+    source_blocks, target_blocks : sequence of int
+        The request's rows of the two block tables, a block once.
+    num_tokens : int
+        Tokens 0 to num_tokens - 1 are copied; it is done on return.
+
+    Raises
+    ------
+    AttnError
+        Naming ``caches`` (MLA, recurrent), ``num_kv_heads``, ``head_size``, ``rope``, ``kv_dtype``, ``pack``, a table's field, or
+        what the backends miss.
+    """
+    if c_int64(num_tokens).value != num_tokens:
+        raise refused("num_tokens", f"{num_tokens}; 64 bits are allowed")
+    sides = _side(source, source_blocks), _side(target, target_blocks)
+    _call("attn_layout_convert", source, c_void_p(source.model.runtime.handle), *map(byref, sides), c_int64(num_tokens))
+
+
+__all__ = ["layout_convert", "layout_id", "layout_text"]

@@ -7,14 +7,13 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from ctypes import byref, c_void_p
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .._declarations import Status
-from .._library import Library, find
+from .._library import Library, open_library
 from ..collectives import Collectives
 from ..errors import make
 
@@ -24,15 +23,8 @@ def nccl(communicator: int) -> int:
 
     All its ranks call this together. The collectives run on the stream of the step, without the interpreter, and can be captured.
     """
-    name = "libattn_nccl.so.0"
-    folder = Path(find()).parent
-    near = [path for path in (folder / name, folder.parent / "collectives" / name) if path.is_file()]
-    try:
-        library = ctypes.CDLL(str(near[0]) if near else name)
-    except OSError as error:
-        raise make(Status.NOT_FOUND, name, str(error)) from None
     table = c_void_p()
-    create = library.attn_nccl_collectives_create
+    create = open_library().companion("libattn_nccl.so.0", "collectives").attn_nccl_collectives_create
     create.restype, create.argtypes = ctypes.c_int32, [c_void_p, c_void_p, c_void_p]
     status = create(communicator, byref(table), Library.error_ref())
     if status:

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "common/layout_id.h"
+/* One name for the layout of a layer's caches: a hash of its description in words. */
+#include "caches.h"
 
+#include <attn/draft/recurrent.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,8 +55,7 @@ static int add_cache(const struct attn_cache_spec *spec, const struct attn_kv_vi
     return length + snprintf(text + length, size - (size_t)length, "\n");
 }
 
-void layout_text(const struct attn_layer_desc *layer, const struct attn_cache_spec *specs,
-                 const struct attn_kv_view *views, int32_t num_caches, char text[LAYOUT_TEXT_SIZE])
+static void write_text(const struct attn_layer_desc *layer, const struct caches *caches, char *text)
 {
     int32_t drafts = 0, checkpoints = 0, values_first = 0;
     for (const struct attn_ext *ext = layer->next; ext != NULL; ext = ext->next) {
@@ -66,17 +68,60 @@ void layout_text(const struct attn_layer_desc *layer, const struct attn_cache_sp
         }
     }
     int length =
-        snprintf(text, LAYOUT_TEXT_SIZE, "attn-layout 1 rope=%d drafts=%d checkpoints=%d%s\n",
+        snprintf(text, ATTN_LAYOUT_TEXT_SIZE, "attn-layout 1 rope=%d drafts=%d checkpoints=%d%s\n",
                  layer->rope, drafts, checkpoints, values_first ? " values_first=1" : "");
-    for (int32_t i = 0; i < num_caches && i < ATTN_MAX_CACHES; i++) {
-        length += add_cache(&specs[i], &views[i], &views[0], text + length,
-                            (size_t)(LAYOUT_TEXT_SIZE - length));
+    for (int32_t i = 0; i < caches->count; i++) {
+        length += add_cache(&caches->specs[i], &caches->views[i], &caches->views[0], text + length,
+                            (size_t)(ATTN_LAYOUT_TEXT_SIZE - length));
     }
 }
 
-void layout_id(const char *text, char id[LAYOUT_ID_SIZE])
+attn_status layout_refuse(struct attn_error *error, attn_status status, const char *field,
+                          const char *format, ...)
 {
-    const uint64_t once = hash_bytes(HASH_INIT, text, strlen(text));
-    snprintf(id, LAYOUT_ID_SIZE, "%016" PRIx64 "%016" PRIx64, once,
-             hash_bytes(once, text, strlen(text)));
+    if (error != NULL && error->struct_size >= sizeof *error) {
+        va_list values;
+        error->status = status;
+        snprintf(error->field, sizeof error->field, "%s", field);
+        va_start(values, format);
+        vsnprintf(error->message, sizeof error->message, format, values);
+        va_end(values);
+    }
+    return status;
+}
+
+attn_status caches_read(const struct attn_api *api, const struct attn_layout_side *side,
+                        struct caches *caches, struct attn_error *error)
+{
+    if (side->struct_size < sizeof *side || side->layer == NULL || side->desc == NULL) {
+        return layout_refuse(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
+            "a struct of %zu bytes, layer %p, desc %p; %zu bytes and both are needed",
+            side->struct_size, (void *)side->layer, (const void *)side->desc, sizeof *side);
+    }
+    attn_status status = ATTN_OK;
+    caches->count = api->layer_num_caches(side->layer);
+    for (int32_t i = 0; i < caches->count && status == ATTN_OK; i++) {
+        caches->specs[i] = (struct attn_cache_spec){.struct_size = sizeof caches->specs[i]};
+        caches->views[i] = (struct attn_kv_view){.struct_size = sizeof caches->views[i]};
+        status = api->layer_cache_spec(side->layer, i, &caches->specs[i], error);
+        if (status == ATTN_OK) {
+            status = api->layer_cache_view(side->layer, i, &caches->views[i], error);
+        }
+    }
+    return status;
+}
+
+attn_status attn_layout_id(const struct attn_api *api, const struct attn_layout_side *layer,
+                           char *id, char *text, struct attn_error *error)
+{
+    struct caches caches;
+    const attn_status status = caches_read(api, layer, &caches, error);
+    if (status == ATTN_OK) {
+        write_text(layer->desc, &caches, text);
+        const uint64_t once = hash_bytes(HASH_INIT, text, strlen(text));
+        snprintf(id, ATTN_LAYOUT_ID_SIZE, "%016" PRIx64 "%016" PRIx64, once,
+                 hash_bytes(once, text, strlen(text)));
+    }
+    return status;
 }
