@@ -2,6 +2,7 @@
 /* The one exported symbol and the one table. */
 #include <attn/api.h>
 
+#include "bind/bound.h"
 #include "bind/device.h"
 #include "bind/model.h"
 #include "runtime/runtime.h"
@@ -14,6 +15,51 @@
 #if !defined(ATTN_LIBRARY_VERSION)
 #error "the build has to define ATTN_LIBRARY_VERSION"
 #endif
+
+/* Calls that ATTN_TRACE writes as spans; plans and runs see to that themselves. */
+static attn_status select_traced(attn_runtime *runtime, const struct attn_select_options *options,
+                                 const struct attn_layer_desc *const *layers, int32_t num_layers,
+                                 attn_assignment **assignment, struct attn_error *error)
+{
+    const int64_t begin = trace_begin(runtime, "select");
+    const attn_status status =
+        select_layers(runtime, options, layers, num_layers, assignment, error);
+    trace_end(runtime, "select", begin, "\"layers\":%d,\"status\":%d", num_layers, status);
+    return status;
+}
+
+static attn_status model_create_traced(attn_runtime *runtime, const attn_assignment *assignment,
+                                       const struct attn_model_options *options, attn_model **model,
+                                       struct attn_error *error)
+{
+    const int64_t begin = trace_begin(runtime, "bind");
+    const attn_status status = model_create(runtime, assignment, options, model, error);
+    if (begin != 0 && status == ATTN_OK) {
+        trace_model_begin(*model);
+    }
+    trace_end(runtime, "bind", begin, "\"layers\":%d,\"status\":%d",
+              assignment_num_layers(assignment), status);
+    return status;
+}
+
+static void model_destroy_traced(attn_model *model)
+{
+    if (model != NULL && model->runtime->settings.trace.path != NULL) {
+        trace_model_end(model);
+    }
+    model_destroy(model);
+}
+
+static attn_status plan_create_traced(attn_model *model, int32_t group,
+                                      const struct attn_plan_options *options, attn_plan **plan,
+                                      struct attn_error *error)
+{
+    attn_runtime *runtime = model != NULL ? model->runtime : NULL;
+    const int64_t begin = trace_begin(runtime, "plan_create");
+    const attn_status status = plan_create(model, group, options, plan, error);
+    trace_end(runtime, "plan_create", begin, "\"group\":%d,\"status\":%d", group, status);
+    return status;
+}
 
 static const struct attn_device_services device_services = {
     .struct_size = sizeof(struct attn_device_services),
@@ -46,15 +92,15 @@ static const struct attn_api api_table = {
     .device_info = device_info,
     .backend_count = backend_count,
     .backend_info = backend_info,
-    .select = trace_select,
+    .select = select_traced,
     .assignment_destroy = assignment_destroy,
     .assignment_num_layers = assignment_num_layers,
     .assignment_choice = assignment_choice,
     .assignment_verdict = assignment_verdict,
     .assignment_reason = assignment_reason,
     .assignment_export = assignment_export,
-    .model_create = trace_model_create,
-    .model_destroy = trace_model_destroy,
+    .model_create = model_create_traced,
+    .model_destroy = model_destroy_traced,
     .model_layer = model_layer,
     .model_num_groups = model_num_groups,
     .model_group = model_group,
@@ -67,15 +113,15 @@ static const struct attn_api api_table = {
     .layer_bind_params = layer_bind_params,
     .layer_amax = layer_amax,
     .copy_blocks = copy_blocks,
-    .plan_create = trace_plan_create,
+    .plan_create = plan_create_traced,
     .plan_destroy = plan_destroy,
     .plan_workspace = plan_workspace,
     .plan_bind_workspace = plan_bind_workspace,
     .plan_graph_level = plan_graph_level,
     .plan_graph_fill = plan_graph_fill,
-    .plan_batch = trace_plan_batch,
-    .plan_graph = trace_plan_graph,
-    .plan_update_block_table = trace_plan_update_block_table,
+    .plan_batch = plan_batch,
+    .plan_graph = plan_graph,
+    .plan_update_block_table = plan_update_block_table,
     .plan_split = plan_split,
     .run = plan_run,
     .batch_order = batch_order,

@@ -329,13 +329,10 @@ attn_status device_graph_launch(attn_open_device *opened, void *graph, void *str
     if (opened == NULL) {
         return BAD("opened", "the device is NULL");
     }
-    const struct trace_file *trace = &opened->runtime->settings.trace;
-    const int64_t begin = trace->path != NULL ? trace_begin(trace, "launch_graph") : 0;
+    const int64_t begin = trace_begin(opened->runtime, "launch_graph");
     const attn_status status = call_stream(opened, opened->instance.kernels.launch_graph,
                                            "launch_graph", stream, graph, error);
-    if (trace->path != NULL) {
-        trace_end(opened->runtime, "launch_graph", begin, "{}");
-    }
+    trace_end(opened->runtime, "launch_graph", begin, "%s", "");
     return status;
 }
 

@@ -17,7 +17,7 @@
 #include "runtime/runtime.h"
 #include "util/safe_text.h"
 
-#define LINE 2048
+#define LINE 4096
 
 /* NVTX up to version 2, ROCTX of roctracer and of rocprofiler. Later NVTX and ITT have no library
  * that a process loads: each program has its own copy of their code. */
@@ -30,12 +30,12 @@ static const struct {
 static void find_markers(struct trace_file *trace)
 {
     for (int32_t i = 0; i < TRACE_MARKERS; i++) {
-        struct trace_marker *m = &trace->markers[i];
-        m->opened = dlopen(markers[i].file, RTLD_LAZY | RTLD_NOLOAD);
-        if (m->opened != NULL) {
-            *(void **)&m->push = dlsym(m->opened, markers[i].push);
-            *(void **)&m->pop = dlsym(m->opened, markers[i].pop);
-            m->push = m->pop != NULL ? m->push : NULL;
+        void *library = dlopen(markers[i].file, RTLD_LAZY | RTLD_NOLOAD); /* stays for good */
+        if (library != NULL) {
+            struct trace_marker *m = &trace->markers[trace->num_markers];
+            *(void **)&m->push = dlsym(library, markers[i].push);
+            *(void **)&m->pop = dlsym(library, markers[i].pop);
+            trace->num_markers += m->push != NULL && m->pop != NULL;
         }
     }
 }
@@ -75,11 +75,6 @@ attn_status trace_open(struct trace_file *trace, struct attn_error *error)
 
 void trace_close(struct trace_file *trace)
 {
-    for (int32_t i = 0; i < TRACE_MARKERS; i++) {
-        if (trace->markers[i].opened != NULL) {
-            dlclose(trace->markers[i].opened);
-        }
-    }
     if (trace->path != NULL && trace->descriptor >= 0) {
         close(trace->descriptor);
     }
@@ -90,16 +85,6 @@ int64_t trace_clock(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
-int64_t trace_begin(const struct trace_file *trace, const char *name)
-{
-    for (int32_t i = 0; i < TRACE_MARKERS; i++) {
-        if (trace->markers[i].push != NULL) {
-            trace->markers[i].push(name);
-        }
-    }
-    return trace_clock();
 }
 
 static void write_line(attn_runtime *runtime, const char *format, ...) CORE_PRINTF(2, 3);
@@ -124,21 +109,37 @@ void trace_span(attn_runtime *runtime, const char *name, int64_t begin, int64_t 
 {
     write_line(runtime,
                "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64
-               ".%03d,\"pid\":%d,\"tid\":%d,\"args\":%s},\n",
+               ".%03d,\"pid\":%d,\"tid\":%d,\"args\":{%s}},\n",
                name, begin / 1000, (int)(begin % 1000), nanoseconds / 1000,
                (int)(nanoseconds % 1000), (int)getpid(), (int)track, args);
 }
 
-void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args)
+int64_t trace_begin(const attn_runtime *runtime, const char *name)
 {
-    const struct trace_file *trace = &runtime->settings.trace;
-    const int64_t end = trace_clock();
-    for (int32_t i = TRACE_MARKERS - 1; i >= 0; i--) {
-        if (trace->markers[i].push != NULL) {
-            trace->markers[i].pop();
-        }
+    if (runtime == NULL || runtime->settings.trace.path == NULL) {
+        return 0;
     }
-    trace_span(runtime, name, begin, end - begin, gettid(), args);
+    for (int32_t i = 0; i < runtime->settings.trace.num_markers; i++) {
+        runtime->settings.trace.markers[i].push(name);
+    }
+    return trace_clock();
+}
+
+void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args, ...)
+{
+    char text[LINE / 2];
+    va_list values;
+    if (begin == 0) {
+        return;
+    }
+    const int64_t end = trace_clock();
+    for (int32_t i = runtime->settings.trace.num_markers - 1; i >= 0; i--) {
+        runtime->settings.trace.markers[i].pop();
+    }
+    va_start(values, args);
+    const int length = vsnprintf(text, sizeof text, args, values);
+    va_end(values);
+    trace_span(runtime, name, begin, end - begin, gettid(), length < LINE / 2 ? text : "");
 }
 
 void trace_name_track(attn_runtime *runtime, int32_t track, const char *name)
@@ -152,21 +153,10 @@ void trace_name_track(attn_runtime *runtime, int32_t track, const char *name)
 
 const char *trace_quote(char *text, size_t size, const char *string)
 {
-    size_t at = 0;
-    for (; *string != '\0'; string++) {
-        const size_t bytes = utf8_length(string);
-        const bool shown = bytes > 0 && !utf8_is_control(string);
-        const size_t escape = *string == '"' || *string == '\\';
-        if (at + escape + (shown ? bytes : 1) >= size) {
-            break;
-        }
-        if (escape) {
-            text[at++] = '\\';
-        }
-        memcpy(text + at, shown ? string : "?", shown ? bytes : 1);
-        at += shown ? bytes : 1;
-        string += shown ? bytes - 1 : 0;
+    snprintf(text, size, "%s", string);
+    text_make_safe(text, false);
+    for (char *at = text; (at = strpbrk(at, "\"\\")) != NULL;) {
+        *at = '\'';
     }
-    text[at] = '\0';
     return text;
 }

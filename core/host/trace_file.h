@@ -8,7 +8,6 @@
 
 #include <attn/runtime.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "util/error.h"
@@ -20,11 +19,11 @@ struct trace_file {
     int32_t every; /* one in so many steps of a plan is traced */
     int descriptor;
     atomic_bool failed; /* a write did; nothing more is written */
+    int32_t num_markers;
     struct trace_marker {
-        void *opened;
         int (*push)(const char *name);
         int (*pop)(void);
-    } markers[TRACE_MARKERS]; /* push NULL: not in this process */
+    } markers[TRACE_MARKERS]; /* the profilers that this process has */
 };
 
 /* Opens settings.trace.path. */
@@ -32,18 +31,19 @@ attn_status trace_open(struct trace_file *trace, struct attn_error *error);
 void trace_close(struct trace_file *trace);
 
 int64_t trace_clock(void); /* nanoseconds */
-/* Opens a range of each profiler and says when. */
-int64_t trace_begin(const struct trace_file *trace, const char *name);
-/* Closes it and writes the span. `args` is a JSON object. */
-void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args);
-/* A span alone. The track is a thread of this process or, from TRACE_DEVICES on, a device. The
- * first write that fails is logged, and is the last. */
+/* Opens a range of each profiler and says when; 0: the runtime (NULL: none) has no trace. */
+int64_t trace_begin(const attn_runtime *runtime, const char *name);
+/* Closes it and writes the span, unless `begin` is 0. `args` are fields of a JSON object. */
+void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args, ...)
+    CORE_PRINTF(4, 5);
+/* A span alone. The track is a thread of this process or, from TRACE_DEVICES on, a device. */
 #define TRACE_DEVICES (1 << 24)
 void trace_span(attn_runtime *runtime, const char *name, int64_t begin, int64_t nanoseconds,
                 int32_t track, const char *args);
 void trace_name_track(attn_runtime *runtime, int32_t track, const char *name);
 
-/* What goes between quotes in JSON, cut to `size`; returns `text`. */
+/* A string as it may stand between quotes in JSON, cut to `size`, with ' in the place of " and \.
+ * Returns `text`. */
 const char *trace_quote(char *text, size_t size, const char *string);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "step/plan.h"
 #include "step/plan_state.h"
+#include "step/trace.h"
 #include "util/structs.h"
 
 /* Numbers of successful and failed plan_batches of this process: none comes twice, so that a plan
@@ -106,6 +107,7 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
 
 /* What a plan is made for. */
 struct purpose {
+    const char *name; /* the call's */
     int32_t mode;     /* enum attn_plan_mode */
     bool tables_only; /* the vendors' last plans hold but for the tables */
 };
@@ -141,8 +143,8 @@ static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, 
     return ATTN_OK;
 }
 
-static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
-                             const struct purpose *purpose, void *stream, struct attn_error *error)
+static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch,
+                              const struct purpose *purpose, void *stream, struct attn_error *error)
 {
     plan->ready = NULL;
     plan->source = NULL;
@@ -189,6 +191,17 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
     return status;
 }
 
+static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
+                             const struct purpose *purpose, void *stream, struct attn_error *error)
+{
+    const int64_t begin = trace_plan_begin(plan, purpose->name);
+    const attn_status status = purpose->mode == ATTN_PLAN_IN_GRAPH
+                                   ? call_vendors(plan, purpose, stream, error)
+                                   : plan_steps(plan, batch, purpose, stream, error);
+    trace_plan_end(plan, purpose->name, begin, status);
+    return status;
+}
+
 attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *stream,
                        struct attn_error *error)
 {
@@ -196,7 +209,8 @@ attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *st
         return BAD("plan", "plan is NULL");
     }
     plan->capturing = false;
-    return make_plan(plan, batch, &(struct purpose){ATTN_PLAN_EAGER, false}, stream, error);
+    return make_plan(plan, batch, &(struct purpose){"plan_batch", ATTN_PLAN_EAGER, false}, stream,
+                     error);
 }
 
 attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch, void *stream,
@@ -209,11 +223,11 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
         return error_set(error, ATTN_ERROR_ORDER, "graph",
                          "the plan was made without attn_plan_options.graph");
     }
-    const struct purpose purpose = {mode, false};
+    const struct purpose purpose = {"plan_graph", mode, false};
     plan->capturing = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     if (mode == ATTN_PLAN_IN_GRAPH) {
         plan->stream = stream;
-        return plan->ready != NULL ? call_vendors(plan, &purpose, stream, error)
+        return plan->ready != NULL ? make_plan(plan, batch, &purpose, stream, error)
                                    : error_set(error, ATTN_ERROR_ORDER, "mode",
                                                "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
     }
@@ -275,7 +289,8 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     batch.tables = read.tables;
     batch.num_tables = read.num_tables;
     batch.table_stride = read.table_stride;
-    TRY(make_plan(plan, &batch, &(struct purpose){ATTN_PLAN_EAGER, same}, stream, error));
+    TRY(make_plan(plan, &batch, &(struct purpose){"plan_update_block_table", ATTN_PLAN_EAGER, same},
+                  stream, error));
     if (plan != source) {
         plan->source = source;
         plan->source_serial = source->serial;
