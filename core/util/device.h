@@ -5,12 +5,13 @@
 
 #include <attn/tensor.h>
 #include <stdbool.h>
+#include <string.h>
 
 #define DEVICE_TEXT_SIZE 32
 
 static inline bool device_same(struct attn_device a, struct attn_device b)
 {
-    return a.type == b.type && a.id == b.id;
+    return memcmp(&a, &b, sizeof a) == 0; /* one comparison, in every run */
 }
 
 /* Is it one that its driver numbers, alike for all plugins? Others have a namespace. */
