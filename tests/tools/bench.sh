@@ -4,7 +4,6 @@
 # other tests run next to this one.
 set -u
 models=$1 bench=$(realpath "$2") info=$3 plugin=$4 reference=$5 peer=$6
-failed=0
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 ATTN_CACHE_DIR=$folder/cache
@@ -12,18 +11,7 @@ export ATTN_CACHE_DIR
 tiny=r=2,l=64,hq=4,hkv=2,d=64
 short="--budget 0.1" # no time is judged
 
-# expect STATUS PATTERN command...
-expect() {
-    want=$1 pattern=$2
-    shift 2
-    output=$("$@" 2>&1)
-    got=$?
-    if [ $got -ne "$want" ] || ! printf '%s' "$output" | grep -q -- "$pattern"; then
-        echo "status $got (wanted $want), pattern '$pattern' in: $*"
-        printf '%s\n' "$output" | head -n 20
-        failed=1
-    fi
-}
+. "$(dirname "$0")/expect.sh"
 
 # measured NAME FIELD: the document of the last run has a number above 0 there, for every result.
 numbers() {

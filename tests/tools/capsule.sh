@@ -5,20 +5,8 @@ set -u
 models=$1 run=$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-failed=0
 
-# expect STATUS PATTERN command...
-expect() {
-    want=$1 pattern=$2
-    shift 2
-    output=$("$@" 2>&1)
-    got=$?
-    if [ $got -ne "$want" ] || ! printf '%s' "$output" | grep -q -- "$pattern"; then
-        echo "status $got (wanted $want), pattern '$pattern' in:"
-        printf '%s\n' "$output" | head -n 20
-        failed=1
-    fi
-}
+. "$(dirname "$0")/expect.sh"
 
 # record WHERE MODEL [OPTION]: the second of two layers
 record() {

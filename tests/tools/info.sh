@@ -3,20 +3,8 @@
 # attn-info: selection, orders, refusals and bad input, by exit status and text.
 set -u
 models=$1 info=$2 plugin=$3 opaque=${4:-}
-failed=0
 
-# expect STATUS PATTERN command...
-expect() {
-    want=$1 pattern=$2
-    shift 2
-    output=$("$@" 2>&1)
-    got=$?
-    if [ $got -ne "$want" ] || ! printf '%s' "$output" | grep -q -- "$pattern"; then
-        echo "status $got (wanted $want), pattern '$pattern' in:"
-        printf '%s\n' "$output" | head -n 20
-        failed=1
-    fi
-}
+. "$(dirname "$0")/expect.sh"
 
 sed 's/"bfloat16"/"float32"/' "$models/llama-3.1-8b.json" >float32.json
 expect 0 'cpu_ref' "$info"

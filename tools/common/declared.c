@@ -103,6 +103,23 @@ static const void *extension_of(const struct attn_backend_caps *caps, uint32_t i
     return ext;
 }
 
+/* Something that a backend takes where `declared` is not 0. */
+struct named {
+    const char *name;
+    uint32_t declared;
+};
+
+static struct json *names_json(const struct named *all, int32_t count)
+{
+    struct json *names = json_array();
+    for (int32_t i = 0; i < count; i++) {
+        if (all[i].declared) {
+            json_push(names, json_string(all[i].name));
+        }
+    }
+    return names;
+}
+
 /* What a backend takes of recurrent layers next to the gated delta rule with float32 states. */
 static struct json *recurrent_json(const struct attn_backend_caps *caps)
 {
@@ -112,27 +129,18 @@ static struct json *recurrent_json(const struct attn_backend_caps *caps)
     const struct attn_recurrent_rule_caps *r = extension_of(caps, ATTN_EXT_DRAFT_RECURRENT_CAPS);
     states = states != NULL ? states : &no_states;
     r = r != NULL ? r : &no_rules;
-    const struct {
-        const char *name;
-        uint32_t declared;
-    } all[] = {{"additive", r->rules >> ATTN_RULE_ADDITIVE & 1},
-               {"gate_bounded", r->gates >> ATTN_GATE_BOUNDED & 1},
-               {"gate_given", r->gates >> ATTN_GATE_GIVEN & 1},
-               {"gate_constant", r->gates >> ATTN_GATE_CONSTANT & 1},
-               {"gate_per_channel", (uint32_t)r->gate_per_channel},
-               {"write_gate_none", r->write_gates >> ATTN_WRITE_GATE_NONE & 1},
-               {"write_gate_step", r->write_gates >> ATTN_WRITE_GATE_STEP & 1},
-               {"values_first", (uint32_t)r->values_first},
-               {"skip", (uint32_t)r->skip},
-               {"state_f16", states->state_dtypes >> ATTN_DTYPE_F16 & 1},
-               {"state_bf16", states->state_dtypes >> ATTN_DTYPE_BF16 & 1}};
-    struct json *names = json_array();
-    for (int32_t i = 0; i < COUNT(all); i++) {
-        if (all[i].declared) {
-            json_push(names, json_string(all[i].name));
-        }
-    }
-    return names;
+    const struct named all[] = {{"additive", r->rules >> ATTN_RULE_ADDITIVE & 1},
+                                {"gate_bounded", r->gates >> ATTN_GATE_BOUNDED & 1},
+                                {"gate_given", r->gates >> ATTN_GATE_GIVEN & 1},
+                                {"gate_constant", r->gates >> ATTN_GATE_CONSTANT & 1},
+                                {"gate_per_channel", (uint32_t)r->gate_per_channel},
+                                {"write_gate_none", r->write_gates >> ATTN_WRITE_GATE_NONE & 1},
+                                {"write_gate_step", r->write_gates >> ATTN_WRITE_GATE_STEP & 1},
+                                {"values_first", (uint32_t)r->values_first},
+                                {"skip", (uint32_t)r->skip},
+                                {"state_f16", states->state_dtypes >> ATTN_DTYPE_F16 & 1},
+                                {"state_bf16", states->state_dtypes >> ATTN_DTYPE_BF16 & 1}};
+    return names_json(all, COUNT(all));
 }
 
 /* What a backend takes of lists of keys; `attend` and `attend_mla_sparse` say where. */
@@ -141,27 +149,18 @@ static struct json *lists_json(const struct attn_backend_caps *caps)
     static const struct attn_index_lists_caps no_lists;
     const struct attn_index_lists_caps *l = extension_of(caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS);
     l = l != NULL ? l : &no_lists;
-    const struct {
-        const char *name;
-        uint32_t declared;
-    } all[] = {{"attend", (uint32_t)l->attend},
-               {"attend_mla_sparse", (uint32_t)l->attend_mla_sparse},
-               {"granularity_1", l->granularities & 1},
-               {"granularity_4", l->granularities & 4},
-               {"granularity_16", l->granularities & 16},
-               {"granularity_64", l->granularities & 64},
-               {"granularity_128", l->granularities & 128},
-               {"shared", l->groups >> ATTN_LISTS_SHARED & 1},
-               {"per_kv_head", l->groups >> ATTN_LISTS_PER_KV_HEAD & 1},
-               {"per_q_head", l->groups >> ATTN_LISTS_PER_Q_HEAD & 1},
-               {"physical_slots", (uint32_t)l->physical_slots}};
-    struct json *names = json_array();
-    for (int32_t i = 0; i < COUNT(all); i++) {
-        if (all[i].declared) {
-            json_push(names, json_string(all[i].name));
-        }
-    }
-    return names;
+    const struct named all[] = {{"attend", (uint32_t)l->attend},
+                                {"attend_mla_sparse", (uint32_t)l->attend_mla_sparse},
+                                {"granularity_1", l->granularities & 1},
+                                {"granularity_4", l->granularities & 4},
+                                {"granularity_16", l->granularities & 16},
+                                {"granularity_64", l->granularities & 64},
+                                {"granularity_128", l->granularities & 128},
+                                {"shared", l->groups >> ATTN_LISTS_SHARED & 1},
+                                {"per_kv_head", l->groups >> ATTN_LISTS_PER_KV_HEAD & 1},
+                                {"per_q_head", l->groups >> ATTN_LISTS_PER_Q_HEAD & 1},
+                                {"physical_slots", (uint32_t)l->physical_slots}};
+    return names_json(all, COUNT(all));
 }
 
 struct json *declared_json(const struct attn_backend_caps *caps)
