@@ -46,7 +46,7 @@ struct conversion {
     int64_t num_tokens;
     struct side source, target;
     struct worker writer, readers[2];
-    int32_t dtype; /* of the rows that are written */
+    int32_t dtype; /* the written rows' */
     int64_t *slots, *device_slots;
     int32_t *numbers, *device_numbers; /* the writer's batch, then the readers' */
     void *zeros, *rows[2];

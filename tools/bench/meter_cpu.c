@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "common/seconds.h"
 #include "meter_cpu.h"
 
 #define ALIGNMENT 4096
@@ -19,13 +19,6 @@ struct cpu_meter {
     bool cpu_time;
     struct cpu_kernel kernels[METER_MAX_KERNELS];
 };
-
-static double seconds(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static uint64_t read_plain(const struct share *share)
 {
@@ -93,9 +86,9 @@ static void *work(void *argument)
     atomic_fetch_sub(&member->crew->waiting, 1);
     while (atomic_load_explicit(&member->crew->waiting, memory_order_acquire) > 0) {
     }
-    member->begin = seconds(member->crew->clock);
+    member->begin = seconds_of(member->crew->clock);
     member->result = member->crew->kernel->work(&member->share);
-    member->end = seconds(member->crew->clock);
+    member->end = seconds_of(member->crew->clock);
     return NULL;
 }
 

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/device.h"
 #include "common/find.h"
 #include "common/library.h"
 #include "support/client.h"
@@ -46,15 +47,12 @@ static attn_status choose_device(const struct session *session, struct attn_devi
 
 static void name_device(struct session *session)
 {
+    struct attn_device_info info;
     session->device_name = session->device_arch = "";
-    for (int32_t i = 0; i < session->api->device_count(session->runtime); i++) {
-        struct attn_device_info info = {.struct_size = sizeof info};
-        session->api->device_info(session->runtime, i, &info);
-        if (memcmp(&info.device, &session->device.device, sizeof info.device) == 0) {
-            session->device_name = info.name;
-            session->device_arch = info.arch;
-            session->num_units = info.num_multiprocessors;
-        }
+    if (device_describe(session->api, session->runtime, session->device.device, &info)) {
+        session->device_name = info.name;
+        session->device_arch = info.arch;
+        session->num_units = info.num_multiprocessors;
     }
 }
 

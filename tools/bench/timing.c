@@ -2,8 +2,8 @@
 #include "timing.h"
 
 #include <stdlib.h>
-#include <time.h>
 
+#include "common/seconds.h"
 #include "support/random.h"
 
 #define SAMPLE_SECONDS 0.02 /* of calls in one sample, where calls are short */
@@ -13,13 +13,6 @@
 #define SLOW_SAMPLES 3
 #define COPY_PART 0.05  /* of the bytes being both read and written: a copy ceiling counts */
 #define QUEUED_CALLS 50 /* few enough for a stream's queue, where the host's part is timed */
-
-static double now_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int compare(const void *a, const void *b)
 {
@@ -43,12 +36,8 @@ static double quantile(double *values, int32_t count, double part)
 /* The wall's, or what this process has taken of the processor for each of its threads. */
 static double clock_seconds(const struct session *session)
 {
-    struct timespec now;
-    if (!session->options->cpu_time) {
-        return now_seconds();
-    }
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-    return ((double)now.tv_sec + 1e-9 * (double)now.tv_nsec) / session->num_threads;
+    return session->options->cpu_time ? seconds_of(CLOCK_PROCESS_CPUTIME_ID) / session->num_threads
+                                      : seconds_of(CLOCK_MONOTONIC);
 }
 
 /* Calls one copy after the other; on an accelerator as one graph of a whole round, so that the
@@ -86,11 +75,11 @@ static attn_status time_host(struct caller *caller, int64_t calls, double *elaps
     *elapsed = 0;
     for (int64_t done = 0; done < calls && status == ATTN_OK; done += QUEUED_CALLS) {
         int64_t end = done + QUEUED_CALLS < calls ? done + QUEUED_CALLS : calls;
-        double begin = now_seconds();
+        double begin = seconds_of(CLOCK_MONOTONIC);
         for (int64_t i = done; i < end && status == ATTN_OK; i++) {
             status = work->run(work->user, 0, error);
         }
-        *elapsed += now_seconds() - begin;
+        *elapsed += seconds_of(CLOCK_MONOTONIC) - begin;
         status = device_wait(&caller->session->device) || status ? status : ATTN_ERROR_DEVICE;
     }
     return status;
@@ -160,11 +149,11 @@ static double floor_seconds(struct session *session, const struct work *work, co
 /* Every copy once, or as many as two seconds allow; then how long a call takes. */
 static attn_status warm_up(struct caller *caller, double *call_seconds, struct attn_error *error)
 {
-    double begin = now_seconds(), elapsed = 0;
+    double begin = seconds_of(CLOCK_MONOTONIC), elapsed = 0;
     attn_status status = ATTN_OK;
     for (int32_t i = 0; i < caller->work->num_copies && status == ATTN_OK; i++) {
         status = time_calls(caller, 1, &elapsed, error);
-        if (now_seconds() - begin > SLOW_SECONDS) {
+        if (seconds_of(CLOCK_MONOTONIC) - begin > SLOW_SECONDS) {
             break;
         }
     }
@@ -250,7 +239,7 @@ static void take_sample(struct sampler *sampler, int32_t index)
 /* Each round goes in a random order, since what ran before a sample costs or spares it a part. */
 static int32_t sample_rounds(struct sampler *samplers, int32_t count, double budget)
 {
-    double begin = now_seconds(), slowest = 0;
+    double begin = seconds_of(CLOCK_MONOTONIC), slowest = 0;
     int32_t order[MAX_CONTENDERS], rounds = 0;
     uint64_t random = 1;
     for (int32_t i = 0; i < count; i++) {
@@ -259,7 +248,8 @@ static int32_t sample_rounds(struct sampler *samplers, int32_t count, double bud
     }
     int32_t least = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MIN_SAMPLES;
     int32_t most = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MAX_SAMPLES;
-    while (rounds < most && (rounds < least || now_seconds() - begin < budget * count)) {
+    while (rounds < most &&
+           (rounds < least || seconds_of(CLOCK_MONOTONIC) - begin < budget * count)) {
         for (int32_t i = 0; i < count; i++) {
             int32_t other = i + random_below(&random, count - i), next = order[other];
             order[other] = order[i];

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "common/cache_lines.h"
+#include "common/device.h"
 #include "common/find.h"
 #include "host/conformance.h"
 #include "host/measurement.h"
@@ -19,13 +20,6 @@ bool tune_takes(enum shape_kind_code kind)
 {
     return kind != SHAPE_MIXED && kind != SHAPE_WRITE && kind != SHAPE_MERGE &&
            kind != SHAPE_DISPATCH;
-}
-
-static attn_status fail(struct attn_error *error, const char *what, const char *why)
-{
-    snprintf(error->field, sizeof error->field, "%.60s", what);
-    snprintf(error->message, sizeof error->message, "%s", why);
-    return error->status = ATTN_ERROR_IO;
 }
 
 static bool usable(const struct result *result)
@@ -46,12 +40,9 @@ static void find_origin(struct origin *origin, const struct session *session)
 {
     const time_t now = time(NULL);
     struct tm day;
-    for (int32_t i = 0; i < session->api->device_count(session->runtime); i++) {
-        struct attn_device_info info = {.struct_size = sizeof info};
-        session->api->device_info(session->runtime, i, &info);
-        if (memcmp(&info.device, &session->device.device, sizeof info.device) == 0) {
-            measurement_device(&info, origin->device);
-        }
+    struct attn_device_info info;
+    if (device_describe(session->api, session->runtime, session->device.device, &info)) {
+        measurement_device(&info, origin->device);
     }
     origin->drivers = drivers_hash(HASH_INIT);
     strftime(origin->date, sizeof origin->date, "%Y-%m-%d", gmtime_r(&now, &day));
@@ -123,12 +114,13 @@ attn_status tune_write(const struct report *report, const struct session *sessio
         count += usable(&report->results[i]);
     }
     if (count == 0) {
-        return fail(error, "--tune", "no backend was measured; the ranks stay as they were");
+        return cache_lines_fail(error, "--tune",
+                                "no backend was measured; the ranks stay as they were");
     }
     attn_status status = cache_lines_path(RANKS_FILE, path, size, error);
     FILE *out = status == ATTN_OK ? open_memstream(&text, &length) : NULL;
     if (out == NULL) {
-        return status ? status : fail(error, path, strerror(errno));
+        return status ? status : cache_lines_fail(error, path, strerror(errno));
     }
     bool written = true;
     find_origin(&origin, session);
@@ -139,7 +131,8 @@ attn_status tune_write(const struct report *report, const struct session *sessio
     }
     written &= fclose(out) == 0;
     status = written ? cache_lines_write("attn-bench", path, text, is_replaced, &origin, error)
-                     : fail(error, path, "a plugin file cannot be read, or no memory is left");
+                     : cache_lines_fail(error, path,
+                                        "a plugin file cannot be read, or no memory is left");
     free(text);
     return status;
 }

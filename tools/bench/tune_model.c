@@ -9,6 +9,7 @@
 
 #include "common/find.h"
 #include "common/names.h"
+#include "common/seconds.h"
 #include "host/measurement.h"
 
 #define MAX_TUNED_BACKENDS 64
@@ -33,13 +34,6 @@ struct tuned {
     bool left_out[MAX_TUNED_BACKENDS]; /* refused, or too slow */
     int32_t results[BUCKETS][2];       /* first and end in the report */
 };
-
-static double now_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static void sort_key(const struct model_layer *layer, const char *kv_dtype, char *key)
 {
@@ -235,7 +229,7 @@ static void measure_bucket(struct tuned *item, int32_t bucket, const int32_t siz
 void tuning_run(struct tuning *tuning, const struct session *session, struct report *report,
                 tune_measure *measure, void *user)
 {
-    const double end = now_seconds() + session->options->seconds;
+    const double end = seconds_of(CLOCK_MONOTONIC) + session->options->seconds;
     const bool cpu = session->device.device.type == ATTN_DEVICE_CPU;
     for (int32_t bucket = 0; bucket < BUCKETS; bucket++) {
         for (int32_t i = 0; i < tuning->count; i++) {
@@ -250,7 +244,7 @@ void tuning_run(struct tuning *tuning, const struct session *session, struct rep
             if (skipped || repeats) {
                 continue;
             }
-            if (now_seconds() > end) {
+            if (seconds_of(CLOCK_MONOTONIC) > end) {
                 snprintf(item->note, sizeof item->note, "no time was left for %dx%d", sizes[0],
                          sizes[1]);
             } else {

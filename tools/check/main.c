@@ -133,11 +133,7 @@ static int parse(int argc, char **argv, struct options *options)
  * other capabilities are declared and other cases stand around it. */
 static uint64_t seed_of(const struct options *options, const char *name)
 {
-    uint64_t hash = UINT64_C(14695981039346656037);
-    for (; *name != '\0'; name++) {
-        hash = (hash ^ (uint8_t)*name) * UINT64_C(1099511628211);
-    }
-    return hash + options->seed;
+    return hash_bytes(HASH_INIT, name, strlen(name)) + options->seed;
 }
 
 struct run {

@@ -11,7 +11,7 @@
 
 #define MAX_FILE ((size_t)1 << 20) /* of what the core reads */
 
-static attn_status fail(struct attn_error *error, const char *what, const char *why)
+attn_status cache_lines_fail(struct attn_error *error, const char *what, const char *why)
 {
     snprintf(error->field, sizeof error->field, "%.60s", what);
     snprintf(error->message, sizeof error->message, "%s", why);
@@ -24,7 +24,8 @@ attn_status cache_lines_path(const char *name, char *path, size_t size, struct a
     const char *own = secure_getenv("ATTN_CACHE_DIR"), *why = NULL;
     if (own != NULL && own[0] != '/') {
         snprintf(none, sizeof none, "is empty: there is no cache, and no place for %s", name);
-        return fail(error, "ATTN_CACHE_DIR", own[0] == '\0' ? none : "is not an absolute path");
+        return cache_lines_fail(error, "ATTN_CACHE_DIR",
+                                own[0] == '\0' ? none : "is not an absolute path");
     }
     snprintf(folder, sizeof folder, "%s", own != NULL ? own : "");
     if (own == NULL) {
@@ -32,11 +33,12 @@ attn_status cache_lines_path(const char *name, char *path, size_t size, struct a
                              secure_getenv("HOME"), &why);
     }
     if (folder[0] == '\0') {
-        return fail(error, "ATTN_CACHE_DIR", why != NULL ? why : "it and HOME are unset");
+        return cache_lines_fail(error, "ATTN_CACHE_DIR",
+                                why != NULL ? why : "it and HOME are unset");
     }
     return (size_t)snprintf(path, size, "%s/%s", folder, name) < size
                ? ATTN_OK
-               : fail(error, "ATTN_CACHE_DIR", "is too long");
+               : cache_lines_fail(error, "ATTN_CACHE_DIR", "is too long");
 }
 
 char *cache_lines_read(const char *path, const char **why)
@@ -70,7 +72,7 @@ attn_status cache_lines_write(const char *tool, const char *path, const char *li
     attn_status status = ATTN_OK;
     if (out == NULL) {
         free(content);
-        return fail(error, path, strerror(errno));
+        return cache_lines_fail(error, path, strerror(errno));
     }
     if (why != NULL) {
         fprintf(stderr, "%s: %s %s; it is written anew\n", tool, path, why);
@@ -86,11 +88,11 @@ attn_status cache_lines_write(const char *tool, const char *path, const char *li
     }
     fputs(lines, out);
     if (fclose(out) != 0) {
-        status = fail(error, path, "no memory");
+        status = cache_lines_fail(error, path, "no memory");
     } else if (length > MAX_FILE) {
-        status = fail(error, path, "would be larger than 1 MiB, which is not read");
+        status = cache_lines_fail(error, path, "would be larger than 1 MiB, which is not read");
     } else if (!cache_file_write(path, text, length)) {
-        status = fail(error, path, strerror(errno));
+        status = cache_lines_fail(error, path, strerror(errno));
     }
     free(content);
     free(text);

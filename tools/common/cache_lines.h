@@ -21,4 +21,7 @@ attn_status cache_lines_write(const char *tool, const char *path, const char *li
                               bool (*is_replaced)(const void *user, const char *line),
                               const void *user, struct attn_error *error);
 
+/* Writes an error of such a file and returns its status. */
+attn_status cache_lines_fail(struct attn_error *error, const char *what, const char *why);
+
 #endif

@@ -182,17 +182,26 @@ const char *device_name(struct attn_device device, char *text)
     return text;
 }
 
+bool device_describe(const struct attn_api *api, const attn_runtime *runtime,
+                     struct attn_device device, struct attn_device_info *info)
+{
+    bool found = false;
+    for (int32_t i = 0; i < api->device_count(runtime) && !found; i++) {
+        *info = (struct attn_device_info){.struct_size = sizeof *info};
+        found = api->device_info(runtime, i, info) == ATTN_OK &&
+                memcmp(&info->device, &device, sizeof device) == 0;
+    }
+    return found;
+}
+
 const char *device_title(const struct attn_api *api, const attn_runtime *runtime,
                          struct attn_device device, char *text)
 {
     char name[DEVICE_NAME_SIZE];
+    struct attn_device_info info;
     snprintf(text, DEVICE_TITLE_SIZE, "%s", device_name(device, name));
-    for (int32_t i = 0; i < api->device_count(runtime); i++) {
-        struct attn_device_info info = {.struct_size = sizeof info};
-        if (api->device_info(runtime, i, &info) == ATTN_OK &&
-            memcmp(&info.device, &device, sizeof device) == 0) {
-            snprintf(text, DEVICE_TITLE_SIZE, "%s (%s)", name, info.name);
-        }
+    if (device_describe(api, runtime, device, &info)) {
+        snprintf(text, DEVICE_TITLE_SIZE, "%s (%s)", name, info.name);
     }
     return text;
 }

@@ -45,6 +45,9 @@ void *device_capture_end(const struct device *device, void *stream);
 bool device_graph_launch(const struct device *device, void *graph, void *stream);
 void device_graph_finish(const struct device *device, void *graph); /* accepts NULL */
 
+/* What the runtime knows of a device; false: nothing. */
+bool device_describe(const struct attn_api *api, const attn_runtime *runtime,
+                     struct attn_device device, struct attn_device_info *info);
 /* "cuda:0" into text of DEVICE_NAME_SIZE bytes, which it returns. */
 #define DEVICE_NAME_SIZE 40
 const char *device_name(struct attn_device device, char *text);

@@ -375,12 +375,9 @@ static void read_times(struct info *info)
         cache_lines_path(RANKS_FILE, path, sizeof path, &error) == ATTN_OK) {
         info->times = cache_lines_read(path, &why);
     }
-    for (int32_t i = 0; i < info->api->device_count(info->runtime); i++) {
-        struct attn_device_info device = {.struct_size = sizeof device};
-        info->api->device_info(info->runtime, i, &device);
-        if (memcmp(&device.device, &info->device, sizeof info->device) == 0) {
-            measurement_device(&device, info->device_key);
-        }
+    struct attn_device_info device;
+    if (device_describe(info->api, info->runtime, info->device, &device)) {
+        measurement_device(&device, info->device_key);
     }
 }
 

@@ -7,12 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/command.h"
 #include "common/layer_list.h"
 #include "common/library.h"
 #include "common/names.h"
+#include "common/seconds.h"
 #include "capsule.h"
 #include "engine.h"
 
@@ -187,7 +187,6 @@ static int run_tool(int argc, char **argv)
 {
     struct settings settings;
     struct run_engine engine = {.settings = &settings, .error = ATTN_ERROR_INIT};
-    struct timespec begin, end;
     int code = parse(argc, argv, &settings);
     if (code >= 0) {
         return code;
@@ -195,7 +194,7 @@ static int run_tool(int argc, char **argv)
     if (settings.capsule != NULL) {
         return capsule_replay(settings.capsule, settings.backend, settings.seed, settings.json);
     }
-    clock_gettime(CLOCK_MONOTONIC, &begin);
+    const double begin = seconds_of(CLOCK_MONOTONIC);
     attn_status status = library_open(&engine.api, &engine.error);
     status = status ? status : engine.api->runtime_create(NULL, &engine.runtime, &engine.error);
     if (status == ATTN_OK && settings.qkv != NULL) {
@@ -204,13 +203,12 @@ static int run_tool(int argc, char **argv)
         status = engine_setup(&engine);
         status = status ? status : engine_run(&engine);
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
+    const double seconds = seconds_of(CLOCK_MONOTONIC) - begin;
     if (status != ATTN_OK) {
         code = command_failed("attn-run", settings.qkv != NULL ? settings.qkv : settings.model,
                               &engine.error);
     } else {
-        code = print_totals(&engine, (double)(end.tv_sec - begin.tv_sec) +
-                                         (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
+        code = print_totals(&engine, seconds);
     }
     if (engine.api != NULL) {
         engine_finish(&engine);

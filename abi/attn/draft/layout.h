@@ -7,7 +7,7 @@
 #include "../api.h"
 
 #define ATTN_LAYOUT_ID_SIZE 33     /* 32 hexadecimal digits */
-#define ATTN_LAYOUT_TEXT_SIZE 4096 /* of the lines that an id is a hash of */
+#define ATTN_LAYOUT_TEXT_SIZE 4096 /* the lines that an id is a hash of */
 
 /* A layer whose caches are bound, and blocks of one request in them. Borrowed during a call. */
 struct attn_layout_side {

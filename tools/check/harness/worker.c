@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "common/seconds.h"
 #include "harness/crash.h"
 
 #define MAX_CRASHES 100 /* a backend that crashes more often has been told enough */
@@ -114,12 +114,6 @@ struct worker {
     clockid_t processor;
     int32_t value; /* of its run; -1: it did not come to its end */
 };
-
-static double seconds_of(clockid_t clock)
-{
-    struct timespec now;
-    return clock_gettime(clock, &now) == 0 ? (double)now.tv_sec + 1e-9 * (double)now.tv_nsec : 0;
-}
 
 static void begin_clocks(struct worker *worker)
 {
