@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunked local attention as virtual requests, for backends without the term. */
+#include <stdio.h>
+
 #include "compositions.h"
 #include "select/match_check.h"
 #include "step/plan_state.h"
@@ -12,25 +14,22 @@ static void match(struct check *check, int32_t phase)
         return;
     }
     check_compose(check, ATTN_COMPOSE_CHUNKED, ATTN_GRAPH_NEVER);
-    check_need_feature(check, true, ATTN_FEATURE_BLOCK_TABLE_ROW, "chunk_size",
-                       "as virtual requests: block_table_row");
-    int32_t block = check->match->kernel_block_size;
-    if (block > 0 && l->chunk_size % block != 0) {
-        check_refuse_number(check, "chunk_size", l->chunk_size,
-                            "as virtual requests: multiples of block_size");
-    }
-    if (l->device_seq_lens_only || l->host_bounds) {
-        reasons_add(check->reasons, "chunk_size", "with lengths on the device only",
-                    "as virtual requests: host lengths");
-    }
-    if (l->needs_block_table_row && check->caps->device.type != ATTN_DEVICE_CPU) {
-        reasons_add(check->reasons, "chunk_size", "with block_table_row on a device",
-                    "as virtual requests: tables without it, whose places are known on the host");
-    }
-    if (l->prefix_lm || l->tree_mask || l->causal_per_request) {
-        reasons_add(check->reasons, "chunk_size", "with spans, trees or causal flags per request",
-                    "as virtual requests: none of them");
-    }
+    const int32_t block = check->match->kernel_block_size;
+    char size[16];
+    snprintf(size, sizeof size, "%d", l->chunk_size);
+    CHECK_NEEDS(check, "chunk_size",
+                {check->caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW,
+                 "as virtual requests: block_table_row"},
+                {block <= 0 || l->chunk_size % block == 0, size,
+                 "as virtual requests: multiples of block_size"},
+                {!l->device_seq_lens_only && !l->host_bounds, "with lengths on the device only",
+                 "as virtual requests: host lengths"},
+                {!l->needs_block_table_row || check->caps->device.type == ATTN_DEVICE_CPU,
+                 "with block_table_row on a device",
+                 "as virtual requests: tables without it, whose places are known on the host"},
+                {!l->prefix_lm && !l->tree_mask && !l->causal_per_request,
+                 "with spans, trees or causal flags per request",
+                 "as virtual requests: none of them"});
 }
 
 static attn_status bind(attn_layer *layer, struct attn_error *error)

@@ -71,21 +71,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-struct need {
-    bool there;
-    const char *asked;
-    const char *supported;
-};
-
-static void hold(struct check *check, const struct need *needs, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (!needs[i].there) {
-            reasons_add(check->reasons, "context_parallel", needs[i].asked, needs[i].supported);
-        }
-    }
-}
-
 /* A cache spread over ranks: what the exchange is made of, and the terms whose keys it would lose
  * the positions of. */
 static void check_spread_cache(struct check *check)
@@ -96,24 +81,22 @@ static void check_spread_cache(struct check *check)
     int32_t n = cp->decode->world_size;
     bool positions = l->has_window || l->chunk_size > 0 || l->alibi || l->prefix_lm ||
                      l->tree_mask || l->causal_per_request || l->sink_len > 0;
-    const struct need needs[] = {
+    CHECK_NEEDS(
+        check, "context_parallel",
         {!positions,
          "a window, chunks, ALiBi, spans, trees, a static sink or causality per request",
          "plain causal layers"},
         {l->q_scale_form == ATTN_SCALE_NONE, "quantized queries",
          "queries of the activation dtype"},
-        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp", "no"},
-        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys", "no"},
-        {caps->terms & ATTN_TERM_BIDIRECTIONAL, "a context that all queries see (bidirectional)",
-         "no"},
-        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of the ranks' parts", "no"},
+        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp"},
+        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys"},
+        {caps->terms & ATTN_TERM_BIDIRECTIONAL, "a context that all queries see (bidirectional)"},
+        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of the ranks' parts"},
         {check->whole->is_latent || caps->max_group == 0 ||
              l->num_q_heads / l->num_kv_heads * n <= caps->max_group,
          "the query heads of all ranks over a key head", "a smaller group"},
         {caps->max_num_q_heads == 0 || l->num_q_heads * n <= caps->max_num_q_heads,
-         "the query heads of all ranks", "fewer"},
-    };
-    hold(check, needs, sizeof needs / sizeof *needs);
+         "the query heads of all ranks", "fewer"});
 }
 
 /* Queries split over ranks: slices are requests of their own over one table, and keys pass through
@@ -124,7 +107,8 @@ static void check_split_queries(struct check *check)
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
     bool shares_rows = cp->order == ATTN_CP_ZIGZAG || context_cache_ranks(cp) > 1;
-    const struct need needs[] = {
+    CHECK_NEEDS(
+        check, "context_parallel",
         {!l->prefix_lm && !l->tree_mask && !l->causal_per_request && l->sink_len == 0,
          "queries split over ranks with spans, trees, a static sink or causality per request",
          "causal layers, windows, chunks, ALiBi, sinks"},
@@ -137,13 +121,11 @@ static void check_split_queries(struct check *check)
          "queries split over ranks with the engine's block_table_row",
          "contiguous order and a whole cache"},
         {!shares_rows || caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW,
-         "slices of a request over one row of the block table (block_table_row)", "no"},
+         "slices of a request over one row of the block table (block_table_row)"},
         {l->output_form == ATTN_OUTPUT_PLAIN, "queries split over ranks with quantized outputs",
          "plain outputs"},
         {check->whole->sharing_target >= 0 || caps->kernels & ATTN_KERNEL_WRITE_KV,
-         "write_kv of all ranks' keys", "no"},
-    };
-    hold(check, needs, sizeof needs / sizeof *needs);
+         "write_kv of all ranks' keys"});
 }
 
 static void match(struct check *check, int32_t phase)
@@ -157,15 +139,13 @@ static void match(struct check *check, int32_t phase)
     }
     bool mla = check->whole->mla != NULL && check->whole->mla->topk == 0 && !splits;
     bool decoder = l->kind == ATTN_LAYER_DECODER && l->sink_len == 0;
-    const struct need needs[] = {
-        {(decoder || mla) && l->causal == ATTN_CAUSAL_YES, "a layer of this kind",
-         splits ? "causal decoder layers" : "causal decoder and MLA layers"},
-        {!l->host_bounds, "a step over ranks with bounds in place of host lengths",
-         "exact host lengths"},
-        {caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_COPY_BLOCKS,
-         "copy_blocks, which orders rows and heads by rank", "no"},
-    };
-    hold(check, needs, sizeof needs / sizeof *needs);
+    CHECK_NEEDS(check, "context_parallel",
+                {(decoder || mla) && l->causal == ATTN_CAUSAL_YES, "a layer of this kind",
+                 splits ? "causal decoder layers" : "causal decoder and MLA layers"},
+                {!l->host_bounds, "a step over ranks with bounds in place of host lengths",
+                 "exact host lengths"},
+                {caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_COPY_BLOCKS,
+                 "copy_blocks, which orders rows and heads by rank"});
     if (context_is_spread(check->whole->cp)) {
         check_spread_cache(check);
     }

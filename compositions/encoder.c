@@ -58,33 +58,27 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static void need(struct check *check, bool there, const char *asked)
-{
-    if (!there) {
-        reasons_add(check->reasons, "mm_encoder_fp8", asked, "no");
-    }
-}
-
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_backend_caps *caps = check->caps;
     if (!is_quantized(check->whole)) {
         return;
     }
-    need(check, caps->features & ATTN_FEATURE_FP8_INPUTS, "keys and values in e4m3, contiguous");
-    need(check, caps->features & ATTN_FEATURE_QUANTIZED_QUERY, "a quantized query");
-    need(check, caps->q_dtypes >> ATTN_DTYPE_FP8_E4M3 & 1, "a query in e4m3");
-    need(check, caps->kv_dtypes >> ATTN_KV_FP8_E4M3 & 1, "kv_dtype fp8_e4m3");
-    need(check, (caps->k_scale_forms & caps->v_scale_forms) >> ATTN_SCALE_PER_TENSOR & 1,
-         "scales per tensor");
+    CHECK_NEEDS(check, "mm_encoder_fp8",
+                {caps->features & ATTN_FEATURE_FP8_INPUTS, "keys and values in e4m3, contiguous"},
+                {caps->features & ATTN_FEATURE_QUANTIZED_QUERY, "a quantized query"},
+                {caps->q_dtypes >> ATTN_DTYPE_FP8_E4M3 & 1, "a query in e4m3"},
+                {caps->kv_dtypes >> ATTN_KV_FP8_E4M3 & 1, "kv_dtype fp8_e4m3"},
+                {(caps->k_scale_forms & caps->v_scale_forms) >> ATTN_SCALE_PER_TENSOR & 1,
+                 "scales per tensor"});
     check_need_kernel(check, ATTN_KERNEL_QUANTIZE, "");
     if (check->whole->mm_quant->padded_head_size > check->layer->head_size) {
         check_need_kernel(check, ATTN_KERNEL_FILL, " (padding of heads)");
     }
     if (check->whole->mm_quant->amax_history_len > 0) {
         check_need_kernel(check, ATTN_KERNEL_AMAX, "");
-        need(check, caps->features & ATTN_FEATURE_AMAX_HISTORY,
-             "scales that follow the inputs (amax_history)");
+        check_need_feature(check, true, ATTN_FEATURE_AMAX_HISTORY, "mm_encoder_fp8",
+                           "scales that follow the inputs (amax_history)");
     }
     check_compose(check, ATTN_COMPOSE_MM_ENCODER, ATTN_GRAPH_ALWAYS);
 }

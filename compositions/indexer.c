@@ -105,20 +105,12 @@ static void match(struct check *check, int32_t phase)
         reasons_add(check->reasons, "attn_indexer_caps", "limits of indexers", "not declared");
         return;
     }
-    const struct {
-        const char *field;
-        int32_t asked, most;
-    } limits[] = {{"head_size", check->layer->head_size, caps->head_size_max},
-                  {"topk", x->topk, caps->topk_max},
-                  {"num_groups", x->num_groups, at_least_one(caps->num_groups_max)},
-                  {"tokens_per_row", x->tokens_per_row, at_least_one(caps->tokens_per_row_max)},
-                  {"rows_per_entry", x->rows_per_entry, at_least_one(caps->rows_per_entry_max)},
-                  {"first_entries, last_entries, tail", num_forced(x), caps->forced_max}};
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        if (limits[i].asked > limits[i].most) {
-            check_refuse_limit(check, limits[i].field, limits[i].asked, limits[i].most);
-        }
-    }
+    CHECK_LIMITS(check, {"head_size", check->layer->head_size, caps->head_size_max},
+                 {"topk", x->topk, caps->topk_max},
+                 {"num_groups", x->num_groups, at_least_one(caps->num_groups_max)},
+                 {"tokens_per_row", x->tokens_per_row, at_least_one(caps->tokens_per_row_max)},
+                 {"rows_per_entry", x->rows_per_entry, at_least_one(caps->rows_per_entry_max)},
+                 {"first_entries, last_entries, tail", num_forced(x), caps->forced_max});
     static const char *const activations[NUM_ACTIVATIONS] = {"identity", "relu"};
     check_draft_code(check, "activation", activations, NUM_ACTIVATIONS, x->activation,
                      caps->activations);

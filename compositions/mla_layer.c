@@ -67,10 +67,9 @@ static bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, i
 }
 
 /* What prefill per head needs next to attend_mla: new keys projected, context gathered and
- * projected in chunks, merged. With `tell` each missing part becomes a reason. */
-static bool can_prefill_per_head(struct check *check, bool tell)
+ * projected in chunks, merged. Missing parts become reasons under `field`, unless it is NULL. */
+static bool can_prefill_per_head(struct check *check, const char *field)
 {
-    static const char field[] = "mla_prefill";
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
     const struct attn_mla_desc *mla = check->whole->mla;
@@ -78,35 +77,22 @@ static bool can_prefill_per_head(struct check *check, bool tell)
     int32_t qk = mla->qk_nope_head_dim + mla->qk_rope_head_dim;
     char sizes[64];
     snprintf(sizes, sizeof sizes, "attend of head_size %d, head_size_v %d", qk, mla->v_head_dim);
-    const struct {
-        bool there;
-        const char *asked;
-        const char *supported;
-    } parts[] = {
-        {caps->kernels & ATTN_KERNEL_ATTEND, "attend over projected keys", "no"},
-        {caps->kernels & ATTN_KERNEL_GATHER_KV, "gather_kv of the context", "no"},
-        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of context and new keys", "no"},
-        {caps->kernels & ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (projection of keys)", "no"},
-        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys", "no"},
-        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp", "no"},
+    return CHECK_NEEDS(
+        check, field, {caps->kernels & ATTN_KERNEL_ATTEND, "attend over projected keys"},
+        {caps->kernels & ATTN_KERNEL_GATHER_KV, "gather_kv of the context"},
+        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of context and new keys"},
+        {caps->kernels & ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (projection of keys)"},
+        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys"},
+        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp"},
         {(caps->terms & terms) == terms, "causal and bidirectional attends", "not both"},
-        {holds_head_sizes(caps, qk, mla->v_head_dim), sizes, "no"},
+        {holds_head_sizes(caps, qk, mla->v_head_dim), sizes},
         {!l->has_window && l->chunk_size == 0 && l->alibi == ATTN_ALIBI_NONE && !l->prefix_lm,
          "a window, chunks, ALiBi or spans", "only latent, as decode"},
         {l->batch_invariant < 2, "the same bits with and without prefix caching",
          "only latent, as decode"},
         {!l->device_seq_lens_only && !l->host_bounds, "lengths on the device only", "host lengths"},
         {mla->absorb_in_core, "queries in latent space", "only latent, as decode"},
-        {check->whole->caches == NULL, "caches beyond the latent rows", "only latent, as decode"},
-    };
-    bool all = true;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        all &= parts[i].there;
-        if (!parts[i].there && tell) {
-            reasons_add(check->reasons, field, parts[i].asked, parts[i].supported);
-        }
-    }
-    return all;
+        {check->whole->caches == NULL, "caches beyond the latent rows", "only latent, as decode"});
 }
 
 /* Prefill goes per head where the parts are there, else in latent space if attend_mla takes any
@@ -116,11 +102,11 @@ static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *ca
     if (check->whole->mla->topk > 0) {
         return; /* sparse: all tokens go one way */
     }
-    if (can_prefill_per_head(check, false)) {
+    if (can_prefill_per_head(check, NULL)) {
         /* context chunks differ from step to step: captures hold decodes only */
         check_compose(check, ATTN_COMPOSE_MLA_PREFILL, ATTN_GRAPH_UNIFORM_BATCH);
     } else if (caps == NULL || caps->max_query_len > 0) {
-        can_prefill_per_head(check, true);
+        can_prefill_per_head(check, "mla_prefill");
         if (caps != NULL) {
             char supported[64];
             snprintf(supported, sizeof supported, "at most %d queries a request",
@@ -138,15 +124,12 @@ static void hold_spread(struct check *check, int32_t phase)
     if (!context_is_spread(check->whole->cp) || mla->topk > 0) {
         return;
     }
-    if (phase == ATTN_PHASE_PREFILL && !(check->match->composed & ATTN_COMPOSE_MLA_PREFILL)) {
-        reasons_add(check->reasons, "context_parallel", "MLA's prefill in latent space",
-                    "per head, over gathered context");
-    }
-    if (l->has_sinks || l->num_speculative_tokens > 0 || !mla->absorb_in_core ||
-        mla->padded_num_q_heads > l->num_q_heads) {
-        reasons_add(check->reasons, "context_parallel",
-                    "MLA with sinks, drafts, padded heads or latent queries", "none of them");
-    }
+    CHECK_NEEDS(check, "context_parallel",
+                {phase != ATTN_PHASE_PREFILL || check->match->composed & ATTN_COMPOSE_MLA_PREFILL,
+                 "MLA's prefill in latent space", "per head, over gathered context"},
+                {!l->has_sinks && l->num_speculative_tokens == 0 && mla->absorb_in_core &&
+                     mla->padded_num_q_heads <= l->num_q_heads,
+                 "MLA with sinks, drafts, padded heads or latent queries", "none of them"});
 }
 
 void mla_match(struct check *check, int32_t phase)
@@ -159,10 +142,10 @@ void mla_match(struct check *check, int32_t phase)
     if (mla->absorb_in_core) {
         check_need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, " (absorb and project up)");
         check_compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
-        if (mla->weight_dtype == ATTN_DTYPE_MXFP4 &&
-            !(check->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS)) {
-            reasons_add(check->reasons, "weight_dtype", "mxfp4", "no batched_gemm of it");
-        }
+        CHECK_NEEDS(check, "weight_dtype",
+                    {mla->weight_dtype != ATTN_DTYPE_MXFP4 ||
+                         check->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS,
+                     "mxfp4", "no batched_gemm of it"});
     }
     if (phase == ATTN_PHASE_PREFILL && check->caps->kernels & ATTN_KERNEL_ATTEND_MLA) {
         hold_mla_prefill(check, caps);
@@ -177,31 +160,16 @@ void mla_match(struct check *check, int32_t phase)
     const char *entries = check->whole->lists != NULL ? "max_entries" : "topk";
     int32_t queries =
         1 + check->layer->num_speculative_tokens * (check->layer->parallel_drafting ? 2 : 1);
-    if (phase == ATTN_PHASE_DECODE && caps->max_query_len > 0 && queries > caps->max_query_len) {
-        check_refuse_limit(check, "max_query_len", queries, caps->max_query_len);
-    }
-    if (mla->kv_lora_rank > caps->kv_lora_rank_max) {
-        check_refuse_limit(check, "kv_lora_rank", mla->kv_lora_rank, caps->kv_lora_rank_max);
-    }
-    if (mla->qk_rope_head_dim > caps->qk_rope_head_dim_max) {
-        check_refuse_limit(check, "qk_rope_head_dim", mla->qk_rope_head_dim,
-                           caps->qk_rope_head_dim_max);
-    }
-    if (mla->topk > 0 && caps->topk_max > 0 && mla->topk > caps->topk_max) {
-        check_refuse_limit(check, entries, mla->topk, caps->topk_max);
-    }
-    if (mla->topk > 0 && caps->topk_multiple > 1 && mla->topk % caps->topk_multiple != 0) {
-        char supported[48];
-        snprintf(supported, sizeof supported, "multiples of %d", caps->topk_multiple);
-        check_refuse_number(check, entries, mla->topk, supported);
-    }
     int32_t heads =
         mla->padded_num_q_heads > 0 ? mla->padded_num_q_heads : check->layer->num_q_heads;
-    if (caps->num_q_heads_multiple > 1 && heads % caps->num_q_heads_multiple != 0) {
-        char supported[48];
-        snprintf(supported, sizeof supported, "multiples of %d", caps->num_q_heads_multiple);
-        check_refuse_number(check, "padded_num_q_heads", heads, supported);
-    }
+    CHECK_LIMITS(
+        check,
+        {"max_query_len", phase == ATTN_PHASE_DECODE ? queries : 0, MOST(caps->max_query_len)},
+        {"kv_lora_rank", mla->kv_lora_rank, caps->kv_lora_rank_max},
+        {"qk_rope_head_dim", mla->qk_rope_head_dim, caps->qk_rope_head_dim_max},
+        {entries, mla->topk, MOST(caps->topk_max)});
+    check_multiple(check, entries, mla->topk, caps->topk_multiple);
+    check_multiple(check, "padded_num_q_heads", heads, caps->num_q_heads_multiple);
 }
 
 static void head_weights_set(struct head_weights *w, const struct attn_tensor *source,

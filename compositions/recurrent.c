@@ -103,6 +103,13 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
+static void need_switch(struct check *check, const char *field, int32_t asked, int32_t declared)
+{
+    if (asked && !declared) {
+        check_refuse_number(check, field, asked, "no");
+    }
+}
+
 /* A mask that says nothing is of code 0. A layer or a backend without the draft extension has the
  * gated delta rule alone. */
 static void match_rule(struct check *check, const struct attn_recurrent_rule *given)
@@ -124,32 +131,13 @@ static void match_rule(struct check *check, const struct attn_recurrent_rule *gi
     } codes[] = {{"rule", r->rule, NUM_RULES, caps->rules, rules},
                  {"gate", r->gate, NUM_GATES, caps->gates, gates},
                  {"write_gate", r->write_gate, NUM_WRITE_GATES, caps->write_gates, write_gates}};
-    const struct {
-        const char *field;
-        int32_t asked, declared;
-    } switches[] = {{"gate_per_channel", r->gate_per_channel, caps->gate_per_channel},
-                    {"values_first", r->values_first, caps->values_first},
-                    {"has_skip", r->has_skip, caps->skip}};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         check_draft_code(check, codes[i].field, codes[i].names, codes[i].count, codes[i].code,
                          codes[i].mask);
     }
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
-        if (switches[i].asked && !switches[i].declared) {
-            check_refuse_number(check, switches[i].field, switches[i].asked, "no");
-        }
-    }
-}
-
-static void match_slots(struct check *check, const struct attn_recurrent_desc *g,
-                        const struct attn_recurrent_caps *caps)
-{
-    if (g->has_initial_slots && !caps->initial_slots) {
-        check_refuse_number(check, "has_initial_slots", g->has_initial_slots, "no");
-    }
-    if (g->checkpoint_interval && !caps->checkpoints) {
-        check_refuse_number(check, "checkpoint_interval", g->checkpoint_interval, "no");
-    }
+    need_switch(check, "gate_per_channel", r->gate_per_channel, caps->gate_per_channel);
+    need_switch(check, "values_first", r->values_first, caps->values_first);
+    need_switch(check, "has_skip", r->has_skip, caps->skip);
 }
 
 static void match(struct check *check, int32_t phase)
@@ -167,22 +155,15 @@ static void match(struct check *check, int32_t phase)
         return;
     }
     match_rule(check, check->whole->rule);
-    match_slots(check, gdn, caps);
+    need_switch(check, "has_initial_slots", gdn->has_initial_slots, caps->initial_slots);
+    need_switch(check, "checkpoint_interval", gdn->checkpoint_interval, caps->checkpoints);
     check_code(check, "state_dtype", ATTN_NAMES_DTYPE, gdn->state_dtype,
                caps->state_dtypes != 0 ? caps->state_dtypes : 1u << ATTN_DTYPE_F32);
-    if (gdn->head_size_k > caps->head_size_k_max) {
-        check_refuse_limit(check, "head_size_k", gdn->head_size_k, caps->head_size_k_max);
-    }
-    if (gdn->head_size_v > caps->head_size_v_max) {
-        check_refuse_limit(check, "head_size_v", gdn->head_size_v, caps->head_size_v_max);
-    }
-    if (gdn->conv_width > caps->conv_width_max) {
-        check_refuse_limit(check, "conv_width", gdn->conv_width, caps->conv_width_max);
-    }
-    if (gdn->num_speculative_tokens > caps->max_speculative_tokens) {
-        check_refuse_limit(check, "num_speculative_tokens", gdn->num_speculative_tokens,
-                           caps->max_speculative_tokens);
-    }
+    CHECK_LIMITS(
+        check, {"head_size_k", gdn->head_size_k, caps->head_size_k_max},
+        {"head_size_v", gdn->head_size_v, caps->head_size_v_max},
+        {"conv_width", gdn->conv_width, caps->conv_width_max},
+        {"num_speculative_tokens", gdn->num_speculative_tokens, caps->max_speculative_tokens});
 }
 
 /* f16, bf16 or f32 of so many dimensions. */

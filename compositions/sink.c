@@ -18,21 +18,15 @@ static void match(struct check *check, int32_t phase)
         return;
     }
     check_compose(check, ATTN_COMPOSE_STATIC_SINK, ATTN_GRAPH_UNIFORM_BATCH);
-    check_need_feature(check, true, ATTN_FEATURE_LSE, "static_sink",
-                       "attend(sink) + attend(rest) + merge: log-sum-exp");
-    check_need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "static_sink",
-                       "attend(sink) + attend(rest) + merge: contiguous keys");
-    if (!(caps->kernels & ATTN_KERNEL_MERGE_STATES)) {
-        reasons_add(check->reasons, "static_sink",
-                    "attend(sink) + attend(rest) + merge: merge_states", "no");
-    }
-    if (check->layer->host_bounds) {
-        reasons_add(check->reasons, "static_sink", "with bounds in place of host lengths",
-                    "only fused");
-    }
-    if (check->layer->alibi != ATTN_ALIBI_NONE) {
-        reasons_add(check->reasons, "static_sink", "with ALiBi", "only fused");
-    }
+    CHECK_NEEDS(
+        check, "static_sink",
+        {caps->features & ATTN_FEATURE_LSE, "attend(sink) + attend(rest) + merge: log-sum-exp"},
+        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV,
+         "attend(sink) + attend(rest) + merge: contiguous keys"},
+        {caps->kernels & ATTN_KERNEL_MERGE_STATES,
+         "attend(sink) + attend(rest) + merge: merge_states"},
+        {!check->layer->host_bounds, "with bounds in place of host lengths", "only fused"},
+        {check->layer->alibi == ATTN_ALIBI_NONE, "with ALiBi", "only fused"});
 }
 
 static attn_status bind(attn_layer *layer, struct attn_error *error)

@@ -95,17 +95,9 @@ static void check_declared(struct check *check, const struct attn_index_lists_ca
         check_refuse_number(check, "granularity", l->granularity, supported);
     }
     check_draft_code(check, "groups", groups, NUM_LIST_GROUPS, l->groups, caps->groups);
-    if (l->physical_slots && !caps->physical_slots) {
-        reasons_add(check->reasons, "physical_slots", "yes", "no");
-    }
-    if (caps->max_entries > 0 && l->max_entries > caps->max_entries) {
-        check_refuse_limit(check, "max_entries", l->max_entries, caps->max_entries);
-    }
-    if (caps->entries_multiple > 1 && l->max_entries % caps->entries_multiple != 0) {
-        char supported[48];
-        snprintf(supported, sizeof supported, "multiples of %d", caps->entries_multiple);
-        check_refuse_number(check, "max_entries", l->max_entries, supported);
-    }
+    CHECK_NEEDS(check, "physical_slots", {!l->physical_slots || caps->physical_slots, "yes"});
+    CHECK_LIMITS(check, {"max_entries", l->max_entries, MOST(caps->max_entries)});
+    check_multiple(check, "max_entries", l->max_entries, caps->entries_multiple);
 }
 
 void check_lists(struct check *check)

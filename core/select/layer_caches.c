@@ -65,10 +65,7 @@ void check_caches(struct check *check)
         }
         check_own_blocks(check, &own->caches[i]);
     }
-    int32_t tables = layer_num_tables(check->whole);
-    if (tables > check->caps->max_tables) {
-        check_refuse_limit(check, "tables", tables, check->caps->max_tables);
-    }
+    CHECK_LIMITS(check, {"tables", layer_num_tables(check->whole), check->caps->max_tables});
     check->match->composed &= ~ATTN_COMPOSE_CASCADE;
     if (check->match->composed & ~composable) {
         reasons_add(check->reasons, "caches", "in a step that the core composes of others", "no");

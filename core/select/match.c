@@ -11,13 +11,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-static void need_term(struct check *check, uint64_t term, const char *field, const char *asked)
-{
-    if (!(check->caps->terms & term)) {
-        reasons_add(check->reasons, field, asked, "no");
-    }
-}
-
 /* A kind is served because it is declared, or because the core can compose it of parts that are. */
 static void hold_kind(struct check *check)
 {
@@ -38,44 +31,44 @@ static void hold_kind(struct check *check)
     }
 }
 
-static void hold_terms(struct check *check)
+/* The layer's terms. With `tell` those that the backend lacks become reasons; of the last two
+ * compositions say it. */
+static uint64_t terms_of(const struct check *check, bool tell)
 {
     const struct attn_layer_desc *l = check->layer;
-    char asked[64];
-    if (l->causal == ATTN_CAUSAL_YES) {
-        need_term(check, ATTN_TERM_CAUSAL, "causal", "yes");
-    } else {
-        need_term(check, ATTN_TERM_BIDIRECTIONAL, "causal", "no (bidirectional)");
+    const uint32_t composed = check->match->composed;
+    const bool causal = l->causal == ATTN_CAUSAL_YES, symmetric = !causal && l->window_right != 0;
+    uint64_t terms = 0;
+    char window[64], soft_cap[64];
+    snprintf(window, sizeof window, "(%d, %d)", l->window_left, l->window_right);
+    snprintf(soft_cap, sizeof soft_cap, "%g", (double)l->soft_cap);
+    const struct {
+        uint64_t term;
+        bool has;
+        const char *field, *asked;
+    } rows[] = {
+        {ATTN_TERM_CAUSAL, causal, "causal", "yes"},
+        {ATTN_TERM_BIDIRECTIONAL, !causal, "causal", "no (bidirectional)"},
+        {ATTN_TERM_CAUSAL_PER_REQUEST, l->causal_per_request, "causal_per_request", "yes"},
+        {ATTN_TERM_SYMMETRIC_WINDOW, l->has_window && symmetric, "symmetric_window", window},
+        {ATTN_TERM_SLIDING_WINDOW, l->has_window && !symmetric, "sliding_window", window},
+        {ATTN_TERM_SOFT_CAP, l->soft_cap > 0, "soft_cap", soft_cap},
+        {ATTN_TERM_ALIBI, l->alibi == ATTN_ALIBI_LINEAR, "alibi", "linear"},
+        {ATTN_TERM_ALIBI_SQRT, l->alibi == ATTN_ALIBI_SQRT, "alibi_sqrt", "yes"},
+        {ATTN_TERM_SINKS, l->has_sinks, "sinks", "yes"},
+        {ATTN_TERM_PREFIX_LM, l->prefix_lm, "prefix_lm", "yes"},
+        {ATTN_TERM_TREE_BITS, l->tree_mask == ATTN_TREE_BITS, "tree_mask", "bits"},
+        {ATTN_TERM_TREE_BIAS, l->tree_mask == ATTN_TREE_BIAS, "tree_mask", "bias"},
+        {ATTN_TERM_CHUNKED_LOCAL, l->chunk_size > 0 && !(composed & ATTN_COMPOSE_CHUNKED)},
+        {ATTN_TERM_STATIC_SINK, l->sink_len > 0 && !(composed & ATTN_COMPOSE_STATIC_SINK)},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        terms |= rows[i].has ? rows[i].term : 0;
+        if (tell && rows[i].has && rows[i].field != NULL && !(check->caps->terms & rows[i].term)) {
+            reasons_add(check->reasons, rows[i].field, rows[i].asked, "no");
+        }
     }
-    if (l->causal_per_request) {
-        need_term(check, ATTN_TERM_CAUSAL_PER_REQUEST, "causal_per_request", "yes");
-    }
-    if (l->has_window) {
-        bool symmetric = l->causal != ATTN_CAUSAL_YES && l->window_right != 0;
-        snprintf(asked, sizeof asked, "(%d, %d)", l->window_left, l->window_right);
-        need_term(check, symmetric ? ATTN_TERM_SYMMETRIC_WINDOW : ATTN_TERM_SLIDING_WINDOW,
-                  symmetric ? "symmetric_window" : "sliding_window", asked);
-    }
-    if (l->soft_cap > 0) {
-        snprintf(asked, sizeof asked, "%g", (double)l->soft_cap);
-        need_term(check, ATTN_TERM_SOFT_CAP, "soft_cap", asked);
-    }
-    if (l->alibi == ATTN_ALIBI_LINEAR) {
-        need_term(check, ATTN_TERM_ALIBI, "alibi", "linear");
-    } else if (l->alibi == ATTN_ALIBI_SQRT) {
-        need_term(check, ATTN_TERM_ALIBI_SQRT, "alibi_sqrt", "yes");
-    }
-    if (l->has_sinks) {
-        need_term(check, ATTN_TERM_SINKS, "sinks", "yes");
-    }
-    if (l->prefix_lm) {
-        need_term(check, ATTN_TERM_PREFIX_LM, "prefix_lm", "yes");
-    }
-    if (l->tree_mask == ATTN_TREE_BITS) {
-        need_term(check, ATTN_TERM_TREE_BITS, "tree_mask", "bits");
-    } else if (l->tree_mask == ATTN_TREE_BIAS) {
-        need_term(check, ATTN_TERM_TREE_BIAS, "tree_mask", "bias");
-    }
+    return terms;
 }
 
 static void hold_kernels(struct check *check)
@@ -143,26 +136,48 @@ static void hold_quantization(struct check *check)
     }
 }
 
+/* The features that the layer takes. With `tell` those that the backend lacks become reasons, but
+ * for the first three, of which hold_kernels and hold_quantization say it. */
+static uint64_t features_of(const struct check *check, bool tell)
+{
+    const struct attn_layer_desc *l = check->layer;
+    uint64_t features = 0;
+    const struct {
+        uint64_t feature;
+        bool wanted;
+        const char *field, *asked;
+    } rows[] = {
+        {ATTN_FEATURE_PAGED_KV, layer_has_cache(l)},
+        {ATTN_FEATURE_CONTIGUOUS_KV, !layer_has_cache(l)},
+        {ATTN_FEATURE_QUANTIZED_QUERY, l->q_scale_form != ATTN_SCALE_NONE},
+        {ATTN_FEATURE_LSE, l->needs_lse, "lse", "yes"},
+        {ATTN_FEATURE_BLOCK_TABLE_ROW, l->needs_block_table_row, "block_table_row", "yes"},
+        {ATTN_FEATURE_DEVICE_SEQ_LENS, l->device_seq_lens_only, "device_seq_lens_only", "yes"},
+        {ATTN_FEATURE_HOST_BOUNDS, l->host_bounds, "host_bounds", "yes"},
+        {ATTN_FEATURE_FAST_PREFILL, l->fast_prefill, "fast_prefill", "yes"},
+        {ATTN_FEATURE_FUSED_ROPE, l->rope != 0, "rope", "yes"},
+        {ATTN_FEATURE_FUSED_ROPE_NORM, l->qk_norm != 0, "qk_norm", "yes"},
+        {ATTN_FEATURE_BATCH_INVARIANT, l->batch_invariant >= 1, "batch_invariant", "yes"},
+        {ATTN_FEATURE_BATCH_INVARIANT_PREFIX, l->batch_invariant >= 2, "batch_invariant",
+         "with prefix caching"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        features |= rows[i].wanted ? rows[i].feature : 0;
+        check_need_feature(check, tell && rows[i].wanted && rows[i].field != NULL, rows[i].feature,
+                           rows[i].field, rows[i].asked);
+    }
+    return features | l->needed_features;
+}
+
 static void hold_features(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
-    check_need_feature(check, l->needs_lse, ATTN_FEATURE_LSE, "lse", "yes");
-    check_need_feature(check, l->needs_block_table_row, ATTN_FEATURE_BLOCK_TABLE_ROW,
-                       "block_table_row", "yes");
-    check_need_feature(check, l->device_seq_lens_only, ATTN_FEATURE_DEVICE_SEQ_LENS,
-                       "device_seq_lens_only", "yes");
-    check_need_feature(check, l->host_bounds, ATTN_FEATURE_HOST_BOUNDS, "host_bounds", "yes");
-    if (l->needs_page_lists && check->caps->device.type != ATTN_DEVICE_CPU) {
+    const struct attn_backend_caps *caps = check->caps;
+    if (l->needs_page_lists && caps->device.type != ATTN_DEVICE_CPU) {
         check_need_kernel(check, ATTN_KERNEL_MAKE_BLOCK_TABLE, "");
     }
-    check_need_feature(check, l->fast_prefill, ATTN_FEATURE_FAST_PREFILL, "fast_prefill", "yes");
-    check_need_feature(check, l->rope != 0, ATTN_FEATURE_FUSED_ROPE, "rope", "yes");
-    check_need_feature(check, l->qk_norm != 0, ATTN_FEATURE_FUSED_ROPE_NORM, "qk_norm", "yes");
-    check_need_feature(check, l->batch_invariant >= 1, ATTN_FEATURE_BATCH_INVARIANT,
-                       "batch_invariant", "yes");
-    check_need_feature(check, l->batch_invariant >= 2, ATTN_FEATURE_BATCH_INVARIANT_PREFIX,
-                       "batch_invariant", "with prefix caching");
-    uint64_t missing = l->needed_features & ~check->caps->features;
+    (void)features_of(check, true);
+    uint64_t missing = l->needed_features & ~caps->features;
     for (int32_t i = 0; i < NUM_FEATURES; i++) {
         if (missing >> i & 1) {
             check_refuse_number(check, "needed_features", i, "bits of the backend's features");
@@ -175,47 +190,13 @@ static void hold_features(struct check *check, int32_t phase)
                     name_of_graph_level(check->match->graph_level));
     }
     int32_t n = l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
-    int32_t longest = check->caps->graph_max_query_len;
-    if (phase == ATTN_PHASE_DECODE && l->graph_level > ATTN_GRAPH_NEVER &&
-        l->graph_level < ATTN_GRAPH_ALWAYS && longest > 0 && 1 + n > longest) {
-        check_refuse_limit(check, "graph_max_query_len", 1 + n, longest);
+    const bool captured = l->graph_level > ATTN_GRAPH_NEVER && l->graph_level < ATTN_GRAPH_ALWAYS;
+    if (phase == ATTN_PHASE_DECODE) {
+        CHECK_LIMITS(
+            check,
+            {"graph_max_query_len", 1 + n, captured ? MOST(caps->graph_max_query_len) : INT32_MAX},
+            {"num_speculative_tokens", n, MOST(caps->max_speculative_tokens)});
     }
-    int32_t most = check->caps->max_speculative_tokens;
-    if (phase == ATTN_PHASE_DECODE && most > 0 && n > most) {
-        check_refuse_limit(check, "num_speculative_tokens", n, most);
-    }
-}
-
-static uint64_t terms_of(const struct attn_layer_desc *l, uint32_t composed)
-{
-    uint64_t terms = l->causal == ATTN_CAUSAL_YES ? ATTN_TERM_CAUSAL : ATTN_TERM_BIDIRECTIONAL;
-    terms |= l->causal_per_request ? ATTN_TERM_CAUSAL_PER_REQUEST : 0;
-    if (l->has_window) {
-        terms |= l->causal != ATTN_CAUSAL_YES && l->window_right != 0 ? ATTN_TERM_SYMMETRIC_WINDOW
-                                                                      : ATTN_TERM_SLIDING_WINDOW;
-    }
-    terms |= l->chunk_size > 0 && !(composed & ATTN_COMPOSE_CHUNKED) ? ATTN_TERM_CHUNKED_LOCAL : 0;
-    terms |= l->soft_cap > 0 ? ATTN_TERM_SOFT_CAP : 0;
-    terms |= l->alibi == ATTN_ALIBI_LINEAR ? ATTN_TERM_ALIBI : 0;
-    terms |= l->alibi == ATTN_ALIBI_SQRT ? ATTN_TERM_ALIBI_SQRT : 0;
-    terms |= l->has_sinks ? ATTN_TERM_SINKS : 0;
-    terms |= l->sink_len > 0 && !(composed & ATTN_COMPOSE_STATIC_SINK) ? ATTN_TERM_STATIC_SINK : 0;
-    terms |= l->prefix_lm ? ATTN_TERM_PREFIX_LM : 0;
-    terms |= l->tree_mask == ATTN_TREE_BITS ? ATTN_TERM_TREE_BITS : 0;
-    terms |= l->tree_mask == ATTN_TREE_BIAS ? ATTN_TERM_TREE_BIAS : 0;
-    return terms;
-}
-
-static uint64_t features_of(const struct attn_layer_desc *l)
-{
-    uint64_t features = layer_has_cache(l) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
-    features |= l->needs_lse ? ATTN_FEATURE_LSE : 0;
-    features |= l->needs_block_table_row ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
-    features |= l->host_bounds ? ATTN_FEATURE_HOST_BOUNDS : 0;
-    features |= l->device_seq_lens_only ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
-    features |= l->q_scale_form != ATTN_SCALE_NONE ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
-    features |= l->batch_invariant >= 1 ? ATTN_FEATURE_BATCH_INVARIANT : 0;
-    return features | l->needed_features;
 }
 
 static bool is_of(uint64_t mask, int32_t code)
@@ -227,8 +208,7 @@ static bool is_of(uint64_t mask, int32_t code)
 static void check_combinations(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
-    uint64_t terms = terms_of(check->layer, check->match->composed);
-    uint64_t features = features_of(check->layer);
+    uint64_t terms = terms_of(check, false), features = features_of(check, false);
     for (int32_t i = 0; i < check->caps->num_refused; i++) {
         const struct attn_refused_combination *refused = &check->caps->refused[i];
         const bool kv_dtypes = is_of(refused->kv_dtypes, l->kv_dtype) ||
@@ -263,7 +243,7 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
         hold_view_forms(&check);
     }
     if (!layer->has_states) {
-        hold_terms(&check);
+        (void)terms_of(&check, true);
     }
     for (int32_t i = 0; compositions[i] != NULL; i++) {
         if (compositions[i]->match != NULL) {

@@ -42,11 +42,37 @@ void check_refuse_number(struct check *check, const char *field, int64_t asked,
     reasons_add(check->reasons, field, text, supported);
 }
 
-void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most)
+void check_limits(struct check *check, const struct limit *limits, size_t count)
 {
     char supported[48];
-    snprintf(supported, sizeof supported, "at most %lld", (long long)most);
-    check_refuse_number(check, field, asked, supported);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(supported, sizeof supported, "at most %lld", (long long)limits[i].most);
+        if (limits[i].asked > limits[i].most) {
+            check_refuse_number(check, limits[i].field, limits[i].asked, supported);
+        }
+    }
+}
+
+void check_multiple(struct check *check, const char *field, int64_t asked, int64_t multiple)
+{
+    char supported[48];
+    snprintf(supported, sizeof supported, "multiples of %lld", (long long)multiple);
+    if (multiple > 1 && asked % multiple != 0) {
+        check_refuse_number(check, field, asked, supported);
+    }
+}
+
+bool check_needs(struct check *check, const char *field, const struct need *needs, size_t count)
+{
+    bool all = true;
+    for (size_t i = 0; i < count; i++) {
+        all &= needs[i].there;
+        if (!needs[i].there && field != NULL) {
+            reasons_add(check->reasons, field, needs[i].asked,
+                        needs[i].supported != NULL ? needs[i].supported : "no");
+        }
+    }
+    return all;
 }
 
 void check_need_kernel(struct check *check, uint64_t kernel, const char *what_for)
@@ -90,7 +116,7 @@ void check_code(struct check *check, const char *field, int32_t list, int32_t co
     }
 }
 
-void check_need_feature(struct check *check, bool wanted, uint64_t feature, const char *field,
+void check_need_feature(const struct check *check, bool wanted, uint64_t feature, const char *field,
                         const char *asked)
 {
     if (wanted && !(check->caps->features & feature)) {

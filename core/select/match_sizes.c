@@ -248,12 +248,7 @@ void check_extensions(struct check *check)
 void check_heads(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
-    int32_t group = l->num_q_heads / l->num_kv_heads;
-    if (!check->whole->is_latent && check->caps->max_group > 0 && group > check->caps->max_group) {
-        check_refuse_limit(check, "group (num_q_heads / num_kv_heads)", group,
-                           check->caps->max_group);
-    }
-    if (check->caps->max_num_q_heads > 0 && l->num_q_heads > check->caps->max_num_q_heads) {
-        check_refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
-    }
+    const int32_t group = check->whole->is_latent ? 0 : l->num_q_heads / l->num_kv_heads;
+    CHECK_LIMITS(check, {"group (num_q_heads / num_kv_heads)", group, MOST(check->caps->max_group)},
+                 {"num_q_heads", l->num_q_heads, MOST(check->caps->max_num_q_heads)});
 }
