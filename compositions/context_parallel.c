@@ -263,20 +263,20 @@ static attn_status make_pairs(attn_plan *plan, struct attn_error *error)
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     const bool splits = layer_splits_queries(plan->steps[0].layer);
-    attn_status status = splits ? queries_init(plan, error) : ATTN_OK;
+    TRY(splits ? queries_init(plan, error) : ATTN_OK);
     plan->takes.all_queries = splits;
-    status = status == ATTN_OK ? make_pairs(plan, error) : status;
+    TRY(make_pairs(plan, error));
     FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
         const attn_layer *layer = step->layer;
         const double n = layer_cache_ranks(layer);
         const double split = ranks_count(layer->selected->cp->prefill);
         /* rows are written apart: keys are attended next to the cache, or pass through the ranks */
         step->fused_write = step->fused_decode = false;
-        status = status ? status : plan_check_area(plan, step, n * split, n * n * split, error);
-        if (status == ATTN_OK && splits) {
+        TRY(plan_check_area(plan, step, n * split, n * n * split, error));
+        if (splits) {
             queries_add_areas(plan, step);
         }
-        if (status == ATTN_OK && layer_is_spread(layer)) {
+        if (layer_is_spread(layer)) {
             add_areas(plan, step);
             step->keys_are_inputs = true;
             step->parts[0] = step->parts[1] = 1u << PART_NEW | 1u << PART_CONTEXT;
@@ -284,7 +284,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     }
     limit(plan);
     plan->num_integers += plan->limits.max_num_reqs + queries_max_integers(plan);
-    return status;
+    return ATTN_OK;
 }
 
 /* On this rank. */
@@ -433,9 +433,9 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     struct parallel_plan *p = parallel_plan(plan);
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *context = &p->context, *fresh = &p->own_keys;
-    attn_status status = queries_split(plan, error);
-    if (status != ATTN_OK || !plan->steps[0].keys_are_inputs) {
-        return status;
+    TRY(queries_split(plan, error));
+    if (!plan->steps[0].keys_are_inputs) {
+        return ATTN_OK;
     }
     TRY(choose_own(plan, error));
     *fresh = *whole;
@@ -462,35 +462,23 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
 static attn_status attend_context(const struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    struct attn_attend_args *args = &run->step->main[1]->args;
     struct own_tensor q, out, lse;
     over_rows(&q, run, run->q, x->n * x->q_heads, run->step->q.head_size);
     over_rows(&out, run, run->out, x->n * x->q_heads, x->out_size);
     over_lse(&lse, run, run->lse, x->n * x->q_heads);
-    args->next = NULL;
-    args->stream = run->io->stream;
-    args->q = &q.tensor;
-    args->k = args->v = NULL;
-    args->out = &out.tensor;
-    args->lse = &lse.tensor;
-    return operation(launch_name(run->step->main[1]), run->step->main[1]->kernel(args, error),
-                     error);
+    const struct attn_step_io attend = {
+        .stream = run->io->stream, .q = &q.tensor, .out = &out.tensor, .lse = &lse.tensor};
+    return launch_run(run->step->main[1], &attend, error);
 }
 
 /* The step's own keys, to the run's out and to `lse`. */
 static attn_status attend_own(const struct exchange_run *run, const struct attn_step_io *io,
                               const struct attn_tensor *lse, struct attn_error *error)
 {
-    struct attn_attend_args *args = &run->step->main[0]->args;
-    args->next = NULL;
-    args->stream = io->stream;
-    args->q = io->q;
-    args->k = io->k;
-    args->v = io->v;
-    args->out = io->out;
-    args->lse = lse;
-    return operation(launch_name(run->step->main[0]), run->step->main[0]->kernel(args, error),
-                     error);
+    struct attn_step_io attend = *io;
+    attend.next = NULL;
+    attend.lse = lse;
+    return launch_run(run->step->main[0], &attend, error);
 }
 
 /* The step's own keys, and the merge with what the ranks have of the context. */
@@ -500,18 +488,17 @@ static attn_status attend_new(struct exchange_run *run, struct attn_error *error
     const struct attn_step_io *io = run->io;
     struct own_tensor out, lse, new_lse;
     struct all_keys slices;
-    attn_status status = ATTN_OK;
     if (run->p->split) {
-        status = queries_slice_keys(plan, run->step, io, &slices, error);
+        TRY(queries_slice_keys(plan, run->step, io, &slices, error));
         io = &slices.io;
     }
     part_tensors(run, run->received, &out, &lse);
     run->x.tokens = plan->given.num_actual_tokens;
     over_lse(&new_lse, run, run->lse, run->x.q_heads); /* the context's is used up */
-    status = status ? status : attend_own(run, io, &new_lse.tensor, error);
-    return status == ATTN_OK ? merge_parts(run, &out.tensor, &lse.tensor, io->out, &new_lse.tensor,
-                                           io->out, io->lse, error)
-                             : status;
+    TRY(attend_own(run, io, &new_lse.tensor, error));
+    return merge_parts(run, (struct part_result){&out.tensor, &lse.tensor},
+                       (struct part_result){io->out, &new_lse.tensor},
+                       (struct part_result){io->out, io->lse}, error);
 }
 
 /* Likewise where the ranks' table exchanges heads: the own keys first, which wait for nobody. */
@@ -551,12 +538,12 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     if (exchange_is_small(&exchange.x)) {
         return run_small(&exchange, error);
     }
-    attn_status status = rows_gather(&exchange, &rows, error);
-    status = status ? status : heads_gather(&exchange, rows, error);
-    status = status ? status : attend_context(&exchange, error);
-    status = status ? status : heads_reduce(&exchange, error);
-    status = status ? status : rows_reduce(&exchange, error);
-    return status == ATTN_OK && step->main[0] != NULL ? attend_new(&exchange, error) : status;
+    TRY(rows_gather(&exchange, &rows, error));
+    TRY(heads_gather(&exchange, rows, error));
+    TRY(attend_context(&exchange, error));
+    TRY(heads_reduce(&exchange, error));
+    TRY(rows_reduce(&exchange, error));
+    return step->main[0] != NULL ? attend_new(&exchange, error) : ATTN_OK;
 }
 
 static void choose(attn_plan *plan, struct step *step)

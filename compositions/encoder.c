@@ -168,7 +168,7 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
 static attn_status follow(const attn_plan *plan, const struct step *step, const struct input *in,
                           int32_t i, void *stream, struct attn_error *error)
 {
-    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *instance = step_instance(step);
     const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
     const struct places *places = plan->data[COMPOSITION_ENCODER];
     const int32_t length = step->layer->selected->mm_quant->amax_history_len;
@@ -186,7 +186,7 @@ static attn_status follow(const attn_plan *plan, const struct step *step, const 
 static attn_status clear_padding(const struct step *step, const struct input *in, void *stream,
                                  struct attn_error *error)
 {
-    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *instance = step_instance(step);
     const size_t size = (size_t)in->out.shape[2], padded = (size_t)in->padded.shape[2];
     const struct attn_fill_args args = {.struct_size = sizeof args,
                                         .instance = instance->handle,
@@ -201,7 +201,7 @@ static attn_status clear_padding(const struct step *step, const struct input *in
 static attn_status quantize(const struct step *step, const struct input *in, int32_t i,
                             void *stream, struct attn_error *error)
 {
-    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *instance = step_instance(step);
     const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
     const struct attn_quantize_args args = {.struct_size = sizeof args,
                                             .instance = instance->handle,
@@ -222,7 +222,6 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     bool follows = step->layer->selected->mm_quant->amax_history_len > 0;
     struct input inputs[INPUTS];
     struct attn_step_io quantized = *io;
-    attn_status status = ATTN_OK;
     if (plan->num_key_rows > plan->limits.max_num_tokens) {
         return error_set(
             error, ATTN_ERROR_LIMIT, "key_start_loc",
@@ -230,13 +229,10 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
             "tokens",
             plan->num_key_rows, plan->limits.max_num_tokens);
     }
-    for (int32_t i = 0; i < INPUTS && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < INPUTS; i++) {
         input_init(&inputs[i], plan, step, i, given[i]);
-        status = follows ? follow(plan, step, &inputs[i], i, io->stream, error) : status;
-        status = status ? status : quantize(step, &inputs[i], i, io->stream, error);
-    }
-    if (status != ATTN_OK) {
-        return status;
+        TRY(follows ? follow(plan, step, &inputs[i], i, io->stream, error) : ATTN_OK);
+        TRY(quantize(step, &inputs[i], i, io->stream, error));
     }
     quantized.q = &inputs[0].padded.tensor;
     quantized.k = &inputs[1].padded.tensor;

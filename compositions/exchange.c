@@ -42,7 +42,7 @@ struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
                                .p = p,
                                .step = step,
                                .io = io,
-                               .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
+                               .instance = step_instance(step),
                                .packed = base + p->at.packed,
                                .gathered = base + p->at.gathered,
                                .q = base + p->at.q,
@@ -102,19 +102,18 @@ attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
     const bool by_row = rows < heads;
     const int64_t outer = parts * (by_row ? rows : heads), inner = by_row ? heads : rows;
     struct attn_block_copy copies[MOST_COPIES];
-    attn_status status = ATTN_OK;
-    for (int64_t i = 0, n = 0; i < outer && status == ATTN_OK; i++) {
+    for (int64_t i = 0, n = 0; i < outer; i++) {
         const int64_t part = i % parts, at = i / parts;
         copies[n++] = (struct attn_block_copy){
             from->data + part * from->part + at * (by_row ? from->row : from->head),
             to->data + part * to->part + at * (by_row ? to->row : to->head),
             by_row ? from->head : from->row, by_row ? to->head : to->row, bytes};
         if (n == MOST_COPIES || i + 1 == outer) {
-            status = copy_all(run, copies, (int32_t)n, inner, error);
+            TRY(copy_all(run, copies, (int32_t)n, inner, error));
             n = 0;
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 /* Of a call that brings no text, the core's. */
@@ -179,23 +178,11 @@ void over_lse(struct own_tensor *over, const struct exchange_run *run, float *da
     tensor_set_lse(over, &like, data, heads, run->x.tokens);
 }
 
-attn_status merge_parts(const struct exchange_run *run, const struct attn_tensor *a,
-                        const struct attn_tensor *a_lse, const struct attn_tensor *b,
-                        const struct attn_tensor *b_lse, const struct attn_tensor *out,
-                        const struct attn_tensor *lse, struct attn_error *error)
+attn_status merge_parts(const struct exchange_run *run, struct part_result a, struct part_result b,
+                        struct part_result to, struct attn_error *error)
 {
-    const struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                                .instance = run->instance->handle,
-                                                .stream = run->io->stream,
-                                                .prefix_out = a,
-                                                .prefix_lse = a_lse,
-                                                .suffix_out = b,
-                                                .suffix_lse = b_lse,
-                                                .out = out,
-                                                .lse = lse,
-                                                .num_rows = run->x.tokens,
-                                                .num_rows_with_prefix = run->x.tokens};
-    return operation("merge", run->step->merge(&args, error), error);
+    return step_merge(run->step, a, b, to, (struct merge_rows){0, run->x.tokens, run->x.tokens},
+                      run->io->stream, error);
 }
 
 void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tensor *out,
@@ -257,10 +244,11 @@ static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, i
     const int64_t part = exchange_part(&run->x, run->x.tokens);
     struct own_tensor out, lse, next_out, next_lse;
     part_tensors(run, areas, &out, &lse);
+    const struct part_result merged = {&out.tensor, &lse.tensor};
+    const struct part_result next = {&next_out.tensor, &next_lse.tensor};
     for (int64_t rank = 1; rank < ranks; rank++) {
         part_tensors(run, areas + rank * part, &next_out, &next_lse);
-        TRY(merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
-                        &out.tensor, &lse.tensor, error));
+        TRY(merge_parts(run, merged, next, merged, error));
     }
     return ATTN_OK;
 }
@@ -291,37 +279,30 @@ static attn_status reduce_by_sum(const struct exchange_run *run, struct attn_err
     over_rows(&zeros, run, base + p->at.zeros, heads, run->x.out_size);
     over_lse(&lse, run, run->lse, heads);
     over_lse(&others, run, other_lse, heads);
-    attn_status status = zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error);
-    if (status == ATTN_OK) {
-        status = collective_run(x->ranks, x->ranks->all_gather, run->lse, all,
-                                heads * x->tokens * 4, run->io->stream, error);
-    }
-    for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
+    const struct part_result all_heads = {&out.tensor, &lse.tensor};
+    const struct part_result weighed = {&zeros.tensor, &others.tensor};
+    TRY(zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error));
+    TRY(collective_run(x->ranks, x->ranks->all_gather, run->lse, all, heads * x->tokens * 4,
+                       run->io->stream, error));
+    for (int64_t rank = 0; rank < x->n; rank++) {
         float *theirs = all + rank * heads * x->tokens;
         if (rank == x->ranks->rank) {
             continue;
         }
         if (found++ == 0) {
-            status = copy_rows(run, other_lse, 0, theirs, 0, heads * x->tokens * 4, 1, error);
+            TRY(copy_rows(run, other_lse, 0, theirs, 0, heads * x->tokens * 4, 1, error));
             continue;
         }
         over_lse(&one, run, theirs, heads);
-        status = merge_parts(run, &zeros.tensor, &others.tensor, &zeros.tensor, &one.tensor,
-                             &zeros.tensor, &others.tensor, error);
+        TRY(merge_parts(run, weighed, (struct part_result){&zeros.tensor, &one.tensor}, weighed,
+                        error));
     }
-    if (status == ATTN_OK) {
-        status = merge_parts(run, &out.tensor, &lse.tensor, &zeros.tensor, &others.tensor,
-                             &out.tensor, &lse.tensor, error);
-    }
-    if (status == ATTN_OK) {
-        status = order_heads(run, run->out, run->send, count * 4, x->out_row, 0, x->n, true, error);
-    }
-    if (status == ATTN_OK) { /* the weighted lse of its own heads, next to where the sum goes */
-        status = pack_parts(run, x->ranks->rank, 1, run->received, error);
-    }
-    return status == ATTN_OK ? collective_run(x->ranks, x->ranks->reduce_scatter_f32, run->send,
-                                              run->received, count, run->io->stream, error)
-                             : status;
+    TRY(merge_parts(run, all_heads, weighed, all_heads, error));
+    TRY(order_heads(run, run->out, run->send, count * 4, x->out_row, 0, x->n, true, error));
+    /* the weighted lse of its own heads, next to where the sum goes */
+    TRY(pack_parts(run, x->ranks->rank, 1, run->received, error));
+    return collective_run(x->ranks, x->ranks->reduce_scatter_f32, run->send, run->received, count,
+                          run->io->stream, error);
 }
 
 attn_status heads_reduce(const struct exchange_run *run, struct attn_error *error)
@@ -383,15 +364,12 @@ attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct a
     const struct exchange *x = &run->x;
     const attn_plan *plan = run->plan;
     int64_t row = x->q_heads * x->q_row;
-    attn_status status = pack_rows(run, run->packed, run->io->q, x->q_heads, x->q_row,
-                                   plan->given.num_actual_tokens, error);
-    *rows = run->packed;
-    if (status == ATTN_OK && run->p->split) {
-        *rows = plan->scratch + run->p->at.rows;
-        status = collective_run(x->rows, x->rows->all_gather, run->packed, *rows,
-                                run->p->widest * row, run->io->stream, error);
-    }
-    return status;
+    TRY(pack_rows(run, run->packed, run->io->q, x->q_heads, x->q_row, plan->given.num_actual_tokens,
+                  error));
+    *rows = run->p->split ? plan->scratch + run->p->at.rows : run->packed;
+    return run->p->split ? collective_run(x->rows, x->rows->all_gather, run->packed, *rows,
+                                          run->p->widest * row, run->io->stream, error)
+                         : ATTN_OK;
 }
 
 /* The rows of each rank out of the part at `from`, which has all ranks', as a part of their own. */
@@ -421,16 +399,12 @@ attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
     if (x->rows == NULL) {
         return ATTN_OK;
     }
-    int64_t tokens = run->p->split ? run->p->widest : x->tokens;
-    int64_t part = exchange_part(x, tokens);
-    attn_status status = run->p->split ? pack_ranks(run, run->received, send, error) : ATTN_OK;
-    if (status == ATTN_OK) {
-        status = run->p->split ? collective_run(x->rows, x->rows->all_to_all, send, received, part,
-                                                run->io->stream, error)
-                               : collective_run(x->rows, x->rows->all_gather, run->received,
-                                                received, part, run->io->stream, error);
-    }
+    const bool split = run->p->split;
+    int64_t tokens = split ? run->p->widest : x->tokens, part = exchange_part(x, tokens);
+    TRY(split ? pack_ranks(run, run->received, send, error) : ATTN_OK);
+    TRY(collective_run(x->rows, split ? x->rows->all_to_all : x->rows->all_gather,
+                       split ? send : run->received, received, part, run->io->stream, error));
     x->tokens = tokens;
     run->received = received;
-    return status == ATTN_OK ? merge_ranks(run, received, x->rows->world_size, error) : status;
+    return merge_ranks(run, received, x->rows->world_size, error);
 }

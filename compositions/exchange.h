@@ -62,10 +62,8 @@ typedef attn_status collective(const struct attn_collective_args *args, struct a
 /* A collective of the engine; where it brings no text, the core's. */
 attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
                            void *receive, int64_t count, void *stream, struct attn_error *error);
-attn_status merge_parts(const struct exchange_run *run, const struct attn_tensor *a,
-                        const struct attn_tensor *a_lse, const struct attn_tensor *b,
-                        const struct attn_tensor *b_lse, const struct attn_tensor *out,
-                        const struct attn_tensor *lse, struct attn_error *error);
+attn_status merge_parts(const struct exchange_run *run, struct part_result a, struct part_result b,
+                        struct part_result to, struct attn_error *error);
 
 /* Over the ranks that split the heads: queries at `rows` to run->q; out and lse of all
  * heads to this rank's part in run->received. */

@@ -40,31 +40,24 @@ attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
         tensor_set_lse(&lse[i], &like, plan->scratch + plan->layout.lse[i], step->out.heads,
                        plan->num_tokens);
     }
-    attn_status status = launch_run(first, io, &out.tensor, &lse[0].tensor, error);
-    for (int32_t i = 0; i < 2 && step->main[i] != NULL && status == ATTN_OK; i++) {
-        step->main[i]->args.k = io->k;
-        step->main[i]->args.v = io->v;
-        status = launch_run(step->main[i], io, io->out, &lse[1].tensor, error);
-    }
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                          .instance = first->args.instance,
-                                          .stream = io->stream,
-                                          .prefix_out = &out.tensor,
-                                          .prefix_lse = &lse[0].tensor,
-                                          .suffix_out = io->out,
-                                          .suffix_lse = &lse[1].tensor,
-                                          .out = io->out,
-                                          .lse = io->lse};
+    struct attn_step_io part = *io;
+    part.k = first->args.k;
+    part.v = first->args.v;
+    part.out = &out.tensor;
+    part.lse = &lse[0].tensor;
+    TRY(launch_run(first, &part, error));
+    part = *io;
+    part.lse = &lse[1].tensor;
+    TRY(run_attends(plan, step, &part, error));
+    const struct part_result prefix = {&out.tensor, &lse[0].tensor};
     int64_t row = plan->first_row;
-    for (int32_t i = 0; i < num_runs && status == ATTN_OK; i++) {
-        args.first_row = row;
-        args.num_rows = runs[i].end_row - row;
-        args.num_rows_with_prefix = runs[i].with_prefix ? args.num_rows : 0;
-        status = operation("merge", step->merge(&args, error), error);
+    for (int32_t i = 0; i < num_runs; i++) {
+        const int64_t rows = runs[i].end_row - row;
+        TRY(step_merge(step, prefix, (struct part_result){io->out, part.lse},
+                       (struct part_result){io->out, io->lse},
+                       (struct merge_rows){row, rows, runs[i].with_prefix ? rows : 0}, io->stream,
+                       error));
         row = runs[i].end_row;
     }
-    return status;
+    return ATTN_OK;
 }

@@ -393,7 +393,7 @@ static void choose(attn_plan *plan, struct step *step)
     struct mla_plan *p = mla_plan(plan);
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
     struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
-    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *instance = step_instance(step);
     bool mixed = instance == step->layer->served[ATTN_PHASE_DECODE].instance &&
                  instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
     if (step->program != NULL) {

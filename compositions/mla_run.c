@@ -90,7 +90,7 @@ static attn_status project(const struct mla_call *run, const struct instance *in
 static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_tensor *from,
                                 int64_t size, const struct attn_tensor *to)
 {
-    const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *instance = step_instance(run->step);
     struct own_tensor w;
     void *identity = (void *)(uintptr_t)run->p->identity;
     const struct attn_batched_gemm_args args = {.struct_size = sizeof args,
@@ -107,16 +107,9 @@ static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_te
 static attn_status launch_mla(const struct mla_call *run, struct launch *launch,
                               const struct attn_io_mla *mla, const struct attn_tensor *out)
 {
-    struct attn_attend_args *args = &launch->args;
-    args->next = &mla->ext;
-    args->stream = run->io->stream;
-    args->q = args->k = args->v = NULL;
-    args->out = out;
-    args->lse = run->io->lse;
-    attn_status status = launch->kernel(args, run->error);
-    args->next = NULL;
-    args->lse = NULL;
-    return operation(launch_name(launch), status, run->error);
+    const struct attn_step_io attend = {
+        .next = &mla->ext, .stream = run->io->stream, .out = out, .lse = run->io->lse};
+    return launch_run(launch, &attend, run->error);
 }
 
 /* Plain lists become the layer's top k, others go to the kernel as they came. */
@@ -159,21 +152,18 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch,
                                                     first, end, padded, m->kv_lora_rank);
     const struct attn_tensor *latent_out = in_scratch(
         &out, run->plan, &run->like, run->p->at.latent_out, first, end, padded, m->kv_lora_rank);
-    attn_status status = project(
-        run, instance, by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-        &run->weights->uk, false,
-        by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
+    TRY(project(run, instance,
+                by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
+                &run->weights->uk, false,
+                by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank)));
     mla.q_nope = latent_q;
     struct own_tensor reduced;
-    if (status == ATTN_OK && layer_is_spread(layer)) {
-        status = mla_attend_spread(run->plan, run->step, run->io, launch, &mla, end, &reduced,
-                                   run->error);
+    if (layer_is_spread(layer)) {
+        TRY(mla_attend_spread(run->plan, run->step, run->io, launch, &mla, end, &reduced,
+                              run->error));
         latent_out = &reduced.tensor;
     } else {
-        status = status == ATTN_OK ? launch_mla(run, launch, &mla, latent_out) : status;
-    }
-    if (status != ATTN_OK) {
-        return status;
+        TRY(launch_mla(run, launch, &mla, latent_out));
     }
     return project(run, instance,
                    by_head(&a, latent_out, run->heads, first, end, 0, m->kv_lora_rank),
@@ -233,19 +223,11 @@ static attn_status join_query(const struct mla_call *run, int64_t first, int64_t
 
 static attn_status attend_keys(const struct mla_call *run, struct launch *launch,
                                const struct attn_tensor *q, const struct attn_tensor *k,
-                               const struct attn_tensor *v, const struct attn_tensor *out,
-                               const struct attn_tensor *lse)
+                               const struct attn_tensor *v, struct part_result to)
 {
-    struct attn_attend_args *args = &launch->args;
-    args->stream = run->io->stream;
-    args->q = q;
-    args->k = k;
-    args->v = v;
-    args->out = out;
-    args->lse = lse;
-    attn_status status = launch->kernel(args, run->error);
-    args->lse = NULL;
-    return operation(launch_name(launch), status, run->error);
+    const struct attn_step_io attend = {
+        .stream = run->io->stream, .q = q, .k = k, .v = v, .out = to.out, .lse = to.lse};
+    return launch_run(launch, &attend, run->error);
 }
 
 void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
@@ -300,7 +282,7 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
     attn_plan *plan = run->plan;
     const struct context_chunk *chunk = &run->p->chunks[index];
     struct launch *launch = &run->step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT];
-    const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *instance = step_instance(run->step);
     const struct attn_mla_desc *m = run->desc;
     const struct attn_layer_desc *l = run->step->layer->desc;
     struct own_tensor rows, k, v, out, partial_lse;
@@ -317,43 +299,30 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
     mla_chunk_view(plan, chunk, &view);
     struct own_tensor local;
     in_scratch(&local, plan, &run->like, run->p->at.local, 0, chunk->num_rows, 1, l->head_size);
-    attn_status status = gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor);
-    if (status == ATTN_OK && spread) {
-        status = mla_gather_spread(plan, run->step, run->io, chunk, run->error);
-    }
+    TRY(gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor));
+    TRY(spread ? mla_gather_spread(plan, run->step, run->io, chunk, run->error) : ATTN_OK);
     /* the gathered row is latent and rope part side by side, the same for all heads */
     rows.tensor.ndim = 2;
     rows.shape[1] = l->head_size;
     rows.strides[1] = 1;
-    if (status == ATTN_OK) {
-        status = project_keys(run, &rows.tensor, &rows.tensor, m->kv_lora_rank, 0, count, &k.tensor,
-                              &v.tensor);
-    }
+    TRY(project_keys(run, &rows.tensor, &rows.tensor, m->kv_lora_rank, 0, count, &k.tensor,
+                     &v.tensor));
+    attn_status status = ATTN_OK;
     launch->args.batch = &view;
-    if (status == ATTN_OK && run->p->num_chunks > 1 && instance->kernels.schedule != NULL) {
+    if (run->p->num_chunks > 1 && instance->kernels.schedule != NULL) {
         launch->args.stream = run->io->stream; /* one schedule's memory serves all chunks in turn */
         launch->args.q = launch->args.k = launch->args.v = launch->args.out = NULL;
         status = instance->kernels.schedule(&launch->args, ATTN_PLAN_EAGER, run->error);
     }
-    if (status == ATTN_OK) {
-        status =
-            attend_keys(run, launch, q, &k.tensor, &v.tensor, &out.tensor, &partial_lse.tensor);
-    }
+    const struct part_result partial = {&out.tensor, &partial_lse.tensor};
+    const struct part_result so_far = {run->io->out, lse};
+    status = status ? status : attend_keys(run, launch, q, &k.tensor, &v.tensor, partial);
     launch->args.batch = &run->p->first_chunk;
-    struct attn_merge_states_args merge = {.struct_size = sizeof merge,
-                                           .instance = instance->handle,
-                                           .stream = run->io->stream,
-                                           .prefix_out = &out.tensor,
-                                           .prefix_lse = &partial_lse.tensor,
-                                           .suffix_out = run->io->out,
-                                           .suffix_lse = lse,
-                                           .out = run->io->out,
-                                           .lse = lse,
-                                           .first_row = chunk->first_row,
-                                           .num_rows = chunk->end_row - chunk->first_row,
-                                           .num_rows_with_prefix =
-                                               chunk->end_row - chunk->first_row};
-    return status == ATTN_OK ? run->step->merge(&merge, run->error) : status;
+    TRY(status);
+    const int64_t count_rows = chunk->end_row - chunk->first_row;
+    return step_merge(run->step, partial, so_far, so_far,
+                      (struct merge_rows){chunk->first_row, count_rows, count_rows},
+                      run->io->stream, run->error);
 }
 
 /* Rows first .. end-1, prefills: causal over their own keys, then chunk by chunk over what came
@@ -373,7 +342,8 @@ static attn_status run_per_head(const struct mla_call *run, int64_t first, int64
     }
     TRY(join_query(run, first, end, &q));
     TRY(project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, first, end, &k.tensor, &v.tensor));
-    TRY(attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor, run->io->out, lse));
+    TRY(attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor,
+                    (struct part_result){run->io->out, lse}));
     for (int32_t i = 0; i < run->p->num_chunks; i++) {
         TRY(run_chunk(run, i, &q.tensor, lse));
     }

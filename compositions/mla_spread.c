@@ -59,14 +59,14 @@ static attn_status gather_queries(struct exchange_run *run, const struct attn_ml
                                  *all[] = {&q->tensor, &pe->tensor};
         return heads_gather_small(run, own, all, two ? 2 : 1, error);
     }
-    attn_status status = heads_gather(run, mla->q_nope->data, error);
-    if (status == ATTN_OK && two) {
-        run->q = pe_rows;
-        x->q_row = m->qk_rope_head_dim * element;
-        status = pack_rows(run, run->packed, mla->q_pe, x->q_heads, x->q_row, x->tokens, error);
-        status = status == ATTN_OK ? heads_gather(run, run->packed, error) : status;
+    TRY(heads_gather(run, mla->q_nope->data, error));
+    if (!two) {
+        return ATTN_OK;
     }
-    return status;
+    run->q = pe_rows;
+    x->q_row = m->qk_rope_head_dim * element;
+    TRY(pack_rows(run, run->packed, mla->q_pe, x->q_heads, x->q_row, x->tokens, error));
+    return heads_gather(run, run->packed, error);
 }
 
 attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -78,33 +78,24 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
     const struct exchange *x = &run.x;
     const bool small = exchange_is_small(x);
     struct attn_io_mla all = *mla;
-    struct attn_attend_args *args = &launch->args;
     struct own_tensor q, pe, latent, lse, part_lse;
     const int64_t heads = x->n * x->q_heads;
-    attn_status status = gather_queries(&run, m, mla, &q, &pe, error);
+    TRY(gather_queries(&run, m, mla, &q, &pe, error));
     all.q_nope = &q.tensor;
     all.q_pe = m->qk_rope_head_dim > 0 ? &pe.tensor : all.q_pe;
     over_rows(&latent, &run, run.out, heads, m->kv_lora_rank);
     over_lse(&lse, &run, run.lse, heads);
-    args->next = &all.ext;
-    args->stream = io->stream;
-    args->q = args->k = args->v = NULL;
-    args->out = &latent.tensor;
-    args->lse = &lse.tensor;
-    if (status == ATTN_OK) {
-        status = operation(launch_name(launch), launch->kernel(args, error), error);
-    }
-    args->next = NULL;
-    args->lse = NULL;
+    const struct attn_step_io attend = {
+        .next = &all.ext, .stream = io->stream, .out = &latent.tensor, .lse = &lse.tensor};
+    TRY(launch_run(launch, &attend, error));
     part_tensors(&run, run.received, out, &part_lse);
-    if (status == ATTN_OK && small) {
+    if (small) {
         const struct attn_merge_heads_args merge = {
             .all_out = &latent.tensor, .all_lse = &lse.tensor, .out = &out->tensor, .lse = io->lse};
         return heads_merge_small(&run, &merge, error);
     }
-    status = status == ATTN_OK ? heads_reduce(&run, error) : status;
-    return status == ATTN_OK && io->lse != NULL ? copy_lse(&run, &part_lse, io->lse, error)
-                                                : status;
+    TRY(heads_reduce(&run, error));
+    return io->lse != NULL ? copy_lse(&run, &part_lse, io->lse, error) : ATTN_OK;
 }
 
 attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -117,14 +108,14 @@ attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct a
     int64_t row = step->layer->desc->head_size * element;
     uint8_t *gathered = plan->scratch + p->at.gathered;
     uint8_t *rows = plan->scratch + p->at.rows;
-    attn_status status = collective_run(ranks, ranks->all_gather, plan->scratch + p->at.local,
-                                        gathered, chunk->num_rows * row, io->stream, error);
-    for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size && status == ATTN_OK; i++) {
+    TRY(collective_run(ranks, ranks->all_gather, plan->scratch + p->at.local, gathered,
+                       chunk->num_rows * row, io->stream, error));
+    for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size; i++) {
         int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];
         int64_t from = rank * chunk->num_rows + chunk->start[i / ranks->world_size];
-        status = copy_rows(&run, rows + at * row, 0, gathered + from * row, 0, count * row,
-                           count > 0, error);
+        TRY(copy_rows(&run, rows + at * row, 0, gathered + from * row, 0, count * row, count > 0,
+                      error));
         at += count;
     }
-    return status;
+    return ATTN_OK;
 }

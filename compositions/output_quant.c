@@ -54,7 +54,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
 {
     const struct attn_io_output_quant *given = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct attn_layer_desc *layer = step->layer->desc;
-    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *instance = step_instance(step);
     const struct attn_tensor like = tensor_like(plan, &step->out);
     struct own_tensor plain;
     struct attn_step_io numbers = *io;

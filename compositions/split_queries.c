@@ -241,17 +241,16 @@ static attn_status copy_runs(const struct exchange_run *run, const struct row_ru
 {
     const struct parallel_plan *p = run->p;
     const attn_plan *plan = run->plan;
-    attn_status status = ATTN_OK;
     for (int32_t part = 0; part < 2; part++) {
         int64_t row = row_bytes(part == 0 ? &run->step->k : &run->step->v);
         uint8_t *source = plan->scratch + p->at.keys[part][from];
         uint8_t *target = plan->scratch + p->at.keys[part][to];
-        for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
-            status = copy_rows(run, target + runs[i].to * row, 0, source + runs[i].from * row, 0,
-                               runs[i].rows * row, runs[i].rows > 0, error);
+        for (int32_t i = 0; i < count; i++) {
+            TRY(copy_rows(run, target + runs[i].to * row, 0, source + runs[i].from * row, 0,
+                          runs[i].rows * row, runs[i].rows > 0, error));
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 static struct exchange_run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io)
@@ -260,7 +259,7 @@ static struct exchange_run run_of(attn_plan *plan, struct step *step, const stru
                                  .p = parallel_plan(plan),
                                  .step = step,
                                  .io = io,
-                                 .instance = step->layer->served[ATTN_PHASE_PREFILL].instance};
+                                 .instance = step_instance(step)};
 }
 
 attn_status queries_gather_keys(attn_plan *plan, struct step *step,
@@ -271,25 +270,19 @@ attn_status queries_gather_keys(attn_plan *plan, struct step *step,
     const struct attn_collectives *ranks = step->layer->selected->cp->prefill;
     const struct exchange_run run = run_of(plan, step, io);
     const struct attn_tensor *inputs[] = {io->k, io->v};
-    attn_status status = ATTN_OK;
-    for (int32_t part = 0; part < 2 && status == ATTN_OK; part++) {
+    for (int32_t part = 0; part < 2; part++) {
         const struct tensor_form *kind = part == 0 ? &step->k : &step->v;
         const size_t *areas = p->at.keys[part];
         int64_t row = row_bytes(kind);
-        status = pack_rows(&run, plan->scratch + areas[SENT], inputs[part], kind->heads,
-                           row / kind->heads, plan->given.num_actual_tokens, error);
-        if (status == ATTN_OK) {
-            status =
-                collective_run(ranks, ranks->all_gather, plan->scratch + areas[SENT],
-                               plan->scratch + areas[GATHERED], p->widest * row, io->stream, error);
-        }
+        TRY(pack_rows(&run, plan->scratch + areas[SENT], inputs[part], kind->heads,
+                      row / kind->heads, plan->given.num_actual_tokens, error));
+        TRY(collective_run(ranks, ranks->all_gather, plan->scratch + areas[SENT],
+                           plan->scratch + areas[GATHERED], p->widest * row, io->stream, error));
     }
-    if (status == ATTN_OK) {
-        status = copy_runs(&run, p->runs, p->num_runs, GATHERED, ORDERED, error);
-    }
+    TRY(copy_runs(&run, p->runs, p->num_runs, GATHERED, ORDERED, error));
     keys_over(plan, step, ORDERED, p->num_keys, io, &p->ordered);
     *given = &p->ordered.io;
-    return status;
+    return ATTN_OK;
 }
 
 attn_status queries_slice_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,

@@ -276,6 +276,12 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
 /* Bytes of a row of a step's output, before it is quantized. */
 int64_t step_row_bytes(const struct step *step);
 
+/* What runs all that a step has besides its attends. */
+static inline const struct instance *step_instance(const struct step *step)
+{
+    return step->layer->served[ATTN_PHASE_PREFILL].instance;
+}
+
 /* The first step from `at` on of a layer that a composition serves, or NULL. */
 static inline struct step *plan_served(const attn_plan *plan, int32_t composition, struct step *at)
 {
@@ -408,10 +414,20 @@ step_program *step_attends(attn_plan *plan, struct step *step);
 extern step_program run_idle, run_nothing, run_attends;
 /* What it does, as errors name it: "attend prefix". */
 const char *launch_name(const struct launch *launch);
-/* One attend with the run's q and extensions. */
+/* One attend of `io`: its tensors, extensions and stream. */
 attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
-                       const struct attn_tensor *out, const struct attn_tensor *lse,
                        struct attn_error *error);
+/* Two parts of rows first .. first + count - 1 become one by log-sum-exp; of rows from
+ * first + with_prefix on it is the suffix. */
+struct part_result {
+    const struct attn_tensor *out, *lse;
+};
+struct merge_rows {
+    int64_t first, count, with_prefix;
+};
+attn_status step_merge(const struct step *step, struct part_result prefix,
+                       struct part_result suffix, struct part_result to, struct merge_rows rows,
+                       void *stream, struct attn_error *error);
 /* Sets the bytes of a tensor's rows to the step's idle_byte on the plan's device. */
 attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct attn_tensor *tensor,
                         void *stream, struct attn_error *error);
