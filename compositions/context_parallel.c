@@ -352,12 +352,9 @@ static attn_status take_local(const attn_plan *plan,
                        "max_local_seq_len",
                        r, lens[r], limit);
         }
-        if (validate && given->local_seq_lens[r] != lens[r]) {
-            return BAD("local_seq_lens",
-                       "local_seq_lens[%d] is %d on the device and %d on the host", r,
-                       given->local_seq_lens[r], lens[r]);
-        }
     }
+    TRY(validate_copy("local_seq_lens", validate ? given->local_seq_lens : NULL, lens,
+                      whole->num_reqs, false, error));
     context->seq_lens = given->local_seq_lens;
     context->seq_lens_host = lens;
     context->max_seq_len = most;

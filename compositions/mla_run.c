@@ -240,12 +240,9 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
     view->num_actual_tokens = chunk->end_row;
     view->query_start_loc += first;
     view->query_start_loc_host += first;
-    if (view->block_table_row != NULL) {
-        view->block_table_row += first;
-    } else {
-        view->block_table += first * view->block_table_stride;
-        view->block_table_rows -= first;
-    }
+    struct attn_batch_table own = own_table(view);
+    table_cut(&own, first);
+    own_table_put(view, &own);
     view->key_start_loc_host = chunk->key_start;
     view->key_start_loc = plan_on_device(plan, chunk->key_start);
     view->max_seq_len = p->chunk_rows;

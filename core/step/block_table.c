@@ -2,6 +2,8 @@
 /* The block tables that kernels get where the engine's are others: entries that are several of the
  * kernel's blocks, or page lists with offsets. They are made in the workspace by each plan, so that
  * kernels and compositions know one form. */
+#include <stdio.h>
+
 #include "step/plan_state.h"
 
 #define MAX_TABLE 0x1p50 /* entries of a made table */
@@ -11,16 +13,10 @@ static const attn_layer *owner_of(const attn_plan *plan)
     return plan->steps[0].layer->owner;
 }
 
-int64_t plan_tokens_per_entry(const attn_plan *plan)
+/* Rows of a block of the caches that table `number`, from 1, addresses, and tokens of a row. */
+static int32_t rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row)
 {
     const attn_layer *owner = owner_of(plan);
-    return owner->tokens_per_block * owner->selected->blocks_per_entry;
-}
-
-int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row)
-{
-    const attn_layer *owner = plan->steps[0].layer->owner;
-    *tokens_per_row = 1;
     for (int32_t i = 0; i < owner->num_further; i++) {
         if (owner->caches[i].table == number) {
             *tokens_per_row = owner->caches[i].tokens_per_row;
@@ -35,14 +31,14 @@ static attn_status init_table(attn_plan *plan, int32_t number, bool lists, struc
 {
     const struct attn_limits *limits = &plan->limits;
     struct made_table *made = &plan->made[number];
-    int32_t tokens = 1;
+    made->tokens_per_row = 1;
     made->parts = number == 0 ? owner_of(plan)->selected->blocks_per_entry : 1;
-    made->rows_per_entry =
-        number == 0 ? plan_tokens_per_entry(plan) : table_rows_per_block(plan, number, &tokens);
+    made->rows_per_entry = number == 0 ? owner_of(plan)->tokens_per_block * made->parts
+                                       : rows_per_block(plan, number, &made->tokens_per_row);
     if (made->parts == 1 && !lists) {
         return ATTN_OK;
     }
-    const int64_t in_entry = made->rows_per_entry * tokens;
+    const int64_t in_entry = made->rows_per_entry * made->tokens_per_row;
     const int64_t entries = limits->max_seq_len > 0
                                 ? (limits->max_seq_len + in_entry - 1) / in_entry
                                 : limits->max_blocks_per_req;
@@ -90,37 +86,48 @@ size_t block_table_lay_out(attn_plan *plan, size_t at)
     return at;
 }
 
+/* The fields that a batch has of its own and of each of its tables. */
+#define TABLE_FIELDS(X)                                                                            \
+    X(block_table)                                                                                 \
+    X(block_table_stride)                                                                          \
+    X(block_table_rows)                                                                            \
+    X(block_table_row)                                                                             \
+    X(slot_mapping)                                                                                \
+    X(num_slots)                                                                                   \
+    X(seq_lens)                                                                                    \
+    X(seq_lens_host)                                                                               \
+    X(max_seq_len)                                                                                 \
+    X(page_indices)                                                                                \
+    X(page_start_loc)                                                                              \
+    X(last_page_len)                                                                               \
+    X(page_start_loc_host)                                                                         \
+    X(last_page_len_host)                                                                          \
+    X(num_pages)
+
 struct attn_batch_table own_table(const struct attn_batch *b)
 {
-    return (struct attn_batch_table){.block_table = b->block_table,
-                                     .block_table_stride = b->block_table_stride,
-                                     .block_table_rows = b->block_table_rows,
-                                     .block_table_row = b->block_table_row,
-                                     .seq_lens = b->seq_lens,
-                                     .seq_lens_host = b->seq_lens_host,
-                                     .max_seq_len = b->max_seq_len,
-                                     .page_indices = b->page_indices,
-                                     .page_start_loc = b->page_start_loc,
-                                     .last_page_len = b->last_page_len,
-                                     .page_start_loc_host = b->page_start_loc_host,
-                                     .last_page_len_host = b->last_page_len_host,
-                                     .num_pages = b->num_pages};
+    struct attn_batch_table table = {.block_table = NULL};
+#define GET(field) table.field = b->field;
+    TABLE_FIELDS(GET)
+    return table;
 }
 
 void own_table_put(struct attn_batch *b, const struct attn_batch_table *t)
 {
-    b->block_table = t->block_table;
-    b->block_table_stride = t->block_table_stride;
-    b->block_table_rows = t->block_table_rows;
-    b->block_table_row = t->block_table_row;
-    b->seq_lens = t->seq_lens;
-    b->seq_lens_host = t->seq_lens_host;
-    b->page_indices = t->page_indices;
-    b->page_start_loc = t->page_start_loc;
-    b->last_page_len = t->last_page_len;
-    b->page_start_loc_host = t->page_start_loc_host;
-    b->last_page_len_host = t->last_page_len_host;
-    b->num_pages = t->num_pages;
+#define PUT(field) b->field = t->field;
+    TABLE_FIELDS(PUT)
+}
+
+void table_cut(struct attn_batch_table *t, int32_t first)
+{
+    t->seq_lens += t->seq_lens != NULL ? first : 0;
+    t->seq_lens_host += t->seq_lens_host != NULL ? first : 0;
+    if (t->block_table_row != NULL) {
+        t->block_table_row += first;
+    } else if (t->block_table != NULL) {
+        t->block_table += first * t->block_table_stride;
+        t->block_table_rows -= first;
+    }
 }
 
 /* Rows of a request with page lists, the last of which is filled up to `last`. */
@@ -159,21 +166,6 @@ static attn_status check_pages(const attn_plan *plan, int32_t number,
         if (pages * in_entry < t->seq_lens_host[r]) {
             return BAD("page_start_loc", "table %d, request %d has %d keys and %lld pages of %lld",
                        number, r, t->seq_lens_host[r], (long long)pages, (long long)in_entry);
-        }
-    }
-    return ATTN_OK;
-}
-
-static attn_status check_page_starts(int32_t number, int32_t num_reqs,
-                                     const struct attn_batch_table *t, const int32_t *start,
-                                     struct attn_error *error)
-{
-    for (int32_t r = 0; r < num_reqs; r++) {
-        if (start[r] < 0 || start[r + 1] < start[r] || start[r + 1] > t->num_pages) {
-            return BAD("page_start_loc",
-                       "table %d: page_start_loc[%d] is %d and [%d] is %d; it begins at 0 or "
-                       "above, never decreases and ends at num_pages, %lld, or before",
-                       number, r, start[r], r + 1, start[r + 1], (long long)t->num_pages);
         }
     }
     return ATTN_OK;
@@ -218,24 +210,22 @@ attn_status page_lists_read(attn_plan *plan, int32_t number, int32_t num_reqs,
     }
     const int32_t *start = on_cpu ? t->page_start_loc : t->page_start_loc_host;
     const int32_t *last = on_cpu ? t->last_page_len : t->last_page_len_host;
-    attn_status status = check_lists(plan, number, t, error);
-    if (status == ATTN_OK && start != NULL) {
-        status = check_page_starts(number, num_reqs, t, start, error);
-    }
-    if (status == ATTN_OK && t->last_page_len != NULL) {
+    TRY(check_lists(plan, number, t, error));
+    char where[24];
+    snprintf(where, sizeof where, "table %d: ", number);
+    const struct starts pages = {where, "page_start_loc", "num_pages", t->num_pages};
+    TRY(check_starts(&pages, start, num_reqs, error));
+    if (t->last_page_len != NULL) {
         int32_t *lens = (int32_t *)(plan->workspace + made->lens_at);
         t->seq_lens = lens;
         t->seq_lens_host = NULL;
         if (start != NULL && last != NULL) {
-            status = take_last_pages(plan, number, num_reqs, start, last, error);
+            TRY(take_last_pages(plan, number, num_reqs, start, last, error));
             t->seq_lens_host = made->lens_host;
         }
-        if (status == ATTN_OK && on_cpu) {
+        if (on_cpu) {
             memcpy(lens, made->lens_host, (size_t)num_reqs * sizeof *lens);
         }
-    }
-    if (status != ATTN_OK) {
-        return status;
     }
     /* what is known of the table that will be made */
     t->block_table = (const int32_t *)(plan->workspace + made->table_at);
@@ -325,13 +315,12 @@ static attn_status make_table(const attn_plan *plan, int32_t number, struct attn
     }
     int32_t *out = (int32_t *)(plan->workspace + made->table_at);
     const int32_t *start = on_cpu ? t->page_start_loc : t->page_start_loc_host;
-    attn_status status = t->page_indices != NULL && start != NULL
-                             ? check_pages(plan, number, t, start, error)
-                             : ATTN_OK;
-    if (status == ATTN_OK && on_cpu) {
+    TRY(t->page_indices != NULL && start != NULL ? check_pages(plan, number, t, start, error)
+                                                 : ATTN_OK);
+    if (on_cpu) {
         make_on_cpu(plan, number, t, out);
-    } else if (status == ATTN_OK) {
-        status = make_on_device(plan, number, t, out, stream, error);
+    } else {
+        TRY(make_on_device(plan, number, t, out, stream, error));
     }
     t->block_table = out;
     t->block_table_stride = made->columns;
@@ -340,16 +329,16 @@ static attn_status make_table(const attn_plan *plan, int32_t number, struct attn
     t->page_indices = t->page_start_loc = t->page_start_loc_host = NULL;
     t->last_page_len = t->last_page_len_host = NULL;
     t->num_pages = 0;
-    return status;
+    return ATTN_OK;
 }
 
 attn_status block_tables_make(attn_plan *plan, void *stream, struct attn_error *error)
 {
     struct attn_batch_table own = own_table(&plan->given);
-    attn_status status = make_table(plan, 0, &own, stream, error);
+    TRY(make_table(plan, 0, &own, stream, error));
     own_table_put(&plan->given, &own);
-    for (int32_t n = 1; n <= plan->num_tables && status == ATTN_OK; n++) {
-        status = make_table(plan, n, &plan->tables[0][n - 1], stream, error);
+    for (int32_t n = 1; n <= plan->num_tables; n++) {
+        TRY(make_table(plan, n, &plan->tables[0][n - 1], stream, error));
     }
-    return status;
+    return ATTN_OK;
 }

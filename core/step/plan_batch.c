@@ -274,18 +274,11 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     same =
         same && batch.last_page_len == NULL && read.last_page_len == NULL && plan->num_tables == 0;
     batch.flags |= ATTN_BATCH_FAST_BUILD;
-    batch.block_table = read.block_table;
-    batch.block_table_stride = read.block_table_stride;
-    batch.block_table_rows = read.block_table_rows;
-    batch.block_table_row = read.block_table_row;
-    batch.slot_mapping = read.slot_mapping;
-    batch.num_slots = read.num_slots;
-    batch.page_indices = read.page_indices;
-    batch.page_start_loc = read.page_start_loc;
-    batch.page_start_loc_host = read.page_start_loc_host;
-    batch.last_page_len = read.last_page_len;
-    batch.last_page_len_host = read.last_page_len_host;
-    batch.num_pages = read.num_pages;
+    struct attn_batch_table own = own_table(&read);
+    own.seq_lens = batch.seq_lens;
+    own.seq_lens_host = batch.seq_lens_host;
+    own.max_seq_len = batch.max_seq_len;
+    own_table_put(&batch, &own);
     batch.tables = read.tables;
     batch.num_tables = read.num_tables;
     batch.table_stride = read.table_stride;

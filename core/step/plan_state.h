@@ -132,7 +132,8 @@ struct captured {
 struct made_table {
     int32_t columns;        /* 0: none is made */
     int32_t parts;          /* kernels' blocks in one of the engine's */
-    int64_t rows_per_entry; /* rows of the caches in one of the engine's blocks */
+    int64_t rows_per_entry; /* rows of the caches in one of the engine's blocks, or pages */
+    int32_t tokens_per_row; /* of those caches */
     bool takes_lists;       /* a layer says needs_page_lists */
     size_t table_at;        /* offset in the workspace: [max_num_reqs, columns] */
     size_t lens_at;         /* offset of lengths [max_num_reqs], where lists are taken */
@@ -299,6 +300,17 @@ static inline struct step *plan_served(const attn_plan *plan, int32_t compositio
 
 /* read_batch.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
+/* Where requests begin in an array: 0 or above, never decreasing, and up to `most`, which `end`
+ * names; NULL: anywhere. */
+struct starts {
+    const char *where, *field, *end;
+    int64_t most;
+};
+/* Those of `count` requests and their end, on the host; NULL: not known. */
+attn_status check_starts(const struct starts *starts, const int32_t *start, int32_t count,
+                         struct attn_error *error);
+/* 0 to a limit of the plan's; 0: there is none. */
+attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error);
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);
 
@@ -312,26 +324,25 @@ attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *b
 attn_status tables_init(attn_plan *plan, struct attn_error *error);
 /* Checks those that the plan's layers need, and points the batch at copies of our struct's size. */
 attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);
+/* Checks table `number` and fills in what is left out. */
+attn_status table_check(attn_plan *plan, const struct attn_batch *batch, int32_t number,
+                        struct attn_batch_table *table, struct attn_error *error);
 /* Makes plan->tables[part], 1 (decodes) or 2 (prefills), which begins with request `first`. */
 void tables_cut(const attn_plan *plan, int32_t part, int32_t first, struct attn_batch *batch);
-/* On a CPU: every block and slot that they name. */
-attn_status tables_validate(const attn_plan *plan, struct attn_error *error);
 /* Rows that a run brings for caches beyond those of the layer's kind, if it brings any. */
 attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
                               const struct attn_ext *next, struct attn_error *error);
 
 /* block_table.c: tables that are made for the kernels. Number 0 is the batch's own fields, n is
  * tables[n - 1] */
-/* Keys that an entry of the engine's block table, or a page, stands for. */
-int64_t plan_tokens_per_entry(const attn_plan *plan);
-/* Rows of a block of the caches that table `number`, from 1, addresses, and tokens of a row. */
-int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row);
 attn_status block_table_init(attn_plan *plan, struct attn_error *error);
 /* Places made tables in the workspace from `at` on; returns where they end. */
 size_t block_table_lay_out(attn_plan *plan, size_t at);
 /* The batch's own fields as table 0, and back. */
 struct attn_batch_table own_table(const struct attn_batch *batch);
 void own_table_put(struct attn_batch *batch, const struct attn_batch_table *table);
+/* From request `first` on. */
+void table_cut(struct attn_batch_table *table, int32_t first);
 /* Checks page lists and fills in what follows of them: lengths, sizes of the table to be made. */
 attn_status page_lists_read(attn_plan *plan, int32_t number, int32_t num_reqs,
                             struct attn_batch_table *table, struct attn_error *error);
@@ -432,24 +443,15 @@ attn_status step_merge(const struct step *step, struct part_result prefix,
 attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct attn_tensor *tensor,
                         void *stream, struct attn_error *error);
 
-/* address_check.c: is everything that a batch and a run bring where it has to be? Of a batch the
- * driver is asked for the first one and under validation, of a run under validation. */
-attn_status address_check_batch(attn_plan *plan, const struct attn_batch *batch,
-                                struct attn_error *error);
-attn_status address_check_table(const attn_plan *plan, const struct attn_batch_table *table,
-                                struct attn_error *error);
+/* validate.c */
 /* Under validation: waits for what was enqueued, so that its error is reported by the call that
  * enqueued it, `status` being what the call would answer. Not while a capture goes on. */
 attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,
                                  struct attn_error *error);
-
-/* slots.c */
-/* Slots below `num_slots`, each of one token, or negative; no more than `most`. `batch`: whose they
- * are; NULL: a further table's. */
-attn_status validate_slot_list(const int64_t *slots, int64_t count, int64_t most, int64_t num_slots,
-                               const struct attn_batch *batch, struct attn_error *error);
-
-/* validate.c */
+/* What the host has of an array, against the device's, which it can read; `bound`: it is no less.
+ */
+attn_status validate_copy(const char *field, const int32_t *device, const int32_t *host,
+                          int32_t count, bool bound, struct attn_error *error);
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
 /* Of the plan's layers, which share tables and slots, the one whose cache has the fewest blocks. */
 const attn_layer *plan_smallest(const attn_plan *plan);

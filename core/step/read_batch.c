@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the engine's batch and cutting it into its decode and prefill parts. */
+#include <stdio.h>
+
+#include "bind/address_check.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-static attn_status check_limit(const char *field, int64_t value, int64_t most,
-                               struct attn_error *error)
+attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error)
 {
     return value >= 0 && (most == 0 || value <= most)
                ? ATTN_OK
@@ -32,7 +34,25 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
                : BAD("flags", "flags is %#x; %#x is not known here", b->flags, b->flags & ~known);
 }
 
-static attn_status check_starts(struct attn_batch *b, struct attn_error *error)
+attn_status check_starts(const struct starts *s, const int32_t *start, int32_t count,
+                         struct attn_error *error)
+{
+    char end[64] = "";
+    for (int32_t r = 0; start != NULL && r < count; r++) {
+        if (start[r] < 0 || start[r + 1] < start[r] || (s->end != NULL && start[r + 1] > s->most)) {
+            if (s->end != NULL) {
+                snprintf(end, sizeof end, " and ends at %s, %lld, or before", s->end,
+                         (long long)s->most);
+            }
+            return BAD(s->field,
+                       "%s%s[%d] is %d and [%d] is %d; it begins at 0 or above, never decreases%s",
+                       s->where, s->field, r, start[r], r + 1, start[r + 1], end);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_queries(struct attn_batch *b, struct attn_error *error)
 {
     const int32_t *start = b->query_start_loc_host;
     int32_t longest = 0;
@@ -41,13 +61,8 @@ static attn_status check_starts(struct attn_batch *b, struct attn_error *error)
                    "query_start_loc %p, query_start_loc_host %p; both are required",
                    (const void *)b->query_start_loc, (const void *)start);
     }
+    TRY(check_starts(&(struct starts){"", "query_start_loc"}, start, b->num_reqs, error));
     for (int32_t r = 0; r < b->num_reqs; r++) {
-        if (start[r] < 0 || start[r + 1] < start[r]) {
-            return BAD("query_start_loc",
-                       "query_start_loc[%d] is %d and [%d] is %d; it begins at 0 or "
-                       "above and never decreases",
-                       r, start[r], r + 1, start[r + 1]);
-        }
         int32_t length = start[r + 1] - start[r];
         longest = length > longest ? length : longest;
     }
@@ -64,65 +79,6 @@ static attn_status check_starts(struct attn_batch *b, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status check_lengths(const attn_plan *plan, struct attn_batch *b,
-                                 struct attn_error *error)
-{
-    const int32_t *start = b->query_start_loc_host, *lens = b->seq_lens_host;
-    int32_t longest = 0;
-    for (int32_t r = 0; lens != NULL && r < b->num_reqs; r++) {
-        int32_t query_len = start[r + 1] - start[r];
-        const bool exact = !(b->flags & ATTN_BATCH_HOST_BOUNDS);
-        if (lens[r] < 0 || (exact && lens[r] < query_len && lens[r] != 0)) {
-            return BAD("seq_lens",
-                       "seq_lens[%d] is %d and the request has %d queries; the lengths count "
-                       "the step's own tokens",
-                       r, lens[r], query_len);
-        }
-        longest = lens[r] > longest ? lens[r] : longest;
-    }
-    if (lens != NULL && plan->limits.max_seq_len > 0 && longest > plan->limits.max_seq_len) {
-        return error_set(error, ATTN_ERROR_LIMIT, "seq_lens_host",
-                         "a request has %d keys in seq_lens_host; 0 to %d, the plan's max_seq_len",
-                         longest, plan->limits.max_seq_len);
-    }
-    if (lens != NULL && b->max_seq_len > 0 && b->max_seq_len < longest) {
-        return BAD("max_seq_len", "max_seq_len is %d and a request has %d keys", b->max_seq_len,
-                   longest);
-    }
-    if (b->max_seq_len == 0) {
-        b->max_seq_len = lens != NULL ? longest : plan->limits.max_seq_len;
-    }
-    return check_limit("max_seq_len", b->max_seq_len, plan->limits.max_seq_len, error);
-}
-
-/* Cross layers: their keys are the encoder's. */
-static attn_status take_encoder_lengths(const attn_plan *plan, struct attn_batch *b,
-                                        struct attn_error *error)
-{
-    if (b->encoder_seq_lens == NULL) {
-        return BAD("encoder_seq_lens", "a cross layer needs encoder_seq_lens");
-    }
-    b->seq_lens = b->encoder_seq_lens;
-    b->seq_lens_host = b->encoder_seq_lens_host;
-    b->max_seq_len = b->max_encoder_seq_len;
-    int32_t longest = 0;
-    for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {
-        if (b->seq_lens_host[r] < 0) {
-            return BAD("encoder_seq_lens", "encoder_seq_lens[%d] is %d; 0 or above", r,
-                       b->seq_lens_host[r]);
-        }
-        longest = b->seq_lens_host[r] > longest ? b->seq_lens_host[r] : longest;
-    }
-    if (b->max_seq_len > 0 && b->max_seq_len < longest) {
-        return BAD("max_encoder_seq_len", "max_encoder_seq_len is %d and a request has %d keys",
-                   b->max_seq_len, longest);
-    }
-    if (b->max_seq_len == 0) {
-        b->max_seq_len = b->seq_lens_host != NULL ? longest : plan->limits.max_seq_len;
-    }
-    return check_limit("max_encoder_seq_len", b->max_seq_len, plan->limits.max_seq_len, error);
-}
-
 static attn_status check_spans(const struct attn_batch *b, struct attn_error *error)
 {
     return b->spans == NULL || b->span_start_loc != NULL
@@ -133,64 +89,50 @@ static attn_status check_spans(const struct attn_batch *b, struct attn_error *er
 /* Contiguous keys: as queries, or with starts of their own. */
 static attn_status check_key_starts(const struct attn_batch *b, struct attn_error *error)
 {
-    const int32_t *start = b->key_start_loc_host;
-    if (b->key_start_loc != NULL && start == NULL) {
-        return BAD("key_start_loc_host", "key_start_loc needs its host copy");
+    if (b->key_start_loc == NULL) {
+        return ATTN_OK;
     }
-    for (int32_t r = 0; b->key_start_loc != NULL && r < b->num_reqs; r++) {
-        if (start[r] < 0 || start[r + 1] < start[r]) {
-            return BAD("key_start_loc",
-                       "key_start_loc[%d] is %d and [%d] is %d; it begins at 0 or above and never "
-                       "decreases",
-                       r, start[r], r + 1, start[r + 1]);
-        }
-    }
-    return ATTN_OK;
+    return b->key_start_loc_host == NULL
+               ? BAD("key_start_loc_host", "key_start_loc needs its host copy")
+               : check_starts(&(struct starts){"", "key_start_loc"}, b->key_start_loc_host,
+                              b->num_reqs, error);
 }
 
 static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct attn_error *error)
 {
     attn_layer *owner = plan->steps[0].layer->owner;
-    const struct attn_layer_desc *layer = owner->desc;
     if (owner->spec.kind == ATTN_KV_SPEC_STATE) {
         return ATTN_OK; /* states by slot: attn_batch_recurrent */
     }
-    if (!layer_has_cache(layer)) {
+    if (!layer_has_cache(owner->desc)) {
         return check_key_starts(b, error);
     }
     struct attn_batch_table own = own_table(b);
-    attn_status status = page_lists_read(plan, 0, b->num_reqs, &own, error);
-    if (status == ATTN_OK) {
-        own_table_put(b, &own);
-        status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(plan, b, error)
-                                                 : check_lengths(plan, b, error);
-    }
-    if (layer->kind != ATTN_LAYER_CROSS) { /* views have requests of their own number */
+    if (owner->desc->kind == ATTN_LAYER_CROSS) { /* their keys are the encoder's */
+        if (b->encoder_seq_lens == NULL) {
+            return BAD("encoder_seq_lens", "a cross layer needs encoder_seq_lens");
+        }
+        own.seq_lens = b->encoder_seq_lens;
+        own.seq_lens_host = b->encoder_seq_lens_host;
+        own.max_seq_len = b->max_encoder_seq_len;
+    } else { /* views have requests of their own number */
         b->encoder_seq_lens = b->encoder_seq_lens_host = NULL;
     }
-    if (status == ATTN_OK && b->num_reqs > 0 && (b->seq_lens == NULL || b->block_table == NULL)) {
-        status = BAD("block_table", "seq_lens %p, block_table %p; a layer with a cache needs both",
-                     (const void *)b->seq_lens, (const void *)b->block_table);
+    TRY(table_check(plan, b, 0, &own, error));
+    own_table_put(b, &own);
+    return ATTN_OK;
+}
+
+/* Where what a batch brings lies: for the first one, and under validation. */
+static attn_status check_addresses(attn_plan *plan, const struct attn_batch *batch,
+                                   struct attn_error *error)
+{
+    if (plan->model->asked == NULL || (plan->asked && !plan->validate)) {
+        return ATTN_OK;
     }
-    b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
-    if (status == ATTN_OK && b->block_table_row == NULL && b->block_table_rows < b->num_reqs) {
-        status = BAD("block_table_rows",
-                     "%lld rows and %d requests; each has a row of its own without block_table_row",
-                     (long long)b->block_table_rows, b->num_reqs);
-    }
-    int64_t in_block = plan_tokens_per_entry(plan);
-    int64_t blocks = (b->max_seq_len + in_block - 1) / in_block;
-    if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 0 &&
-        b->block_table_stride < blocks) {
-        status = BAD(
-            "block_table_stride", "rows of %lld entries; a request has %d keys, %lld blocks of %d",
-            (long long)b->block_table_stride, b->max_seq_len, (long long)blocks, (int32_t)in_block);
-    }
-    if (status == ATTN_OK && (b->num_slots < 0 || (b->num_slots > 0 && b->slot_mapping == NULL))) {
-        status = BAD("slot_mapping", "%lld slots at %p", (long long)b->num_slots,
-                     (const void *)b->slot_mapping);
-    }
-    return status;
+    TRY(address_check_all(plan->model, batch, ABI_BATCH, batch->next, NULL, true, error));
+    plan->asked = true;
+    return ATTN_OK;
 }
 
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error)
@@ -201,13 +143,13 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     TRY(ext_narrow(&read.next, ABI_BATCH, plan->vendor_ids, plan->num_vendor_ids,
                    &plan->batch_extensions, error));
     if (read.mode != ATTN_BATCH_PROFILE) {
-        TRY(address_check_batch(plan, &read, error));
+        TRY(check_addresses(plan, &read, error));
         TRY(check_counts(plan, &read, error));
         TRY(batch_check_fields(plan, &read, error));
     }
     const bool checked = read.mode != ATTN_BATCH_PROFILE && read.mode != ATTN_BATCH_IDLE;
     if (checked) {
-        TRY(check_starts(&read, error));
+        TRY(check_queries(&read, error));
         TRY(check_spans(&read, error));
         TRY(check_cache(plan, &read, error));
         TRY(tables_read(plan, &read, error));
@@ -234,20 +176,15 @@ static void cut(const struct attn_batch *whole, int32_t first, int32_t end, stru
     part->num_actual_tokens = start[end];
     part->query_start_loc += first;
     part->query_start_loc_host += first;
-    MOVE(seq_lens);
-    MOVE(seq_lens_host);
     MOVE(key_start_loc);
     MOVE(key_start_loc_host);
     MOVE(causal_per_request);
     MOVE(encoder_seq_lens);
     MOVE(encoder_seq_lens_host);
     MOVE(span_start_loc);
-    if (whole->block_table_row != NULL) {
-        part->block_table_row += first;
-    } else if (whole->block_table != NULL) {
-        part->block_table += first * whole->block_table_stride;
-        part->block_table_rows -= first;
-    }
+    struct attn_batch_table own = own_table(whole);
+    table_cut(&own, first);
+    own_table_put(part, &own);
     if (whole->tree != NULL) {
         part->tree = (const uint8_t *)whole->tree + (int64_t)4 * first * whole->tree_stride_request;
     }

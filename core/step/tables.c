@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A batch's tables beyond its own fields, and the rows that a run brings for the caches that they
  * address. */
+#include <stdio.h>
 
 #include "bind/address_check.h"
 #include "step/plan_state.h"
@@ -19,46 +20,68 @@ attn_status tables_init(attn_plan *plan, struct attn_error *error)
     return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
 }
 
-static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int32_t number,
-                               struct attn_batch_table *t, struct attn_error *error)
+attn_status table_check(attn_plan *plan, const struct attn_batch *b, int32_t number,
+                        struct attn_batch_table *t, struct attn_error *error)
 {
-    int32_t tokens, longest = 0;
-    const int32_t in_block = table_rows_per_block(plan, number, &tokens);
+    const struct made_table *made = &plan->made[number];
+    const bool own = number == 0;
+    const bool cross = own && plan->steps[0].layer->owner->desc->kind == ATTN_LAYER_CROSS;
+    const bool exact = own && !cross && !(b->flags & ATTN_BATCH_HOST_BOUNDS);
+    const char *lens_field = cross ? "encoder_seq_lens" : "seq_lens";
+    const char *most_field = cross ? "max_encoder_seq_len" : "max_seq_len";
+    const int32_t most = plan->limits.max_seq_len, *start = b->query_start_loc_host;
+    int32_t longest = 0;
+    char where[24] = "";
+#define FIELD(own_name) (own ? (own_name) : "tables")
+    if (!own) {
+        snprintf(where, sizeof where, "table %d: ", number);
+    }
     TRY(page_lists_read(plan, number, b->num_reqs, t, error));
-    if (b->num_reqs > 0 && (t->block_table == NULL || t->seq_lens == NULL)) {
-        return BAD("tables", "table %d: block_table %p, seq_lens %p; both are needed", number,
-                   (const void *)t->block_table, (const void *)t->seq_lens);
-    }
     for (int32_t r = 0; t->seq_lens_host != NULL && r < b->num_reqs; r++) {
-        if (t->seq_lens_host[r] < 0) {
-            return BAD("tables", "table %d: request %d has %d rows; 0 or above", number, r,
-                       t->seq_lens_host[r]);
+        const int32_t length = t->seq_lens_host[r], queries = start[r + 1] - start[r];
+        if (length < 0 || (exact && length != 0 && length < queries)) {
+            return BAD(FIELD(lens_field), "%s%s[%d] is %d and the request has %d queries; %s",
+                       where, lens_field, r, length, queries,
+                       exact ? "the lengths count the step's own tokens" : "0 or above");
         }
-        longest = t->seq_lens_host[r] > longest ? t->seq_lens_host[r] : longest;
+        longest = length > longest ? length : longest;
     }
-    if (t->max_seq_len < longest && t->max_seq_len != 0) {
-        return BAD("tables", "table %d: max_seq_len is %d and a request has %d rows", number,
+    if (own && !cross && most > 0 && longest > most) {
+        return error_set(error, ATTN_ERROR_LIMIT, "seq_lens_host",
+                         "a request has %d keys in seq_lens_host; 0 to %d, the plan's max_seq_len",
+                         longest, most);
+    }
+    if (t->max_seq_len != 0 && t->max_seq_len < longest) {
+        return BAD(FIELD(most_field), "%s%s is %d and a request has %d keys", where, most_field,
                    t->max_seq_len, longest);
     }
     if (t->max_seq_len == 0) {
-        t->max_seq_len =
-            t->seq_lens_host != NULL ? longest : (plan->limits.max_seq_len + tokens - 1) / tokens;
+        t->max_seq_len = t->seq_lens_host != NULL
+                             ? longest
+                             : (most + made->tokens_per_row - 1) / made->tokens_per_row;
+    }
+    TRY(own ? check_limit(most_field, t->max_seq_len, most, error) : ATTN_OK);
+    if (b->num_reqs > 0 && (t->seq_lens == NULL || t->block_table == NULL)) {
+        return BAD(FIELD("block_table"),
+                   "%sseq_lens %p, block_table %p; a layer with a cache needs both", where,
+                   (const void *)t->seq_lens, (const void *)t->block_table);
     }
     t->block_table_rows = t->block_table_rows > 0 ? t->block_table_rows : b->num_reqs;
     if (t->block_table_row == NULL && t->block_table_rows < b->num_reqs) {
-        return BAD("tables",
-                   "table %d: %lld rows and %d requests; each has a row of its own without "
-                   "block_table_row",
-                   number, (long long)t->block_table_rows, b->num_reqs);
+        return BAD(FIELD("block_table_rows"),
+                   "%s%lld rows and %d requests; each has a row of its own without block_table_row",
+                   where, (long long)t->block_table_rows, b->num_reqs);
     }
-    if (t->seq_lens_host != NULL && b->num_reqs > 0 &&
-        t->block_table_stride < (longest + in_block - 1) / in_block) {
-        return BAD("tables",
-                   "table %d: rows of %lld entries; a request has %d rows, in blocks of %d", number,
-                   (long long)t->block_table_stride, longest, in_block);
+    const int64_t keys = own ? t->max_seq_len : longest, in_block = made->rows_per_entry;
+    const int64_t blocks = (keys + in_block - 1) / in_block;
+    if (t->seq_lens_host != NULL && b->num_reqs > 0 && t->block_table_stride < blocks) {
+        return BAD(FIELD("block_table_stride"),
+                   "%srows of %lld entries; a request has %lld keys, %lld blocks of %lld", where,
+                   (long long)t->block_table_stride, (long long)keys, (long long)blocks,
+                   (long long)in_block);
     }
     return t->num_slots < 0 || (t->num_slots > 0 && t->slot_mapping == NULL)
-               ? BAD("tables", "table %d: %lld slots at %p", number, (long long)t->num_slots,
+               ? BAD(FIELD("slot_mapping"), "%s%lld slots at %p", where, (long long)t->num_slots,
                      (const void *)t->slot_mapping)
                : ATTN_OK;
 }
@@ -79,8 +102,11 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
         struct attn_batch_table *table = &plan->tables[0][i];
         TRY(element_read(table, ABI_BATCH_TABLE, batch->tables, batch->table_stride, i, error));
         TRY(struct_check(table, ABI_BATCH_TABLE, NULL, error));
-        TRY(address_check_table(plan, table, error));
-        TRY(check_table(plan, batch, i + 1, table, error));
+        if (plan->model->asked != NULL && (!plan->asked_tables || plan->validate)) {
+            TRY(address_check_all(plan->model, table, ABI_BATCH_TABLE, NULL, "tables", true,
+                                  error));
+        }
+        TRY(table_check(plan, batch, i + 1, table, error));
     }
     plan->asked_tables |= plan->num_tables > 0;
     batch->tables = plan->tables[0]; /* kernels see those that their layers need */
@@ -92,72 +118,10 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
 void tables_cut(const attn_plan *plan, int32_t part, int32_t first, struct attn_batch *batch)
 {
     for (int32_t i = 0; i < plan->num_tables; i++) {
-        struct attn_batch_table *t = &plan->tables[part][i];
-        *t = plan->tables[0][i];
-        t->seq_lens += t->seq_lens != NULL ? first : 0;
-        t->seq_lens_host += t->seq_lens_host != NULL ? first : 0;
-        if (t->block_table_row != NULL) {
-            t->block_table_row += first;
-        } else if (t->block_table != NULL) {
-            t->block_table += first * t->block_table_stride;
-            t->block_table_rows -= first;
-        }
+        plan->tables[part][i] = plan->tables[0][i];
+        table_cut(&plan->tables[part][i], first);
     }
     batch->tables = plan->tables[part];
-}
-
-/* Blocks of one table that a kernel will follow, and slots that it will write. */
-static attn_status validate_table(const attn_plan *plan, int32_t number, int64_t num_blocks,
-                                  struct attn_error *error)
-{
-    const struct attn_batch_table *t = &plan->tables[0][number - 1];
-    int32_t tokens;
-    const int64_t in_block = table_rows_per_block(plan, number, &tokens);
-    for (int32_t r = 0; r < plan->given.num_reqs; r++) {
-        int64_t row = t->block_table_row != NULL ? t->block_table_row[r] : r;
-        int64_t last = (t->seq_lens[r] + in_block - 1) / in_block;
-        if (row < 0 || row >= t->block_table_rows || t->seq_lens[r] < 0 ||
-            last > t->block_table_stride) {
-            return BAD("tables",
-                       "table %d, request %d: row %lld of %d entries; there are %lld rows of %lld",
-                       number, r, (long long)row, t->seq_lens[r], (long long)t->block_table_rows,
-                       (long long)t->block_table_stride);
-        }
-        int64_t count;
-        const int32_t *entries = table_entries(plan, number, t, r, &count);
-        if (last > count) {
-            return BAD("page_start_loc", "table %d, request %d has %d rows and %lld pages of %lld",
-                       number, r, t->seq_lens[r], (long long)count, (long long)in_block);
-        }
-        for (int64_t i = 0; i < last; i++) {
-            int32_t block = entries[i];
-            if (block < 0 || block >= num_blocks) {
-                return BAD("tables",
-                           "table %d, request %d, entry %lld: block %d; its caches have blocks 0 "
-                           "to %lld",
-                           number, r, (long long)i, block, (long long)num_blocks - 1);
-            }
-        }
-    }
-    const int64_t slots = num_blocks * in_block;
-    return validate_slot_list(t->slot_mapping, t->num_slots, slots + plan->limits.max_num_tokens,
-                              slots, NULL, error);
-}
-
-attn_status tables_validate(const attn_plan *plan, struct attn_error *error)
-{
-    const attn_layer *first = plan->steps[0].layer->owner;
-    for (int32_t i = 0; i < first->num_further; i++) {
-        int64_t fewest = first->further[i].num_blocks;
-        for (int32_t s = 1; s < plan->num_steps; s++) {
-            const int64_t blocks = plan->steps[s].layer->owner->further[i].num_blocks;
-            fewest = blocks < fewest ? blocks : fewest;
-        }
-        if (first->caches[i].table > 0) {
-            TRY(validate_table(plan, first->caches[i].table, fewest, error));
-        }
-    }
-    return ATTN_OK;
 }
 
 attn_status tables_check_rows(const attn_plan *plan, const struct step *step,

@@ -2,6 +2,7 @@
 /* ATTN_VALIDATE=1: every index of a batch and every number of a tensor, before a kernel follows it.
  * Only memory that the host can read is looked at. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <attn/draft/index_lists.h>
@@ -10,6 +11,77 @@
 #include "step/plan_state.h"
 #include "util/error.h"
 #include "util/tensor.h"
+
+/* The place of one of `count` numbers from `first` to end - 1, of `size` bytes each, that stands
+ * before it, too; -1: there is none. A window of numbers at a time, whose bits fit on the stack. */
+static int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t first,
+                           int64_t end)
+{
+    uint64_t seen[512];
+    const int64_t window = 64 * (int64_t)(sizeof seen / sizeof *seen);
+    for (; first < end; first += window) {
+        memset(seen, 0, sizeof seen);
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t number = size == sizeof(int64_t) ? ((const int64_t *)numbers)[i]
+                                                           : ((const int32_t *)numbers)[i];
+            const int64_t at = number - first;
+            if (number < first || at >= window || number >= end) {
+                continue;
+            }
+            if (seen[at / 64] >> (at % 64) & 1) {
+                return i;
+            }
+            seen[at / 64] |= UINT64_C(1) << (at % 64);
+        }
+    }
+    return -1;
+}
+
+/* "request 1, token 3: slot 128"; of a further table "row 3: slot 128". */
+static void name_slot(char *text, size_t size, const struct attn_batch *b, const int64_t *slots,
+                      int64_t t)
+{
+    int32_t r = 0;
+    while (b != NULL && r + 1 < b->num_reqs && b->query_start_loc_host[r + 1] <= t) {
+        r++;
+    }
+    if (b != NULL) {
+        snprintf(text, size, "request %d, token %lld: slot %lld", r, (long long)t,
+                 (long long)slots[t]);
+    } else {
+        snprintf(text, size, "row %lld: slot %lld", (long long)t, (long long)slots[t]);
+    }
+}
+
+/* Slots below `num_slots`, each of one token, or negative; no more than `most`. `batch`: whose they
+ * are; NULL: a further table's. */
+static attn_status validate_slot_list(const int64_t *slots, int64_t count, int64_t most,
+                                      int64_t num_slots, const struct attn_batch *batch,
+                                      struct attn_error *error)
+{
+    const char *field = batch != NULL ? "slot_mapping" : "tables";
+    int64_t low = num_slots, high = -1;
+    char slot[80];
+    if (count > most) {
+        return BAD(field,
+                   "%lld slots; the cache has %lld, and with padding a step has %lld at most",
+                   (long long)count, (long long)num_slots, (long long)most);
+    }
+    for (int64_t t = 0; t < count; t++) {
+        if (slots[t] >= num_slots) {
+            name_slot(slot, sizeof slot, batch, slots, t);
+            return BAD(field, "%s; the cache has slots 0 to %lld", slot, (long long)num_slots - 1);
+        }
+        low = slots[t] >= 0 && slots[t] < low ? slots[t] : low;
+        high = slots[t] > high ? slots[t] : high;
+    }
+    const int64_t second = find_second(slots, sizeof *slots, count, low, high + 1);
+    if (second >= 0) {
+        name_slot(slot, sizeof slot, batch, slots, second);
+        return BAD(field, "%s is that of an earlier token, too", slot);
+    }
+    return ATTN_OK;
+}
 
 /* First key that any query of the request can see; keys before it may lie in undefined blocks. */
 static int64_t first_visible(const struct attn_layer_desc *l, int64_t first_position)
@@ -67,45 +139,75 @@ static attn_status validate_lengths(const struct attn_batch *b, bool cross,
     return ATTN_OK;
 }
 
-static attn_status validate_table(const attn_plan *plan, const attn_layer *smallest,
-                                  struct attn_error *error)
+/* Blocks of one table that a kernel will follow, in caches of which that of `smallest` has the
+ * fewest, and slots that it will write. */
+static attn_status validate_table(const attn_plan *plan, int32_t number,
+                                  const struct attn_batch_table *t, const attn_layer *smallest,
+                                  int64_t num_blocks, struct attn_error *error)
 {
-    const struct attn_batch *b = &plan->given;
-    const struct attn_batch_table own = own_table(b);
-    const int64_t block_size = plan_tokens_per_entry(plan);
-    const int64_t num_blocks = layer_num_blocks(smallest) / layer_parts(smallest, 0);
-    for (int32_t r = 0; r < b->num_reqs; r++) {
-        int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
-        int64_t length = b->seq_lens[r];
-        int64_t query_len = b->query_start_loc[r + 1] - b->query_start_loc[r];
-        int64_t last = (length + block_size - 1) / block_size;
-        if (row < 0 || row >= b->block_table_rows) {
-            return BAD("block_table_row", "request %d has row %lld; the table has rows 0 to %lld",
-                       r, (long long)row, (long long)b->block_table_rows - 1);
+    const int32_t *start = plan->given.query_start_loc;
+    const bool own = number == 0;
+    const int64_t in_block = plan->made[number].rows_per_entry;
+    char where[24] = "";
+    if (!own) {
+        snprintf(where, sizeof where, "table %d, ", number);
+    }
+    for (int32_t r = 0; r < plan->given.num_reqs; r++) {
+        const int64_t row = t->block_table_row != NULL ? t->block_table_row[r] : r;
+        const int64_t length = t->seq_lens[r], queries = start[r + 1] - start[r];
+        const int64_t last = (length + in_block - 1) / in_block;
+        if (row < 0 || row >= t->block_table_rows) {
+            return BAD(own ? "block_table_row" : "tables",
+                       "%srequest %d has row %lld; the table has rows 0 to %lld", where, r,
+                       (long long)row, (long long)t->block_table_rows - 1);
         }
-        if (last > b->block_table_stride) {
-            return BAD("seq_lens",
-                       "request %d has %lld keys; a row of %lld blocks of %lld holds %lld", r,
-                       (long long)length, (long long)b->block_table_stride, (long long)block_size,
-                       (long long)(b->block_table_stride * block_size));
+        if (length < 0 || last > t->block_table_stride) {
+            return BAD(own ? "seq_lens" : "tables",
+                       "%srequest %d has %lld keys; a row of %lld blocks of %lld holds %lld", where,
+                       r, (long long)length, (long long)t->block_table_stride, (long long)in_block,
+                       (long long)(t->block_table_stride * in_block));
         }
         int64_t count;
-        const int32_t *entries = table_entries(plan, 0, &own, r, &count);
+        const int32_t *entries = table_entries(plan, number, t, r, &count);
         if (last > count) {
-            return BAD("page_start_loc", "request %d has %lld keys and %lld pages of %lld", r,
-                       (long long)length, (long long)count, (long long)block_size);
+            return BAD("page_start_loc", "%srequest %d has %lld keys and %lld pages of %lld", where,
+                       r, (long long)length, (long long)count, (long long)in_block);
         }
         int64_t begin =
-            length > 0 ? first_visible_to_any(plan, length - query_len) / block_size : 0;
-        for (int64_t i = begin; i < last && query_len > 0; i++) {
+            own && length > 0 ? first_visible_to_any(plan, length - queries) / in_block : 0;
+        for (int64_t i = begin; i < last && (queries > 0 || !own); i++) {
             int32_t block = entries[i];
             if (block < 0 || block >= num_blocks) {
-                return BAD("block_table",
-                           "request %d, position %lld (entry %lld): block %d; the cache of layer "
+                return BAD(own ? "block_table" : "tables",
+                           "%srequest %d, position %lld (entry %lld): block %d; the cache of layer "
                            "'%s' has blocks 0 to %lld",
-                           r, (long long)(i * block_size), (long long)i, block,
+                           where, r, (long long)(i * in_block), (long long)i, block,
                            smallest->desc->name, (long long)num_blocks - 1);
             }
+        }
+    }
+    return ATTN_OK;
+}
+
+/* The batch's tables beyond its own. */
+static attn_status validate_further(const attn_plan *plan, struct attn_error *error)
+{
+    const attn_layer *first = plan->steps[0].layer->owner;
+    for (int32_t i = 0; i < first->num_further; i++) {
+        const int32_t number = first->caches[i].table;
+        const attn_layer *smallest = first;
+        for (int32_t s = 1; s < plan->num_steps; s++) {
+            const attn_layer *owner = plan->steps[s].layer->owner;
+            smallest =
+                owner->further[i].num_blocks < smallest->further[i].num_blocks ? owner : smallest;
+        }
+        if (number > 0) {
+            const struct attn_batch_table *t = &plan->tables[0][number - 1];
+            const int64_t blocks = smallest->further[i].num_blocks;
+            const int64_t slots = blocks * plan->made[number].rows_per_entry;
+            TRY(validate_table(plan, number, t, smallest, blocks, error));
+            TRY(validate_slot_list(t->slot_mapping, t->num_slots,
+                                   slots + plan->limits.max_num_tokens, slots, NULL, error));
         }
     }
     return ATTN_OK;
@@ -117,7 +219,7 @@ static attn_status validate_prefix(const attn_plan *plan, struct attn_error *err
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_batch_table own = own_table(b);
-    const int64_t blocks = b->common_prefix_len / plan_tokens_per_entry(plan);
+    const int64_t blocks = b->common_prefix_len / plan->made[0].rows_per_entry;
     const int32_t *first = NULL;
     int32_t first_request = 0;
     if (b->common_prefix_len < 0) {
@@ -150,15 +252,8 @@ static attn_status validate_prefix(const attn_plan *plan, struct attn_error *err
 /* What a batch carries besides: a kernel follows each of them. */
 static attn_status validate_lists(const struct attn_batch *b, struct attn_error *error)
 {
-    for (int32_t r = 0; b->spans != NULL && b->span_start_loc != NULL && r < b->num_reqs; r++) {
-        int32_t first = b->span_start_loc[r], end = b->span_start_loc[r + 1];
-        if (first < 0 || end < first || end > b->num_spans) {
-            return BAD("span_start_loc",
-                       "span_start_loc[%d] is %d and [%d] is %d; it begins at 0 or above, never "
-                       "decreases and ends at num_spans, %d, or before",
-                       r, first, r + 1, end, b->num_spans);
-        }
-    }
+    const struct starts spans = {"", "span_start_loc", "num_spans", b->num_spans};
+    TRY(check_starts(&spans, b->spans != NULL ? b->span_start_loc : NULL, b->num_reqs, error));
     for (int32_t i = 0; b->logits_indices != NULL && i < b->num_logits_indices; i++) {
         if (b->logits_indices[i] < 0 || b->logits_indices[i] >= b->num_actual_tokens) {
             return BAD("logits_indices", "logits_indices[%d] is %d; the step has rows 0 to %d", i,
@@ -185,6 +280,18 @@ static attn_status validate_bounds(const struct attn_batch *b, struct attn_error
     return ATTN_OK;
 }
 
+attn_status validate_copy(const char *field, const int32_t *device, const int32_t *host,
+                          int32_t count, bool bound, struct attn_error *error)
+{
+    for (int32_t i = 0; device != NULL && host != NULL && i < count; i++) {
+        if (device[i] > host[i] || (device[i] < host[i] && !bound)) {
+            return BAD(field, "%s[%d] is %d on the device and %d on the host", field, i, device[i],
+                       host[i]);
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
@@ -194,42 +301,23 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     if (plan->model->device.type != ATTN_DEVICE_CPU) {
         return ATTN_OK;
     }
-    attn_status status = validate_lists(b, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(validate_lists(b, error));
     const bool bounds = b->flags & ATTN_BATCH_HOST_BOUNDS;
-    if (bounds) {
-        status = validate_bounds(b, error);
+    TRY(bounds ? validate_bounds(b, error)
+               : validate_copy("query_start_loc", b->query_start_loc, b->query_start_loc_host,
+                               b->num_reqs + 1, false, error));
+    TRY(validate_copy("key_start_loc", b->key_start_loc, b->key_start_loc_host, b->num_reqs + 1,
+                      false, error));
+    if (!layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_STATE) {
+        return ATTN_OK;
     }
-    for (int32_t r = 0; r <= b->num_reqs && !bounds; r++) {
-        if (b->query_start_loc[r] != b->query_start_loc_host[r]) {
-            return BAD("query_start_loc",
-                       "query_start_loc[%d] is %d on the device and %d on the host", r,
-                       b->query_start_loc[r], b->query_start_loc_host[r]);
-        }
-    }
-    for (int32_t r = 0;
-         b->key_start_loc != NULL && b->key_start_loc_host != NULL && r <= b->num_reqs; r++) {
-        if (b->key_start_loc[r] != b->key_start_loc_host[r]) {
-            return BAD("key_start_loc", "key_start_loc[%d] is %d on the device and %d on the host",
-                       r, b->key_start_loc[r], b->key_start_loc_host[r]);
-        }
-    }
-    if (status != ATTN_OK || !layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_STATE) {
-        return status;
-    }
-    for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {
-        if (b->seq_lens[r] > b->seq_lens_host[r] ||
-            (b->seq_lens[r] < b->seq_lens_host[r] && !bounds)) {
-            return BAD("seq_lens", "seq_lens[%d] is %d on the device and %d on the host", r,
-                       b->seq_lens[r], b->seq_lens_host[r]);
-        }
-    }
+    const struct attn_batch_table own = own_table(b);
+    TRY(validate_copy("seq_lens", b->seq_lens, b->seq_lens_host, b->num_reqs, bounds, error));
     TRY(validate_lengths(b, l->kind == ATTN_LAYER_CROSS, error));
-    TRY(validate_table(plan, smallest, error));
+    TRY(validate_table(plan, 0, &own, smallest,
+                       layer_num_blocks(smallest) / layer_parts(smallest, 0), error));
     TRY(validate_prefix(plan, error));
-    TRY(tables_validate(plan, error));
+    TRY(validate_further(plan, error));
     const int64_t slots = layer_num_blocks(smallest) * l->block_size;
     /* the slots of all ranks that share the cache, and padding */
     const int64_t most =
@@ -307,28 +395,6 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
     return ATTN_OK;
 }
 
-/* The place of an entry that stands before it, too, or -1; those below 0 and from `end` on list
- * nothing. A window of entries at a time, whose bits fit on the stack. */
-static int32_t find_second(const int32_t *list, int32_t count, int64_t end)
-{
-    uint64_t seen[512];
-    const int64_t window = 64 * (int64_t)(sizeof seen / sizeof *seen);
-    for (int64_t first = 0; first < end; first += window) {
-        memset(seen, 0, sizeof seen);
-        for (int32_t i = 0; i < count; i++) {
-            const int64_t at = list[i] - first;
-            if (at < 0 || at >= window || list[i] >= end) {
-                continue;
-            }
-            if (seen[at / 64] >> (at % 64) & 1) {
-                return i;
-            }
-            seen[at / 64] |= UINT64_C(1) << (at % 64);
-        }
-    }
-    return -1;
-}
-
 attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
                                  const struct attn_io_index_lists *lists, struct attn_error *error)
 {
@@ -354,12 +420,13 @@ attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
             return BAD("lengths", "layer '%s': lengths[%lld, %lld] is %d; 0 to max_entries, %d",
                        layer->desc.name, (long long)t, (long long)group, count, l->max_entries);
         }
-        const int32_t second = find_second(list, count, end);
+        const int64_t second = find_second(list, sizeof *list, count, 0, end);
         if (second >= 0) {
-            return BAD("indices",
-                       "layer '%s': indices[%lld, %lld, %d] is %d, which stands in the list before;"
-                       " entries are unique",
-                       layer->desc.name, (long long)t, (long long)group, second, list[second]);
+            return BAD(
+                "indices",
+                "layer '%s': indices[%lld, %lld, %lld] is %d, which stands in the list before;"
+                " entries are unique",
+                layer->desc.name, (long long)t, (long long)group, (long long)second, list[second]);
         }
     }
     return ATTN_OK;
@@ -390,4 +457,27 @@ attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
         reach += tensor->shape[next] > 1 ? (tensor->shape[next] - 1) * tensor->strides[next] : 0;
     }
     return ATTN_OK;
+}
+
+attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,
+                                 struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT, clean = ATTN_ERROR_INIT;
+    const struct instance *instance = NULL;
+    for (int32_t i = 0; i < plan->model->num_instances && instance == NULL; i++) {
+        const struct instance *other = &plan->model->instances[i];
+        instance = other->kernels.synchronize != NULL ? other : NULL;
+    }
+    if (status != ATTN_OK || instance == NULL || plan->capturing) {
+        return status;
+    }
+    const struct attn_stream_args args = {
+        .struct_size = sizeof args, .instance = instance->handle, .stream = stream};
+    status = instance->kernels.synchronize(&args, &why);
+    if (status == ATTN_OK) {
+        return ATTN_OK;
+    }
+    error_relay(&clean, status, &why);
+    return error_set(error, status_is_known(status) ? status : ATTN_ERROR_PLUGIN, clean.field,
+                     "step %llu: %s", (unsigned long long)plan->serial, clean.message);
 }

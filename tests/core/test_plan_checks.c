@@ -278,6 +278,13 @@ static attn_status find_owner(const struct attn_memory_args *args, struct attn_d
 
 #define TABLE(field) offsetof(struct attn_batch_table, field)
 
+/* What a batch's tables are asked. */
+static attn_status check_table(struct planned *b, const struct attn_batch_table *table)
+{
+    return address_check_all(b->plan->model, table, ABI_BATCH_TABLE, NULL, "tables", true,
+                             &b->error);
+}
+
 /* Each array of a further table, and what extensions of a run point at. */
 TEST(validation_asks_where_arrays_lie)
 {
@@ -311,10 +318,9 @@ TEST(validation_asks_where_arrays_lie)
     b->model->instances[0].kernels.memory_device = find_owner;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         struct attn_batch_table table = {.num_slots = 0};
-        assert_int_equal(address_check_table(b->plan, &table, &b->error), ATTN_OK);
+        assert_int_equal(check_table(b, &table), ATTN_OK);
         memcpy((char *)&table + fields[i], &address, sizeof address);
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "tables",
-                   address_check_table(b->plan, &table, &b->error));
+        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "tables", check_table(b, &table));
     }
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         b->io.next = runs[i].ext;
