@@ -2,8 +2,7 @@
 /* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
 #include "compositions.h"
 #include "merged.h"
-#include "output_quant.h"
-#include "select/match_check.h"
+#include "select/match.h"
 
 #define CASCADE_MIN_PREFIX 256
 #define CASCADE_MIN_REQS 8

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "compositions.h"
-#include "select/match_check.h"
+#include "select/match.h"
 #include "step/plan_state.h"
 #include "util/error.h"
 

@@ -8,9 +8,9 @@
 
 #include "compositions.h"
 #include "exchange.h"
-#include "split_queries.h"
-#include "select/layer_ext.h"
-#include "select/match_check.h"
+#include "ranks.h"
+#include "select/layer.h"
+#include "select/match.h"
 #include "util/error.h"
 #include "util/structs.h"
 

@@ -7,8 +7,8 @@
 #include <float.h>
 
 #include "compositions.h"
-#include "select/layer_ext.h"
-#include "select/match_check.h"
+#include "select/layer.h"
+#include "select/match.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "compositions.h"
-#include "select/layer_ext.h"
-#include "select/match_check.h"
+#include "select/layer.h"
+#include "select/match.h"
 #include "select/names.h"
 #include "step/plan_state.h"
 #include "util/counts.h"

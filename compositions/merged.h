@@ -23,4 +23,9 @@ attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
                        const struct merge_run *runs, int32_t num_runs,
                        const struct attn_step_io *io, struct attn_error *error);
 
+/* Runs `inner` with an output of plain rows at `place` of the workspace, then quantizes these in
+ * the layer's form to the run's own. */
+attn_status output_quantized(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                             size_t place, step_program *inner, struct attn_error *error);
+
 #endif

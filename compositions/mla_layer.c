@@ -5,8 +5,8 @@
 
 #include "ranks.h"
 #include "mla.h"
-#include "select/layer_ext.h"
-#include "select/match_check.h"
+#include "select/layer.h"
+#include "select/match.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 #include "util/counts.h"

@@ -5,7 +5,7 @@
 #include "ranks.h"
 #include "exchange.h"
 #include "mla.h"
-#include "select/index_lists.h"
+#include "select/layer.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 

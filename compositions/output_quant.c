@@ -2,8 +2,8 @@
 /* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
  * the step's output as it is into the workspace, then `quantize`. */
 #include "compositions.h"
-#include "output_quant.h"
-#include "select/match_check.h"
+#include "merged.h"
+#include "select/match.h"
 #include "select/names.h"
 #include "step/plan_state.h"
 #include "util/structs.h"

@@ -6,8 +6,8 @@
 
 #include "compositions.h"
 #include "bind/model.h"
-#include "select/layer_ext.h"
-#include "select/match_check.h"
+#include "select/layer.h"
+#include "select/match.h"
 #include "select/names.h"
 #include "step/plan_state.h"
 #include "util/structs.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "split_queries.h"
+#include "ranks.h"
 
 #include "exchange.h"
 #include "util/error.h"

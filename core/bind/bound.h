@@ -5,12 +5,32 @@
 #define CORE_BIND_BOUND_H
 
 #include <attn/api.h>
+#include <attn/layer.h>
+#include <attn/status.h>
 
-#include "bind/layer_params_copy.h"
-#include "select/composition.h"
 #include "select/assignment.h"
-#include "util/lock.h"
+#include "select/composition.h"
 #include "util/counts.h"
+#include "util/lock.h"
+#include "util/structs.h"
+#include "util/tensor.h"
+
+#define LAYER_PARAMS_MAX_TENSORS 16
+
+/* A layer's parameters as the core keeps them: the structs that the engine filled, its extensions
+ * and tensors' shapes are copied, so that only the memory they point at is borrowed. Must not move
+ * while `params` is used. */
+struct layer_params_copy {
+    struct attn_layer_params params; /* points into this struct only, and at the engine's memory */
+    struct ext_room extensions;
+    struct own_tensor tensors[LAYER_PARAMS_MAX_TENSORS];
+    int32_t num_tensors;
+};
+
+/* `given` is zero-extended, its extensions checked. A tensor that cannot be one is refused under
+ * its name. */
+attn_status layer_params_copy_take(struct layer_params_copy *own,
+                                   const struct attn_layer_params *given, struct attn_error *error);
 
 /* A backend, created on its device. */
 struct instance {
@@ -182,5 +202,34 @@ static inline bool layer_has_vendor_pages(const attn_layer *layer)
 {
     return layer->spec.layout >= ATTN_VENDOR_CODE;
 }
+
+/* What a view must be: rows of one cache. */
+struct wanted_view {
+    const char *which; /* "k", "cache 3", in errors */
+    int32_t num_heads;
+    int32_t head_size;
+    int32_t block_size;
+    int64_t row_bytes; /* of one head, scales not counted */
+};
+
+/* cache.c: an address, the sizes, and strides under which no two rows share bytes. */
+attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *wanted,
+                             const struct attn_kv_view *view, struct attn_error *error);
+/* cache.c: a view of the engine's blocks, of kernel x parts rows, as one of the kernel's: parts of
+ * a block lie one behind the other where its slots do. Other views stay. */
+attn_status view_cut(const attn_layer *layer, const char *which, int32_t kernel, int32_t parts,
+                     struct attn_kv_view *view, struct attn_error *error);
+/* cache.c: K and V, or the latent rows, checked and kept; the layer may have more caches. */
+attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
+                           const struct attn_kv_view *v, struct attn_error *error);
+
+/* kv_spec.c: views of num_blocks blocks at base, in the layout of the layer's page. Of latent rows
+ * v is NULL. */
+attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
+                           struct attn_kv_view *k, struct attn_kv_view *v,
+                           struct attn_error *error);
+
+/* Makes room for the caches beyond the kind's, none of them bound. */
+attn_status layer_make_caches(attn_layer *layer, struct attn_error *error);
 
 #endif

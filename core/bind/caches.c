@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bind/caches.h"
+#include "bind/bound.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "bind/model.h"
 #include "bind/address_check.h"
-#include "select/layer_caches.h"
+#include "select/layer.h"
 #include "util/structs.h"
 #include "util/counts.h"
 

@@ -5,8 +5,7 @@
 
 #include "bind/bound.h"
 #include "bind/model.h"
-#include "select/index_lists.h"
-#include "select/layer_check.h"
+#include "select/layer.h"
 #include "util/structs.h"
 #include "util/counts.h"
 

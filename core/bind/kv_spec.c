@@ -2,7 +2,6 @@
 /* What a layer's cache is made of: page bytes, shape and stride order of the layout that its
  * backend would like. */
 #include "bind/bound.h"
-#include "bind/caches.h"
 #include "select/match.h"
 #include "select/names.h"
 #include "util/structs.h"

@@ -4,8 +4,6 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "bind/caches.h"
-#include "select/lock.h"
 #include "select/select.h"
 #include "util/structs.h"
 #include "util/counts.h"

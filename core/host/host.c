@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/pool.h"
 #include "util/safe_text.h"
 
 #define MAX_LINE 4096 /* of a log */

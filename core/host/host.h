@@ -6,7 +6,7 @@
 #include <attn/host.h>
 #include <stdatomic.h>
 
-#include "util/alloc.h"
+#include "util/arena.h"
 #include "util/error.h"
 
 struct pool;
@@ -34,5 +34,17 @@ void host_init(struct attn_host *host, struct host_services *services, int32_t n
 /* Sets host->parallel_for by what its services hold now: the engine's, watched or not, or the pool.
  */
 void host_choose_parallel_for(struct attn_host *host);
+
+struct pool;
+
+/* `num_threads` >= 1 counts the caller. `host`'s allocate and release are used here and in destroy
+ * only. NULL without memory. */
+struct pool *pool_create(const struct attn_host *host, int32_t num_threads);
+/* Joins the threads; accepts NULL. No loop may be running. */
+void pool_destroy(struct pool *pool);
+/* As attn_host.parallel_for, from any number of threads: one caller at a time gets the pool, the
+ * others (and nested loops) run in their own thread. */
+void pool_run(struct pool *pool, int64_t count, int64_t grain, attn_parallel_body *body,
+              void *argument);
 
 #endif

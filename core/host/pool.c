@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A loop is open while gate >= 0; gate then counts the workers inside. A worker that wakes up late
  * finds the gate shut, so a caller waits for no worker that has not begun. */
-#include "host/pool.h"
+#include "host/host.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-#include "util/alloc.h"
+#include "util/arena.h"
 
 /* A decode kernel takes about 100 us and the next one follows within some microseconds, so a
  * worker looks for work for about 50 us before it sleeps. */

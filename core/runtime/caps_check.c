@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/caps_check.h"
+#include "runtime/probe.h"
 
 #include <attn/types.h>
 #include <string.h>

@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "host/env.h"
-#include "host/pool.h"
-#include "runtime/discover.h"
+#include "host/host.h"
 #include "runtime/load.h"
 #include "runtime/isolation/isolation.h"
 #include "runtime/probe.h"

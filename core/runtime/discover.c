@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/discover.h"
+#include "runtime/load.h"
 
 #include <dirent.h>
 #include <dlfcn.h>

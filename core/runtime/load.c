@@ -13,7 +13,6 @@
 #include <elf.h>
 #include <stdint.h>
 
-#include "runtime/discover.h"
 #include "util/hash.h"
 #include "util/error.h"
 #include "util/structs.h"

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/caps_check.h"
 #include "util/device.h"
 #include "util/structs.h"
 

@@ -3,7 +3,10 @@
 #ifndef CORE_RUNTIME_PROBE_H
 #define CORE_RUNTIME_PROBE_H
 
+#include <attn/capability.h>
+
 #include "runtime/runtime.h"
+#include "util/error.h"
 
 /* Devices and backends of one plugin as they are collected; everything in the arena. */
 struct found {
@@ -29,5 +32,20 @@ void found_note(struct found *found, const char *field, const char *message);
 /* Asks the plugin's probe. A contradiction in what it says of one backend leaves that one out. */
 attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin *table,
                          struct found *found, struct attn_error *error);
+
+/* Takes bits that are not known out of all masks. */
+void caps_trim(struct attn_backend_caps *caps);
+/* Row `at` without unknown bits of what it is of. False: a layer that it refuses cannot be
+ * described here. */
+bool refused_read(const struct attn_backend_caps *caps, int32_t at,
+                  struct attn_refused_combination *row);
+
+/* Element `at` of vendor_codes that have passed caps_check. */
+const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at);
+
+/* `variant` is not NULL; extensions have passed ext_check. */
+attn_status caps_check(const struct attn_backend_caps *caps, struct attn_error *error);
+
+attn_status device_check(const struct attn_device_info *device, struct attn_error *error);
 
 #endif

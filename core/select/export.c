@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "select/export.h"
+#include "select/select.h"
 
 #include <errno.h>
 #include <stdlib.h>

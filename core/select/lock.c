@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "select/lock.h"
+#include "select/select.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,8 +14,7 @@
 #include "host/cache_file.h"
 #include "host/conformance.h"
 #include "host/lock_text.h"
-#include "runtime/discover.h"
-#include "select/export.h"
+#include "runtime/load.h"
 #include "select/ranks.h"
 #include "util/hash.h"
 

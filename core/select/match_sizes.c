@@ -2,8 +2,8 @@
 /* Head sizes, block sizes and numbers of heads against the ranges that a backend declares. */
 #include <stdio.h>
 
-#include "select/layer_ext.h"
-#include "select/match_check.h"
+#include "select/layer.h"
+#include "select/match.h"
 #include "util/text.h"
 
 static bool in_range(const struct attn_range *range, int32_t value)

@@ -171,8 +171,8 @@ static attn_status check_pages(const attn_plan *plan, int32_t number,
     return ATTN_OK;
 }
 
-static attn_status check_lists(const attn_plan *plan, int32_t number,
-                               const struct attn_batch_table *t, struct attn_error *error)
+static attn_status check_page_lists(const attn_plan *plan, int32_t number,
+                                    const struct attn_batch_table *t, struct attn_error *error)
 {
     const attn_layer *owner = owner_of(plan);
     if (!plan->made[number].takes_lists) {
@@ -210,7 +210,7 @@ attn_status page_lists_read(attn_plan *plan, int32_t number, int32_t num_reqs,
     }
     const int32_t *start = on_cpu ? t->page_start_loc : t->page_start_loc_host;
     const int32_t *last = on_cpu ? t->last_page_len : t->last_page_len_host;
-    TRY(check_lists(plan, number, t, error));
+    TRY(check_page_lists(plan, number, t, error));
     char where[24];
     snprintf(where, sizeof where, "table %d: ", number);
     const struct starts pages = {where, "page_start_loc", "num_pages", t->num_pages};

@@ -2,7 +2,7 @@
 /* What every run's tensors must be, in each dimension, dtype and stride that a kernel goes by. */
 #include <attn/draft/index_lists.h>
 
-#include "select/index_lists.h"
+#include "select/layer.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 #include "util/counts.h"

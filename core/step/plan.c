@@ -3,7 +3,7 @@
 #include "step/plan.h"
 
 #include "bind/address_check.h"
-#include "select/layer_ext.h"
+#include "select/layer.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 #include "util/counts.h"

@@ -7,7 +7,7 @@
 
 #include "bind/bound.h"
 #include "select/composition.h"
-#include "select/layer_ext.h"
+#include "select/layer.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 #include "util/counts.h"

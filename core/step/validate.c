@@ -7,7 +7,7 @@
 
 #include <attn/draft/index_lists.h>
 
-#include "select/index_lists.h"
+#include "select/layer.h"
 #include "step/plan_state.h"
 #include "util/error.h"
 #include "util/tensor.h"

@@ -6,6 +6,7 @@
 
 #include <attn/host.h>
 #include <stdbool.h>
+#include <string.h>
 
 struct arena_chunk;
 
@@ -23,5 +24,22 @@ void *arena_alloc(struct arena *arena, size_t size);
 void *arena_array(struct arena *arena, size_t count, size_t size);
 char *arena_string(struct arena *arena, const char *string);
 char *arena_string_n(struct arena *arena, const char *string, size_t length);
+
+#define CORE_ALIGNMENT 64
+
+/* Zeroed, aligned to CORE_ALIGNMENT; NULL for size 0 or without memory. */
+static inline void *host_alloc(const struct attn_host *host, size_t size)
+{
+    void *memory = size > 0 ? host->allocate(host->user, size, CORE_ALIGNMENT) : NULL;
+    return memory != NULL ? memset(memory, 0, size) : NULL;
+}
+
+/* Accepts NULL. */
+static inline void host_free(const struct attn_host *host, void *memory, size_t size)
+{
+    if (memory != NULL) {
+        host->release(host->user, memory, size);
+    }
+}
 
 #endif

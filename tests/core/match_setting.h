@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "select/layer_check.h"
+#include "select/layer.h"
 #include "select/match.h"
 #include "select_fixture.h"
 

@@ -3,7 +3,7 @@
 #ifndef CORE_PLAN_FIXTURE_H
 #define CORE_PLAN_FIXTURE_H
 
-#include "bind/caches.h"
+#include "bind/bound.h"
 #include "fake_backend.h"
 #include "step/plan_state.h"
 

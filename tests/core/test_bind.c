@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bind/caches.h"
+#include "bind/bound.h"
 #include "fake_backend.h"
 #include "util/counts.h"
 

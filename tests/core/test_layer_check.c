@@ -7,8 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "select/layer_check.h"
-#include "select/layer_fields.h"
+#include "select/layer.h"
 #include "util/structs.h"
 #include "select/names.h"
 #include "select_fixture.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/bind: what a model is made of: its backends, what is kept and prepared of its layers, and
  * where memory may lie and comes from. */
-#include "bind/caches.h"
 #include "fake_backend.h"
 
 #include <stdlib.h>

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "host/host.h"
-#include "host/pool.h"
 #include "support/test.h"
 
 #define NUM_THREADS 4

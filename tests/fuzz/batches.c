@@ -11,7 +11,7 @@
 #include <sanitizer/asan_interface.h> /* libFuzzer comes with it; without the sanitizer it does nothing */
 
 #include "backend.h"
-#include "bind/caches.h"
+#include "bind/bound.h"
 #include "bind/model.h"
 #include "step/plan.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "backend.h"
-#include "bind/caches.h"
+#include "bind/bound.h"
 #include "bind/model.h"
 #include "util/counts.h"
 

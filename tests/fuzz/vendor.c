@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "backend.h"
-#include "bind/caches.h"
+#include "bind/bound.h"
 #include "bind/model.h"
 #include "runtime/probe.h"
 #include "step/plan.h"

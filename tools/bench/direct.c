@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "host/pool.h"
+#include "host/host.h"
 
 static attn_status start_services(struct direct *direct, int32_t num_threads,
                                   struct attn_error *error)

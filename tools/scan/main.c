@@ -16,8 +16,7 @@
 #include "common/conduct.h"
 #include "runtime/load.h"
 #include "runtime/probe.h"
-#include "runtime/isolation/record.h"
-#include "runtime/isolation/scan.h"
+#include "runtime/isolation/isolation.h"
 #include "util/error.h"
 
 /* What a probe may need: management libraries of drivers, no model. */

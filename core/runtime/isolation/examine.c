@@ -7,8 +7,6 @@
 #include "runtime/load.h"
 #include "runtime/probe.h"
 #include "runtime/isolation/isolation.h"
-#include "runtime/isolation/probe_cache.h"
-#include "runtime/isolation/scan.h"
 #include "util/error.h"
 #include "util/text.h"
 

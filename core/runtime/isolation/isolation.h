@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a plugin declares, asked so that its crash or hang costs no engine: each file is probed
  * once, in a process of its own (attn-scan) with a deadline, and its answer is kept on file until
- * the file or the machine changes. This header is all that the rest of the core sees of it.
+ * the file or the machine changes.
  *
  *     examine.c      from a file to what it offers: the cache, else the scanner, else this process
  *     scan.c         the scanner's process and the pipe to it
@@ -11,9 +11,14 @@
 #ifndef CORE_RUNTIME_ISOLATION_ISOLATION_H
 #define CORE_RUNTIME_ISOLATION_ISOLATION_H
 
+#include <attn/capability.h>
 #include <attn/status.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
+
+#include "util/arena.h"
+#include "util/text.h"
 
 typedef struct attn_runtime attn_runtime;
 struct found;
@@ -69,5 +74,103 @@ attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct 
 
 /* What is on file of a plugin does not hold any more. */
 void cache_forget(const attn_runtime *runtime, const char *file);
+
+/* What the probe of one file came to, as bytes: the cache keeps them, the scanner sends them
+ * through its pipe.
+ *
+ *     "ATTNPROB"  uint64 format  uint64 payload size  uint64 FNV-1a of the payload
+ *     payload: key, file, outcome, identity, devices, backends with their extensions
+ *
+ * Integers are little-endian, text is its length and its bytes with the NUL, a device or backend
+ * its struct, of this ABI, with the texts and arrays that it points at after it. Readers trust
+ * nothing: sizes are checked here, and what the items say passes the same checks as a plugin's own
+ * report. */
+#define RECORD_FORMAT 10
+#define RECORD_MAX_SIZE ((size_t)4 << 20)
+
+struct record {
+    struct probe_key key;
+    const char *file;
+    int32_t deadline_ms; /* that the probe had; 0 in the scanner's answer */
+    attn_status status;  /* of loading and probing; no items unless ATTN_OK */
+    const char *field;   /* why not, or why an item was left out; clean text */
+    const char *message;
+    uint32_t abi_version; /* 0 and empty names: refused before they were known */
+    const char *name;
+    const char *version;
+    const char *vendor;
+    const unsigned char *items; /* of a record that was read */
+    size_t items_size;
+};
+
+/* Appends a record; `found` gives the items. out->failed: no memory. */
+void record_write(struct text *out, const struct record *record, const struct found *found);
+
+/* Text and items of `record` point into `bytes`. NULL, or what is wrong with the bytes. */
+const char *record_read(struct record *record, const unsigned char *bytes, size_t size);
+
+/* Hands the items to a sink, as the plugin's probe would. False: the bytes are wrong, or `arrays`,
+ * which holds arrays until the sink returns, found no memory (arrays->failed). */
+bool record_report(const struct record *record, const struct attn_probe_sink *sink,
+                   struct arena *arrays);
+
+/* Probing in a process of its own: attn-scan is exec'd, loads the plugin, and sends through a pipe
+ *
+ *     "ATTNSCAN"   and the version, once it runs: what goes wrong before is the scanner's fault,
+ *                  not the plugin's
+ *     C, E, P      a letter before it enters the plugin's constructors, its entry and its probe
+ *     a record     as above
+ *
+ * and nothing else. Whatever else happens costs the plugin and not the engine. */
+#define SCAN_HELLO "ATTNSCAN"
+/* Behind it: who speaks another version of this protocol is no scanner of ours. */
+#define SCAN_TEXT(number) #number
+#define SCAN_FORMAT(number) SCAN_TEXT(number)
+#define SCAN_VERSION ATTN_LIBRARY_VERSION "/" SCAN_FORMAT(RECORD_FORMAT) "\n"
+#define SCAN_STAGES "CEP"
+/* Exit statuses of attn-scan other than 0 and 2 (usage), unlikely ones, since a plugin may exit
+ * with any. */
+#define SCAN_EXIT_NO_MEMORY 113
+#define SCAN_EXIT_NO_PIPE 114
+
+/* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. ATTN_ERROR_IO:
+ * there is, and this process or the machine has no descriptor or process left for it. */
+attn_status scan_begin(const attn_runtime *runtime, const char *file, struct scan *scan,
+                       struct attn_error *why);
+
+/* By the thread that began it. ATTN_OK: `answer` has the record's bytes from *record on.
+ * ATTN_ERROR_NOT_FOUND: the scanner does not run, with the cause. ATTN_ERROR_IO: it ran and was
+ * ended by others, or is of another version: nothing is known of the plugin. With answer->failed:
+ * our own lack of memory. Else why the plugin is refused. */
+attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct text *answer,
+                        size_t *record, struct attn_error *why);
+
+/* Answers of probes on file, `<cache_dir>/probe-<hash>`, one for each plugin file: read at every
+ * start, written next to and renamed, so that many processes may do so at once. What cannot be
+ * trusted is passed over with a warning and written anew; a cache never fails anything but for want
+ * of memory.
+ *
+ * A refusal, or that there is no such hardware, is trusted for so long: a library that has arrived
+ * leaves no trace on the plugin's file. */
+#define CACHE_REFUSAL_SECONDS 600
+/* A deadline that has passed says as much of the machine, and nothing of a longer one. */
+#define CACHE_TIMEOUT_SECONDS 60
+/* A record not rewritten for so long belongs to a boot or a choice of devices that is gone. */
+#define CACHE_MAX_AGE_SECONDS ((time_t)30 * 24 * 3600)
+
+struct cache_entry {
+    struct record record; /* text and items in `bytes` */
+    unsigned char *bytes;
+    size_t size;
+    time_t age; /* s */
+};
+
+/* ATTN_OK, ATTN_ERROR_NOT_FOUND (silent where nothing is on file), or ATTN_ERROR_OUT_OF_MEMORY. */
+attn_status cache_read(const attn_runtime *runtime, const char *file, const struct probe_key *key,
+                       struct cache_entry *entry);
+void cache_entry_finish(const attn_runtime *runtime, struct cache_entry *entry);
+
+/* Failures are logged and that is all. */
+void cache_write(attn_runtime *runtime, const char *file, const void *record, size_t size);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/isolation/probe_cache.h"
+#include "runtime/isolation/isolation.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "host/cache_file.h"
+#include "runtime/runtime.h"
 #include "util/hash.h"
 
 #define PREFIX "probe-"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/isolation/record.h"
+#include "runtime/isolation/isolation.h"
 
 #include <attn/plugin.h>
 #include <string.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/isolation/scan.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/discover.h"
-#include "runtime/isolation/record.h"
+#include "runtime/load.h"
+#include "runtime/isolation/isolation.h"
 #include "runtime/runtime.h"
 
 #define HELLO_SIZE (sizeof SCAN_HELLO - 1)

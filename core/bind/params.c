@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A layer's parameters, checked and copied, and largest magnitudes of tensors, from which an engine
+ * calculates scales. */
+#include <string.h>
+
+#include "bind/address_check.h"
+#include "bind/bound.h"
+#include "bind/model.h"
+#include "select/names.h"
+#include "util/counts.h"
+#include "util/structs.h"
+#include "util/tensor.h"
+
+/* Replaces the tensor of a field by a copy with strides of its own. NULL stays NULL. */
+static attn_status keep_tensor(struct layer_params_copy *own, void *ours,
+                               const struct abi_field *field, struct attn_error *error)
+{
+    const struct attn_tensor *source = field_pointer(ours, field);
+    if (source == NULL) {
+        return ATTN_OK;
+    }
+    if (source->ndim < 1 || source->ndim > TENSOR_MAX_DIMS || source->shape == NULL ||
+        source->data == NULL) {
+        return BAD(
+            field->name,
+            "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
+            field->name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
+    }
+    struct own_tensor *copy = &own->tensors[own->num_tensors++];
+    const struct attn_tensor *pointer = &copy->tensor;
+    copy->tensor = *source;
+    for (int32_t i = 0; i < source->ndim; i++) {
+        copy->shape[i] = source->shape[i];
+        copy->strides[i] = tensor_stride(source, i);
+    }
+    copy->tensor.shape = copy->shape;
+    copy->tensor.strides = copy->strides;
+    memcpy((char *)ours + field->at, &pointer, sizeof pointer);
+    return ATTN_OK;
+}
+
+static attn_status keep_tensors(struct layer_params_copy *own, void *ours,
+                                const struct abi_field *field, struct attn_error *error)
+{
+    for (; field->name != NULL; field++) {
+        if (field->kind == FIELD_TENSOR) {
+            TRY(keep_tensor(own, ours, field, error));
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status layer_params_copy_take(struct layer_params_copy *own,
+                                   const struct attn_layer_params *given, struct attn_error *error)
+{
+    size_t used = 0;
+    memset(own, 0, sizeof *own);
+    own->params = *given;
+    own->params.next = NULL;
+    TRY(keep_tensors(own, &own->params, abi_structs[ABI_LAYER_PARAMS].fields, error));
+    for (const struct attn_ext *ext = given->next; ext != NULL; ext = ext->next) {
+        const struct abi_struct *row = abi_find(ext->id, ABI_LAYER_PARAMS);
+        if (row != NULL) { /* each once: there is room for all of the table */
+            struct attn_ext *copy = (struct attn_ext *)(void *)(own->extensions.bytes + used);
+            ext_copy(copy, ext, row->size);
+            copy->next = own->params.next;
+            own->params.next = copy;
+            used +=
+                (row->size + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
+            TRY(keep_tensors(own, copy, row->fields, error));
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,
+                              struct attn_error *error)
+{
+    const struct attn_layer_desc *l = layer->desc;
+    int32_t head_size = value ? l->head_size_v : l->head_size;
+    if (!tensor_is_numbers(tensor, 3) || dtype_id_of(tensor->dtype) != l->dtype ||
+        tensor->shape[0] != l->sink_len || tensor->shape[1] != l->num_kv_heads ||
+        tensor->shape[2] != head_size) {
+        return BAD(value ? "sink_v" : "sink_k",
+                   "layer '%s': the static sink's %s must be [%d, %d, %d] of the layer's dtype "
+                   "with a contiguous last dimension",
+                   l->name, value ? "values" : "keys", l->sink_len, l->num_kv_heads, head_size);
+    }
+    return ATTN_OK;
+}
+
+/* What rows of quantized caches need next to their views. */
+static attn_status check_quant_params(const struct attn_layer_desc *l, const struct attn_ext *next,
+                                      struct attn_error *error)
+{
+    static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
+    const struct attn_ext *ext = ext_find(next, ATTN_EXT_KV_QUANT_PARAMS);
+    const struct attn_kv_quant_params *given =
+        ext != NULL ? (const struct attn_kv_quant_params *)ext : &none;
+    const struct {
+        int32_t kv_dtype;
+        bool of_v;
+        const char *field;
+        const float *array;
+    } needs[] = {{ATTN_KV_INT8_KV, true, "v_channel_scale", given->v_channel_scale},
+                 {ATTN_KV_INT4_PER_TOKEN_HEAD, false, "hadamard_signs_k", given->hadamard_signs_k},
+                 {ATTN_KV_INT4_PER_TOKEN_HEAD, true, "hadamard_signs_v", given->hadamard_signs_v}};
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        const int32_t dtype = kv_dtype_of(l, needs[i].of_v);
+        if (layer_needs_quant_params(l) && dtype == needs[i].kv_dtype && needs[i].array == NULL) {
+            return BAD(needs[i].field,
+                       "layer '%s': %s is NULL in attn_kv_quant_params; %s needs it", l->name,
+                       needs[i].field, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* A scale on the host that is not 1. */
+static bool is_scale(float host)
+{
+    return host != 0 && host != 1;
+}
+
+/* What no term of the layer reads. Scales of the cache of a layer that skips its quantization are
+ * those of the model's other layers. */
+static attn_status check_unread(const struct attn_layer_desc *l, const struct attn_layer_params *p,
+                                struct attn_error *error)
+{
+    static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
+    const struct attn_ext *ext = ext_find(p->next, ATTN_EXT_KV_QUANT_PARAMS);
+    const struct attn_kv_quant_params *quant =
+        ext != NULL && !(ext->flags & ATTN_EXT_OPTIONAL) ? (const void *)ext : &none;
+    const bool rows = layer_needs_quant_params(l), skips = l->skip_kv_quantization;
+    const int32_t k_dtype = kv_dtype_of(l, false), v_dtype = kv_dtype_of(l, true);
+    const bool int4_k = (rows && k_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
+    const bool int4_v = (rows && v_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
+    const bool int8 = (rows && v_dtype == ATTN_KV_INT8_KV) || skips;
+    const bool k_scale = l->k_scale_form != ATTN_SCALE_NONE || k_dtype == ATTN_KV_NVFP4 || skips;
+    const bool v_scale = (l->v_scale_form != ATTN_SCALE_NONE && l->kind != ATTN_LAYER_MLA) ||
+                         v_dtype == ATTN_KV_NVFP4 || skips;
+    const struct {
+        const char *field;
+        bool given, is_read;
+        const char *reader;
+    } fields[] = {{"sinks", p->sinks != NULL, l->has_sinks, "has_sinks"},
+                  {"alibi_slopes", p->alibi_slopes != NULL, l->alibi, "alibi"},
+                  {"sink_k", p->sink_k != NULL, l->sink_len > 0, "sink_len"},
+                  {"sink_v", p->sink_v != NULL, l->sink_len > 0, "sink_len"},
+                  {"q_scale", p->q_scale != NULL, l->q_scale_form, "q_scale_form"},
+                  {"k_scale", p->k_scale != NULL, k_scale, "k_scale_form"},
+                  {"v_scale", p->v_scale != NULL, v_scale, "v_scale_form"},
+                  {"p_scale", p->p_scale != NULL, l->p_scale_form, "p_scale_form"},
+                  {"q_scale_host", is_scale(p->q_scale_host), l->q_scale_form, "q_scale_form"},
+                  {"k_scale_host", is_scale(p->k_scale_host), k_scale, "k_scale_form"},
+                  {"v_scale_host", is_scale(p->v_scale_host), v_scale, "v_scale_form"},
+                  {"p_scale_host", is_scale(p->p_scale_host), l->p_scale_form, "p_scale_form"},
+                  {"hadamard_signs_k", quant->hadamard_signs_k != NULL, int4_k,
+                   "kv_dtype int4_per_token_head"},
+                  {"hadamard_signs_v", quant->hadamard_signs_v != NULL, int4_v,
+                   "kv_dtype int4_per_token_head"},
+                  {"v_channel_scale", quant->v_channel_scale != NULL, int8, "kv_dtype int8_kv"}};
+
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        if (fields[i].given && !fields[i].is_read) {
+            return BAD(fields[i].field, "layer '%s': %s is given; only a layer with %s reads it",
+                       l->name, fields[i].field, fields[i].reader);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
+                              struct attn_error *error)
+{
+    struct attn_layer_params read;
+    if (layer == NULL) {
+        return BAD("layer", "layer is NULL");
+    }
+    const struct attn_layer_desc *l = layer->desc;
+    TRY(struct_read(&read, ABI_LAYER_PARAMS, params, error));
+    TRY(check_unread(l, &read, error));
+    TRY(ext_check_readers(read.next, ABI_LAYER_PARAMS, layer->selected->reads, l->name, error));
+    if (l->has_sinks && read.sinks == NULL) {
+        return BAD("sinks", "layer '%s': sinks is NULL; has_sinks needs it", l->name);
+    }
+    if (l->alibi != ATTN_ALIBI_NONE && read.alibi_slopes == NULL) {
+        return BAD("alibi_slopes", "layer '%s': alibi_slopes is NULL; alibi %d needs it", l->name,
+                   l->alibi);
+    }
+    if (l->sink_len > 0) {
+        TRY(check_sink(layer, read.sink_k, false, error));
+        TRY(check_sink(layer, read.sink_v, true, error));
+    }
+    TRY(check_quant_params(l, read.next, error));
+    TRY(layer_check_unplanned(layer, "layer_bind_params", error));
+    TRY(address_check_device(layer->model, read.device, "attn_layer_params", error));
+    TRY(address_check_all(layer->model, &read, ABI_LAYER_PARAMS, read.next, NULL, true, error));
+    struct layer_params_copy *own =
+        &layer->params_copies[layer->params == &layer->params_copies[0]];
+    TRY(layer_params_copy_take(own, &read, error));
+    struct layer_params_copy *before = layer->params;
+    layer->params = own;
+    attn_status status = layer_make_parts(layer, error);
+    if (status == ATTN_OK) {
+        layer_release_states(layer); /* kernels may have looked at the old ones */
+    } else {
+        layer->params = before;
+        layer_make_parts(layer, NULL);
+    }
+    return status;
+}
+
+attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
+                       struct attn_error *error)
+{
+    struct attn_amax_args read;
+    struct attn_error why = ATTN_ERROR_INIT;
+    TRY(struct_read(&read, ABI_AMAX_ARGS, args, error));
+    if (layer == NULL || read.out == NULL || read.instance != NULL) {
+        return BAD("out",
+                   "layer %p, out %p, instance %p; the first two are needed, and instance is "
+                   "NULL",
+                   (const void *)layer, (const void *)read.out, (const void *)read.instance);
+    }
+
+    if (!tensor_is_numbers(read.x, 3)) {
+        return BAD("x",
+                   "layer '%s': x is NULL or not [rows, heads, size] of numbers with a "
+                   "contiguous last dimension",
+                   layer->desc->name);
+    }
+    if (read.history_len != 0) {
+        return BAD("history_len",
+                   "layer '%s': history_len is %d; 0, since the steps of a quantized "
+                   "encoder keep its history",
+                   layer->desc->name, read.history_len);
+    }
+    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
+    if (instance->kernels.amax == NULL) {
+        return error_set(error, ATTN_ERROR_UNSUPPORTED, "amax", "%s has no amax",
+                         instance->caps->name);
+    }
+    TRY(address_check_tensor(layer->model, read.x, "x", false, error));
+    read.instance = instance->handle;
+    const attn_status status = instance->kernels.amax(&read, &why);
+    return status == ATTN_OK ? ATTN_OK : error_relay(error, status, &why);
+}
