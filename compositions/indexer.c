@@ -13,8 +13,6 @@
 #include "util/structs.h"
 #include "util/tensor.h"
 
-#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
-
 static int32_t num_forced(const struct attn_indexer_desc *x)
 {
     return x->first_entries + x->last_entries + x->tail;
@@ -154,9 +152,9 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     }
     /* where a row has several tokens, only the key of the last one is read */
     const bool looks = writes && plan->validate && step->layer->selected->tokens_per_row == 1;
-    attn_status status = looks ? validate_tensor(plan, io->k, "k", name, error) : ATTN_OK;
-    if (status != ATTN_OK || !attends) {
-        return status;
+    TRY(looks ? validate_tensor(plan, io->k, "k", name, error) : ATTN_OK);
+    if (!attends) {
+        return ATTN_OK;
     }
     if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
         return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
@@ -164,14 +162,11 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     if (io->out == NULL || !tensor_is_rows(io->out, &step->out, plan->num_tokens)) {
         return refuse_rows("out", io->out, &step->out, plan->num_tokens, error);
     }
-    status = check_weights(plan, step, given, error);
-    if (status == ATTN_OK && plan->validate) {
-        status = validate_tensor(plan, io->q, "q", name, error);
-        status = status == ATTN_OK && given != NULL
-                     ? validate_tensor(plan, given->weights, "weights", name, error)
-                     : status;
-    }
-    return status;
+    TRY(check_weights(plan, step, given, error));
+    TRY(plan->validate ? validate_tensor(plan, io->q, "q", name, error) : ATTN_OK);
+    return plan->validate && given != NULL
+               ? validate_tensor(plan, given->weights, "weights", name, error)
+               : ATTN_OK;
 }
 
 static attn_status build(attn_plan *plan, struct attn_error *error)

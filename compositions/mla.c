@@ -180,23 +180,20 @@ static void add_areas(attn_plan *plan, const struct step *step)
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
     FOR_SERVED(step, plan, COMPOSITION_MLA) {
         describe(step);
     }
     if (layer_is_spread(plan->steps[0].layer)) {
         plan->decode_threshold = 1; /* more would be causal among keys that lie on several ranks */
     }
-    if (any_per_head(plan)) {
-        status = make_room_for_chunks(plan, error);
-    }
+    TRY(any_per_head(plan) ? make_room_for_chunks(plan, error) : ATTN_OK);
     plan->num_integers += integers(plan);
     FOR_SERVED(step, plan, COMPOSITION_MLA) {
         if (step->layer->selected->mla->absorb_in_core) {
             add_areas(plan, step);
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 /* 1 on the diagonal, in the activations' dtype: products with it are exact copies. */

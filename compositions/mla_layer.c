@@ -318,9 +318,8 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
 static attn_status bind_weights(attn_layer *layer, struct attn_error *error)
 {
     const struct attn_mla_desc *m = layer->selected->mla;
-    const struct attn_ext *ext = ext_find(layer->params->params.next, ATTN_EXT_MLA_WEIGHTS);
-    const struct attn_mla_weights *weights = (const struct attn_mla_weights *)ext;
-    attn_status status;
+    const struct attn_mla_weights *weights =
+        ext_find(layer->params->params.next, ATTN_EXT_MLA_WEIGHTS);
     if (weights == NULL) {
         return BAD("attn_mla_weights",
                    "layer '%s' leaves the projections to the core and brings no weights",
@@ -329,20 +328,16 @@ static attn_status bind_weights(attn_layer *layer, struct attn_error *error)
     struct head_weights uk = {.scale = NULL}, uv = {.scale = NULL};
     TRY(check_dtypes(layer, weights, error));
     if (weights->kv_b_proj != NULL) {
-        status = split_projection(layer, weights->kv_b_proj, &uk, &uv, error);
+        TRY(split_projection(layer, weights->kv_b_proj, &uk, &uv, error));
     } else {
-        status = take_weights(layer, &uk, weights->w_uk, "w_uk", m->qk_nope_head_dim,
-                              m->kv_lora_rank, error);
-        status = status ? status
-                        : take_weights(layer, &uv, weights->w_uv, "w_uv", m->kv_lora_rank,
-                                       m->v_head_dim, error);
+        TRY(take_weights(layer, &uk, weights->w_uk, "w_uk", m->qk_nope_head_dim, m->kv_lora_rank,
+                         error));
+        TRY(take_weights(layer, &uv, weights->w_uv, "w_uv", m->kv_lora_rank, m->v_head_dim, error));
     }
-    status = status ? status : take_scale(layer, &uk, weights->w_uk_scale, "w_uk_scale", error);
-    status = status ? status : take_scale(layer, &uv, weights->w_uv_scale, "w_uv_scale", error);
-    if (status == ATTN_OK) {
-        *(struct mla_weights *)layer->data[COMPOSITION_MLA] = (struct mla_weights){uk, uv};
-    }
-    return status;
+    TRY(take_scale(layer, &uk, weights->w_uk_scale, "w_uk_scale", error));
+    TRY(take_scale(layer, &uv, weights->w_uv_scale, "w_uv_scale", error));
+    *(struct mla_weights *)layer->data[COMPOSITION_MLA] = (struct mla_weights){uk, uv};
+    return ATTN_OK;
 }
 
 /* Keys and values per head in contiguous memory, of the activations' dtype. */

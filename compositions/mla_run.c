@@ -452,18 +452,16 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
             "k_pe is NULL or not [rows, qk_rope_head_dim] of the layer's dtype with a contiguous "
             "last dimension and a row per slot and token");
     }
-    attn_status status = attends ? check_queries(plan, step, io, mla, error) : ATTN_OK;
-    if (status == ATTN_OK && (writes || projects) && plan->validate) {
-        status = validate_tensor(plan, mla->kv_c, "kv_c", name, error);
-        status = status == ATTN_OK
-                     ? validate_tensor(plan, has_pe ? mla->k_pe : NULL, "k_pe", name, error)
-                     : status;
+    TRY(attends ? check_queries(plan, step, io, mla, error) : ATTN_OK);
+    const struct {
+        const char *name;
+        const struct attn_tensor *tensor;
+    } read[] = {{"kv_c", writes || projects ? mla->kv_c : NULL},
+                {"k_pe", (writes || projects) && has_pe ? mla->k_pe : NULL},
+                {"q_nope", attends ? mla->q_nope : NULL},
+                {"q_pe", attends && has_pe ? mla->q_pe : NULL}};
+    for (int32_t i = 0; i < 4 && plan->validate; i++) {
+        TRY(validate_tensor(plan, read[i].tensor, read[i].name, name, error));
     }
-    if (status == ATTN_OK && attends && plan->validate) {
-        status = validate_tensor(plan, mla->q_nope, "q_nope", name, error);
-        status = status == ATTN_OK
-                     ? validate_tensor(plan, has_pe ? mla->q_pe : NULL, "q_pe", name, error)
-                     : status;
-    }
-    return status;
+    return ATTN_OK;
 }

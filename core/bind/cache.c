@@ -149,17 +149,16 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
         value ? "v" : "k", l->num_kv_heads, value ? l->head_size_v : l->head_size,
         l->block_size / layer->selected->tokens_per_row, data_bytes(l, value)};
     const int32_t dtype = kv_dtype_of(l, value);
-    attn_status status = check_view_shape(layer, &wanted, view, error);
-    if (status == ATTN_OK && view->scale == NULL && layer_scale_bytes(l, value) > 0) {
+    TRY(check_view_shape(layer, &wanted, view, error));
+    if (view->scale == NULL && layer_scale_bytes(l, value) > 0) {
         return BAD("scale", "layer '%s', %s: scale is NULL; a row of %s has one of its own",
                    l->name, wanted.which, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
     }
-    if (status == ATTN_OK && kv_rows_are_whole(dtype) && view->pack > 0 &&
-        view->pack < wanted.head_size) {
+    if (kv_rows_are_whole(dtype) && view->pack > 0 && view->pack < wanted.head_size) {
         return BAD("pack", "layer '%s', %s: pack is %d; a row of %s is in one piece", l->name,
                    wanted.which, view->pack, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status check_view_form(const attn_layer *layer, const struct attn_kv_view *view,

@@ -23,12 +23,6 @@ static bool is_host(const attn_open_device *opened)
     return opened->instance.handle == NULL;
 }
 
-/* A plugin's answer with its text made clean. */
-static attn_status relay(attn_status status, const struct attn_error *why, struct attn_error *error)
-{
-    return status == ATTN_OK ? ATTN_OK : error_relay(error, status, why);
-}
-
 static attn_status lacks(const attn_open_device *opened, const char *slot, struct attn_error *error)
 {
     return error_set(error, ATTN_ERROR_UNSUPPORTED, slot, "%s has no %s",
@@ -138,7 +132,7 @@ attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes
                          "%s answered ATTN_OK without memory", opened->instance.caps->name);
     }
     *memory = status == ATTN_OK ? *memory : NULL;
-    return relay(status, &why, error);
+    return error_relay(error, status, &why);
 }
 
 void device_free(attn_open_device *opened, int32_t kind, void *memory)
@@ -181,7 +175,7 @@ attn_status device_copy(attn_open_device *opened, const struct attn_copy_args *c
         return lacks(opened, "copy", error);
     }
     args.instance = opened->instance.handle;
-    return relay(opened->instance.kernels.copy(&args, &why), &why, error);
+    return error_relay(error, opened->instance.kernels.copy(&args, &why), &why);
 }
 
 attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *fill,
@@ -217,7 +211,7 @@ attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *f
         return lacks(opened, "fill", error);
     }
     args.instance = opened->instance.handle;
-    return relay(opened->instance.kernels.fill(&args, &why), &why, error);
+    return error_relay(error, opened->instance.kernels.fill(&args, &why), &why);
 }
 
 attn_status device_of_address(attn_open_device *opened, const void *address,
@@ -237,7 +231,7 @@ attn_status device_of_address(attn_open_device *opened, const void *address,
     }
     struct attn_memory_args args = memory_args(opened);
     args.memory = (void *)(uintptr_t)address;
-    return relay(opened->instance.kernels.memory_device(&args, device, &why), &why, error);
+    return error_relay(error, opened->instance.kernels.memory_device(&args, device, &why), &why);
 }
 
 /* A slot of streams and graphs, which are there in groups; `slot` NULL: unsupported. */
@@ -254,7 +248,7 @@ call_stream(attn_open_device *opened,
                                           .instance = opened->instance.handle,
                                           .stream = stream,
                                           .graph = graph};
-    return relay(slot(&args, &why), &why, error);
+    return error_relay(error, slot(&args, &why), &why);
 }
 
 /* Likewise one that makes a handle. */
@@ -271,7 +265,7 @@ static attn_status call_maker(attn_open_device *opened,
         .struct_size = sizeof args, .instance = opened->instance.handle, .stream = stream};
     attn_status status = slot(&args, made, &why);
     *made = status == ATTN_OK ? *made : NULL;
-    return relay(status, &why, error);
+    return error_relay(error, status, &why);
 }
 
 attn_status device_stream_create(attn_open_device *opened, void **stream, struct attn_error *error)

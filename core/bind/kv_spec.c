@@ -191,10 +191,7 @@ static attn_status ask_page(const attn_layer *layer, int32_t layout, int64_t *by
                          "layer '%s': %s has layout %#x and no page_bytes", layer->desc->name,
                          instance->caps->name, (unsigned)layout);
     }
-    attn_status status = instance->plugin->page_bytes(&args, bytes, &why);
-    if (status != ATTN_OK) {
-        return error_relay(error, status, &why);
-    }
+    TRY(error_relay(error, instance->plugin->page_bytes(&args, bytes, &why), &why));
     return *bytes > 0 && *bytes <= MAX_PAGE
                ? ATTN_OK
                : error_set(error, ATTN_ERROR_PLUGIN, "page_bytes",

@@ -67,8 +67,7 @@ attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_att
                                                .num_caches = call->num_caches,
                                                .cache_stride = call->cache_stride,
                                                .phase = phase};
-        status = kernels->prepare(&args, &served->prepared[part], &why);
-        status = status == ATTN_OK ? status : error_relay(error, status, &why);
+        status = error_relay(error, kernels->prepare(&args, &served->prepared[part], &why), &why);
     }
     served->is_prepared[part] = status == ATTN_OK;
     lock_give(&layer->model->lock);

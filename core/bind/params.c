@@ -243,6 +243,5 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
     }
     TRY(address_check_tensor(layer->model, read.x, "x", false, error));
     read.instance = instance->handle;
-    const attn_status status = instance->kernels.amax(&read, &why);
-    return status == ATTN_OK ? ATTN_OK : error_relay(error, status, &why);
+    return error_relay(error, instance->kernels.amax(&read, &why), &why);
 }

@@ -149,9 +149,8 @@ static attn_status check_elf_header(const Elf64_Ehdr *header, ssize_t got, struc
 static attn_status elf_check(int descriptor, off_t size, struct attn_error *error)
 {
     Elf64_Ehdr header = {.e_type = ET_NONE};
-    attn_status status =
-        check_elf_header(&header, pread(descriptor, &header, sizeof header, 0), error);
-    for (int i = 0; i < header.e_phnum && status == ATTN_OK; i++) {
+    TRY(check_elf_header(&header, pread(descriptor, &header, sizeof header, 0), error));
+    for (int i = 0; i < header.e_phnum; i++) {
         Elf64_Phdr segment;
         const uint64_t at = header.e_phoff + (uint64_t)i * sizeof segment;
         if (at > (uint64_t)size ||
@@ -166,7 +165,7 @@ static attn_status elf_check(int descriptor, off_t size, struct attn_error *erro
                           (long long)size);
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 /* A regular file that not every user can write, still the one that was probed, and a library for
@@ -175,10 +174,8 @@ static attn_status check_file(const struct plugin *plugin, struct probe_key *now
                               struct attn_error *error)
 {
     struct stat info;
-    attn_status status = plugin_check_place(plugin->file, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    attn_status status = ATTN_OK;
+    TRY(plugin_check_place(plugin->file, error));
     /* a pipe may lie there */
     int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) {
@@ -251,16 +248,15 @@ attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin,
 static attn_status check_agreement(const struct plugin *plugin, const struct attn_plugin *table,
                                    struct attn_error *error)
 {
-    attn_status status = check_table(table, error);
-    if (status == ATTN_OK &&
-        (table->abi_version != plugin->abi_version || strcmp(table->name, plugin->name) != 0 ||
-         strcmp(table->version, plugin->version) != 0 ||
-         strcmp(table->vendor, plugin->vendor) != 0)) {
-        status =
-            REFUSE("name", "is %s %s of %s now; it was %s %s of %s when it was probed", table->name,
-                   table->version, table->vendor, plugin->name, plugin->version, plugin->vendor);
+    TRY(check_table(table, error));
+    if (table->abi_version != plugin->abi_version || strcmp(table->name, plugin->name) != 0 ||
+        strcmp(table->version, plugin->version) != 0 ||
+        strcmp(table->vendor, plugin->vendor) != 0) {
+        return REFUSE("name", "is %s %s of %s now; it was %s %s of %s when it was probed",
+                      table->name, table->version, table->vendor, plugin->name, plugin->version,
+                      plugin->vendor);
     }
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status call_entry(struct plugin *plugin, void *symbol, struct attn_error *error)
@@ -269,10 +265,7 @@ static attn_status call_entry(struct plugin *plugin, void *symbol, struct attn_e
     attn_plugin_entry_fn *entry;
     memcpy(&entry, &symbol, sizeof entry);
     struct attn_error why = ATTN_ERROR_INIT;
-    attn_status status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &table, &why);
-    if (status != ATTN_OK) {
-        return error_relay(error, status, &why);
-    }
+    TRY(error_relay(error, entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &table, &why), &why));
     if (table == NULL) {
         return REFUSE("entry", "answered ATTN_OK without a table");
     }

@@ -291,8 +291,7 @@ static attn_status make_on_device(const attn_plan *plan, int32_t number,
         .out_seq_lens =
             t->last_page_len != NULL ? (int32_t *)(plan->workspace + made->lens_at) : NULL};
     struct attn_error why = ATTN_ERROR_INIT;
-    attn_status status = instance->kernels.make_block_table(&args, &why);
-    return status == ATTN_OK ? status : error_relay(error, status, &why);
+    return error_relay(error, instance->kernels.make_block_table(&args, &why), &why);
 }
 
 static attn_status make_table(const attn_plan *plan, int32_t number, struct attn_batch_table *t,

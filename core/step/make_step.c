@@ -42,10 +42,7 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     }
     if (served->instance->kernels.schedule_size != NULL) {
         struct attn_schedule_size size = {.struct_size = sizeof size};
-        attn_status status = served->instance->kernels.schedule_size(&args, &size, &why);
-        if (status != ATTN_OK) {
-            return error_relay(error, status, &why);
-        }
+        TRY(error_relay(error, served->instance->kernels.schedule_size(&args, &size, &why), &why));
         if (size.host_bytes > MAX_SCHEDULE || size.device_bytes > MAX_SCHEDULE ||
             size.scratch_bytes > MAX_SCHEDULE) {
             return error_set(error, ATTN_ERROR_PLUGIN, "schedule_size",

@@ -124,7 +124,7 @@ static attn_status call_vendor(const struct schedule *schedule, const struct att
     } else if (kernels->schedule != NULL) {
         status = kernels->schedule(args, purpose->mode, &why);
     }
-    return status == ATTN_OK ? status : error_relay(error, status, &why);
+    return error_relay(error, status, &why);
 }
 
 static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, void *stream,

@@ -65,32 +65,26 @@ static attn_status validate_inputs(const attn_plan *plan, const struct step *ste
                                    struct attn_error *error)
 {
     const char *layer = step->layer->desc->name;
-    attn_status status = attends ? validate_tensor(plan, io->q, "q", layer, error) : ATTN_OK;
-    if (status == ATTN_OK && reads_keys) {
-        status = validate_tensor(plan, io->k, "k", layer, error);
-        status = status == ATTN_OK ? validate_tensor(plan, io->v, "v", layer, error) : status;
-    }
-    return status;
+    TRY(attends ? validate_tensor(plan, io->q, "q", layer, error) : ATTN_OK);
+    TRY(reads_keys ? validate_tensor(plan, io->k, "k", layer, error) : ATTN_OK);
+    return reads_keys ? validate_tensor(plan, io->v, "v", layer, error) : ATTN_OK;
 }
 
 static attn_status validate_outputs(const struct attn_step_io *io, struct attn_error *error)
 {
     const struct attn_io_output_quant *quant = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
-    attn_status status = validate_apart(io->out, "out", error);
-    status = status == ATTN_OK ? validate_apart(io->lse, "lse", error) : status;
-    return status == ATTN_OK && quant != NULL
-               ? validate_apart(quant->block_scales, "block_scales", error)
-               : status;
+    TRY(validate_apart(io->out, "out", error));
+    TRY(validate_apart(io->lse, "lse", error));
+    return quant != NULL ? validate_apart(quant->block_scales, "block_scales", error) : ATTN_OK;
 }
 
 static attn_status run_step(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                             struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    bool attends = !(io->flags & ATTN_RUN_NO_ATTEND);
-    bool writes = writes_now(plan, step, io) && step->program != run_idle;
-    bool reads_keys = writes || (attends && step->keys_are_inputs && step->program != run_idle);
-    if (!writes && has_rope(step, io) && step->program != run_idle) {
+    bool attends = !(io->flags & ATTN_RUN_NO_ATTEND), idle = step->program == run_idle;
+    bool writes = writes_now(plan, step, io) && !idle;
+    bool reads_keys = writes || (attends && step->keys_are_inputs && !idle);
+    if (!writes && has_rope(step, io) && !idle) {
         return FAIL("attn_io_rope",
                     "the run writes no keys, and rope_write_kv rotates q together with the keys "
                     "that it writes; bring q rotated, without attn_io_rope");
@@ -99,51 +93,36 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         if (step_leaves_keys(step, io)) {
             return refuse_unwritten(error);
         }
-        if (attends) {
-            status = step_check_attend(plan, step, io, error);
-        }
-        if (status == ATTN_OK && reads_keys) {
-            status = step_check_keys(step, io,
-                                     writes && step->bring_keys == NULL ? plan->given.num_slots
-                                                                        : plan->num_key_rows,
-                                     error);
-        }
-        if (status == ATTN_OK && plan->validate) {
-            status = validate_inputs(plan, step, io, attends, reads_keys, error);
-        }
-        if (status != ATTN_OK) {
-            return status;
-        }
+        const int64_t rows =
+            writes && step->bring_keys == NULL ? plan->given.num_slots : plan->num_key_rows;
+        TRY(attends ? step_check_attend(plan, step, io, error) : ATTN_OK);
+        TRY(reads_keys ? step_check_keys(step, io, rows, error) : ATTN_OK);
+        TRY(plan->validate ? validate_inputs(plan, step, io, attends, reads_keys, error) : ATTN_OK);
     }
-    if (step->check_io != NULL && step->program != run_idle) {
-        status = step->check_io(plan, step, io, writes, attends, error);
+    if (step->check_io != NULL && !idle) {
+        TRY(step->check_io(plan, step, io, writes, attends, error));
     }
-    if (status == ATTN_OK && attends && step->layer->selected->lists != NULL &&
-        step->program != run_idle) {
-        status = step_check_lists(plan, step, io, error);
+    if (attends && step->layer->selected->lists != NULL && !idle) {
+        TRY(step_check_lists(plan, step, io, error));
     }
-    if (status == ATTN_OK && plan->validate && attends) {
-        status = validate_outputs(io, error);
-    }
-    if (status == ATTN_OK && step->bring_keys != NULL && reads_keys) {
-        status = step->bring_keys(plan, step, &io, error);
+    TRY(plan->validate && attends ? validate_outputs(io, error) : ATTN_OK);
+    if (step->bring_keys != NULL && reads_keys) {
+        TRY(step->bring_keys(plan, step, &io, error));
     }
     /* keys that are rotated on their way have a kernel of their own */
     bool fused = step->fuses && writes && attends && !has_rope(step, io);
-    if (status == ATTN_OK && writes && !fused) {
-        status = write_keys(plan, step, io, error);
-    }
+    TRY(writes && !fused ? write_keys(plan, step, io, error) : ATTN_OK);
     for (int32_t i = 0; i < 2 && step->fuses && step->main[i] != NULL; i++) {
         step->main[i]->args.flags = fused ? 0 : ATTN_RUN_NO_WRITE;
     }
-    if (status != ATTN_OK || !attends) {
-        return status;
+    if (!attends) {
+        return ATTN_OK;
     }
-    status = step->program(plan, step, io, error);
-    if (status == ATTN_OK && plan->validate && step->plain_checks && step->checks_out) {
-        status = validate_tensor(plan, io->out, "out", step->layer->desc->name, error);
+    TRY(step->program(plan, step, io, error));
+    if (plan->validate && step->plain_checks && step->checks_out) {
+        TRY(validate_tensor(plan, io->out, "out", step->layer->desc->name, error));
     }
-    return status == ATTN_OK && plan->validate ? validate_workers(plan, error) : status;
+    return plan->validate ? validate_workers(plan, error) : ATTN_OK;
 }
 
 /* Everything that a run can be, whose extensions are checked. */

@@ -80,7 +80,7 @@ attn_status error_relay(struct attn_error *error, attn_status status, const stru
     char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
     const attn_status known = status_is_known(status) ? status : ATTN_ERROR_PLUGIN;
 
-    if (error == NULL) {
+    if (error == NULL || status == ATTN_OK) {
         return known;
     }
     if (from->struct_size < sizeof *from) { /* overwritten: its texts are not to be read */

@@ -81,7 +81,7 @@ void cache_forget(const attn_runtime *runtime, const char *file);
  *     "ATTNPROB"  uint64 format  uint64 payload size  uint64 FNV-1a of the payload
  *     payload: key, file, outcome, identity, devices, backends with their extensions
  *
- * Integers are little-endian, text is its length and its bytes with the NUL, a device or backend
+ * Integers are this machine's, text is its length and its bytes with the NUL, a device or backend
  * its struct, of this ABI, with the texts and arrays that it points at after it. Readers trust
  * nothing: sizes are checked here, and what the items say passes the same checks as a plugin's own
  * report. */

@@ -9,8 +9,12 @@
 #include "util/structs.h"
 
 #define MAGIC "ATTNPROB"
-#define HEADER_SIZE 32
 #define MAX_ITEMS 4096
+
+struct header {
+    char magic[8];
+    uint64_t format, size, sum; /* size and FNV-1a of the payload */
+};
 
 /* One walk for both directions, so that they cannot differ: with `out` it appends, else it reads.
  */
@@ -34,43 +38,24 @@ static const void *take(struct codec *c, size_t size)
     return at;
 }
 
-static uint64_t code_integer(struct codec *c, uint64_t value, size_t size)
+/* A number or a struct of numbers, as this machine has it: a record is of one machine. */
+static void code_bytes(struct codec *c, void *value, size_t size)
 {
-    unsigned char bytes[8];
     if (c->out != NULL) {
-        for (size_t i = 0; i < size; i++) {
-            bytes[i] = (unsigned char)(value >> (8 * i));
-        }
-        text_add_bytes(c->out, bytes, size);
-        return value;
+        text_add_bytes(c->out, value, size);
+        return;
     }
-    const unsigned char *at = take(c, size);
-    value = 0;
-    for (size_t i = 0; i < size && at != NULL; i++) {
-        value |= (uint64_t)at[i] << (8 * i);
+    const void *at = take(c, size);
+    memset(value, 0, size);
+    if (at != NULL) {
+        memcpy(value, at, size);
     }
-    return value;
-}
-
-static void code_u64(struct codec *c, uint64_t *value)
-{
-    *value = code_integer(c, *value, 8);
-}
-
-static void code_u32(struct codec *c, uint32_t *value)
-{
-    *value = (uint32_t)code_integer(c, *value, 4);
-}
-
-static void code_i32(struct codec *c, int32_t *value)
-{
-    *value = (int32_t)(uint32_t)code_integer(c, (uint32_t)*value, 4);
 }
 
 static void code_text(struct codec *c, const char **text)
 {
     uint32_t size = c->out != NULL ? (uint32_t)strlen(*text) + 1 : 0;
-    code_u32(c, &size);
+    code_bytes(c, &size, sizeof size);
     if (c->out != NULL) {
         text_add_bytes(c->out, *text, size);
         return;
@@ -107,11 +92,7 @@ static void code_struct(struct codec *c, void *ours, enum abi_id id)
         }
         text_add_bytes(c->out, image, row->size);
     } else {
-        const void *bytes = take(c, row->size);
-        memset(ours, 0, row->size);
-        if (bytes != NULL) {
-            memcpy(ours, bytes, row->size);
-        }
+        code_bytes(c, ours, row->size);
         if (row->class != ABI_ELEMENT) {
             memcpy(ours, &row->size, sizeof row->size);
             memset((char *)ours + sizeof(size_t), 0, sizeof(void *));
@@ -162,10 +143,10 @@ static void code_extensions(struct codec *c, struct attn_backend_caps *caps)
     for (const struct attn_ext *e = ext; e != NULL; e = e->next) {
         count++;
     }
-    code_i32(c, &count);
+    code_bytes(c, &count, sizeof count);
     for (int32_t i = 0; i < count && !c->failed; i++) {
         uint32_t id = ext != NULL ? ext->id : 0;
-        code_u32(c, &id);
+        code_bytes(c, &id, sizeof id);
         const struct abi_struct *row = abi_find(id, ABI_BACKEND_CAPS);
         const size_t size = row != NULL ? row->size - sizeof *ext : 0;
         if (c->out != NULL) {
@@ -188,17 +169,13 @@ static void code_extensions(struct codec *c, struct attn_backend_caps *caps)
 
 static void code_head(struct codec *c, struct record *r)
 {
-    uint64_t *const key[] = {&r->key.state, &r->key.device,   &r->key.inode,
-                             &r->key.size,  &r->key.modified, &r->key.changed};
-    for (size_t i = 0; i < sizeof key / sizeof *key; i++) {
-        code_u64(c, key[i]);
-    }
+    code_bytes(c, &r->key, sizeof r->key);
     code_text(c, &r->file);
-    code_i32(c, &r->deadline_ms);
-    code_i32(c, &r->status);
+    code_bytes(c, &r->deadline_ms, sizeof r->deadline_ms);
+    code_bytes(c, &r->status, sizeof r->status);
     code_text(c, &r->field);
     code_text(c, &r->message);
-    code_u32(c, &r->abi_version);
+    code_bytes(c, &r->abi_version, sizeof r->abi_version);
     code_text(c, &r->name);
     code_text(c, &r->version);
     code_text(c, &r->vendor);
@@ -216,13 +193,11 @@ void record_write(struct text *out, const struct record *record, const struct fo
         head.field = found->error.field;
         head.message = found->error.message;
     }
-    text_add_bytes(out, MAGIC, 8);
-    code_integer(&c, RECORD_FORMAT, 8);
-    code_integer(&c, 0, 8); /* size and sum come last */
-    code_integer(&c, 0, 8);
+    struct header header = {MAGIC, RECORD_FORMAT, 0, 0}; /* size and sum come last */
+    code_bytes(&c, &header, sizeof header);
     code_head(&c, &head);
-    code_i32(&c, &num_devices);
-    code_i32(&c, &num_backends);
+    code_bytes(&c, &num_devices, sizeof num_devices);
+    code_bytes(&c, &num_backends, sizeof num_backends);
     for (int32_t i = 0; i < num_devices; i++) {
         struct attn_device_info device = found->devices[i];
         code_struct(&c, &device, ABI_DEVICE_INFO);
@@ -235,32 +210,28 @@ void record_write(struct text *out, const struct record *record, const struct fo
     if (out->failed) {
         return;
     }
-    unsigned char *header = (unsigned char *)out->data + start;
-    uint64_t size = out->length - start - HEADER_SIZE;
-    uint64_t sum = hash_bytes(HASH_INIT, header + HEADER_SIZE, (size_t)size);
-    for (size_t i = 0; i < 8; i++) {
-        header[16 + i] = (unsigned char)(size >> (8 * i));
-        header[24 + i] = (unsigned char)(sum >> (8 * i));
-    }
+    char *at = out->data + start;
+    header.size = out->length - start - sizeof header;
+    header.sum = hash_bytes(HASH_INIT, at + sizeof header, (size_t)header.size);
+    memcpy(at, &header, sizeof header);
 }
 
 const char *record_read(struct record *record, const unsigned char *bytes, size_t size)
 {
     struct codec c = {.at = bytes, .left = size};
-    const void *magic = take(&c, 8);
-    uint64_t format = code_integer(&c, 0, 8), length = code_integer(&c, 0, 8),
-             sum = code_integer(&c, 0, 8);
+    struct header header;
+    code_bytes(&c, &header, sizeof header);
     *record = (struct record){.file = ""};
-    if (c.failed || memcmp(magic, MAGIC, 8) != 0) {
+    if (c.failed || memcmp(header.magic, MAGIC, sizeof header.magic) != 0) {
         return "is no record of a probe";
     }
-    if (format != RECORD_FORMAT) {
+    if (header.format != RECORD_FORMAT) {
         return "has another format";
     }
-    if (length != c.left) {
-        return length > c.left ? "is truncated" : "is longer than it says";
+    if (header.size != c.left) {
+        return header.size > c.left ? "is truncated" : "is longer than it says";
     }
-    if (hash_bytes(HASH_INIT, c.at, c.left) != sum) {
+    if (hash_bytes(HASH_INIT, c.at, c.left) != header.sum) {
         return "is damaged: its checksum disagrees";
     }
     code_head(&c, record);
@@ -278,8 +249,8 @@ bool record_report(const struct record *record, const struct attn_probe_sink *si
 {
     struct codec c = {.at = record->items, .left = record->items_size, .arrays = arrays};
     int32_t num_devices = 0, num_backends = 0;
-    code_i32(&c, &num_devices);
-    code_i32(&c, &num_backends);
+    code_bytes(&c, &num_devices, sizeof num_devices);
+    code_bytes(&c, &num_backends, sizeof num_backends);
     for (int32_t i = 0; i < num_devices && !c.failed; i++) {
         struct attn_device_info device;
         code_struct(&c, &device, ABI_DEVICE_INFO);
