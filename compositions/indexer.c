@@ -130,7 +130,7 @@ static attn_status check_weights(const attn_plan *plan, const struct step *step,
     return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32 && w->shape[0] >= plan->num_tokens &&
                    w->shape[1] == step->q.heads
                ? ATTN_OK
-               : refuse_tensor("weights", w, "[num_tokens or more, num_q_heads] of floats", error);
+               : refuse_tensor("weights", w, error, "[num_tokens or more, num_q_heads] of floats");
 }
 
 /* The tensors of a run; under validation also NaN in what is read. */

@@ -411,9 +411,7 @@ static attn_status check_queries(const attn_plan *plan, const struct step *step,
                     "q_pe is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
                     "qk_rope_head_dim] of the query's dtype with a contiguous last dimension");
     }
-    if (io->lse != NULL && !step_is_lse(io->lse, mla_padded_heads(step->layer), tokens)) {
-        return refuse_lse(io->lse, mla_padded_heads(step->layer), tokens, error);
-    }
+    TRY(step_check_lse(io->lse, mla_padded_heads(step->layer), tokens, error));
     if (step->layer->selected->lists != NULL) {
         if (mla->topk_indices != NULL) {
             return FAIL("topk_indices", "is given next to the lists of attn_io_index_lists");

@@ -89,62 +89,36 @@ static attn_status check_sink(const attn_layer *layer, const struct attn_tensor 
     return ATTN_OK;
 }
 
-/* What rows of quantized caches need next to their views. */
-static attn_status check_quant_params(const struct attn_layer_desc *l, const struct attn_ext *next,
-                                      struct attn_error *error)
-{
-    static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
-    const struct attn_ext *ext = ext_find(next, ATTN_EXT_KV_QUANT_PARAMS);
-    const struct attn_kv_quant_params *given =
-        ext != NULL ? (const struct attn_kv_quant_params *)ext : &none;
-    const struct {
-        int32_t kv_dtype;
-        bool of_v;
-        const char *field;
-        const float *array;
-    } needs[] = {{ATTN_KV_INT8_KV, true, "v_channel_scale", given->v_channel_scale},
-                 {ATTN_KV_INT4_PER_TOKEN_HEAD, false, "hadamard_signs_k", given->hadamard_signs_k},
-                 {ATTN_KV_INT4_PER_TOKEN_HEAD, true, "hadamard_signs_v", given->hadamard_signs_v}};
-    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        const int32_t dtype = kv_dtype_of(l, needs[i].of_v);
-        if (layer_needs_quant_params(l) && dtype == needs[i].kv_dtype && needs[i].array == NULL) {
-            return BAD(needs[i].field,
-                       "layer '%s': %s is NULL in attn_kv_quant_params; %s needs it", l->name,
-                       needs[i].field, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
-        }
-    }
-    return ATTN_OK;
-}
-
 /* A scale on the host that is not 1. */
 static bool is_scale(float host)
 {
     return host != 0 && host != 1;
 }
 
-/* What no term of the layer reads. Scales of the cache of a layer that skips its quantization are
- * those of the model's other layers. */
-static attn_status check_unread(const struct attn_layer_desc *l, const struct attn_layer_params *p,
-                                struct attn_error *error)
+/* What a term of the layer needs and is not there, and what none reads. Scales of the cache of a
+ * layer that skips its quantization are those of the model's other layers. */
+static attn_status check_given(const struct attn_layer_desc *l, const struct attn_layer_params *p,
+                               struct attn_error *error)
 {
     static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
-    const struct attn_ext *ext = ext_find(p->next, ATTN_EXT_KV_QUANT_PARAMS);
-    const struct attn_kv_quant_params *quant =
-        ext != NULL && !(ext->flags & ATTN_EXT_OPTIONAL) ? (const void *)ext : &none;
-    const bool rows = layer_needs_quant_params(l), skips = l->skip_kv_quantization;
+    const struct attn_kv_quant_params *quant = ext_find(p->next, ATTN_EXT_KV_QUANT_PARAMS);
+    quant = quant != NULL ? quant : &none;
+    const bool optional = quant->ext.flags & ATTN_EXT_OPTIONAL;
+    const bool rows = layer_needs_quant_params(l), skips = l->skip_kv_quantization || optional;
     const int32_t k_dtype = kv_dtype_of(l, false), v_dtype = kv_dtype_of(l, true);
-    const bool int4_k = (rows && k_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
-    const bool int4_v = (rows && v_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) || skips;
-    const bool int8 = (rows && v_dtype == ATTN_KV_INT8_KV) || skips;
-    const bool k_scale = l->k_scale_form != ATTN_SCALE_NONE || k_dtype == ATTN_KV_NVFP4 || skips;
+    const bool int4_k = rows && k_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    const bool int4_v = rows && v_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    const bool int8 = rows && v_dtype == ATTN_KV_INT8_KV, own = l->skip_kv_quantization;
+    const bool k_scale = l->k_scale_form != ATTN_SCALE_NONE || k_dtype == ATTN_KV_NVFP4 || own;
     const bool v_scale = (l->v_scale_form != ATTN_SCALE_NONE && l->kind != ATTN_LAYER_MLA) ||
-                         v_dtype == ATTN_KV_NVFP4 || skips;
+                         v_dtype == ATTN_KV_NVFP4 || own;
     const struct {
         const char *field;
         bool given, is_read;
         const char *reader;
-    } fields[] = {{"sinks", p->sinks != NULL, l->has_sinks, "has_sinks"},
-                  {"alibi_slopes", p->alibi_slopes != NULL, l->alibi, "alibi"},
+        bool needed;
+    } fields[] = {{"sinks", p->sinks != NULL, l->has_sinks, "has_sinks", l->has_sinks},
+                  {"alibi_slopes", p->alibi_slopes != NULL, l->alibi, "alibi", l->alibi},
                   {"sink_k", p->sink_k != NULL, l->sink_len > 0, "sink_len"},
                   {"sink_v", p->sink_v != NULL, l->sink_len > 0, "sink_len"},
                   {"q_scale", p->q_scale != NULL, l->q_scale_form, "q_scale_form"},
@@ -155,15 +129,18 @@ static attn_status check_unread(const struct attn_layer_desc *l, const struct at
                   {"k_scale_host", is_scale(p->k_scale_host), k_scale, "k_scale_form"},
                   {"v_scale_host", is_scale(p->v_scale_host), v_scale, "v_scale_form"},
                   {"p_scale_host", is_scale(p->p_scale_host), l->p_scale_form, "p_scale_form"},
-                  {"hadamard_signs_k", quant->hadamard_signs_k != NULL, int4_k,
-                   "kv_dtype int4_per_token_head"},
-                  {"hadamard_signs_v", quant->hadamard_signs_v != NULL, int4_v,
-                   "kv_dtype int4_per_token_head"},
-                  {"v_channel_scale", quant->v_channel_scale != NULL, int8, "kv_dtype int8_kv"}};
+                  {"hadamard_signs_k", quant->hadamard_signs_k != NULL, int4_k || skips,
+                   "kv_dtype int4_per_token_head", int4_k},
+                  {"hadamard_signs_v", quant->hadamard_signs_v != NULL, int4_v || skips,
+                   "kv_dtype int4_per_token_head", int4_v},
+                  {"v_channel_scale", quant->v_channel_scale != NULL, int8 || skips,
+                   "kv_dtype int8_kv", int8}};
 
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (fields[i].given && !fields[i].is_read) {
-            return BAD(fields[i].field, "layer '%s': %s is given; only a layer with %s reads it",
+        if (fields[i].given ? !fields[i].is_read : fields[i].needed) {
+            return BAD(fields[i].field,
+                       fields[i].given ? "layer '%s': %s is given; only a layer with %s reads it"
+                                       : "layer '%s': %s is NULL, and %s needs it",
                        l->name, fields[i].field, fields[i].reader);
         }
     }
@@ -179,20 +156,12 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     }
     const struct attn_layer_desc *l = layer->desc;
     TRY(struct_read(&read, ABI_LAYER_PARAMS, params, error));
-    TRY(check_unread(l, &read, error));
+    TRY(check_given(l, &read, error));
     TRY(ext_check_readers(read.next, ABI_LAYER_PARAMS, layer->selected->reads, l->name, error));
-    if (l->has_sinks && read.sinks == NULL) {
-        return BAD("sinks", "layer '%s': sinks is NULL; has_sinks needs it", l->name);
-    }
-    if (l->alibi != ATTN_ALIBI_NONE && read.alibi_slopes == NULL) {
-        return BAD("alibi_slopes", "layer '%s': alibi_slopes is NULL; alibi %d needs it", l->name,
-                   l->alibi);
-    }
     if (l->sink_len > 0) {
         TRY(check_sink(layer, read.sink_k, false, error));
         TRY(check_sink(layer, read.sink_v, true, error));
     }
-    TRY(check_quant_params(l, read.next, error));
     TRY(layer_check_unplanned(layer, "layer_bind_params", error));
     TRY(address_check_device(layer->model, read.device, "attn_layer_params", error));
     TRY(address_check_all(layer->model, &read, ABI_LAYER_PARAMS, read.next, NULL, true, error));

@@ -17,21 +17,14 @@ int32_t output_group(int32_t form)
     return groups[form];
 }
 
-bool step_is_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows)
+attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
+                           struct attn_error *error)
 {
-    return tensor_is(lse, 2, float32) && lse->shape[0] == heads && lse->shape[1] >= rows &&
-           (lse->data != NULL || rows == 0);
-}
-
-/* [rows or more, groups], the groups of nvfp4 bytes in one piece, or turned. */
-static bool is_block_scales(const struct attn_tensor *scales, const struct attn_layer_desc *layer,
-                            int64_t rows, int64_t groups)
-{
-    const bool nvfp4 = layer->output_form == ATTN_OUTPUT_NVFP4;
-    const int32_t row = !nvfp4 && layer->output_scale_column_major;
-    return tensor_is(scales, 2, nvfp4 ? e4m3 : float32) && scales->shape[row] >= rows &&
-           scales->shape[1 - row] == groups && (scales->data != NULL || rows == 0) &&
-           (!nvfp4 || scales->strides == NULL || scales->strides[1] == 1);
+    return lse == NULL || (tensor_is(lse, 2, float32) && lse->shape[0] == heads &&
+                           lse->shape[1] >= rows && (lse->data != NULL || rows == 0))
+               ? ATTN_OK
+               : refuse_tensor("lse", lse, error, "[%lld, %lld or more] float32", (long long)heads,
+                               (long long)rows);
 }
 
 /* Where the scales of a quantized output are read or written. */
@@ -49,10 +42,21 @@ static attn_status check_output_scales(const attn_plan *plan, const struct step 
     if (given->scale == NULL && (form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4)) {
         return FAIL("attn_io_output_quant", "scale, which fp8_static and nvfp4 need, is NULL");
     }
-    return form == ATTN_OUTPUT_FP8_STATIC ||
-                   is_block_scales(given->block_scales, layer, plan->num_tokens, groups)
-               ? ATTN_OK
-               : refuse_block_scales(given->block_scales, layer, plan->num_tokens, groups, error);
+    /* [rows or more, groups], the groups of nvfp4 bytes in one piece, or turned */
+    const struct attn_tensor *scales = given->block_scales;
+    const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
+    const int32_t row = !nvfp4 && layer->output_scale_column_major;
+    const int64_t rows = plan->num_tokens;
+    if (form == ATTN_OUTPUT_FP8_STATIC ||
+        (tensor_is(scales, 2, nvfp4 ? e4m3 : float32) && scales->shape[row] >= rows &&
+         scales->shape[1 - row] == groups && (scales->data != NULL || rows == 0) &&
+         (!nvfp4 || scales->strides == NULL || scales->strides[1] == 1))) {
+        return ATTN_OK;
+    }
+    return refuse_tensor("block_scales", scales, error, "[%lld%s, %lld%s] %s",
+                         (long long)(row ? groups : rows), row ? "" : " or more",
+                         (long long)(row ? rows : groups), row ? " or more" : "",
+                         nvfp4 ? "float8_e4m3fn with a last stride of 1" : "float32");
 }
 
 /* Rows of pairs, [T, heads, size / 2] or [T, heads size / 2] bytes, each row in one piece. */
@@ -83,7 +87,12 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
     if (form == ATTN_OUTPUT_NVFP4) {
         return is_nvfp4_rows(out, &wanted, plan->num_tokens)
                    ? ATTN_OK
-                   : refuse_nvfp4_rows(out, &wanted, plan->num_tokens, error);
+                   : refuse_tensor("out", out, error,
+                                   "[%d or more, %lld, %lld] or [%d or more, %lld] uint8, two "
+                                   "values a byte, each row in one piece",
+                                   plan->num_tokens, (long long)wanted.heads,
+                                   (long long)wanted.head_size / 2, plan->num_tokens,
+                                   (long long)(wanted.heads * (wanted.head_size / 2)));
     }
     if (form != ATTN_OUTPUT_PLAIN) {
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = e4m3};
@@ -101,9 +110,7 @@ attn_status step_check_attend(const attn_plan *plan, const struct step *step,
     if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
         return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
     }
-    if (io->lse != NULL && !step_is_lse(io->lse, step->q.heads, plan->num_tokens)) {
-        return refuse_lse(io->lse, step->q.heads, plan->num_tokens, error);
-    }
+    TRY(step_check_lse(io->lse, step->q.heads, plan->num_tokens, error));
     return step_check_out(plan, step, io, error);
 }
 
@@ -158,9 +165,8 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
         return FAIL("rotary_dim", "is not an even number from 0 to the layer's head_size");
     }
     if (!is_floats(rope->cos_sin, 2) || rope->cos_sin->shape[1] != rotary) {
-        return refuse_tensor("cos_sin", rope->cos_sin,
-                             "[max position, rotary_dim (0: head_size)] of f16, bf16 or f32",
-                             error);
+        return refuse_tensor("cos_sin", rope->cos_sin, error,
+                             "[max position, rotary_dim (0: head_size)] of f16, bf16 or f32");
     }
     for (int32_t i = 0; i < 2; i++) {
         if (norms[i].weight != NULL && !layer->qk_norm) {
@@ -168,8 +174,8 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
         }
         if (norms[i].weight != NULL &&
             (!is_floats(norms[i].weight, 1) || norms[i].weight->shape[0] != layer->head_size)) {
-            return refuse_tensor(norms[i].field, norms[i].weight, "[head_size] of f16, bf16 or f32",
-                                 error);
+            return refuse_tensor(norms[i].field, norms[i].weight, error,
+                                 "[head_size] of f16, bf16 or f32");
         }
     }
     if (!(rope->norm_eps >= 0)) {

@@ -246,18 +246,10 @@ static inline bool step_leaves_keys(const struct step *step, const struct attn_s
 /* run_errors.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
 attn_status refuse_rows(const char *field, const struct attn_tensor *found,
                         const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
-attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
-                       struct attn_error *error);
 attn_status refuse_unwritten(struct attn_error *error);
-/* Of a quantized output: scales of so many tokens and groups of columns; pairs of e2m1 in bytes. */
-attn_status refuse_block_scales(const struct attn_tensor *found,
-                                const struct attn_layer_desc *layer, int64_t rows, int64_t groups,
-                                struct attn_error *error);
-attn_status refuse_nvfp4_rows(const struct attn_tensor *found, const struct tensor_form *wanted,
-                              int64_t rows, struct attn_error *error);
-/* Any other: says what it is next to `wanted`, in words. */
-attn_status refuse_tensor(const char *field, const struct attn_tensor *found, const char *wanted,
-                          struct attn_error *error);
+/* Any other: says what it is next to what is wanted, in words. */
+attn_status refuse_tensor(const char *field, const struct attn_tensor *found,
+                          struct attn_error *error, const char *format, ...) CORE_PRINTF(4, 5);
 
 /* A failed run: whatever a kernel has left becomes clean text after the layer's name and its
  * backends'. Copies, and formats nothing. */
@@ -414,7 +406,9 @@ attn_status step_check_lists(const attn_plan *plan, const struct step *step,
  * they are left in io, copied to `room` where need be. */
 attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
                                   struct ext_room *room, struct attn_error *error);
-bool step_is_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows);
+/* [heads, rows or more] float32, or NULL */
+attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
+                           struct attn_error *error);
 /* Columns of an output that share a scale, by its form. */
 int32_t output_group(int32_t form);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Texts of a run that is refused: the value that was found, next to what is allowed. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,26 +62,17 @@ attn_status refuse_rows(const char *field, const struct attn_tensor *found,
                found->strides != NULL ? (long long)found->strides[2] : 1);
 }
 
-attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
-                       struct attn_error *error)
+attn_status refuse_tensor(const char *field, const struct attn_tensor *found,
+                          struct attn_error *error, const char *format, ...)
 {
-    char have[40];
-    if (lse->ndim != 2 || lse->shape == NULL) {
-        return BAD("lse", "lse has %d dimensions, shape %p; 2 are needed: [num_q_heads, tokens]",
-                   lse->ndim, (const void *)lse->shape);
-    }
-    return BAD("lse", "lse is [%lld, %lld] %s%s; [%lld, %lld or more] float32 is needed",
-               (long long)lse->shape[0], (long long)lse->shape[1],
-               dtype_text(lse->dtype, have, sizeof have), lse->data == NULL ? " without data" : "",
-               (long long)heads, (long long)rows);
-}
-
-attn_status refuse_tensor(const char *field, const struct attn_tensor *found, const char *wanted,
-                          struct attn_error *error)
-{
-    char dtype[40], shape[120] = "";
-    if (found == NULL || found->data == NULL || found->shape == NULL) {
-        return BAD(field, "%s is NULL or has no data or no shape; %s is needed", field, wanted);
+    char dtype[40], shape[120] = "", wanted[200];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(wanted, sizeof wanted, format, values);
+    va_end(values);
+    if (found == NULL || found->shape == NULL) {
+        return BAD(field, "%s %s; %s is needed", field, found == NULL ? "is NULL" : "has no shape",
+                   wanted);
     }
     for (int32_t i = 0; i < found->ndim && i < 4; i++) {
         const size_t used = strlen(shape);
@@ -88,35 +80,11 @@ attn_status refuse_tensor(const char *field, const struct attn_tensor *found, co
                  (long long)found->shape[i]);
     }
     return BAD(
-        field, "%s is [%s] %s of %d dimensions, the last with stride %lld; %s is needed", field,
-        shape, dtype_text(found->dtype, dtype, sizeof dtype), found->ndim,
+        field, "%s is [%s] %s%s of %d dimensions, the last with stride %lld; %s is needed", field,
+        shape, dtype_text(found->dtype, dtype, sizeof dtype),
+        found->data == NULL ? " without data" : "", found->ndim,
         found->ndim > 0 && found->strides != NULL ? (long long)found->strides[found->ndim - 1] : 1,
         wanted);
-}
-
-attn_status refuse_block_scales(const struct attn_tensor *found,
-                                const struct attn_layer_desc *layer, int64_t rows, int64_t groups,
-                                struct attn_error *error)
-{
-    char wanted[120];
-    const bool nvfp4 = layer->output_form == ATTN_OUTPUT_NVFP4;
-    const bool turned = !nvfp4 && layer->output_scale_column_major;
-    snprintf(wanted, sizeof wanted, "[%lld%s, %lld%s] %s", (long long)(turned ? groups : rows),
-             turned ? "" : " or more", (long long)(turned ? rows : groups),
-             turned ? " or more" : "", nvfp4 ? "float8_e4m3fn with a last stride of 1" : "float32");
-    return refuse_tensor("block_scales", found, wanted, error);
-}
-
-attn_status refuse_nvfp4_rows(const struct attn_tensor *found, const struct tensor_form *wanted,
-                              int64_t rows, struct attn_error *error)
-{
-    char text[160];
-    snprintf(text, sizeof text,
-             "[%lld or more, %lld, %lld] or [%lld or more, %lld] uint8, two values a byte, each "
-             "row in one piece",
-             (long long)rows, (long long)wanted->heads, (long long)wanted->head_size / 2,
-             (long long)rows, (long long)(wanted->heads * (wanted->head_size / 2)));
-    return refuse_tensor("out", found, text, error);
 }
 
 attn_status refuse_unwritten(struct attn_error *error)
