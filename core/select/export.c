@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/select.h"
 
-#include <errno.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "select/names.h"
 #include "util/counts.h"
 
-#define MAX_BLOCK 65536
-
-/* What a line says of one layer. */
+/* What a line says of one layer, in its words. */
 struct imported {
     const char *backends[NUM_PHASES]; /* full names */
-    int32_t kv_dtype, kv_dtype_v;     /* alike, if it names one */
-    int32_t block_size;
-    int32_t layout;
-    const char *name;
+    const char *kv_dtype, *block_size, *layout, *name;
 };
 
 void assignment_add_layers(struct text *out, const attn_assignment *assignment)
@@ -79,60 +73,34 @@ static char *value_of(char **rest, const char *key)
                : NULL;
 }
 
-static bool read_number(const char *text, long most, int32_t *number)
-{
-    char *end = NULL;
-    if (text == NULL || text[0] < '0' || text[0] > '9') {
-        return false;
-    }
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    *number = (int32_t)value;
-    return errno == 0 && *end == '\0' && value <= most;
-}
-
 static attn_status parse_line(char *line, int32_t index, struct imported *out,
                               struct attn_error *error)
 {
     static const char marker[] = " name=";
-    char *rest = NULL, *name = strstr(line, marker);
-    int32_t number = -1;
+    char *rest = NULL, *name = strstr(line, marker), number[16];
     if (name == NULL) {
         return malformed(error, index + 2, "name=… is expected at the end");
     }
     *name = '\0';
     out->name = name + sizeof marker - 1;
-    char *word = strtok_r(line, " ", &rest);
-    if (word == NULL || strcmp(word, "layer") != 0 ||
-        !read_number(strtok_r(NULL, " ", &rest), INT32_MAX, &number) || number != index) {
+    const char *word = strtok_r(line, " ", &rest), *index_text = strtok_r(NULL, " ", &rest);
+    snprintf(number, sizeof number, "%d", index);
+    if (word == NULL || strcmp(word, "layer") != 0 || index_text == NULL ||
+        strcmp(index_text, number) != 0) {
         return malformed(error, index + 2, "`layer N` in ascending order from 0 is expected");
     }
     out->backends[ATTN_PHASE_PREFILL] = value_of(&rest, "prefill");
     out->backends[ATTN_PHASE_DECODE] = value_of(&rest, "decode");
-    char *kv_dtype = value_of(&rest, "kv_dtype");
-    const char *block_size = value_of(&rest, "block_size");
-    const char *layout = value_of(&rest, "layout");
-    if (out->backends[0] == NULL || out->backends[1] == NULL || kv_dtype == NULL ||
-        block_size == NULL || layout == NULL || strtok_r(NULL, " ", &rest) != NULL) {
-        return malformed(
-            error, index + 2,
-            "prefill=, decode=, kv_dtype=, block_size=, layout= and name= are expected");
-    }
-    char *second = strchr(kv_dtype, '/');
-    if (second != NULL) {
-        *second++ = '\0';
-    }
-    out->kv_dtype = code_of_text(ATTN_NAMES_KV_DTYPE, kv_dtype);
-    out->kv_dtype_v = second != NULL ? code_of_text(ATTN_NAMES_KV_DTYPE, second) : out->kv_dtype;
-    out->layout = code_of_text(ATTN_NAMES_KV_LAYOUT, layout);
-    const bool dtypes = out->kv_dtype >= 0 && out->kv_dtype_v >= 0;
-    if (!dtypes || out->layout < 0 || !read_number(block_size, MAX_BLOCK, &out->block_size)) {
-        return malformed(error, index + 2,
-                         !dtypes           ? "unknown kv_dtype"
-                         : out->layout < 0 ? "unknown layout"
-                                           : "block_size is no number up to 65536");
-    }
-    return ATTN_OK;
+    out->kv_dtype = value_of(&rest, "kv_dtype");
+    out->block_size = value_of(&rest, "block_size");
+    out->layout = value_of(&rest, "layout");
+    return out->backends[0] != NULL && out->backends[1] != NULL && out->kv_dtype != NULL &&
+                   out->block_size != NULL && out->layout != NULL &&
+                   strtok_r(NULL, " ", &rest) == NULL
+               ? ATTN_OK
+               : malformed(
+                     error, index + 2,
+                     "prefill=, decode=, kv_dtype=, block_size=, layout= and name= are expected");
 }
 
 /* Cuts `copy`, which the caller owns, into lines and words. */
@@ -180,11 +148,12 @@ static attn_status add_rule(struct rule *rule, int32_t layer, int32_t phase, con
 }
 
 attn_status import_rules(struct rules *rules, const char *text, int32_t num_layers,
-                         struct arena *arena, struct attn_error *error)
+                         struct arena *arena, const struct imported **out, struct attn_error *error)
 {
     size_t count = (size_t)num_layers;
     char *copy = arena_string(arena, text);
     struct imported *imported = arena_array(arena, count, sizeof *imported);
+    *out = imported;
     rules->count = 0;
     rules->rules = arena_array(arena, count * NUM_PHASES, sizeof *rules->rules);
     if (copy == NULL || imported == NULL || rules->rules == NULL) {
@@ -205,6 +174,7 @@ static attn_status hold_layer(const struct assignment_layer *layer, const struct
                               struct attn_error *error)
 {
     const char *name = layer->layer.desc.name;
+    char block_size[16];
     if (strcmp(imported->name, name) != 0) {
         return error_set(error, ATTN_ERROR_REFUSED, "name",
                          "layer '%s' is '%s' in the imported text", name, imported->name);
@@ -219,40 +189,27 @@ static attn_status hold_layer(const struct assignment_layer *layer, const struct
                              "layer '%s', %s: %s in the imported text, %s here", name,
                              name_of_phase(phase), imported->backends[phase], choice->name);
         }
-        if (choice->kv_dtype != imported->kv_dtype || choice->kv_dtype_v != imported->kv_dtype_v ||
-            choice->layout != imported->layout || choice->block_size != imported->block_size) {
-            return error_set(
-                error, ATTN_ERROR_REFUSED, "kv_cache",
-                "layer '%s': kv_dtype %s, block_size %d, layout %s in the imported "
-                "text; %s, %d, %s here",
-                name, kv_dtypes_text(imported->kv_dtype, imported->kv_dtype_v).text,
-                imported->block_size, code_text(ATTN_NAMES_KV_LAYOUT, imported->layout).text,
-                kv_dtypes_text(choice->kv_dtype, choice->kv_dtype_v).text, choice->block_size,
-                code_text(ATTN_NAMES_KV_LAYOUT, choice->layout).text);
+        const struct kv_dtypes_text dtypes = kv_dtypes_text(choice->kv_dtype, choice->kv_dtype_v);
+        const struct code_text layout = code_text(ATTN_NAMES_KV_LAYOUT, choice->layout);
+        snprintf(block_size, sizeof block_size, "%d", choice->block_size);
+        if (strcmp(dtypes.text, imported->kv_dtype) != 0 ||
+            strcmp(layout.text, imported->layout) != 0 ||
+            strcmp(block_size, imported->block_size) != 0) {
+            return error_set(error, ATTN_ERROR_REFUSED, "kv_cache",
+                             "layer '%s': kv_dtype %s, block_size %s, layout %s in the imported "
+                             "text; %s, %s, %s here",
+                             name, imported->kv_dtype, imported->block_size, imported->layout,
+                             dtypes.text, block_size, layout.text);
         }
     }
     return ATTN_OK;
 }
 
-attn_status import_hold(const struct attn_assignment *assignment, const char *text,
+attn_status import_hold(const struct attn_assignment *assignment, const struct imported *imported,
                         struct attn_error *error)
 {
-    const attn_runtime *runtime = assignment->runtime;
-    struct arena arena;
-    attn_status status = ATTN_OK;
-    arena_init(&arena, &runtime->host);
-    char *copy = arena_string(&arena, text);
-    struct imported *imported =
-        arena_array(&arena, (size_t)assignment->num_layers, sizeof *imported);
-    if (copy == NULL || imported == NULL) {
-        status = NO_MEMORY("import_text", "the text");
-        goto done;
+    for (int32_t i = 0; i < assignment->num_layers; i++) {
+        TRY(hold_layer(&assignment->layers[i], &imported[i], error));
     }
-    status = parse_text(copy, assignment->num_layers, imported, error);
-    for (int32_t i = 0; status == ATTN_OK && i < assignment->num_layers; i++) {
-        status = hold_layer(&assignment->layers[i], &imported[i], error);
-    }
-done:
-    arena_finish(&arena);
-    return status;
+    return ATTN_OK;
 }

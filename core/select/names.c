@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/names.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "util/structs.h"
@@ -138,21 +136,6 @@ struct kv_dtypes_text kv_dtypes_text(int32_t kv_dtype, int32_t kv_dtype_v)
     snprintf(text.text, sizeof text.text, "%s%s%s", code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text,
              two ? "/" : "", two ? code_text(ATTN_NAMES_KV_DTYPE, kv_dtype_v).text : "");
     return text;
-}
-
-int32_t code_of_text(int32_t list, const char *text)
-{
-    char *end;
-    for (int32_t i = 0; i < lists[list].count; i++) {
-        if (lists[list].names[i] != NULL && strcmp(lists[list].names[i], text) == 0) {
-            return i;
-        }
-    }
-    errno = 0;
-    const long code = strncmp(text, "0x", 2) == 0 ? strtol(text, &end, 16) : -1;
-    return code >= ATTN_VENDOR_CODE && code <= INT32_MAX && errno == 0 && *end == '\0'
-               ? (int32_t)code
-               : -1;
 }
 
 bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t mask, int32_t code)

@@ -37,9 +37,6 @@ struct kv_dtypes_text {
 };
 struct kv_dtypes_text kv_dtypes_text(int32_t kv_dtype, int32_t kv_dtype_v);
 
-/* The code that a text of code_text stands for, or -1. */
-int32_t code_of_text(int32_t list, const char *text);
-
 /* Does a mask have the code, or, of a vendor's, the list of the backend's codes? */
 bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t mask, int32_t code);
 /* "f16, bf16, 0x10001 (acme_q6)": the names of a mask's bits and of the backend's vendor_codes;

@@ -446,6 +446,44 @@ static void drop_undeclared(struct attn_assignment *assignment)
     }
 }
 
+/* By the rules, or an imported text, or the one that ATTN_LOCK takes. */
+static attn_status choose(struct selection *selection, const struct attn_layer_desc *const *layers,
+                          struct attn_error *error)
+{
+    attn_runtime *runtime = selection->runtime;
+    struct attn_assignment *assignment = selection->assignment;
+    const struct attn_select_options *options = selection->options;
+    const bool all = !(options->flags & ATTN_SELECT_KEEP_UNSERVED);
+    const char *text = options->backend != NULL ? options->backend : runtime->settings.backend;
+    const char *import_text = options->import_text;
+    const struct imported *imported = NULL;
+    bool conformant = false;
+    TRY(rules_parse(&selection->rules, text, strlen(text), selection->arena, error));
+    for (int32_t r = 0; r < selection->rules.count; r++) {
+        conformant |= selection->rules.rules[r].conformant;
+    }
+    if ((conformant && !conformant_read(&selection->conformant, runtime, selection->arena)) ||
+        !ranks_read(&selection->ranks, runtime, selection->arena)) {
+        return NO_MEMORY("assignment", "the assignment");
+    }
+    if (import_text == NULL) {
+        TRY(lock_choice(runtime, layers, assignment->num_layers, selection->arena, &import_text,
+                        error));
+    }
+    if (import_text != NULL) {
+        text = import_text; /* what it says is taken as it is, instead of the rules */
+        TRY(import_rules(&selection->rules, text, assignment->num_layers, selection->arena,
+                         &imported, error));
+    }
+    TRY(runtime->num_backends == 0 && all ? tell_no_backends(runtime, error) : ATTN_OK);
+    TRY(check_names(selection, text, error));
+    TRY(take_device(runtime, options, &assignment->device, error));
+    measurement_device(assignment->device, selection->ranks.device);
+    TRY(select_all(selection, layers, error));
+    TRY(imported != NULL ? import_hold(assignment, imported, error) : ATTN_OK);
+    return !assignment->complete && all ? tell_unserved(assignment, error) : ATTN_OK;
+}
+
 attn_status select_layers(attn_runtime *runtime, const struct attn_select_options *given,
                           const struct attn_layer_desc *const *layers, int32_t num_layers,
                           attn_assignment **out, struct attn_error *error)
@@ -476,44 +514,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     assignment->num_backends = runtime->num_backends;
     selection.assignment = assignment;
     selection.arena = &assignment->arena;
-
-    const char *text = options.backend != NULL ? options.backend : runtime->settings.backend;
-    status = rules_parse(&selection.rules, text, strlen(text), selection.arena, error);
-    bool conformant = false;
-    for (int32_t r = 0; r < selection.rules.count; r++) {
-        conformant |= selection.rules.rules[r].conformant;
-    }
-    if (status == ATTN_OK && conformant &&
-        !conformant_read(&selection.conformant, runtime, selection.arena)) {
-        status = NO_MEMORY("assignment", "the assignment");
-    }
-    if (status == ATTN_OK && !ranks_read(&selection.ranks, runtime, selection.arena)) {
-        status = NO_MEMORY("assignment", "the assignment");
-    }
-    if (status == ATTN_OK && options.import_text == NULL) {
-        status =
-            lock_choice(runtime, layers, num_layers, selection.arena, &options.import_text, error);
-    }
-    if (status == ATTN_OK && options.import_text != NULL) {
-        text = options.import_text; /* what it says is taken as it is, instead of the rules */
-        status = import_rules(&selection.rules, text, num_layers, selection.arena, error);
-    }
-    if (status == ATTN_OK && runtime->num_backends == 0 &&
-        !(options.flags & ATTN_SELECT_KEEP_UNSERVED)) {
-        status = tell_no_backends(runtime, error);
-    }
-    status = status == ATTN_OK ? check_names(&selection, text, error) : status;
-    status =
-        status == ATTN_OK ? take_device(runtime, &options, &assignment->device, error) : status;
-    measurement_device(assignment->device, selection.ranks.device);
-    status = status == ATTN_OK ? select_all(&selection, layers, error) : status;
-    if (status == ATTN_OK && options.import_text != NULL) {
-        status = import_hold(assignment, options.import_text, error);
-    }
-    if (status == ATTN_OK && !assignment->complete &&
-        !(options.flags & ATTN_SELECT_KEEP_UNSERVED)) {
-        status = tell_unserved(assignment, error);
-    }
+    status = choose(&selection, layers, error);
     if (status != ATTN_OK) {
         assignment_destroy(assignment);
         return status;

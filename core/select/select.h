@@ -39,10 +39,12 @@ attn_status lock_choice(const attn_runtime *runtime, const struct attn_layer_des
 /* The lines of the layers. */
 void assignment_add_layers(struct text *out, const attn_assignment *assignment);
 /* Replaces the rules by one order per layer and phase. */
+struct imported;
 attn_status import_rules(struct rules *rules, const char *text, int32_t num_layers,
-                         struct arena *arena, struct attn_error *error);
-/* Refuses an assignment that came out otherwise than the text says. */
-attn_status import_hold(const struct attn_assignment *assignment, const char *text,
+                         struct arena *arena, const struct imported **imported,
+                         struct attn_error *error);
+/* Refuses an assignment that came out otherwise than the text says, word for word. */
+attn_status import_hold(const struct attn_assignment *assignment, const struct imported *imported,
                         struct attn_error *error);
 
 /* A slot of struct attn_api. */
