@@ -102,11 +102,8 @@ static bool pays(const attn_plan *plan, const struct step *step)
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = step->layer->desc;
     int32_t prefix = usable_prefix(plan);
-    bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
-                    l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
-                    step->layer->selected->cp != NULL || l->kind != ATTN_LAYER_DECODER ||
-                    l->causal != ATTN_CAUSAL_YES || b->causal == ATTN_CAUSAL_NO ||
-                    l->batch_invariant;
+    /* of layers that match takes; others have no such part */
+    bool excluded = l->causal_per_request || b->causal == ATTN_CAUSAL_NO || l->batch_invariant;
     bool flags =
         b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS);
     bool parts =

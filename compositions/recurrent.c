@@ -456,30 +456,6 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* One call over all requests, or one a phase where two backends serve them. */
-static void choose(attn_plan *plan, struct step *step)
-{
-    const struct served *served = step->layer->served;
-    struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
-    struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
-    int32_t calls = 0;
-    if (step->program != NULL) {
-        return;
-    }
-    step->program = run_attends;
-    if (served[ATTN_PHASE_PREFILL].instance == served[ATTN_PHASE_DECODE].instance) {
-        bool all_decode = plan->split.num_prefills == 0;
-        step->main[0] = launch_use(all_decode ? decode : prefill, &plan->whole);
-        return;
-    }
-    if (plan->split.num_decode_tokens > 0) {
-        step->main[calls++] = launch_use(decode, &plan->decode);
-    }
-    if (plan->split.num_prefill_tokens > 0) {
-        step->main[calls] = launch_use(prefill, &plan->prefill);
-    }
-}
-
 static bool is_contiguous(const struct attn_tensor *t)
 {
     return t->strides == NULL || t->strides[t->ndim - 1] == 1;
@@ -561,5 +537,4 @@ const struct composition composition_recurrent = {
     .plan_bytes = sizeof(struct states),
     .build = build,
     .view_split = view_split,
-    .choose = choose,
 };

@@ -93,6 +93,19 @@ static int64_t data_bytes(const struct attn_layer_desc *l, bool value)
     return layer_row_bytes(l, value) - (layer_scale_bytes(l, value) - layer_scales_apart(l, value));
 }
 
+static attn_status check_sizes(const attn_layer *layer, const struct wanted_view *wanted,
+                               const struct attn_kv_view *view, struct attn_error *error)
+{
+    return view->num_heads == wanted->num_heads && view->head_size == wanted->head_size &&
+                   view->block_size == wanted->block_size
+               ? ATTN_OK
+               : BAD("num_heads",
+                     "layer '%s', %s: %d heads of %d in blocks of %d; it has %d heads of %d in "
+                     "blocks of %d",
+                     layer->desc->name, wanted->which, view->num_heads, view->head_size,
+                     view->block_size, wanted->num_heads, wanted->head_size, wanted->block_size);
+}
+
 attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *wanted,
                              const struct attn_kv_view *view, struct attn_error *error)
 {
@@ -104,14 +117,7 @@ attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *
         return BAD("data", "layer '%s', %s: data %p, %lld blocks; an address and at least 1 block",
                    name, which, view->data, (long long)view->num_blocks);
     }
-    if (view->num_heads != wanted->num_heads || view->head_size != head_size ||
-        view->block_size != wanted->block_size) {
-        return BAD("num_heads",
-                   "layer '%s', %s: %d heads of %d in blocks of %d; it has %d heads of %d in "
-                   "blocks of %d",
-                   name, which, view->num_heads, view->head_size, view->block_size,
-                   wanted->num_heads, head_size, wanted->block_size);
-    }
+    TRY(check_sizes(layer, wanted, view, error));
     if (view->pack < 0 || (pack > 0 && head_size % pack != 0)) {
         return BAD("pack", "layer '%s', %s: pack is %d; it must divide %d", name, which, view->pack,
                    head_size);
@@ -227,15 +233,8 @@ static attn_status check_pages(const attn_layer *layer, const struct attn_kv_vie
                    l->name, which, (long long)view->stride_slot, (long long)view->stride_head,
                    (long long)view->stride_pack, view->pack, (unsigned)layer->spec.layout);
     }
-    if (view->num_heads != l->num_kv_heads || view->head_size != head_size ||
-        view->block_size != l->block_size) {
-        return BAD("num_heads",
-                   "layer '%s', %s: %d heads of %d in blocks of %d; it has %d heads of %d in "
-                   "blocks of %d",
-                   l->name, which, view->num_heads, view->head_size, view->block_size,
-                   l->num_kv_heads, head_size, l->block_size);
-    }
-    return ATTN_OK;
+    const struct wanted_view wanted = {which, l->num_kv_heads, head_size, l->block_size, 0};
+    return check_sizes(layer, &wanted, view, error);
 }
 
 /* K's and V's views name the same pages. */

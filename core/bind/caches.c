@@ -133,13 +133,19 @@ static struct attn_cache_spec spec_of(const attn_layer *layer, int32_t index)
     return spec;
 }
 
+static attn_status check_index(const attn_layer *layer, int32_t index, struct attn_error *error)
+{
+    return index >= 0 && index < layer_num_caches(layer)
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_NOT_FOUND, "index",
+                           "layer %p has %d caches; %d is none", (const void *)layer,
+                           layer_num_caches(layer), index);
+}
+
 attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec,
                              struct attn_error *error)
 {
-    if (index < 0 || index >= layer_num_caches(layer)) {
-        return error_set(error, ATTN_ERROR_NOT_FOUND, "index", "layer %p has %d caches; %d is none",
-                         (const void *)layer, layer_num_caches(layer), index);
-    }
+    TRY(check_index(layer, index, error));
     const struct attn_cache_spec own = spec_of(layer, index);
     return struct_give(spec, &own, ABI_CACHE_SPEC, error);
 }
@@ -147,10 +153,7 @@ attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn
 attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn_kv_view *view,
                              struct attn_error *error)
 {
-    if (index < 0 || index >= layer_num_caches(layer)) {
-        return error_set(error, ATTN_ERROR_NOT_FOUND, "index", "layer %p has %d caches; %d is none",
-                         (const void *)layer, layer_num_caches(layer), index);
-    }
+    TRY(check_index(layer, index, error));
     const int32_t own = num_own(layer);
     const struct attn_kv_view *bound = index >= own ? &layer->further[index - own]
                                        : index == 1 ? &layer->v_cache

@@ -118,11 +118,19 @@ bool refused_read(const struct attn_backend_caps *caps, int32_t at,
     return known;
 }
 
-static attn_status check_masks(const struct attn_backend_caps *c, struct attn_error *error)
+/* What contradicts itself whatever its values are. */
+struct fault {
+    bool there;
+    const char *field, *text;
+};
+
+static attn_status check_faults(const struct attn_backend_caps *c, const struct fault *faults,
+                                size_t count, struct attn_error *error)
 {
-    if (c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0) {
-        return REFUSE("kernels", "%s: kernels, layer_kinds, phases and dtypes may not be empty",
-                      c->name);
+    for (size_t i = 0; i < count; i++) {
+        if (faults[i].there) {
+            return REFUSE(faults[i].field, "%s: %s", c->name, faults[i].text);
+        }
     }
     return ATTN_OK;
 }
@@ -274,10 +282,6 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
                           needs[i].kind, needs[i].name);
         }
     }
-    if ((c->layer_kinds & BIT(ATTN_LAYER_DECODER)) && (c->features & ATTN_FEATURE_PAGED_KV) &&
-        !(c->kernels & ATTN_KERNEL_WRITE_KV) && !(c->features & ATTN_FEATURE_FUSED_WRITE)) {
-        return REFUSE("kernels", "%s: decoder layers without write_kv or fused write", c->name);
-    }
     if (c->decode_write_kv_dtypes != 0 &&
         (c->decode_write_kv_dtypes & ~c->kv_dtypes || !(c->kernels & ATTN_KERNEL_WRITE_KV))) {
         return REFUSE(
@@ -287,22 +291,22 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
             c->name, (unsigned long long)c->decode_write_kv_dtypes,
             (unsigned long long)c->kv_dtypes);
     }
-    if ((c->features & (ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM)) &&
-        !(c->kernels & ATTN_KERNEL_ROPE_WRITE_KV)) {
-        return REFUSE("features", "%s: a fused rotation without the kernel rope_write_kv", c->name);
-    }
-    if ((c->features & ATTN_FEATURE_QUANTIZED_QUERY) && c->q_dtypes == 0) {
-        return REFUSE("q_dtypes", "%s: quantized queries without q_dtypes", c->name);
-    }
-    if ((c->features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX) &&
-        !(c->features & ATTN_FEATURE_BATCH_INVARIANT)) {
-        return REFUSE("features", "%s: batch-invariant with prefix caching and not without",
-                      c->name);
-    }
-    if (c->kernels & ATTN_KERNEL_ATTEND && c->num_head_sizes == 0) {
-        return REFUSE("head_sizes", "%s: attend without head_sizes", c->name);
-    }
-    return ATTN_OK;
+    const uint64_t kernels = c->kernels, features = c->features;
+    const uint64_t writes = kernels & ATTN_KERNEL_WRITE_KV || features & ATTN_FEATURE_FUSED_WRITE;
+    const uint64_t ropes = ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM;
+    const struct fault faults[] = {
+        {c->layer_kinds & BIT(ATTN_LAYER_DECODER) && features & ATTN_FEATURE_PAGED_KV && !writes,
+         "kernels", "decoder layers without write_kv or fused write"},
+        {features & ropes && !(kernels & ATTN_KERNEL_ROPE_WRITE_KV), "features",
+         "a fused rotation without the kernel rope_write_kv"},
+        {features & ATTN_FEATURE_QUANTIZED_QUERY && c->q_dtypes == 0, "q_dtypes",
+         "quantized queries without q_dtypes"},
+        {features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX &&
+             !(features & ATTN_FEATURE_BATCH_INVARIANT),
+         "features", "batch-invariant with prefix caching and not without"},
+        {kernels & ATTN_KERNEL_ATTEND && c->num_head_sizes == 0, "head_sizes",
+         "attend without head_sizes"}};
+    return check_faults(c, faults, sizeof faults / sizeof *faults, error);
 }
 
 static bool has_block_size(const struct attn_backend_caps *c, int32_t size)
@@ -385,7 +389,10 @@ attn_status caps_check(const struct attn_backend_caps *c, struct attn_error *err
                       "%s: version or vendor is not clean UTF-8 text of at most %d bytes", c->name,
                       MAX_LABEL);
     }
-    TRY(check_masks(c, error));
+    const struct fault empty = {
+        c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0, "kernels",
+        "kernels, layer_kinds, phases and dtypes may not be empty"};
+    TRY(check_faults(c, &empty, 1, error));
     TRY(check_lists(c, error));
     TRY(check_numbers(c, error));
     TRY(check_kernels(c, error));

@@ -80,24 +80,20 @@ static int is_folder_name(const struct dirent *entry)
     return entry->d_name[0] != '.' && entry->d_type != DT_REG; /* generated headers stand there */
 }
 
-/* attn_*.so of one directory, in the order of their names. A directory that is not there, or cannot
- * be read, adds nothing but a note. */
-static attn_status add_folder(attn_runtime *runtime, int32_t most, const char *folder)
+/* Hands on the entries of a folder that pass, in the order of their names; *count below 0: it
+ * cannot be read. */
+static attn_status walk(attn_runtime *runtime, int32_t most, const char *folder,
+                        int (*passes)(const struct dirent *),
+                        attn_status (*take)(attn_runtime *, int32_t, const char *), int *count)
 {
     struct dirent **entries = NULL;
     attn_status status = ATTN_OK;
-    int count = scandir(folder, &entries, is_plugin_name, alphasort);
-    if (count < 0) {
-        note(runtime, errno == ENOENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s", folder,
-             strerror(errno));
-    } else {
-        note(runtime, ATTN_LOG_DEBUG, "%s: %d files attn_*.so", folder, count);
-    }
-    for (int i = 0; i < count; i++) {
+    *count = scandir(folder, &entries, passes, alphasort);
+    for (int i = 0; i < *count; i++) {
         char path[PATH_MAX];
         int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         if (status == ATTN_OK && length < (int)sizeof path) {
-            status = add_file(runtime, most, path, ATTN_OK, "");
+            status = take(runtime, most, path);
         }
         free(entries[i]);
     }
@@ -105,21 +101,23 @@ static attn_status add_folder(attn_runtime *runtime, int32_t most, const char *f
     return status;
 }
 
-/* A build tree has one folder a plugin. */
-static attn_status add_build_tree(attn_runtime *runtime, const char *folder)
+static attn_status add_found(attn_runtime *runtime, int32_t most, const char *file)
 {
-    struct dirent **entries = NULL;
-    attn_status status = ATTN_OK;
-    int count = scandir(folder, &entries, is_folder_name, alphasort);
-    for (int i = 0; i < count; i++) {
-        char path[PATH_MAX];
-        int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
-        if (status == ATTN_OK && length < (int)sizeof path) {
-            status = add_folder(runtime, MAX_PLUGINS, path);
-        }
-        free(entries[i]);
+    return add_file(runtime, most, file, ATTN_OK, "");
+}
+
+/* attn_*.so of one directory. A directory that is not there, or cannot be read, adds nothing but a
+ * note. */
+static attn_status add_folder(attn_runtime *runtime, int32_t most, const char *folder)
+{
+    int count;
+    attn_status status = walk(runtime, most, folder, is_plugin_name, add_found, &count);
+    if (count < 0) {
+        note(runtime, errno == ENOENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s", folder,
+             strerror(errno));
+    } else {
+        note(runtime, ATTN_LOG_DEBUG, "%s: %d files attn_*.so", folder, count);
     }
-    free(entries);
     return status;
 }
 
@@ -241,8 +239,10 @@ static attn_status add_own(attn_runtime *runtime)
     if (!build_tree) {
         return add_folder(runtime, MAX_PLUGINS, folder);
     }
-    return stat(folder, &there) == 0 && S_ISDIR(there.st_mode) ? add_build_tree(runtime, folder)
-                                                               : ATTN_OK;
+    int count; /* a build tree has one folder a plugin */
+    return stat(folder, &there) == 0 && S_ISDIR(there.st_mode)
+               ? walk(runtime, MAX_PLUGINS, folder, is_folder_name, add_folder, &count)
+               : ATTN_OK;
 }
 
 attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error)

@@ -13,13 +13,14 @@
  * at the address of one that is gone is not taken for it. */
 static atomic_uint_fast64_t num_planned;
 
-/* One backend for both phases that takes mixed batches whole, or a layer with one phase: one call.
- */
+/* One backend for both phases that takes mixed batches, or states, whole, or a layer with one
+ * phase: one call. */
 static bool takes_whole(const struct step *step)
 {
     const struct served *served = step->layer->served;
+    const bool mixed = served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
     return step->keys_are_inputs || (served[0].instance == served[1].instance &&
-                                     served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH);
+                                     (mixed || step->layer->selected->has_states));
 }
 
 step_program *step_attends(attn_plan *plan, struct step *step)
