@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Queries of a request that ranks split, as slices of their own. */
 #include "ranks.h"
 
 #include "exchange.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* All caches of a layer, those beyond its kind's included. */
 #include "bind/bound.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What a backend may declare. */
 #include "runtime/probe.h"
 
 #include <attn/types.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Which files may be plugins. */
 #include "runtime/load.h"
 
 #include <dirent.h>

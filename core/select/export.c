@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* An assignment as text, and back. */
 #include "select/select.h"
 
 #include <stdio.h>

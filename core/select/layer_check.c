@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The fields of a layer's description. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

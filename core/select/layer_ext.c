@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The extensions of a layer's description, its further caches and its lists of keys. */
 #include "select/layer.h"
 
 #include <attn/draft/index_lists.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ATTN_LOCK: the same choice again, or a refusal. */
 #include "select/select.h"
 
 #include <errno.h>

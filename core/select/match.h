@@ -68,7 +68,7 @@ void check_limits(struct check *check, const struct limit *limits, size_t count)
 #define MOST(declared) ((declared) > 0 ? (declared) : INT32_MAX)
 /* One for a number that is no multiple; 0 and 1: any is. */
 void check_multiple(struct check *check, const char *field, int64_t asked, int64_t multiple);
-/* A reason under `field` for each that is not there; NULL: none is told. Are all? */
+/* A reason under `field` for each that is not there; NULL: nowhere. Are all there? */
 struct need {
     bool there;
     const char *asked;

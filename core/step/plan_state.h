@@ -301,7 +301,7 @@ struct starts {
 /* Those of `count` requests and their end, on the host; NULL: not known. */
 attn_status check_starts(const struct starts *starts, const int32_t *start, int32_t count,
                          struct attn_error *error);
-/* 0 to a limit of the plan's; 0: there is none. */
+/* From 0 to a limit of the plan's, of which 0 is no limit. */
 attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error);
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);

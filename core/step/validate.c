@@ -13,7 +13,7 @@
 #include "util/tensor.h"
 
 /* The place of one of `count` numbers from `first` to end - 1, of `size` bytes each, that stands
- * before it, too; -1: there is none. A window of numbers at a time, whose bits fit on the stack. */
+ * before it, too, or -1. A window of numbers at a time, whose bits fit on the stack. */
 static int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t first,
                            int64_t end)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Answers of probes on file. */
 #include "runtime/isolation/isolation.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The answer of a probe as bytes. */
 #include "runtime/isolation/isolation.h"
 
 #include <attn/plugin.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-
+/* The scanner's process and the pipe to it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
