@@ -102,7 +102,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = step->layer->desc;
     int32_t prefix = usable_prefix(plan);
-    /* of layers that match takes; others have no such part */
+    /* match has refused a layer's other terms: it has no such part, then */
     bool excluded = l->causal_per_request || b->causal == ATTN_CAUSAL_NO || l->batch_invariant;
     bool flags =
         b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS);

@@ -86,6 +86,33 @@ size_t block_table_lay_out(attn_plan *plan, size_t at)
     return at;
 }
 
+attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error)
+{
+    return value >= 0 && (most == 0 || value <= most)
+               ? ATTN_OK
+               : error_set(error, value < 0 ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_ERROR_LIMIT, field,
+                           "%s is %lld; 0 to %lld, the plan's limit", field, (long long)value,
+                           (long long)most);
+}
+
+attn_status check_starts(const struct starts *s, const int32_t *start, int32_t count,
+                         struct attn_error *error)
+{
+    char end[64] = "";
+    for (int32_t r = 0; start != NULL && r < count; r++) {
+        if (start[r] < 0 || start[r + 1] < start[r] || (s->end != NULL && start[r + 1] > s->most)) {
+            if (s->end != NULL) {
+                snprintf(end, sizeof end, " and ends at %s, %lld, or before", s->end,
+                         (long long)s->most);
+            }
+            return BAD(s->field,
+                       "%s%s[%d] is %d and [%d] is %d; it begins at 0 or above, never decreases%s",
+                       s->where, s->field, r, start[r], r + 1, start[r + 1], end);
+        }
+    }
+    return ATTN_OK;
+}
+
 /* The fields that a batch has of its own and of each of its tables. */
 #define TABLE_FIELDS(X)                                                                            \
     X(block_table)                                                                                 \

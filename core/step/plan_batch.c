@@ -62,6 +62,33 @@ static void choose_calls(attn_plan *plan, struct step *step)
     step_attends(plan, step);
 }
 
+/* What run() enters, after the program and its calls are chosen. */
+static void step_choose_entry(attn_plan *plan, struct step *step)
+{
+    const struct attn_layer_desc *layer = step->layer->desc;
+    bool one_call = step->program == run_attends && step->main[0] != NULL && step->main[1] == NULL;
+    bool writes = step->writes && plan->given.num_slots > 0;
+    bool decodes =
+        step->main[0] == &step->launches[ATTN_PHASE_DECODE][PART_MAIN] && step->main[1] == NULL;
+    step->fuses = step->fused_write || (step->fused_decode && decodes);
+    for (int32_t i = 0; i < 2 && step->main[i] != NULL; i++) { /* what the vendors' plans see */
+        step->main[i]->args.flags = step->fuses && writes ? 0 : ATTN_RUN_NO_WRITE;
+    }
+    step->no_slots = step->writes && !writes && plan->given.num_actual_tokens > 0;
+    step->plain_writes = writes;
+    step->write.slot_mapping = plan->given.slot_mapping;
+    step->write.num_slots = plan->given.num_slots;
+    /* a cross layer's keys come with the first step only */
+    bool plain = one_call && step->bring_keys == NULL && step->plain_checks &&
+                 layer->output_form == ATTN_OUTPUT_PLAIN && !step->keys_are_inputs &&
+                 step->layer->selected->lists == NULL && layer->kind != ATTN_LAYER_CROSS &&
+                 !plan->validate && (!writes || step->fuses || step->write_kv != NULL);
+    step->enter = plain ? run_plain : run_general;
+    if (plan->model->runtime->settings.record.folder != NULL) {
+        capsule_watch(plan, step);
+    }
+}
+
 static attn_status send_integers(attn_plan *plan, void *stream, struct attn_error *error)
 {
     const struct instance *instance = plan->steps[0].layer->served[ATTN_PHASE_DECODE].instance;

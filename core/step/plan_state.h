@@ -292,17 +292,6 @@ static inline struct step *plan_served(const attn_plan *plan, int32_t compositio
 
 /* read_batch.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
-/* Where requests begin in an array: 0 or above, never decreasing, and up to `most`, which `end`
- * names; NULL: anywhere. */
-struct starts {
-    const char *where, *field, *end;
-    int64_t most;
-};
-/* Those of `count` requests and their end, on the host; NULL: not known. */
-attn_status check_starts(const struct starts *starts, const int32_t *start, int32_t count,
-                         struct attn_error *error);
-/* From 0 to a limit of the plan's, of which 0 is no limit. */
-attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error);
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);
 
@@ -330,6 +319,17 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
 attn_status block_table_init(attn_plan *plan, struct attn_error *error);
 /* Places made tables in the workspace from `at` on; returns where they end. */
 size_t block_table_lay_out(attn_plan *plan, size_t at);
+/* Where requests begin in an array: 0 or above, never decreasing, and up to `most`, which `end`
+ * names; NULL: anywhere. */
+struct starts {
+    const char *where, *field, *end;
+    int64_t most;
+};
+/* Those of `count` requests and their end, on the host; NULL: not known. */
+attn_status check_starts(const struct starts *starts, const int32_t *start, int32_t count,
+                         struct attn_error *error);
+/* From 0 to a limit of the plan's, of which 0 is no limit. */
+attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error);
 /* The batch's own fields as table 0, and back. */
 struct attn_batch_table own_table(const struct attn_batch *batch);
 void own_table_put(struct attn_batch *batch, const struct attn_batch_table *table);
@@ -380,12 +380,12 @@ static inline struct launch *launch_use(struct launch *launch, const struct attn
     return launch;
 }
 
-/* fast_run.c: chooses what run() enters, after the program and its calls are chosen. */
-void step_choose_entry(attn_plan *plan, struct step *step);
 /* capsule.c: under ATTN_RECORD, runs of the layer that it names are entered there */
 void capsule_watch(const attn_plan *plan, struct step *step);
 /* run.c */
 extern step_program run_general;
+/* One attend of a plain run, with or without a write: it allocates, locks and formats nothing. */
+extern step_program run_plain;
 /* check_io.c: tensors of a run, each in every dimension, dtype and stride */
 /* q, lse and out */
 attn_status step_check_attend(const attn_plan *plan, const struct step *step,

@@ -1,19 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the engine's batch and cutting it into its decode and prefill parts. */
-#include <stdio.h>
-
 #include "bind/address_check.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
-
-attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error)
-{
-    return value >= 0 && (most == 0 || value <= most)
-               ? ATTN_OK
-               : error_set(error, value < 0 ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_ERROR_LIMIT, field,
-                           "%s is %lld; 0 to %lld, the plan's limit", field, (long long)value,
-                           (long long)most);
-}
 
 static attn_status check_counts(const attn_plan *plan, const struct attn_batch *b,
                                 struct attn_error *error)
@@ -32,24 +21,6 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
     return (b->flags & ~known) == 0
                ? struct_check(b, ABI_BATCH, NULL, error)
                : BAD("flags", "flags is %#x; %#x is not known here", b->flags, b->flags & ~known);
-}
-
-attn_status check_starts(const struct starts *s, const int32_t *start, int32_t count,
-                         struct attn_error *error)
-{
-    char end[64] = "";
-    for (int32_t r = 0; start != NULL && r < count; r++) {
-        if (start[r] < 0 || start[r + 1] < start[r] || (s->end != NULL && start[r + 1] > s->most)) {
-            if (s->end != NULL) {
-                snprintf(end, sizeof end, " and ends at %s, %lld, or before", s->end,
-                         (long long)s->most);
-            }
-            return BAD(s->field,
-                       "%s%s[%d] is %d and [%d] is %d; it begins at 0 or above, never decreases%s",
-                       s->where, s->field, r, start[r], r + 1, start[r + 1], end);
-        }
-    }
-    return ATTN_OK;
 }
 
 static attn_status check_queries(struct attn_batch *b, struct attn_error *error)

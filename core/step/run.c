@@ -245,8 +245,8 @@ static inline bool is_plain(const attn_plan *plan, const struct step *step,
                                    is_rows_here(plan, io->v, &step->v, slots));
 }
 
-static attn_status run_plain(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                             struct attn_error *error)
+attn_status run_plain(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                      struct attn_error *error)
 {
     struct launch *launch = step->main[0];
     struct attn_attend_args *args = &launch->args;
@@ -270,30 +270,4 @@ static attn_status run_plain(attn_plan *plan, struct step *step, const struct at
         status = operation("attend", launch->kernel(args, error), error);
     }
     return status == ATTN_OK ? status : step_fail(step, status, error);
-}
-
-void step_choose_entry(attn_plan *plan, struct step *step)
-{
-    const struct attn_layer_desc *layer = step->layer->desc;
-    bool one_call = step->program == run_attends && step->main[0] != NULL && step->main[1] == NULL;
-    bool writes = step->writes && plan->given.num_slots > 0;
-    bool decodes =
-        step->main[0] == &step->launches[ATTN_PHASE_DECODE][PART_MAIN] && step->main[1] == NULL;
-    step->fuses = step->fused_write || (step->fused_decode && decodes);
-    for (int32_t i = 0; i < 2 && step->main[i] != NULL; i++) { /* what the vendors' plans see */
-        step->main[i]->args.flags = step->fuses && writes ? 0 : ATTN_RUN_NO_WRITE;
-    }
-    step->no_slots = step->writes && !writes && plan->given.num_actual_tokens > 0;
-    step->plain_writes = writes;
-    step->write.slot_mapping = plan->given.slot_mapping;
-    step->write.num_slots = plan->given.num_slots;
-    /* a cross layer's keys come with the first step only */
-    bool plain = one_call && step->bring_keys == NULL && step->plain_checks &&
-                 layer->output_form == ATTN_OUTPUT_PLAIN && !step->keys_are_inputs &&
-                 step->layer->selected->lists == NULL && layer->kind != ATTN_LAYER_CROSS &&
-                 !plan->validate && (!writes || step->fuses || step->write_kv != NULL);
-    step->enter = plain ? run_plain : run_general;
-    if (plan->model->runtime->settings.record.folder != NULL) {
-        capsule_watch(plan, step);
-    }
 }
