@@ -133,7 +133,7 @@ struct made_table {
     int32_t columns;        /* 0: none is made */
     int32_t parts;          /* kernels' blocks in one of the engine's */
     int64_t rows_per_entry; /* rows of the caches in one of the engine's blocks, or pages */
-    int32_t tokens_per_row; /* of those caches */
+    int32_t tokens_per_row; /* in those caches */
     bool takes_lists;       /* a layer says needs_page_lists */
     size_t table_at;        /* offset in the workspace: [max_num_reqs, columns] */
     size_t lens_at;         /* offset of lengths [max_num_reqs], where lists are taken */
