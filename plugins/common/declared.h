@@ -148,7 +148,8 @@ static inline void refuse_beside_lists(const struct attn_layer_desc *layer,
     } rows[] = {{layer->alibi != ATTN_ALIBI_NONE, "alibi", "set"},
                 {layer->tree_mask != ATTN_TREE_NONE, "tree_mask", "set"},
                 {layer->prefix_lm != 0, "prefix_lm", "yes"},
-                {layer->kv_dtype == ATTN_KV_NVFP4, "kv_dtype", "nvfp4"}};
+                {layer->kv_dtype == ATTN_KV_NVFP4, "kv_dtype", "nvfp4"},
+                {layer->kv_dtype_v == ATTN_KV_NVFP4, "kv_dtype_v", "nvfp4"}};
     const bool lists = ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS) != NULL;
     for (size_t i = 0; lists && i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].refused) {

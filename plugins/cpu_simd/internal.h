@@ -13,6 +13,7 @@
 #include <attn/mla.h>
 #include <attn/plugin.h>
 
+#include "common/number.h"
 #include "common/tensors.h"
 #include "cpu_simd/kernels.h"
 

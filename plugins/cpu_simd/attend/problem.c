@@ -51,12 +51,13 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
         return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype", "allowed: f16, bf16, f32");
     }
     shape->keys = row_form_of(layer->kv_dtype, shape->activation, false);
-    shape->values = row_form_of(layer->kv_dtype, shape->activation, true);
-    if (shape->keys.element < 0) {
-        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+    shape->values = row_form_of(layer_kv_dtype(layer, true), shape->activation, true);
+    if (shape->keys.element < 0 || shape->values.element < 0) {
+        const bool is_v = shape->keys.element >= 0;
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, is_v ? "kv_dtype_v" : "kv_dtype",
                             "%d; 1 to 18 are served (f16 .. fp8_e5m2, fp8, int8 and int4 per token "
                             "and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, q8_0, q4_0)",
-                            layer->kv_dtype);
+                            layer_kv_dtype(layer, is_v));
     }
     if (layer->kv_dtype == ATTN_KV_INT8_K && shape->activation == ELEMENT_F32) {
         return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype",
@@ -88,7 +89,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
      * computed in float32, as are probabilities that are to be rounded once */
     bool short_rows = shape->keys.element >= ELEMENT_BF16 &&
                       shape->values.element >= ELEMENT_BF16 && !shape->ds_mla &&
-                      shape->values.coding <= CODING_NVFP4;
+                      shape->keys.coding <= CODING_NVFP4 && shape->values.coding <= CODING_NVFP4;
     shape->any_prefix = layer->batch_invariant >= 2;
     shape->rounds = layer->p_scale_form != ATTN_SCALE_NONE;
     bool short_math =

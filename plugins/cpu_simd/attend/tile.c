@@ -261,7 +261,8 @@ static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, 
     const struct attend_problem *problem = &tile->run->problem;
     const struct attn_layer_params *params = problem->params;
     const struct variant *variant = problem->instance->variant;
-    int32_t element = problem->layer->kv_dtype == ATTN_KV_FP8_E5M2 ? ELEMENT_E5M2 : ELEMENT_E4M3;
+    int32_t element =
+        layer_kv_dtype(problem->layer, true) == ATTN_KV_FP8_E5M2 ? ELEMENT_E5M2 : ELEMENT_E4M3;
     float scale = (float)scale_of_head(params->p_scale, params->p_scale_host,
                                        problem->layer->p_scale_form, 0);
     uint8_t codes[TILE_KEYS];

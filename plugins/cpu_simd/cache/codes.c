@@ -5,7 +5,6 @@
  * squares); a value is code step + zero. */
 #include <float.h>
 
-#include "common/number.h"
 #include "common/turboquant.h"
 #include "cpu_simd/internal.h"
 

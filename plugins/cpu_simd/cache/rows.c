@@ -78,7 +78,7 @@ const float *channel_scales(const struct layer_shape *shape, const struct attn_l
 int32_t scale_form_of(const struct attn_layer_desc *layer, bool is_v)
 {
     int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
-    return layer->kv_dtype == ATTN_KV_NVFP4 ? ATTN_SCALE_PER_TENSOR : form;
+    return layer_kv_dtype(layer, is_v) == ATTN_KV_NVFP4 ? ATTN_SCALE_PER_TENSOR : form;
 }
 
 static float head_scale(const struct row_place *at)

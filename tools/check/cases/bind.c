@@ -63,16 +63,15 @@ static void bind_params(const struct problem *p, struct binding *b, uint8_t *bas
                &params->v_scale_host);
     bind_scale(p, base, p->at.p_scale, b->layer.p_scale_form, &params->p_scale,
                &params->p_scale_host);
-    int32_t kv = v[FACTOR_KV_DTYPE].a;
-    if (kv == ATTN_KV_INT4_PER_TOKEN_HEAD || kv == ATTN_KV_INT8_KV) {
+    const bool channels = case_kv(v, true) == ATTN_KV_INT8_KV;
+    const bool int4_k = case_kv(v, false) == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    const bool int4_v = case_kv(v, true) == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    if (channels || int4_k || int4_v) {
         b->quant = (struct attn_kv_quant_params){
-            .ext = {ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof b->quant, NULL}};
-        if (kv == ATTN_KV_INT8_KV) {
-            b->quant.v_channel_scale = (const float *)(base + p->at.channel_scale);
-        } else {
-            b->quant.hadamard_signs_k = (const float *)(base + p->at.signs_k);
-            b->quant.hadamard_signs_v = (const float *)(base + p->at.signs_v);
-        }
+            .ext = {ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof b->quant, NULL},
+            .v_channel_scale = channels ? (const float *)(base + p->at.channel_scale) : NULL,
+            .hadamard_signs_k = int4_k ? (const float *)(base + p->at.signs_k) : NULL,
+            .hadamard_signs_v = int4_v ? (const float *)(base + p->at.signs_v) : NULL};
         params->next = &b->quant.ext;
     }
 }

@@ -77,7 +77,12 @@ static bool add_cache_factors(struct factor *f, const struct attn_backend_caps *
                                                 {ATTN_KV_Q8_0, ATTN_KV_Q4_0},
                                                 {ATTN_KV_Q4_0, ATTN_KV_FP8_E5M2},
                                                 {ATTN_KV_FP8_E4M3, ATTN_KV_BF16},
-                                                {ATTN_KV_FP8_E5M2, ATTN_KV_Q8_0}};
+                                                {ATTN_KV_FP8_E5M2, ATTN_KV_Q8_0},
+                                                {ATTN_KV_BF16, ATTN_KV_INT8_PER_TOKEN_HEAD},
+                                                {ATTN_KV_INT8_PER_TOKEN_HEAD, ATTN_KV_FP8_E4M3},
+                                                {ATTN_KV_INT4_PER_TOKEN_HEAD, ATTN_KV_BF16},
+                                                {ATTN_KV_FP8_PER_TOKEN_HEAD, ATTN_KV_NVFP4},
+                                                {ATTN_KV_F16, ATTN_KV_INT4_PER_TOKEN_HEAD}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         const uint64_t both = 1ull << pairs[i].a | 1ull << pairs[i].b;
         if (caps->features & ATTN_FEATURE_KV_DTYPE_V && (caps->kv_dtypes & both) == both) {
