@@ -15,8 +15,8 @@ struct layer_key {
     const void *k, *v; /* where the cells begin */
     const void *sinks;
     int64_t k_slot, k_head, v_slot, v_head, cells;
-    int32_t num_q_heads, num_kv_heads, head_size, head_size_v, kv_dtype, causal, block_size,
-        reserved;
+    int32_t num_q_heads, num_kv_heads, head_size, head_size_v, kv_dtype, kv_dtype_v, causal,
+        block_size;
     float scale, soft_cap;
 };
 
@@ -87,13 +87,13 @@ void attention_destroy(struct attention *a)
 }
 
 /* -1: block formats that libattn does not know. */
-static int32_t kv_dtype_of(const struct ggml_tensor *k)
+static int32_t kv_dtype_of(const struct ggml_tensor *t)
 {
-    return k->type == GGML_TYPE_F16    ? ATTN_KV_F16
-           : k->type == GGML_TYPE_BF16 ? ATTN_KV_BF16
-           : k->type == GGML_TYPE_F32  ? ATTN_KV_F32
-           : k->type == GGML_TYPE_Q8_0 ? ATTN_KV_Q8_0
-           : k->type == GGML_TYPE_Q4_0 ? ATTN_KV_Q4_0
+    return t->type == GGML_TYPE_F16    ? ATTN_KV_F16
+           : t->type == GGML_TYPE_BF16 ? ATTN_KV_BF16
+           : t->type == GGML_TYPE_F32  ? ATTN_KV_F32
+           : t->type == GGML_TYPE_Q8_0 ? ATTN_KV_Q8_0
+           : t->type == GGML_TYPE_Q4_0 ? ATTN_KV_Q4_0
                                        : -1;
 }
 
@@ -114,6 +114,7 @@ static void describe(const struct ggml_tensor *op, struct layer_key *key)
                               .head_size = (int32_t)q->ne[0],
                               .head_size_v = (int32_t)v->ne[0],
                               .kv_dtype = kv_dtype_of(k),
+                              .kv_dtype_v = kv_dtype_of(v),
                               .causal = 1,
                               .block_size = 1,
                               .scale = parameter(op, 0),
@@ -128,6 +129,7 @@ static struct attn_layer_desc layer_of(const struct layer_key *key, bool has_sin
                                     .kind = ATTN_LAYER_DECODER,
                                     .dtype = ATTN_DTYPE_F32,
                                     .kv_dtype = key->kv_dtype,
+                                    .kv_dtype_v = key->kv_dtype_v,
                                     .num_q_heads = key->num_q_heads,
                                     .num_kv_heads = key->num_kv_heads,
                                     .head_size = key->head_size,
@@ -149,12 +151,15 @@ static attn_status select_layer(struct attention *a, const struct attn_layer_des
 
 /* What is not served is ggml's own to compute, never without a word: once for each kind of layer.
  */
-static bool refuse(struct attention *a, const struct layer_key *key, const char *why)
+static bool refuse(struct attention *a, const struct layer_key *key, const struct ggml_tensor *op,
+                   const char *why)
 {
     char kind[sizeof a->refused[0]];
-    snprintf(kind, sizeof kind, "%d/%d heads of %d and %d, cache type %d, scale %g, soft cap %g",
-             key->num_q_heads, key->num_kv_heads, key->head_size, key->head_size_v, key->kv_dtype,
-             (double)key->scale, (double)key->soft_cap);
+    snprintf(kind, sizeof kind,
+             "%d/%d heads of %d and %d, cache types %s and %s, scale %g, soft cap %g",
+             key->num_q_heads, key->num_kv_heads, key->head_size, key->head_size_v,
+             ggml_type_name(op->src[1]->type), ggml_type_name(op->src[2]->type), (double)key->scale,
+             (double)key->soft_cap);
     for (int32_t i = 0; i < a->num_refused; i++) {
         if (strcmp(a->refused[i], kind) == 0) {
             return false;
@@ -193,30 +198,26 @@ bool attention_serves(struct attention *a, const struct ggml_tensor *op)
     struct layer_key key;
     attn_assignment *assignment;
     describe(op, &key);
-    if (key.kv_dtype < 0 || v->type != k->type) {
-        char why[120];
-        snprintf(why, sizeof why,
-                 "k is %s and v %s; f16, bf16, f32, q8_0 and q4_0 are served, both alike",
-                 ggml_type_name(k->type), ggml_type_name(v->type));
-        return refuse(a, &key, why);
+    if (key.kv_dtype < 0 || key.kv_dtype_v < 0) {
+        return refuse(a, &key, op, "f16, bf16, f32, q8_0 and q4_0 are served");
     }
     if (parameter(op, 1) != 0) {
-        return refuse(a, &key, "ALiBi comes as a mask of biases per head");
+        return refuse(a, &key, op, "ALiBi comes as a mask of biases per head");
     }
     if (q->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32 || q->nb[0] != 4 ||
         q->nb[3] != q->nb[1] * (size_t)q->ne[1] || k->nb[0] != ggml_type_size(k->type) ||
         v->nb[0] != ggml_type_size(v->type) ||
         (op->src[3] != NULL && (op->src[3]->type != GGML_TYPE_F16 || op->src[3]->ne[2] != 1))) {
-        return refuse(a, &key, "q, k, v or the mask lie otherwise than llama.cpp has them");
+        return refuse(a, &key, op, "q, k, v or the mask lie otherwise than llama.cpp has them");
     }
     const struct attn_layer_desc layer = layer_of(&key, op->src[4] != NULL);
     if (select_layer(a, &layer, &assignment) != ATTN_OK) {
-        return refuse(a, &key, a->error.message);
+        return refuse(a, &key, op, a->error.message);
     }
     bool slow = by_reference_alone(a, assignment);
     a->api->assignment_destroy(assignment);
     if (slow) {
-        return refuse(a, &key,
+        return refuse(a, &key, op,
                       "cpu_ref alone serves it, which is slow: taken under ATTN_BACKEND=cpu_ref");
     }
     return true;

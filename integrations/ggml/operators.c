@@ -129,8 +129,8 @@ static bool run_case(int32_t number, ggml_backend_t ours, ggml_backend_t cpu, in
     const int32_t keys = ONE_OF(1, 5, 32, 64, 77, 256, MAX_KEYS), streams = ONE_OF(1, 1, 1, 2);
     const int32_t cells = keys + ONE_OF(0, 32, 64);
     const enum visible visible = draw(NUM_VISIBLE);
-    const enum ggml_type type =
-        ONE_OF(GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0);
+    const enum ggml_type types[] = {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0};
+    const enum ggml_type type = types[draw(4)], type_v = draw(2) == 0 ? type : types[draw(4)];
     const float cap = (float)ONE_OF(0, 0, 8);
     struct ggml_context *c = ggml_init(
         (struct ggml_init_params){ggml_tensor_overhead() * 32 + ggml_graph_overhead(), NULL, true});
@@ -140,7 +140,7 @@ static bool run_case(int32_t number, ggml_backend_t ours, ggml_backend_t cpu, in
             : ggml_new_tensor_4d(c, GGML_TYPE_F16, keys, (rows + 63) / 64 * 64, 1, streams);
     struct ggml_tensor *q = ggml_new_tensor_4d(c, GGML_TYPE_F32, size, heads, rows, streams);
     struct ggml_tensor *k = cache(c, type, size, kv_heads, keys, cells, streams);
-    struct ggml_tensor *v = cache(c, type, size, kv_heads, keys, cells, streams);
+    struct ggml_tensor *v = cache(c, type_v, size, kv_heads, keys, cells, streams);
     struct ggml_tensor *op = ggml_flash_attn_ext(c, ggml_permute(c, q, 0, 2, 1, 3), k, v, mask,
                                                  1 / sqrtf((float)size), 0, cap);
     struct ggml_tensor *sinks = draw(4) == 0 ? ggml_new_tensor_1d(c, GGML_TYPE_F32, heads) : NULL;
@@ -166,10 +166,14 @@ static bool run_case(int32_t number, ggml_backend_t ours, ggml_backend_t cpu, in
         }
         ++*ran;
     }
-    done &= error < (type == GGML_TYPE_F32 ? 1e-4 : type == GGML_TYPE_Q8_0 ? 5e-2 : 2e-2);
+    done &= error < (type == GGML_TYPE_F32 && type_v == GGML_TYPE_F32     ? 1e-4
+                     : type == GGML_TYPE_Q8_0 || type_v == GGML_TYPE_Q8_0 ? 5e-2
+                                                                          : 2e-2);
     if (!done) {
-        printf("case %d: error %g: %d rows, %d keys of %d cells, heads of %d, mask %d, cache %s\n",
-               number, error, rows, keys, cells, size, visible, ggml_type_name(type));
+        printf("case %d: error %g: %d rows, %d keys of %d cells, heads of %d, mask %d, caches %s, "
+               "%s\n",
+               number, error, rows, keys, cells, size, visible, ggml_type_name(type),
+               ggml_type_name(type_v));
     }
     ggml_backend_buffer_free(buffer);
     ggml_free(c);

@@ -65,8 +65,16 @@ ATTN_BACKEND=cpu_ref same 'q8_0 cache, cpu_ref' "$work/f32.gguf" q8_0 1 24 2
 same 'q8_0 cache' "$work/f32.gguf" q8_0 2 24 2
 # Few tokens: ggml rounds queries to 8 bits here, and a 4-bit code that flips moves a key by a sixteenth of its range.
 same 'q4_0 cache' "$work/f32.gguf" q4_0 1 6 1
-run ours "$work/f32.gguf" q5_0 1 2 1
-grep -q 'stays ggml.s: k is q5_0' "$work/ours.err" || { echo 'FAILED: a q5_0 cache is not reported'; exit 1; }
+same 'K q8_0, V f16' "$work/f32.gguf" q8_0,f16 2 24 2
+same 'K f16, V q4_0' "$work/f32.gguf" f16,q4_0 2 24 2
+same 'six requests in three slots' "$work/f32.gguf" f16 2 12 12 slots
+same 'six requests in three slots, one cache' "$work/f32.gguf" f16 2 12 12 unified
+same 'the same, K q8_0, V f16' "$work/f32.gguf" q8_0,f16 2 12 12 unified
+for types in q5_0,q5_0 q5_1,f16 f16,iq4_nl; do
+    run ours "$work/f32.gguf" $types 1 2 1
+    grep -q "cache types ${types%,*} and ${types#*,}, .* stays ggml.s: f16, bf16, f32, q8_0 and q4_0" "$work/ours.err" ||
+        { echo "FAILED: a cache of $types is not reported"; exit 1; }
+done
 passed=$((passed + 1))
 # A short step runs on its caller's thread, next to ggml's two; the first long one starts a second thread of libattn's.
 for expected in '1 2' '14 3'; do
