@@ -5,14 +5,15 @@
     libattn.torch.configure(backend="cpu_ref")                              # in place of ATTN_BACKEND
     for row in libattn.torch.table(): print(row)                            # who served which layer
 
-Under ``torch.compile`` the same is ``torch.ops.libattn.attend``. Forward only: there is no backward.
+Under ``torch.compile`` the same is ``torch.ops.libattn.attend``; `libattn.torch.op` has the others. Forward only: there is no
+backward.
 """
 from __future__ import annotations
 
 from typing import Any
 
 from .dense import attend
-from .op import attend as _attend_op  # noqa: F401  registers torch.ops.libattn.attend
+from . import op as _op  # noqa: F401  registers torch.ops.libattn
 from .paged import attend_packed, attend_pages, run_pages
 from .sdpa import activate_sdpa
 from .store import Row, store

@@ -185,24 +185,30 @@ def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step
     return made
 
 
+def dtype_of(dtype: torch.dtype) -> str:
+    """A layer's dtype by torch's."""
+    if dtype not in DTYPES:
+        raise make(Status.UNSUPPORTED, "dtype", f"{dtype}; supported: {', '.join(map(str, DTYPES))}")
+    return DTYPES[dtype]
+
+
 def describe(kind: str, num_q_heads: int, num_kv_heads: int, head_size: int, head_size_v: int, dtype: torch.dtype,
              scale: float, causal: bool, window: Window, soft_cap: float, sinks: bool, block_size: int,
              history: int | None = None) -> LayerDesc:
     """A layer of a torch model; `history`, of a multimodal encoder in fp8: steps that its scales follow, 0: given ones."""
-    if dtype not in DTYPES:
-        raise make(Status.UNSUPPORTED, "dtype", f"{dtype}; supported: {', '.join(map(str, DTYPES))}")
     if history is not None and kind != "mm_encoder":
         raise make(Status.UNSUPPORTED, "fp8", f"a {kind}, as which keys that requests share are attended; supported: mm_encoder")
     quantized = None if history is None else EncoderQuant(  # e4m3 kernels read 16 elements at a time
         amax_history_len=history, padded_head_size=-(-head_size // 16) * 16 if head_size % 16 else 0)
-    return LayerDesc("layers.0", num_q_heads, num_kv_heads, head_size, scale, kind, DTYPES[dtype],
+    return LayerDesc("layers.0", num_q_heads, num_kv_heads, head_size, scale, kind, dtype_of(dtype),
                      head_size_v=head_size_v, causal=causal and kind == "decoder", window=window, soft_cap=soft_cap,
                      has_sinks=sinks, block_size=block_size if kind in ("decoder", "cross") else 0, encoder_quant=quantized)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float,
            causal: bool, window: Window = None, soft_cap: float = 0.0, sinks: torch.Tensor | None = None,
-           kind: str = "decoder", index: int = 0, fp8: EncoderScales | None = None) -> torch.Tensor:
+           kind: str = "decoder", index: int = 0, fp8: EncoderScales | None = None,
+           out: torch.Tensor | None = None) -> torch.Tensor:
     """One layer's attention over a padded batch.
 
     Parameters
@@ -226,6 +232,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
         Of the layer in the model, for ``ATTN_BACKEND`` and the table.
     fp8 : EncoderScales, optional
         Of a ``mm_encoder`` whose q, k and v are quantized to e4m3.
+    out : [B, S, Hq, Dv], optional
+        Contiguous; by default a new tensor.
 
     Returns
     -------
@@ -241,7 +249,14 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     batch, _, queries, _ = q.shape
     segments = segments_of(mask, batch, queries, k.shape[2], causal, window, kind != "cross")
     return attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
-                           index=index, fp8=fp8)
+                           index=index, fp8=fp8, out=out)
+
+
+def check_output(out: torch.Tensor, q: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse a caller's output that kernels do not write where it lies."""
+    if out.shape != shape or out.dtype != q.dtype or out.device != q.device or not out.is_contiguous():
+        raise make(Status.INVALID_ARGUMENT, "out", f"{out.dtype} {list(out.shape)} of strides {list(out.stride())} on "
+                   f"{out.device}; {q.dtype} {list(shape)}, contiguous, on {q.device} is needed")
 
 
 def _query_rows(q: torch.Tensor) -> torch.Tensor:
@@ -253,7 +268,7 @@ def _query_rows(q: torch.Tensor) -> torch.Tensor:
 
 def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, *, scale: float,
                     causal: bool, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int,
-                    fp8: EncoderScales | None = None) -> torch.Tensor:
+                    fp8: EncoderScales | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """`attend` for requests that are known."""
     batch, heads, queries, head_size = q.shape
     keys = k.shape[2]
@@ -265,7 +280,11 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         kind = "decoder"
     q_rows = _query_rows(q)
     shape = (batch, queries, heads, v.shape[3])
-    out = torch.empty(shape, dtype=q.dtype, device=q.device) if segments.complete else q.new_zeros(shape)
+    if out is None:
+        out = torch.empty(shape, dtype=q.dtype, device=q.device)
+    check_output(out, q, shape)
+    if not segments.complete:
+        out.zero_()
     if len(segments.requests) == 0:
         return out
     k, step = _rows(k)

@@ -1,30 +1,147 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`attend` as an operator of torch: ``torch.ops.libattn.attend``.
+"""Operators of torch: ``torch.ops.libattn.attend``, ``attend_mla`` and ``recurrent``, and of each one that writes into a tensor
+of the caller's, ``attend_out`` and so on, whose first argument it is.
 
-``torch.compile`` and ``torch.export`` see one opaque operator with a known output shape; selection, planning and the
-reading of masks happen inside it, at run time.
+``torch.compile``, ``torch.export`` and AOTInductor see opaque operators with known output shapes; selection, planning and the
+reading of masks happen inside them, at run time. There is no C++ here that a release of torch could disagree with.
+
+attend(q, k, v, mask, sinks, scale, causal, window, soft_cap, kind, index)
+    See `libattn.torch.attend`; ``window`` has two elements or is None.
+attend_mla(q, kv_c, k_pe, pages, block_table, slot_mapping, query_start_loc, seq_lens, kv_b_proj, scale, index)
+    q [T, Hq, nope + rope], kv_c [T, rank], k_pe [T, rope], pages [N, page, rank + rope], kv_b_proj [Hq (nope + Dv), rank] as the
+    checkpoint has it. Writes the step's latent rows and attends, causal; [T, Hq, Dv].
+recurrent(q, k, v, a, b, state, slots, query_start_loc, seq_lens, scale, qk_l2norm, index)
+    The gated delta rule: q, k [T, Hk, Dk], v [T, Hv, Dv], a [T, Hv] the gates' logarithms, b [T, Hv] before the sigmoid,
+    state float32 [N, Hv, Dv, Dk], slots int32 [R]. A request with more keys than queries begins with its slot's state, others
+    with zeros; [T, Hv, Dv].
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from ctypes import sizeof
+from typing import Any
 
 import torch
 from torch import library
 
+from .._declarations import ExtId, Status, attn_ext, attn_io_mla, attn_io_recurrent
+from ..errors import make
+from ..extensions import gdn_batch, gdn_weights
+from ..layers import GdnDesc, LayerDesc, MlaDesc, RecurrentRule
+from ..step import Batch
 from . import dense
+from .paged import Step, bind_pages
+from .store import Bound, Params, store, stream_of
 
 
-@library.custom_op("libattn::attend", mutates_args=())
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor | None,
-           scale: float, causal: bool, window: Sequence[int] | None, soft_cap: float, kind: str,
-           index: int) -> torch.Tensor:
-    """See `libattn.torch.attend`; `window` has two elements or is None."""
-    return dense.attend(q, k, v, mask, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
-                        window=None if window is None else (window[0], window[1]), index=index)
+def _operator(name: str, arguments: str, mutated: Sequence[str], shape_of: Callable[..., tuple[int, ...]],
+              run: Callable[..., None]) -> None:
+    """`name`, whose output is like its first tensor, and `name`_out, whose first argument it is."""
+    def functional(*args: Any) -> torch.Tensor:
+        out = args[0].new_empty(shape_of(*args))
+        run(out, *args)
+        return out
+
+    plain = library.custom_op(f"libattn::{name}", functional, mutates_args=mutated, schema=f"({arguments}) -> Tensor")
+    plain.register_fake(lambda *args: args[0].new_empty(shape_of(*args)))
+    into = library.custom_op(f"libattn::{name}_out", run, mutates_args=("out", *mutated),
+                             schema=f"(Tensor(z!) out, {arguments}) -> ()")
+    into.register_fake(lambda *_: None)
 
 
-@attend.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor | None,
-      scale: float, causal: bool, window: Sequence[int] | None, soft_cap: float, kind: str,
-      index: int) -> torch.Tensor:
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
+def _attend(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+            sinks: torch.Tensor | None, scale: float, causal: bool, window: Sequence[int] | None, soft_cap: float,
+            kind: str, index: int) -> None:
+    dense.attend(q, k, v, mask, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
+                 window=None if window is None else (window[0], window[1]), index=index, out=out)
+
+
+_operator("attend", "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, float scale, bool causal, int[]? window, "
+          "float soft_cap, str kind, int index", (),
+          lambda q, k, v, *_: (q.shape[0], q.shape[2], q.shape[1], v.shape[3]), _attend)
+
+
+def _bound(desc: LayerDesc, index: int, memory: torch.Tensor, params: Params, bind: Callable[[Bound], None]) -> Bound:
+    """The layer over an engine's memory."""
+    key = (memory.data_ptr(), memory.shape, memory.stride())
+    bound = store.bound(desc, lambda: desc, index, memory.device, params, key)
+    if bound.cache != key:
+        bind(bound)
+        bound.cache = key
+    return bound
+
+
+def _plan(bound: Bound, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, **given: Any) -> int | None:
+    """Plan a step; the stream it is planned on."""
+    starts, lengths = query_start_loc.cpu(), seq_lens.cpu()
+    stream = stream_of(bound.device)
+    bound.update(Batch(query_start_loc, seq_lens, query_start_loc_host=starts, seq_lens_host=lengths,
+                       max_seq_len=int(lengths.max()) if len(lengths) > 0 else 1, **given), Step(None), stream)
+    return stream
+
+
+def _io(kind: Any, id: ExtId, bound: Bound, **rows: torch.Tensor) -> Any:
+    return kind(ext=attn_ext(id=id, struct_size=sizeof(kind)),
+                **{name: bound.descriptor(name, t, t.shape, t.stride()) for name, t in rows.items()})
+
+
+def _row(name: str, t: torch.Tensor) -> tuple[str, torch.Tensor, Sequence[int], Sequence[int]]:
+    return name, t, t.shape, t.stride()
+
+
+def _mla_sizes(q: torch.Tensor, k_pe: torch.Tensor, kv_b_proj: torch.Tensor) -> tuple[int, int, int]:
+    """nope, rope, Dv."""
+    rope = k_pe.shape[1]
+    nope = q.shape[2] - rope
+    return nope, rope, kv_b_proj.shape[0] // q.shape[1] - nope
+
+
+def _mla_shape(q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, *rest: Any) -> tuple[int, ...]:
+    return (q.shape[0], q.shape[1], _mla_sizes(q, k_pe, rest[5])[2])
+
+
+def _attend_mla(out: torch.Tensor, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, pages: torch.Tensor,
+                block_table: torch.Tensor, slot_mapping: torch.Tensor, query_start_loc: torch.Tensor,
+                seq_lens: torch.Tensor, kv_b_proj: torch.Tensor, scale: float, index: int) -> None:
+    dense.check_inputs(rows=q, kv_c=kv_c, k_pe=k_pe)
+    nope, rope, width = _mla_sizes(q, k_pe, kv_b_proj)
+    dense.check_output(out, q, (q.shape[0], q.shape[1], width))
+    if pages.dtype != q.dtype:
+        raise make(Status.UNSUPPORTED, "pages", f"{pages.dtype}; supported: {q.dtype}, that of q")
+    rank = kv_c.shape[1]
+    desc = LayerDesc("layers.0", q.shape[1], 1, rank + rope, scale, "mla", dense.dtype_of(q.dtype), head_size_v=width,
+                     block_size=pages.shape[1], mla=MlaDesc(rank, nope, rope, width, absorb_in_core=True))
+    bound = _bound(desc, index, pages, (("kv_b_proj", kv_b_proj),),
+                   lambda bound: bind_pages(bound, 0, pages.unsqueeze(-2), None))
+    stream = _plan(bound, query_start_loc, seq_lens, block_table=block_table, slot_mapping=slot_mapping)
+    io = _io(attn_io_mla, ExtId.IO_MLA, bound, q_nope=q[..., :nope], q_pe=q[..., nope:], kv_c=kv_c, k_pe=k_pe)
+    bound.run(stream, (None, None, None, _row("out", out)), extension=io)
+
+
+_operator("attend_mla", "Tensor q, Tensor kv_c, Tensor k_pe, Tensor(a!) pages, Tensor block_table, Tensor slot_mapping, "
+          "Tensor query_start_loc, Tensor seq_lens, Tensor kv_b_proj, float scale, int index", ("pages",), _mla_shape,
+          _attend_mla)
+
+
+def _recurrent(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
+               state: torch.Tensor, slots: torch.Tensor, query_start_loc: torch.Tensor, seq_lens: torch.Tensor,
+               scale: float, qk_l2norm: bool, index: int) -> None:
+    dense.check_inputs(rows=q, keys=k, values=v, a=a, b=b)
+    dense.check_output(out, q, v.shape)
+    gdn = GdnDesc(q.shape[1], v.shape[1], q.shape[2], v.shape[2], qk_l2norm=qk_l2norm)
+    desc = LayerDesc("layers.0", q.shape[1], q.shape[1], q.shape[2], scale, "recurrent", dense.dtype_of(q.dtype),
+                     head_size_v=v.shape[2], gdn=gdn, rule=RecurrentRule(gate="given"))
+
+    def bind(bound: Bound) -> None:
+        bound.layer.bind_state(state)
+        bound.layer.bind_params(extensions=[gdn_weights(None, None)])
+
+    bound = _bound(desc, index, state, (), bind)
+    stream = _plan(bound, query_start_loc, seq_lens, extensions=[gdn_batch(slots)])
+    bound.run(stream, (_row("q", q), _row("k", k), _row("v", v), _row("out", out)),
+              extension=_io(attn_io_recurrent, ExtId.IO_RECURRENT, bound, a=a, b=b))
+
+
+_operator("recurrent", "Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) state, Tensor slots, "
+          "Tensor query_start_loc, Tensor seq_lens, float scale, bool qk_l2norm, int index", ("state",),
+          lambda q, k, v, *_: v.shape, _recurrent)
