@@ -10,6 +10,7 @@ import types
 import unittest
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -124,6 +125,20 @@ class Interface(unittest.TestCase):
                              ({"head_size": 64, "attn_type": "telepathic"}, "attn_type.*telepathic.*decoder")):
             found = LibattnBackend.validate_configuration(**{**plain, **values})
             self.assertRegex("\n".join(found), text)
+            self.assertEqual(found[-1], describe.ADVICE)
+
+    def test_a_device_that_no_plugin_has_found(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        with mock.patch.object(describe, "device", lambda: ("cuda", 7)):
+            found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.bfloat16)
+        self.assertRegex("\n".join(found), "device: there is no cuda:7 here.*\n.*leave out --attention-backend CUSTOM")
+
+    def test_a_layer_that_nothing_serves(self) -> None:
+        """What vLLM does not say before: refused when the model makes the layer, with its heads and window."""
+        libattn.torch.configure(ignore_environment=True)
+        with mock.patch.object(describe, "config", lambda: types.SimpleNamespace()), \
+                self.assertRaisesRegex(libattn.AttnError, "24 heads, 5 of keys.*window .63, 0(.|\n)*leave out"):
+            LibattnImpl(24, D, D**-0.5, 5, sliding_window=64)
 
     def test_forced_backend_gives_its_reasons(self) -> None:
         libattn.torch.configure(ignore_environment=True, backend="cpu_simd@scalar", no_default_plugins=False)

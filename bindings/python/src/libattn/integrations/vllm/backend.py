@@ -29,20 +29,9 @@ NOT_CARRIED = {
 }
 
 
-def reasons(desc: Any) -> list[str]:
-    """Why no backend serves a layer, one line per backend and phase; empty if one does."""
-    found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
-    lines = []
-    for phase in ("prefill", "decode"):
-        if found.choice(0, phase).status:
-            lines += [f"{phase}: {v.backend}: {v.verdict}: {'; '.join(map(str, v.reasons))}"
-                      for v in found.verdicts(0, phase) if v.verdict != "other_device"]
-    return lines
-
-
 def _serves(head_size: int = 128, **terms: Any) -> bool:
     """Whether a usual layer with these terms can be served."""
-    return not reasons(describe.layer("layers.0", 8, 8, head_size, torch.bfloat16, **terms))
+    return not describe.reasons(describe.layer("layers.0", 8, 8, head_size, torch.bfloat16, **terms))
 
 
 class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
@@ -147,20 +136,15 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
                                **later: Any) -> list[str]:
         """Every reason with its values; empty if the layer can be served.
 
-        What vLLM has not said yet (head counts, the window's length) is asked with likely values, and checked with
-        the true ones when the layer first runs.
+        What vLLM has not said yet (head counts, the window's length) is asked with likely values, and with the true ones
+        when the model makes the layer.
         """
-        try:
-            released = refusals()
-        except AttnError as error:
-            return [str(error)]
-        if released:
-            return released
         asked = {**later, "use_sparse": use_sparse, "use_pcp": use_pcp, "use_rswa": use_rswa,
                  "use_adaptive_verification": use_adaptive_verification}
         lines = [f"{name}: True, supported: no ({NOT_CARRIED.get(name, 'it')} is not carried by libattn's vLLM adapter)"
                  for name, value in asked.items() if value]
         try:
+            released = refusals()
             mla = describe.mla_of_head(head_size) if use_mla else None
             desc = describe.layer("layers.0", 8, 1 if mla else 8, head_size, dtype, attn_type=attn_type,
                                   head_size_v=mla.v_head_dim if mla else 0, mla=mla,
@@ -170,9 +154,10 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
                                   device_seq_lens_only=describe.device()[0] != "cpu",
                                   batch_invariant=describe.invariance(use_batch_invariant),
                                   context_parallel=likely(describe.config()) if use_dcp else None)
-            return lines + reasons(desc)
+            lines = released or lines + describe.reasons(desc)
         except AttnError as error:
-            return [*lines, str(error)]
+            lines.append(str(error))
+        return [*lines, describe.ADVICE] if lines else []
 
 
 #: vLLM's word for each level of graphs.
@@ -279,4 +264,4 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
                 and not (use_alibi or use_sliding_window or use_local_attention))
 
 
-__all__ = ["LibattnBackend", "LibattnMetadataBuilder", "reasons"]
+__all__ = ["LibattnBackend", "LibattnMetadataBuilder"]

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ..._declarations import Status
-from ...errors import make
+from ...errors import AttnError, make
 from ...layers import LayerDesc, MlaDesc
 from ...torch.segments import Window
-from ...torch.store import DTYPES
+from ...torch.store import DTYPES, store
 
 #: AttentionType to layer kinds.
 KINDS = {"decoder": "decoder", "encoder": "encoder", "encoder_only": "encoder_only", "encoder_decoder": "cross"}
@@ -29,6 +29,10 @@ _TURBOQUANT_BITS = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_
 
 #: What ``--additional-config '{"libattn": {...}}'`` may say.
 OPTIONS = ("any_version", "fp8_query")
+
+#: The last line of a refusal.
+ADVICE = ("to serve this model without libattn, leave out --attention-backend CUSTOM or name another one, such as FLASH_ATTN, "
+          "FLASH_ATTN_MLA or, on a CPU, CPU_ATTN")
 
 
 @dataclass(frozen=True)
@@ -192,3 +196,27 @@ def layer(name: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: t
                      soft_cap=soft_cap or 0.0, alibi=alibi, has_sinks=has_sinks,
                      block_size=(block_size or 0) if cached else 0, device_seq_lens_only=device_seq_lens_only,
                      batch_invariant=batch_invariant, **scales, **terms)
+
+
+def reasons(desc: LayerDesc) -> list[str]:
+    """Why no backend serves a layer, one line per backend and phase; empty if one does."""
+    try:
+        found = store.runtime.select([desc], device=device(), keep_unserved=True)
+    except AttnError as error:  # no plugin has found this device: a driver that does not fit, a build without GPUs
+        return [str(error), *(f"{plugin.file}: {plugin.reason}" for plugin in store.runtime.plugins if plugin.reason)]
+    lines = []
+    for phase in ("prefill", "decode"):
+        if found.choice(0, phase).status:
+            lines += [f"{phase}: {v.backend}: {v.verdict}: {'; '.join(map(str, v.reasons))}"
+                      for v in found.verdicts(0, phase) if v.verdict != "other_device"] or [
+                          f"{phase}: no backend is for {device()[0]}"]
+    return lines
+
+
+def refuse_unserved(desc: LayerDesc) -> None:
+    """Raise the reasons why no backend serves a layer as the model has it: when it is made, before weights are loaded."""
+    lines = reasons(desc)
+    if lines:
+        layer = (f"a layer of {desc.num_q_heads} heads, {desc.num_kv_heads} of keys, of {desc.head_size}, "
+                 f"{'no window' if desc.window is None else f'window {desc.window}'}")
+        raise make(Status.UNSUPPORTED, "layer", "\n  ".join([layer, *lines, ADVICE]))

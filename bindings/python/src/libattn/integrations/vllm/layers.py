@@ -105,6 +105,8 @@ class LibattnImpl(AttentionImpl):
             describe.options().get("fp8_query") and describe.KV_DTYPES.get(kv_cache_dtype) == "fp8_e4m3")
         self.quantized_query = False
         self.limits = describe.limits()
+        if describe.config() is not None:
+            describe.refuse_unserved(self._describe(None, describe.dtype(), 0))
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Nothing of the weights: the scratch of the layer's steps."""

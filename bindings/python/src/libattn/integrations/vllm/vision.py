@@ -14,8 +14,7 @@ from ..._declarations import Status
 from ...errors import make
 from ...torch.dense import describe as describe_tower
 from ...torch.encoder_scales import HISTORY, EncoderScales, read_scales, save_scales
-from .backend import reasons
-from .describe import config, torch_device
+from .describe import config, refuse_unserved, torch_device
 from .layers import index_of
 
 
@@ -49,10 +48,8 @@ class LibattnTowerAttention(MMEncoderAttention):  # type: ignore[misc]
         if getattr(_towers(), "mm_encoder_attn_dtype", None) == "fp8":
             self._quantize(str(kwargs.get("prefix") or getattr(self, "layer_name", "")))
         history = None if self.fp8 is None else 0 if self.fp8.history is None else HISTORY
-        against = reasons(describe_tower("mm_encoder", num_heads, num_kv_heads or num_heads, head_size, head_size,
-                                         torch.get_default_dtype(), self.scale, False, None, 0.0, False, 0, history))
-        if against:
-            raise make(Status.UNSUPPORTED, "MMEncoderAttention", "\n".join(against))
+        refuse_unserved(describe_tower("mm_encoder", num_heads, num_kv_heads or num_heads, head_size, head_size,
+                                       torch.get_default_dtype(), self.scale, False, None, 0.0, False, 0, history))
 
     def _init_fp8_state(self) -> None:
         """vLLM's own state, which asks for FlashInfer."""
