@@ -4,13 +4,13 @@
 # recording, the examples, the Python client and attn-bench, what goes wrong, and attn-check with fresh random inputs;
 # then it times the kernels. A line for each check on stdout, and the end of the output of those that failed on stderr.
 # The last line counts: `N passed, N failed, N skipped`. Exit 0 only if none failed.
-# usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke] [SECONDS_OF_SOAK]
-#   --newcomer leaves attn-check, the soak and the timing out; --kernels does these alone, attn-check --quick and layers
+# usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke]
+#   --newcomer leaves attn-check and the timing out; --kernels does these alone, attn-check --quick and layers
 #   of no request's neighbours side by side; --smoke is one small check of each kind
 # BUILD_DIR may be what tools/device_pack.sh made on another machine. Logs of all checks are kept in $OUT, where that is set.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
-usage='usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke] [SECONDS_OF_SOAK]'
+usage='usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke]'
 backend=${1:?$usage}
 shift
 build=$here/build-$backend
@@ -29,7 +29,6 @@ case $how in
     exit 2
     ;;
 esac
-seconds=${2:-10}
 seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -92,7 +91,6 @@ prepare_cuda_flash() {
 kernels_cuda_flash() {
     cuda_programs "$here" "$build" || exit 1
     check "contexts" "$build/cuda_flash_context" "$plugin"
-    check "soak, $seconds s" "$build/cuda_flash_soak" "$plugin" "$build/plugins/cpu_ref/attn_cpu_ref.so" "$seconds" "$seed"
     if python3 -c 'import torch' 2>/dev/null; then
         for what in alone check; do
             check "prefill.py --$what" python3 "$here/tests/cuda_flash/prefill.py" "$build/cuda_flash_cell.so" "$plugin" \

@@ -209,13 +209,31 @@ def checks():
             for slopes in ((0.0, 1.0), (-0.02, 0.05)):  # steep ones; of both signs
                 yield dict(base, dtype=dtype, size=size, alibi=1, slopes=slopes, heads=random.choice([(32, 8), (14, 2), (8, 8)]))
     yield dict(queries=[4096], lse=True)
+    yield dict(queries=[8191 + some(400)], heads=(2, 1), size=random.choice([(64, 64), (128, 128)]), page=64, lse=True)
     yield dict(queries=[2048] * 3, causal=False, lse=True)
     yield dict(queries=[2048] * 3, size=(64, 64), lse=True)
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)
 
 
+def used_memory(library):
+    """Bytes of the device in use after 100 plans of one batch."""
+    for _ in range(100):
+        problem = Problem(library, queries=[100, 1], page=16)
+        problem.run()
+        problem.close()
+    torch.cuda.synchronize()
+    del problem
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
 def check(library):
-    failed = done = 0
+    used = used_memory(library)
+    more = used_memory(library) - used
+    if more > 0:
+        print(f"FAILED 100 plans leave {more} bytes of the device in use", flush=True)
+    failed = done = int(more > 0)
     for settings in checks():
         problem = Problem(library, **settings)
         problem.run()

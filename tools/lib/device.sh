@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by tools/device.sh and tools/device_pack.sh.
 
-# The programs that check cuda_flash by itself, in BUILD as cuda_flash_NAME: cuda_programs ROOT BUILD, of tests/cuda_flash/soak.cu,
-# context.c and prefill_cell.c. PTX of the oldest GPU that the plugin serves, which every newer one takes.
+# The programs that check cuda_flash by itself, in BUILD as cuda_flash_NAME: cuda_programs ROOT BUILD, of tests/cuda_flash/context.c
+# and prefill_cell.c.
 cuda_programs() {
     root=$1 into=$2
-    [ -x "$into/cuda_flash_soak" ] ||
-        nvcc -std=c++17 -O2 -I "$root/abi" -I "$root/plugins" -gencode=arch=compute_80,code=compute_80 \
-            "$root/tests/cuda_flash/soak.cu" -o "$into/cuda_flash_soak" -ldl || return 1
     [ -x "$into/cuda_flash_context" ] ||
         cc -std=c11 -D_POSIX_C_SOURCE=200809L -I "$root/abi" "$root/tests/cuda_flash/context.c" -o "$into/cuda_flash_context" -ldl ||
         return 1
