@@ -3,7 +3,7 @@
  * caches in two tables. */
 #include <math.h>
 
-#include "float_backend.h"
+#include "cpu_ref_backend.h"
 
 static float *element(const struct attn_tensor *t, int64_t i, int64_t j, int64_t k)
 {
@@ -118,11 +118,15 @@ static attn_status attend(const struct attn_attend_args *a, struct attn_error *e
     return ATTN_OK;
 }
 
-static const struct attn_kernels kernels = {
-    .struct_size = sizeof kernels, .attend = attend, .write_kv = write_kv};
+static void change_kernels(struct attn_kernels *kernels)
+{
+    *kernels = (struct attn_kernels){
+        .struct_size = sizeof *kernels, .attend = attend, .write_kv = write_kv};
+}
 
-static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
-                         struct attn_error *error)
+static attn_status declare_backends(const struct attn_probe_sink *sink,
+                                    const struct attn_backend_caps *cpu_ref,
+                                    struct attn_error *error)
 {
     const struct attn_head_size_range sizes = {{8, 64, 8}, {0, 0, 0}, 1};
     const struct attn_range blocks = {16, 64, 16};
@@ -156,9 +160,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     narrow.name = "many_caches_narrow";
     narrow.block_sizes = &narrow_blocks;
     narrow.preferred_block_size = 4;
-    attn_status status = sink->device(sink->user, &float_backend_cpu, error);
-    status = status == ATTN_OK ? sink->backend(sink->user, &caps, error) : status;
+    attn_status status = sink->backend(sink->user, &caps, error);
     return status == ATTN_OK ? sink->backend(sink->user, &narrow, error) : status;
 }
 
-FLOAT_BACKEND_ENTRY("many_caches")
+CPU_REF_BACKEND("many_caches", create, NULL)

@@ -9,12 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "cpu_ref_plugin.h"
-
-static const struct attn_plugin *real;
-static struct attn_plugin mine;
-static struct attn_kernels real_kernels, kernels;
-static const struct attn_probe_sink *outer; /* while a probe runs */
+#include "cpu_ref_backend.h"
 
 /* What the kernels of cpu_ref are called with. */
 struct plain {
@@ -133,8 +128,8 @@ static attn_status page_bytes(const struct attn_supports_args *args, int64_t *by
     return ATTN_OK;
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *caps,
-                                struct attn_error *why)
+static attn_status declare_backends(const struct attn_probe_sink *sink,
+                                    const struct attn_backend_caps *caps, struct attn_error *why)
 {
     static const struct attn_vendor_code codes[] = {{ATTN_NAMES_KV_DTYPE, OPAQUE_DTYPE, "tagged"},
                                                     {ATTN_NAMES_KV_LAYOUT, OPAQUE_LAYOUT, "pages"}};
@@ -147,49 +142,17 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     renamed.features &= ~(ATTN_FEATURE_FUSED_WRITE | ATTN_FEATURE_KV_DTYPE_V);
     renamed.decode_write_kv_dtypes = 0;
     renamed.rank[0] = renamed.rank[1] = -1;
-    attn_status status = outer->backend(user, &renamed, why);
+    attn_status status = sink->backend(sink->user, &renamed, why);
     renamed.name = "opaque_pages";
     renamed.num_vendor_codes = 2;
     renamed.preferred_layout = OPAQUE_LAYOUT;
-    return status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
+    return status == ATTN_OK ? sink->backend(sink->user, &renamed, why) : status;
 }
 
-static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
-                         struct attn_error *error)
+static void change_kernels(struct attn_kernels *kernels)
 {
-    struct attn_probe_sink inner = *sink;
-    outer = sink;
-    inner.backend = take_backend;
-    return real->probe(host, &inner, error);
+    kernels->attend = attend;
+    kernels->write_kv = write_kv;
 }
 
-static attn_status create(const struct attn_create_args *args, attn_instance **instance,
-                          const struct attn_kernels **table, struct attn_error *error)
-{
-    struct attn_create_args of_real = *args;
-    of_real.backend = "cpu_ref";
-    attn_status status = real->create(&of_real, instance, table, error);
-    if (status == ATTN_OK) {
-        real_kernels = kernels = **table;
-        kernels.attend = attend;
-        kernels.write_kv = write_kv;
-        *table = &kernels;
-    }
-    return status;
-}
-
-attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
-                              struct attn_error *error)
-{
-    attn_status status = cpu_ref_plugin(min, max, &real, error);
-    *out = NULL;
-    if (status == ATTN_OK) {
-        mine = *real;
-        mine.name = "opaque";
-        mine.probe = probe;
-        mine.create = create;
-        mine.page_bytes = page_bytes;
-        *out = &mine;
-    }
-    return status;
-}
+CPU_REF_BACKEND("opaque", create, page_bytes)

@@ -12,14 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu_ref_plugin.h"
+#include "cpu_ref_backend.h"
 
 ATTN_EXPORT struct recorded recorded;
-
-static const struct attn_plugin *real;
-static struct attn_plugin mine;
-static struct attn_kernels real_kernels, kernels;
-static const struct attn_probe_sink *outer; /* while a probe runs */
 
 /* What it was prepared for. */
 struct attn_prepared {
@@ -258,8 +253,8 @@ static attn_status rope_write_kv(const struct attn_write_kv_args *args, struct a
     return real_kernels.rope_write_kv(args, error);
 }
 
-static attn_status take_backend(void *user, const struct attn_backend_caps *caps,
-                                struct attn_error *why)
+static attn_status declare_backends(const struct attn_probe_sink *sink,
+                                    const struct attn_backend_caps *caps, struct attn_error *why)
 {
     struct attn_backend_caps renamed = *caps;
     static uint32_t extensions[2 + RECORDED_DRAFTS] = {ATTN_EXT_VENDOR, RECORDED_EXTENSION};
@@ -269,11 +264,11 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     renamed.name = "recording";
     renamed.extensions = extensions;
     renamed.num_extensions = 2 + RECORDED_DRAFTS;
-    attn_status status = outer->backend(user, &renamed, why);
+    attn_status status = sink->backend(sink->user, &renamed, why);
     renamed.name = "recording_apart";
     renamed.num_extensions = 1;
     renamed.decode_write_kv_dtypes = 0;
-    status = status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
+    status = status == ATTN_OK ? sink->backend(sink->user, &renamed, why) : status;
     static const struct attn_range blocks[] = {{4, 8, 4}};
     renamed = *caps;
     renamed.name = "recording_narrow";
@@ -281,63 +276,38 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     renamed.num_block_sizes = 1;
     renamed.preferred_block_size = 4;
     renamed.terms &= ~(ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK);
-    status = status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
+    status = status == ATTN_OK ? sink->backend(sink->user, &renamed, why) : status;
     renamed = *caps;
     renamed.name = "recording_exact";
     renamed.features &= ~ATTN_FEATURE_HOST_BOUNDS;
-    status = status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
+    status = status == ATTN_OK ? sink->backend(sink->user, &renamed, why) : status;
     renamed = *caps;
     renamed.name = "recording_codes";
     renamed.output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC;
-    return status == ATTN_OK ? outer->backend(user, &renamed, why) : status;
+    return status == ATTN_OK ? sink->backend(sink->user, &renamed, why) : status;
 }
 
-static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
-                         struct attn_error *error)
+static attn_status create_recording(const struct attn_create_args *args, attn_instance **instance,
+                                    const struct attn_kernels **table, struct attn_error *error)
 {
-    struct attn_probe_sink inner = *sink;
-    outer = sink;
-    inner.backend = take_backend;
-    return real->probe(host, &inner, error);
-}
-
-static attn_status create(const struct attn_create_args *args, attn_instance **instance,
-                          const struct attn_kernels **table, struct attn_error *error)
-{
-    struct attn_create_args of_real = *args;
-    of_real.backend = "cpu_ref";
     snprintf(recorded.folder, sizeof recorded.folder, "%s",
              args->cache_dir != NULL ? args->cache_dir : "none");
-    attn_status status = real->create(&of_real, instance, table, error);
-    if (status == ATTN_OK) {
-        real_kernels = kernels = **table;
-        kernels.attend = attend;
-        kernels.prepare = prepare;
-        kernels.release = release;
-        kernels.schedule_size = schedule_size;
-        kernels.create_plan_state = create_plan_state;
-        kernels.destroy_plan_state = destroy_plan_state;
-        kernels.schedule = plan;
-        kernels.update_block_table = update_block_table;
-        kernels.write_kv = write_kv;
-        kernels.merge_states = merge_states;
-        kernels.rope_write_kv = rope_write_kv;
-        *table = &kernels;
-    }
-    return status;
+    return create(args, instance, table, error);
 }
 
-attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
-                              struct attn_error *error)
+static void change_kernels(struct attn_kernels *kernels)
 {
-    attn_status status = cpu_ref_plugin(min, max, &real, error);
-    *out = NULL;
-    if (status == ATTN_OK) {
-        mine = *real;
-        mine.name = "recording";
-        mine.probe = probe;
-        mine.create = create;
-        *out = &mine;
-    }
-    return status;
+    kernels->attend = attend;
+    kernels->prepare = prepare;
+    kernels->release = release;
+    kernels->schedule_size = schedule_size;
+    kernels->create_plan_state = create_plan_state;
+    kernels->destroy_plan_state = destroy_plan_state;
+    kernels->schedule = plan;
+    kernels->update_block_table = update_block_table;
+    kernels->write_kv = write_kv;
+    kernels->merge_states = merge_states;
+    kernels->rope_write_kv = rope_write_kv;
 }
+
+CPU_REF_BACKEND("recording", create_recording, NULL)
