@@ -221,7 +221,10 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
         number_fill_normal(test.image.bytes + c.x, 0, ELEMENTS, c.v.dtype, 3, &seed);
     }
     for (int32_t n = 0; n < c.v.history && !test.image.failed; n++) {
-        ((float *)(test.image.bytes + c.history))[n] = n == 0 ? 500.0f : (float)(n % 7);
+        ((float *)(test.image.bytes + c.history))[n] =
+            n == 0   ? 500.0f
+            : n == 1 ? 400.0f
+                     : (float)(n % 7); /* the first goes, the second stays */
     }
     for (size_t h = 0; h < bytes / sizeof(float) && !test.image.failed; h++) {
         ((float *)(test.image.bytes + c.out))[h] = h % 2 ? 1.0f : 100.0f;
