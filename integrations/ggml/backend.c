@@ -12,7 +12,7 @@
 enum { MAX_COUNTS = 4 };
 
 /* Multiply-adds below which waking threads costs more than it saves, and ggml's own may stand and
- * spin on the cores meanwhile: such a step runs on the calling thread alone. */
+ * spin on the cores: such a step runs on the calling thread alone. */
 #define LEAST_SHARED_WORK (INT64_C(16) << 20)
 
 /* A backend's state: a runtime for each number of threads that steps ran with, since engines

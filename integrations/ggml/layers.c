@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One libattn layer for each place where ggml keeps keys and values: caches are bound where they
- * lie, a plan is made anew where a batch outgrows it. */
+ * lie, a plan is made again where a batch outgrows it. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

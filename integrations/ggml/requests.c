@@ -104,7 +104,7 @@ static void widen(struct requests *r)
 }
 
 /* The longest run from row `at` of one stream on that is one request: rows that see one key more
- * each (`growing`), or the same, of which no request has more than keys. Returns the row behind it.
+ * each (`growing`), or the same, of which no request has more than keys. Returns the row after it.
  */
 static int64_t add_run(struct requests *r, const struct ggml_tensor *op, int64_t stream, int64_t at,
                        int64_t first_cell, bool growing)

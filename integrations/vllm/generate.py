@@ -30,7 +30,7 @@ def served() -> list[str]:
 
 
 def speed(engine: Any, tokens: int) -> dict[str, float]:
-    """Seconds and CPU seconds: a prefill, then the same prompts out of the prefix cache with `tokens` decoded behind."""
+    """Seconds and CPU seconds: a prefill, then the same prompts out of the prefix cache with `tokens` decoded after them."""
     from vllm import SamplingParams
 
     ids = torch.randint(100, 400, (4, 1900), generator=torch.Generator().manual_seed(3)).tolist()

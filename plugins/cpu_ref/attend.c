@@ -46,19 +46,19 @@ static double round_probability(const struct attn_attend_args *args, double w)
 void rows_add_key(const struct attn_attend_args *args, struct softmax_rows *rows, int32_t row,
                   double s, const double *v)
 {
-    double m = fmax(rows->m[row], s);
+    double row_max = fmax(rows->row_max[row], s);
     if (isnan(s)) { /* a visible NaN shows */
-        m = s;
-    } else if (m == -INFINITY) { /* a weight of 0, and no maximum to take it from */
+        row_max = s;
+    } else if (row_max == -INFINITY) { /* a weight of 0, and no maximum to take it from */
         return;
     }
-    double shrink = rows->m[row] == m ? 1 : exp(rows->m[row] - m);
-    double w = exp(s - m);
-    rows->m[row] = m;
-    rows->l[row] = rows->l[row] * shrink + w;
+    double rescale_o = rows->row_max[row] == row_max ? 1 : exp(rows->row_max[row] - row_max);
+    double w = exp(s - row_max);
+    rows->row_max[row] = row_max;
+    rows->row_sum[row] = rows->row_sum[row] * rescale_o + w;
     w = round_probability(args, w);
     for (int32_t d = 0; d < rows->head_size_v; d++) {
-        rows->o[row][d] = rows->o[row][d] * shrink + w * v[d];
+        rows->acc_o[row][d] = rows->acc_o[row][d] * rescale_o + w * v[d];
     }
 }
 
@@ -134,7 +134,7 @@ static void find_maximum(const struct attn_attend_args *args, const struct query
     for (int64_t s = 0; s < sink_keys(args, query); s++) {
         load_sink_key(args, head, s, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
-            rows->m[i] = fmax(rows->m[i], sink_score(args, query, rows, i, s, k));
+            rows->row_max[i] = fmax(rows->row_max[i], sink_score(args, query, rows, i, s, k));
         }
     }
     for (int64_t c = first; c < end; c++) {
@@ -146,7 +146,7 @@ static void find_maximum(const struct attn_attend_args *args, const struct query
         for (int32_t i = 0; i < rows->count; i++) {
             double s =
                 rows_score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
-            rows->m[i] = fmax(rows->m[i], s);
+            rows->row_max[i] = fmax(rows->row_max[i], s);
         }
     }
 }
@@ -199,9 +199,9 @@ void rows_start(const struct attn_attend_args *args, int32_t first_head, int32_t
             rows->q[i][d] *= scale;
         }
         rows->slope[i] = layer->alibi != ATTN_ALIBI_NONE ? args->params->alibi_slopes[h] : 0;
-        rows->m[i] = -INFINITY;
-        rows->l[i] = 0;
-        memset(rows->o[i], 0, sizeof rows->o[i]);
+        rows->row_max[i] = -INFINITY;
+        rows->row_sum[i] = 0;
+        memset(rows->acc_o[i], 0, sizeof rows->acc_o[i]);
     }
 }
 
@@ -214,27 +214,29 @@ static void load_queries(const struct attn_attend_args *args, int64_t token, int
     }
 }
 
-/* The sink's logit joins the denominator; then out = o / l and lse = m + log l. */
+/* The sink's logit joins the denominator; then out = acc_o / row_sum and lse = row_max + log
+ * row_sum. */
 void rows_write(const struct attn_attend_args *args, int64_t token, struct softmax_rows *rows)
 {
     for (int32_t i = 0; i < rows->count; i++) {
         int32_t h = rows->first_head + i;
-        double m = rows->m[i], l = rows->l[i];
-        double shrink = 1;
+        double row_max = rows->row_max[i], row_sum = rows->row_sum[i];
+        double rescale_o = 1;
         if (args->layer->has_sinks) {
             double sink = args->params->sinks[h];
-            double larger = isnan(m) ? m : fmax(m, sink);
-            shrink = m == larger ? 1 : exp(m - larger);
-            l = l * shrink + (larger == -INFINITY ? 0 : exp(sink - larger));
-            m = larger;
+            double larger = isnan(row_max) ? row_max : fmax(row_max, sink);
+            rescale_o = row_max == larger ? 1 : exp(row_max - larger);
+            row_sum = row_sum * rescale_o + (larger == -INFINITY ? 0 : exp(sink - larger));
+            row_max = larger;
         }
         for (int32_t d = 0; d < rows->head_size_v; d++) {
-            rows->o[i][d] = l == 0 ? 0 : rows->o[i][d] * shrink / l;
+            rows->acc_o[i][d] = row_sum == 0 ? 0 : rows->acc_o[i][d] * rescale_o / row_sum;
         }
-        number_store_row(tensor_row(args->out, token, h), rows->o[i],
+        number_store_row(tensor_row(args->out, token, h), rows->acc_o[i],
                          number_dtype_name(args->out->dtype), rows->head_size_v);
         if (args->lse != NULL) {
-            *(float *)tensor_row(args->lse, h, token) = l == 0 ? -INFINITY : (float)(m + log(l));
+            *(float *)tensor_row(args->lse, h, token) =
+                row_sum == 0 ? -INFINITY : (float)(row_max + log(row_sum));
         }
     }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ggml's rows: blocks of 32 elements behind a float16 step, in ggml's arithmetic (float32), so that
+/* ggml's rows: blocks of 32 elements after a float16 step, in ggml's arithmetic (float32), so that
  * the bytes are its own. */
 #include <math.h>
 #include <string.h>

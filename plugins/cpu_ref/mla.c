@@ -47,7 +47,7 @@ static void visit(const struct attn_attend_args *args, const struct query *query
             double s =
                 rows_score(args->layer, rows->q[h], row) + query_bias(query, rows->slope[h], j);
             if (only_maximum) {
-                rows->m[h] = fmax(rows->m[h], s);
+                rows->row_max[h] = fmax(rows->row_max[h], s);
             } else {
                 rows_add_key(args, rows, h, s, row);
             }

@@ -52,8 +52,8 @@ int64_t query_block(const struct query *query, int64_t j);
 double query_bias(const struct query *query, double slope, int64_t j);
 double alibi_bias(int32_t alibi, double slope, int64_t position, int64_t j);
 
-/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum
- * m, denominator l and weighted sum of values o, as in the online form of softmax (Milakov,
+/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum,
+ * denominator and weighted sum of values, as in the online form of softmax (Milakov,
  * Gimelshein 2018). */
 struct softmax_rows {
     int32_t count;
@@ -61,9 +61,9 @@ struct softmax_rows {
     int32_t head_size_v;
     double q[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
     double slope[REF_MAX_LOOP_ROWS];
-    double m[REF_MAX_LOOP_ROWS];
-    double l[REF_MAX_LOOP_ROWS];
-    double o[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
+    double row_max[REF_MAX_LOOP_ROWS];
+    double row_sum[REF_MAX_LOOP_ROWS];
+    double acc_o[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
 };
 
 /* attend.c. How many query heads may share one reading of a key: those of one list. The list that

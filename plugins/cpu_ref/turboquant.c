@@ -83,7 +83,7 @@ static void store_key(const struct attn_kv_view *view, uint8_t *memory, uint8_t 
     double norm = isfinite(sum) ? sqrt(sum) : NAN;
     store_f16(scale, norm);
     if (isnan(norm)) {
-        return; /* codes behind it mean nothing */
+        return; /* codes after it mean nothing */
     }
     hadamard(turned, view->head_size);
     for (int32_t d = 0; d < view->head_size; d++) {

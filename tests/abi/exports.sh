@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Each library exports exactly the one symbol named behind it (and its version), is bound when it is loaded, and is
+# Each library exports exactly the one symbol named after it (and its version), is bound when it is loaded, and is
 # never unloaded: after a dlclose the core would not know any more which plugin files are in the process.
 set -eu
 while [ $# -gt 0 ]; do

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compares every public name with the stored list: macros and enumerators with their values, structs with their sizes and
 # each field's offset, size and declaration, types. Any difference fails, until it is meant: then `golden.sh --store`
-# writes the list anew, and abi/CHANGES.md says the change in a line.
+# writes the list again, and abi/CHANGES.md says the change in a line.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 abi=$here/../../abi

@@ -85,7 +85,7 @@ static float random_value(void)
     return (float)(state >> 8) / (1 << 24) - 0.5f;
 }
 
-/* bf16 by truncation, f16 of small numbers likewise. */
+/* bf16 and f16 of small numbers, by truncation. */
 static void put(uint8_t *at, int32_t kind, float value)
 {
     uint32_t bits;
@@ -118,7 +118,7 @@ static float get(const uint8_t *at, int32_t kind)
 struct shape {
     int32_t ranks, kind, tokens, hk, group;
     int32_t d[2];
-    int32_t pad; /* elements behind a head of the rows that have strides */
+    int32_t pad; /* elements after a head of the rows that have strides */
     bool own;
 };
 
@@ -144,7 +144,7 @@ static int64_t among_all(const struct shape *s, int64_t head, int64_t rank)
     return (head / s->group * s->ranks + rank) * s->group + head % s->group;
 }
 
-/* Rows of random numbers, `pad` elements behind each head. */
+/* Rows of random numbers, `pad` elements after each head. */
 static uint8_t *random_rows(int64_t rows, int32_t d, int32_t pad, int32_t kind)
 {
     uint8_t *host = calloc((size_t)(rows * (d + pad) + 1), 4);
@@ -328,7 +328,7 @@ static void check_merge(const struct shape *s)
 }
 
 /* Few ranks and many, few rows and many, through the same windows; REPEATS times, so that halves
- * are written anew again and again. */
+ * are written again and again. */
 static void check_exchanges(int32_t ranks)
 {
     open_windows(ranks, UINT64_C(20000000000));

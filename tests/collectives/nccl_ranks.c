@@ -87,7 +87,7 @@ static attn_status call(const struct attn_collectives *c, enum entry entry, cons
     }
 }
 
-/* Everything on `stream`, none of it waited for: the send buffer is filled behind a long memset, so
+/* Everything on `stream`, none of it waited for: the send buffer is filled after a long memset, so
  * that a collective on another stream would send what was there before. */
 static void check_entry(struct rank *rank, enum entry entry, size_t count, cudaStream_t stream)
 {

@@ -129,7 +129,7 @@ void time_spread(struct rank *rank)
     bool going = trial_open(t);
     if (rank->ranks->rank == 0) {
         printf("one request, us a decode: one GPU | %d by collectives | of %d times its speed | by "
-               "windows | likewise\n",
+               "windows | same\n",
                rank->ranks->world_size, rank->ranks->world_size);
     }
     for (size_t which = 0; which < sizeof cells / sizeof *cells && going; which++) {

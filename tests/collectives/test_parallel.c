@@ -25,7 +25,7 @@ static const struct {
 };
 
 /* How heads are exchanged: by `reduce`, or by the table's gather_heads and merge_heads, which a
- * table that was built before they came does not have, whatever lies behind it. */
+ * table that was built before they came does not have, whatever lies after it. */
 static const struct {
     const char *name;
     int32_t reduce;

@@ -186,7 +186,7 @@ static void hold(const struct trial *t, const struct attn_layer_desc *desc)
                       t->reduce, t->split ? "" : ", not split", d);
     }
     assert_true(d < BOUND);
-    /* padding is not written: the row behind the last stays as it was */
+    /* padding is not written: the row after the last stays as it was */
     assert_true(isnan(s->out[(int64_t)s->num_rows * HQ * f.layer.head_size]));
     side_finish(s, &f);
 }

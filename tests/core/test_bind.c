@@ -453,7 +453,7 @@ TEST(groups_by_layout)
     fixture_finish(&fixture);
 }
 
-/* V over K: at its first row, at another one, and half a row behind one. */
+/* V over K: at its first row, at another one, and half a row after one. */
 static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k,
                                  const struct attn_kv_view *v)
 {
@@ -594,7 +594,7 @@ TEST(copies_blocks_of_spread_planes)
     fixture_finish(&fixture);
 }
 
-/* K, V and scales that lie apart: into the host's memory one behind the other, and back into
+/* K, V and scales that lie apart: into the host's memory one after the other, and back into
  * another block. */
 TEST(moves_every_plane_of_a_block)
 {

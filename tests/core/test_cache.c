@@ -350,7 +350,7 @@ PLACE_TEST(other_name_is_refused)
     assert_string_equal(error.message,
                         "is second_name 1.0 of tests now; it was first_name 1.0 of tests "
                         "when it was probed");
-    assert_int_equal(place_entries(place, NULL), 0); /* the next start asks it anew */
+    assert_int_equal(place_entries(place, NULL), 0); /* the next start asks it again */
     api->runtime_destroy(runtime);
     runtime = place_create(place, place->plugin, ATTN_OK);
     assert_string_equal(runtime->plugins[0].name, "second_name");

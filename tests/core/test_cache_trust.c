@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is on file about a plugin is its answer, or is not believed and written anew. */
+/* What is on file about a plugin is its answer, or is not believed and written again. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

@@ -162,7 +162,7 @@ TEST(tensors_are_kept)
 }
 
 /* What kernels made of a layer lasts until its parameters, or the cache that it reads, are bound
- * anew. */
+ * again. */
 TEST(layers_are_prepared_anew)
 {
     enum { NOTHING, PARAMS, CACHE };

@@ -232,7 +232,7 @@ TEST(caches_stay_while_a_readers_plan_holds_them)
     fixture_finish(&fixture);
 }
 
-/* Memory that is handed in anew: a workspace needs a new plan of the batch, parameters no plan. */
+/* Memory that is handed in again: a workspace needs a new plan of the batch, parameters no plan. */
 TEST(memory_is_bound_before_a_step)
 {
     static const int32_t queries[] = {1, 5};

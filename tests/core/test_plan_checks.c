@@ -197,7 +197,7 @@ TEST(validation_names_request_and_index)
     planned_destroy(b);
 }
 
-/* The first NaN of each dtype, behind its last number. */
+/* The first NaN of each dtype, after its last number. */
 TEST(validation_knows_each_dtypes_nan)
 {
     static const struct {

@@ -9,11 +9,11 @@ A room's mutants stand in ROOM.txt next to this file, each as
     - the text that is replaced, found once in FILE; white space counts as one blank
     + the text in its place; nothing: the old text is dropped
 
-of one or several lines. The object of FILE is compiled anew with the build's own command, the library and the white-box
+of one or several lines. The object of FILE is compiled with the build's own command, the library and the white-box
 tests are linked with it, and tests run until one fails: those that the mutant names, then the others of the suite `core`
 but for SLOW ones. Tests that open the library are given the mutant by redirect.c. A test counts as one that finds a mutant
 only if it passes on the core as it is, in the same way. What no test finds has survived: a test is missing, and the exit
-status is 1. With `-` in the place of tests a mutant is known to survive, says why behind what it breaks, counts as not
+status is 1. With `-` in the place of tests a mutant is known to survive, says why after what it breaks, counts as not
 killed, and is in no sample. A text that is not found once, or a mutant that does not compile, is an error. Tests that
 this build does not have (collectives without MPI) leave out the mutants that name them alone."""
 import argparse

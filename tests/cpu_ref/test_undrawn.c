@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of cpu_ref that attn-check does not draw. The plugin is cpu_ref behind its formulas
+/* Calls of cpu_ref that attn-check does not draw. The plugin is cpu_ref with its formulas around it
  * (checked/), which make a wrong result a failed call. Usage: test_undrawn FILE.so */
 #include <attn/mla.h>
 #include <attn/plugin.h>

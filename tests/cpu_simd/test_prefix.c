@@ -118,7 +118,7 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
     return 1;
 }
 
-/* Tokens first .. first+count-1 behind those of earlier steps. */
+/* Tokens first .. first+count-1 after those of earlier steps. */
 static void run(struct prompt *p, const struct setting *s, int32_t first, int32_t count)
 {
     int32_t starts[] = {0, count}, length = first + count, table[BLOCKS];
@@ -242,7 +242,7 @@ static void compare(const struct prompt *some, const struct prompt *other, const
     }
 }
 
-/* The prompt behind its first SINKS rows, for which it has them as sinks. */
+/* The prompt after its first SINKS rows, for which it has them as sinks. */
 static void hold_sinks(const struct setting *s, double bound, const char *variant)
 {
     struct setting with_sinks = *s;

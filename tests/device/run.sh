@@ -33,7 +33,7 @@ done
 for recording in minilm smollm2; do
     expect 0 'all right' "$run" --qkv "$data/$recording/attention.safetensors" --verify
 done
-# Shared blocks, a cascade and a request that is swapped out and in; states of GDN likewise.
+# Shared blocks, a cascade and a request that is swapped out and in; states of GDN, too.
 printf '[{"prompt": 120, "output": 6}, {"arrival": 1, "prompt": 90, "output": 5, "shares": 0, "shared": 80}' >"$work/requests"
 printf ', {"arrival": 2, "prompt": 75, "output": 4, "preempt_at": 3}]' >>"$work/requests"
 for model in gpt-oss-20b qwen3-next-80b-a3b; do

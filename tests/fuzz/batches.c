@@ -180,7 +180,7 @@ static struct attn_limits draw_limits(struct input *input)
     return limits;
 }
 
-/* Zeros, and what lies behind may not be touched. To the allocator it would be a mapping of its own
+/* Zeros, and what lies after may not be touched. To the allocator it would be a mapping of its own
  * for each input, which is more work than all else. */
 static void *workspace_of(int32_t plan, size_t bytes)
 {
@@ -194,8 +194,8 @@ static void *workspace_of(int32_t plan, size_t bytes)
     return memory;
 }
 
-/* Of the step's two plans; false: there is none, or none whose memory would be more than a fuzzer
- * has. */
+/* Makes the step's two plans; false: a plan was refused, or its memory would be more than a fuzzer
+ * gets. */
 static bool make_plan(struct step *s, int32_t index, bool graph)
 {
     const struct attn_plan_options options = {

@@ -18,7 +18,7 @@ static void put(uint8_t *at, uint64_t value)
     }
 }
 
-/* The payload behind a header that fits it. */
+/* The payload after a header that fits it. */
 static uint8_t *with_header(struct blocks *blocks, const uint8_t *payload, size_t size)
 {
     uint8_t *bytes = blocks_add(blocks, HEADER + size);

@@ -199,7 +199,7 @@ TEST(wrong_answers_are_errors)
     print_message("%zu wrong answers are errors\n", sizeof answers / sizeof *answers - 1);
 }
 
-/* A text without an end becomes one that fits, behind the names. */
+/* A text without an end becomes one that fits, after the names. */
 TEST(endless_texts_end)
 {
     static const char begins[] = "run 12 ";

@@ -80,7 +80,7 @@ TEST(no_library)
     expect(ATTN_ERROR_PLUGIN, "file: is truncated: its table of segments is not in its ");
 }
 
-/* Cut anywhere in what is loaded it is refused here; behind that the loader says what it misses, or
+/* Cut anywhere in what is loaded it is refused here; after that the loader says what it misses, or
  * misses nothing. */
 TEST(truncated)
 {

@@ -259,7 +259,7 @@ TEST(no_descriptors)
 }
 
 /* Sixteen that hang cost two deadlines, since eight are waited for at once; each has its own
- * reason, and what stands behind them is found. */
+ * reason, and what stands after them is found. */
 TEST(many_hang_at_once)
 {
     enum { COUNT = 16, DEADLINE = 400 };

@@ -29,7 +29,7 @@ _Noreturn void soak_broken(const struct round *round, const char *format, ...)
 /* An error of the library has a known status and text. */
 void soak_check_error(const struct round *round, attn_status status);
 
-/* faults.c: of the surroundings. Begun before a runtime is created and ended behind. */
+/* faults.c: of the surroundings. Begun before a runtime is created and ended after. */
 struct faults {
     bool killer, few_files, small_files;
     pthread_t thread;

@@ -118,7 +118,7 @@ static attn_status make_plan(struct run *run, struct side *side)
     return client_plan(api, side->model, 0, options, &side->plan, &side->workspace, &round->error);
 }
 
-/* Each request goes on by some tokens, or starts anew; its blocks are its own, in any order. */
+/* Each request goes on by some tokens, or starts again; its blocks are its own, in any order. */
 static void draw_batch(struct run *run)
 {
     struct round *round = run->round;

@@ -166,7 +166,7 @@ static attn_status update_block_table(const struct attn_attend_args *args, struc
     return hold_limits(args, error);
 }
 
-/* Numbers, which are quantized behind it. */
+/* Numbers, which are quantized after it. */
 static attn_status attend_codes(const struct attn_attend_args *args, struct attn_error *error)
 {
     static float numbers[1 << 14];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LAYER(field, same, with, change): a layer l that `with` has made ready, and the change of the
  * field. `same`: the output may stay, since the field asks for an ability, promises or hints.
- * BATCH(field, same, with, change): likewise of a batch b; the layer is tried with and without
+ * BATCH(field, same, with, change): the same of a batch b; the layer is tried with and without
  * `with`. test_fields.c includes this list several times. */
 
 LAYER(kv_sharing_target, false, , l->kv_sharing_target = "another")

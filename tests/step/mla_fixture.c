@@ -191,7 +191,7 @@ static int64_t slot_of(const struct mla *m, int32_t r, int32_t j)
                : (int64_t)m->table[r][j / (BLOCK * n)] * BLOCK + at / (n * each) * each + at % each;
 }
 
-/* Keys of every request, one behind the other, the step's own in the rows of its tokens; returns
+/* Keys of every request, one after the other, the step's own in the rows of its tokens; returns
  * how many rows. */
 int32_t stage_keys(struct mla *m, bool context)
 {

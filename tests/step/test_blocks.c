@@ -95,7 +95,7 @@ TEST(test_rows)
     fixture_finish(&split);
 }
 
-/* An engine's own views of its blocks, cut by the core where slots lie one behind the other. */
+/* An engine's own views of its blocks, cut by the core where slots lie one after the other. */
 TEST(test_own_views)
 {
     struct fixture plain, split;
@@ -121,7 +121,7 @@ TEST(test_own_views)
     same_outputs(&plain, &split);
     split.api->plan_destroy(split.plan);
     split.plan = NULL;
-    k.stride_block += k.stride_slot; /* a gap behind each block: no view of parts has it */
+    k.stride_block += k.stride_slot; /* a gap after each block: no view of parts has it */
     REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &split.error, "block_size",
                client_bind(split.api, layer, &k, &v, &split.error));
     fixture_finish(&plain);
@@ -168,7 +168,7 @@ TEST(test_moved_blocks)
     }
 }
 
-/* The batch's tables as page lists: of each request its blocks, one behind the other. */
+/* The batch's tables as page lists: of each request its blocks, one after the other. */
 struct lists {
     int32_t indices[MAX_REQS * MAX_BLOCKS], start[MAX_REQS + 1], last[MAX_REQS];
 };

@@ -156,7 +156,7 @@ TEST(test_more_chunks_than_requests)
     fixture_finish(&composed);
 }
 
-/* Under validation a bound that is none is found. */
+/* Validation finds a bound that is too small. */
 TEST(test_wrong_bounds)
 {
     struct fixture f;

@@ -79,7 +79,7 @@ static void finish(struct encoder *e)
     free(e->workspace);
 }
 
-/* Rows behind the batch, or of k and v before it where they have starts of their own, are large:
+/* Rows after the batch, or of k and v before it where they have starts of their own, are large:
  * they must not count for the largest. */
 static attn_status step_from(struct encoder *e, uint64_t seed, const float size[3],
                              const int32_t *key_start)

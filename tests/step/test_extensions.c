@@ -171,7 +171,7 @@ TEST(test_optional)
     }
 }
 
-/* Of ids that nobody knows a kernel sees nothing, however they are marked: known ones come as they
+/* A kernel sees nothing of unknown ids, however they are marked: known ones come as they
  * were, in their order. */
 TEST(test_strange_ones)
 {

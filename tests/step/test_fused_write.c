@@ -178,7 +178,7 @@ TEST(test_rotated_keys)
     fixture_finish(&f);
 }
 
-/* A shared prefix is attended apart; the attend of what is behind it writes. */
+/* A shared prefix is attended apart; the attend of what is after it writes. */
 TEST(test_cascade)
 {
     const struct attn_layer_desc layer = {
@@ -251,7 +251,8 @@ TEST(test_cascade_of_codes)
     assert_true(moved < ALL / 50);
 }
 
-/* The state that prepare makes has the caches that its attends get: bound anew, it is made anew. */
+/* The state that prepare makes has the caches that its attends get: bound again, it is made again.
+ */
 TEST(test_bound_again)
 {
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};

@@ -38,7 +38,7 @@ struct gdn {
     bool moves; /* each step leaves its states in other slots, and checkpoints */
     bool turned;
     bool trusted; /* the core does not look at what a step reads */
-    bool paged;   /* a window lies behind its state, in memory of this fixture's */
+    bool paged;   /* a window lies after its state, in memory of this fixture's */
     void *memory;
     struct attn_layer_desc layer;
     struct attn_recurrent_desc desc;

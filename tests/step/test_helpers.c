@@ -19,7 +19,7 @@ static int open_api(void **state)
     return 0;
 }
 
-/* A position belongs to rank floor(offset / I) mod n and stands behind those of its rank before it.
+/* A position belongs to rank floor(offset / I) mod n and stands after those of its rank before it.
  */
 TEST(test_context_parallel)
 {

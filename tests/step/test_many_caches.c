@@ -292,7 +292,7 @@ static void check_out(const struct step *s)
 /* How a step's tables come. */
 enum form { BLOCK_TABLES, PAGE_LISTS, LAST_PAGES };
 
-/* A table's page lists, behind a page of no request. */
+/* A table's page lists, after a page of no request. */
 struct lists {
     int32_t pages[1 + REQS * ROWS], starts[REQS + 1], last[REQS];
 };
@@ -434,7 +434,7 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         table.known.reserved = *b == 'x';
         const int32_t block = s->other_blocks[0][0];
         const int64_t slot = s->other_slots[0];
-        s->other_blocks[0][0] = *b == 'b' ? OTHER_BLOCKS : block; /* one behind the last */
+        s->other_blocks[0][0] = *b == 'b' ? OTHER_BLOCKS : block; /* one after the last */
         s->other_slots[0] = *b == 'o' ? OTHER_BLOCKS * OTHER_BLOCK : slot;
         REFUSED(&t->error,
                 *b == 'u'   ? "attn_batch_table"

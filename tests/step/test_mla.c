@@ -412,7 +412,7 @@ TEST(test_gathered_once)
         assert_true(gathered[i] <= 1);
         rows += gathered[i];
     }
-    /* contexts of the prefills; the last request, of one token, stands behind them */
+    /* contexts of the prefills; the last request, of one token, stands after them */
     assert_int_equal(rows, 37 + 40);
     assert_int_equal(*calls, 5);
     assert_int_equal(*attends, 6); /* the new keys, and the chunks */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Caches whose rows or blocks one vendor alone understands: the core sizes, binds, groups, writes,
- * attends and moves them as bytes, and gives them to nobody else. */
+ * attends and moves them as bytes, and gives them to no other backend. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -63,7 +63,8 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
     }
     f.io.out = &out;
     f.io.lse = NULL;
-    /* Without the extension there is no place for the scales; a float output is none of the form's.
+    /* Without the extension there is no place for the scales; a float output has not the form's
+     * dtype.
      */
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     fixture_refuse_run(&f, "attn_io_output_quant");

@@ -165,7 +165,7 @@ TEST(test_unseen_blocks)
         fixture_init(&f, "cpu_ref", &cases[i].layer, one, long_lens, 1, 0, NULL, true);
         for (int32_t b = 0; b < 8; b++) {
             const int32_t before = f.block_table[b];
-            f.block_table[b] = (int32_t)f.num_blocks; /* one behind the cache */
+            f.block_table[b] = (int32_t)f.num_blocks; /* one after the cache */
             attn_status status = f.api->plan_batch(f.plan, &f.batch, NULL, &f.error);
             if ((status != ATTN_OK) != (b >= cases[i].first)) {
                 fail_msg("case %zu, block %d: status %d", i, b, status);

@@ -18,8 +18,8 @@
 
 enum { AMX_LEAST_ROWS = 5, TILE_ROWS = 16, MOST_GROUPS = DECODE_MAX_KEYS / TILE_ROWS };
 
-/* Lines to come, into L2, evenly over the steps of a call: L1 and the buffers of its misses are for
- * what tiles load. */
+/* The next lines, into L2, evenly over the steps of a call: L1 and the buffers of its misses are
+ * for what tiles load. */
 struct lines {
     const char *at;
     const char *row_end;

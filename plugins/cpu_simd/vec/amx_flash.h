@@ -257,7 +257,7 @@ struct flash_unit {
     int32_t step; /* column / 32 */
 };
 
-/* Advances to the next unit; returns 0 if there is none. */
+/* Advances to the next unit; returns 0 after the last one. */
 static int flash_next(const struct flash_args *args, struct flash_unit *at)
 {
     if (at->block >= 0 && ++at->step * UNIT < args->blocks[at->block].end) {

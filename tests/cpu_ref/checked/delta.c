@@ -24,7 +24,7 @@ struct sequence {
     const int32_t *slots;
     bool keeps_all;
     double *state;  /* [Hv, Dv, Dk] before the call */
-    double *window; /* [channels, conv_width - 1] likewise */
+    double *window; /* [channels, conv_width - 1] */
 };
 
 static double number_at(const struct attn_tensor *tensor, int64_t i, int64_t j)
@@ -101,7 +101,7 @@ static double input(const struct sequence *s, int64_t t, int64_t channel)
                  : number_at(s->io->mixed_qkv, s->first + t, channel);
 }
 
-/* Channels `channel` on, behind the causal convolution and x sigmoid(x); without a convolution the
+/* Channels `channel` on, after the causal convolution and x sigmoid(x); without a convolution the
  * engine's own rows of a head. */
 static void load(const struct sequence *s, const struct attn_tensor *plain, int32_t head, int64_t t,
                  int64_t channel, int32_t count, double *row)

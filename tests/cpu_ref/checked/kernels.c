@@ -24,7 +24,7 @@ static double slack_of(double wanted)
 
 /* ---- merge_states */
 
-/* Both sides of all rows: [rows, heads, dims] and, behind them, [rows, heads]. */
+/* Both sides of all rows: [rows, heads, dims] and, after them, [rows, heads]. */
 static double *keep_side(const struct attn_merge_states_args *args, const struct attn_tensor *out,
                          const struct attn_tensor *lse, int64_t rows)
 {

@@ -11,7 +11,7 @@
 
 #define MAX_DIMS 576
 #define LEAST_SCALE 1e-6
-#define BLOCK 32 /* elements behind one step of Q8_0 and Q4_0 */
+#define BLOCK 32 /* elements after one step of Q8_0 and Q4_0 */
 
 enum form {
     UNKNOWN,

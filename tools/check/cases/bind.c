@@ -160,7 +160,7 @@ static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *ba
     int32_t dtype = p->v[FACTOR_DTYPE].a, sink_len = p->v[FACTOR_STATIC_SINK].a;
     int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b;
     int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
-    /* k and v, too, have rows behind the last real one */
+    /* k and v, too, have rows after the last real one */
     const int64_t key_rows = p->num_keys + p->num_tokens - p->num_actual_tokens;
     set_tensor(b, &b->q, T_Q, base + at->q, device, p->q_dtype, p->num_tokens, hq, d,
                problem_row_elements(p, hq, d));

@@ -14,9 +14,9 @@ enum case_shape {
     SHAPE_SPECULATIVE, /* 1 + 3 queries each on the decode way */
     SHAPE_LONG_DECODE, /* few requests of many keys: split over the keys where a backend splits */
     SHAPE_PREFILL,     /* keys are the queries */
-    SHAPE_EXTEND,      /* queries behind a context */
+    SHAPE_EXTEND,      /* queries after a context */
     SHAPE_MIXED,       /* decodes first, then extends; an empty request between */
-    SHAPE_LONG_EXTEND, /* few queries behind a long context */
+    SHAPE_LONG_EXTEND, /* few queries after a long context */
     SHAPE_SHARED,      /* requests whose first keys lie in the same blocks: a cascade, if it pays */
     SHAPE_CROSS,       /* every key in the cache already, as many as an encoder had tokens */
     SHAPE_CONTIGUOUS,  /* no cache: keys are k and v of the step */
@@ -144,12 +144,12 @@ bool case_set(const struct case_space *space, struct attend_case *c, int32_t fac
 void case_drop_conflicts(const struct case_space *space, struct attend_case *c);
 /* Whether the backend declares that it cannot do the case. */
 bool case_refused(const struct case_space *space, const struct attend_case *c);
-/* A plain case of queries behind a context over a cache of that dtype, for kernels next to attend.
+/* A plain case of queries after a context over a cache of that dtype, for kernels next to attend.
  * False if the backend declares none. */
 bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dtype,
                    struct attend_case *c);
 
-/* cover.c. A covering array; *cases is the caller's to free. `extra` random cases are added behind
+/* cover.c. A covering array; *cases is the caller's to free. `extra` random cases are added after
  * it. */
 bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
                       struct attend_case **cases, int32_t *num_cases);
@@ -179,7 +179,7 @@ static inline bool kv_is_turboquant(int32_t kv_dtype)
     return kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC;
 }
 
-/* ggml's: 32 codes behind a float16 step, in one piece. */
+/* ggml's: 32 codes after a float16 step, in one piece. */
 #define KV_BLOCK 32
 static inline bool kv_is_blocks(int32_t kv_dtype)
 {

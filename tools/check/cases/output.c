@@ -221,7 +221,7 @@ void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found)
     }
 }
 
-/* Rows before the batch's first and behind its last belong to others. */
+/* Rows before the batch's first and after its last belong to others. */
 static bool others_untouched(const struct problem *p, const uint8_t *found)
 {
     size_t row = (size_t)output_row_bytes(p), first = (size_t)p->first_row * row;

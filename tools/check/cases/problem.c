@@ -90,7 +90,7 @@ static void draw_requests(struct problem *p, uint64_t *random)
     for (int32_t r = 0; r < p->num_reqs; r++) {
         p->requests[r] = draw_request(p, r, random);
     }
-    if (shape == SHAPE_MIXED) { /* an idle request behind the decodes, with keys or without */
+    if (shape == SHAPE_MIXED) { /* an idle request after the decodes, with keys or without */
         struct request *idle = &p->requests[p->num_reqs / 2];
         *idle = (struct request){0, random_below(random, 2) * idle->seq_len};
     } else if (shape == SHAPE_DECODE && !unknown_sink && random_below(random, 3) == 0) {

@@ -10,7 +10,7 @@
 
 #define PROBLEM_MAX_REQS 16
 #define PROBLEM_LOOSE_ROWS 40  /* of host bounds: more than all requests have */
-#define PROBLEM_LOOSE_KEYS 7   /* likewise of one request */
+#define PROBLEM_LOOSE_KEYS 7   /* of one request */
 #define PROBLEM_TREE_WIDTH 160 /* most queries of a request */
 
 struct request {

@@ -25,7 +25,7 @@ uint8_t *wanted_rows(const struct problem *problem)
     return rows;
 }
 
-/* Rows of out before the batch's first and behind its last belong to others. */
+/* Rows of out before the batch's first and after its last belong to others. */
 static bool other_rows_untouched(const struct problem *problem, const struct problem_copy *tested,
                                  const uint8_t *found)
 {

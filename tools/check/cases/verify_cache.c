@@ -168,7 +168,7 @@ static bool verify_scaled_row(struct rows *rows, struct place at)
     if (!same || !verify_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? ANY : most)) {
         return false;
     }
-    rows->num_off = isnan(want) ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
+    rows->num_off = isnan(want) ? num_off : rows->num_off; /* codes after a NaN mean nothing */
     return true;
 }
 
@@ -192,11 +192,11 @@ static bool verify_turboquant_row(struct rows *rows, struct place at)
     memcpy(scale_of(&rows->patched, at), want, bytes);
     int64_t num_off = rows->num_off;
     bool held = verify_codes(rows, at, 0, rows->expected.head_size, nan ? ANY : 1);
-    rows->num_off = nan ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
+    rows->num_off = nan ? num_off : rows->num_off; /* codes after a NaN mean nothing */
     return held;
 }
 
-/* Element i of a block, whose codes stand behind its step. */
+/* Element i of a block, whose codes stand after its step. */
 static int32_t code_of_block(const struct rows *rows, const uint8_t *block, int32_t i)
 {
     if (rows->bits == 8) {

@@ -72,7 +72,7 @@ static bool scales_inline(const struct factor_value *v)
     return v[FACTOR_SCALE_PLACE].a == SCALES_INLINE && kv_has_row_scales(v[FACTOR_KV_DTYPE].a);
 }
 
-/* A row with what stands behind it. */
+/* A row with what stands after it. */
 static int64_t unit_bytes(const struct factor_value *v, bool value)
 {
     return row_bytes(v, value) + (scales_inline(v) ? scale_bytes(v, value) : 0);
@@ -122,7 +122,7 @@ void views_make(const struct factor_value *v, bool value, int64_t num_blocks, ui
     int64_t page = size * heads * (k_unit + unit_bytes(v, true));
     int32_t layout = v[FACTOR_LAYOUT].a, bits = views_bits(case_kv(v, value), value);
     bool hnd = layout == ATTN_KV_LAYOUT_HND || layout == ATTN_KV_LAYOUT_HND_INNER;
-    int64_t before = value ? num_rows(v, num_blocks) * k_unit : 0; /* V stands behind K */
+    int64_t before = value ? num_rows(v, num_blocks) * k_unit : 0; /* V stands after K */
     *view = (struct attn_kv_view){
         .struct_size = sizeof *view,
         .num_blocks = num_blocks,

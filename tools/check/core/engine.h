@@ -22,7 +22,7 @@ enum engine_way {
 
 extern const char *const engine_way_names[ENGINE_WAY_COUNT];
 
-/* A plan with its workspace, exactly as large as asked for, behind which a guard stands. */
+/* A plan with its workspace, exactly as large as asked for, after which a guard stands. */
 struct engine_plan {
     attn_plan *plan;
     uint8_t *workspace;

@@ -25,7 +25,7 @@ struct blocks_case {
     struct factor_value v[FACTOR_COUNT];
 };
 
-/* The caches of one backend's model, one layer behind the other, and its swap space. */
+/* The caches of one backend's model, one layer after the other, and its swap space. */
 struct caches {
     struct core *core;
     const struct device *device;

@@ -30,7 +30,7 @@ struct backend {
     struct attn_indexer_caps indexer;
     struct attn_index_lists_caps lists;
     attn_instance *instance;
-    struct attn_kernels kernels; /* zero behind what the plugin knows */
+    struct attn_kernels kernels; /* zero after what the plugin knows */
     char others[256];            /* names of the plugin's other backends, ", " between them */
     struct conduct *before;      /* what it may not change until it is created; NULL: not judged */
     char misconduct[256];        /* what it did all the same; empty: nothing */

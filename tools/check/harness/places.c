@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define MAX_PLACES 32
-#define NEAR ((uint64_t)1 << 32) /* bytes; what is further away is nobody's neighbour */
+#define NEAR ((uint64_t)1 << 32) /* bytes; what is further away is no neighbour */
 #define NULL_PAGE 65536
 
 static struct place {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One kernel as the core calls it: prepare, schedule_size, plan, the kernel, release. The plan's
- * memory is exactly as large as asked for, with guards behind its parts. */
+ * memory is exactly as large as asked for, with guards after its parts. */
 #ifndef CHECK_PLANNED_H
 #define CHECK_PLANNED_H
 

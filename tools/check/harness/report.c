@@ -202,7 +202,7 @@ bool report_badge(const struct report *report, const char *file)
 struct part {
     const char *text;
     size_t length; /* of a term without its value */
-    bool term;     /* behind a plus sign */
+    bool term;     /* after a plus sign */
 };
 
 static bool next_part(const char **at, struct part *part)

@@ -14,8 +14,8 @@
 #include "common/seconds.h"
 #include "harness/crash.h"
 
-#define MAX_CRASHES 100 /* a backend that crashes more often has been told enough */
-#define MAX_HANGS 5     /* likewise, after many times the seconds of a case */
+#define MAX_CRASHES 100 /* after so many nothing new is learned */
+#define MAX_HANGS 5     /* the same, after many times the seconds of a case */
 #define BUSY 50         /* a process that works has this part of a processor */
 
 enum frame_kind {

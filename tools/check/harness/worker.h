@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cases run in a process of their own, so that a crash, an exit, an abort or an endless loop costs
- * the case that runs and no other: the next worker goes on behind it. What a worker finds comes
+ * the case that runs and no other: the next worker goes on after it. What a worker finds comes
  * through a pipe.
  */
 #ifndef CHECK_WORKER_H
@@ -14,7 +14,7 @@ struct outlet {
     int pipe; /* -1: the report is this process's */
 };
 
-/* A case that begins, or (`counted` false) something that has to go well before and behind cases.
+/* A case that begins, or (`counted` false) something that has to go well before and after cases.
  */
 void outlet_begin(const struct outlet *outlet, const char *name, bool counted);
 void outlet_result(const struct outlet *outlet, const char *name, enum trial_result result,

@@ -115,7 +115,7 @@ static double mean_square(const uint8_t *out, const struct gdn_case *c, const ui
     return count > 0 ? sum / (double)count : 0;
 }
 
-/* Numbers that a chunk's products may make of one that is none, see struct gdn_nan: the reference's
+/* Numbers that a chunk's products may make of a NaN, see struct gdn_nan: the reference's
  * take their place. */
 #define NAN_CHUNK 64
 static void forgive(const uint8_t *expected, uint8_t *found, int64_t first, int64_t count,
@@ -234,7 +234,7 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
- * behind them in the request's own window is read by no kernel until a later step. */
+ * after them in the request's own window is read by no kernel until a later step. */
 static int32_t window_entries(const struct gdn_case *c, int32_t r)
 {
     int32_t history = c->v.conv_width - 1;

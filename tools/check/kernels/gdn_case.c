@@ -136,7 +136,7 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
         c->tokens[r] = tokens[v->shape][r];
         c->starts[r + 1] = c->starts[r] + c->tokens[r];
         c->has_state[r] = r != 1 && r != 5;
-        /* checkpoints within chunks, and, of every other request, behind whole ones */
+        /* checkpoints within chunks, and, of every other request, after whole ones */
         const int32_t past = v->kept % 64 == 0 && v->kept > 0 && r % 2 == 0 ? 128 : 17 + r;
         c->lengths[r] = c->tokens[r] + (c->has_state[r] ? past : 0);
         /* what the step before accepted; a request of more than 1 + n tokens had left one state */

@@ -79,7 +79,7 @@ enum gdn_buffer {
     GDN_BUFFER_COUNT
 };
 
-/* A number of one token that is none. It reaches what the recurrence makes of it; a kernel that
+/* A NaN of one token. It reaches what the recurrence makes of it; a kernel that
  * works in chunks may take it to earlier tokens of its chunk, too, and to all channels of its
  * heads. */
 struct gdn_nan {

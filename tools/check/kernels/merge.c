@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_states: empty sides of both signs, NaN behind them, rows without a prefix, in place, as
+/* merge_states: empty sides of both signs, NaN after them, rows without a prefix, in place, as
  * fp8. */
 #include <math.h>
 #include <stdio.h>
@@ -106,7 +106,7 @@ static void fill_merge(struct image *image, const struct merge_case *c, uint64_t
         }
         if (pick < 2 && random_below(random, 2)) {
             suffix[at] = special[1 - pick]; /* both empty */
-        } else if (pick < 2) {              /* behind an empty side nothing counts, not even NaN */
+        } else if (pick < 2) {              /* after an empty side nothing counts, not even NaN */
             int64_t row = (int64_t)(i % TOKENS) * HEADS + i / TOKENS;
             number_store(image->bytes + c->at[M_PREFIX], row * dims + 3, c->v.dtype, NAN);
         }
