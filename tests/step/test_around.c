@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands around an attend: largest magnitudes for scales, rows that alone are wanted. */
+/* Largest magnitudes for scales. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,27 +74,5 @@ TEST(test_amax)
         REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, fields[i],
                    f.api->layer_amax(layer, &bad[i], &f.error));
     }
-    fixture_finish(&f);
-}
-
-TEST(test_fast_prefill)
-{
-    static const int32_t wanted[] = {0, 1, 10, 30, 30}; /* the last token of each request, padded */
-    const struct attn_layer_desc decoder = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
-    float right[TOKENS * ROW];
-    struct fixture f;
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
-    fixture_step(&f);
-    memcpy(right, f.out, sizeof right);
-    memset(f.out, 0xff, sizeof right);
-    f.batch.logits_indices = wanted;
-    f.batch.num_logits_indices = 5;
-    f.io.lse = NULL;
-    fixture_step(&f);
-    for (int32_t i = 0; i < 5; i++) {
-        assert_memory_equal(&f.out[wanted[i] * ROW], &right[wanted[i] * ROW], ROW * sizeof *right);
-    }
-    assert_true(isnan(f.out[20 * ROW])); /* and no other is computed */
     fixture_finish(&f);
 }
