@@ -79,14 +79,14 @@ class Build:
         command = [str(source) if command[i - 1] == "-c" else word for i, word in enumerate(command)]
         command = [f"{source}.o" if word == own else word.replace(f"{own}.d", f"{source}.d") for word in command]
         at = command.index("-c")
-        self.call(command[:at] + ["-w", "-O1", f"-I{TREE}"] + command[at:], place)
+        self.call(command[:at] + ["-w", "-O1", "-fdiagnostics-color=never", f"-I{TREE}"] + command[at:], place)
         return f"{source}.o"
 
     def call(self, command, place):
         first = next(i for i, word in enumerate(command) if word.startswith("-"))
         done = subprocess.run(command[:first] + [f"-I{place}"] + command[first:], cwd=self.folder, capture_output=True, text=True)
         if done.returncode != 0:
-            raise ValueError((done.stderr or done.stdout).strip())
+            raise ValueError((done.stderr or done.stdout).strip()[:600])
 
     def includes(self, text, header):
         """Directly, or by a header of plugins/."""
