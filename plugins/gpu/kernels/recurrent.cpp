@@ -216,10 +216,49 @@ GPU_INLINE char *state_bytes(const gpu_delta_params &p, int32_t slot, int32_t he
            (int64_t)row * p.head_size_k * number_bytes_of(state_type<D>(p));
 }
 
+/* A number of the state, float32 or, in kernels rule_*, of 16 bits; 0 if it is not real. Bits go by
+ * their width and are converted without a branch, since clang takes minutes for 64 choices of a
+ * type. nvcc has the choices: without them kernel_rule_128 has 104 registers for 80, and steps take
+ * half as long again. */
 template <class D>
-GPU_INLINE float state_number(const gpu_delta_params &p, const char *row, int32_t d)
+GPU_INLINE float state_load(const gpu_delta_params &p, const char *row, int32_t d, bool real)
 {
-    return number_load(row, state_type<D>(p), d);
+    int32_t dtype = state_type<D>(p);
+#ifdef __CUDACC__
+    return real ? number_load(row, dtype, d) : 0.0f;
+#else
+    uint32_t bits = 0;
+    if (real) {
+        bits = dtype == ATTN_DTYPE_F32 ? ((const uint32_t *)row)[d] : ((const uint16_t *)row)[d];
+    }
+    return dtype == ATTN_DTYPE_F16 ? float_of_half((uint16_t)bits)
+                                   : bits_float(dtype == ATTN_DTYPE_BF16 ? bits << 16 : bits);
+#endif
+}
+
+/* Numbers of 16 bits go on as they were stored. */
+template <class D>
+GPU_INLINE void state_store(const gpu_delta_params &p, char *row, int32_t d, bool real, float &x)
+{
+    int32_t dtype = state_type<D>(p);
+#ifdef __CUDACC__
+    if (real) {
+        number_store(row, dtype, d, x);
+        if constexpr (D::any_rule) {
+            x = number_load(row, dtype, d);
+        }
+    }
+#else
+    uint16_t bits = dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
+    if (real && dtype == ATTN_DTYPE_F32) {
+        ((float *)row)[d] = x;
+    } else if (real) {
+        ((uint16_t *)row)[d] = bits;
+    }
+    x = dtype == ATTN_DTYPE_F32    ? x
+        : dtype == ATTN_DTYPE_BF16 ? bits_float((uint32_t)bits << 16)
+                                   : float_of_half(bits);
+#endif
 }
 
 template <class D>
@@ -233,12 +272,11 @@ GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &reque
 #pragma unroll
         for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
-            rows.s[r][i] = real && d < p.head_size_k ? state_number<D>(p, from, d) : 0.0f;
+            rows.s[r][i] = state_load<D>(p, from, d, real && d < p.head_size_k);
         }
     }
 }
 
-/* Numbers of a type other than float32 go on as they were stored. */
 template <class D>
 GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t head,
                             int32_t first_dim, delta_rows<D> &rows)
@@ -252,12 +290,8 @@ GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t hea
 #pragma unroll
         for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
-            if (first_dim + r < p.head_size_v && d < p.head_size_k) {
-                number_store(to, state_type<D>(p), d, rows.s[r][i]);
-                if constexpr (D::any_rule) {
-                    rows.s[r][i] = state_number<D>(p, to, d);
-                }
-            }
+            bool real = first_dim + r < p.head_size_v && d < p.head_size_k;
+            state_store<D>(p, to, d, real, rows.s[r][i]);
         }
     }
 }
