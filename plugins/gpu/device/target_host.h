@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifndef __x86_64__
 #include <ucontext.h>
+#endif
 
 #ifndef GPU_LANES
 #define GPU_LANES 32
@@ -50,12 +52,56 @@ struct host_barrier {
     int line;
 };
 
+#ifdef __x86_64__
+/* A fibre's stack while another one runs. ucontext, elsewhere, asks the kernel at every turn. */
+typedef void *host_fibre;
+
+extern "C" void host_switch_stack(void **save, void *next);
+__asm__(".text\n"
+        "host_switch_stack:\n"
+        "    pushq %rbp\n    pushq %rbx\n    pushq %r12\n    pushq %r13\n    pushq %r14\n"
+        "    pushq %r15\n"
+        "    movq %rsp, (%rdi)\n    movq %rsi, %rsp\n"
+        "    popq %r15\n    popq %r14\n    popq %r13\n    popq %r12\n    popq %rbx\n    popq %rbp\n"
+        "    ret\n");
+
+static inline void host_switch(host_fibre *from, host_fibre *to)
+{
+    host_switch_stack(from, *to);
+}
+
+static inline void host_make_fibre(host_fibre *fibre, char *stack, size_t bytes, void (*enter)())
+{
+    /* 6 registers, where to, and a place that keeps the stack aligned as after a call */
+    void **top = (void **)(stack + bytes) - 8;
+    memset(top, 0, 8 * sizeof *top);
+    top[6] = (void *)enter;
+    *fibre = top;
+}
+#else
+typedef ucontext_t host_fibre;
+
+static inline void host_switch(host_fibre *from, host_fibre *to)
+{
+    swapcontext(from, to);
+}
+
+static inline void host_make_fibre(host_fibre *fibre, char *stack, size_t bytes, void (*enter)())
+{
+    getcontext(fibre);
+    fibre->uc_stack.ss_sp = stack;
+    fibre->uc_stack.ss_size = bytes;
+    fibre->uc_link = nullptr;
+    makecontext(fibre, enter, 0);
+}
+#endif
+
 inline struct host_group {
     uint32_t threads, current, running, waiting, index, count;
     host_barrier all, warps[GPU_HOST_THREADS / GPU_LANES];
     uint64_t exchange[GPU_HOST_THREADS];
     bool done[GPU_HOST_THREADS];
-    ucontext_t fibres[GPU_HOST_THREADS], outside;
+    host_fibre fibres[GPU_HOST_THREADS], outside;
     char *stacks;
     const host_barrier *last; /* at which a thread began to wait */
     void (*body)(void *);
@@ -69,7 +115,7 @@ static inline void host_next_thread()
         host.current = (host.current + 1) % host.threads;
     } while (host.done[host.current]);
     if (host.current != before) {
-        swapcontext(&host.fibres[before], &host.fibres[host.current]);
+        host_switch(&host.fibres[before], &host.fibres[host.current]);
     }
 }
 
@@ -112,17 +158,17 @@ static inline void host_wait(host_barrier *barrier, uint32_t size, const char *f
 static inline void host_enter_thread()
 {
     host.body(host.argument);
-    host.done[host.current] = true;
+    uint32_t own = host.current, next = own;
+    host.done[own] = true;
     if (--host.running == 0) {
-        setcontext(&host.outside);
+        host_switch(&host.fibres[own], &host.outside);
     }
     host_check_progress(host.last);
-    uint32_t next = host.current;
     while (host.done[next]) {
         next = (next + 1) % host.threads;
     }
     host.current = next;
-    setcontext(&host.fibres[next]);
+    host_switch(&host.fibres[own], &host.fibres[next]);
 }
 
 /* body(argument) in each thread of group `index` of `count`; threads: a multiple of GPU_LANES. */
@@ -140,13 +186,10 @@ static inline void host_run_group(uint32_t threads, uint32_t index, uint32_t cou
     host.argument = argument;
     for (uint32_t i = 0; i < threads; i++) {
         host.done[i] = false;
-        getcontext(&host.fibres[i]);
-        host.fibres[i].uc_stack.ss_sp = host.stacks + i * GPU_HOST_STACK;
-        host.fibres[i].uc_stack.ss_size = GPU_HOST_STACK;
-        host.fibres[i].uc_link = nullptr;
-        makecontext(&host.fibres[i], host_enter_thread, 0);
+        host_make_fibre(&host.fibres[i], host.stacks + i * GPU_HOST_STACK, GPU_HOST_STACK,
+                        host_enter_thread);
     }
-    swapcontext(&host.outside, &host.fibres[0]);
+    host_switch(&host.outside, &host.fibres[0]);
 }
 
 GPU_INLINE uint32_t thread_index()
