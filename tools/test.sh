@@ -102,20 +102,29 @@ start_venv() {
 }
 
 await_venv() {
+    [ -n "$venv" ] || return 0
     watched "build/venv: numpy, torch, transformers" wait "$venv" || true
+    venv=''
     [ ! -s build/venv.log ] || cat build/venv.log
+}
+
+# Tests of the release build: Python's run one after the other, next to the others, of which $suites can name some. Arguments:
+# meson test's.
+release_tests() {
+    # shellcheck disable=SC2086
+    count_tests build release ${suites:-} --no-suite python "$@" &
+    others=$!
+    await_venv
+    count_tests build python --no-rebuild --suite python "$@"
+    wait $others || fail "the other tests ended early (status $?)"
 }
 
 if [ $mode = user ]; then
     ensure_packages demo tests
     start_venv
     if targets="product examples/attn_example.so" build_release tests; then # meson test builds what else its tests need
-        # Python's tests run one after the other, next to the others.
-        count_tests build release --suite core --suite cpu_ref --suite cpu_simd --suite hostile --suite tools --no-suite long &
-        others=$!
-        await_venv
-        count_tests build python --no-rebuild --suite python --no-suite long
-        wait $others || fail "the other tests ended early (status $?)"
+        suites="--suite core --suite cpu_ref --suite cpu_simd --suite hostile --suite tools"
+        release_tests --no-suite long
     else
         fail "build: not built" "$watched_end"
     fi
@@ -175,7 +184,7 @@ if build_release tests collectives cuda-flash=hopper,sm_80,compute_80 cudnn hip 
         fi
     done
     await_venv
-    count_tests build release --timeout-multiplier 2
+    release_tests --timeout-multiplier 2
     count_tests build valgrind --setup valgrind --suite core --no-suite native
 else
     fail "build: not built" "$watched_end"
