@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "isa.h"
+#include "util/hash.h"
 
 #define ABS64 3
 
@@ -132,6 +133,21 @@ static bool find_kernels(struct code *code, const char *image, const Elf64_Ehdr 
     return code->num_kernels > 0;
 }
 
+/* What lists the file: the disassembler or, with ATTN_TEST_HIP_LISTINGS, a folder, what it said of
+ * the same bytes before. */
+static void listing_command(const struct code *code, const char *path, char *command, size_t room)
+{
+    if (getenv("ATTN_TEST_HIP_LISTINGS") == NULL) {
+        snprintf(command, room, OBJDUMP " -d %s", path);
+        return;
+    }
+    snprintf(command, room,
+             "f=$ATTN_TEST_HIP_LISTINGS/%016llx; [ -e \"$f\" ] || { mkdir -p "
+             "\"$ATTN_TEST_HIP_LISTINGS\" "
+             "&& " OBJDUMP " -d %s >\"$f.$$\" && mv \"$f.$$\" \"$f\"; } && cat \"$f\"",
+             (unsigned long long)hash_bytes(HASH_INIT, code->object, code->object_bytes), path);
+}
+
 /* The disassembler's listing of the image. */
 static bool list_code(struct code *code, char *error, size_t room)
 {
@@ -143,7 +159,7 @@ static bool list_code(struct code *code, char *error, size_t room)
         snprintf(error, room, "cannot write %s", path);
         goto done;
     }
-    snprintf(command, sizeof command, OBJDUMP " -d %s", path);
+    listing_command(code, path, command, sizeof command);
     pipe = popen(command, "r");
     code->listing = malloc(size);
     while (pipe != NULL && code->listing != NULL) {
