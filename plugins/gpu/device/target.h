@@ -44,7 +44,7 @@ GPU_INLINE int32_t warp_index()
     return (int32_t)(thread_index() / GPU_LANES);
 }
 
-/* Of all warps of the launch, with groups of so many threads. */
+/* The warp's index among all of the launch, with groups of so many threads. */
 GPU_INLINE uint32_t warp_of_grid(int32_t threads)
 {
     return group_index() * (uint32_t)(threads / GPU_LANES) + thread_index() / GPU_LANES;
