@@ -65,6 +65,7 @@ static void count_index(const struct measured *measured, struct work *work)
         tokens * heads * (desc->head_size + x->has_weights) * element_bytes(measured);
     work->bytes_written = tokens * x->num_groups * layer_list_room(x) * (double)sizeof(int32_t);
     work->operations = 2 * seen.pairs / x->tokens_per_row * heads * desc->head_size;
+    work->narrow = desc->q_scale_form != ATTN_SCALE_NONE;
 }
 
 static void count_decoder(const struct measured *measured, struct work *work)

@@ -107,6 +107,10 @@ static void describe_index(struct measured *measured)
                   pool = shape_int(shape, PARAMETER_POOL);
     desc->head_size = shape_int(shape, PARAMETER_D);
     desc->v_scale_form = ATTN_SCALE_NONE;
+    if (desc->kv_dtype == ATTN_KV_FP8_E4M3 || desc->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD) {
+        desc->q_scale_form = ATTN_SCALE_PER_TENSOR; /* queries have the keys' dtype */
+        desc->q_dtype = ATTN_DTYPE_FP8_E4M3;
+    }
     measured->layer.indexer =
         (struct attn_indexer_desc){.topk = shape_int(shape, PARAMETER_TOPK),
                                    .num_groups = shape_int(shape, PARAMETER_LISTS),

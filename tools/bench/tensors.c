@@ -24,7 +24,9 @@ struct attn_tensor measured_tensor(struct measured *measured, struct measured_io
 static struct attn_tensor normal_rows(struct measured *measured, struct measured_io *io,
                                       int64_t heads, int64_t dims, double deviation)
 {
-    int32_t dtype = measured->layer.desc.dtype;
+    const struct attn_layer_desc *desc = &measured->layer.desc;
+    int32_t dtype =
+        heads > 0 && desc->q_scale_form != ATTN_SCALE_NONE ? desc->q_dtype : desc->dtype;
     int64_t rows = measured->requests.num_tokens;
     void *data = memory_normal(&measured->memory, dtype, rows * (heads > 0 ? heads : 1) * dims,
                                deviation, &measured->random);

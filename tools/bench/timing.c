@@ -131,6 +131,7 @@ static double floor_seconds(struct session *session, const struct work *work, co
     if (work->operations > 0) {
         rate = operation_rate(session, work->arithmetic);
         rate = rate > 0 ? rate : operation_rate(session, CEILING_F32);
+        rate *= work->narrow && session->device.device.type != ATTN_DEVICE_CPU ? 2 : 1;
     }
     if (work->near) {
         bytes = 0;
