@@ -4,6 +4,8 @@
 #include "gpu/device/search.h"
 #include "gpu/device/visible.h"
 
+#define LIST_TURNS 4 /* a warp's turns whose loads wait together */
+
 GPU_INLINE int32_t sum_before(int32_t x, int32_t *total)
 {
     int32_t sum = x, lane = lane_index();
@@ -45,22 +47,32 @@ GPU_KERNEL(list_keys, gpu_list_params)
         const int32_t places = min(count, p.max_entries) * p.entry_units;
         int32_t *units = p.units + i * a.unit_stride;
         int32_t full = 0, cut = -1, cut_keys = 0; /* the unit whose last keys are not seen */
-        for (int32_t base = 0; base < places; base += GPU_LANES) {
-            const int32_t at = base + lane, entry = at < places ? entries[at / p.entry_units] : -1;
-            const int64_t first = ((int64_t)entry * p.entry_units + at % p.entry_units)
-                                  << a.unit_shift;
-            const bool has = entry >= 0 && first >= seen.first && first <= seen.last;
-            const bool whole = has && first + unit - 1 <= seen.last;
-            const int32_t slot = has ? slot_of(a, q, (int32_t)first) >> a.unit_shift : 0;
-            int32_t total;
-            const int32_t before = sum_before(whole, &total);
-            if (whole) {
-                units[full + before] = slot;
-            } else if (has) {
-                cut = slot;
-                cut_keys = seen.last + 1 - (int32_t)first;
+        for (int32_t base = 0; base < places; base += LIST_TURNS * GPU_LANES) {
+            int32_t slot[LIST_TURNS], keys[LIST_TURNS]; /* keys that are seen */
+#pragma unroll
+            for (int t = 0; t < LIST_TURNS; t++) {
+                const int32_t at = base + t * GPU_LANES + lane;
+                const int32_t entry = at < places ? entries[at / p.entry_units] : -1;
+                const int64_t first = ((int64_t)entry * p.entry_units + at % p.entry_units)
+                                      << a.unit_shift;
+                const bool has = entry >= 0 && first >= seen.first && first <= seen.last;
+                keys[t] = !has                            ? 0
+                          : first + unit - 1 <= seen.last ? unit
+                                                          : (int32_t)(seen.last + 1 - first);
+                slot[t] = has ? slot_of(a, q, (int32_t)first) >> a.unit_shift : 0;
             }
-            full += total;
+#pragma unroll
+            for (int t = 0; t < LIST_TURNS; t++) {
+                int32_t total;
+                const int32_t before = sum_before(keys[t] == unit, &total);
+                if (keys[t] == unit) {
+                    units[full + before] = slot[t];
+                } else if (keys[t] > 0) {
+                    cut = slot[t];
+                    cut_keys = keys[t];
+                }
+                full += total;
+            }
         }
         if (cut >= 0) { /* in one lane at most, since entries are unique */
             units[full] = cut;
