@@ -6,6 +6,7 @@
 #include "gpu/cuda/probe.h"
 #include "gpu/host/backend.h"
 #include "gpu/host/schedule.h"
+#include "gpu/index.h"
 #include "gpu/latent.h"
 
 #define NAME "cuda_flash"
@@ -14,8 +15,9 @@ extern const struct gpu_matrix_kernels sm80_matrix;     /* sm80_attend.c */
 extern const struct gpu_delta_chunks sm80_delta_chunks; /* sm80_gated_delta.c */
 extern const struct gpu_gemm sm80_gemm;                 /* sm80_gemm.cu */
 #ifdef CUDA_FLASH_SM90
-extern const struct gpu_prefill sm90_prefill;      /* sm90_prefill.c */
-extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
+extern const struct gpu_prefill sm90_prefill;           /* sm90_prefill.c */
+extern const struct gpu_latent_kernel sm90_latent;      /* sm90_latent.c */
+extern const struct gpu_index_scores sm90_index_scores; /* sm90_index.cu */
 #endif
 
 /* Output forms that the kernels write, and those that a separate kernel quantizes. */
@@ -43,7 +45,9 @@ static const char *add_kernels(struct attn_instance *instance)
         cause = cause != NULL ? cause : sm90_prefill.load(&instance->device);
         instance->prefill = &sm90_prefill;
         instance->latent = &sm90_latent;
-        return cause != NULL ? cause : sm90_latent.load(&instance->device);
+        instance->index_scores = &sm90_index_scores;
+        cause = cause != NULL ? cause : sm90_latent.load(&instance->device);
+        return cause != NULL ? cause : sm90_index_scores.load(&instance->device);
     }
 #endif
     return cause;

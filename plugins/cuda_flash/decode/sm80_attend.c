@@ -299,9 +299,9 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
     int32_t ctas, stages, kind = kind_of(p);
     uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     bool is_short = p->q.dtype == ATTN_DTYPE_BF16 || p->q.dtype == ATTN_DTYPE_F16;
-    if (problem->units != NULL || /* the plain kernel's */
-        kind < 0 || (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 ||
-        p->k.pack != 0 || p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
+    if (kind < 0 || (kind >= KIND_INT4 && problem->units != NULL) || /* the plain kernel's */
+        (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 || p->k.pack != 0 ||
+        p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
         problem->head_size_v > SM80_MAX_SIZE) {
         return false;
     }
@@ -351,6 +351,12 @@ static bool has_scale_spans(const struct gpu_cache *c, int64_t bytes, int32_t ro
                      rows);
 }
 
+/* Neighbouring keys that lie in neighbouring slots. */
+static int32_t slots_together(const struct gpu_problem *p)
+{
+    return p->units != NULL ? 1 << p->unit_shift : p->block_size;
+}
+
 /* TMA copies boxes of whole blocks, which must be multiples of 8 rows, the period of its swizzle.
  */
 static void map_caches(const struct attn_attend_args *args, struct sm80_params *a)
@@ -358,8 +364,8 @@ static void map_caches(const struct attn_attend_args *args, struct sm80_params *
     const struct gpu_device *device = &args->instance->device;
     struct gpu_params *p = &a->p;
     int32_t size = padded_size(&p->problem), heads = p->problem.num_kv_heads;
-    int32_t tile = p->schedule.tile, block_size = p->problem.block_size;
-    int64_t rows = block_size, blocks = 1;
+    int32_t tile = p->schedule.tile, block_size = slots_together(&p->problem);
+    int64_t rows = p->problem.block_size, blocks = 1;
     a->box_rows = tile;
     if (p->problem.paged) {
         bool even = block_size % tile == 0 || (block_size % 8 == 0 && tile % block_size == 0);

@@ -125,10 +125,14 @@ static __device__ __forceinline__ tile_place<TILE> enter_tile(const gpu_run &run
     return at;
 }
 
-/* Finds block and slot of a key in the request's row of the block table. */
+/* Finds block and slot of a key in the request's row of the block table, or in its list. */
 static __device__ __forceinline__ void find_slot(const gpu_problem &p, const gpu_run &run,
                                                  int32_t key, int32_t &block, int32_t &slot)
 {
+    if (p.units != nullptr) {
+        find_listed(p, run.row_tile.table, key, block, slot);
+        return;
+    }
     int32_t index = p.paged ? key / p.block_size : 0;
     slot = key - index * p.block_size + run.row_tile.key_start;
     block = p.paged ? p.block_table[run.row_tile.table + index] : 0;
@@ -215,7 +219,9 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
     for (int i = 0; i < TILE / 32; i++) {
         offset[i] = (int32_t)((at.block[i] * cache.block + at.slot[i] * cache.slot) >> 4);
     }
-    bool straight = !p.problem.paged || p.problem.block_size % 16 == 0;
+    const int32_t together =
+        p.problem.units != nullptr ? 1 << p.problem.unit_shift : p.problem.block_size;
+    bool straight = !p.problem.paged || together % 16 == 0;
     if (straight && at.low <= 0 && at.high >= TILE && bytes == D * S::element) {
         int64_t step = p.problem.paged ? cache.slot : cache.block;
         base += hi * step + chunk * 16;
@@ -693,6 +699,9 @@ template <int KIND, int D, bool SPLIT> struct producer {
             run.tile = within - run.head * run.row_tile.num_tiles;
             run.count = min(run.row_tile.num_tiles - run.tile, segment.end - t);
             run.item = row_tile * p.problem.num_kv_heads + run.head;
+            if (p.problem.units != nullptr) {
+                enter_list(p.problem, run.row_tile, run.head);
+            }
             run.first = run.tile > 0 ? segment.first : segment.index;
             run.last = run.tile + run.count < run.row_tile.num_tiles ? segment.last : segment.index;
             copy_run(run);

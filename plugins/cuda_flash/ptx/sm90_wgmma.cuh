@@ -213,13 +213,12 @@ static __device__ __forceinline__ void wgmma_rs(float (&d)[COLUMNS / 2], const u
     }
 }
 
-/* d += a b; a as in wgmma_rs, b K-major. */
+/* As wgmma_rs, but b is K-major. */
 template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void wgmma_rs_bk(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
-                                                   uint64_t b)
+                                                   uint64_t b, int adds = 1)
 {
     static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
-    constexpr int adds = 1;
     if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
         WGMMA_RS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
     } else if constexpr (KIND == KIND_BF16) {
@@ -229,6 +228,17 @@ static __device__ __forceinline__ void wgmma_rs_bk(float (&d)[COLUMNS / 2], cons
     } else {
         WGMMA_RS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
     }
+}
+
+/* As wgmma_rs_bk in e4m3, with 64 columns and k = 32. */
+static __device__ __forceinline__ void wgmma_rs_fp8(float (&d)[32], const uint32_t (&a)[4],
+                                                    uint64_t b, int adds)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;}"
+                 : SUMS32
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
 }
 
 /* d += a b; a as in wgmma_ss, b MN-major. */

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Scores of indexers on wgmma of sm_90a: an operand of 64 rows of the cache for each of two warp
+ * groups, and one of 64 columns, each a head of one list. An item is up to INDEX_TILES tiles of
+ * columns by a range of rows, which come in INDEX_STAGES stages of 128 by cp.async. Rows are in
+ * registers for all tiles of a stage: from shared memory both operands of 64 by 64 would take all
+ * its bandwidth. With e4m3, D 128 and 64 heads a warp group's 64 by 64 scores are 128 clocks of the
+ * tensor cores, and some 90 issue slots for activations, weights and sums. */
+#include "cuda_flash/kinds.h"
+#include "cuda_flash/ptx/sm90_wgmma.cuh"
+#include "gpu/cuda/launch.cuh"
+#include "gpu/device/number.h"
+#include "gpu/device/rows.h"
+#include "gpu/device/search.h"
+#include "gpu/index.h"
+
+#define INDEX_TILES 4
+#define INDEX_STAGES 4
+#define INDEX_STAGE_ROWS 128
+#define INDEX_COLUMNS 64
+#define INDEX_THREADS 256
+#define INDEX_CTAS 2         /* CTAs of a multiprocessor */
+#define INDEX_MOST_STAGES 32 /* an item's, at most */
+
+struct sm90_index_params {
+    struct gpu_index_params p;
+    int32_t tiles;       /* tiles of columns of an item */
+    int32_t stages;      /* stages of rows of an item */
+    int32_t block_shift; /* log2 of block_rows if it is whole, else -1 */
+};
+
+/* SPANS: columns of 128 bytes of a row. */
+template <int KIND, int SPANS> struct index_shape {
+    static constexpr int row = SPANS * 128;
+    static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
+    static constexpr int stage = INDEX_STAGE_ROWS * row, tile = INDEX_COLUMNS * row;
+    static constexpr int smem = 1024 + INDEX_TILES * tile + INDEX_STAGES * stage;
+    static_assert((SPANS > 1 ? 1 : INDEX_CTAS) * (smem + 6144) <= 227 * 1024, "the CTAs fit");
+};
+
+struct index_smem {
+    float weights[INDEX_TILES][INDEX_COLUMNS];
+    float scales[INDEX_STAGES][INDEX_STAGE_ROWS];
+    int32_t end[INDEX_TILES][INDEX_COLUMNS]; /* end of the rows that a list sees */
+};
+
+/* A span of lists of one request. */
+struct index_work {
+    int32_t first, lists, begin, end; /* rows begin .. end - 1, which some token sees */
+    int64_t table;
+};
+
+/* The byte offset of a 16-byte chunk in rows of 128 bytes as wgmma swizzles them. */
+template <int ROWS> static __device__ __forceinline__ int place_of_chunk(int row, int chunk)
+{
+    return (chunk >> 3) * ROWS * 128 + row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
+}
+
+static __device__ __forceinline__ int32_t token_of(const gpu_index_params &p, int32_t list)
+{
+    return p.query_start[0] + p.first_token + list / p.groups;
+}
+
+static __device__ __forceinline__ int32_t rows_seen(const gpu_index_params &p, int32_t request,
+                                                    int32_t token)
+{
+    int32_t seen = p.seq_lens[request] - p.query_start[request + 1] + token + 1;
+    return min(seen / p.tokens_per_row, p.max_rows);
+}
+
+/* fmaxf would drop a NaN. */
+static __device__ __forceinline__ float larger_of(float x, float y)
+{
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+    return larger;
+}
+
+/* Copies the queries of the span's lists; columns without one are zero. */
+template <class S>
+static __device__ __forceinline__ void copy_queries(const gpu_index_params &p, const index_work &w,
+                                                    index_smem &smem, char *q)
+{
+    const int heads = p.heads / p.groups, columns = w.lists * heads;
+    const int tiles = (columns + INDEX_COLUMNS - 1) / INDEX_COLUMNS;
+    for (int i = threadIdx.x; i < tiles * INDEX_COLUMNS * S::chunks; i += INDEX_THREADS) {
+        const int column = i / S::chunks, chunk = i % S::chunks, list = w.first + column / heads;
+        const bool real = column < columns;
+        const char *from = p.q.data;
+        if (real) {
+            from += (int64_t)token_of(p, list) * p.q.row +
+                    (int64_t)(list % p.groups * heads + column % heads) * p.q.head + chunk * 16;
+        }
+        copy16(shared_address(q + column / INDEX_COLUMNS * S::tile) +
+                   place_of_chunk<INDEX_COLUMNS>(column % INDEX_COLUMNS, chunk),
+               from, real ? 16 : 0);
+    }
+    for (int column = threadIdx.x; column < tiles * INDEX_COLUMNS; column += INDEX_THREADS) {
+        const int list = w.first + column / heads;
+        float weight = column < columns ? 1.0f : 0.0f;
+        if (column < columns && p.weights.data != nullptr) {
+            weight = number_load(p.weights.data + (int64_t)token_of(p, list) * p.weights.row +
+                                     (int64_t)(list % p.groups * heads + column % heads) *
+                                         p.weights.head,
+                                 p.weights.dtype, 0);
+        }
+        /* a thread's columns of two groups of 8 are neighbours */
+        const int place = (column & ~15) | (column & 6) << 1 | (column & 8) >> 2 | (column & 1);
+        (&smem.weights[0][0])[place] = weight;
+    }
+}
+
+/* Where a row of the cache lies. Each warp copies the 16 rows of a stage that it multiplies; lane
+ * and lane + 16 find one of them. */
+struct index_row {
+    int32_t block, slot; /* block -1: no row */
+};
+
+static __device__ __forceinline__ index_row find_row(const sm90_index_params &a,
+                                                     const index_work &w, int32_t stage)
+{
+    const gpu_index_params &p = a.p;
+    const int32_t row = w.begin + stage * INDEX_STAGE_ROWS + ((int32_t)threadIdx.x >> 5) * 16 +
+                        (int32_t)(threadIdx.x & 15);
+    const int32_t index = a.block_shift >= 0 ? row >> a.block_shift : row / p.block_rows;
+    return {row < w.end ? p.block_table[w.table + index] : -1, row - index * p.block_rows};
+}
+
+template <class S>
+static __device__ __forceinline__ void copy_rows(const gpu_index_params &p, const index_row &at,
+                                                 index_smem &smem, char *stages, int stage)
+{
+    constexpr int rows = 32 / S::chunks; /* copied by one instruction */
+    const int lane = threadIdx.x & 31, first = ((int)threadIdx.x >> 5) * 16;
+    const int own = lane / S::chunks, chunk = lane % S::chunks;
+    const uint32_t to = shared_address(stages + stage * S::stage);
+    const bool real = at.block >= 0;
+    const uint64_t from =
+        real ? (uint64_t)(uintptr_t)(p.k.data + at.block * p.k.block + at.slot * p.k.slot) : 0;
+#pragma unroll
+    for (int i = 0; i < 16 / rows; i++) {
+        const uint64_t found = __shfl_sync(0xffffffffu, from, i * rows + own);
+        const char *source = found != 0 ? (const char *)(uintptr_t)found : p.k.data;
+        copy16(to + place_of_chunk<INDEX_STAGE_ROWS>(first + i * rows + own, chunk),
+               source + chunk * 16, found != 0 ? 16 : 0);
+    }
+    if (p.k.form == GPU_ROW_SCALED && lane < 16) {
+        const int64_t offset =
+            real ? at.block * p.k.row_scale_block + at.slot * p.k.row_scale_slot : 0;
+        copy4(shared_address(&smem.scales[stage][first + lane]), p.k.row_scale + offset,
+              real ? 4 : 0);
+    }
+}
+
+/* Loads a warp group's 64 rows of a stage as operands of wgmma. */
+template <class S>
+static __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t (&rows)[S::chunks / 2][4])
+{
+    const int lane = threadIdx.x & 31, row = ((int)threadIdx.x >> 5) * 16 + (lane & 15);
+#pragma unroll
+    for (int i = 0; i < S::chunks / 2; i++) {
+        load4(rows[i], stage + place_of_chunk<INDEX_STAGE_ROWS>(row, 2 * i + (lane >> 4)));
+    }
+}
+
+/* Computes acc = rows x columns of a tile. */
+template <int KIND, int STEPS>
+static __device__ __forceinline__ void multiply_tile(const uint32_t (&rows)[STEPS][4], uint64_t q,
+                                                     float (&acc)[32])
+{
+    pin(acc);
+    wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const uint64_t b = q + (i >> 2) * (INDEX_COLUMNS * 8) + (i & 3) * 2;
+        if constexpr (KIND == KIND_E4M3) {
+            wgmma_rs_fp8(acc, rows[i], b, i > 0);
+        } else {
+            wgmma_rs_bk<KIND, INDEX_COLUMNS>(acc, rows[i], b, i > 0);
+        }
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(acc);
+}
+
+/* The one of a thread's two rows whose scores it stores, or none: of 4 lanes 2 store. */
+struct index_store {
+    const int32_t *end; /* ends of the rows that the span's lists see */
+    float *scores;      /* the row's, in the span's first list */
+    int64_t stride;
+    int32_t row;
+    float scale;
+};
+
+/* Adds the sums of 4 lanes of two rows, and stores a list's score. */
+static __device__ __forceinline__ void store_score(const index_store &to, int list,
+                                                   const float (&sum)[2][2])
+{
+    const float low = sum[0][0] + sum[0][1], high = sum[1][0] + sum[1][1];
+    const bool is_high = (threadIdx.x & 1) != 0;
+    float score = is_high ? high : low;
+    score += __shfl_xor_sync(0xffffffffu, is_high ? low : high, 1);
+    score += __shfl_xor_sync(0xffffffffu, score, 2);
+    if (to.row < to.end[list]) {
+        to.scores[list * to.stride] = score * to.scale;
+    }
+}
+
+/* Sums a tile's columns list by list, and stores the scores. BLOCKS: 8 columns each of a list. */
+template <int BLOCKS>
+static __device__ __forceinline__ void store_scores(const index_store &to, const float *weights,
+                                                    int tile, float least, const float (&acc)[32])
+{
+    float sum[2][2] = {}; /* one of even and one of odd columns */
+#pragma unroll
+    for (int b = 0; b < 8; b++) {
+        const float2 weight =
+            *(const float2 *)&weights[b / 2 * 16 + (threadIdx.x & 3) * 4 + b % 2 * 2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            sum[i][0] = fmaf(larger_of(acc[b * 4 + i * 2], least), weight.x, sum[i][0]);
+            sum[i][1] = fmaf(larger_of(acc[b * 4 + i * 2 + 1], least), weight.y, sum[i][1]);
+        }
+        if (b % BLOCKS == BLOCKS - 1) {
+            store_score(to, tile * (8 / BLOCKS) + b / BLOCKS, sum);
+            sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
+        }
+    }
+}
+
+template <int KIND, int SPANS>
+static __device__ __forceinline__ void score_work(const sm90_index_params &a, const index_work &w,
+                                                  index_smem &smem, char *q, char *stages)
+{
+    using S = index_shape<KIND, SPANS>;
+    const gpu_index_params &p = a.p;
+    const int own = ((int)threadIdx.x >> 5) * 16 + ((threadIdx.x & 31) >> 2);
+    const int heads = p.heads / p.groups;
+    const int tiles = (w.lists * heads + INDEX_COLUMNS - 1) / INDEX_COLUMNS;
+    const int count = (w.end - w.begin + INDEX_STAGE_ROWS - 1) / INDEX_STAGE_ROWS;
+    const float factor = p.scale * (p.q_scale != nullptr ? *p.q_scale : p.q_scale_host) *
+                         (p.k.form == GPU_ROW_SCALED ? 1.0f : cache_scale(p.k, 0));
+    __syncthreads(); /* the memory is used again */
+    for (int i = threadIdx.x; i < tiles * INDEX_COLUMNS / heads; i += INDEX_THREADS) {
+        const int32_t token = token_of(p, w.first + i);
+        (&smem.end[0][0])[i] =
+            i < w.lists
+                ? min(rows_seen(p, find_last(p.query_start, p.num_reqs, token), token), w.end)
+                : 0;
+    }
+    copy_queries<S>(p, w, smem, q);
+    index_row next = find_row(a, w, 0);
+#pragma unroll
+    for (int s = 0; s < INDEX_STAGES - 1; s++) {
+        if (s < count) {
+            copy_rows<S>(p, next, smem, stages, s);
+        }
+        commit_copies(); /* the first has the queries, too */
+        next = find_row(a, w, s + 1);
+    }
+    index_store to = {&smem.end[0][0],
+                      p.scores + w.first * p.score_stride + w.begin + own + (threadIdx.x & 1) * 8,
+                      p.score_stride, 0, 0.0f};
+    const float least = p.relu ? 0.0f : -INFINITY;
+    for (int t = 0; t < count; t++) {
+        const int stage = t % INDEX_STAGES;
+        wait_for_copies_but<INDEX_STAGES - 2>();
+        if (t == 0) {
+            fence_async_proxy(); /* wgmma reads the queries */
+            __syncthreads();     /* which all threads have copied */
+        }
+        __syncwarp(); /* the stage is there, and the one before it has been read */
+        uint32_t rows[S::chunks / 2][4];
+        load_rows<S>(shared_address(stages + stage * S::stage), rows);
+        const int which = own + (threadIdx.x & 1) * 8;
+        to.row = (threadIdx.x & 2) == 0 ? w.begin + t * INDEX_STAGE_ROWS + which : INT32_MAX;
+        to.scale = factor * (p.k.form == GPU_ROW_SCALED ? smem.scales[stage][which] : 1.0f);
+        if (t + INDEX_STAGES - 1 < count) {
+            copy_rows<S>(p, next, smem, stages, (t + INDEX_STAGES - 1) % INDEX_STAGES);
+        }
+        commit_copies();
+        next = find_row(a, w, t + INDEX_STAGES);
+        const uint64_t columns = descriptor_at(shared_address(q), 16, 1024);
+#pragma unroll
+        for (int c = 0; c < INDEX_TILES; c++) { /* other warp groups multiply while this one sums */
+            if (c < tiles) {
+                float acc[32];
+                multiply_tile<KIND>(rows, columns + c * (S::tile / 16), acc);
+                if (heads == 64) {
+                    store_scores<8>(to, smem.weights[c], c, least, acc);
+                } else if (heads == 32) {
+                    store_scores<4>(to, smem.weights[c], c, least, acc);
+                } else if (heads == 16) {
+                    store_scores<2>(to, smem.weights[c], c, least, acc);
+                } else {
+                    store_scores<1>(to, smem.weights[c], c, least, acc);
+                }
+            }
+        }
+        to.scores += INDEX_STAGE_ROWS;
+    }
+    wait_for_copies();
+}
+
+template <int KIND, int SPANS>
+__global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
+    index_scores(const __grid_constant__ sm90_index_params a)
+{
+    using S = index_shape<KIND, SPANS>;
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ index_smem smem;
+    char *q = memory + (1024 - (shared_address(memory) & 1023)) % 1024;
+    const gpu_index_params &p = a.p;
+    wait_for_earlier_kernels();
+    let_later_kernels_begin();
+    const int32_t tokens = p.query_start[p.num_reqs] - p.query_start[0] - p.first_token;
+    const int32_t lists = max(min(tokens, p.num_tokens), 0) * p.groups;
+    const int32_t of_item = a.tiles * (INDEX_COLUMNS * p.groups / p.heads);
+    const int32_t rows_of_item = a.stages * INDEX_STAGE_ROWS;
+    const int32_t columns = (lists + of_item - 1) / of_item;
+    const int64_t items = (int64_t)columns * ((p.max_rows + rows_of_item - 1) / rows_of_item);
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        index_work w;
+        w.first = (int32_t)(item % columns) * of_item; /* neighbours read the same rows */
+        w.begin = (int32_t)(item / columns) * rows_of_item;
+        const int32_t end = min(w.first + of_item, lists);
+        for (; w.first < end; w.first += w.lists) {
+            const int32_t request = find_last(p.query_start, p.num_reqs, token_of(p, w.first));
+            const int32_t next = p.query_start[request + 1] - p.query_start[0] - p.first_token;
+            w.lists = min(next * p.groups, end) - w.first;
+            w.end = min(w.begin + rows_of_item,
+                        rows_seen(p, request, token_of(p, w.first + w.lists - 1)));
+            w.table =
+                (int64_t)(p.block_table_row != nullptr ? p.block_table_row[request] : request) *
+                p.block_table_stride;
+            if (w.begin < w.end) {
+                score_work<KIND, SPANS>(a, w, smem, q, q + INDEX_TILES * S::tile);
+            }
+        }
+    }
+}
+
+/* With a NULL, only loads the kernel. */
+template <int KIND, int SPANS>
+static cudaError_t launch_shape(const struct gpu_device *device, const sm90_index_params *a,
+                                void *stream)
+{
+    constexpr int smem = index_shape<KIND, SPANS>::smem;
+    if (a == nullptr) {
+        return cudaFuncSetAttribute(index_scores<KIND, SPANS>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    }
+    return launch_kernel(index_scores<KIND, SPANS>, *a,
+                         (unsigned)(device->num_sms * (SPANS > 1 ? 1 : INDEX_CTAS)), INDEX_THREADS,
+                         smem, (cudaStream_t)stream);
+}
+
+static const char *launch(const struct gpu_device *device, const sm90_index_params *a, void *stream)
+{
+    device_scope inside(device);
+    cudaError_t error = cudaSuccess;
+    const bool e4m3 = a == nullptr || a->p.k.dtype == ATTN_DTYPE_FP8_E4M3;
+    if (e4m3) {
+        error = launch_shape<KIND_E4M3, 1>(device, a, stream);
+    }
+    if (error == cudaSuccess && (a == nullptr || (!e4m3 && a->p.k.head_size == 64))) {
+        error = launch_shape<KIND_BF16, 1>(device, a, stream);
+    }
+    if (error == cudaSuccess && (a == nullptr || (!e4m3 && a->p.k.head_size == 128))) {
+        error = launch_shape<KIND_BF16, 2>(device, a, stream);
+    }
+    return cause_of(error);
+}
+
+static const char *load(const struct gpu_device *device)
+{
+    return launch(device, NULL, NULL);
+}
+
+/* Rows and queries in e4m3 of D 128, or in bf16 of D 64 and 128; 8, 16, 32 or 64 heads for each
+ * list. Scales are taken to be positive: they are applied after the activation. */
+static bool takes(const struct gpu_index_params *p)
+{
+    const int32_t heads = p->heads / p->groups;
+    const bool e4m3 = p->k.dtype == ATTN_DTYPE_FP8_E4M3 && p->k.head_size == 128;
+    const bool bf16 = p->k.dtype == ATTN_DTYPE_BF16 && p->k.form == GPU_ROW_NUMBERS &&
+                      (p->k.head_size == 64 || p->k.head_size == 128);
+    const uint64_t bits = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row |
+                          (uint64_t)p->q.head | (uint64_t)(uintptr_t)p->k.data |
+                          (uint64_t)p->k.block | (uint64_t)p->k.slot;
+    return (e4m3 || bf16) && p->q.dtype == p->k.dtype && p->k.pack == 0 && bits % 16 == 0 &&
+           heads >= 8 && INDEX_COLUMNS % heads == 0 && p->scale >= 0.0f;
+}
+
+static const char *run(const struct gpu_device *device, const struct gpu_index_params *p,
+                       void *stream)
+{
+    const int64_t lists = (int64_t)p->num_tokens * p->groups;
+    const int64_t of_tile = INDEX_COLUMNS * p->groups / p->heads;
+    const int64_t stages = (p->max_rows + INDEX_STAGE_ROWS - 1) / INDEX_STAGE_ROWS;
+    const bool few = lists <= 2 * of_tile * p->num_reqs; /* an item has lists of one request */
+    const bool even = (p->block_rows & (p->block_rows - 1)) == 0;
+    sm90_index_params a = {*p, few ? 1 : INDEX_TILES, INDEX_MOST_STAGES,
+                           even ? __builtin_ctz((unsigned)p->block_rows) : -1};
+    const int64_t columns = (lists + a.tiles * of_tile - 1) / (a.tiles * of_tile);
+    const int64_t most = columns * stages / (4 * INDEX_CTAS * (int64_t)device->num_sms);
+    a.stages = most < 4 ? 4 : most < INDEX_MOST_STAGES ? (int32_t)most : INDEX_MOST_STAGES;
+    return launch(device, &a, stream);
+}
+
+extern "C" const struct gpu_index_scores sm90_index_scores;
+const struct gpu_index_scores sm90_index_scores = {load, takes, run};
