@@ -18,7 +18,6 @@
 /* attn/draft/recurrent.h; read by the kernels rule_* alone. */
 struct gpu_delta_rule {
     const float *skip; /* [Hv] or NULL */
-    int32_t is_plain;  /* 1: gated delta over float32 states (common/recurrent.h) */
     int32_t additive;  /* 1: S <- G S + beta v k^T */
     int32_t gate, write_gate;
     int32_t gates; /* 1 or head_size_k for each head */

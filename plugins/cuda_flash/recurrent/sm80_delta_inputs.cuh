@@ -36,8 +36,7 @@ static __device__ __forceinline__ uint32_t place16(int32_t row, int32_t column)
 static __device__ __forceinline__ uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk,
                                                     int32_t key_head)
 {
-    return (uint32_t *)(a.memory + chunk * a.chunk_bytes +
-                        a.p.num_k_heads * (int64_t)sizeof(chunk_keys) +
+    return (uint32_t *)(a.memory + chunk * a.chunk_bytes + a.heads_at +
                         a.p.num_v_heads * (int64_t)sizeof(chunk_head)) +
            key_head;
 }
@@ -49,6 +48,41 @@ template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t
     } else {
         return __half22float2(*(const __half2 *)&bits);
     }
+}
+
+/* A bf16 or f16. */
+static __device__ __forceinline__ float narrow_number(uint16_t bits, int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_BF16 ? float_of_bf16(bits) : float_of_half_bits(bits);
+}
+
+/* Row d of a head's state. */
+static __device__ __forceinline__ char *state_bytes_at(const gpu_delta_params &p, int32_t slot,
+                                                       int32_t head, int32_t d)
+{
+    int64_t bytes = p.rule.state_dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    return p.state + slot * p.state_slot + head * p.state_head + d * p.head_size_k * bytes;
+}
+
+static __device__ __forceinline__ float load_state(const gpu_delta_params &p, const char *row,
+                                                   int32_t d)
+{
+    int32_t dtype = p.rule.state_dtype;
+    return dtype == ATTN_DTYPE_F32 ? ((const float *)row)[d]
+                                   : narrow_number(((const uint16_t *)row)[d], dtype);
+}
+
+/* Stores a number and returns it as it was stored. */
+static __device__ __forceinline__ float store_state(const gpu_delta_params &p, char *row, int32_t d,
+                                                    float x)
+{
+    int32_t dtype = p.rule.state_dtype;
+    if (dtype == ATTN_DTYPE_F32) {
+        return ((float *)row)[d] = x;
+    }
+    uint16_t bits = dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
+    ((uint16_t *)row)[d] = bits;
+    return narrow_number(bits, dtype);
 }
 
 /* A power of two such that |x| <= `largest` is below 2^(bits + 1) of it, and its inverse. */

@@ -56,26 +56,39 @@ struct prepare_item {
 #define RAW_KEY_ROWS (CHUNK + CHUNK_TAPS)
 typedef char prepare_raw[RAW_KEY_ROWS * CHUNK_DIMS * 2];
 
+/* What is prepared from gates per channel. */
+struct channel_gates {
+    float beta[CHUNK];
+    float past[BLOCKS][CHUNK_DIMS]; /* decays of blocks */
+};
+
 struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of tiles */
     union {                          /* k overwrites its inputs, q its inputs, and A overwrites q */
         uint16_t k[CHUNK][CHUNK_DIMS];
         prepare_raw raw_k;
     };
+    uint2 weights[2][CHUNK_DIMS]; /* weights of channels of k and q, four taps in bf16 */
+    float bias[2][CHUNK_DIMS];
     union {
+        struct prepare_gates gates[2];
+        struct channel_gates channels;
+    };
+    struct prepare_item item, next; /* kept here instead of in registers */
+    union alignas(256) {
         uint16_t q[CHUNK][CHUNK_DIMS];
         prepare_raw raw_q;
         struct prepare_a a[2];
     };
-    uint2 weights[2][CHUNK_DIMS]; /* weights of channels of k and q, four taps in bf16 */
-    float bias[2][CHUNK_DIMS];
-    struct prepare_gates gates[2];
-    struct prepare_item item, next; /* kept here instead of in registers */
 };
 
-/* For any rule; scales: what rows of k and q without a norm were divided by. */
+/* For gates of any rule; scales: what rows of k and q without a norm were divided by. */
 struct alignas(256) rule_memory : prepare_memory {
     float scales[2][CHUNK];
 };
+
+/* The gates that a kernel prepares: those of the gated delta rule, of any rule per head, of delta
+ * rules per channel. */
+enum { GATES_USUAL, GATES_OF_HEADS, GATES_OF_CHANNELS };
 
 /* The warp's index in its group; a CTA may have several groups. Recomputed at each use, as
  * lane_again. */
@@ -240,8 +253,9 @@ static __device__ __forceinline__ void scale_keys(const float (&y)[CHUNK_DIMS / 
     }
 }
 
-/* As multiply_taps, followed by SiLU and norm. ANY_RULE: the norm is p's, else there is one. */
-template <bool ANY_RULE>
+/* As multiply_taps, followed by SiLU and norm. GATES_OF_HEADS: the norm is p's, else there is one.
+ */
+template <int GATES>
 static __device__ __forceinline__ void
 convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *raw, int32_t is_q,
               int32_t num_tokens, float *scales, uint32_t (&out)[CHUNK_DIMS / 8][2])
@@ -270,7 +284,7 @@ convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *ra
         bool is_there = prepare_warp() * BLOCK + of_eight + half * 8 < num_tokens;
         factors[half] = is_there ? rsqrtf(squares[half] + L2_EPSILON) : 0.0f;
     }
-    if constexpr (ANY_RULE) {
+    if constexpr (GATES == GATES_OF_HEADS) {
         if (!p.l2norm) {
             scale_keys(y, num_tokens, factors, scales);
         }
@@ -287,7 +301,7 @@ convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *ra
 
 /* Computes k, then q, in place of their inputs. The loop is not unrolled, since code that runs once
  * is fetched once for each warp. */
-template <bool ANY_RULE>
+template <int GATES>
 static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     const prepare_item &item = m.item;
@@ -296,8 +310,8 @@ static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, pre
     for (int32_t is_q = 0; is_q < 2; is_q++) {
         char *tile = is_q ? m.raw_q : m.raw_k;
         uint32_t out[CHUNK_DIMS / 8][2];
-        float *scales = ANY_RULE ? ((rule_memory &)m).scales[is_q] : nullptr;
-        convolve_keys<ANY_RULE>(a.p, m, tile, is_q, num_tokens, scales, out);
+        float *scales = GATES == GATES_OF_HEADS ? ((rule_memory &)m).scales[is_q] : nullptr;
+        convolve_keys<GATES>(a.p, m, tile, is_q, num_tokens, scales, out);
         sync_preparers(); /* all warps have read the inputs */
         int32_t lane = lane_again(), row = prepare_warp() * BLOCK + (lane >> 2);
 #pragma unroll

@@ -358,7 +358,7 @@ static __device__ __forceinline__ void pack_block(uint32_t (&left)[4], const flo
 
 /* The blocks of the inverse T below the diagonal, in one column of blocks, transposed: T_ij = -T_ii
  * sum_k A_ik T_kj. */
-static __device__ __forceinline__ void invert_column(const prepare_a &a, const prepare_gates &gates,
+static __device__ __forceinline__ void invert_column(const prepare_a &a, const float *betas,
                                                      int32_t column, chunk_head &to)
 {
     int32_t lane = lane_again(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
@@ -366,7 +366,7 @@ static __device__ __forceinline__ void invert_column(const prepare_a &a, const p
     uint32_t swizzled = blocks + block_place(lane & 15, lane >> 4);
     uint32_t plain = blocks + block_place((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
     uint32_t left[BLOCKS][4];
-    float beta[2] = {gates.beta[row], gates.beta[row + 8]};
+    float beta[2] = {betas[row], betas[row + 8]};
     load4(left[0], swizzled + number_of_block(column, column) * sizeof a.blocks[0]);
 #pragma unroll
     for (int m = 1; m < BLOCKS; m++) {
@@ -422,9 +422,7 @@ static __device__ __forceinline__ void enter_next(const sm80_delta_params &a, pr
     if (prepare_warp() == 0 && lane_index() == 0) {
         m.item = m.next;
         m.item.chunk = a.memory + m.item.index * a.chunk_bytes;
-        m.item.heads =
-            (chunk_head *)(m.item.chunk + a.p.num_k_heads * (int64_t)sizeof(chunk_keys)) +
-            m.item.key_head * a.group;
+        m.item.heads = (chunk_head *)(m.item.chunk + a.heads_at) + m.item.key_head * a.group;
     }
     sync_preparers();
 }
@@ -438,22 +436,22 @@ struct pair_gates {
         return pair + prepare_warp() < min(pair + 2, a.group);
     }
 
-    template <bool ANY_RULE>
+    template <int GATES>
     __device__ __forceinline__ void load(const sm80_delta_params &a, int32_t pair,
                                          const prepare_memory &m)
     {
-        if (!ANY_RULE && are_made(a, pair)) {
+        if (GATES == GATES_USUAL && are_made(a, pair)) {
             inputs.load(a.p, m.item.request, m.item.first + 2 * lane_index(),
                         m.item.key_head * a.group + pair + prepare_warp());
         }
     }
 
-    template <bool ANY_RULE>
+    template <int GATES>
     __device__ __forceinline__ void make(const sm80_delta_params &a, int32_t pair,
                                          prepare_memory &m) const
     {
         int32_t of_pair = prepare_warp();
-        if (ANY_RULE && are_made(a, pair)) {
+        if (GATES == GATES_OF_HEADS && are_made(a, pair)) {
             make_any_gates(a.p, m.item, m.item.key_head * a.group + pair + of_pair,
                            (rule_memory &)m, m.gates[of_pair], m.item.heads[pair + of_pair]);
         } else if (are_made(a, pair)) {
@@ -473,28 +471,28 @@ static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int
 }
 
 /* Prepares m.item for all of its value heads, and looks up m.next, item number `next`. All threads
- * of the group call; a barrier must follow before the memory is reused. ANY_RULE: m is a
- * rule_memory. */
-template <bool ANY_RULE>
+ * of the group call; a barrier must follow before the memory is reused. GATES_OF_HEADS: m
+ * is a rule_memory. */
+template <int GATES>
 static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, int32_t next,
                                                      prepare_memory &m)
 {
     int32_t group = a.group;
     slot_sums sums;
     pair_gates gates;
-    gates.load<ANY_RULE>(a, 0, m);
+    gates.load<GATES>(a, 0, m);
     fetch_keys(a, m);
     find_next(a, next, m);
-    if constexpr (!ANY_RULE) {
-        gates.make<false>(a, 0, m);
+    if constexpr (GATES == GATES_USUAL) {
+        gates.make<GATES>(a, 0, m);
     }
     wait_for_copies();
     sync_preparers(); /* all inputs are written */
-    make_keys<ANY_RULE>(a, m);
+    make_keys<GATES>(a, m);
     sync_preparers(); /* gates and keys are written */
     store_keys(m);
-    if constexpr (ANY_RULE) {
-        gates.make<true>(a, 0, m); /* from the keys' scales */
+    if constexpr (GATES == GATES_OF_HEADS) {
+        gates.make<GATES>(a, 0, m); /* from the keys' scales */
     }
     multiply_slots(m, sums);
     sync_preparers(); /* all warps have read q */
@@ -502,8 +500,8 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
     for (int32_t pair = 0; pair < group; pair += 2) {
         int32_t count = min(2, group - pair);
         if (pair > 0) {
-            gates.load<ANY_RULE>(a, pair, m);
-            gates.make<ANY_RULE>(a, pair, m);
+            gates.load<GATES>(a, pair, m);
+            gates.make<GATES>(a, pair, m);
             sync_preparers();
         }
 #pragma unroll 1
@@ -512,7 +510,7 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
             clear_blocks(head);
             decay_slots(m.gates[i], sums, (char *)head.scores, m.a[i]);
         }
-        if (ANY_RULE && a.p.rule.additive) {
+        if (GATES == GATES_OF_HEADS && a.p.rule.additive) {
             sync_preparers(); /* all warps have read gates */
             continue;
         }
@@ -524,7 +522,7 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
             int32_t warp = prepare_warp();
-            invert_column(m.a[i], m.gates[i], i == 0 ? warp : PREPARE_WARPS - 1 - warp,
+            invert_column(m.a[i], m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
                           m.item.heads[pair + i]);
         }
         if (pair + 2 < group) {
@@ -535,7 +533,7 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
 
 /* Prepares items a.first_part .. a.end_part - 1, one in every so many groups of the launch;
  * `number` is this group's index. FLAGS: sets the flag of each prepared part. */
-template <bool FLAGS, bool ANY_RULE = false>
+template <bool FLAGS, int GATES>
 static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a, int32_t number,
                                                      prepare_memory &m)
 {
@@ -552,7 +550,7 @@ static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a,
         int32_t next = m.item.index * a.p.num_k_heads + m.item.key_head +
                        (int32_t)(gridDim.x * blockDim.x / PREPARE_THREADS);
         if (m.item.is_there) {
-            prepare_chunk<ANY_RULE>(a, next, m);
+            prepare_chunk<GATES>(a, next, m);
         } else {
             find_next(a, next, m);
         }

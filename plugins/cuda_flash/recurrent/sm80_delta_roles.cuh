@@ -194,26 +194,16 @@ template <int PAIRS> struct step_rights {
 
 typedef step_rights<TOKEN_TILES / 2> token_rights;
 
-/* A bf16 or f16. */
-static __device__ __forceinline__ float narrow_number(uint16_t bits, int32_t dtype)
-{
-    return dtype == ATTN_DTYPE_BF16 ? float_of_bf16(bits) : float_of_half_bits(bits);
-}
-
 /* The state of a warp's rows, each in units of a power of two. */
 struct delta_rows {
     float s[KEY_TILES][4];
     float unit[2];
 
-    template <bool ANY_RULE>
-    __device__ char *row(const sm80_delta_params &a, const state_item &item, int32_t slot, int half)
+    static __device__ __forceinline__ char *row(const sm80_delta_params &a, const state_item &item,
+                                                int32_t slot, int half)
     {
         int32_t d = item.first_row + (lane_index() >> 2) + half * 8;
-        if constexpr (ANY_RULE) {
-            return a.p.state + slot * a.p.state_slot + item.head * a.p.state_head +
-                   (int64_t)d * a.p.head_size_k * number_bytes_of(a.p.rule.state_dtype);
-        }
-        return (char *)state_row(a.p, slot, item.head, d);
+        return state_bytes_at(a.p, slot, item.head, d);
     }
 
     __device__ bool holds(const sm80_delta_params &a, const state_item &item, int n, int i)
@@ -222,52 +212,35 @@ struct delta_rows {
                n * 8 + (lane_index() & 3) * 2 + (i & 1) < a.p.head_size_k;
     }
 
-    template <bool ANY_RULE>
     __device__ void load(const sm80_delta_params &a, const state_item &item)
     {
-        int32_t dtype = ANY_RULE ? a.p.rule.state_dtype : ATTN_DTYPE_F32;
         unit[0] = unit[1] = 1.0f;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const char *from = row<ANY_RULE>(a, item, item.request.state_from, i >> 1);
+                const char *from = row(a, item, item.request.state_from, i >> 1);
                 int32_t d = n * 8 + (lane_index() & 3) * 2 + (i & 1);
                 bool real = item.request.has_state && holds(a, item, n, i);
-                if (dtype == ATTN_DTYPE_F32) {
-                    s[n][i] = real ? ((const float *)from)[d] : 0.0f;
-                } else {
-                    s[n][i] = narrow_number(real ? ((const uint16_t *)from)[d] : 0, dtype);
-                }
+                s[n][i] = real ? load_state(a.p, from, d) : 0.0f;
             }
         }
     }
 
     /* States of 16 bits go on as they were stored. */
-    template <bool ANY_RULE>
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
                                           int32_t slot)
     {
-        int32_t dtype = ANY_RULE ? a.p.rule.state_dtype : ATTN_DTYPE_F32;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                char *to = row<ANY_RULE>(a, item, slot, i >> 1);
+                char *to = row(a, item, slot, i >> 1);
                 int32_t d = n * 8 + (lane_index() & 3) * 2 + (i & 1);
-                float x = s[n][i] * unit[i >> 1];
-                bool real = holds(a, item, n, i);
-                if (dtype == ATTN_DTYPE_F32) {
-                    if (real) {
-                        ((float *)to)[d] = x;
-                    }
-                    continue;
+                if (holds(a, item, n, i)) {
+                    float x = store_state(a.p, to, d, s[n][i] * unit[i >> 1]);
+                    s[n][i] = x * inverse_of(unit[i >> 1]);
                 }
-                uint16_t bits = dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
-                if (real) {
-                    ((uint16_t *)to)[d] = bits;
-                }
-                s[n][i] = narrow_number(bits, dtype) * inverse_of(unit[i >> 1]);
             }
         }
     }

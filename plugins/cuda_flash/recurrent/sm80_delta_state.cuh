@@ -170,8 +170,7 @@ copy_chunk(const sm80_delta_params &a, const state_item &item, int32_t c, state_
     barrier_wait_for(m.empty[c % a.stages], c / a.stages + 1);
     const gpu_delta_params &p = a.p;
     const char *chunk = a.memory + (item.first_chunk + c) * a.chunk_bytes;
-    const chunk_head *heads =
-        (const chunk_head *)(chunk + p.num_k_heads * (int64_t)sizeof(chunk_keys));
+    const chunk_head *heads = (const chunk_head *)(chunk + a.heads_at);
     int32_t key_head = item.head / (p.num_v_heads / p.num_k_heads);
 #if __CUDA_ARCH__ >= 900
     if (lane_index() == 0) {
@@ -317,15 +316,14 @@ static __device__ bool begin_item(const sm80_delta_params &a, int32_t teams, int
     return item.first_chunk + item.num_chunks <= a.num_chunks;
 }
 
-/* KEEPS: writes checkpoints, which needs further registers. ANY_RULE: rules and states as p.rule
- * says. */
-template <int TEAMS, bool KEEPS, bool ANY_RULE>
-static __device__ __forceinline__ void run_state(const sm80_delta_params &a)
+template <int TEAMS>
+static __global__ void __launch_bounds__(state_roles<TEAMS>::threads)
+    delta_state(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(1024) char state_bytes[];
     state_memory<TEAMS> &m = *(state_memory<TEAMS> *)state_bytes;
     int32_t team = warp_index() % TEAMS, role = warp_index() / TEAMS;
-    const bool additive = ANY_RULE && a.p.rule.additive;
+    const bool additive = a.p.rule.additive;
     state_item item;
     if (!begin_item(a, TEAMS, team, item)) {
         return;
@@ -335,7 +333,7 @@ static __device__ __forceinline__ void run_state(const sm80_delta_params &a)
         make_values(a, item, m, team);
     } else if (role == ROLE_STATES) {
         delta_rows rows;
-        rows.load<ANY_RULE>(a, item);
+        rows.load(a, item);
         for (int32_t c = 0; c < item.num_chunks; c++) {
             int32_t stage = c % a.stages;
             rows.publish(m.teams[team], m.barriers[team], c);
@@ -346,19 +344,14 @@ static __device__ __forceinline__ void run_state(const sm80_delta_params &a)
                 rows.add_keys(m.stages[stage], m.teams[team], m.barriers[team], c);
             }
             barrier_give(m.empty[stage]);
-            if constexpr (KEEPS) { /* the checkpoint, and at the end the state */
-                int32_t slot = slot_after(a, item, c);
-                int32_t last = c + 1 == item.num_chunks ? item.request.slots[0] : -1;
+            int32_t slot = slot_after(a, item, c); /* the checkpoint, and at the end the state */
+            int32_t last = c + 1 == item.num_chunks ? item.request.slots[0] : -1;
 #pragma unroll 1
-                for (int32_t i = 0; i < 2; i++, slot = last) {
-                    if (slot >= 0) {
-                        rows.store<ANY_RULE>(a, item, slot);
-                    }
+            for (int32_t i = 0; i < 2; i++, slot = last) {
+                if (slot >= 0) {
+                    rows.store(a, item, slot);
                 }
             }
-        }
-        if constexpr (!KEEPS) {
-            rows.store<ANY_RULE>(a, item, item.request.slots[0]);
         }
     } else if (role == ROLE_CHAINS) {
         delta_chain chain = {{1.0f, 1.0f}};
@@ -376,17 +369,6 @@ static __device__ __forceinline__ void run_state(const sm80_delta_params &a)
             barrier_give(m.empty[stage]);
         }
     }
-}
-
-template <int TEAMS, bool KEEPS>
-static __global__ void __launch_bounds__(state_roles<TEAMS>::threads)
-    delta_state(const __grid_constant__ sm80_delta_params a)
-{
-#if defined(DELTA_ANY_RULE)
-    run_state<TEAMS, true, true>(a);
-#elif !defined(__CUDA_ARCH_FEAT_SM90_ALL) /* sm90_delta_state runs there instead */
-    run_state<TEAMS, KEEPS, false>(a);
-#endif
 }
 
 #endif

@@ -11,6 +11,22 @@ bool sm80_delta_fits(const struct gpu_device *device);
 /* Requests with fewer tokens run token by token. */
 #define CHUNKED_FROM 32
 
+static bool has_sm90(const struct gpu_device *device)
+{
+#ifdef CUDA_FLASH_SM90
+    return device->major == 9;
+#else
+    return false;
+#endif
+}
+
+/* Bytes of a chunk's keys and queries. */
+static int64_t key_bytes(int32_t num_k_heads, int32_t num_v_heads, bool by_channel)
+{
+    return by_channel ? num_v_heads * (int64_t)sizeof(struct chunk_channels)
+                      : num_k_heads * (int64_t)sizeof(struct chunk_keys);
+}
+
 /* Bytes of a chunk's intermediates; 0 if the layer is not served. Scores and the inverse are f16:
  * the inverse is bounded only if q and k are normalized, and their error exceeds the bound of f16
  * layers. */
@@ -21,10 +37,12 @@ static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_la
     const struct attn_recurrent_rule *rule =
         (const struct attn_recurrent_rule *)ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
     bool additive = rule != NULL && rule->rule == ATTN_RULE_ADDITIVE;
+    bool by_channel = rule != NULL && rule->gate_per_channel;
     bool served = sm80_delta_fits(device) && (g->qk_l2norm || additive) &&
-                  (rule == NULL || !rule->gate_per_channel) && g->head_size_k <= CHUNK_DIMS &&
-                  g->conv_width <= CHUNK_TAPS && layer->dtype == ATTN_DTYPE_BF16;
-    return served ? g->num_k_heads * (int64_t)sizeof(struct chunk_keys) +
+                  (!by_channel || (!additive && has_sm90(device))) &&
+                  g->head_size_k <= CHUNK_DIMS && g->conv_width <= CHUNK_TAPS &&
+                  layer->dtype == ATTN_DTYPE_BF16;
+    return served ? key_bytes(g->num_k_heads, g->num_v_heads, by_channel) +
                         g->num_v_heads * (int64_t)sizeof(struct chunk_head) +
                         sm80_delta_flag_bytes(g->num_k_heads)
                   : 0;
@@ -62,14 +80,17 @@ static bool takes(const struct gpu_delta_params *p)
            p->conv_weight.dtype == dtype && (bias->data == NULL || bias->dtype == dtype);
 }
 
-/* Whether the state kernel also rolls the convolution windows; those of sm_90 do. */
+/* Whether the state kernels of sm_90 run, which also roll the convolution windows. */
 static bool rolls(const struct gpu_device *device, const struct gpu_delta_params *p)
 {
-#ifdef CUDA_FLASH_SM90
-    return device->major == 9 && p->rule.is_plain;
-#else
-    return false;
-#endif
+    return has_sm90(device) && !p->rule.additive;
+}
+
+/* Gates per head as the gated delta rule has them. */
+static bool usual_gates(const struct gpu_delta_rule *rule)
+{
+    return rule->gates == 1 && rule->gate == ATTN_GATE_SOFTPLUS && !rule->additive &&
+           rule->write_gate == ATTN_WRITE_GATE_SIGMOID && rule->dt_min == 0 && rule->dt_max == 0;
 }
 
 static const char *run(const struct gpu_device *device, const struct gpu_delta_params *p,
@@ -85,6 +106,7 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
         .p = *p,
         .memory = memory,
         .chunk_bytes = bytes,
+        .heads_at = key_bytes(p->num_k_heads, p->num_v_heads, p->rule.gates > 1),
         .num_chunks = (int32_t)chunks,
         .group = p->num_v_heads / p->num_k_heads,
         .tokens_apart = by_request ? CHUNK : CHUNKED_FROM,
@@ -95,9 +117,7 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
                     : p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0 ? 2
                                                                            : 1,
     };
-    if (!p->rule.is_plain) {
-        return sm80_rules_launch(device, &a, stream);
-    }
+    a.usual_gates = usual_gates(&p->rule);
     a.state_on_sm90 = rolls(device, p);
 #ifdef CUDA_FLASH_SM90
     if (a.state_on_sm90) {
@@ -108,18 +128,14 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
 }
 
 /* Whether the one-token kernel serves the call. It uses bulk copies and clusters: state rows of 128
- * floats aligned to 16 bytes, and at most eight CTAs for each key head. */
+ * numbers aligned to 16 bytes, and at most eight CTAs for each key head. */
 static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_params *p)
 {
-#ifdef CUDA_FLASH_SM90
     uint64_t state =
         (uint64_t)(uintptr_t)p->state | (uint64_t)p->state_slot | (uint64_t)p->state_head;
-    return device->major == 9 && p->rule.is_plain && takes(p) && p->conv_width == CHUNK_TAPS &&
+    return has_sm90(device) && takes(p) && p->conv_width == CHUNK_TAPS &&
            p->head_size_k == CHUNK_DIMS && p->head_size_v <= CHUNK_DIMS &&
            p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0;
-#else
-    return false;
-#endif
 }
 
 static const char *run_steps(const struct gpu_device *device, const struct gpu_delta_params *p,
@@ -136,9 +152,8 @@ static const char *run_steps(const struct gpu_device *device, const struct gpu_d
 static const char *load(const struct gpu_device *device)
 {
     const char *cause = sm80_delta_launch(device, NULL, NULL);
-    cause = cause ? cause : sm80_rules_launch(device, NULL, NULL);
 #ifdef CUDA_FLASH_SM90
-    if (cause == NULL && device->major == 9) {
+    if (cause == NULL && has_sm90(device)) {
         cause = sm90_delta_launch(device, NULL, NULL);
         cause = cause ? cause : sm90_delta_state(device, NULL, NULL);
     }

@@ -1,33 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two launches of chunks: prepare, then state. Built twice: for the gated delta rule over
- * float32 states, and with DELTA_ANY_RULE for every rule with a gate per head and states of 16
- * bits, whose kernels read the rule at run time. Without a delta (Mamba2, lightning) a chunk has no
- * inverse, and only S goes from chunk to chunk:
+/* The two launches of chunks: prepare, then state by mma.sync, which reads the rule at run time.
+ * Without a delta (Mamba2, lightning) a chunk has no inverse, and only S goes from chunk to chunk:
  *     R = beta V;  O = e^g Q S^T + P R;  S <- e^g S + R^T (decays) K */
 #include "gpu/cuda/launch.cuh"
 #include "sm80_delta_prepare.cuh"
 #include "sm80_delta_state.cuh"
 
-#ifdef DELTA_ANY_RULE
-#define DELTA_LAUNCH sm80_rules_launch
-constexpr bool any_rule = true;
-typedef rule_memory memory_of_prepare;
-#else
-#define DELTA_LAUNCH sm80_delta_launch
-constexpr bool any_rule = false;
-typedef prepare_memory memory_of_prepare;
-#endif
-
 #define LEAST_STAGES 2
 #define WANTED_STAGES 3
 
+template <int GATES>
 static __global__ void __launch_bounds__(PREPARE_THREADS, 4)
     delta_prepare(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(16) char memory[];
-    memory_of_prepare &m = *(memory_of_prepare *)memory;
     let_later_kernels_begin();
-    prepare_items<false, any_rule>(a, (int32_t)blockIdx.x, m);
+    prepare_items<false, GATES>(a, (int32_t)blockIdx.x, *(rule_memory *)memory);
 }
 
 template <int TEAMS> static int state_bytes(int stages)
@@ -60,15 +48,12 @@ static cudaError_t launch_state(const struct gpu_device *device, struct sm80_del
         if (stages == 0) {
             return cudaSuccess;
         }
-        cudaError_t error = allow(delta_state<TEAMS, any_rule>, bytes);
-        return error ? error : allow(delta_state<TEAMS, true>, bytes);
+        return allow(delta_state<TEAMS>, bytes);
     }
     a->stages = stages;
     a->slices = (a->p.head_size_v + TEAMS * GROUP_ROWS - 1) / (TEAMS * GROUP_ROWS);
     unsigned groups = (unsigned)sm80_delta_most_requests(a) * a->p.num_v_heads * a->slices;
-    auto kernel =
-        a->p.checkpoint_interval > 0 ? delta_state<TEAMS, true> : delta_state<TEAMS, any_rule>;
-    kernel<<<groups, state_roles<TEAMS>::threads, bytes, stream>>>(*a);
+    delta_state<TEAMS><<<groups, state_roles<TEAMS>::threads, bytes, stream>>>(*a);
     return cudaGetLastError();
 }
 
@@ -76,10 +61,11 @@ static cudaError_t launch_state(const struct gpu_device *device, struct sm80_del
 static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_params *a,
                           cudaStream_t stream)
 {
-    constexpr int bytes = sizeof(memory_of_prepare);
+    constexpr int bytes = sizeof(rule_memory);
     cudaError_t error = cudaSuccess;
     if (a == nullptr) {
-        error = allow(delta_prepare, bytes);
+        error = allow(delta_prepare<GATES_USUAL>, bytes);
+        error = error ? error : allow(delta_prepare<GATES_OF_HEADS>, bytes);
         error = error ? error : launch_state<2>(device, nullptr, stream);
         return error ? error : launch_state<4>(device, nullptr, stream);
     }
@@ -88,7 +74,8 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
         return cudaSuccess;
     }
     a->first_part = 0, a->end_part = (int32_t)groups;
-    delta_prepare<<<groups, PREPARE_THREADS, bytes, stream>>>(*a);
+    auto prepare = a->usual_gates ? delta_prepare<GATES_USUAL> : delta_prepare<GATES_OF_HEADS>;
+    prepare<<<groups, PREPARE_THREADS, bytes, stream>>>(*a);
     error = cudaGetLastError();
     if (error != cudaSuccess || a->state_on_sm90) {
         return error;
@@ -99,17 +86,15 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
     return few ? launch_state<2>(device, a, stream) : launch_state<4>(device, a, stream);
 }
 
-extern "C" const char *DELTA_LAUNCH(const struct gpu_device *device,
-                                    struct sm80_delta_params *params, void *stream)
+extern "C" const char *sm80_delta_launch(const struct gpu_device *device,
+                                         struct sm80_delta_params *params, void *stream)
 {
     device_scope inside(device);
     return cause_of(launch(device, params, (cudaStream_t)stream));
 }
 
-#ifndef DELTA_ANY_RULE
 /* Whether two stages of the smaller kernel fit. */
 extern "C" bool sm80_delta_fits(const struct gpu_device *device)
 {
     return stages_of<2>(device) > 0;
 }
-#endif

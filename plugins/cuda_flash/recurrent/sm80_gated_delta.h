@@ -34,6 +34,15 @@ struct chunk_head {
     float to_end[CHUNK];           /* decay after the token up to the chunk's end */
 };
 
+/* Keys and queries of a value head with gates per channel, in place of chunk_keys: k and q with the
+ * decay from the chunk's start up to and including the token, k with the decay after the token up
+ * to the chunk's end, and the chunk's decay. from_start and to_end are 1 then. */
+struct chunk_channels {
+    struct chunk_keys keys;
+    uint16_t ends[CHUNK][CHUNK_DIMS];
+    float past[CHUNK_DIMS];
+};
+
 /* Flags that follow them where both kernels overlap: whether a key head's part of the chunk is
  * prepared. */
 static inline int64_t sm80_delta_flag_bytes(int32_t num_k_heads)
@@ -45,15 +54,17 @@ static inline int64_t sm80_delta_flag_bytes(int32_t num_k_heads)
 
 struct sm80_delta_params {
     struct gpu_delta_params p;
-    char
-        *memory; /* num_chunks chunks: chunk_keys of each key head, chunk_head of each value head */
-    int64_t chunk_bytes;
+    /* num_chunks chunks: chunk_keys of each key head or chunk_channels of each value head, then
+     * chunk_head of each value head */
+    char *memory;
+    int64_t chunk_bytes, heads_at; /* heads_at: bytes from a chunk's start to its chunk_head */
     /* The first chunk of request r is number query_start[r] / tokens_apart + r * requests_apart. */
     int32_t num_chunks, tokens_apart, requests_apart;
     int32_t group;       /* value heads of a key head */
     int32_t wide_keys;   /* 1: 16 bytes of a key's row can be read at a time */
     int32_t wide_values; /* 1: two elements of a value's row can be read at a time */
     int32_t wide_out;    /* elements of out that can be written at a time: 1, 2 or WIDE_OUT_FOUR */
+    int32_t usual_gates; /* 1: gates of the gated delta rule (usual_gates) */
     int32_t stages, slices; /* set by the launch */
     /* 1: sm90_delta_state updates the state, sm80_delta_launch only prepares */
     int32_t state_on_sm90;
@@ -73,10 +84,8 @@ static inline int64_t sm80_delta_most_requests(const struct sm80_delta_params *a
  * failure. */
 const char *sm80_delta_launch(const struct gpu_device *device, struct sm80_delta_params *params,
                               void *stream);
-/* As sm80_delta_launch, for every rule and state with a gate per head. */
-const char *sm80_rules_launch(const struct gpu_device *device, struct sm80_delta_params *params,
-                              void *stream);
-/* As sm80_delta_launch, with the state kernels of sm_90, by wgmma. */
+/* As sm80_delta_launch, for rules with a delta, with the state kernels of sm_90, by wgmma; gates
+ * may be per channel. */
 const char *sm90_delta_state(const struct gpu_device *device, struct sm80_delta_params *params,
                              void *stream);
 /* As sm80_delta_launch, for requests of one token, on sm_90. */

@@ -12,14 +12,12 @@
 #define STATE32_LENGTH 8192 /* tokens of a request; longer ones use 64 rows, see takes_state32 */
 
 constexpr int state64_bytes = sizeof(state64_memory) + (STATE64_STAGES - 1) * sizeof(chunk_stage);
-constexpr int prepare_size = PREPARE_GROUPS * sizeof(prepare_memory);
-static_assert(state64_bytes <= 227 * 1024 && prepare_size <= 227 * 1024, "shared memory of a CTA");
+static_assert(state64_bytes <= 227 * 1024, "shared memory of a CTA");
 static_assert(FIRST_GROUPS <= LEAST_PARTS, "the first parts are there");
 constexpr int state128_bytes = sizeof(state128_memory);
 static_assert(state128_bytes <= 227 * 1024, "shared memory of a CTA");
 constexpr int state32_bytes = sizeof(state32_memory);
 static_assert(state32_bytes <= 227 * 1024 - sizeof(state_item), "shared memory of a CTA");
-static_assert(prepare_size > 114 * 1024, "two CTAs that prepare would share a multiprocessor");
 
 static cudaError_t allow(void (*kernel)(sm80_delta_params), int bytes)
 {
@@ -30,11 +28,14 @@ static cudaError_t make_ready()
 {
     cudaError_t error = allow(delta_state64<false>, state64_bytes);
     error = error ? error : allow(delta_state64<true>, state64_bytes);
-    error = error ? error : allow(delta_state32<false>, state32_bytes);
-    error = error ? error : allow(delta_state32<true>, state32_bytes);
+    error = error ? error : allow(delta_state32<false, false>, state32_bytes);
+    error = error ? error : allow(delta_state32<true, false>, state32_bytes);
+    error = error ? error : allow(delta_state32<true, true>, state32_bytes);
     error = error ? error : allow(delta_state128<false>, state128_bytes);
     error = error ? error : allow(delta_state128<true>, state128_bytes);
-    return error ? error : allow(delta_prepare_overlapped, prepare_size);
+    error = error ? error : launch_prepare<GATES_USUAL>(nullptr, 0, 0, 0);
+    error = error ? error : launch_prepare<GATES_OF_HEADS>(nullptr, 0, 0, 0);
+    return error ? error : launch_prepare<GATES_OF_CHANNELS>(nullptr, 0, 0, 0);
 }
 
 /* Whether the 128-row kernel serves the layer; its warps read 16 bytes of inputs at a time. */
@@ -67,7 +68,9 @@ static cudaError_t launch_state64(const sm80_delta_params &a, unsigned num_ctas,
 static cudaError_t launch_state32(const sm80_delta_params &a, unsigned num_ctas,
                                   cudaStream_t stream)
 {
-    auto kernel = a.p.checkpoint_interval > 0 ? delta_state32<true> : delta_state32<false>;
+    auto kernel = a.p.rule.gates > 1            ? delta_state32<true, true>
+                  : a.p.checkpoint_interval > 0 ? delta_state32<true, false>
+                                                : delta_state32<false, false>;
     bool apart = a.prepare_ctas > 0 || a.slices % STATE32_CLUSTER != 0;
     return launch_kernel(kernel, a, num_ctas, STATE32_THREADS, state32_bytes, stream, true,
                          apart ? 1 : STATE32_CLUSTER);
@@ -93,15 +96,19 @@ static cudaError_t launch_overlapped(const struct gpu_device *device, sm80_delta
                   stream>>>(a);
     cudaError_t error = cudaGetLastError();
     a.end_part = FIRST_GROUPS * device->num_sms;
-    error = error ? error
-                  : launch_kernel(delta_prepare_overlapped, a, (unsigned)device->num_sms,
-                                  FIRST_GROUPS * PREPARE_THREADS,
-                                  FIRST_GROUPS * (int)sizeof(prepare_memory), stream);
+    error = error ? error : launch_prepare(a, (unsigned)device->num_sms, FIRST_GROUPS, stream);
     a.first_part = a.end_part, a.end_part = (int32_t)parts;
-    error = error ? error
-                  : launch_kernel(delta_prepare_overlapped, a, (unsigned)a.prepare_ctas,
-                                  STATE64_THREADS, prepare_size, stream);
+    error = error ? error : launch_prepare(a, (unsigned)a.prepare_ctas, PREPARE_GROUPS, stream);
     return error ? error : launch_few(a, num_ctas, state32, stream);
+}
+
+/* Prepares all chunks before the state kernel. */
+static cudaError_t launch_channels(const struct gpu_device *device, sm80_delta_params &a,
+                                   unsigned num_ctas, cudaStream_t stream)
+{
+    a.end_part = a.num_chunks * a.p.num_k_heads;
+    cudaError_t error = launch_prepare(a, (unsigned)device->num_sms, PREPARE_GROUPS, stream);
+    return error ? error : launch_state32(a, num_ctas, stream);
 }
 
 static bool is_overlapped(const struct gpu_device *device, const sm80_delta_params &a,
@@ -111,14 +118,14 @@ static bool is_overlapped(const struct gpu_device *device, const sm80_delta_para
            (int64_t)a.num_chunks * a.p.num_k_heads >= (int64_t)device->num_sms * LEAST_PARTS;
 }
 
-/* Whether to use 32 rows for each CTA: if all CTAs run at once, unless requests are so long that
- * overlapping preparation with half as many CTAs is faster. */
+/* Whether to use 32 rows for each CTA: for gates per channel, and if all CTAs run at once, unless
+ * requests are so long that overlapping preparation with half as many CTAs is faster. */
 static bool takes_state32(const struct gpu_device *device, const sm80_delta_params &a)
 {
     int64_t reqs = sm80_delta_most_requests(&a), heads = reqs * a.p.num_v_heads;
     int64_t num_ctas = heads * slices_of(a, STATE32_ROWS);
-    if (num_ctas > device->num_sms) {
-        return false;
+    if (a.p.rule.gates > 1 || num_ctas > device->num_sms) {
+        return a.p.rule.gates > 1;
     }
     return a.p.num_tokens <= reqs * STATE32_LENGTH || is_overlapped(device, a, num_ctas) ||
            !is_overlapped(device, a, heads * slices_of(a, STATE64_ROWS));
@@ -128,7 +135,7 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
                                         struct sm80_delta_params *params, void *stream)
 {
     unsigned num_ctas = 0;
-    bool overlapped = false, state128 = false, state32 = false;
+    bool overlapped = false, state128 = false, state32 = false, channels = false;
     if (params != nullptr) {
         state32 = takes_state32(device, *params);
         params->stages = STATE64_STAGES;
@@ -139,8 +146,10 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
             return NULL;
         }
         overlapped = is_overlapped(device, *params, num_ctas);
+        channels = params->p.rule.gates > 1;
         state128 = num_ctas > (unsigned)device->num_sms && takes_state128(params->p);
-        const char *cause = overlapped ? NULL : sm80_delta_launch(device, params, stream);
+        const char *cause =
+            overlapped || channels ? NULL : sm80_delta_launch(device, params, stream);
         if (cause != NULL) {
             return cause;
         }
@@ -149,6 +158,7 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
     cudaError_t error =
         params == nullptr ? make_ready()
         : overlapped ? launch_overlapped(device, *params, num_ctas, state32, (cudaStream_t)stream)
+        : channels   ? launch_channels(device, *params, num_ctas, (cudaStream_t)stream)
         : state128   ? launch_state128(*params, (cudaStream_t)stream)
                      : launch_few(*params, num_ctas, state32, (cudaStream_t)stream);
     return cause_of(error);

@@ -370,8 +370,8 @@ static __device__ __forceinline__ void make_values128(const sm80_delta_params &a
 {
     const gpu_delta_params &p = a.p;
     int32_t team = warp * WARP_TILES, num_chunks = shared_item.num_chunks;
-    int64_t first_channel = 2 * (int64_t)p.num_k_heads * p.head_size_k +
-                            (int64_t)shared_item.head * p.head_size_v + team * GROUP_ROWS;
+    int64_t first_channel =
+        p.first_v + (int64_t)shared_item.head * p.head_size_v + team * GROUP_ROWS;
     char *raw = m.raw[warp][0];
     constexpr int apart = RAW_ROWS * RAW_ROW_BYTES;
     wait_for_earlier_kernels(); /* all chunks are prepared */
@@ -421,13 +421,11 @@ static __global__ void __launch_bounds__(STATE128_THREADS, 1)
         return;
     }
     if (thread_index() == 0) {
-        const gpu_delta_params &p = a.p;
-        int64_t keys = (int64_t)p.num_k_heads * sizeof(chunk_keys);
         int32_t key_head = entered.head / a.group;
         const char *chunk = a.memory + entered.first_chunk * a.chunk_bytes;
         shared_item = entered;
         m.keys = chunk + key_head * (int64_t)sizeof(chunk_keys);
-        m.head = chunk + keys + entered.head * (int64_t)sizeof(chunk_head);
+        m.head = chunk + a.heads_at + entered.head * (int64_t)sizeof(chunk_head);
     }
     init_state128(m);
     if (warp < STATE128_TEAMS) {

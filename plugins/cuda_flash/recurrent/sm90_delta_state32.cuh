@@ -47,9 +47,10 @@ static __device__ __forceinline__ void store_outputs32(const sm80_delta_params &
     }
 }
 
+template <int PARTS>
 static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a,
                                                       const state_item &shared_item,
-                                                      state32_memory &m, part_giver giver)
+                                                      state32_memory &m, part_giver<PARTS> giver)
 {
     int32_t row = (warp_index() & 3) * 16 + (lane_index() >> 2),
             num_chunks = shared_item.num_chunks;
@@ -58,8 +59,8 @@ static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a
     uint64_t change = descriptor_at(shared_address(m.change), 0, 1024);
     uint64_t out = (uint64_t)(uintptr_t)a.p.out.data | (uint64_t)a.p.out.row | a.p.out.head;
     bool is_wide = out % 16 == 0 && shared_item.first_row + STATE32_ROWS <= a.p.head_size_v;
-    part_place place = {1, 0};
-    for (int32_t c = 0; c < num_chunks; c++, place.advance(2)) {
+    part_place place = {PARTS - 1, 0};
+    for (int32_t c = 0; c < num_chunks; c++, place.advance(PARTS)) {
         const chunk_part &part = m.parts[place.part];
         float o[STATE32_SUMS], scales[STATE32_COLUMNS];
         barrier_wait_for(m.full[place.part], (int32_t)place.round);
@@ -100,6 +101,7 @@ static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a
 
 /* One warp chooses the units of S's rows, one row for each lane, chunk by chunk; see state64_rows.
  */
+template <int PARTS>
 static __device__ __forceinline__ void choose_units32(const state_item &shared_item,
                                                       state32_memory &m)
 {
@@ -115,7 +117,7 @@ static __device__ __forceinline__ void choose_units32(const state_item &shared_i
             barrier_wait_for(m.full[place.part], (int32_t)place.round);
             past_before = past;
             past = m.parts[place.part].from_start[CHUNK - 1];
-            place.advance(2);
+            place.advance(PARTS);
         }
         barrier_wait_for(m.values_full[c & 1], c >> 1);
         float most = 0.0f;
@@ -194,8 +196,7 @@ make_values32(const sm80_delta_params &a, const state_item &shared_item, state32
     int32_t lane = lane_index(), warp = warp_index() & 3, num_chunks = shared_item.num_chunks;
     int32_t token = (lane >> 2) * STATE32_TOKENS - (CHUNK_TAPS - 1);
     int32_t first_row = shared_item.first_row + warp * STATE32_COLUMNS;
-    int64_t channel =
-        2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)shared_item.head * p.head_size_v;
+    int64_t channel = p.first_v + (int64_t)shared_item.head * p.head_size_v;
     delta_source<2> source(p, shared_item.request, p.v, shared_item.head, channel, p.head_size_v,
                            first_row + (lane & 3) * 2);
     delta_taps<2> taps;
@@ -232,8 +233,7 @@ static __device__ __forceinline__ void
 fetch_inputs32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
-    int64_t channel =
-        2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)shared_item.head * p.head_size_v;
+    int64_t channel = p.first_v + (int64_t)shared_item.head * p.head_size_v;
     delta_source<2> source(p, shared_item.request, p.v, shared_item.head, channel, p.head_size_v,
                            shared_item.first_row);
     int32_t half = STATE32_ROWS / 2, of_half = lane_index() & 1,
@@ -251,10 +251,10 @@ fetch_inputs32(const sm80_delta_params &a, const state_item &shared_item, state3
 }
 
 /* One warp copies this CTA's share of all parts, for all CTAs of the cluster. */
+template <bool CHANNELS>
 static __device__ __forceinline__ void
 copy_parts32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
 {
-    const gpu_delta_params &p = a.p;
     int32_t key_head = shared_item.head / a.group, num_chunks = shared_item.num_chunks;
     uint32_t size = cluster_size(), rank = cluster_rank(), ranks = (1u << size) - 1;
     if (a.prepare_ctas == 0) {
@@ -267,28 +267,33 @@ copy_parts32(const sm80_delta_params &a, const state_item &shared_item, state32_
         if (c >= num_prepared) {
             num_prepared = wait_for_chunk(a, shared_item, c);
         }
-        const chunk_keys &keys = ((const chunk_keys *)chunk)[key_head];
-        const chunk_head &head =
-            ((const chunk_head *)&((const chunk_keys *)chunk)[p.num_k_heads])[shared_item.head];
-        for (int32_t of_outputs = 0; of_outputs < 2; of_outputs++, place.advance(1)) {
+        const chunk_channels &channels = ((const chunk_channels *)chunk)[shared_item.head];
+        const chunk_keys &keys = CHANNELS ? channels.keys : ((const chunk_keys *)chunk)[key_head];
+        const chunk_head &head = ((const chunk_head *)(chunk + a.heads_at))[shared_item.head];
+        for (int32_t i = 0; i < parts_of_chunk<CHANNELS>; i++, place.advance(1)) {
+            bool of_outputs = i == parts_of_chunk<CHANNELS> - 1, of_ends = CHANNELS && i == 1;
             barrier_wait_cluster(shared_address(&m.empty[place.part]),
                                  ((int32_t)place.round + 1) & 1);
             if (lane_index() == 0) {
                 chunk_part &to = m.parts[place.part];
                 uint32_t there = shared_address(&m.full[place.part]);
-                const char *tall = (const char *)(of_outputs ? keys.q : keys.k);
+                const char *tall = (const char *)(of_ends      ? channels.ends
+                                                  : of_outputs ? keys.q
+                                                               : keys.k);
+                const char *decays = (const char *)(of_ends ? channels.past : head.from_start);
                 const char *square = (const char *)(of_outputs ? head.scores : head.inverse);
                 uint32_t bytes = sizeof to.tall / size;
-                barrier_arrive_expect(there, PART_BYTES);
+                barrier_arrive_expect(there, PART_BYTES - (of_ends ? sizeof to.square : 0));
                 copy_span_to_all(shared_address(to.tall) + rank * bytes, tall + rank * bytes,
                                  (int)bytes, there, ranks);
                 bytes = sizeof to.square / size;
-                copy_span_to_all(shared_address(to.square) + rank * bytes, square + rank * bytes,
-                                 (int)bytes, there, ranks);
+                if (!of_ends) {
+                    copy_span_to_all(shared_address(to.square) + rank * bytes,
+                                     square + rank * bytes, (int)bytes, there, ranks);
+                }
                 bytes = DECAY_BYTES / size;
                 copy_span_to_all(shared_address(to.from_start) + rank * bytes,
-                                 (const char *)head.from_start + rank * bytes, (int)bytes, there,
-                                 ranks);
+                                 decays + rank * bytes, (int)bytes, there, ranks);
             }
             sync_lanes();
         }
@@ -318,14 +323,15 @@ static __device__ void init_state32(state32_memory &m)
     sync_cluster();
 }
 
-/* KEEPS: writes checkpoints. */
-template <bool KEEPS>
+/* KEEPS: writes checkpoints. CHANNELS: gates per channel. */
+template <bool KEEPS, bool CHANNELS>
 static __global__ void __launch_bounds__(STATE32_THREADS, 1)
     delta_state32(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(1024) char state32_smem[];
     __shared__ state_item shared_item; /* kept here instead of in registers */
     state32_memory &m = *(state32_memory *)state32_smem;
+    constexpr int of_chunk = parts_of_chunk<CHANNELS>;
     int32_t role = warp_index() / STATE64_TEAMS;
     state_item entered;
     if (!begin_item(a, STATE32_ROWS / GROUP_ROWS, 0, entered)) { /* true for the whole cluster */
@@ -342,7 +348,7 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         uint64_t state = descriptor_at(shared_address(m.state), 0, 1024);
         uint64_t differences = descriptor_at(shared_address(m.differences), 0, 1024);
         part_place place = {0, 0};
-        part_giver giver(m, 0);
+        part_giver<of_chunk> giver(m, 0), of_ends(m, 1);
         state32_rows rows;
         rows.load(a, shared_item, m);
         rows.store_half(m, 0, 0);
@@ -353,7 +359,8 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         rows.multiply_keys(0, parts, state);
         int32_t num_chunks = shared_item.num_chunks;
         for (int32_t c = 0; c < num_chunks; c++) {
-            rows.run_chunk(m, c, c + 1 == num_chunks, place, giver, parts, state, differences);
+            rows.run_chunk<CHANNELS>(m, c, c + 1 == num_chunks, place, giver, of_ends, parts, state,
+                                     differences);
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
@@ -366,16 +373,16 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         rows.store(a, shared_item, shared_item.request.slots[0], m.unit[(num_chunks - 1) & 3]);
     } else if (role == 1) {
         dealloc_registers<120>();
-        make_outputs32(a, shared_item, m, part_giver(m, 1));
+        make_outputs32(a, shared_item, m, part_giver<of_chunk>(m, of_chunk - 1));
     } else if (role == 2) {
         dealloc_registers<120>();
         make_values32(a, shared_item, m);
     } else {
         dealloc_registers<56>();
         if (warp_index() % STATE64_TEAMS == 0) {
-            copy_parts32(a, shared_item, m);
+            copy_parts32<CHANNELS>(a, shared_item, m);
         } else if (warp_index() % STATE64_TEAMS == 1) {
-            choose_units32(shared_item, m);
+            choose_units32<of_chunk>(shared_item, m);
         } else if (warp_index() % STATE64_TEAMS == 2) {
             fetch_inputs32(a, shared_item, m);
         }

@@ -16,13 +16,17 @@
 #define STATE32_LARGEST (STATE32_ROWS + 8) /* padded against bank conflicts */
 #define STATE32_AHEAD 3                    /* chunks from the values to the L2 prefetch */
 
-/* Half of a chunk: k, inverse and decays, or q, scores and decays. */
+/* A part of a chunk: k, inverse and decays, or q, scores and decays. Gates per channel have a third
+ * between them, the keys decayed to the chunk's end, and the chunk's decay of each channel in place
+ * of the decays. */
 struct alignas(1024) chunk_part {
     uint16_t tall[CHUNK][CHUNK_DIMS];
     uint16_t square[CHUNK][CHUNK];
     float from_start[CHUNK], to_end[CHUNK];
 };
 #define DECAY_BYTES ((int)(2 * CHUNK * sizeof(float)))
+/* The parts of a chunk. */
+template <bool CHANNELS> constexpr int parts_of_chunk = CHANNELS ? 3 : 2;
 #define PART_BYTES ((int)(CHUNK * (CHUNK_DIMS + CHUNK) * sizeof(uint16_t)) + DECAY_BYTES)
 static_assert(offsetof(chunk_head, to_end) == offsetof(chunk_head, from_start) + DECAY_BYTES / 2,
               "decays are copied as one");
@@ -81,22 +85,22 @@ static __device__ __forceinline__ int32_t state32_place(int32_t tile, int32_t wa
     return lane ^ (tile | (warp & 1) << 2);
 }
 
-/* Releases every other part, from `first` on, to the copying warps of all CTAs of the cluster. The
- * address stays in its register: after a remote arrival a register that it reads cannot be written
- * for hundreds of clocks. */
-struct part_giver {
+/* Releases one part of each chunk, the first one being `first`, of PARTS, to the copying warps of
+ * all CTAs of the cluster. The address stays in its register: after a remote arrival a register
+ * that it reads cannot be written for hundreds of clocks. */
+template <int PARTS> struct part_giver {
     uint32_t at;
 
     __device__ __forceinline__ part_giver(state32_memory &m, int32_t first)
     {
         uint32_t rank = min((uint32_t)lane_index(), cluster_size() - 1);
-        at = remote_address(shared_address(&m.empty[first]), rank) + STATE32_PARTS * 8 - 16;
+        at = remote_address(shared_address(&m.empty[first]), rank) + (STATE32_PARTS - PARTS) * 8;
     }
 
     /* Call before each give, some time after the previous one. */
     __device__ __forceinline__ void advance(int32_t part)
     {
-        at += part >= 2 ? 16 : 16 - STATE32_PARTS * 8;
+        at += part >= PARTS ? PARTS * 8 : (PARTS - STATE32_PARTS) * 8;
     }
 
     __device__ __forceinline__ void give() const
@@ -204,8 +208,8 @@ struct state32_rows {
 #pragma unroll
                 for (int i = 0; i < STATE32_SUMS; i++) {
                     int32_t row = min(item.first_row + row_of_sum(i), a.p.head_size_v - 1);
-                    const float *from = state_row(a.p, item.request.state_from, item.head, row);
-                    s[half][i] = from[min(key_of_sum(half, i), dims - 1)];
+                    const char *from = state_bytes_at(a.p, item.request.state_from, item.head, row);
+                    s[half][i] = load_state(a.p, from, min(key_of_sum(half, i), dims - 1));
                 }
 #pragma unroll
                 for (int i = 0; i < STATE32_SUMS; i++) {
@@ -220,19 +224,20 @@ struct state32_rows {
         multiply_columns(s[1], m.ratio[0]);
     }
 
-    /* `unit` has the units of S's rows. */
+    /* `unit` has the units of S's rows. States of 16 bits go on as they were stored. */
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
-                                          int32_t slot, const float (&unit)[STATE32_ROWS]) const
+                                          int32_t slot, const float (&unit)[STATE32_ROWS])
     {
 #pragma unroll
         for (int i = 0; i < STATE32_SUMS; i++) {
             int32_t row = item.first_row + row_of_sum(i);
             float of_row = unit[row_of_sum(i)];
-            float *to = state_row(a.p, slot, item.head, row);
+            char *to = state_bytes_at(a.p, slot, item.head, row);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (row < a.p.head_size_v && key_of_sum(half, i) < a.p.head_size_k) {
-                    to[key_of_sum(half, i)] = s[half][i] * of_row;
+                    float x = store_state(a.p, to, key_of_sum(half, i), s[half][i] * of_row);
+                    s[half][i] = x * inverse_of(of_row);
                 }
             }
         }
@@ -272,8 +277,10 @@ struct state32_rows {
     /* Runs one chunk, from its X (already started) to the start of the next chunk's X, which is not
      * used after the last. The output group's P R of the previous chunk and Q S^T are released at
      * points where they overlap this group's stores. */
+    template <bool CHANNELS, int PARTS>
     __device__ __forceinline__ void run_chunk(state32_memory &m, int32_t c, bool is_last,
-                                              part_place &place, part_giver &giver, uint64_t parts,
+                                              part_place &place, part_giver<PARTS> &giver,
+                                              part_giver<PARTS> &of_ends, uint64_t parts,
                                               uint64_t state, uint64_t differences)
     {
         int32_t row = (warp_index() & 3) * 16 + (lane_index() >> 2);
@@ -281,7 +288,9 @@ struct state32_rows {
         float v[STATE32_SUMS];
         float decays[2] = {part.from_start[row], part.from_start[row + 8]};
         float to_end[2] = {part.to_end[row], part.to_end[row + 8]};
-        float past = part.from_start[CHUNK - 1];
+        float past = part.from_start[CHUNK - 1], pasts[2][2];
+        part_place ends = place;
+        ends.advance(1);
         load_values(m, c, v);
         if (c % BOUND_CHUNKS == BOUND_CHUNKS - 1) {
             store_largest(m);
@@ -309,7 +318,7 @@ struct state32_rows {
         giver.advance(place.part);
         barrier_give(m.state_full[c & 1]);
         part_place next = place;
-        next.advance(2);
+        next.advance(PARTS);
         if (!is_last) {
             barrier_wait_for(m.full[next.part], (int32_t)next.round);
         }
@@ -317,13 +326,25 @@ struct state32_rows {
         pin(x);
 #pragma unroll
         for (int i = 0; i < STATE32_SUMS; i++) {
-            v[i] = to_end[i >> 1 & 1] * x[i];
+            v[i] = CHANNELS ? x[i] : to_end[i >> 1 & 1] * x[i];
         }
         store_operand(shared_address(m.update), v);
         fence_async_proxy();
+        if constexpr (CHANNELS) {
+            of_ends.advance(ends.part);
+            barrier_wait_for(m.full[ends.part], (int32_t)ends.round);
+            left = descriptor_again(parts, ends.part * PART_PLACES);
+#pragma unroll
+            for (int half = 0; half < 2; half++) { /* from_start and to_end as one array */
+                const float *of_half =
+                    half ? m.parts[ends.part].to_end : m.parts[ends.part].from_start;
+                pasts[half][0] = of_half[row], pasts[half][1] = of_half[row + 8];
+            }
+        }
 #pragma unroll
         for (int i = 0; i < STATE32_SUMS; i++) { /* while the fence completes */
-            s[0][i] *= past, s[1][i] *= past;
+            s[0][i] *= CHANNELS ? pasts[0][i >> 1 & 1] : past;
+            s[1][i] *= CHANNELS ? pasts[1][i >> 1 & 1] : past;
         }
         barrier_group(1);
 
@@ -364,6 +385,9 @@ struct state32_rows {
             barrier_give(m.change_full);
         }
         giver.give();
+        if constexpr (CHANNELS) {
+            of_ends.give();
+        }
         place = next;
     }
 };

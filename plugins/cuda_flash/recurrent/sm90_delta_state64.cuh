@@ -213,10 +213,8 @@ static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a,
     chunk_stage &stage = m.stages[place.stage];
     const uint64_t &full = m.full[place.stage];
     barrier_wait_for(m.empty[place.stage], (int32_t)place.round + 1);
-    const gpu_delta_params &p = a.p;
     const char *chunk = a.memory + (item.first_chunk + c) * a.chunk_bytes;
-    const chunk_head *heads =
-        (const chunk_head *)(chunk + p.num_k_heads * (int64_t)sizeof(chunk_keys));
+    const chunk_head *heads = (const chunk_head *)(chunk + a.heads_at);
     int32_t key_head = item.head / a.group;
     if (lane_index() == 0) {
         barrier_arrive_expect(shared_address(&full), STAGE_BYTES);
@@ -264,14 +262,13 @@ roll_windows(const sm80_delta_params &a, const state_item &item, int32_t of_team
 {
     const gpu_delta_params &p = a.p;
     int32_t group = a.group, lane = lane_index();
-    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
     if (p.conv_width <= 1) {
         return;
     }
     if (of_values) {
         int32_t d = item.first_row + lane;
         if (lane < GROUP_ROWS && d < p.head_size_v) {
-            roll_channel(p, item.request, 2 * keys + (int64_t)item.head * p.head_size_v + d);
+            roll_channel(p, item.request, p.first_v + (int64_t)item.head * p.head_size_v + d);
         }
     } else if (item.first_row == of_team * GROUP_ROWS && item.head % group == 0) {
         if (a.prepare_ctas > 0) { /* the prepare kernel reads the windows for chunk 0 */
@@ -280,8 +277,8 @@ roll_windows(const sm80_delta_params &a, const state_item &item, int32_t of_team
         int32_t d = of_team * GPU_LANES + lane;
         int64_t channel = (int64_t)(item.head / group) * p.head_size_k + d;
         if (d < p.head_size_k) {
-            roll_channel(p, item.request, channel);
-            roll_channel(p, item.request, keys + channel);
+            roll_channel(p, item.request, p.first_q + channel);
+            roll_channel(p, item.request, p.first_k + channel);
         }
     }
 }
@@ -300,7 +297,6 @@ static __device__ __forceinline__ void make_values64(const sm80_delta_params &a,
     const gpu_delta_params &p = a.p;
     constexpr int loads = VALUE_TOKENS + CHUNK_TAPS - 1;
     int32_t lane = lane_index(), token = (lane >> 3) * VALUE_TOKENS - (CHUNK_TAPS - 1);
-    int64_t keys = (int64_t)p.num_k_heads * p.head_size_k;
     ring_place place = {begin, 0};
     const state_item item = item_of_team(shared_item, of_team);
     if (a.prepare_ctas == 0) {
@@ -311,7 +307,7 @@ static __device__ __forceinline__ void make_values64(const sm80_delta_params &a,
         copy_stage(a, shared_item, begin, place, m, num_prepared);
     }
     delta_source<2> source(p, item.request, p.v, item.head,
-                           2 * keys + (int64_t)item.head * p.head_size_v, p.head_size_v,
+                           p.first_v + (int64_t)item.head * p.head_size_v, p.head_size_v,
                            item.first_row + (lane & 7) * 2);
     delta_taps<2> taps;
     uint32_t raw[loads][1];

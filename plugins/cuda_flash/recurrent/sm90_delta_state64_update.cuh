@@ -117,12 +117,12 @@ struct state64_rows {
 
     /* The addresses of the rows; rows past the end use the last. */
     static __device__ __forceinline__ void
-    find_rows(const sm80_delta_params &a, const state_item &item, int32_t slot, float *(&at)[2])
+    find_rows(const sm80_delta_params &a, const state_item &item, int32_t slot, char *(&at)[2])
     {
         int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
         int32_t last = a.p.head_size_v - 1;
-        at[0] = state_row(a.p, slot, item.head, min(row, last));
-        at[1] = state_row(a.p, slot, item.head, min(row + 2, last));
+        at[0] = state_bytes_at(a.p, slot, item.head, min(row, last));
+        at[1] = state_bytes_at(a.p, slot, item.head, min(row + 2, last));
     }
 
     /* The column of the pair that contains element i. */
@@ -148,14 +148,15 @@ struct state64_rows {
 
     __device__ __forceinline__ void load(const sm80_delta_params &a, const state_item &item)
     {
-        float largest[2], *from[2];
+        float largest[2];
+        char *from[2];
         int32_t dims = a.p.head_size_k;
         clear_sums(s);
         if (item.request.has_state) {
             find_rows(a, item, item.request.state_from, from);
 #pragma unroll
             for (int i = 0; i < CHUNK_DIMS / 2; i++) {
-                s[i] = from[i >> 1 & 1][min(column_of(i) + (i & 1), dims - 1)];
+                s[i] = load_state(a.p, from[i >> 1 & 1], min(column_of(i) + (i & 1), dims - 1));
             }
 #pragma unroll
             for (int i = 0; i < CHUNK_DIMS / 2; i++) {
@@ -171,23 +172,19 @@ struct state64_rows {
         multiply(inverse_of(unit[0]), inverse_of(unit[1]));
     }
 
+    /* States of 16 bits go on as they were stored. */
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
                                           int32_t slot)
     {
-        float *to[2];
+        char *to[2];
         find_rows(a, item, slot, to);
         int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int32_t dims = row + half * 2 < a.p.head_size_v ? a.p.head_size_k : 0;
-#pragma unroll
-            for (int i = 2 * half; i < CHUNK_DIMS / 2; i += 4) {
-                if (column_of(i) < dims) {
-                    to[half][column_of(i)] = s[i] * unit[half];
-                }
-                if (column_of(i) + 1 < dims) {
-                    to[half][column_of(i) + 1] = s[i + 1] * unit[half];
-                }
+        for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+            int half = i >> 1 & 1;
+            int32_t d = column_of(i) + (i & 1);
+            if (row + half * 2 < a.p.head_size_v && d < a.p.head_size_k) {
+                s[i] = store_state(a.p, to[half], d, s[i] * unit[half]) * inverse_of(unit[half]);
             }
         }
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gated delta for one token. Memory bandwidth is the limit, so bulk copies of whole state rows to
+/* One token of any rule. Memory bandwidth is the limit, so bulk copies of whole state rows to
  * shared memory start before anything else. The CTAs that read the windows of a key head form a
  * cluster, which rolls the windows once all CTAs have read them. */
 #ifndef CUDA_FLASH_SM90_DELTA_STEP_CUH
@@ -9,14 +9,52 @@
 
 #define STEP_THREADS 128 /* one channel of q and of k for each thread */
 #define STEP_WARPS (STEP_THREADS / GPU_LANES)
-/* lanes for each row of the state, with CHUNK_DIMS / 4 / STEP_LANES pieces of 16 bytes each */
-#define STEP_LANES 8
-#define STEP_PIECES (CHUNK_DIMS / 4 / STEP_LANES)
+#define STEP_LANES 8 /* lanes for each row of the state */
 #define STEP_TAPS 4
 
-template <int ROWS> struct step_memory {
-    float4 state[ROWS][CHUNK_DIMS / 4];
-    float q[CHUNK_DIMS], k[CHUNK_DIMS], v[ROWS], out[ROWS];
+/* The pieces of 16 bytes of a state's row, which have STATE's type. */
+template <int STATE> struct step_pieces {
+    static constexpr int numbers = STATE == KIND_F32 ? 4 : 8; /* of a piece */
+    static constexpr int of_row = CHUNK_DIMS / numbers, of_lane = of_row / STEP_LANES;
+
+    /* The first number of a lane's piece i. */
+    static __device__ __forceinline__ int32_t column(int i)
+    {
+        return (i * STEP_LANES + lane_index() % STEP_LANES) * numbers;
+    }
+
+    static __device__ __forceinline__ void unpack(const uint4 &piece, float *to)
+    {
+        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if constexpr (STATE == KIND_F32) {
+                to[i] = bits_float(words[i]);
+            } else {
+                float2 two = two_floats<STATE>(words[i]);
+                to[2 * i] = two.x, to[2 * i + 1] = two.y;
+            }
+        }
+    }
+
+    static __device__ __forceinline__ uint4 pack(const float *x)
+    {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if constexpr (STATE == KIND_F32) {
+                words[i] = float_bits(x[i]);
+            } else {
+                words[i] = pack2<STATE>(x[2 * i], x[2 * i + 1]);
+            }
+        }
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+};
+
+template <int STATE, int ROWS> struct step_memory {
+    uint4 state[ROWS][step_pieces<STATE>::of_row];
+    float q[CHUNK_DIMS], k[CHUNK_DIMS], decay[CHUNK_DIMS], v[ROWS], out[ROWS];
     float sums[STEP_WARPS][3]; /* sums of q q, k k, k q */
     uint64_t full;
 };
@@ -48,12 +86,12 @@ struct step_channel {
         bias = p.conv_bias.data != nullptr ? matrix_number(p.conv_bias, 0, channel) : 0.0f;
     }
 
-    template <int KIND> __device__ __forceinline__ float convolve(const gpu_delta_params &p) const
+    __device__ __forceinline__ float convolve(const gpu_delta_params &p) const
     {
         float y = bias;
 #pragma unroll
         for (int i = 0; i < STEP_TAPS; i++) {
-            y = fmaf(two_floats<KIND>(weight[i]).x, two_floats<KIND>(input[i]).x, y);
+            y = fmaf(two_floats<KIND_BF16>(weight[i]).x, two_floats<KIND_BF16>(input[i]).x, y);
         }
         return p.conv_silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
     }
@@ -67,13 +105,12 @@ struct step_channel {
     }
 };
 
-/* Starts the copy of the CTA's rows to shared memory. */
-template <int ROWS>
-static __device__ __forceinline__ void fetch_state(step_memory<ROWS> &m, const float *from,
-                                                   int32_t rows)
+/* Starts the copy of `bytes` of the CTA's rows to shared memory. */
+template <int STATE, int ROWS>
+static __device__ __forceinline__ void fetch_state(step_memory<STATE, ROWS> &m, const char *from,
+                                                   int32_t bytes)
 {
     uint32_t full = shared_address(&m.full);
-    int32_t bytes = rows * CHUNK_DIMS * 4;
     asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(full),
                  "r"(bytes)
                  : "memory");
@@ -83,69 +120,76 @@ static __device__ __forceinline__ void fetch_state(step_memory<ROWS> &m, const f
                  : "memory");
 }
 
-/* What a token does to each row. */
+/* What a token does to each row; read_factor: of S k, 0 without a delta. */
 struct step_token {
-    float decay, beta, k_factor, q_factor, kq;
+    float beta, k_factor, q_factor, read_factor, kq, skip;
 };
 
-template <int ROWS>
-static __device__ __forceinline__ void run_rows(step_memory<ROWS> &m, const step_token &token,
-                                                bool has_state, int32_t rows, float *to)
+template <int STATE, int ROWS>
+static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
+                                                const step_token &token, bool has_state,
+                                                int32_t rows, char *to)
 {
+    typedef step_pieces<STATE> pieces;
+    constexpr int numbers = pieces::numbers, count = pieces::of_lane * numbers;
     int32_t lane = lane_index(), piece = lane % STEP_LANES;
-    float4 q[STEP_PIECES], k[STEP_PIECES];
+    float q[count], k[count], decay[count];
 #pragma unroll
-    for (int i = 0; i < STEP_PIECES; i++) {
-        q[i] = ((const float4 *)m.q)[i * STEP_LANES + piece];
-        k[i] = ((const float4 *)m.k)[i * STEP_LANES + piece];
+    for (int i = 0; i < count; i += 4) {
+        int32_t d = pieces::column(i / numbers) + i % numbers;
+        *(float4 *)&q[i] = *(const float4 *)&m.q[d];
+        *(float4 *)&k[i] = *(const float4 *)&m.k[d];
+        *(float4 *)&decay[i] = *(const float4 *)&m.decay[d];
     }
     constexpr int rows_at_once = GPU_LANES / STEP_LANES;
 #pragma unroll 2
     for (int first = warp_index() * rows_at_once; first < ROWS;
          first += STEP_WARPS * rows_at_once) {
         int32_t row = first + lane / STEP_LANES;
-        float4 s[STEP_PIECES];
-        float a = 0.0f, b = 0.0f;
+        float s[count], a = 0.0f, b = 0.0f;
 #pragma unroll
-        for (int i = 0; i < STEP_PIECES; i++) {
-            s[i] = has_state ? m.state[row][i * STEP_LANES + piece] : make_float4(0, 0, 0, 0);
-            a = fmaf(s[i].x, k[i].x, fmaf(s[i].y, k[i].y, a));
-            a = fmaf(s[i].z, k[i].z, fmaf(s[i].w, k[i].w, a));
-            b = fmaf(s[i].x, q[i].x, fmaf(s[i].y, q[i].y, b));
-            b = fmaf(s[i].z, q[i].z, fmaf(s[i].w, q[i].w, b));
+        for (int i = 0; i < pieces::of_lane; i++) {
+            pieces::unpack(m.state[row][i * STEP_LANES + piece], s + i * numbers);
+        }
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            s[i] = has_state ? s[i] * decay[i] : 0.0f;
+            a = fmaf(s[i], k[i], a);
+            b = fmaf(s[i], q[i], b);
         }
 #pragma unroll
         for (int distance = STEP_LANES / 2; distance > 0; distance >>= 1) {
             a += lane_xor(a, distance);
             b += lane_xor(b, distance);
         }
-        float change = token.beta * (m.v[row] - token.decay * token.k_factor * a);
+        float v = m.v[row], change = token.beta * (v - token.read_factor * a);
         if (row >= rows) {
             continue;
         }
         if (piece == 0) {
-            m.out[row] = token.decay * token.q_factor * b + change * token.kq;
+            m.out[row] = token.q_factor * b + change * token.kq + token.skip * v;
         }
         change *= token.k_factor;
+        uint4 *to_row = (uint4 *)to + (int64_t)row * pieces::of_row + piece;
 #pragma unroll
-        for (int i = 0; i < STEP_PIECES; i++) {
-            float4 x = make_float4(fmaf(change, k[i].x, token.decay * s[i].x),
-                                   fmaf(change, k[i].y, token.decay * s[i].y),
-                                   fmaf(change, k[i].z, token.decay * s[i].z),
-                                   fmaf(change, k[i].w, token.decay * s[i].w));
-            __stcs((float4 *)(to + (int64_t)row * CHUNK_DIMS + (i * STEP_LANES + piece) * 4), x);
+        for (int i = 0; i < count; i++) {
+            s[i] = fmaf(change, k[i], s[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < pieces::of_lane; i++) {
+            __stcs(to_row + i * STEP_LANES, pieces::pack(s + i * numbers));
         }
     }
 }
 
 /* a.slices CTAs with ROWS rows for each value head; the CTAs of a request's key head are a cluster.
  */
-template <int KIND, int ROWS>
-static __global__ void __launch_bounds__(STEP_THREADS)
+template <int STATE, int ROWS>
+static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 4)
     delta_one(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(16) char memory[];
-    step_memory<ROWS> &m = *(step_memory<ROWS> *)memory;
+    step_memory<STATE, ROWS> &m = *(step_memory<STATE, ROWS> *)memory;
     const gpu_delta_params &p = a.p;
     int32_t thread = (int32_t)thread_index(), group = p.num_v_heads / p.num_k_heads;
     int32_t rank = (int32_t)blockIdx.x % (group * a.slices);
@@ -163,28 +207,29 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     if (!enter_request(p, rest / p.num_k_heads, request) || !is_one_step(p, request)) {
         return; /* the whole cluster returns */
     }
-    float *state = state_row(p, request.slots[0], head, first);
     if (thread == 0 && request.has_state) {
-        fetch_state(m, state_row(p, request.state_from, head, first), rows);
+        fetch_state(m, state_bytes_at(p, request.state_from, head, first),
+                    rows * step_pieces<STATE>::of_row * 16);
     }
-    int64_t q_channel = (int64_t)key_head * CHUNK_DIMS + thread;
-    int64_t keys = (int64_t)p.num_k_heads * CHUNK_DIMS;
+    int64_t channel = (int64_t)key_head * CHUNK_DIMS + thread;
     step_channel of_q, of_k, of_v;
-    of_q.load(a, request, q_channel);
-    of_k.load(a, request, keys + q_channel);
+    of_q.load(a, request, p.first_q + channel);
+    of_k.load(a, request, p.first_k + channel);
     bool has_value = thread < rows;
     if (has_value) {
-        of_v.load(a, request, 2 * keys + (int64_t)head * p.head_size_v + first + thread);
+        of_v.load(a, request, p.first_v + (int64_t)head * p.head_size_v + first + thread);
     }
-    float x = matrix_number(p.a, request.first_row, head) + p.dt_bias[head];
-    float gate = matrix_number(p.b, request.first_row, head);
-    float q = of_q.convolve<KIND>(p), k = of_k.convolve<KIND>(p);
+    float step = 0.0f;
+    int32_t gates = p.rule.gates, gate = gates > 1 ? head * gates + thread : head;
+    m.decay[thread] = expf(log_decay(p, request.first_row, head, gate, &step));
+    float beta = write_gate(p, request.first_row, head, step);
+    float q = of_q.convolve(p), k = of_k.convolve(p);
     /* q and k are computed, so the windows have been read. The barrier orders no writes. */
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(q), "f"(k) : "memory");
     m.q[thread] = q;
     m.k[thread] = k;
     if (thread < ROWS) {
-        m.v[thread] = has_value ? of_v.convolve<KIND>(p) : 0.0f;
+        m.v[thread] = has_value ? of_v.convolve(p) : 0.0f;
     }
     float sums[3] = {q * q, k * k, k * q};
 #pragma unroll
@@ -195,8 +240,8 @@ static __global__ void __launch_bounds__(STEP_THREADS)
         }
     }
     step_token token;
-    token.decay = expf(-expf(p.a_log[head]) * softplus(x));
-    token.beta = 1.0f / (1.0f + expf(-gate));
+    token.beta = beta;
+    token.skip = p.rule.skip != nullptr ? p.rule.skip[head] : 0.0f;
     sync_group();
 #pragma unroll
     for (int i = 0; i < 3; i++) {
@@ -204,11 +249,12 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     }
     token.q_factor = p.scale * (p.l2norm ? 1.0f / sqrtf(sums[0] + L2_EPSILON) : 1.0f);
     token.k_factor = p.l2norm ? 1.0f / sqrtf(sums[1] + L2_EPSILON) : 1.0f;
+    token.read_factor = p.rule.additive ? 0.0f : token.k_factor;
     token.kq = sums[2] * token.q_factor * token.k_factor;
     if (request.has_state) {
         barrier_wait(shared_address(&m.full), 0);
     }
-    run_rows(m, token, request.has_state, rows, state);
+    run_rows(m, token, request.has_state, rows, state_bytes_at(p, request.slots[0], head, first));
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     if (rank == 0) {
         of_q.roll();
@@ -218,7 +264,7 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     if (has_value) {
         of_v.roll();
         char *out = p.out.data + request.first_row * p.out.row + head * p.out.head;
-        ((uint16_t *)out)[first + thread] = (uint16_t)pack2<KIND>(m.out[thread], 0.0f);
+        ((uint16_t *)out)[first + thread] = (uint16_t)pack2<KIND_BF16>(m.out[thread], 0.0f);
     }
 }
 

@@ -132,10 +132,4 @@ GPU_INLINE float write_gate(const gpu_delta_params &p, int64_t row, int32_t head
                                                         : 1.0f;
 }
 
-GPU_INLINE float *state_row(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t d)
-{
-    return (float *)(p.state + slot * p.state_slot + head * p.state_head) +
-           (int64_t)d * p.head_size_k;
-}
-
 #endif

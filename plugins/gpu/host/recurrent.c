@@ -62,7 +62,6 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
         .first_k = (int32_t)gdn->first_k,
         .first_v = (int32_t)gdn->first_v,
         .rule = {.skip = gdn->skip,
-                 .is_plain = gdn_is_plain(args->layer),
                  .additive = gdn->rule->rule == ATTN_RULE_ADDITIVE,
                  .gate = gdn->rule->gate,
                  .write_gate = gdn->rule->write_gate,

@@ -386,7 +386,7 @@ static const struct gdn_variant variants[] = {
     {GDN_DRAFTS, 0, 1, 1, 200, 24, 4, 0, 3, true, false, true, false, false, true, true, 4, false, 0, GDN_KDA, ATTN_DTYPE_BF16},
 };
 /* Batches that fill a GPU: heads walked whole, with checkpoints and without; heads that are too many
- * to be walked in quarters and too few to be walked whole. */
+ * to be walked in quarters and too few to be walked whole; heads of the usual sizes for each rule. */
 static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 12, 128, 128, 4, 64, 0, true, true, true, false, false, false, false, 0},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 4, 64, 0, true, false, true, false, false, true, true, 64},
@@ -399,6 +399,14 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 3, 3, 64, 40, 0, 64, 0, false, false, true, false, false, false, false, 0, true, 0, GDN_LIGHTNING, ATTN_DTYPE_BF16},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 6, 128, 128, 4, 64, 0, true, false, true, false, false, true, false, 0, false, 0, GDN_BOUNDED},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, false, true, false, true, 64, false, 0, GDN_GATED_DELTA, ATTN_DTYPE_BF16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 2, 128, 128, 4, 64, 0, true, true, true, false, true, true, false, 0, false, 0, GDN_KDA},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 1, 3, 96, 80, 4, 64, 0, true, false, true, true, false, true, true, 64, false, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_BF16},
+    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 2, 128, 128, 0, 64, 0, false, false, true, false, true, false, false, 0, false, 0, GDN_KDA_GIVEN},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 64, 40, 4, 64, 0, true, false, true, false, false, false, false, 0, true, 0, GDN_KDA},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, false, false, true, true, 0, false, 0, GDN_GATED_DELTA, ATTN_DTYPE_BF16},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, false, true, false, false, 0, false, 0, GDN_KDA},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 2, 128, 72, 4, 64, 0, true, false, true, false, false, true, false, 0, false, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_F16},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, false, false, 0, false, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
 };
 /* clang-format on */
 
