@@ -470,9 +470,9 @@ static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int
     }
 }
 
-/* Prepares m.item for all of its value heads, and looks up m.next, item number `next`. All threads
- * of the group call; a barrier must follow before the memory is reused. GATES_OF_HEADS: m
- * is a rule_memory. */
+/* Prepares m.item for all of its value heads, and looks up m.next, item number `next`. The whole
+ * group calls; a barrier must follow before the memory is reused. GATES_OF_HEADS: m is a
+ * rule_memory. */
 template <int GATES>
 static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, int32_t next,
                                                      prepare_memory &m)

@@ -118,14 +118,18 @@ static bool is_overlapped(const struct gpu_device *device, const sm80_delta_para
            (int64_t)a.num_chunks * a.p.num_k_heads >= (int64_t)device->num_sms * LEAST_PARTS;
 }
 
-/* Whether to use 32 rows for each CTA: for gates per channel, and if all CTAs run at once, unless
- * requests are so long that overlapping preparation with half as many CTAs is faster. */
+/* Whether to use 32 rows for each CTA: for gates per channel, for states of 16 bits, which the
+ * kernel of 64 rows has not been run with, and if all CTAs run at once, unless requests are so long
+ * that overlapping preparation with half as many CTAs is faster. */
 static bool takes_state32(const struct gpu_device *device, const sm80_delta_params &a)
 {
     int64_t reqs = sm80_delta_most_requests(&a), heads = reqs * a.p.num_v_heads;
     int64_t num_ctas = heads * slices_of(a, STATE32_ROWS);
-    if (a.p.rule.gates > 1 || num_ctas > device->num_sms) {
-        return a.p.rule.gates > 1;
+    if (a.p.rule.gates > 1 || a.p.rule.state_dtype != ATTN_DTYPE_F32) {
+        return true;
+    }
+    if (num_ctas > device->num_sms) {
+        return false;
     }
     return a.p.num_tokens <= reqs * STATE32_LENGTH || is_overlapped(device, a, num_ctas) ||
            !is_overlapped(device, a, heads * slices_of(a, STATE64_ROWS));
@@ -145,8 +149,8 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
         if (num_ctas == 0) {
             return NULL;
         }
-        overlapped = is_overlapped(device, *params, num_ctas);
         channels = params->p.rule.gates > 1;
+        overlapped = !channels && is_overlapped(device, *params, num_ctas);
         state128 = num_ctas > (unsigned)device->num_sms && takes_state128(params->p);
         const char *cause =
             overlapped || channels ? NULL : sm80_delta_launch(device, params, stream);

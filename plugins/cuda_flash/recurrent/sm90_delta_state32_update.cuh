@@ -17,8 +17,8 @@
 #define STATE32_AHEAD 3                    /* chunks from the values to the L2 prefetch */
 
 /* A part of a chunk: k, inverse and decays, or q, scores and decays. Gates per channel have a third
- * between them, the keys decayed to the chunk's end, and the chunk's decay of each channel in place
- * of the decays. */
+ * between them, the keys decayed to the chunk's end; each channel's decay over the chunk replaces
+ * the decays of its tokens. */
 struct alignas(1024) chunk_part {
     uint16_t tall[CHUNK][CHUNK_DIMS];
     uint16_t square[CHUNK][CHUNK];

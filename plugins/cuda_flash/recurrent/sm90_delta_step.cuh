@@ -14,7 +14,7 @@
 
 /* The pieces of 16 bytes of a state's row, which have STATE's type. */
 template <int STATE> struct step_pieces {
-    static constexpr int numbers = STATE == KIND_F32 ? 4 : 8; /* of a piece */
+    static constexpr int numbers = STATE == KIND_F32 ? 4 : 8; /* in a piece */
     static constexpr int of_row = CHUNK_DIMS / numbers, of_lane = of_row / STEP_LANES;
 
     /* The first number of a lane's piece i. */
