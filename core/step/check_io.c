@@ -85,14 +85,14 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
         TRY(check_output_scales(plan, step, io, error));
     }
     if (form == ATTN_OUTPUT_NVFP4) {
+        const long long half = wanted.head_size / 2, columns = wanted.heads * half;
         return is_nvfp4_rows(out, &wanted, plan->num_tokens)
                    ? ATTN_OK
                    : refuse_tensor("out", out, error,
                                    "[%d or more, %lld, %lld] or [%d or more, %lld] uint8, two "
                                    "values a byte, each row in one piece",
-                                   plan->num_tokens, (long long)wanted.heads,
-                                   (long long)wanted.head_size / 2, plan->num_tokens,
-                                   (long long)(wanted.heads * (wanted.head_size / 2)));
+                                   plan->num_tokens, (long long)wanted.heads, half,
+                                   plan->num_tokens, columns);
     }
     if (form != ATTN_OUTPUT_PLAIN) {
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = e4m3};
