@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table of docs/performance/choices.md from what `attn-bench --tune --model` printed.
+"""Writes the table of docs/choices.md from what `attn-bench --tune --model` printed.
 
 usage: choices.py ON FILE...
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent / "performance" / "choices.md"
+PAGE = Path(__file__).resolve().parent / "choices.md"
 BEGIN, END = "<!-- choices.py: begin -->", "<!-- choices.py: end -->"
 HEADER = ["on", "model", "layers", "phase", "declared: us", "measured: us", "buckets", "gain", "note"]
 KEY = 4  # columns that name a row

@@ -10,7 +10,7 @@ trap 'rm -rf "$folder"' EXIT
 mkdir -p "$folder/docs/performance"
 cp "$2"/choices.py "$2"/conformance.py "$2"/conformance.md "$2"/features.py "$folder/docs"
 cd "$folder"
-page=docs/performance/choices.md
+page=docs/choices.md
 printf '# Page\n<!-- choices.py: begin -->\n<!-- choices.py: end -->\nend\n' >$page
 printf '| model | layers | phase | declared: us | measured: us | buckets | gain | note |\n| --- |\n' >tuned
 printf '| m | 2 of a | %s | x: %s | y: 1.0 | %s | 50 %% |  |\n' prefill 1.5 3 decode - 0 >>tuned
