@@ -24,10 +24,10 @@ static int64_t find_second(const void *numbers, size_t size, int64_t count, int6
         for (int64_t i = 0; i < count; i++) {
             const int64_t number = size == sizeof(int64_t) ? ((const int64_t *)numbers)[i]
                                                            : ((const int32_t *)numbers)[i];
-            const int64_t at = number - first;
-            if (number < first || at >= window || number >= end) {
+            if (number < first || number >= end || number - first >= window) {
                 continue;
             }
+            const int64_t at = number - first;
             if (seen[at / 64] >> (at % 64) & 1) {
                 return i;
             }
