@@ -131,7 +131,7 @@ class Interface(unittest.TestCase):
         libattn.torch.configure(ignore_environment=True)
         with mock.patch.object(describe, "device", lambda: ("cuda", 7)):
             found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.bfloat16)
-        self.assertRegex("\n".join(found), "device: there is no cuda:7 here.*\n.*leave out --attention-backend CUSTOM")
+        self.assertRegex("\n".join(found), r"device: there is no cuda:7 here(.|\n)*leave out --attention-backend CUSTOM")
 
     def test_a_layer_that_nothing_serves(self) -> None:
         """What vLLM does not say before: refused when the model makes the layer, with its heads and window."""
