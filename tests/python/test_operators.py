@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import library
 
 import libattn.torch
 from common import worst
@@ -150,8 +151,7 @@ class Operators(unittest.TestCase):
         """Schemas, fake outputs and functionalization, by torch's own check."""
         for name, make, expect, _ in CASES:
             for op, given in ((name, make()), (f"{name}_out", (torch.zeros(expect(*make()).shape), *make()))):
-                torch.library.opcheck(getattr(torch.ops.libattn, op).default, given,
-                                      test_utils=("test_schema", "test_faketensor"))
+                library.opcheck(getattr(torch.ops.libattn, op).default, given, test_utils=("test_schema", "test_faketensor"))
 
     def hold_model(self, compile: Any) -> None:
         """What `compile` makes of the model and its inputs computes and writes what is expected."""

@@ -64,7 +64,7 @@ void number_store(void *memory, int64_t at, int32_t dtype, double value)
         return;
     }
     if (isnan(value)) {
-        /* of 16 bits not all ones, as memory that nothing has written may hold */
+        /* 16 bits of ones are what attn-check fills unwritten memory with */
         out = (1u << bits) - (bits == 16 ? 2 : 1);
         out = dtype == ATTN_DTYPE_FP8_E4M3FNUZ ? 0x80 : out;
     } else {
