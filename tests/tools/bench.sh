@@ -191,10 +191,11 @@ unset ATTN_PLUGIN_PATH
 # A model's layers, by phase and bucket: what was chosen before and what is now.
 expect 2 'goes with --tune' "$bench" --model "$folder/tiny.json"
 expect 2 'is not seconds' "$bench" --tune --model "$folder/tiny.json" --seconds 0
+expect 2 'max-spread' "$bench" --tune --model "$folder/tiny.json" --max-spread 0
 expect 1 'nowhere.json' "$bench" --tune --model "$folder/nowhere.json"
 if "$info" --model "$folder/tiny.json" >/dev/null 2>&1; then
-    expect 0 '^| tiny | 2 of 4/2x64x64.f32.auto | decode | cpu_' "$bench" --tune --model "$folder/tiny.json" --seconds 1 --threads 1 --cpu-time
-    expect 0 '"declared_us"' "$bench" --json --tune --model "$folder/tiny.json" --seconds 1 --threads 1 --cpu-time
+    expect 0 '^| tiny | 2 of 4/2x64x64.f32.auto | decode | cpu_' "$bench" --tune --model "$folder/tiny.json" --seconds 1 --max-spread 10000 --threads 1 --cpu-time
+    expect 0 '"declared_us"' "$bench" --json --tune --model "$folder/tiny.json" --seconds 1 --max-spread 10000 --threads 1 --cpu-time
     grep -q '4/2x64x64.f32.f32 prefill 1x64 cpu_' "$folder/cache/ranks" || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
 fi
 

@@ -16,7 +16,8 @@ static const char usage[] =
     "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
     "                  [--kv-dtype D] [--threads N] [--cpu-time] [--budget S] [--csv]\n"
     "                  [--against BUILD_OR_PLUGIN] [--peer FILE.so] [--plot FILE]\n"
-    "                  [--tune [--model FILE [--seconds N]]] [--json] [--help] [--version]\n"
+    "                  [--tune [--model FILE [--seconds N] [--max-spread P]]] [--json] [--help] "
+    "[--version]\n"
     "\n"
     "Times a backend's kernels through the core and holds them to what the machine can do,\n"
     "measured in the same process before every sample.\n"
@@ -44,6 +45,8 @@ static const char usage[] =
     "  --model FILE     with --tune: the layers of a model's config.json in place of --shape, by\n"
     "                   phase and bucket; shows what is chosen before and after\n"
     "  --seconds N      of --model in all (default 60)\n"
+    "  --max-spread P   of --model: times whose spread is above P percent are measured once more,\n"
+    "                   then not kept (default 30)\n"
     "  --json           one JSON document on stdout\n"
     "\n"
     "A value may be a list a+b+c or a range a..b (doubling) or a..b/step: each is measured.\n"
@@ -146,6 +149,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"tune", &options->tune},
         {"model", .text = &options->model},
         {"seconds", .parse = parse_seconds},
+        {"max-spread", .count = &options->max_spread, .least = 1, .most = 10000},
         {"json", &options->json},
         {"child", .text = &options->child}};
     const struct command command = {"attn-bench",
@@ -154,7 +158,8 @@ int options_parse(int argc, char **argv, struct options *options)
                                     .options = names,
                                     .num_options = sizeof names / sizeof *names,
                                     .user = options};
-    *options = (struct options){.dtype = ATTN_DTYPE_BF16, .budget = 3, .seconds = 60};
+    *options =
+        (struct options){.dtype = ATTN_DTYPE_BF16, .budget = 3, .seconds = 60, .max_spread = 30};
     int code = command_parse(&command, argc, argv);
     if (code < 0 && options->json && options->csv) {
         fputs("attn-bench: --csv: stdout is --json's already; one of them\n", stderr);

@@ -19,9 +19,10 @@ struct options {
     const char *against; /* a build folder or a plugin; NULL: none */
     const char *peer;    /* a file with the functions of peer.h; NULL: none */
     bool json, csv, tune;
-    const char *model; /* whose layers are tuned; NULL: those of the shapes */
-    double seconds;    /* that --tune --model takes in all */
-    const char *child; /* what a process started by `dispatch` calls; NULL: a user's process */
+    const char *model;  /* whose layers are tuned; NULL: those of the shapes */
+    double seconds;     /* that --tune --model takes in all */
+    int32_t max_spread; /* of a time that --tune --model keeps, percent */
+    const char *child;  /* what a process started by `dispatch` calls; NULL: a user's process */
 };
 
 /* -1: go on; else the exit status. */

@@ -115,7 +115,8 @@ attn_status tune_write(const struct report *report, const struct session *sessio
     }
     if (count == 0) {
         return cache_lines_fail(error, "--tune",
-                                "no backend was measured; the ranks stay as they were");
+                                "no time was kept (none was measured, or --model's spreads are "
+                                "above --max-spread); the ranks stay as they were");
     }
     attn_status status = cache_lines_path(RANKS_FILE, path, size, error);
     FILE *out = status == ATTN_OK ? open_memstream(&text, &length) : NULL;

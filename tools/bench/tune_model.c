@@ -14,7 +14,6 @@
 
 #define MAX_TUNED_BACKENDS 64
 /* A time that spreads further is not kept: its bucket is measured twice, then dropped. */
-#define MAX_SPREAD 0.3
 #define TOO_SLOW 4.0 /* times the fastest: not measured in larger buckets */
 #define BUCKETS 3
 
@@ -143,8 +142,10 @@ void tuning_finish(struct tuning *tuning)
 }
 
 /* Takes the results from `first` on that a refused backend has out of the report, and leaves
- * backends out that were refused or are too slow. False: a time's spread is too large. */
-static bool judge(struct tuned *item, struct report *report, int32_t first, const int32_t *indices)
+ * backends out that were refused or are too slow. False: a time's spread is above `max_spread`
+ * percent. */
+static bool judge(struct tuned *item, struct report *report, int32_t first, const int32_t *indices,
+                  int32_t max_spread)
 {
     double fastest = INFINITY;
     bool quiet = true;
@@ -152,7 +153,7 @@ static bool judge(struct tuned *item, struct report *report, int32_t first, cons
     for (int32_t i = first; i < report->count; i++) {
         const struct result *r = &report->results[i];
         fastest = r->error[0] == '\0' ? fmin(fastest, r->timing.time_us) : fastest;
-        quiet &= r->error[0] != '\0' || r->timing.spread <= MAX_SPREAD;
+        quiet &= r->error[0] != '\0' || 100 * r->timing.spread <= max_spread;
     }
     for (int32_t i = first; i < report->count; i++) {
         struct result *r = &report->results[i];
@@ -214,7 +215,7 @@ static void measure_bucket(struct tuned *item, int32_t bucket, const int32_t siz
         if (count > 0) {
             measure(user, &shapes.shapes[0], backends, count);
         }
-        quiet = judge(item, report, first, indices);
+        quiet = judge(item, report, first, indices, session->options->max_spread);
     }
     for (int32_t i = first; i < report->count && !quiet; i++) {
         report->results[i].rank_shape[0] = '\0';
@@ -244,7 +245,7 @@ void tuning_run(struct tuning *tuning, const struct session *session, struct rep
             if (skipped || repeats) {
                 continue;
             }
-            if (seconds_of(CLOCK_MONOTONIC) > end) {
+            if (bucket > 0 && seconds_of(CLOCK_MONOTONIC) > end) {
                 snprintf(item->note, sizeof item->note, "no time was left for %dx%d", sizes[0],
                          sizes[1]);
             } else {
