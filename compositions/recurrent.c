@@ -45,6 +45,19 @@ static attn_status check_rule(const char *name, const struct attn_recurrent_rule
     return ATTN_OK;
 }
 
+static attn_status check_norm(const char *name, const struct attn_recurrent_norm *norm,
+                              int32_t num_v_heads, struct attn_error *error)
+{
+    if (norm->num_groups > 0 && num_v_heads % norm->num_groups != 0) {
+        return BAD("num_groups", "layer '%s': num_groups %d does not divide num_v_heads %d", name,
+                   norm->num_groups, num_v_heads);
+    }
+    if (!(norm->epsilon > 0) || !isfinite(norm->epsilon)) {
+        return BAD("epsilon", "layer '%s': epsilon is %g; above 0", name, norm->epsilon);
+    }
+    return ATTN_OK;
+}
+
 /* Of a slot: S [Hv, Dv, Dk], and the convolution's window. */
 static int64_t state_bytes(const struct attn_layer_desc *l, const struct attn_recurrent_desc *g)
 {
@@ -65,13 +78,19 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if (layer->rule != NULL && !layer->has_states) {
         return layer_refuse_extension(layer, "attn_recurrent_rule", false, error);
     }
+    if (layer->norm != NULL && !layer->has_states) {
+        return layer_refuse_extension(layer, "attn_recurrent_norm", false, error);
+    }
     if (!layer->has_states) {
         return ATTN_OK;
     }
     layer->kernel = ATTN_KERNEL_RECURRENT;
-    layer->reads |= ABI_READS(RECURRENT_WEIGHTS) | ABI_READS(BATCH_RECURRENT) |
-                    ABI_READS(IO_RECURRENT) |
-                    (layer->rule != NULL ? ABI_READS(DRAFT_RECURRENT_SKIP) : 0);
+    layer->reads |=
+        ABI_READS(RECURRENT_WEIGHTS) | ABI_READS(BATCH_RECURRENT) | ABI_READS(IO_RECURRENT) |
+        (layer->rule != NULL ? ABI_READS(DRAFT_RECURRENT_SKIP) : 0) |
+        (layer->norm != NULL
+             ? ABI_READS(DRAFT_RECURRENT_NORM_WEIGHT) | ABI_READS(DRAFT_IO_RECURRENT_GATE)
+             : 0);
     const struct attn_layer_desc *l = &layer->desc;
     struct attn_recurrent_desc *g = layer->gdn;
     if (g->num_v_heads % g->num_k_heads != 0) {
@@ -96,6 +115,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if (layer->rule != NULL) {
         TRY(check_rule(l->name, layer->rule, error));
     }
+    if (layer->norm != NULL) {
+        TRY(check_norm(l->name, layer->norm, g->num_v_heads, error));
+    }
     layer->state_bytes = state_bytes(l, g);
     /* what a batch brings, and what is checked of it, is one for all layers of a plan */
     _Static_assert(sizeof *g - sizeof g->ext <= MAX_BATCH_KEY, "room for the description");
@@ -112,11 +134,11 @@ static void need_switch(struct check *check, const char *field, int32_t asked, i
 
 /* A mask that says nothing is of code 0. A layer or a backend without the draft extension has the
  * gated delta rule alone. */
-static void match_rule(struct check *check, const struct attn_recurrent_rule *given)
+static void match_rule(struct check *check, const struct layer *layer)
 {
     static const struct attn_recurrent_rule gated_delta;
     static const struct attn_recurrent_rule_caps none;
-    const struct attn_recurrent_rule *r = given != NULL ? given : &gated_delta;
+    const struct attn_recurrent_rule *r = layer->rule != NULL ? layer->rule : &gated_delta;
     const struct attn_recurrent_rule_caps *caps =
         ext_find(check->caps->next, ATTN_EXT_DRAFT_RECURRENT_CAPS);
     caps = caps != NULL ? caps : &none;
@@ -138,6 +160,7 @@ static void match_rule(struct check *check, const struct attn_recurrent_rule *gi
     need_switch(check, "gate_per_channel", r->gate_per_channel, caps->gate_per_channel);
     need_switch(check, "values_first", r->values_first, caps->values_first);
     need_switch(check, "has_skip", r->has_skip, caps->skip);
+    need_switch(check, "attn_recurrent_norm", layer->norm != NULL, caps->norm);
 }
 
 static void match(struct check *check, int32_t phase)
@@ -154,7 +177,7 @@ static void match(struct check *check, int32_t phase)
         }
         return;
     }
-    match_rule(check, check->whole->rule);
+    match_rule(check, check->whole);
     need_switch(check, "has_initial_slots", gdn->has_initial_slots, caps->initial_slots);
     need_switch(check, "checkpoint_interval", gdn->checkpoint_interval, caps->checkpoints);
     check_code(check, "state_dtype", ATTN_NAMES_DTYPE, gdn->state_dtype,
@@ -177,6 +200,11 @@ static bool is_float(const struct attn_tensor *t, int32_t ndim)
 static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
 {
     return is_float(t, 2) && t->shape[0] >= rows && t->shape[1] == columns;
+}
+
+static bool is_contiguous(const struct attn_tensor *t)
+{
+    return t->strides == NULL || t->strides[t->ndim - 1] == 1;
 }
 
 /* Weights are borrowed, and handed to kernels as they came. */
@@ -209,6 +237,18 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     if ((skip != NULL && skip->skip != NULL) != has_skip) {
         return BAD("skip", "layer '%s': has_skip is %d and skip is %p", name, has_skip,
                    skip != NULL ? (const void *)skip->skip : NULL);
+    }
+    const struct attn_recurrent_norm *norm = layer->selected->norm;
+    const struct attn_recurrent_norm_weight *scaled =
+        ext_find(given, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
+    const int64_t scales =
+        (int64_t)g->head_size_v * (norm != NULL && norm->num_groups > 0 ? g->num_v_heads : 1);
+    if (norm != NULL && (scaled == NULL || !is_float(scaled->weight, 1) ||
+                         scaled->weight->shape[0] != scales || !is_contiguous(scaled->weight))) {
+        return BAD("attn_recurrent_norm_weight",
+                   "layer '%s': the parameters bring no weight of the norm, or not [%lld] of "
+                   "floats, contiguous",
+                   name, (long long)scales);
     }
     const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
     if (g->conv_width > 0 &&
@@ -456,11 +496,6 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool is_contiguous(const struct attn_tensor *t)
-{
-    return t->strides == NULL || t->strides[t->ndim - 1] == 1;
-}
-
 static bool is_rows(const struct attn_tensor *t, const struct tensor_form *wanted, int64_t rows)
 {
     return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == wanted->kind &&
@@ -507,6 +542,16 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                                !is_rows(io->v, &step->v, rows))) {
         return FAIL("q", "q, k or v is NULL or not [num_tokens or more, Hk or Hv, Dk or Dv] of the "
                          "layer's dtype with a contiguous last dimension");
+    }
+    const struct attn_io_recurrent_gate *gate =
+        ext_find(io->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
+    if (step->layer->selected->norm != NULL &&
+        (gate == NULL || !is_float(gate->gate, 3) || gate->gate->shape[0] < rows ||
+         gate->gate->shape[1] != g->num_v_heads || gate->gate->shape[2] != g->head_size_v ||
+         !is_contiguous(gate->gate))) {
+        return FAIL("attn_io_recurrent_gate",
+                    "gate is NULL or not [num_tokens or more, num_v_heads, head_size_v] of floats "
+                    "with a contiguous last dimension");
     }
     return step_check_out(plan, step, io, error);
 }

@@ -149,6 +149,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{FORMULAS}delta, {RULES}"),
         ("lightning: constant gates", has("recurrent", "additive", "gate_constant", "write_gate_none"), "",
          f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
+        ("a norm and a gate of the output", has("recurrent", "output_norm"), "", f"{CHECK}, tests/python/test_recurrent"),
         ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {RULES}"),
     ]),
     ("Indexers", [
@@ -168,7 +169,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 OPEN = [
     "caches of a layer beyond K and V or latent rows, further tables of a batch: described, bound, planned and handed through "
     "(tests/step/test_many_caches); no shipped backend declares them",
-    "recurrent layers: a ring of the last tokens' inputs in place of a state each step (replay), gated norms after the rule, "
+    "recurrent layers: a ring of the last tokens' inputs in place of a state each step (replay), "
     "stochastic rounding, states of 8 bits: no field says them",
 ]
 

@@ -165,7 +165,7 @@ def generate() -> str:
     text = (HEADERS / "version.h").read_text(encoding="utf-8")
     extensions = {name: number for number, name in re.findall(r"ATTN_EXT_\w+ = (\d+),?\s*/\* struct (\w+),", text)}
     for path in (HEADERS / "draft").glob("*.h"):
-        extensions |= {name: number for number, name in re.findall(r"#define ATTN_EXT_\w+ (0x\w+)u\s*/\* struct (\w+),",
+        extensions |= {name: number for number, name in re.findall(r"#define ATTN_EXT_\w+ (0x\w+)u\s*/\* struct (\w+)",
                                                                    path.read_text(encoding="utf-8"))}
     for stem in ORDER:
         text = strip((HEADERS / f"{stem}.h").read_text(encoding="utf-8"))

@@ -27,6 +27,7 @@ struct layer {
     struct attn_mla_desc *mla;              /* or NULL */
     struct attn_recurrent_desc *gdn;        /* or NULL */
     struct attn_recurrent_rule *rule;       /* or NULL: the gated delta rule */
+    struct attn_recurrent_norm *norm;       /* what follows a recurrent layer's rule, or NULL */
     struct attn_indexer_desc *indexer;      /* or NULL */
     struct attn_index_lists *lists;         /* or NULL: every key is listed */
     struct attn_layer_caches *caches;       /* or NULL; elements of our struct's size */

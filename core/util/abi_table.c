@@ -110,6 +110,8 @@ FIELDS(recurrent_rule, INT(recurrent_rule, rule, 0, NUM_RULES - 1),
        INT(recurrent_rule, write_gate, 0, NUM_WRITE_GATES - 1),
        SWITCH(recurrent_rule, values_first), SWITCH(recurrent_rule, has_skip),
        ZERO(recurrent_rule, reserved));
+FIELDS(recurrent_norm, INT(recurrent_norm, gate_activation, 0, ATTN_OUTPUT_GATE_SIGMOID),
+       SWITCH(recurrent_norm, gate_first), INT(recurrent_norm, num_groups, 0, MAX_HEADS));
 FIELDS(indexer_desc, INT(indexer_desc, topk, 1, MAX_ENTRIES),
        INT(indexer_desc, num_groups, 0, MAX_HEADS),
        INT(indexer_desc, activation, 0, NUM_ACTIVATIONS - 1), SWITCH(indexer_desc, has_weights),
@@ -144,6 +146,7 @@ FIELDS(kv_quant_params, DEVICE(kv_quant_params, hadamard_signs_k),
        DEVICE(kv_quant_params, hadamard_signs_v), DEVICE(kv_quant_params, v_channel_scale));
 FIELDS(mm_encoder_state, DEVICE(mm_encoder_state, amax_history), DEVICE(mm_encoder_state, scales));
 FIELDS(recurrent_skip, DEVICE(recurrent_skip, skip));
+FIELDS(recurrent_norm_weight, TENSOR(recurrent_norm_weight, weight));
 
 FIELDS(batch, INT(batch, mode, 0, ATTN_BATCH_PROFILE), INT(batch, causal, 0, ATTN_CAUSAL_NO),
        DEVICE(batch, query_start_loc), HOST(batch, query_start_loc_host), DEVICE(batch, seq_lens),
@@ -174,6 +177,7 @@ FIELDS(io_mla, TENSOR(io_mla, q_nope), TENSOR(io_mla, q_pe), TENSOR(io_mla, kv_c
 FIELDS(io_index_lists, DEVICE(io_index_lists, indices), DEVICE(io_index_lists, lengths));
 FIELDS(io_recurrent, TENSOR(io_recurrent, mixed_qkv), TENSOR(io_recurrent, a),
        TENSOR(io_recurrent, b));
+FIELDS(io_recurrent_gate, TENSOR(io_recurrent_gate, gate));
 FIELDS(io_indexer, TENSOR(io_indexer, weights), DEVICE(io_indexer, lengths));
 FIELDS(io_output_quant, DEVICE(io_output_quant, scale), TENSOR(io_output_quant, block_scales));
 FIELDS(io_rope, DEVICE(io_rope, positions), TENSOR(io_rope, cos_sin),

@@ -55,6 +55,7 @@
     X(MLA_DESC, attn_mla_desc, 64, LAYER_DESC, mla_desc, NULL)                                     \
     X(RECURRENT_DESC, attn_recurrent_desc, 72, LAYER_DESC, recurrent_desc, NULL)                   \
     X(DRAFT_RECURRENT_RULE, attn_recurrent_rule, 64, LAYER_DESC, recurrent_rule, NULL)             \
+    X(DRAFT_RECURRENT_NORM, attn_recurrent_norm, 40, LAYER_DESC, recurrent_norm, NULL)             \
     X(DRAFT_INDEXER_DESC, attn_indexer_desc, 64, LAYER_DESC, indexer_desc, NULL)                   \
     X(CONTEXT_PARALLEL, attn_context_parallel, 56, LAYER_DESC, context_parallel, NULL)             \
     X(DRAFT_MM_ENCODER, attn_mm_encoder_quant, 40, LAYER_DESC, mm_encoder_quant, NULL)             \
@@ -68,11 +69,15 @@
       "attn_mm_encoder_quant")                                                                     \
     X(DRAFT_RECURRENT_SKIP, attn_recurrent_skip, 32, LAYER_PARAMS, recurrent_skip,                 \
       "attn_recurrent_rule")                                                                       \
+    X(DRAFT_RECURRENT_NORM_WEIGHT, attn_recurrent_norm_weight, 32, LAYER_PARAMS,                   \
+      recurrent_norm_weight, "attn_recurrent_norm")                                                \
     X(BATCH_RECURRENT, attn_batch_recurrent, 88, BATCH, batch_recurrent, "kind recurrent")         \
     X(BATCH_CONTEXT, attn_batch_context_parallel, 56, BATCH, batch_context_parallel,               \
       "attn_context_parallel")                                                                     \
     X(IO_MLA, attn_io_mla, 72, STEP_IO, io_mla, "kind mla")                                        \
     X(IO_RECURRENT, attn_io_recurrent, 48, STEP_IO, io_recurrent, "kind recurrent")                \
+    X(DRAFT_IO_RECURRENT_GATE, attn_io_recurrent_gate, 32, STEP_IO, io_recurrent_gate,             \
+      "attn_recurrent_norm")                                                                       \
     X(DRAFT_IO_INDEXER, attn_io_indexer, 40, STEP_IO, io_indexer, "kind indexer")                  \
     X(IO_OUTPUT_QUANT, attn_io_output_quant, 40, STEP_IO, io_output_quant,                         \
       "a quantized output_form")                                                                   \

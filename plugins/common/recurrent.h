@@ -24,6 +24,8 @@ struct gdn {
     const float *skip; /* [Hv] or NULL */
     const struct attn_batch_recurrent *states;
     const struct attn_io_recurrent *io;
+    const struct attn_recurrent_norm *norm; /* what follows the rule, or NULL; so the next two */
+    const struct attn_tensor *norm_weight, *output_gate;
     int64_t num_channels;              /* 2 Hk Dk + Hv Dv */
     int64_t first_q, first_k, first_v; /* channels */
 };
@@ -47,8 +49,17 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
     static const struct attn_recurrent_rule gated_delta;
     const struct attn_recurrent_skip *skip = (const struct attn_recurrent_skip *)ext_of(
         args->params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
+    const struct attn_recurrent_norm_weight *weight =
+        (const struct attn_recurrent_norm_weight *)ext_of(args->params->next,
+                                                          ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
+    const struct attn_io_recurrent_gate *gate =
+        (const struct attn_io_recurrent_gate *)ext_of(args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
     struct gdn gdn = {
         .args = args,
+        .norm = (const struct attn_recurrent_norm *)ext_of(args->layer->next,
+                                                           ATTN_EXT_DRAFT_RECURRENT_NORM),
+        .norm_weight = weight != NULL ? weight->weight : NULL,
+        .output_gate = gate != NULL ? gate->gate : NULL,
         .rule = (const struct attn_recurrent_rule *)ext_of(args->layer->next,
                                                            ATTN_EXT_DRAFT_RECURRENT_RULE),
         .skip = skip != NULL ? skip->skip : NULL,
@@ -69,6 +80,20 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
         gdn.first_v = gdn.rule->values_first ? 0 : 2 * keys;
     }
     return gdn;
+}
+
+/* Heads of the output over which a norm has one mean. */
+static inline int32_t gdn_norm_size(const struct gdn *gdn)
+{
+    return gdn->norm->num_groups > 0 ? gdn->desc->num_v_heads / gdn->norm->num_groups : 1;
+}
+
+/* The norm's weights of a head. */
+static inline const void *gdn_norm_weight(const struct gdn *gdn, int32_t head)
+{
+    const struct attn_tensor *weight = gdn->norm_weight;
+    const int64_t first = gdn->norm->num_groups > 0 ? head * (int64_t)gdn->desc->head_size_v : 0;
+    return (const char *)weight->data + weight->byte_offset + first * (weight->dtype.bits / 8);
 }
 
 /* Whether it is the gated delta rule over float32 states, for which backends have fast kernels. */

@@ -4,6 +4,7 @@
  * a thread's stack. */
 #include "gdn.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "common/number.h"
@@ -162,6 +163,58 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
     }
 }
 
+/* A head's output as the norm takes it, and what it is multiplied with after that. */
+static void load_gated(const struct gdn *gdn, int64_t row, int32_t head, double *x, double *gate)
+{
+    const struct attn_tensor *out = gdn->args->out, *z = gdn->output_gate;
+    const int32_t dv = gdn->desc->head_size_v;
+    number_load_row(x, tensor_row(out, row, head), number_dtype_name(out->dtype), dv);
+    number_load_row(gate, tensor_row(z, row, head), number_dtype_name(z->dtype), dv);
+    for (int32_t d = 0; d < dv; d++) {
+        const double sigmoid = 1 / (1 + exp(-gate[d]));
+        gate[d] = gdn->norm->gate_activation == ATTN_OUTPUT_GATE_SILU ? gate[d] * sigmoid : sigmoid;
+        x[d] *= gdn->norm->gate_first ? gate[d] : 1;
+        gate[d] = gdn->norm->gate_first ? 1 : gate[d];
+    }
+}
+
+/* A token's outputs of the heads with one mean, in place. */
+static void norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, int32_t num_heads)
+{
+    const struct attn_tensor *out = gdn->args->out;
+    const int32_t dv = gdn->desc->head_size_v, end = first_head + num_heads;
+    double x[GDN_MAX_HEAD_SIZE], gate[GDN_MAX_HEAD_SIZE], weight[GDN_MAX_HEAD_SIZE], sum = 0;
+    for (int32_t h = first_head; h < end; h++) {
+        load_gated(gdn, row, h, x, gate);
+        sum += dot(x, x, dv);
+    }
+    const double rms = sqrt(sum / ((double)num_heads * dv) + gdn->norm->epsilon);
+    for (int32_t h = first_head; h < end; h++) {
+        load_gated(gdn, row, h, x, gate);
+        number_load_row(weight, gdn_norm_weight(gdn, h), number_dtype_name(gdn->norm_weight->dtype),
+                        dv);
+        for (int32_t d = 0; d < dv; d++) {
+            x[d] *= weight[d] / rms * gate[d];
+        }
+        number_store_row(tensor_row(out, row, h), x, number_dtype_name(out->dtype), dv);
+    }
+}
+
+/* Items are (request, heads with one mean). */
+static void norm_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct gdn *gdn = argument;
+    const int32_t heads = gdn_norm_size(gdn), groups = gdn->desc->num_v_heads / heads;
+    struct gdn_request request;
+    for (int64_t item = begin; item < end; item++) {
+        const bool active =
+            gdn_request_of(gdn, (int32_t)(item / groups), &request) && request.state_from >= 0;
+        for (int64_t t = 0; active && t < request.num_tokens; t++) {
+            norm_heads(gdn, request.first_row + t, (int32_t)(item % groups) * heads, heads);
+        }
+    }
+}
+
 attn_status ref_recurrent(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gdn gdn = gdn_of(args);
@@ -174,6 +227,10 @@ attn_status ref_recurrent(const struct attn_attend_args *args, struct attn_error
     host->parallel_for(host->user, requests * gdn.desc->num_v_heads, 1, state_items, &gdn);
     if (gdn.desc->conv_width > 1) {
         host->parallel_for(host->user, requests * gdn.num_channels, 64, roll_items, &gdn);
+    }
+    if (gdn.norm != NULL) {
+        host->parallel_for(host->user, requests * (gdn.desc->num_v_heads / gdn_norm_size(&gdn)), 1,
+                           norm_items, &gdn);
     }
     return ATTN_OK;
 }

@@ -62,4 +62,15 @@ struct gpu_delta_params {
     struct gpu_delta_rule rule;
 };
 
+/* The norm and the gate of the outputs, in place (attn_recurrent_norm). */
+struct gpu_delta_norm_params {
+    struct gpu_delta_params delta;
+    struct gpu_tensor gate;
+    struct gpu_matrix weight; /* [1, Dv], or [1, Hv Dv] where it is of each head */
+    int32_t per_head;
+    int32_t num_heads; /* over which a mean goes */
+    int32_t sigmoid, gate_first;
+    float epsilon;
+};
+
 #endif

@@ -98,6 +98,12 @@ REFUSAL(rule_limits, "dt_min", "is 2, dt_max 1", SET_RULE(.dt_min = 2, .dt_max =
 REFUSAL(rule_limits_alone, "dt_min", "is 0, dt_max 1",
         SET_RULE(.gate = ATTN_GATE_GIVEN, .dt_max = 1))
 REFUSAL(rule_reserved, "reserved", "1; allowed are 0 to 0", SET_RULE(.reserved = 1))
+REFUSAL(norm_on_decoder, "attn_recurrent_norm", "takes no", SET_NORM(.epsilon = 1);
+        l->next = &norm.ext; l->kind = ATTN_LAYER_DECODER; l->block_size = 16)
+REFUSAL(norm_activation, "gate_activation", "2; allowed are 0 to 1", SET_NORM(.gate_activation = 2))
+REFUSAL(norm_groups, "num_groups", "num_groups 3 does not divide num_v_heads 8",
+        SET_NORM(.num_groups = 3, .epsilon = 1))
+REFUSAL(norm_epsilon, "epsilon", "is 0; above 0", SET_NORM(.num_groups = 2))
 REFUSAL(lists_on_encoder, "attn_index_lists", "takes no", SET_LISTS(.max_entries = 8);
         l->kind = ATTN_LAYER_ENCODER; l->causal = l->block_size = 0)
 REFUSAL(lists_entries, "max_entries", "0; allowed are 1 to 1048576", SET_LISTS(.max_entries = 0))

@@ -78,6 +78,16 @@ static void set_recurrent(struct attn_layer_desc *l, const struct attn_recurrent
     gdn.ext.next = &rule.ext;                                                                      \
     set_recurrent(l, &gdn)
 
+/* A recurrent layer with the norm that the fields say. */
+#define SET_NORM(...)                                                                              \
+    static struct attn_recurrent_desc gdn;                                                         \
+    static struct attn_recurrent_norm norm;                                                        \
+    gdn = gdn_whole;                                                                               \
+    norm = (struct attn_recurrent_norm){                                                           \
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_NORM, 0, sizeof norm, NULL}, __VA_ARGS__};                \
+    gdn.ext.next = &norm.ext;                                                                      \
+    set_recurrent(l, &gdn)
+
 /* A layer with lists, and more of what they say. */
 #define SET_LISTS(...)                                                                             \
     static struct attn_index_lists lists;                                                          \

@@ -438,6 +438,14 @@ TEST(test_gdn)
     expect_reasons(&s, 3); /* rule, write_gate: those of the mask alone */
     gdn.ext.next = NULL;
     expect_reasons(&s, 2);
+    struct attn_recurrent_norm norm = {.ext = {ATTN_EXT_DRAFT_RECURRENT_NORM, 0, sizeof norm, NULL},
+                                       .epsilon = 1};
+    gdn.ext.next = &norm.ext;
+    expect_reasons(&s, 3);
+    expect_reason(&s, "attn_recurrent_norm");
+    rules.norm = 1;
+    expect_reasons(&s, 2);
+    gdn.ext.next = NULL;
     limits.ext.next = NULL;
     limits.head_size_k_max = limits.head_size_v_max = 64;
     limits.conv_width_max = 3;

@@ -34,6 +34,8 @@ class Subject:
     rule: libattn.RecurrentRule | None
     weights: list[Any]
     scale: float = 0.0
+    #: what libattn does of `finish`: the norm, its weight, the gate of hidden and what follows
+    norm: tuple[libattn.RecurrentNorm, torch.Tensor, Callable[[torch.Tensor], torch.Tensor], torch.nn.Module] | None = None
 
 
 def layer_of(family: str, name: str, config: str, index: int = 0, **settings: Any) -> torch.nn.Module:
@@ -57,12 +59,15 @@ def kda(family: str, name: str, config: str, rule: libattn.RecurrentRule, **sett
         a = gate.f_b_proj(gate.f_a_proj(x)) if hasattr(gate, "f_b_proj") else gate.f_proj(x)
         return torch.cat([m.q_proj(x), m.k_proj(x), m.v_proj(x)], dim=-1), a, m.b_proj(x)
 
+    def output_gate(x: torch.Tensor) -> torch.Tensor:
+        return m.g_b_proj(m.g_a_proj(x)) if hasattr(m, "g_b_proj") else m.g_proj(x)
+
     def finish(o: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        z = m.g_b_proj(m.g_a_proj(x)) if hasattr(m, "g_b_proj") else m.g_proj(x)
-        return m.o_proj(m.o_norm(o, z.view(-1, heads, size)).reshape(len(x), -1))
+        return m.o_proj(m.o_norm(o, output_gate(x).view(-1, heads, size)).reshape(len(x), -1))
 
     return Subject(m, inputs, finish, libattn.GdnDesc(heads, heads, size, size, 4, True, True), rule,
-                   [extensions.gdn_weights(gate.A_log.reshape(-1), gate.dt_bias, m.conv1d.weight.squeeze(1))])
+                   [extensions.gdn_weights(gate.A_log.reshape(-1), gate.dt_bias, m.conv1d.weight.squeeze(1))],
+                   norm=(libattn.RecurrentNorm(m.o_norm.variance_epsilon, "sigmoid"), m.o_norm.weight, output_gate, m.o_proj))
 
 
 def kimi_linear() -> Subject:
@@ -82,7 +87,8 @@ def qwen3_5() -> Subject:
     return Subject(m, lambda x: (m.in_proj_qkv(x), m.in_proj_a(x), m.in_proj_b(x)),
                    lambda o, x: m.out_proj(m.norm(o.reshape(-1, 24), m.in_proj_z(x).view(-1, 24)).view(len(x), -1)),
                    libattn.GdnDesc(2, 4, 16, 24, 4, True, True), None,
-                   [extensions.gdn_weights(m.A_log, m.dt_bias, m.conv1d.weight.squeeze(1))])
+                   [extensions.gdn_weights(m.A_log, m.dt_bias, m.conv1d.weight.squeeze(1))],
+                   norm=(libattn.RecurrentNorm(m.norm.variance_epsilon), m.norm.weight, m.in_proj_z, m.out_proj))
 
 
 def mamba2(family: str, name: str, config: str, dt_min: float = 0.0, dt_max: float = 0.0, **settings: Any) -> Subject:
@@ -107,7 +113,10 @@ def mamba2(family: str, name: str, config: str, dt_min: float = 0.0, dt_max: flo
                    libattn.RecurrentRule("additive", write_gate="step", values_first=True, has_skip=True, dt_min=dt_min,
                                          dt_max=dt_max),
                    [extensions.gdn_weights(m.A_log, m.dt_bias, m.conv1d.weight.squeeze(1), m.conv1d.bias),
-                    extensions.recurrent_skip(m.D)], 1.0)
+                    extensions.recurrent_skip(m.D)], 1.0,
+                   None if isinstance(m.norm, torch.nn.Identity) else
+                   (libattn.RecurrentNorm(m.norm.variance_epsilon, gate_first=True, num_groups=heads * size // m.norm.group_size), m.norm.weight,
+                    lambda x: split(x)[0], m.out_proj))
 
 
 def mamba() -> Subject:
@@ -139,17 +148,19 @@ def minimax() -> Subject:
 
     return Subject(m, inputs, finish, libattn.GdnDesc(heads, heads, size, size),
                    libattn.RecurrentRule("additive", gate="constant", write_gate="none"),
-                   [extensions.gdn_weights(m.slope_rate.flatten().log(), None)], 1.0)
+                   [extensions.gdn_weights(m.slope_rate.flatten().log(), None)], 1.0,
+                   (libattn.RecurrentNorm(m.norm.variance_epsilon, "sigmoid", num_groups=1), m.norm.weight, m.output_gate,
+                    m.out_proj))
 
 
 class Served:
     """A recurrent layer of libattn with two requests in slots 3 and 1."""
 
     def __init__(self, gdn: libattn.GdnDesc, rule: libattn.RecurrentRule | None, weights: list[Any], scale: float,
-                 state: torch.Tensor, backend: str = "cpu_ref") -> None:
+                 state: torch.Tensor, backend: str = "cpu_ref", norm: libattn.RecurrentNorm | None = None) -> None:
         self.gdn = gdn
         desc = libattn.LayerDesc("layer", gdn.num_k_heads, gdn.num_k_heads, gdn.head_size_k, kind="recurrent",
-                                 head_size_v=gdn.head_size_v, gdn=gdn, rule=rule, scale=scale)
+                                 head_size_v=gdn.head_size_v, gdn=gdn, rule=rule, norm=norm, scale=scale)
         runtime = libattn.Runtime(ignore_environment=True)
         self.model = runtime.bind(runtime.select([desc], backend=backend))
         self.layer, self.state = self.model.layers[0], state
@@ -158,14 +169,16 @@ class Served:
         self.layer.bind_params(extensions=weights)
         self.lengths = [0, 0]
 
-    def step(self, queries: list[int], rows: Any, a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor:
+    def step(self, queries: list[int], rows: Any, a: torch.Tensor | None, b: torch.Tensor | None,
+             gate: torch.Tensor | None = None) -> torch.Tensor:
         self.lengths = [n + m for n, m in zip(self.lengths, queries)]
         slots = torch.tensor([3, 1], dtype=torch.int32)
         batch = libattn.Batch([0, queries[0], sum(queries)], self.lengths, extensions=[extensions.gdn_batch(slots)])
         out = torch.empty(sum(queries), self.gdn.num_v_heads, self.gdn.head_size_v)
         q, k, v = (None, None, None) if self.gdn.conv_width else (x.contiguous() for x in rows)
         planned(self.model, batch).run(self.layer, q, k, v, out, extensions=[
-            extensions.gdn_io(a, b, rows if self.gdn.conv_width else None)])
+            extensions.gdn_io(a, b, rows if self.gdn.conv_width else None),
+            *([] if gate is None else [extensions.recurrent_gate(gate.reshape(out.shape))])])
         return out
 
 
@@ -174,19 +187,22 @@ class Layers(unittest.TestCase):
 
     def hold(self, subject: Subject) -> None:
         for backend in ("cpu_ref", "cpu_simd"):
-            with self.subTest(backend):
-                self.hold_backend(subject, backend)
+            for normed in (False, True)[:1 + (subject.norm is not None)]:
+                with self.subTest(backend, normed=normed):
+                    self.hold_backend(subject, backend, normed)
 
-    def hold_backend(self, subject: Subject, backend: str) -> None:
-        gdn = subject.gdn
-        served = Served(gdn, subject.rule, subject.weights, subject.scale,
-                        torch.zeros(5, gdn.num_v_heads, gdn.head_size_v, gdn.head_size_k), backend)
+    def hold_backend(self, subject: Subject, backend: str, normed: bool) -> None:
+        gdn, (norm, weight, gate, last) = subject.gdn, subject.norm if normed and subject.norm else (None,) * 4
+        weights = [*subject.weights, *([extensions.recurrent_norm_weight(weight)] if normed else [])]
+        served = Served(gdn, subject.rule, weights, subject.scale,
+                        torch.zeros(5, gdn.num_v_heads, gdn.head_size_v, gdn.head_size_k), backend, norm)
         generator = torch.Generator().manual_seed(3)
         hidden = [torch.randn(sum(step[r] for step in STEPS), HIDDEN, generator=generator) for r in range(2)]
         found: list[list[torch.Tensor]] = [[], []]
         for queries in STEPS:
             x = torch.cat([hidden[r][served.lengths[r]:][:queries[r]] for r in range(2)])
-            out = subject.finish(served.step(queries, *subject.inputs(x)), x)
+            out = served.step(queries, *subject.inputs(x), gate(x) if gate else None)
+            out = last(out.reshape(len(x), -1)) if last else subject.finish(out, x)
             for r, rows in enumerate(out.split(queries)):
                 found[r].append(rows)
         for r in range(2):
@@ -215,6 +231,21 @@ class Layers(unittest.TestCase):
 
     def test_minimax(self) -> None:
         self.hold(minimax())
+
+
+class Norm(unittest.TestCase):
+    """What a norm of the output needs, refused by name."""
+
+    def test_needs(self) -> None:
+        gdn, norm = libattn.GdnDesc(2, 2, 16, 16), libattn.RecurrentNorm(1e-6, num_groups=1)
+        weights, weight = extensions.gdn_weights(torch.zeros(2), torch.zeros(2)), torch.ones(32)
+        for given in ([weights], [weights, extensions.recurrent_norm_weight(weight[:16])]):
+            with self.assertRaisesRegex(libattn.AttnError, "attn_recurrent_norm_weight.*not .32. of floats"):
+                Served(gdn, None, given, 1.0, torch.zeros(5, 2, 16, 16), norm=norm)
+        served = Served(gdn, None, [weights, extensions.recurrent_norm_weight(weight)], 1.0, torch.zeros(5, 2, 16, 16), norm=norm)
+        rows, gates = [torch.zeros(2, 2, 16)] * 3, torch.zeros(2, 2)
+        with self.assertRaisesRegex(libattn.AttnError, "attn_io_recurrent_gate.*gate is NULL or not"):
+            served.step([1, 1], rows, gates, gates)
 
 
 class Rounding(unittest.TestCase):

@@ -9,6 +9,8 @@
  *     lightning (a decay per head, constant)
  *                                rule ADDITIVE, gate CONSTANT, write_gate NONE
  *
+ * A norm and a gate of the output (attn_recurrent_norm) go with any rule, gated delta included.
+ *
  * A backend declares what it takes (attn_recurrent_rule_caps), and the rest is refused by name. */
 #ifndef ATTN_DRAFT_RECURRENT_H
 #define ATTN_DRAFT_RECURRENT_H
@@ -18,6 +20,9 @@
 #define ATTN_EXT_DRAFT_RECURRENT_RULE 0x803u /* struct attn_recurrent_rule, of a layer */
 #define ATTN_EXT_DRAFT_RECURRENT_SKIP 0x804u /* struct attn_recurrent_skip, of parameters */
 #define ATTN_EXT_DRAFT_RECURRENT_CAPS 0x805u /* struct attn_recurrent_rule_caps, of a backend */
+#define ATTN_EXT_DRAFT_RECURRENT_NORM 0x809u /* struct attn_recurrent_norm, of a layer */
+#define ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT 0x80au /* struct attn_recurrent_norm_weight */
+#define ATTN_EXT_DRAFT_IO_RECURRENT_GATE 0x80bu     /* struct attn_io_recurrent_gate */
 
 enum attn_recurrent_update {
     ATTN_RULE_GATED_DELTA = 0, /* S <- G S; r = beta (v - S k); S <- S + r k^T */
@@ -60,6 +65,36 @@ struct attn_recurrent_skip { /* on attn_layer_params */
     const float *skip;       /* device [Hv] */
 };
 
+enum attn_recurrent_gate_activation { ATTN_OUTPUT_GATE_SILU = 0, ATTN_OUTPUT_GATE_SIGMOID = 1 };
+
+/* On attn_layer_desc, next to attn_recurrent_desc: what is done to the rule's outputs o, which
+ * count as rounded to out's dtype, before they are left in out:
+ *
+ *     gate_first 0 (Qwen3-Next, Kimi Linear, MiniMax)   w o / rms(o) act(z)
+ *     gate_first 1 (Mamba2)                             w x / rms(x), x = o act(z)
+ *     rms(x) = sqrt(mean x^2 + epsilon), the mean over a head or over num_v_heads / num_groups
+ *
+ * Needs attn_recurrent_norm_weight of the parameters and attn_io_recurrent_gate of a run. */
+struct attn_recurrent_norm {
+    struct attn_ext ext;     /* id ATTN_EXT_DRAFT_RECURRENT_NORM */
+    int32_t gate_activation; /* enum attn_recurrent_gate_activation */
+    int32_t gate_first;      /* 1: the norm is of gated outputs */
+    int32_t num_groups; /* heads share a mean in so many groups, which divide num_v_heads; 0: each
+                           has its own */
+    float epsilon;      /* above 0 */
+};
+
+struct attn_recurrent_norm_weight { /* on attn_layer_params */
+    struct attn_ext ext;            /* id ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT */
+    /* w, of floats: [Dv], of every head alike, or [Hv Dv] where num_groups is above 0 */
+    const struct attn_tensor *weight;
+};
+
+struct attn_io_recurrent_gate {     /* on attn_step_io */
+    struct attn_ext ext;            /* id ATTN_EXT_DRAFT_IO_RECURRENT_GATE */
+    const struct attn_tensor *gate; /* z, [T, Hv, Dv] of floats, the last dimension contiguous */
+};
+
 struct attn_recurrent_rule_caps { /* on attn_backend_caps, next to attn_recurrent_caps */
     struct attn_ext ext;          /* id ATTN_EXT_DRAFT_RECURRENT_CAPS */
     /* masks of 1 << code; 0 reads as code 0 alone */
@@ -69,6 +104,8 @@ struct attn_recurrent_rule_caps { /* on attn_backend_caps, next to attn_recurren
     int32_t gate_per_channel; /* 1: takes it; so the next two */
     int32_t values_first;
     int32_t skip;
+    int32_t norm;     /* 1: takes attn_recurrent_norm */
+    int32_t reserved; /* 0 */
 };
 
 #endif

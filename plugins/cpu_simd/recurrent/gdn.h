@@ -103,6 +103,9 @@ float gdn_load_any_gates(const struct gdn *gdn, int64_t row, int32_t head, int32
 void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
                       int64_t end);
 
+/* gdn_norm.c: the norm and the gate of a token's outputs of heads with one mean, in place */
+void gdn_norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, int32_t num_heads);
+
 /* `count` rows of the output, from `row` on, from floats, rows of which are `stride` apart */
 void gdn_store_rows(const struct gdn *gdn, int64_t row, int32_t count, int32_t head, const float *o,
                     int64_t stride);

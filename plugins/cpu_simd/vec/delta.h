@@ -11,11 +11,26 @@
 
 #define L2_EPSILON 1e-6f
 
-/* x / (1 + e^-x) */
-INLINE vf silu(vf x)
+/* y / (1 + e^-x) */
+INLINE vf activated(vf y, vf x)
 {
     vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(x, vf_set1(-LOG2_E))));
-    return vf_quotient(x, vf_add(vf_set1(1.0f), e));
+    return vf_quotient(y, vf_add(vf_set1(1.0f), e));
+}
+
+INLINE vf silu(vf x)
+{
+    return activated(x, x);
+}
+
+/* z <- silu(z), or the logistic function of it; n is a multiple of COLUMN_MULTIPLE. */
+static void delta_activate(float *z, int32_t n, bool sigmoid)
+{
+    const vf one = vf_set1(1.0f);
+    for (int32_t i = 0; i < n; i += VF_WIDTH) {
+        const vf x = vf_load(z + i);
+        vf_store(z + i, activated(sigmoid ? one : x, x));
+    }
 }
 
 #define CONSTANT_WIDTH 4 /* the size in most models */
@@ -411,6 +426,7 @@ static const struct delta_kernels delta_operations = {.convolve = delta_convolve
                                                       .dot = delta_dot,
                                                       .normalize = delta_normalize,
                                                       .gates = delta_gates,
+                                                      .activate = delta_activate,
                                                       .step = delta_step,
                                                       .rule = delta_rule,
                                                       WALK};

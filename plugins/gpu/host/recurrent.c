@@ -147,6 +147,24 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
     return gpu_device_launch(device, kernel, gpu_groups(items, 1, 1 << 20), p, stream);
 }
 
+static const char *run_norm(const struct gdn *gdn, const struct gpu_delta_params *p,
+                            const struct gpu_device *device, void *stream)
+{
+    const struct gpu_delta_norm_params norm = {.delta = *p,
+                                               .gate = gpu_tensor_of(gdn->output_gate),
+                                               .weight = matrix_of(gdn->norm_weight),
+                                               .per_head = gdn->norm->num_groups > 0,
+                                               .num_heads = gdn_norm_size(gdn),
+                                               .sigmoid = gdn->norm->gate_activation ==
+                                                          ATTN_OUTPUT_GATE_SIGMOID,
+                                               .gate_first = gdn->norm->gate_first,
+                                               .epsilon = gdn->norm->epsilon};
+    const int64_t items = p->num_tokens * (int64_t)(p->num_v_heads / norm.num_heads);
+    return gpu_device_launch(device, GPU_KERNEL_delta_norm,
+                             gpu_warp_groups(device, GPU_THREADS_delta_norm, items, 32), &norm,
+                             stream);
+}
+
 attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct gdn gdn = gdn_of(args);
@@ -174,6 +192,9 @@ attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error
             device, GPU_KERNEL_delta_roll,
             gpu_groups(gdn.num_channels * p.num_reqs, GPU_THREADS_delta_roll, 1 << 20), &p,
             args->stream);
+    }
+    if (cause == NULL && gdn.norm != NULL) {
+        cause = run_norm(&gdn, &p, device, args->stream);
     }
     return device_status(cause, "gated_delta", error);
 }

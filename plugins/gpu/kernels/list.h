@@ -43,7 +43,8 @@
     X(delta_step, gpu_delta_params, 256)                                                           \
     X(rule_128, gpu_delta_params, 256)                                                             \
     X(rule_512, gpu_delta_params, 256)                                                             \
-    X(delta_roll, gpu_delta_params, 256)
+    X(delta_roll, gpu_delta_params, 256)                                                           \
+    X(delta_norm, gpu_delta_norm_params, 256)
 
 #define GPU_KERNEL_NUMBER(name, params, threads) GPU_KERNEL_##name,
 enum gpu_kernel { GPU_KERNELS(GPU_KERNEL_NUMBER) GPU_KERNEL_COUNT };

@@ -9,6 +9,7 @@
  * sums over lanes for each row. Steps of one token are bound by memory: S is read and written once,
  * 8 Dv Dk bytes a head. Longer ones are bound by the latency of a token's sums. */
 #include "gpu/device/delta.h"
+#include "gpu/device/search.h"
 
 #include "gpu/kernels/list.h"
 
@@ -488,5 +489,50 @@ GPU_KERNEL(delta_roll, gpu_delta_params)
         int32_t skipped = request.keeps_all ? 1 : request.num_tokens;
         store_window(p, request, request.slots[0], channel, skipped - history,
                      history + request.num_tokens - skipped);
+    }
+}
+
+/* Element i of the heads from `head` on: what the norm takes of it, and its activated gate. */
+GPU_INLINE float gated_output(const gpu_delta_norm_params &p, int64_t token, int32_t head,
+                              int32_t i, float &gate)
+{
+    const int32_t dv = p.delta.head_size_v, h = head + i / dv, d = i % dv;
+    const float x = number_load(p.delta.out.data + token * p.delta.out.row + h * p.delta.out.head,
+                                p.delta.out.dtype, d);
+    const float z =
+        number_load(p.gate.data + token * p.gate.row + h * p.gate.head, p.gate.dtype, d);
+    gate = p.sigmoid ? sigmoid(z) : silu(z);
+    return p.gate_first ? x * gate : x;
+}
+
+/* A warp for each token and heads with one mean. */
+GPU_KERNEL(delta_norm, gpu_delta_norm_params)
+{
+    const int32_t dv = p.delta.head_size_v, size = p.num_heads * dv;
+    const int32_t groups = p.delta.num_v_heads / p.num_heads, first = p.delta.query_start[0];
+    const int64_t items = (int64_t)(p.delta.num_tokens - first) * groups;
+    for (int64_t item = warp_of_grid(GPU_THREADS_delta_norm); item < items;
+         item += warps_of_grid(GPU_THREADS_delta_norm)) {
+        const int32_t token = first + (int32_t)(item / groups);
+        const int32_t head = (int32_t)(item % groups) * p.num_heads;
+        delta_request request;
+        if (token >= p.delta.query_start[p.delta.num_reqs] ||
+            !enter_request(p.delta, find_last(p.delta.query_start, p.delta.num_reqs, token),
+                           request)) {
+            continue;
+        }
+        float sum = 0.0f, gate;
+        for (int32_t i = lane_index(); i < size; i += GPU_LANES) {
+            const float x = gated_output(p, token, head, i, gate);
+            sum += x * x;
+        }
+        const float rms = sqrtf(warp_sum(sum) / (float)size + p.epsilon);
+        for (int32_t i = lane_index(); i < size; i += GPU_LANES) {
+            const int32_t h = head + i / dv, d = i % dv;
+            const float x = gated_output(p, token, head, i, gate) / rms *
+                            matrix_number(p.weight, 0, p.per_head ? h * dv + d : d);
+            number_store(p.delta.out.data + token * p.delta.out.row + h * p.delta.out.head,
+                         p.delta.out.dtype, d, p.gate_first ? x : x * gate);
+        }
     }
 }

@@ -380,6 +380,11 @@ static const struct gdn_variant variants[] = {
     RULE(GDN_LIGHTNING, false),
     STATES16(GDN_KDA, ATTN_DTYPE_BF16, true),
     STATES16(GDN_MAMBA2, ATTN_DTYPE_F16, false),
+    /* a norm and a gate of the output */
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .strided = true, .norm = 1},
+    {GDN_CHUNKS, 0, 1, 4, 24, 32, 4, 64, 0, true, false, true, .rule = GDN_KDA, .norm = 2},
+    {GDN_MIXED, 0, 2, 6, 16, 40, 4, 0, 0, true, true, false, .strided = true, .rule = GDN_MAMBA2, .norm = 3},
+    {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, true, .norm = 2},
     /* heads for which backends have other kernels */
     {GDN_MIXED, 0, 1, 1, 512, 16, 0, 64, 0, false, false, true, false, false, false},
     {GDN_MIXED, 0, 1, 2, 256, 64, 4, 0, 0, true, true, false, false, false, false, true, 24, false, 0, GDN_MAMBA2},
@@ -416,17 +421,17 @@ static bool declared(uint32_t mask, int32_t code)
     return (mask != 0 ? mask : 1) >> code & 1;
 }
 
-static bool takes_rule(const struct attn_backend_caps *caps, int32_t code)
+static bool takes_rule(const struct attn_backend_caps *caps, const struct gdn_variant *v)
 {
     static const struct attn_recurrent_rule_caps gated_delta;
-    const struct attn_recurrent_rule *r = &gdn_rules[code].rule;
+    const struct attn_recurrent_rule *r = &gdn_rules[v->rule].rule;
     const struct attn_recurrent_rule_caps *c =
         (const struct attn_recurrent_rule_caps *)backend_extension(
             caps, ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof *c);
     c = c != NULL ? c : &gated_delta;
     return declared(c->rules, r->rule) && declared(c->gates, r->gate) &&
            declared(c->write_gates, r->write_gate) && r->gate_per_channel <= c->gate_per_channel &&
-           r->values_first <= c->values_first && r->has_skip <= c->skip;
+           r->values_first <= c->values_first && r->has_skip <= c->skip && (v->norm > 0) <= c->norm;
 }
 
 static bool within(const struct attn_recurrent_caps *caps, const struct gdn_variant *v)
@@ -441,9 +446,8 @@ static bool within(const struct attn_recurrent_caps *caps, const struct gdn_vari
 static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_caps *caps,
                     const struct gdn_variant *v)
 {
-    char name[160], kept[16] = "", invariant[24] = "", state[16] = "";
-    if (!(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) ||
-        !takes_rule(sink->caps, v->rule)) {
+    char name[160], kept[16] = "", invariant[24] = "", state[16] = "", norm[16] = "";
+    if (!(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) || !takes_rule(sink->caps, v)) {
         return;
     }
     if (v->kept > 0) {
@@ -455,12 +459,15 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
     if (v->state_dtype != 0) {
         snprintf(state, sizeof state, ".state_%s", dtype_name(v->state_dtype));
     }
-    snprintf(name, sizeof name, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s",
+    if (v->norm > 0) {
+        snprintf(norm, sizeof norm, ".norm%d", v->norm);
+    }
+    snprintf(name, sizeof name, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s",
              gdn_rules[v->rule].name, dtype_name(v->dtype), gdn_shape_names[v->shape],
              v->num_k_heads, v->num_v_heads, v->head_size_k, v->head_size_v, v->conv_width,
              v->chunk_size, v->drafted, v->bias ? ".bias" : "", v->by_length ? ".by_length" : "",
              v->strong ? ".strong" : "", v->strided ? ".strided" : "", v->initial ? ".initial" : "",
-             kept, v->nan ? ".nan" : "", invariant, state);
+             kept, v->nan ? ".nan" : "", invariant, state, norm);
     sink->try(sink->user, name, run_gdn, v);
 }
 
@@ -479,7 +486,7 @@ void gdn_cases(const struct kernel_sink *sink)
         for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
             struct gdn_variant v = variants[i];
             v.dtype = dtype;
-            if ((v.rule != GDN_GATED_DELTA || v.state_dtype != 0) &&
+            if ((v.rule != GDN_GATED_DELTA || v.state_dtype != 0 || v.norm != 0) &&
                 dtype != ATTN_DTYPE_F16 + (int32_t)i % 3) {
                 continue; /* one dtype each */
             }

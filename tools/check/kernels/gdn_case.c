@@ -33,6 +33,15 @@ const struct gdn_rule gdn_rules[GDN_RULE_COUNT] = {
                         .gate = ATTN_GATE_CONSTANT,
                         .write_gate = ATTN_WRITE_GATE_NONE}}};
 
+/* Epsilons are large, or a norm would show how outputs that cancel are rounded. */
+const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS] = {
+    [1] = {.gate_activation = ATTN_OUTPUT_GATE_SILU, .epsilon = 0.1f},
+    [2] = {.gate_activation = ATTN_OUTPUT_GATE_SIGMOID, .num_groups = 2, .epsilon = 0.05f},
+    [3] = {.gate_activation = ATTN_OUTPUT_GATE_SILU,
+           .gate_first = 1,
+           .num_groups = 1,
+           .epsilon = 0.2f}};
+
 static const struct attn_recurrent_rule *rule_of(const struct gdn_case *c)
 {
     return &gdn_rules[c->v.rule].rule;
@@ -130,6 +139,8 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
     c->state_stride =
         (int64_t)v->num_v_heads * v->head_size_v * v->head_size_k + (v->strided ? 64 : 0);
     c->channel_stride = c->window + (v->strided ? 3 : 0);
+    c->norm_size = v->norm > 0 ? v->num_v_heads * v->head_size_v : 0;
+    c->gate_row = c->norm_size + (v->strided && v->norm > 0 ? 16 : 0);
     draw_slots(c, random);
     c->starts[0] = GDN_FIRST_ROW;
     for (int32_t r = 0; r < GDN_REQS; r++) {
@@ -168,6 +179,8 @@ static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
         number_fill_normal(mixed, t * c->row_stride + c->first_v, c->channels - keys, dtype, 1,
                            random);
         number_fill_normal(gates, t * c->gate_stride, c->gates, dtype, 1, random);
+        number_fill_normal(base + c->at[GDN_OUTPUT_GATE], t * c->gate_row, c->norm_size, dtype, 1,
+                           random);
         number_fill_normal(gates, t * c->gate_stride + c->gates, heads, dtype, 2, random);
         const bool given = rule_of(c)->gate == ATTN_GATE_GIVEN;
         for (int64_t i = t * c->gate_stride; i < t * c->gate_stride + c->gates && given; i++) {
@@ -223,6 +236,7 @@ static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *rand
     /* a bias of keys would lengthen them */
     number_fill_normal(base + c->at[GDN_CONV_BIAS], 0, c->channels, c->v.dtype,
                        c->v.l2norm ? 0.3 : 0.02, random);
+    number_fill_normal(base + c->at[GDN_NORM_WEIGHT], 0, c->norm_size, c->v.dtype, 1, random);
     float *a_log = (float *)(base + c->at[GDN_A_LOG]);
     float *dt_bias = (float *)(base + c->at[GDN_DT_BIAS]);
     float *skip = (float *)(base + c->at[GDN_SKIP]);
@@ -246,6 +260,8 @@ void gdn_case_place(struct gdn_case *c, struct kernel_test *test, uint64_t *rand
         [GDN_A_LOG] = "a_log",
         [GDN_DT_BIAS] = "dt_bias",
         [GDN_SKIP] = "skip",
+        [GDN_NORM_WEIGHT] = "weight of the norm",
+        [GDN_OUTPUT_GATE] = "gate of the output",
         [GDN_STATE] = "k_cache, the states",
         [GDN_WINDOW] = "v_cache, the convolution's windows",
         [GDN_STARTS] = "query_start_loc",
@@ -265,6 +281,8 @@ void gdn_case_place(struct gdn_case *c, struct kernel_test *test, uint64_t *rand
         [GDN_A_LOG] = (size_t)c->v.num_v_heads * sizeof(float),
         [GDN_DT_BIAS] = (size_t)c->gates * sizeof(float),
         [GDN_SKIP] = (size_t)c->v.num_v_heads * sizeof(float),
+        [GDN_NORM_WEIGHT] = (size_t)c->norm_size * e,
+        [GDN_OUTPUT_GATE] = (size_t)(c->num_rows * c->gate_row) * e,
         [GDN_STATE] = slots * (size_t)c->state_stride * number_bytes(c->v.state_dtype),
         [GDN_WINDOW] = slots * (size_t)(c->channels * c->channel_stride) * e,
         [GDN_STARTS] = sizeof c->starts,
@@ -314,7 +332,10 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
                                            .checkpoint_interval = v->kept};
     s->rule = *rule_of(c);
     s->rule.ext = (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof s->rule, NULL};
-    s->desc.ext.next = v->rule != GDN_GATED_DELTA ? &s->rule.ext : NULL;
+    s->norm = gdn_norms[v->norm];
+    s->norm.ext = (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_NORM, 0, sizeof s->norm, NULL};
+    s->rule.ext.next = v->norm > 0 ? &s->norm.ext : NULL;
+    s->desc.ext.next = v->rule != GDN_GATED_DELTA ? &s->rule.ext : s->rule.ext.next;
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                         .name = "gdn",
                                         .dtype = v->dtype,
@@ -406,9 +427,19 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
     s->skip = (struct attn_recurrent_skip){
         .ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof s->skip, NULL},
         .skip = (const float *)(base + c->at[GDN_SKIP])};
+    s->weight = (struct case_tensor){
+        .shape = {s->norm.num_groups > 0 ? c->norm_size : v->head_size_v}, .strides = {1}};
+    s->norm_weight = (struct attn_recurrent_norm_weight){
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT, 0, sizeof s->norm_weight,
+                rule->has_skip ? &s->skip.ext : NULL},
+        .weight = case_bind(&s->weight, base + c->at[GDN_NORM_WEIGHT], device, v->dtype, 1)};
+    s->output_gate = (struct attn_io_recurrent_gate){
+        .ext = {ATTN_EXT_DRAFT_IO_RECURRENT_GATE, 0, sizeof s->output_gate, NULL},
+        .gate = rows_of(c, &s->gate, base + c->at[GDN_OUTPUT_GATE], rows, c->gate_row,
+                        v->num_v_heads, v->head_size_v, device)};
     s->weights = (struct attn_recurrent_weights){
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights,
-                rule->has_skip ? &s->skip.ext : NULL},
+                v->norm > 0 ? &s->norm_weight.ext : s->norm_weight.ext.next},
         .a_log = given ? NULL : (const float *)(base + c->at[GDN_A_LOG]),
         .dt_bias = given || constant ? NULL : (const float *)(base + c->at[GDN_DT_BIAS]),
         .conv_weight = rows_of(c, &s->conv_weight, base + c->at[GDN_CONV_WEIGHT], c->channels,
@@ -424,7 +455,7 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
     rows_of(c, &s->k, mixed + c->first_k * e, rows, stride, v->num_k_heads, v->head_size_k, device);
     rows_of(c, &s->v, mixed + c->first_v * e, rows, stride, v->num_v_heads, v->head_size_v, device);
     s->io = (struct attn_io_recurrent){
-        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, NULL},
+        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, v->norm > 0 ? &s->output_gate.ext : NULL},
         .mixed_qkv = convolves ? &s->mixed.tensor : NULL,
         .a = rows_of(c, &s->a, gates, rows, c->gate_stride, 0, c->gates, device),
         .b = rows_of(c, &s->b, gates + c->gates * e, rows, c->gate_stride, 0, v->num_v_heads,

@@ -56,7 +56,11 @@ struct gdn_variant {
     int32_t invariant;   /* batch_invariant of the layer */
     int32_t rule;        /* enum gdn_rule_code */
     int32_t state_dtype; /* 0: F32 */
+    int32_t norm;        /* the row of gdn_norms for the output; 0: none */
 };
+
+#define GDN_NUM_NORMS 4
+extern const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS];
 
 enum gdn_buffer {
     GDN_MIXED_ROWS, /* or q, k and v as slices of it */
@@ -67,6 +71,8 @@ enum gdn_buffer {
     GDN_A_LOG,
     GDN_DT_BIAS,
     GDN_SKIP,
+    GDN_NORM_WEIGHT,
+    GDN_OUTPUT_GATE,
     GDN_STATE,
     GDN_WINDOW,
     GDN_STARTS,
@@ -98,6 +104,7 @@ struct gdn_case {
     int32_t num_states;                /* of a request */
     int32_t num_slots;
     int32_t num_rows, num_actual_rows;
+    int64_t norm_size, gate_row; /* Hv Dv, and elements of a row of the output's gate; or 0 */
     int64_t row_stride, gate_stride, state_stride, channel_stride; /* elements */
     int32_t tokens[GDN_REQS], starts[GDN_REQS + 1], lengths[GDN_REQS], accepted[GDN_REQS];
     int32_t slots[GDN_REQS][GDN_MAX_STATES];
@@ -114,12 +121,15 @@ struct gdn_step {
     struct attn_layer_desc layer;
     struct attn_recurrent_weights weights;
     struct attn_recurrent_skip skip;
+    struct attn_recurrent_norm norm;
+    struct attn_recurrent_norm_weight norm_weight;
+    struct attn_io_recurrent_gate output_gate;
     struct attn_layer_params params;
     struct attn_batch_recurrent states;
     struct attn_batch batch;
     struct attn_kv_view state, window;
     struct attn_io_recurrent io;
-    struct case_tensor q, k, v, mixed, a, b, out, conv_weight, conv_bias;
+    struct case_tensor q, k, v, mixed, a, b, out, conv_weight, conv_bias, weight, gate;
     struct attn_attend_args attend;
 };
 

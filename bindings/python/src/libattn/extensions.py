@@ -13,8 +13,8 @@ from typing import Any
 
 from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
                             attn_io_caches, attn_io_index_lists, attn_io_indexer, attn_io_mla, attn_io_output_quant,
-                            attn_io_recurrent, attn_io_rope, attn_kv_quant_params, attn_layer_caches, attn_mla_weights,
-                            attn_mm_encoder_state, attn_recurrent_skip, attn_recurrent_weights)
+                            attn_io_recurrent, attn_io_recurrent_gate, attn_io_rope, attn_kv_quant_params, attn_layer_caches, attn_mla_weights,
+                            attn_mm_encoder_state, attn_recurrent_norm_weight, attn_recurrent_skip, attn_recurrent_weights)
 from .layers import code_of
 from .structs import Struct, refused
 from .tensors import as_tensor, as_writable
@@ -30,6 +30,16 @@ def gdn_weights(a_log: Any | None, dt_bias: Any | None, conv_weight: Any | None 
 def recurrent_skip(skip: Any) -> Struct:
     """For `Layer.bind_params` of a rule with a skip: float32 [Hv]."""
     return attn_recurrent_skip(skip=skip)
+
+
+def recurrent_norm_weight(weight: Any) -> Struct:
+    """For `Layer.bind_params` of a layer with a norm: floats [Dv], or [Hv Dv] where it has groups."""
+    return attn_recurrent_norm_weight(weight=weight)
+
+
+def recurrent_gate(gate: Any) -> Struct:
+    """For `Plan.run` of a layer with a norm: [T, Hv, Dv], next to `gdn_io`."""
+    return attn_io_recurrent_gate(gate=gate)
 
 
 def gdn_batch(state_slots: Any, has_initial_state: Any | None = None, num_accepted_tokens: Any | None = None,

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from . import _declarations
 from ._declarations import (ATTN_LAYER_DRAFT_INDEXER, Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel,
-                            IndexerActivation, KvDtype, LayerKind, ListGroups, OutputForm, RecurrentGate, RecurrentUpdate,
+                            IndexerActivation, KvDtype, LayerKind, ListGroups, OutputForm, RecurrentGate, RecurrentGateActivation, RecurrentUpdate,
                             RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask, attn_context_parallel,
                             attn_index_lists, attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_mm_encoder_quant,
-                            attn_recurrent_desc, attn_recurrent_rule)
+                            attn_recurrent_desc, attn_recurrent_norm, attn_recurrent_rule)
 from .errors import make
 from .structs import Struct, chained
 
@@ -22,7 +22,7 @@ _CODES: dict[str, type[IntEnum]] = {
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
     "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope, "weight_dtype": DtypeId,
     "state_dtype": DtypeId, "rule": RecurrentUpdate, "gate": RecurrentGate, "write_gate": RecurrentWriteGate,
-    "activation": IndexerActivation,
+    "activation": IndexerActivation, "gate_activation": RecurrentGateActivation,
     "reduce": CpReduce, "order": CpOrder, "groups": ListGroups,
 }
 _MASKS = {"needed_view_forms": "ATTN_VIEW_", "needed_features": "ATTN_FEATURE_"}
@@ -116,6 +116,17 @@ class RecurrentRule(_Described):
     gate_bound: float = 0.0
     dt_min: float = 0.0
     dt_max: float = 0.0
+
+
+@dataclass(frozen=True)
+class RecurrentNorm(_Described):
+    """A norm and a gate of a recurrent layer's output: a draft, see ``attn/draft/recurrent.h``."""
+
+    _struct = attn_recurrent_norm
+    epsilon: float
+    gate_activation: str | int = "silu"
+    gate_first: bool = False
+    num_groups: int = 0
 
 
 @dataclass(frozen=True)
@@ -277,6 +288,7 @@ class LayerDesc:
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
     rule: RecurrentRule | None = None
+    norm: RecurrentNorm | None = None
     indexer: IndexerDesc | None = None
     lists: IndexLists | None = None
     encoder_quant: EncoderQuant | None = None
@@ -288,7 +300,7 @@ class LayerDesc:
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "rule", "indexer", "lists", "encoder_quant", "context_parallel", "causal",
+            if field.name in ("window", "mla", "gdn", "rule", "norm", "indexer", "lists", "encoder_quant", "context_parallel", "causal",
                               "extensions"):
                 continue
             if field.name == "kind":
@@ -304,7 +316,7 @@ class LayerDesc:
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
         struct = attn_layer_desc(**values)
-        further = (self.mla, self.gdn, self.rule, self.indexer, self.lists, self.encoder_quant,
+        further = (self.mla, self.gdn, self.rule, self.norm, self.indexer, self.lists, self.encoder_quant,
                    self.context_parallel)
         described = [each.to_struct() for each in further if each is not None]
         return struct, chained(struct, [*described, *self.extensions], f"layer '{self.name}'")
