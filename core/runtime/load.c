@@ -287,7 +287,7 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
             "has taken the place of one that this process has loaded; only a new process can "
             "load it");
     }
-    runtime_stage(runtime, plugin->file, 'C');
+    runtime_stage(runtime, plugin->file, "constructor");
     void *library = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *why = dlerror();
@@ -303,7 +303,7 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     }
     const struct attn_plugin *table = &plugin->table_copy;
     const bool known = plugin->name[0] != '\0';
-    runtime_stage(runtime, plugin->file, 'E');
+    runtime_stage(runtime, plugin->file, "entry");
     attn_status status = call_entry(plugin, symbol, error);
     if (status == ATTN_OK) {
         status = known ? check_agreement(plugin, table, error)

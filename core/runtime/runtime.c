@@ -32,15 +32,12 @@ void runtime_log(const attn_runtime *runtime, int32_t level, const char *format,
     runtime->host.log(runtime->host.user, level, "core", line);
 }
 
-void runtime_stage(const attn_runtime *runtime, const char *file, char stage)
+void runtime_stage(const attn_runtime *runtime, const char *file, const char *stage)
 {
     if (runtime->on_stage != NULL) {
         runtime->on_stage(stage);
     }
-    runtime_log(runtime, ATTN_LOG_DEBUG, "%s: enters its %s", file,
-                stage == 'C'   ? "constructors"
-                : stage == 'E' ? "entry"
-                               : "probe");
+    runtime_log(runtime, ATTN_LOG_DEBUG, "%s: enters its %s", file, stage);
 }
 
 int32_t plugin_count(const attn_runtime *runtime)

@@ -93,8 +93,7 @@ struct attn_runtime {
     struct machine machine;  /* if there is a cache of probes */
     atomic_int num_recorded; /* runs that attend, of the layer that ATTN_RECORD names */
     bool cache_pruned;
-    /* the scanner's: before a plugin's constructors C, entry E, probe P */
-    void (*on_stage)(char stage);
+    void (*on_stage)(const char *stage); /* the scanner's */
 };
 
 /* *info: the device with this type and id; device_namespace NULL: whichever namespace has it. NULL
@@ -109,9 +108,9 @@ bool backend_is_on(const struct backend *backend, const struct attn_device_info 
 attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
                                  const struct attn_plugin **table, struct attn_error *error);
 
-/* Before a plugin's code is entered for the first time: whoever looks for the culprit of a crash
- * finds it in the log at debug. */
-void runtime_stage(const attn_runtime *runtime, const char *file, char stage);
+/* Before a plugin's constructor, entry or probe, by that name, is entered for the first time:
+ * whoever looks for the culprit of a crash finds it in the log at debug. */
+void runtime_stage(const attn_runtime *runtime, const char *file, const char *stage);
 
 /* Logs through the runtime's host if `level` is on. */
 void runtime_log(const attn_runtime *runtime, int32_t level, const char *format, ...)

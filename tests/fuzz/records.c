@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is on file about a plugin, or comes out of its scanner's pipe: the bytes are a record's
+/* What is on file about a plugin, or is left by its scanner: the bytes are a record's
  * payload, its header is put right. What is taken over passes for a plugin's report, is written
  * again as the same bytes, and can be selected from. */
 #include <string.h>

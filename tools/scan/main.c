@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-scan FILE: loads one plugin, probes it, and sends the record through its standard output.
- * The core execs it, so that a plugin which crashes, hangs or misbehaves does so here. It is the
- * core's other half and is made of its objects; the protocol stands in runtime/isolation/scan.h. */
+/* attn-scan FILE: loads one plugin, probes it, and writes the record into the file that its
+ * standard output is. The core execs it, so that a plugin which crashes, hangs or misbehaves does
+ * so here. It is the core's other half and is made of its objects; what it writes stands in
+ * runtime/isolation/isolation.h. */
 #include <dirent.h>
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,28 +23,21 @@
 #define MAX_DATA ((rlim_t)2 << 30)
 #define MAX_STACK ((rlim_t)64 << 20)
 #define LONGEST_LIFE 660 /* s: the longest deadline and a minute */
-#define PIPE 3
+#define ANSWER 3
 #define EXIT_USAGE 2
 
-static void send_bytes(const void *bytes, size_t size)
+static void put(const void *bytes, size_t size, size_t at)
 {
-    const char *at = bytes;
-    while (size > 0) {
-        ssize_t done = write(PIPE, at, size);
-        if (done < 0 && errno == EINTR) {
-            continue;
-        }
-        if (done <= 0) {
-            _exit(SCAN_EXIT_NO_PIPE);
-        }
-        at += done;
-        size -= (size_t)done;
+    if (pwrite(ANSWER, bytes, size, (off_t)at) != (ssize_t)size) {
+        _exit(SCAN_EXIT_NO_FILE);
     }
 }
 
-static void send_stage(char stage)
+static void put_stage(const char *stage)
 {
-    send_bytes(&stage, 1);
+    struct scan_head head = {.version = SCAN_VERSION};
+    snprintf(head.stage, sizeof head.stage, "%s", stage);
+    put(&head, sizeof head, 0);
 }
 
 /* What the engine left open is none of the plugin's business. */
@@ -54,7 +47,7 @@ static void close_others(void)
     const struct dirent *entry;
     while (directory != NULL && (entry = readdir(directory)) != NULL) {
         int descriptor = atoi(entry->d_name);
-        if (descriptor > PIPE && descriptor != dirfd(directory)) {
+        if (descriptor > ANSWER && descriptor != dirfd(directory)) {
             close(descriptor);
         }
     }
@@ -63,13 +56,15 @@ static void close_others(void)
     }
 }
 
-/* The pipe at its place, nothing on 0, 1 and 2. */
+/* The file at its place, nothing on 0, 1 and 2. What a plugin writes there leaves the head. */
 static int arrange_descriptors(void)
 {
     /* Above the places that are filled below, whichever of them the engine had closed. */
     int opened = open("/dev/null", O_RDWR);
-    int nothing = opened < 0 ? -1 : fcntl(opened, F_DUPFD, PIPE + 1);
-    if (nothing < 0 || dup2(STDOUT_FILENO, PIPE) != PIPE || fcntl(PIPE, F_SETFD, FD_CLOEXEC) != 0) {
+    int nothing = opened < 0 ? -1 : fcntl(opened, F_DUPFD, ANSWER + 1);
+    if (nothing < 0 || dup2(STDOUT_FILENO, ANSWER) != ANSWER ||
+        fcntl(ANSWER, F_SETFD, FD_CLOEXEC) != 0 ||
+        lseek(ANSWER, sizeof(struct scan_head), SEEK_SET) < 0) {
         return -1;
     }
     for (int i = 0; i <= 2; i++) {
@@ -135,7 +130,7 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
     struct conduct before;
     char text[160];
     attn_status status = found_init(found, &runtime->arena, why);
-    conduct_read(&before, PIPE, conduct_catch_output(), true);
+    conduct_read(&before, ANSWER, conduct_catch_output(), true);
     status = status ? status : plugin_load(runtime, plugin, why);
     if (status != ATTN_OK) {
         return status;
@@ -145,7 +140,7 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
     const char *changed = conduct_difference(&before, text, sizeof text);
     before.threads = -1;
     if (changed == NULL) {
-        runtime_stage(runtime, plugin->file, 'P');
+        runtime_stage(runtime, plugin->file, "probe");
         status = plugin_probe(&runtime->host, plugin->table, found, why);
         changed = conduct_difference(&before, text, sizeof text);
     }
@@ -159,7 +154,7 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
 static void scan(const char *file)
 {
     static char empty[] = "";
-    attn_runtime runtime = {.services = {.log_level = -1}, .on_stage = send_stage};
+    attn_runtime runtime = {.services = {.log_level = -1}, .on_stage = put_stage};
     struct plugin plugin = {.name = empty, .version = empty, .vendor = empty, .reason = empty};
     struct attn_error why = ATTN_ERROR_INIT;
     struct found found = {.num_devices = 0};
@@ -187,7 +182,7 @@ static void scan(const char *file)
     if (bytes.failed || runtime.arena.failed) {
         _exit(SCAN_EXIT_NO_MEMORY);
     }
-    send_bytes(bytes.data, bytes.length);
+    put(bytes.data, bytes.length, sizeof(struct scan_head));
     _exit(EXIT_SUCCESS); /* nothing that the plugin has left for the end runs */
 }
 
@@ -206,9 +201,9 @@ int main(int argc, char **argv)
         return help ? EXIT_SUCCESS : EXIT_USAGE;
     }
     if (arrange_descriptors() != 0) {
-        return SCAN_EXIT_NO_PIPE;
+        return SCAN_EXIT_NO_FILE;
     }
     be_modest();
-    send_bytes(SCAN_HELLO SCAN_VERSION, sizeof SCAN_HELLO SCAN_VERSION - 1);
+    put_stage("");
     scan(argv[1]);
 }

@@ -12,11 +12,11 @@
 
 #define MAX_SCANS 8 /* processes at once */
 
-static attn_status no_memory(attn_runtime *runtime, struct attn_error *why)
+/* Our own lack of it, which take_plugin says. */
+static attn_status no_memory(attn_runtime *runtime)
 {
     runtime->arena.failed = true;
-    return error_set(why, ATTN_ERROR_OUT_OF_MEMORY, "plugin",
-                     "no memory for the record of its probe");
+    return ATTN_ERROR_OUT_OF_MEMORY;
 }
 
 /* In this process. */
@@ -24,7 +24,7 @@ static attn_status ask(attn_runtime *runtime, struct plugin *plugin, struct foun
                        struct attn_error *why)
 {
     TRY(plugin_load(runtime, plugin, why));
-    runtime_stage(runtime, plugin->file, 'P');
+    runtime_stage(runtime, plugin->file, "probe");
     return plugin_probe(&runtime->host, plugin->table, found, why);
 }
 
@@ -49,7 +49,7 @@ static attn_status adopt(attn_runtime *runtime, struct plugin *plugin, const str
     bool failed = arrays.failed;
     arena_finish(&arrays);
     if (failed) {
-        return no_memory(runtime, why);
+        return no_memory(runtime);
     }
     if (!whole) {
         return error_set(why, ATTN_ERROR_PLUGIN, "probe", "its record is malformed");
@@ -82,12 +82,12 @@ static attn_status keep(attn_runtime *runtime, const struct plugin *plugin, attn
         cache_write(runtime, plugin->file, bytes.data, bytes.length);
     }
     text_finish(&bytes);
-    return failed ? no_memory(runtime, why) : status;
+    return failed ? no_memory(runtime) : status;
 }
 
 /* What the cache says of a plugin: ATTN_ERROR_NOT_FOUND if nothing, and ATTN_ERROR_IO if there is
  * no file. The key is taken before the file is read. */
-static attn_status consult(attn_runtime *runtime, struct plugin *plugin, struct cache_entry *entry,
+static attn_status consult(attn_runtime *runtime, struct plugin *plugin, struct answer *answer,
                            struct attn_error *why)
 {
     struct stat info;
@@ -95,8 +95,9 @@ static attn_status consult(attn_runtime *runtime, struct plugin *plugin, struct 
         return error_set(why, ATTN_ERROR_IO, "file", "cannot be read: %s", strerror(errno));
     }
     probe_key_set(&plugin->key, &runtime->machine, &info);
-    return runtime->settings.isolation <= 0 ? cache_read(runtime, plugin->file, &plugin->key, entry)
-                                            : ATTN_ERROR_NOT_FOUND;
+    return runtime->settings.isolation <= 0
+               ? cache_read(runtime, plugin->file, &plugin->key, answer)
+               : ATTN_ERROR_NOT_FOUND;
 }
 
 /* The scanners of the plugins that come after this one and are unknown, too, run next to its own,
@@ -112,15 +113,14 @@ static void begin_others(attn_runtime *runtime, const struct plugin *plugin)
     }
     for (struct plugin *other = runtime->plugins + (plugin - runtime->plugins) + 1;
          other < end && running < MAX_SCANS; other++) {
-        struct cache_entry entry;
+        struct answer answer = {.bytes = NULL};
         struct attn_error why = ATTN_ERROR_INIT;
         if (other->status != ATTN_OK || other->scan.running) {
             continue;
         }
-        attn_status status = consult(runtime, other, &entry, &why);
-        if (status == ATTN_OK) {
-            cache_entry_finish(runtime, &entry);
-        } else if (status == ATTN_ERROR_NOT_FOUND) {
+        attn_status status = consult(runtime, other, &answer, &why);
+        answer_finish(runtime, &answer);
+        if (status == ATTN_ERROR_NOT_FOUND) {
             running += scan_begin(runtime, other->file, &other->scan, &why) == ATTN_OK;
         }
     }
@@ -130,27 +130,16 @@ static void begin_others(attn_runtime *runtime, const struct plugin *plugin)
 static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                              bool *there, struct attn_error *why)
 {
-    struct text answer;
-    struct record record;
-    size_t at = 0;
-    text_init(&answer, &runtime->host);
+    struct answer answer = {.bytes = NULL};
     attn_status status =
         plugin->scan.running ? ATTN_OK : scan_begin(runtime, plugin->file, &plugin->scan, why);
     if (status == ATTN_OK) {
         begin_others(runtime, plugin);
-        status = scan_finish(runtime, &plugin->scan, &answer, &at, why);
+        status = scan_finish(runtime, &plugin->scan, &answer, why);
     }
     *there = status != ATTN_ERROR_NOT_FOUND;
-    if (answer.failed) {
-        status = no_memory(runtime, why);
-    } else if (status == ATTN_OK) {
-        const char *wrong =
-            record_read(&record, (const unsigned char *)answer.data + at, answer.length - at);
-        status = wrong != NULL
-                     ? error_set(why, ATTN_ERROR_PLUGIN, "scan", "what its process sent %s", wrong)
-                     : adopt(runtime, plugin, &record, found, why);
-    }
-    text_finish(&answer);
+    status = status ? status : adopt(runtime, plugin, &answer.record, found, why);
+    answer_finish(runtime, &answer);
     return status;
 }
 
@@ -177,25 +166,21 @@ static attn_status ask_anew(attn_runtime *runtime, struct plugin *plugin, struct
 attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                            struct attn_error *why)
 {
-    struct cache_entry entry;
+    struct answer answer = {.bytes = NULL};
     found_reset(found);
     attn_status status = plugin->scan.running ? ATTN_ERROR_NOT_FOUND /* begun next to another */
-                                              : consult(runtime, plugin, &entry, why);
-    if (status == ATTN_ERROR_IO) {
-        return status;
-    }
+                                              : consult(runtime, plugin, &answer, why);
     if (status == ATTN_OK) {
-        status = adopt(runtime, plugin, &entry.record, found, why);
-        cache_entry_finish(runtime, &entry);
-        if (status != ATTN_OK) {
-            const struct attn_error said = *why;
-            return error_set(why, status, said.field, "%s (of a probe %lld s ago)", said.message,
-                             (long long)entry.age);
-        }
-        return status;
+        const long long age = answer.age;
+        status = adopt(runtime, plugin, &answer.record, found, why);
+        answer_finish(runtime, &answer);
+        const struct attn_error said = *why;
+        return status == ATTN_OK ? status
+                                 : error_set(why, status, said.field, "%s (of a probe %lld s ago)",
+                                             said.message, age);
     }
-    if (status == ATTN_ERROR_OUT_OF_MEMORY) {
-        return no_memory(runtime, why);
+    if (status != ATTN_ERROR_NOT_FOUND) {
+        return status;
     }
     status = ask_anew(runtime, plugin, found, why);
     /* Neither a lack of memory nor of a readable file says anything about the next start. */

@@ -4,8 +4,8 @@
  * the file or the machine changes.
  *
  *     examine.c      from a file to what it offers: the cache, else the scanner, else this process
- *     scan.c         the scanner's process and the pipe to it
- *     record.c       an answer as bytes, in the cache and in the pipe
+ *     scan.c         the scanner's process and the file that it fills
+ *     record.c       an answer as bytes, on file and from the scanner
  *     probe_cache.c  answers on file
  *     key.c          on what an answer depends */
 #ifndef CORE_RUNTIME_ISOLATION_ISOLATION_H
@@ -21,6 +21,7 @@
 #include "util/text.h"
 
 typedef struct attn_runtime attn_runtime;
+struct cache_file;
 struct found;
 struct plugin;
 struct stat;
@@ -51,15 +52,10 @@ void probe_key_set(struct probe_key *key, const struct machine *machine, const s
 /* The same file, whatever the machine. */
 bool probe_key_same_file(const struct probe_key *a, const struct probe_key *b);
 
-/* One scanner's process while it runs; zeroed: none. Everything but `running` is scan.c's. */
+/* One scanner's process while it runs; zeroed: none. */
 struct scan {
     bool running; /* begun, and not yet finished or abandoned */
-    bool open;    /* the pipe's other end */
-    bool ended;   /* and not yet reaped */
-    bool lost; /* reaped by others, as where SIGCHLD is ignored: its pid may be another process's */
-    bool late, too_much;
-    int pid, pipe;
-    int code, value;  /* CLD_EXITED or CLD_KILLED, status or signal */
+    int pid, file;
     int64_t deadline; /* ms */
 };
 
@@ -75,8 +71,8 @@ attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct 
 /* What is on file of a plugin does not hold any more. */
 void cache_forget(const attn_runtime *runtime, const char *file);
 
-/* What the probe of one file came to, as bytes: the cache keeps them, the scanner sends them
- * through its pipe.
+/* What the probe of one file came to, as bytes: the cache keeps them, the scanner leaves
+ * them.
  *
  *     "ATTNPROB"  uint64 format  uint64 payload size  uint64 FNV-1a of the payload
  *     payload: key, file, outcome, identity, devices, backends with their extensions
@@ -114,36 +110,49 @@ const char *record_read(struct record *record, const unsigned char *bytes, size_
 bool record_report(const struct record *record, const struct attn_probe_sink *sink,
                    struct arena *arrays);
 
-/* Probing in a process of its own: attn-scan is exec'd, loads the plugin, and sends through a pipe
- *
- *     "ATTNSCAN"   and the version, once it runs: what goes wrong before is the scanner's fault,
- *                  not the plugin's
- *     C, E, P      a letter before it enters the plugin's constructors, its entry and its probe
- *     a record     as above
- *
- * and nothing else. Whatever else happens costs the plugin and not the engine. */
-#define SCAN_HELLO "ATTNSCAN"
-/* Behind it: who speaks another version of this protocol is no scanner of ours. */
+/* A record with the bytes that its text and items point into. */
+struct answer {
+    struct record record;
+    unsigned char *bytes;
+    size_t size;
+    time_t age; /* s, of one on file */
+};
+
+/* Reads the rest of an open file, and closes it. *wrong: NULL, or what is wrong with its bytes.
+ * ATTN_ERROR_OUT_OF_MEMORY is our own lack of it (arena.failed). */
+attn_status answer_read(attn_runtime *runtime, struct cache_file *file, struct answer *answer,
+                        const char **wrong);
+void answer_finish(const attn_runtime *runtime, struct answer *answer);
+
+/* Probing in a process of its own: attn-scan is exec'd with an anonymous file as its standard
+ * output, loads the plugin and fills the file with this head, which it keeps up to date, and at
+ * last a record. Whatever else happens costs the plugin and not the engine. */
+struct scan_head {
+    char version[40]; /* before it is there, what goes wrong is the scanner's fault */
+    char stage[24];   /* what of the plugin was entered last: runtime_stage's; "": nothing */
+};
+
+#define SCAN_HELLO "attn-scan "
+/* Who has another one is no scanner of ours. */
 #define SCAN_TEXT(number) #number
 #define SCAN_FORMAT(number) SCAN_TEXT(number)
-#define SCAN_VERSION ATTN_LIBRARY_VERSION "/" SCAN_FORMAT(RECORD_FORMAT) "\n"
-#define SCAN_STAGES "CEP"
+#define SCAN_VERSION SCAN_HELLO ATTN_LIBRARY_VERSION "/" SCAN_FORMAT(RECORD_FORMAT)
+#define SCAN_MAX_SIZE (sizeof(struct scan_head) + RECORD_MAX_SIZE)
 /* Exit statuses of attn-scan other than 0 and 2 (usage), unlikely ones, since a plugin may exit
  * with any. */
 #define SCAN_EXIT_NO_MEMORY 113
-#define SCAN_EXIT_NO_PIPE 114
+#define SCAN_EXIT_NO_FILE 114
 
 /* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. ATTN_ERROR_IO:
  * there is, and this process or the machine has no descriptor or process left for it. */
 attn_status scan_begin(const attn_runtime *runtime, const char *file, struct scan *scan,
                        struct attn_error *why);
 
-/* By the thread that began it. ATTN_OK: `answer` has the record's bytes from *record on.
- * ATTN_ERROR_NOT_FOUND: the scanner does not run, with the cause. ATTN_ERROR_IO: it ran and was
- * ended by others, or is of another version: nothing is known of the plugin. With answer->failed:
- * our own lack of memory. Else why the plugin is refused. */
-attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct text *answer,
-                        size_t *record, struct attn_error *why);
+/* By the thread that began it. ATTN_ERROR_NOT_FOUND: the scanner does not run, with the cause.
+ * ATTN_ERROR_IO: it ran and was ended by others, or is of another version: nothing is known of the
+ * plugin. Else as answer_read, or why the plugin is refused. */
+attn_status scan_finish(attn_runtime *runtime, struct scan *scan, struct answer *answer,
+                        struct attn_error *why);
 
 /* Answers of probes on file, `<cache_dir>/probe-<hash>`, one for each plugin file: read at every
  * start, written next to and renamed, so that many processes may do so at once. What cannot be
@@ -158,17 +167,9 @@ attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct t
 /* A record not rewritten for so long belongs to a boot or a choice of devices that is gone. */
 #define CACHE_MAX_AGE_SECONDS ((time_t)30 * 24 * 3600)
 
-struct cache_entry {
-    struct record record; /* text and items in `bytes` */
-    unsigned char *bytes;
-    size_t size;
-    time_t age; /* s */
-};
-
 /* ATTN_OK, ATTN_ERROR_NOT_FOUND (silent where nothing is on file), or ATTN_ERROR_OUT_OF_MEMORY. */
-attn_status cache_read(const attn_runtime *runtime, const char *file, const struct probe_key *key,
-                       struct cache_entry *entry);
-void cache_entry_finish(const attn_runtime *runtime, struct cache_entry *entry);
+attn_status cache_read(attn_runtime *runtime, const char *file, const struct probe_key *key,
+                       struct answer *answer);
 
 /* Failures are logged and that is all. */
 void cache_write(attn_runtime *runtime, const char *file, const void *record, size_t size);

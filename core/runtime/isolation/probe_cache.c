@@ -27,24 +27,26 @@ static bool entry_path(const attn_runtime *runtime, const char *file, char path[
                                         (unsigned long long)name) < PATH_MAX;
 }
 
-/* The bytes on file. *why: NULL where there is none, or the reason against it. */
-static attn_status read_entry(const attn_runtime *runtime, const char *path,
-                              struct cache_entry *entry, struct stat *info, const char **why)
+attn_status answer_read(attn_runtime *runtime, struct cache_file *file, struct answer *answer,
+                        const char **wrong)
 {
-    struct cache_file file;
-    *why = cache_file_open(&file, path, RECORD_MAX_SIZE);
-    if (*why != NULL || file.descriptor < 0) {
-        return ATTN_ERROR_NOT_FOUND;
-    }
-    *info = file.info;
-    entry->size = (size_t)info->st_size;
-    entry->bytes = runtime_alloc(runtime, entry->size);
-    if (entry->bytes == NULL) {
-        cache_file_close(&file);
+    answer->size = (size_t)file->info.st_size;
+    answer->bytes = runtime_alloc(runtime, answer->size);
+    if (answer->bytes == NULL) {
+        cache_file_close(file);
+        runtime->arena.failed = true;
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    *why = cache_file_read(&file, entry->bytes) ? NULL : "is truncated";
+    *wrong = cache_file_read(file, answer->bytes)
+                 ? record_read(&answer->record, answer->bytes, answer->size)
+                 : "is truncated";
     return ATTN_OK;
+}
+
+void answer_finish(const attn_runtime *runtime, struct answer *answer)
+{
+    runtime_free(runtime, answer->bytes, answer->size);
+    *answer = (struct answer){.bytes = NULL};
 }
 
 /* NULL, or why the record is not an answer for this file on this machine. "": nothing to warn of.
@@ -71,38 +73,32 @@ static const char *disagreement(const struct record *record, const char *file,
                : "";
 }
 
-attn_status cache_read(const attn_runtime *runtime, const char *file, const struct probe_key *key,
-                       struct cache_entry *entry)
+attn_status cache_read(attn_runtime *runtime, const char *file, const struct probe_key *key,
+                       struct answer *answer)
 {
     char path[PATH_MAX];
-    struct stat info;
-    const char *why = NULL;
-    *entry = (struct cache_entry){.bytes = NULL};
+    struct cache_file on_file;
+    attn_status status = ATTN_ERROR_NOT_FOUND;
     if (!entry_path(runtime, file, path)) {
-        return ATTN_ERROR_NOT_FOUND;
+        return status;
     }
-    attn_status status = read_entry(runtime, path, entry, &info, &why);
-    if (status == ATTN_OK && why == NULL) {
-        why = record_read(&entry->record, entry->bytes, entry->size);
-        entry->age = time(NULL) - info.st_mtime;
-        why = why != NULL ? why
-                          : disagreement(&entry->record, file, key, entry->age,
-                                         runtime->settings.probe_deadline_ms);
-        if (why == NULL) {
-            return ATTN_OK;
+    const char *why = cache_file_open(&on_file, path, RECORD_MAX_SIZE);
+    if (why == NULL && on_file.descriptor >= 0) {
+        status = answer_read(runtime, &on_file, answer, &why);
+        answer->age = time(NULL) - on_file.info.st_mtime;
+        why = why != NULL || status != ATTN_OK
+                  ? why
+                  : disagreement(&answer->record, file, key, answer->age,
+                                 runtime->settings.probe_deadline_ms);
+    }
+    if (why != NULL) {
+        status = ATTN_ERROR_NOT_FOUND;
+        answer_finish(runtime, answer);
+        if (why[0] != '\0') {
+            runtime_log(runtime, ATTN_LOG_WARN, "%s %s; %s is probed again", path, why, file);
         }
     }
-    if (why != NULL && why[0] != '\0') {
-        runtime_log(runtime, ATTN_LOG_WARN, "%s %s; %s is probed again", path, why, file);
-    }
-    cache_entry_finish(runtime, entry);
-    return status == ATTN_ERROR_OUT_OF_MEMORY ? status : ATTN_ERROR_NOT_FOUND;
-}
-
-void cache_entry_finish(const attn_runtime *runtime, struct cache_entry *entry)
-{
-    runtime_free(runtime, entry->bytes, entry->size);
-    *entry = (struct cache_entry){.bytes = NULL};
+    return status;
 }
 
 static void prune(const char *folder)

@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scanner's process and the pipe to it. */
+/* The scanner's process and the file that it fills. */
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "host/cache_file.h"
 #include "runtime/load.h"
 #include "runtime/isolation/isolation.h"
 #include "runtime/runtime.h"
+#include "util/text.h"
 
-#define HELLO_SIZE (sizeof SCAN_HELLO - 1)
-#define VERSION_SIZE (sizeof SCAN_VERSION - 1)
-#define TICK_MS 50
+#define TICK_NS 1000000
 /* A process that is killed while a driver holds it in the kernel stays; it is not waited for longer
  * than this. */
 #define GRAVE_MS 1000
@@ -45,8 +44,8 @@ static bool scanner_path(char path[PATH_MAX])
 }
 
 /* Its own group, so that what it starts ends with it; no signal blocked, ignored or handled; only
- * the pipe and what the engine left open without FD_CLOEXEC, which the scanner closes. */
-static int spawn(const char *scanner, const char *file, int write_end, pid_t *pid)
+ * the file and what the engine left open without FD_CLOEXEC, which the scanner closes. */
+static int spawn(const char *scanner, const char *file, int answer, pid_t *pid)
 {
     char *const arguments[] = {(char *)(uintptr_t)scanner, (char *)(uintptr_t)file, NULL};
     posix_spawn_file_actions_t actions;
@@ -65,7 +64,7 @@ static int spawn(const char *scanner, const char *file, int write_end, pid_t *pi
         posix_spawnattr_setpgroup(&attributes, 0);
         posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK |
                                                   POSIX_SPAWN_SETPGROUP);
-        failed = posix_spawn_file_actions_adddup2(&actions, write_end, STDOUT_FILENO);
+        failed = posix_spawn_file_actions_adddup2(&actions, answer, STDOUT_FILENO);
         failed =
             failed ? failed : posix_spawn(pid, scanner, &actions, &attributes, arguments, environ);
         posix_spawnattr_destroy(&attributes);
@@ -74,81 +73,58 @@ static int spawn(const char *scanner, const char *file, int write_end, pid_t *pi
     return failed;
 }
 
+/* How a scanner's process came to its end. */
+struct end {
+    bool ended; /* by itself */
+    bool lost; /* reaped by others, as where SIGCHLD is ignored: its pid may be another process's */
+    bool late, too_much;
+    int code, value; /* of one that ended: CLD_EXITED or CLD_KILLED, status or signal */
+};
+
 /* Looks without reaping, so that the pid stays ours. */
-static void look(struct scan *child)
+static bool has_ended(const struct scan *scan, struct end *end)
 {
     siginfo_t info = {.si_pid = 0};
-    if (child->ended || child->lost) {
-        return;
+    if (waitid(P_PID, (id_t)scan->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
+        end->lost = errno == ECHILD;
+    } else if (info.si_pid == scan->pid) {
+        end->ended = true;
+        end->code = info.si_code;
+        end->value = info.si_status;
     }
-    if (waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
-        child->lost = errno == ECHILD;
-    } else if (info.si_pid == child->pid) {
-        child->ended = true;
-        child->code = info.si_code;
-        child->value = info.si_status;
-    }
+    return end->ended || end->lost;
 }
 
-/* What is in the pipe. */
-static void drain(struct scan *child, struct text *answer)
+/* Until the process has ended, its time is over, or it has said too much. */
+static struct end watch(const struct scan *scan)
 {
-    char bytes[4096];
-    while (child->open && !answer->failed && !child->too_much) {
-        ssize_t size = read(child->pipe, bytes, sizeof bytes);
-        if (size < 0 && errno == EINTR) {
-            continue;
+    struct end end = {.ended = false};
+    long pause = 20000; /* ns */
+    for (;;) {
+        struct stat info;
+        const bool over = has_ended(scan, &end);
+        end.too_much = fstat(scan->file, &info) == 0 && info.st_size > (off_t)SCAN_MAX_SIZE;
+        end.late = !over && now_ms() >= scan->deadline;
+        if (over || end.too_much || end.late) {
+            return end;
         }
-        if (size < 0 && errno == EAGAIN) {
-            return;
-        }
-        child->open = size > 0;
-        if (size > 0) {
-            text_add_bytes(answer, bytes, (size_t)size);
-            child->too_much = answer->length > RECORD_MAX_SIZE;
-        }
-    }
-}
-
-/* Until the child has ended, its time is over, or it has said too much. */
-static void watch(struct scan *child, struct text *answer)
-{
-    int64_t rest;
-    long pause = 20000; /* ns: between the pipe's end and the process's */
-    while (!answer->failed && !child->too_much) {
-        look(child);
-        drain(child, answer);
-        if (child->ended || (child->lost && !child->open)) {
-            return;
-        }
-        rest = child->deadline - now_ms();
-        if (rest <= 0) {
-            child->late = true;
-            return;
-        }
-        if (child->open) {
-            struct pollfd wait = {.fd = child->pipe, .events = POLLIN};
-            (void)poll(&wait, 1, (int)(rest < TICK_MS ? rest : TICK_MS));
-        } else {
-            (void)nanosleep(&(struct timespec){0, pause}, NULL);
-            pause = pause < 10000000 ? 2 * pause : pause;
-        }
+        (void)nanosleep(&(struct timespec){0, pause}, NULL);
+        pause = 2 * pause < TICK_NS ? 2 * pause : TICK_NS;
     }
 }
 
 /* Ends what is left of it and its group, and reaps this pid alone. */
-static void bury(struct scan *child)
+static void bury(const struct scan *scan)
 {
     const int64_t until = now_ms() + GRAVE_MS;
-    look(child);
-    if (!child->lost) {
-        (void)kill(-child->pid, SIGKILL);
-        while (waitpid(child->pid, NULL, WNOHANG) == 0 && now_ms() < until) {
+    struct end end = {.ended = false};
+    (void)has_ended(scan, &end);
+    if (!end.lost) {
+        (void)kill(-scan->pid, SIGKILL);
+        while (waitpid(scan->pid, NULL, WNOHANG) == 0 && now_ms() < until) {
             (void)nanosleep(&(struct timespec){0, 100000}, NULL);
         }
     }
-    close(child->pipe);
-    child->running = false;
 }
 
 static const char *signal_name(int number)
@@ -168,25 +144,12 @@ static const char *signal_name(int number)
     return "a signal";
 }
 
-/* Where the plugin was when its process ended, from the last letter. */
-static const char *stage_name(const char *at, size_t size)
-{
-    const char *name = "scan";
-    for (size_t i = 0; i < size; i++) {
-        name = at[i] == 'C'   ? "constructor"
-               : at[i] == 'E' ? "entry"
-               : at[i] == 'P' ? "probe"
-                              : name;
-    }
-    return name;
-}
-
 static attn_status judge_exit(int value, const char *stage, struct attn_error *why)
 {
     switch (value) {
     case SCAN_EXIT_NO_MEMORY:
         return error_set(why, ATTN_ERROR_OUT_OF_MEMORY, stage, "left no memory in its process");
-    case SCAN_EXIT_NO_PIPE:
+    case SCAN_EXIT_NO_FILE:
         return error_set(why, ATTN_ERROR_PLUGIN, stage, "closed a descriptor that is not its own");
     default:
         return error_set(why, ATTN_ERROR_PLUGIN, stage, "ended its process with exit status %d",
@@ -194,102 +157,112 @@ static attn_status judge_exit(int value, const char *stage, struct attn_error *w
     }
 }
 
-static attn_status judge(const attn_runtime *runtime, const struct scan *child,
-                         const struct text *answer, size_t *record, struct attn_error *why)
+/* ATTN_OK: a record follows the head. */
+static attn_status judge(const attn_runtime *runtime, const struct end *end,
+                         const struct scan_head *head, bool answered, struct attn_error *why)
 {
-    size_t at = HELLO_SIZE;
-    if (child->ended && child->code != CLD_EXITED && child->value == SIGKILL && !child->late &&
-        !child->too_much) { /* by whoever is short of memory, or an operator */
+    const char *stage = text_is_name(head->stage) ? head->stage : "scan";
+    if (end->ended && end->code != CLD_EXITED && end->value == SIGKILL && !end->too_much) {
+        /* by whoever is short of memory, or an operator */
         return error_set(why, ATTN_ERROR_IO, "scan",
                          "attn-scan was ended by signal %d (SIGKILL) before its answer",
-                         child->value);
+                         end->value);
     }
-    if (answer->length < HELLO_SIZE || memcmp(answer->data, SCAN_HELLO, HELLO_SIZE) != 0) {
-        return child->late || child->lost
-                   ? error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "attn-scan does not run: %s",
-                               child->late ? "it says nothing" : "it ends at once")
-                   : error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "attn-scan does not run: %s %d",
-                               child->code == CLD_EXITED ? "exit status" : "signal", child->value);
+    if (strncmp(head->version, SCAN_HELLO, sizeof SCAN_HELLO - 1) != 0) {
+        return end->ended
+                   ? error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "attn-scan does not run: %s %d",
+                               end->code == CLD_EXITED ? "exit status" : "signal", end->value)
+                   : error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "attn-scan does not run: %s",
+                               end->lost ? "it ends at once" : "it says nothing");
     }
-    if (answer->length < at + VERSION_SIZE ||
-        memcmp(answer->data + at, SCAN_VERSION, VERSION_SIZE) != 0) {
+    if (strcmp(head->version, SCAN_VERSION) != 0) {
         return error_set(why, ATTN_ERROR_IO, "scan",
                          "attn-scan next to the core is of another version than the core, %s",
                          ATTN_LIBRARY_VERSION);
     }
-    at += VERSION_SIZE;
-    const size_t stages = at;
-    at += strspn(answer->data + at, SCAN_STAGES);
-    const char *stage = stage_name(answer->data + stages, at - stages);
-    *record = at;
-    if (child->late) {
+    if (end->late) {
         return error_set(why, ATTN_ERROR_TIMEOUT, stage, "did not end within %d ms",
                          runtime->settings.probe_deadline_ms);
     }
-    if (child->too_much) {
+    if (end->too_much) {
         return error_set(why, ATTN_ERROR_PLUGIN, stage,
                          "more than %zu bytes came out of its process", RECORD_MAX_SIZE);
     }
-    if (child->ended && child->code != CLD_EXITED) {
+    if (end->ended && end->code != CLD_EXITED) {
         return error_set(why, ATTN_ERROR_PLUGIN, stage, "its process was ended by signal %d (%s)",
-                         child->value, signal_name(child->value));
+                         end->value, signal_name(end->value));
     }
-    if (at == answer->length) {
-        return child->lost
+    if (!answered) {
+        return end->lost
                    ? error_set(why, ATTN_ERROR_PLUGIN, stage, "its process ended without an answer")
-                   : judge_exit(child->value, stage, why);
+                   : judge_exit(end->value, stage, why);
     }
     return ATTN_OK;
+}
+
+/* ATTN_ERROR_IO: this process or the machine is short of something. */
+static attn_status not_started(const char *what, int number, struct attn_error *why)
+{
+    const bool short_of = number == EAGAIN || number == ENOMEM || number == EMFILE ||
+                          number == ENFILE || number == EBADF;
+    return error_set(why, short_of ? ATTN_ERROR_IO : ATTN_ERROR_NOT_FOUND, "scan", "%s: %s", what,
+                     strerror(number));
 }
 
 attn_status scan_begin(const attn_runtime *runtime, const char *file, struct scan *scan,
                        struct attn_error *why)
 {
-    char scanner[PATH_MAX];
-    int ends[2];
+    char scanner[PATH_MAX], what[PATH_MAX + 32];
     pid_t pid = -1;
-    *scan = (struct scan){.open = true};
     if (!scanner_path(scanner)) {
         return error_set(why, ATTN_ERROR_NOT_FOUND, "scan",
                          "there is no attn-scan next to the core");
     }
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        return error_set(why, ATTN_ERROR_IO, "scan", "no pipe to attn-scan: %s", strerror(errno));
+    const int answer = memfd_create("attn-scan", MFD_CLOEXEC);
+    if (answer < 0) {
+        return not_started("no file for attn-scan", errno, why);
     }
-    int failed =
-        fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 ? spawn(scanner, file, ends[1], &pid) : errno;
-    close(ends[1]);
+    const int failed = spawn(scanner, file, answer, &pid);
     if (failed != 0) {
-        close(ends[0]);
-        const bool short_of = failed == EAGAIN || failed == ENOMEM || failed == EMFILE ||
-                              failed == ENFILE || failed == EBADF;
-        return error_set(why, short_of ? ATTN_ERROR_IO : ATTN_ERROR_NOT_FOUND, "scan",
-                         "%s cannot be started: %s", scanner, strerror(failed));
+        close(answer);
+        snprintf(what, sizeof what, "%s cannot be started", scanner);
+        return not_started(what, failed, why);
     }
-    scan->running = true;
-    scan->pid = pid;
-    scan->pipe = ends[0];
-    scan->deadline = now_ms() + runtime->settings.probe_deadline_ms;
+    *scan = (struct scan){true, pid, answer, now_ms() + runtime->settings.probe_deadline_ms};
     return ATTN_OK;
 }
 
-attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct text *answer,
-                        size_t *record, struct attn_error *why)
+attn_status scan_finish(attn_runtime *runtime, struct scan *scan, struct answer *answer,
+                        struct attn_error *why)
 {
-    drain(scan, answer);
-    if (answer->length > PIPE_BUF) { /* it may have waited for us to read */
-        scan->deadline = now_ms() + runtime->settings.probe_deadline_ms;
-    }
-    watch(scan, answer);
+    struct cache_file file = {.descriptor = scan->file};
+    struct scan_head head = {.stage = ""};
+    const char *wrong = NULL;
+    const struct end end = watch(scan);
     bury(scan);
-    return answer->failed ? error_set(why, ATTN_ERROR_OUT_OF_MEMORY, "scan",
-                                      "no memory for the scanner's answer")
-                          : judge(runtime, scan, answer, record, why);
+    scan->running = false;
+    (void)!pread(scan->file, &head, sizeof head, 0);
+    head.version[sizeof head.version - 1] = head.stage[sizeof head.stage - 1] = '\0';
+    const bool answered = fstat(scan->file, &file.info) == 0 &&
+                          file.info.st_size > (off_t)sizeof head &&
+                          lseek(scan->file, sizeof head, SEEK_SET) == (off_t)sizeof head;
+    attn_status status = judge(runtime, &end, &head, answered, why);
+    if (status != ATTN_OK) {
+        close(scan->file);
+        return status;
+    }
+    file.info.st_size -= (off_t)sizeof head;
+    TRY(answer_read(runtime, &file, answer, &wrong));
+    return wrong == NULL
+               ? ATTN_OK
+               : error_set(why, ATTN_ERROR_PLUGIN, "scan", "what its process left %s", wrong);
 }
 
 void scan_abandon(struct scan *scan)
 {
     if (scan->running) {
         bury(scan);
+        close(scan->file);
+        scan->running = false;
     }
 }
