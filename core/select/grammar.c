@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <fnmatch.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "select/names.h"
@@ -11,17 +12,19 @@
 #define MAX_TEXT 4096 /* of a selection text */
 #define MAX_LAYER_INDEX 99999
 #define SHOWN 200 /* bytes of the text that an error shows */
+#define SPACE " \t\n\v\f\r"
 
 static const char *const where_kinds[] = {
     "full",       "sliding", "chunked",    "decoder",     "encoder", "encoder_only", "cross",
     "mm_encoder", "mla",     "mla_sparse", "static_sink", "gdn",     "indexer"};
 
-/* A piece of the text being read. */
-struct span {
-    const char *whole;
-    size_t length; /* of the whole */
-    size_t begin;
-    size_t end;
+/* The text being read. */
+struct source {
+    const char *text;
+    size_t length;
+    char *copy; /* which is cut into pieces; a piece's position is its place in it */
+    struct arena *arena;
+    struct attn_error *error;
 };
 
 attn_status rules_error(struct attn_error *error, attn_status status, const char *text,
@@ -33,224 +36,187 @@ attn_status rules_error(struct attn_error *error, attn_status status, const char
                      what, (int)shown, text + from, (int)(position - from), "");
 }
 
-static attn_status syntax(struct attn_error *error, const struct span *span, size_t position,
-                          const char *what)
+static attn_status syntax(const struct source *source, const char *at, const char *what)
 {
-    return rules_error(error, ATTN_ERROR_SYNTAX, span->whole, span->length, position, what);
+    return rules_error(source->error, ATTN_ERROR_SYNTAX, source->text, source->length,
+                       (size_t)(at - source->copy), what);
 }
 
-static struct span trimmed(struct span span)
+static attn_status no_memory(struct attn_error *error)
 {
-    while (span.begin < span.end && isspace((unsigned char)span.whole[span.begin])) {
-        span.begin++;
+    return NO_MEMORY("ATTN_BACKEND", "the selection text");
+}
+
+/* Without the white space around it. */
+static char *trim(char *piece)
+{
+    piece += strspn(piece, SPACE);
+    size_t length = strlen(piece);
+    while (length > 0 && strchr(SPACE, piece[length - 1]) != NULL) {
+        length--;
     }
-    while (span.end > span.begin && isspace((unsigned char)span.whole[span.end - 1])) {
-        span.end--;
+    piece[length] = '\0';
+    return piece;
+}
+
+static size_t count_pieces(const char *text, char separator)
+{
+    size_t count = 1;
+    for (; *text != '\0'; text++) {
+        count += *text == separator;
     }
-    return span;
+    return count;
 }
 
-/* The part up to the next `separator` (or the end) and, in *rest, what follows it. */
-static struct span split(struct span span, char separator, struct span *rest, bool *found)
+static bool read_index(char **at, int32_t *index)
 {
-    const char *at = memchr(span.whole + span.begin, separator, span.end - span.begin);
-    struct span head = span;
-    *rest = span;
-    *found = at != NULL;
-    if (at != NULL) {
-        head.end = (size_t)(at - span.whole);
-        rest->begin = head.end + 1;
-    } else {
-        rest->begin = span.end;
+    char *end = *at;
+    const long value = isdigit((unsigned char)**at) ? strtol(*at, &end, 10) : -1;
+    if (value < 0 || value > MAX_LAYER_INDEX) {
+        return false;
     }
-    return head;
+    *index = (int32_t)value;
+    *at = end;
+    return true;
 }
 
-static bool equals(struct span span, const char *word)
+static attn_status parse_layers(const struct source *source, struct rule *rule, char *at)
 {
-    size_t length = span.end - span.begin;
-    return strlen(word) == length && memcmp(span.whole + span.begin, word, length) == 0;
-}
-
-static bool read_index(struct span *span, int32_t *index)
-{
-    size_t start = span->begin;
-    *index = 0;
-    while (span->begin < span->end && isdigit((unsigned char)span->whole[span->begin])) {
-        *index = *index * 10 + (span->whole[span->begin++] - '0');
-        if (*index > MAX_LAYER_INDEX) {
-            span->begin = start;
-            return false;
-        }
-    }
-    return span->begin > start;
-}
-
-static attn_status parse_layers(struct rule *rule, struct span span, struct attn_error *error)
-{
-    span.begin += strlen("layers.");
     rule->where = WHERE_LAYERS;
-    if (!read_index(&span, &rule->first)) {
-        return syntax(error, &span, span.begin, "a layer's index from 0 to 99999 is expected");
-    }
+    bool read = read_index(&at, &rule->first);
     rule->last = rule->first;
-    if (span.begin < span.end && span.whole[span.begin] == '-') {
-        span.begin++;
-        if (!read_index(&span, &rule->last)) {
-            return syntax(error, &span, span.begin, "a layer's index from 0 to 99999 is expected");
-        }
+    if (read && *at == '-') {
+        at++;
+        read = read_index(&at, &rule->last);
     }
-    if (span.begin != span.end) {
-        return syntax(error, &span, span.begin, "layers.N or layers.N-M is expected");
+    if (!read) {
+        return syntax(source, at, "a layer's index from 0 to 99999 is expected");
+    }
+    if (*at != '\0') {
+        return syntax(source, at, "layers.N or layers.N-M is expected");
     }
     if (rule->last < rule->first) {
-        return syntax(error, &span, span.begin - 1, "the range of layers ends before it begins");
+        return syntax(source, at - 1, "the range of layers ends before it begins");
     }
     return ATTN_OK;
 }
 
-static attn_status parse_where(struct rule *rule, struct span span, struct attn_error *error)
+static attn_status parse_where(const struct source *source, struct rule *rule, char *where)
 {
-    span = trimmed(span);
-    if (span.end - span.begin >= 7 && memcmp(span.whole + span.begin, "layers.", 7) == 0) {
-        return parse_layers(rule, span, error);
+    if (strncmp(where, "layers.", 7) == 0) {
+        return parse_layers(source, rule, where + 7);
     }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
-        if (equals(span, name_of_phase(phase))) {
+        if (strcmp(where, name_of_phase(phase)) == 0) {
             rule->where = WHERE_PHASE;
             rule->first = phase;
             return ATTN_OK;
         }
     }
     for (size_t i = 0; i < sizeof where_kinds / sizeof *where_kinds; i++) {
-        if (equals(span, where_kinds[i])) {
+        if (strcmp(where, where_kinds[i]) == 0) {
             rule->where = WHERE_KIND;
             rule->kind = where_kinds[i];
             return ATTN_OK;
         }
     }
     return syntax(
-        error, &span, span.begin,
+        source, where,
         "layers.N-M, prefill, decode or a layer kind is expected before '=' (full, sliding, "
         "chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla, mla_sparse, "
         "static_sink, gdn, indexer)");
 }
 
-static bool is_name_byte(char c)
+static attn_status parse_name(const struct source *source, struct pattern *pattern,
+                              const char *name)
 {
-    return isalnum((unsigned char)c) || strchr("_-.*?[]@!", c) != NULL;
-}
-
-static attn_status parse_name(struct pattern *pattern, struct span span, struct arena *arena,
-                              struct attn_error *error)
-{
-    span = trimmed(span);
-    pattern->exclude = span.begin < span.end && span.whole[span.begin] == '^';
-    span.begin += pattern->exclude;
-    pattern->position = span.begin;
-    if (span.begin == span.end) {
-        return syntax(error, &span, span.begin, "a backend's name is expected");
+    pattern->exclude = *name == '^';
+    pattern->text = name + pattern->exclude;
+    pattern->position = (size_t)(pattern->text - source->copy);
+    if (*pattern->text == '\0') {
+        return syntax(source, pattern->text, "a backend's name is expected");
     }
-    for (size_t i = span.begin; i < span.end; i++) {
-        if (span.whole[i] == '\0' || !is_name_byte(span.whole[i])) {
-            return syntax(error, &span, i,
+    for (const char *at = pattern->text; *at != '\0'; at++) {
+        if (!isalnum((unsigned char)*at) && strchr("_-.*?[]@!", *at) == NULL) {
+            return syntax(source, at,
                           "a name has letters, digits, '_', '-', '.', '@' and globs only");
         }
-    }
-    pattern->text = arena_string_n(arena, span.whole + span.begin, span.end - span.begin);
-    return pattern->text != NULL ? ATTN_OK : NO_MEMORY("ATTN_BACKEND", "the selection text");
-}
-
-static attn_status parse_list(struct rule *rule, struct span span, struct arena *arena,
-                              struct attn_error *error)
-{
-    int32_t count = 1;
-    bool more = true;
-    span = trimmed(span);
-    if (span.begin < span.end && span.whole[span.end - 1] == '?') {
-        rule->wish = true;
-        span.end--;
-    }
-    for (size_t i = span.begin; i < span.end; i++) {
-        count += span.whole[i] == ',';
-    }
-    rule->patterns = arena_array(arena, (size_t)count, sizeof *rule->patterns);
-    if (rule->patterns == NULL) {
-        return NO_MEMORY("ATTN_BACKEND", "the selection text");
-    }
-    while (more) {
-        struct span rest;
-        struct span name = split(span, ',', &rest, &more);
-        if (equals(trimmed(name), "conformant")) {
-            rule->conformant = true;
-            span = rest;
-            continue;
-        }
-        struct pattern *pattern = &rule->patterns[rule->num_patterns++];
-        TRY(parse_name(pattern, name, arena, error));
-        rule->num_wanted += !pattern->exclude;
-        span = rest;
     }
     return ATTN_OK;
 }
 
-static attn_status parse_rule(struct rule *rule, struct span span, struct arena *arena,
-                              struct attn_error *error)
+static attn_status parse_list(const struct source *source, struct rule *rule, char *list)
 {
-    struct span list;
-    bool has_where;
-    span = trimmed(span);
-    if (span.begin == span.end) {
-        return syntax(error, &span, span.begin, "a rule is expected");
+    const size_t length = strlen(list);
+    if (length > 0 && list[length - 1] == '?') {
+        rule->wish = true;
+        list[length - 1] = '\0';
     }
-    struct span where = split(span, '=', &list, &has_where);
-    rule->text = arena_string_n(arena, span.whole + span.begin, span.end - span.begin);
+    rule->patterns = arena_array(source->arena, count_pieces(list, ','), sizeof *rule->patterns);
+    if (rule->patterns == NULL) {
+        return no_memory(source->error);
+    }
+    while (list != NULL) {
+        const char *name = trim(strsep(&list, ","));
+        if (strcmp(name, "conformant") == 0) {
+            rule->conformant = true;
+            continue;
+        }
+        struct pattern *pattern = &rule->patterns[rule->num_patterns++];
+        TRY(parse_name(source, pattern, name));
+        rule->num_wanted += !pattern->exclude;
+    }
+    return ATTN_OK;
+}
+
+static attn_status parse_rule(const struct source *source, struct rule *rule, char *text)
+{
+    if (*text == '\0') {
+        return syntax(source, text, "a rule is expected");
+    }
+    rule->text = arena_string(source->arena, text);
     if (rule->text == NULL) {
-        return NO_MEMORY("ATTN_BACKEND", "the selection text");
+        return no_memory(source->error);
     }
-    if (has_where) {
-        TRY(parse_where(rule, where, error));
-    } else {
-        list = where;
+    if (strchr(text, '=') != NULL) {
+        TRY(parse_where(source, rule, trim(strsep(&text, "="))));
     }
-    return parse_list(rule, list, arena, error);
+    return parse_list(source, rule, trim(text));
 }
 
 attn_status rules_parse(struct rules *rules, const char *text, size_t length, struct arena *arena,
                         struct attn_error *error)
 {
-    struct span span = {text, length, 0, length};
-    int32_t count = 1;
-    bool more = true;
+    struct source source = {text, length, NULL, arena, error};
     *rules = (struct rules){NULL, 0};
     if (length > MAX_TEXT) {
         return error_set(error, ATTN_ERROR_SYNTAX, "ATTN_BACKEND", "%zu bytes; at most %d", length,
                          MAX_TEXT);
     }
-    struct span content = trimmed(span);
-    if (content.begin == content.end) {
+    source.copy = arena_string_n(arena, text, length);
+    if (source.copy == NULL) {
+        return no_memory(error);
+    }
+    if (strlen(source.copy) < length) {
+        return syntax(&source, source.copy + strlen(source.copy), "a NUL is no part of a text");
+    }
+    char *rest = trim(source.copy);
+    const size_t last = strlen(rest);
+    if (last == 0) {
         return ATTN_OK;
     }
-    if (text[content.end - 1] == ';') { /* one trailing separator is tolerated */
-        span.end = content.end - 1;
+    if (rest[last - 1] == ';') { /* one trailing separator is tolerated */
+        rest[last - 1] = '\0';
     }
-    for (size_t i = 0; i < span.end; i++) {
-        count += text[i] == ';';
-    }
-    rules->rules = arena_array(arena, (size_t)count, sizeof *rules->rules);
+    rules->rules = arena_array(arena, count_pieces(rest, ';'), sizeof *rules->rules);
     if (rules->rules == NULL) {
-        return NO_MEMORY("ATTN_BACKEND", "the selection text");
+        return no_memory(error);
     }
-    while (more) {
-        struct span rest;
-        struct span rule = split(span, ';', &rest, &more);
-        attn_status status = parse_rule(&rules->rules[rules->count++], rule, arena, error);
-        if (status != ATTN_OK) {
-            *rules = (struct rules){NULL, 0};
-            return status;
-        }
-        span = rest;
+    int32_t count = 0;
+    while (rest != NULL) {
+        TRY(parse_rule(&source, &rules->rules[count++], trim(strsep(&rest, ";"))));
     }
+    rules->count = count;
     return ATTN_OK;
 }
 
