@@ -5,24 +5,24 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/lock_text.h"
 #include "select/names.h"
 #include "util/counts.h"
 
-/* What a line says of one layer, in its words. */
-struct imported {
-    const char *backends[NUM_PHASES]; /* full names */
-    const char *kv_dtype, *block_size, *layout, *name;
-};
+static void add_layer(struct text *out, const attn_assignment *assignment, int32_t index)
+{
+    const struct assignment_layer *l = &assignment->layers[index];
+    const struct attn_choice *choice = &l->phases[ATTN_PHASE_PREFILL].choice;
+    text_add(out, "layer %d prefill=%s decode=%s kv_dtype=%s block_size=%d layout=%s name=%s\n",
+             index, choice->name, l->phases[ATTN_PHASE_DECODE].choice.name,
+             kv_dtypes_text(choice->kv_dtype, choice->kv_dtype_v).text, choice->block_size,
+             code_text(ATTN_NAMES_KV_LAYOUT, choice->layout).text, l->layer.desc.name);
+}
 
 void assignment_add_layers(struct text *out, const attn_assignment *assignment)
 {
     for (int32_t i = 0; i < assignment->num_layers; i++) {
-        const struct assignment_layer *l = &assignment->layers[i];
-        const struct attn_choice *choice = &l->phases[ATTN_PHASE_PREFILL].choice;
-        text_add(out, "layer %d prefill=%s decode=%s kv_dtype=%s block_size=%d layout=%s name=%s\n",
-                 i, choice->name, l->phases[ATTN_PHASE_DECODE].choice.name,
-                 kv_dtypes_text(choice->kv_dtype, choice->kv_dtype_v).text, choice->block_size,
-                 code_text(ATTN_NAMES_KV_LAYOUT, choice->layout).text, l->layer.desc.name);
+        add_layer(out, assignment, i);
     }
 }
 
@@ -59,158 +59,113 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
     return status;
 }
 
+static void add_difference(void *user, const char *difference)
+{
+    struct text *text = user;
+    if (text->length < ATTN_ERROR_MESSAGE_SIZE) {
+        text_add(text, "%s%s", text->length > 0 ? "; " : "", difference);
+    }
+}
+
+attn_status refuse_choice(const attn_runtime *runtime, const char *field, const char *whose,
+                          const char *record, const char *own, const char *in_record,
+                          struct attn_error *error)
+{
+    struct text differences, whole;
+    text_init(&differences, &runtime->host);
+    text_init(&whole, &runtime->host);
+    lock_compare(record, own, in_record, "this choice", add_difference, &differences);
+    text_add(&whole, "%s holds another choice: %s", whose, text_get(&differences));
+    text_finish(&differences);
+    return text_finish_error(&whole, ATTN_ERROR_REFUSED, field, error);
+}
+
 static attn_status malformed(struct attn_error *error, int32_t line, const char *what)
 {
     return error_set(error, ATTN_ERROR_SYNTAX, "import_text", "line %d: %s", line, what);
 }
 
-/* The value of the next word `key=value`; NULL if another word stands there. */
-static char *value_of(char **rest, const char *key)
+/* One order for each phase, by the beginning of a layer's line; import_hold sees to the rest. */
+static attn_status read_line(struct rule *rules, char *line, int32_t layer, const char *text,
+                             struct arena *arena, struct attn_error *error)
 {
-    char *word = strtok_r(NULL, " ", rest);
-    size_t length = strlen(key);
-    return word != NULL && strncmp(word, key, length) == 0 && word[length] == '='
-               ? word + length + 1
-               : NULL;
-}
-
-static attn_status parse_line(char *line, int32_t index, struct imported *out,
-                              struct attn_error *error)
-{
-    static const char marker[] = " name=";
-    char *rest = NULL, *name = strstr(line, marker), number[16];
-    if (name == NULL) {
-        return malformed(error, index + 2, "name=… is expected at the end");
+    int begin[NUM_PHASES] = {0}, end[NUM_PHASES] = {0};
+    (void)sscanf(line, "layer %*d prefill=%n%*s%n decode=%n%*s%n", &begin[0], &end[0], &begin[1],
+                 &end[1]);
+    if (end[1] == 0) {
+        return malformed(error, layer + 2,
+                         "`layer N`, prefill=, decode= and what follows are expected");
     }
-    *name = '\0';
-    out->name = name + sizeof marker - 1;
-    const char *word = strtok_r(line, " ", &rest), *index_text = strtok_r(NULL, " ", &rest);
-    snprintf(number, sizeof number, "%d", index);
-    if (word == NULL || strcmp(word, "layer") != 0 || index_text == NULL ||
-        strcmp(index_text, number) != 0) {
-        return malformed(error, index + 2, "`layer N` in ascending order from 0 is expected");
-    }
-    out->backends[ATTN_PHASE_PREFILL] = value_of(&rest, "prefill");
-    out->backends[ATTN_PHASE_DECODE] = value_of(&rest, "decode");
-    out->kv_dtype = value_of(&rest, "kv_dtype");
-    out->block_size = value_of(&rest, "block_size");
-    out->layout = value_of(&rest, "layout");
-    return out->backends[0] != NULL && out->backends[1] != NULL && out->kv_dtype != NULL &&
-                   out->block_size != NULL && out->layout != NULL &&
-                   strtok_r(NULL, " ", &rest) == NULL
-               ? ATTN_OK
-               : malformed(
-                     error, index + 2,
-                     "prefill=, decode=, kv_dtype=, block_size=, layout= and name= are expected");
-}
-
-/* Cuts `copy`, which the caller owns, into lines and words. */
-static attn_status parse_text(char *copy, int32_t num_layers, struct imported *imported,
-                              struct attn_error *error)
-{
-    char *at = NULL;
-    char *line = strtok_r(copy, "\n", &at);
-    if (line == NULL || strcmp(line, EXPORT_HEAD) != 0) {
-        return malformed(error, 1, "`" EXPORT_HEAD "` is expected");
-    }
-    for (int32_t i = 0; i < num_layers; i++) {
-        line = strtok_r(NULL, "\n", &at);
-        if (line == NULL) {
-            return error_set(error, ATTN_ERROR_REFUSED, "import_text",
-                             "it holds %d layers; %d are being selected for", i, num_layers);
+    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
+        struct pattern *pattern = arena_array(arena, 1, sizeof *pattern);
+        if (pattern == NULL) {
+            return NO_MEMORY("import_text", "the text");
         }
-        TRY(parse_line(line, i, &imported[i], error));
-    }
-    if (strtok_r(NULL, "\n", &at) != NULL) {
-        return error_set(error, ATTN_ERROR_REFUSED, "import_text",
-                         "it holds more than the %d layers that are being selected for",
-                         num_layers);
+        line[end[phase]] = '\0';
+        *pattern =
+            (struct pattern){line + begin[phase], false, (size_t)(line + begin[phase] - text)};
+        if (pattern_is_glob(pattern->text)) {
+            return malformed(error, layer + 2, "a backend's full name is expected");
+        }
+        rules[phase] = (struct rule){.text = "imported",
+                                     .where = WHERE_LAYER_PHASE,
+                                     .first = layer,
+                                     .last = phase,
+                                     .patterns = pattern,
+                                     .num_patterns = 1,
+                                     .num_wanted = 1};
     }
     return ATTN_OK;
-}
-
-static attn_status add_rule(struct rule *rule, int32_t layer, int32_t phase, const char *backend,
-                            size_t position, struct arena *arena, struct attn_error *error)
-{
-    *rule = (struct rule){.text = "imported",
-                          .where = WHERE_LAYER_PHASE,
-                          .first = layer,
-                          .last = phase,
-                          .patterns = arena_array(arena, 1, sizeof *rule->patterns),
-                          .num_patterns = 1,
-                          .num_wanted = 1};
-    if (rule->patterns == NULL) {
-        return NO_MEMORY("import_text", "the text");
-    }
-    *rule->patterns = (struct pattern){backend, false, position};
-    return pattern_is_glob(backend) || backend[0] == '\0'
-               ? malformed(error, layer + 2, "a backend's full name is expected")
-               : ATTN_OK;
 }
 
 attn_status import_rules(struct rules *rules, const char *text, int32_t num_layers,
-                         struct arena *arena, const struct imported **out, struct attn_error *error)
+                         struct arena *arena, struct attn_error *error)
 {
-    size_t count = (size_t)num_layers;
-    char *copy = arena_string(arena, text);
-    struct imported *imported = arena_array(arena, count, sizeof *imported);
-    *out = imported;
-    rules->count = 0;
-    rules->rules = arena_array(arena, count * NUM_PHASES, sizeof *rules->rules);
-    if (copy == NULL || imported == NULL || rules->rules == NULL) {
+    char *copy = arena_string(arena, text), *rest = copy, *line;
+    int32_t count = 0;
+    rules->rules = arena_array(arena, (size_t)num_layers * NUM_PHASES, sizeof *rules->rules);
+    if (copy == NULL || rules->rules == NULL) {
         return NO_MEMORY("import_text", "the text");
     }
-    TRY(parse_text(copy, num_layers, imported, error));
-    for (int32_t i = 0; i < num_layers; i++) {
-        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
-            const char *backend = imported[i].backends[phase];
-            TRY(add_rule(&rules->rules[rules->count++], i, phase, backend, (size_t)(backend - copy),
-                         arena, error));
-        }
+    if (strcmp(strsep(&rest, "\n"), EXPORT_HEAD) != 0) {
+        return malformed(error, 1, "`" EXPORT_HEAD "` is expected");
     }
-    return ATTN_OK;
+    while (rest != NULL && *rest != '\0') {
+        line = strsep(&rest, "\n");
+        if (count < num_layers) {
+            TRY(read_line(&rules->rules[count * NUM_PHASES], line, count, copy, arena, error));
+        }
+        count++;
+    }
+    rules->count = num_layers * NUM_PHASES;
+    return count == num_layers
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_REFUSED, "import_text",
+                           "it holds %d layers; %d are being selected for", count, num_layers);
 }
 
-static attn_status hold_layer(const struct assignment_layer *layer, const struct imported *imported,
-                              struct attn_error *error)
-{
-    const char *name = layer->layer.desc.name;
-    char block_size[16];
-    if (strcmp(imported->name, name) != 0) {
-        return error_set(error, ATTN_ERROR_REFUSED, "name",
-                         "layer '%s' is '%s' in the imported text", name, imported->name);
-    }
-    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
-        const struct attn_choice *choice = &layer->phases[phase].choice;
-        if (choice->backend < 0) {
-            continue; /* reported with its reasons */
-        }
-        if (strcmp(choice->name, imported->backends[phase]) != 0) {
-            return error_set(error, ATTN_ERROR_REFUSED, "backend",
-                             "layer '%s', %s: %s in the imported text, %s here", name,
-                             name_of_phase(phase), imported->backends[phase], choice->name);
-        }
-        const struct kv_dtypes_text dtypes = kv_dtypes_text(choice->kv_dtype, choice->kv_dtype_v);
-        const struct code_text layout = code_text(ATTN_NAMES_KV_LAYOUT, choice->layout);
-        snprintf(block_size, sizeof block_size, "%d", choice->block_size);
-        if (strcmp(dtypes.text, imported->kv_dtype) != 0 ||
-            strcmp(layout.text, imported->layout) != 0 ||
-            strcmp(block_size, imported->block_size) != 0) {
-            return error_set(error, ATTN_ERROR_REFUSED, "kv_cache",
-                             "layer '%s': kv_dtype %s, block_size %s, layout %s in the imported "
-                             "text; %s, %s, %s here",
-                             name, imported->kv_dtype, imported->block_size, imported->layout,
-                             dtypes.text, block_size, layout.text);
-        }
-    }
-    return ATTN_OK;
-}
-
-attn_status import_hold(const struct attn_assignment *assignment, const struct imported *imported,
+attn_status import_hold(const attn_assignment *assignment, const char *text,
                         struct attn_error *error)
 {
+    struct text said, own;
+    attn_status status = ATTN_OK;
+    text_init(&said, &assignment->runtime->host);
+    text_init(&own, &assignment->runtime->host);
     for (int32_t i = 0; i < assignment->num_layers; i++) {
-        TRY(hold_layer(&assignment->layers[i], &imported[i], error));
+        const struct assignment_phase *phases = assignment->layers[i].phases;
+        text = strchr(text, '\n') + 1;
+        if (phases[0].choice.backend >= 0 && phases[1].choice.backend >= 0) {
+            text_add(&said, "%.*s\n", (int)strcspn(text, "\n"), text);
+            add_layer(&own, assignment, i);
+        } /* others are reported with their reasons */
     }
-    return ATTN_OK;
+    if (said.failed || own.failed) {
+        status = NO_MEMORY("import_text", "the text");
+    } else if (strcmp(text_get(&said), text_get(&own)) != 0) {
+        status = refuse_choice(assignment->runtime, "import_text", "the imported text",
+                               text_get(&said), text_get(&own), "the text", error);
+    }
+    text_finish(&said);
+    text_finish(&own);
+    return status;
 }

@@ -87,14 +87,6 @@ static attn_status fail(struct attn_error *error, const char *path, const char *
     return error_set(error, ATTN_ERROR_IO, "ATTN_LOCK", "%s %s", path, why);
 }
 
-static void add_difference(void *user, const char *difference)
-{
-    struct text *text = user;
-    if (text->length < ATTN_ERROR_MESSAGE_SIZE) {
-        text_add(text, "%s%s", text->length > 0 ? "; " : "", difference);
-    }
-}
-
 /* `file`, which is cut into records, against `record`. */
 static attn_status hold(const attn_runtime *runtime, const char *path, char *file, char *record,
                         struct attn_error *error)
@@ -107,16 +99,8 @@ static attn_status hold(const attn_runtime *runtime, const char *path, char *fil
         nearest = count < fewest ? at : nearest;
         fewest = count < fewest ? count : fewest;
     }
-    if (fewest == 0) {
-        return ATTN_OK;
-    }
-    struct text text, whole;
-    text_init(&text, &runtime->host);
-    text_init(&whole, &runtime->host);
-    lock_compare(nearest, own, "the lock", "this choice", add_difference, &text);
-    text_add(&whole, "%s holds another choice: %s", path, text_get(&text));
-    text_finish(&text);
-    return text_finish_error(&whole, ATTN_ERROR_REFUSED, "ATTN_LOCK", error);
+    return fewest == 0 ? ATTN_OK
+                       : refuse_choice(runtime, "ATTN_LOCK", path, nearest, own, "the lock", error);
 }
 
 /* Adds `record` to the open file, which has `size` bytes of text; on failure it keeps those. */

@@ -456,7 +456,6 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
     const bool all = !(options->flags & ATTN_SELECT_KEEP_UNSERVED);
     const char *text = options->backend != NULL ? options->backend : runtime->settings.backend;
     const char *import_text = options->import_text;
-    const struct imported *imported = NULL;
     bool conformant = false;
     TRY(rules_parse(&selection->rules, text, strlen(text), selection->arena, error));
     for (int32_t r = 0; r < selection->rules.count; r++) {
@@ -472,15 +471,14 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
     }
     if (import_text != NULL) {
         text = import_text; /* what it says is taken as it is, instead of the rules */
-        TRY(import_rules(&selection->rules, text, assignment->num_layers, selection->arena,
-                         &imported, error));
+        TRY(import_rules(&selection->rules, text, assignment->num_layers, selection->arena, error));
     }
     TRY(runtime->num_backends == 0 && all ? tell_no_backends(runtime, error) : ATTN_OK);
     TRY(check_names(selection, text, error));
     TRY(take_device(runtime, options, &assignment->device, error));
     measurement_device(assignment->device, selection->ranks.device);
     TRY(select_all(selection, layers, error));
-    TRY(imported != NULL ? import_hold(assignment, imported, error) : ATTN_OK);
+    TRY(import_text != NULL ? import_hold(assignment, import_text, error) : ATTN_OK);
     return !assignment->complete && all ? tell_unserved(assignment, error) : ATTN_OK;
 }
 

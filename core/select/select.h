@@ -39,13 +39,15 @@ attn_status lock_choice(const attn_runtime *runtime, const struct attn_layer_des
 /* The lines of the layers. */
 void assignment_add_layers(struct text *out, const attn_assignment *assignment);
 /* Replaces the rules by one order per layer and phase. */
-struct imported;
 attn_status import_rules(struct rules *rules, const char *text, int32_t num_layers,
-                         struct arena *arena, const struct imported **imported,
-                         struct attn_error *error);
+                         struct arena *arena, struct attn_error *error);
 /* Refuses an assignment that came out otherwise than the text says, word for word. */
-attn_status import_hold(const struct attn_assignment *assignment, const struct imported *imported,
+attn_status import_hold(const struct attn_assignment *assignment, const char *text,
                         struct attn_error *error);
+/* "`whose` holds another choice:" and how lines of layers, or whole records of a lock, differ. */
+attn_status refuse_choice(const attn_runtime *runtime, const char *field, const char *whose,
+                          const char *record, const char *own, const char *in_record,
+                          struct attn_error *error);
 
 /* A slot of struct attn_api. */
 attn_status assignment_export(const attn_assignment *assignment, char *text, size_t size,

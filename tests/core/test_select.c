@@ -487,11 +487,12 @@ TEST(test_export_import)
     /* Taken as it is, or refused. */
     assert_int_equal(import(&f, text, layers, 1, &b, &error), ATTN_ERROR_REFUSED);
     layers[0].name = "other";
-    REFUSED_AS(ATTN_ERROR_REFUSED, &error, "name", import(&f, text, layers, 2, &b, &error));
+    REFUSED_AS(ATTN_ERROR_REFUSED, &error, "import_text", import(&f, text, layers, 2, &b, &error));
+    assert_non_null(strstr(error.message, "layer 0: name=model layer=0 in the text, name=other in"));
     layers[0].name = "model layer=0";
     layers[0].block_size = 32;
     assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
-    assert_non_null(strstr(error.message, "32"));
+    assert_non_null(strstr(error.message, "block_size=32 in this choice"));
     layers[0].block_size = 16;
     f.backends[0].caps.terms = 0;
     assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
@@ -524,7 +525,7 @@ TEST(test_export_of_two_dtypes)
     assignment_destroy(b);
     layers[1].kv_dtype_v = 0;
     assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
-    assert_non_null(strstr(error.message, "kv_dtype bf16/f16, block_size 16"));
+    assert_non_null(strstr(error.message, "kv_dtype=bf16/f16 in the text, kv_dtype=bf16 in"));
     assignment_destroy(a);
     fixture_finish(&f);
 }
