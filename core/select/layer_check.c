@@ -40,39 +40,6 @@ static bool value_of(const struct attn_layer_desc *layer, const struct abi_field
     }
 }
 
-/* A value that nothing reads, since what it belongs to is off. */
-static attn_status check_switches(const struct attn_layer_desc *l, struct attn_error *error)
-{
-    const bool groups =
-        l->output_form == ATTN_OUTPUT_FP8_GROUP_64 || l->output_form == ATTN_OUTPUT_FP8_GROUP_128;
-    const struct {
-        const char *field;
-        bool is_on;
-        int32_t value;
-        const char *needed;
-    } switches[] = {
-        /* -1, open, is no window either */
-        {"window_left", l->has_window, l->window_left == -1 ? 0 : l->window_left, "has_window"},
-        {"window_right", l->has_window, l->window_right == -1 ? 0 : l->window_right, "has_window"},
-        {"chunk_lookback", l->chunk_size != 0, l->chunk_lookback, "a chunk_size"},
-        {"prefix_lm_window", l->prefix_lm, l->prefix_lm_window, "prefix_lm"},
-        {"parallel_drafting", l->num_speculative_tokens != 0, l->parallel_drafting,
-         "num_speculative_tokens"},
-        {"q_dtype", l->q_scale_form != ATTN_SCALE_NONE, l->q_dtype, "a q_scale_form"},
-        {"output_scale_pow2", groups, l->output_scale_pow2, "an output_form of fp8 in groups"},
-        {"output_scale_column_major", groups, l->output_scale_column_major,
-         "an output_form of fp8 in groups"},
-        {"qk_norm", l->rope != 0, l->qk_norm, "rope"},
-    };
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
-        if (switches[i].value != 0 && !switches[i].is_on) {
-            return BAD(switches[i].field, "layer '%s': %s is %d, which needs %s", l->name,
-                       switches[i].field, switches[i].value, switches[i].needed);
-        }
-    }
-    return ATTN_OK;
-}
-
 /* Scales that rows of this dtype have, as bits of enum attn_scale_form. Other dtypes keep theirs
  * next to the rows, or have none. */
 static uint32_t scale_forms_of(int32_t kv_dtype, bool is_v)
@@ -167,53 +134,11 @@ attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_
                        f->name, value, name_of_kind(layer->kind));
         }
     }
-    TRY(check_switches(layer, error));
     return check_cache_dtype(layer, error);
 }
 
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
-#define MAX_PAGE ((int64_t)1 << 48)
-
-static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_error *error)
-{
-    int32_t largest = l->kind == ATTN_LAYER_MLA ? MAX_LATENT : MAX_HEAD_SIZE;
-    if (l->num_q_heads % l->num_kv_heads != 0) {
-        return BAD("num_q_heads", "layer '%s': num_q_heads %d is not a multiple of num_kv_heads %d",
-                   l->name, l->num_q_heads, l->num_kv_heads);
-    }
-    if (l->head_size % 8 != 0 || l->head_size > largest) {
-        return BAD("head_size", "layer '%s': head_size is %d; allowed are multiples of 8 up to %d",
-                   l->name, l->head_size, largest);
-    }
-    if (l->head_size_v % 8 != 0 || l->head_size_v > MAX_HEAD_SIZE) {
-        return BAD("head_size_v",
-                   "layer '%s': head_size_v is %d; allowed are 0 (as head_size) and multiples of 8 "
-                   "up to %d",
-                   l->name, l->head_size_v, MAX_HEAD_SIZE);
-    }
-    if (!(isfinite(l->scale) && l->scale > 0)) {
-        return BAD("scale", "layer '%s': scale is %g; it must be finite and above 0", l->name,
-                   (double)l->scale);
-    }
-    if (!(isfinite(l->soft_cap) && l->soft_cap >= 0)) {
-        return BAD("soft_cap",
-                   "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
-                   (double)l->soft_cap);
-    }
-
-    if (graph_level_known(l->graph_level) != l->graph_level) {
-        return BAD("graph_level",
-                   "layer '%s': graph_level is %d, which is not known here; %d is %s", l->name,
-                   l->graph_level, graph_level_known(l->graph_level),
-                   name_of_graph_level(graph_level_known(l->graph_level)));
-    }
-    if (l->padded_page_bytes < 0 || l->padded_page_bytes > MAX_PAGE) {
-        return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 to %lld", l->name,
-                   (long long)l->padded_page_bytes, (long long)MAX_PAGE);
-    }
-    return ATTN_OK;
-}
 
 /* YES or NO in place of what the kind says. */
 static attn_status settle_causal(struct attn_layer_desc *l, struct attn_error *error)
@@ -229,38 +154,84 @@ static attn_status settle_causal(struct attn_layer_desc *l, struct attn_error *e
                      l->causal, name_of_kind(l->kind), can ? "causal" : "not causal");
 }
 
-/* Terms that contradict each other. */
-static attn_status check_terms(const struct attn_layer_desc *l, struct attn_error *error)
+/* Values next to others that do not allow them, as what they belong to is off. */
+static attn_status check_values(const struct attn_layer_desc *l, struct attn_error *error)
 {
-    if (l->has_window && (l->window_left < -1 || l->window_left > MAX_WINDOW ||
-                          l->window_right < -1 || l->window_right > MAX_WINDOW)) {
-        return BAD("window_left", "layer '%s': the window is (%d, %d); -1 (open) to %d", l->name,
-                   l->window_left, l->window_right, MAX_WINDOW);
+    const bool groups =
+        l->output_form == ATTN_OUTPUT_FP8_GROUP_64 || l->output_form == ATTN_OUTPUT_FP8_GROUP_128;
+    const bool chunked = l->chunk_size > 0, causal = l->causal == ATTN_CAUSAL_YES;
+    const bool left = l->window_left != -1, right = l->window_right != -1; /* -1: open */
+    const int32_t largest = l->kind == ATTN_LAYER_MLA ? MAX_LATENT : MAX_HEAD_SIZE;
+    const int32_t level = graph_level_known(l->graph_level);
+    char head_size[64], head_size_v[64], multiple[64], known_level[64];
+    snprintf(head_size, sizeof head_size, "multiples of 8 up to %d are allowed", largest);
+    snprintf(head_size_v, sizeof head_size_v, "0 (as head_size) and multiples of 8 up to %d are",
+             MAX_HEAD_SIZE);
+    snprintf(multiple, sizeof multiple, "a multiple of num_kv_heads, %d, is needed",
+             l->num_kv_heads);
+    snprintf(known_level, sizeof known_level, "it is not known here, %d is: %s", level,
+             name_of_graph_level(level));
+    const struct {
+        const char *field;
+        int64_t value;
+        bool is_wrong;
+        const char *allowed;
+    } rows[] = {
+        {"window_left", l->window_left, !l->has_window && left && l->window_left != 0,
+         "it needs has_window"},
+        {"window_right", l->window_right, !l->has_window && right && l->window_right != 0,
+         "it needs has_window"},
+        {"chunk_lookback", l->chunk_lookback, l->chunk_lookback != 0 && !chunked,
+         "it needs a chunk_size"},
+        {"prefix_lm_window", l->prefix_lm_window, l->prefix_lm_window != 0 && !l->prefix_lm,
+         "it needs prefix_lm"},
+        {"parallel_drafting", l->parallel_drafting,
+         l->parallel_drafting && l->num_speculative_tokens == 0, "it needs num_speculative_tokens"},
+        {"q_dtype", l->q_dtype, l->q_dtype != 0 && l->q_scale_form == ATTN_SCALE_NONE,
+         "it needs a q_scale_form"},
+        {"output_scale_pow2", l->output_scale_pow2, l->output_scale_pow2 && !groups,
+         "it needs an output_form of fp8 in groups"},
+        {"output_scale_column_major", l->output_scale_column_major,
+         l->output_scale_column_major && !groups, "it needs an output_form of fp8 in groups"},
+        {"qk_norm", l->qk_norm, l->qk_norm && l->rope == 0, "it needs rope"},
+        {"num_q_heads", l->num_q_heads, l->num_q_heads % l->num_kv_heads != 0, multiple},
+        {"head_size", l->head_size, l->head_size % 8 != 0 || l->head_size > largest, head_size},
+        {"head_size_v", l->head_size_v, l->head_size_v % 8 != 0 || l->head_size_v > MAX_HEAD_SIZE,
+         head_size_v},
+        {"graph_level", l->graph_level, level != l->graph_level, known_level},
+        {"padded_page_bytes", l->padded_page_bytes,
+         l->padded_page_bytes < 0 || l->padded_page_bytes > (int64_t)1 << 48, "0 to 2^48"},
+        {"window_left", l->window_left,
+         l->has_window && (l->window_left < -1 || l->window_left > MAX_WINDOW),
+         "-1 (open) to 2^30"},
+        {"window_right", l->window_right,
+         l->has_window && (l->window_right < -1 || l->window_right > MAX_WINDOW),
+         "-1 (open) to 2^30"},
+        {"has_window", l->has_window, l->has_window && !left && !right,
+         "the window is open on both sides: 0"},
+        {"chunk_size", l->chunk_size, chunked && l->has_window,
+         "it and a sliding window exclude each other"},
+        {"chunk_size", l->chunk_size, chunked && !causal,
+         "chunked local attention is causal; causal is no (2)"},
+        {"causal_per_request", l->causal_per_request, l->causal_per_request && chunked,
+         "chunked local attention (chunk_size) is causal for every request: 0"},
+        {"prefix_lm", l->prefix_lm, l->prefix_lm && !causal,
+         "its spans are bidirectional islands of a causal layer; causal is no (2)"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].is_wrong) {
+            return BAD(rows[i].field, "layer '%s': %s is %lld; %s", l->name, rows[i].field,
+                       (long long)rows[i].value, rows[i].allowed);
+        }
     }
-    if (l->has_window && l->window_left == -1 && l->window_right == -1) {
-        return BAD("has_window",
-                   "layer '%s': the window is open on both sides; has_window must be 0", l->name);
+    if (!(isfinite(l->scale) && l->scale > 0)) {
+        return BAD("scale", "layer '%s': scale is %g; it must be finite and above 0", l->name,
+                   (double)l->scale);
     }
-    if (l->chunk_size > 0 && l->has_window) {
-        return BAD("chunk_size",
-                   "layer '%s': chunk_size %d and a sliding window exclude each other", l->name,
-                   l->chunk_size);
-    }
-    if (l->chunk_size > 0 && l->causal != ATTN_CAUSAL_YES) {
-        return BAD("chunk_size", "layer '%s': chunked local attention is causal; causal is no (2)",
-                   l->name);
-    }
-    if (l->chunk_size > 0 && l->causal_per_request) {
-        return BAD("causal_per_request",
-                   "layer '%s': chunked local attention (chunk_size %d) is causal for every "
-                   "request; causal_per_request must be 0",
-                   l->name, l->chunk_size);
-    }
-    if (l->prefix_lm && l->causal != ATTN_CAUSAL_YES) {
-        return BAD("prefix_lm",
-                   "layer '%s': prefix_lm spans are bidirectional islands of a causal "
-                   "layer; causal is no (2)",
-                   l->name);
+    if (!(isfinite(l->soft_cap) && l->soft_cap >= 0)) {
+        return BAD("soft_cap",
+                   "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
+                   (double)l->soft_cap);
     }
     return ATTN_OK;
 }
@@ -386,11 +357,10 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     }
     TRY(layer_check_fields(l, error));
     TRY(settle_causal(l, error));
-    TRY(check_numbers(l, error));
+    TRY(check_values(l, error));
     TRY(layer_copy_extensions(arena, layer, l->next, error));
     TRY(lists_resolve(layer, error));
     TRY(layer_check_extensions(layer, error));
-    TRY(check_terms(l, error));
     complete(layer);
     layer->blocks_per_entry = 1;
     return check_names(layer, index, layers, error);

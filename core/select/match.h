@@ -5,6 +5,7 @@
 #define CORE_SELECT_MATCH_H
 
 #include "select/assignment.h"
+#include "util/text.h"
 
 /* Reasons as they are collected; text and array in the arena. */
 struct reasons {
@@ -18,6 +19,10 @@ struct reasons {
 
 void reasons_add(struct reasons *reasons, const char *field, const char *asked,
                  const char *supported);
+
+/* A list as what is supported, "none" where it is empty; finishes the text. */
+void reasons_add_list(struct reasons *reasons, const char *field, const char *asked,
+                      struct text *supported);
 
 struct match {
     uint32_t composed;         /* ATTN_COMPOSE_* */

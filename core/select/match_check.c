@@ -42,6 +42,14 @@ void check_refuse_number(struct check *check, const char *field, int64_t asked,
     reasons_add(check->reasons, field, text, supported);
 }
 
+void reasons_add_list(struct reasons *reasons, const char *field, const char *asked,
+                      struct text *supported)
+{
+    reasons_add(reasons, field, asked, supported->length > 0 ? text_get(supported) : "none");
+    reasons->failed |= supported->failed;
+    text_finish(supported);
+}
+
 void check_limits(struct check *check, const struct limit *limits, size_t count)
 {
     char supported[48];
@@ -110,9 +118,7 @@ void check_code(struct check *check, const char *field, int32_t list, int32_t co
     if (!declares_code(check->caps, list, mask, code)) {
         text_init(&supported, check->reasons->host);
         name_codes(&supported, check->caps, list, mask);
-        reasons_add(check->reasons, field, code_text(list, code).text, text_get(&supported));
-        check->reasons->failed |= supported.failed;
-        text_finish(&supported);
+        reasons_add_list(check->reasons, field, code_text(list, code).text, &supported);
     }
 }
 

@@ -33,12 +33,6 @@ static void add_range(struct text *text, const struct attn_range *range)
     }
 }
 
-/* What a list of ranges reads as: no range is "none". */
-static const char *text_or_none(const struct text *text)
-{
-    return text->length > 0 ? text_get(text) : "none";
-}
-
 void check_head_size(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
@@ -66,12 +60,10 @@ void check_head_size(struct check *check)
     }
     if (qk_found) {
         snprintf(asked, sizeof asked, "%d with head_size %d", v, qk);
-        reasons_add(check->reasons, "head_size_v", asked, text_or_none(&supported));
     } else {
-        check_refuse_number(check, "head_size", qk, text_or_none(&supported));
+        snprintf(asked, sizeof asked, "%d", qk);
     }
-    check->reasons->failed |= supported.failed;
-    text_finish(&supported);
+    reasons_add_list(check->reasons, qk_found ? "head_size_v" : "head_size", asked, &supported);
 }
 
 /* Bytes at which every part of a page has to lie. */
@@ -184,7 +176,7 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
 {
     const struct attn_backend_caps *caps = check->caps;
     int32_t asked = check->layer->block_size;
-    struct text supported;
+    struct text supported, offered;
     if (!layer_has_cache(check->layer) || check->whole->has_states) {
         return;
     }
@@ -204,26 +196,25 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
         }
     }
     text_init(&supported, check->reasons->host);
+    text_init(&offered, check->reasons->host);
     for (int32_t i = 0; i < caps->num_block_sizes; i++) {
         text_add_string(&supported, i > 0 ? ", " : "");
         add_range(&supported, &caps->block_sizes[i]);
     }
-    if (asked == 0 && count > 1) {
-        struct text offered;
-        text_init(&offered, check->reasons->host);
-        for (int32_t i = 0; i < count; i++) {
-            text_add(&offered, "%s%d", i > 0 ? ", " : "", candidates[i]);
-        }
-        reasons_add(check->reasons, "block_size", text_get(&offered), text_or_none(&supported));
-        check->reasons->failed |= offered.failed;
-        text_finish(&offered);
-    } else {
-        const int32_t size = asked > 0 || count == 0 ? asked : candidates[0];
-        check_refuse_number(check, "block_size", size, text_or_none(&supported));
-        refuse_parts(check, size);
+    const bool several = asked == 0 && count > 1;
+    for (int32_t i = 0; several && i < count; i++) {
+        text_add(&offered, "%s%d", i > 0 ? ", " : "", candidates[i]);
     }
-    check->reasons->failed |= supported.failed;
-    text_finish(&supported);
+    if (!several) {
+        asked = asked > 0 || count == 0 ? asked : candidates[0];
+        text_add(&offered, "%d", asked);
+    }
+    check->reasons->failed |= offered.failed;
+    reasons_add_list(check->reasons, "block_size", text_get(&offered), &supported);
+    text_finish(&offered);
+    if (!several) {
+        refuse_parts(check, asked);
+    }
 }
 
 void check_extensions(struct check *check)
@@ -238,9 +229,7 @@ void check_extensions(struct check *check)
             for (int32_t i = 0; i < caps->num_extensions; i++) {
                 text_add(&declared, "%s%#x", i > 0 ? ", " : "", caps->extensions[i]);
             }
-            reasons_add(check->reasons, "extension", asked, text_or_none(&declared));
-            check->reasons->failed |= declared.failed;
-            text_finish(&declared);
+            reasons_add_list(check->reasons, "extension", asked, &declared);
         }
     }
 }

@@ -213,21 +213,16 @@ const char *name_of_layer(const struct attn_layer_desc *layer)
 void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t list,
                 uint64_t mask)
 {
-    bool any = false;
     for (int32_t i = 0; i < lists[list].count; i++) {
         if (mask >> i & 1) {
-            text_add(text, "%s%s", any ? ", " : "", known_name(list, i));
-            any = true;
+            text_add(text, "%s%s", text->length > 0 ? ", " : "", known_name(list, i));
         }
     }
     for (int32_t i = 0; i < caps->num_vendor_codes; i++) {
         const struct attn_vendor_code *code = &caps->vendor_codes[i];
         if (code->list == list) {
-            text_add(text, "%s%#x (%s)", any ? ", " : "", (unsigned)code->code, code->name);
-            any = true;
+            text_add(text, "%s%#x (%s)", text->length > 0 ? ", " : "", (unsigned)code->code,
+                     code->name);
         }
-    }
-    if (!any) {
-        text_add_string(text, "none");
     }
 }

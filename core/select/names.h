@@ -39,8 +39,8 @@ struct kv_dtypes_text kv_dtypes_text(int32_t kv_dtype, int32_t kv_dtype_v);
 
 /* Does a mask have the code, or, of a vendor's, the list of the backend's codes? */
 bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t mask, int32_t code);
-/* "f16, bf16, 0x10001 (acme_q6)": the names of a mask's bits and of the backend's vendor_codes;
- * "none" if there are none. */
+/* "f16, bf16, 0x10001 (acme_q6)": the names of a mask's bits and of the backend's
+ * vendor_codes, into an empty text. */
 void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t list,
                 uint64_t mask);
 

@@ -13,12 +13,6 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-#define MAX_GROUPS 64 /* lines at most */
-
-struct group {
-    int32_t first, last, count;
-};
-
 static bool same_choice(const struct attn_choice *a, const struct attn_choice *b)
 {
     return a->backend == b->backend && a->forced == b->forced && a->rank == b->rank &&
@@ -33,69 +27,66 @@ static bool same_group(const struct assignment_layer *a, const struct assignment
 }
 
 /* "cpu_simd@avx2 of /usr/lib/attn/attn_cpu_simd.so, rank 9" */
-static void tell_choice(const attn_runtime *runtime, const struct attn_choice *choice, char *text,
-                        size_t size)
+static void add_choice(struct text *out, const attn_runtime *runtime,
+                       const struct attn_choice *choice)
 {
-    char why[200];
+    const size_t length = strlen(choice->rule);
     if (choice->backend < 0) {
-        snprintf(text, size, "none");
+        text_add(out, "none");
         return;
     }
-    const char *file = runtime->plugins[runtime->backends[choice->backend].plugin].file;
-    const size_t length = strlen(choice->rule);
+    text_add(out, "%s of %s, ", choice->name,
+             runtime->plugins[runtime->backends[choice->backend].plugin].file);
     if (choice->forced) {
-        snprintf(why, sizeof why, "forced by '%.150s'", choice->rule);
-    } else if (choice->measured) {
-        snprintf(why, sizeof why, "the fastest measured here");
-    } else {
-        snprintf(why, sizeof why, "rank %d", choice->rank);
+        text_add(out, "forced by '%s'", choice->rule);
+        return;
     }
-    snprintf(text, size, "%s of %s, %s%s%.150s%s", choice->name, file, why,
-             choice->forced || length == 0     ? ""
-             : choice->rule[length - 1] == '?' ? "; nothing meets the wish '"
-                                               : "; within '",
-             choice->forced ? "" : choice->rule, choice->forced || length == 0 ? "" : "'");
+    text_add(out, choice->measured ? "the fastest measured here" : "rank %d", choice->rank);
+    if (length > 0) {
+        text_add(out, "; %s '%s'",
+                 choice->rule[length - 1] == '?' ? "nothing meets the wish" : "within",
+                 choice->rule);
+    }
 }
 
-static void tell_group(const struct attn_assignment *a, const struct group *group)
+static void log_group(const struct attn_assignment *a, int32_t first, int32_t last, int32_t count)
 {
-    const struct assignment_layer *first = &a->layers[group->first],
-                                  *last = &a->layers[group->last];
-    char prefill[700], decode[700];
-    tell_choice(a->runtime, &first->phases[ATTN_PHASE_PREFILL].choice, prefill, sizeof prefill);
-    tell_choice(a->runtime, &first->phases[ATTN_PHASE_DECODE].choice, decode, sizeof decode);
-    const bool one = strcmp(prefill, decode) == 0;
-    runtime_log(a->runtime, ATTN_LOG_INFO, "%d %s layers, '%.60s' to '%.60s': %s%s%s%s",
-                group->count, name_of_kind(first->layer.desc.kind), first->layer.desc.name,
-                last->layer.desc.name, one ? "" : "prefill by ", prefill, one ? "" : "; decode by ",
-                one ? "" : decode);
+    const struct assignment_layer *layer = &a->layers[first];
+    const struct attn_choice *prefill = &layer->phases[ATTN_PHASE_PREFILL].choice,
+                             *decode = &layer->phases[ATTN_PHASE_DECODE].choice;
+    struct text text;
+    text_init(&text, &a->runtime->host);
+    if (same_choice(prefill, decode)) {
+        add_choice(&text, a->runtime, prefill);
+    } else {
+        text_add_string(&text, "prefill by ");
+        add_choice(&text, a->runtime, prefill);
+        text_add_string(&text, "; decode by ");
+        add_choice(&text, a->runtime, decode);
+    }
+    runtime_log(a->runtime, ATTN_LOG_INFO, "%d %s layers, '%.60s' to '%.60s': %s", count,
+                name_of_kind(layer->layer.desc.kind), layer->layer.desc.name,
+                a->layers[last].layer.desc.name, text_get(&text));
+    text_finish(&text);
 }
 
 /* ATTN_LOG=info: who serves what, and why, in one line for each group of layers. */
-static void selection_log(const struct attn_assignment *assignment)
+static void selection_log(const struct attn_assignment *a)
 {
-    struct group groups[MAX_GROUPS];
-    int32_t count = 0;
-    if (assignment->runtime->settings.log_level < ATTN_LOG_INFO) {
-        return;
-    }
-    for (int32_t i = 0; i < assignment->num_layers; i++) {
-        int32_t g = 0;
-        while (g < count &&
-               !same_group(&assignment->layers[groups[g].first], &assignment->layers[i])) {
-            g++;
+    for (int32_t i = 0; a->runtime->settings.log_level >= ATTN_LOG_INFO && i < a->num_layers; i++) {
+        int32_t first = 0, last = i, count = 0;
+        while (!same_group(&a->layers[first], &a->layers[i])) {
+            first++;
         }
-        if (g == MAX_GROUPS) {
-            break;
+        for (int32_t j = i; first == i && j < a->num_layers; j++) {
+            if (same_group(&a->layers[i], &a->layers[j])) {
+                last = j;
+                count++;
+            }
         }
-        if (g == count) {
-            groups[count++] = (struct group){.first = i};
+        if (first == i) {
+            log_group(a, first, last, count);
         }
-        groups[g].last = i;
-        groups[g].count++;
-    }
-    for (int32_t g = 0; g < count; g++) {
-        tell_group(assignment, &groups[g]);
     }
 }
 
@@ -117,12 +108,6 @@ static bool names_known(const attn_runtime *runtime, const char *pattern)
     return false;
 }
 
-static int32_t least(int32_t a, int32_t b, int32_t c)
-{
-    int32_t smaller = a < b ? a : b;
-    return smaller < c ? smaller : c;
-}
-
 /* Levenshtein's distance of two names of at most MAX_NAME bytes. */
 static int32_t distance(const char *a, const char *b)
 {
@@ -138,8 +123,9 @@ static int32_t distance(const char *a, const char *b)
         int32_t diagonal = row[0];
         row[0] = (int32_t)i;
         for (size_t j = 1; j <= m; j++) {
-            int32_t above = row[j];
-            row[j] = least(above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
+            const int32_t above = row[j], gap = 1 + (above < row[j - 1] ? above : row[j - 1]);
+            const int32_t other = diagonal + (a[i - 1] != b[j - 1]);
+            row[j] = gap < other ? gap : other;
             diagonal = above;
         }
     }

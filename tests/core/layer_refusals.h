@@ -30,7 +30,7 @@ REFUSAL(scales_of_others, "kv_row_bytes_v", "scales of 2 bytes, and the dtype is
 REFUSAL(q_heads_zero, "num_q_heads", "0", l->num_q_heads = 0)
 REFUSAL(q_heads_huge, "num_q_heads", "2147483647", l->num_q_heads = INT32_MAX)
 REFUSAL(kv_heads_negative, "num_kv_heads", "-8", l->num_kv_heads = -8)
-REFUSAL(heads_divide, "num_q_heads", "31 is not a multiple of num_kv_heads 8", l->num_q_heads = 31)
+REFUSAL(heads_divide, "num_q_heads", "31; a multiple of num_kv_heads, 8, is", l->num_q_heads = 31)
 REFUSAL(head_size_odd, "head_size", "100", l->head_size = 100)
 REFUSAL(head_size_big, "head_size", "512", l->head_size = 520)
 REFUSAL(head_size_zero, "head_size", "0", l->head_size = 0)
@@ -41,13 +41,13 @@ REFUSAL(scale_inf, "scale", "inf", l->scale = INFINITY)
 REFUSAL(cap_negative, "soft_cap", "-1", l->soft_cap = -1)
 REFUSAL(cap_nan, "soft_cap", "nan", l->soft_cap = NAN)
 REFUSAL(causal_code, "causal", "3", l->causal = 3)
-REFUSAL(window_negative, "window_left", "(-2, 0)", l->has_window = 1; l->window_left = -2)
+REFUSAL(window_negative, "window_left", "-2; -1 (open) to 2^30", l->has_window = 1; l->window_left = -2)
 REFUSAL(window_open, "has_window", "open on both sides", l->has_window = 1;
         l->window_left = l->window_right = -1)
 REFUSAL(chunk_negative, "chunk_size", "-1", l->chunk_size = -1)
 REFUSAL(chunk_window, "chunk_size", "exclude each other", l->chunk_size = 64; l->has_window = 1;
         l->window_left = 3)
-REFUSAL(chunk_per_request, "causal_per_request", "chunk_size 64", l->chunk_size = 64;
+REFUSAL(chunk_per_request, "causal_per_request", "1; chunked local attention (chunk_size)", l->chunk_size = 64;
         l->causal_per_request = 1)
 REFUSAL(chunk_causal, "chunk_size", "causal", l->chunk_size = 64; l->causal = ATTN_CAUSAL_NO)
 REFUSAL(sink_kind, "sink_len", "4", l->kind = ATTN_LAYER_CROSS; l->causal = 0; l->sink_len = 4)
@@ -59,7 +59,7 @@ REFUSAL(cross_causal, "causal", "cross", l->kind = ATTN_LAYER_CROSS)
 REFUSAL(prefix_causal, "prefix_lm", "causal is no", l->prefix_lm = 1; l->causal = ATTN_CAUSAL_NO)
 REFUSAL(block_negative, "block_size", "-16", l->block_size = -16)
 REFUSAL(page_negative, "padded_page_bytes", "-1", l->padded_page_bytes = -1)
-REFUSAL(graph_code, "graph_level", "40, which is not known here; 32 is uniform_batch",
+REFUSAL(graph_code, "graph_level", "40; it is not known here, 32 is: uniform_batch",
         l->graph_level = 40)
 REFUSAL(graph_range, "graph_level", "65", l->graph_level = 65)
 REFUSAL(alibi_code, "alibi", "3", l->alibi = 3)
@@ -135,8 +135,8 @@ REFUSAL(encoder_cache, "kv_dtype", "fp8_e4m3", l->kind = ATTN_LAYER_ENCODER;
         l->causal = l->block_size = 0; l->kv_dtype = ATTN_KV_FP8_E4M3)
 REFUSAL(encoder_history, "amax_history_len", "16", l->kind = ATTN_LAYER_ENCODER;
         l->causal = l->block_size = 0; l->next = &history_alone.ext)
-REFUSAL(window_alone, "window_left", "63, which needs has_window", l->window_left = 63)
-REFUSAL(window_right_alone, "window_right", "1, which needs has_window", l->window_right = 1)
+REFUSAL(window_alone, "window_left", "63; it needs has_window", l->window_left = 63)
+REFUSAL(window_right_alone, "window_right", "1; it needs has_window", l->window_right = 1)
 REFUSAL(lookback_alone, "chunk_lookback", "needs a chunk_size", l->chunk_lookback = 1)
 REFUSAL(span_window_alone, "prefix_lm_window", "needs prefix_lm", l->prefix_lm_window = 9)
 REFUSAL(drafting_alone, "parallel_drafting", "needs num_speculative_tokens",
