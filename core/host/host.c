@@ -14,7 +14,6 @@ static void services_log(void *user, int32_t level, const char *who, const char 
 {
     static const char *const names[] = {"error", "warn", "info", "debug", "trace"};
     const struct host_services *services = user;
-
     if (level > services->log_level) {
         return;
     }
@@ -38,7 +37,6 @@ static void services_log(void *user, int32_t level, const char *who, const char 
 static void *services_allocate(void *user, size_t size, size_t alignment)
 {
     const struct host_services *services = user;
-
     if (services->engine.allocate != NULL) {
         return services->engine.allocate(services->engine.user, size, alignment);
     }
@@ -51,7 +49,6 @@ static void *services_allocate(void *user, size_t size, size_t alignment)
 static void services_release(void *user, void *memory, size_t size)
 {
     const struct host_services *services = user;
-
     if (services->engine.allocate != NULL) {
         if (services->engine.release != NULL && memory != NULL) {
             services->engine.release(services->engine.user, memory, size);

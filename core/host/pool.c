@@ -70,7 +70,6 @@ static bool take(struct pool *pool, int64_t *begin, int64_t *end)
     const struct job *job = &pool->job;
     long long next = atomic_load_explicit(&pool->next, memory_order_relaxed);
     long long size = 0;
-
     do {
         if (next >= job->count) {
             return false;
@@ -89,7 +88,6 @@ static void work(struct pool *pool, int32_t index)
 {
     int64_t begin = 0;
     int64_t end = 0;
-
     while (take(pool, &begin, &end)) {
         pool->job.body(pool->job.argument, begin, end, index);
     }
@@ -98,7 +96,6 @@ static void work(struct pool *pool, int32_t index)
 static bool enter(struct pool *pool)
 {
     int inside = atomic_load(&pool->gate);
-
     while (inside != GATE_SHUT) {
         if (atomic_compare_exchange_weak(&pool->gate, &inside, inside + 1)) {
             return true;
@@ -121,7 +118,6 @@ static unsigned wait_for_work(struct pool *pool, unsigned seen)
 {
     for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
         unsigned generation = atomic_load(&pool->generation);
-
         if (generation != seen) {
             return generation;
         }
@@ -142,7 +138,6 @@ static void *worker_main(void *argument)
     struct worker *worker = argument;
     struct pool *pool = worker->pool;
     unsigned seen = 0;
-
     for (;;) {
         seen = wait_for_work(pool, seen);
         if (atomic_load(&pool->stop)) {
@@ -169,7 +164,6 @@ static void wake_workers(struct pool *pool)
 static void wait_until_done(struct pool *pool)
 {
     int empty = 0;
-
     for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
         empty = 0;
         if (atomic_compare_exchange_strong(&pool->gate, &empty, GATE_SHUT)) {
@@ -221,13 +215,11 @@ static void start_workers(struct pool *pool)
     sigset_t before;
     pthread_attr_t attributes;
     const bool sized = set_stack(&attributes);
-
     /* The engine's signals are for the engine's threads. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int32_t i = 1; i < pool->num_threads; i++) {
         struct worker *worker = &pool->workers[pool->num_started];
-
         worker->pool = pool;
         worker->index = pool->num_started + 1;
         if (pthread_create(&worker->thread, sized ? &attributes : NULL, worker_main, worker) != 0) {
@@ -244,7 +236,6 @@ static bool ensure_started(struct pool *pool)
 {
     long self = (long)getpid();
     long owner = atomic_load_explicit(&pool->owner, memory_order_acquire);
-
     if (owner == self) {
         return true;
     }
@@ -260,7 +251,6 @@ static bool ensure_started(struct pool *pool)
 struct pool *pool_create(const struct attn_host *host, int32_t num_threads)
 {
     struct pool *pool = host_alloc(host, sizeof *pool);
-
     if (pool == NULL) {
         return NULL;
     }

@@ -25,7 +25,6 @@ void arena_finish(struct arena *arena)
 {
     while (arena->chunks != NULL) {
         struct arena_chunk *chunk = arena->chunks;
-
         arena->chunks = chunk->next;
         arena->host->release(arena->host->user, chunk, chunk->size);
     }
@@ -35,7 +34,6 @@ static struct arena_chunk *add_chunk(struct arena *arena, size_t needed)
 {
     size_t size = HEADER_SIZE + (needed > CHUNK_SIZE ? needed : CHUNK_SIZE);
     struct arena_chunk *chunk = arena->host->allocate(arena->host->user, size, ALIGNMENT);
-
     if (chunk == NULL) {
         arena->failed = true;
         return NULL;
@@ -52,7 +50,6 @@ void *arena_alloc(struct arena *arena, size_t size)
 {
     struct arena_chunk *chunk = arena->chunks;
     unsigned char *memory = NULL;
-
     if (size == 0 || size > SIZE_MAX / 2) {
         return NULL;
     }
@@ -79,7 +76,6 @@ void *arena_array(struct arena *arena, size_t count, size_t size)
 char *arena_string_n(struct arena *arena, const char *string, size_t length)
 {
     char *copy = arena_alloc(arena, length + 1);
-
     if (copy != NULL) {
         memcpy(copy, string, length);
     }

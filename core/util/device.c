@@ -1,32 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/device.h"
 
-#include <string.h>
-
-static size_t add_text(char *to, size_t at, const char *text)
-{
-    size_t length = strlen(text);
-    memcpy(to + at, text, length + 1);
-    return at + length;
-}
-
-static size_t add_number(char *to, size_t at, int64_t number)
-{
-    char digits[24];
-    int32_t count = 0;
-    if (number < 0) {
-        to[at++] = '-';
-        number = -number;
-    }
-    do {
-        digits[count++] = (char)('0' + number % 10);
-        number /= 10;
-    } while (number > 0);
-    while (count > 0) {
-        to[at++] = digits[--count];
-    }
-    return at;
-}
+#include <stdio.h>
 
 const char *device_text(struct attn_device device, char *text)
 {
@@ -42,15 +17,12 @@ const char *device_text(struct attn_device device, char *text)
                  {ATTN_DEVICE_EXTENSION, "extension"},
                  {ATTN_DEVICE_CUDA_MANAGED, "cuda_managed"},
                  {ATTN_DEVICE_ONEAPI, "oneapi"}};
-    size_t at = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names && at == 0; i++) {
-        at = names[i].type == device.type ? add_text(text, 0, names[i].name) : 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (names[i].type == device.type) {
+            snprintf(text, DEVICE_TEXT_SIZE, "%s:%d", names[i].name, device.id);
+            return text;
+        }
     }
-    if (at == 0) {
-        at = add_number(text, add_text(text, 0, "type "), device.type);
-    }
-    text[at++] = ':';
-    at = add_number(text, at, device.id);
-    text[at] = '\0';
+    snprintf(text, DEVICE_TEXT_SIZE, "type %d:%d", device.type, device.id);
     return text;
 }

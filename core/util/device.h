@@ -22,7 +22,7 @@ static inline bool device_is_numbered(struct attn_device device)
 }
 
 /* "cuda:0" into `text` of DEVICE_TEXT_SIZE bytes, which it returns; "type 77:0" for a type that is
- * not known. Formats by hand: a run that fails may call it. */
+ * not known. */
 const char *device_text(struct attn_device device, char *text);
 
 #endif

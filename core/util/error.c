@@ -14,7 +14,6 @@
 static void copy_text(char *destination, size_t size, const char *source)
 {
     size_t length = 0;
-
     if (size == 0) {
         return;
     }
@@ -31,7 +30,6 @@ attn_status error_set_text(struct attn_error *error, attn_status status, const c
                            const char *message)
 {
     size_t size = 0;
-
     if (error == NULL) {
         return status;
     }
@@ -54,7 +52,6 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
 {
     char message[ATTN_ERROR_MESSAGE_SIZE + 4];
     va_list arguments;
-
     if (error == NULL) {
         return status;
     }
@@ -70,7 +67,6 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
 static void close_text(char *copy, const char *text, size_t size)
 {
     const size_t length = strnlen(text, size - 1);
-
     memcpy(copy, text, length);
     copy[length] = '\0';
 }
@@ -79,7 +75,6 @@ attn_status error_relay(struct attn_error *error, attn_status status, const stru
 {
     char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
     const attn_status known = status_is_known(status) ? status : ATTN_ERROR_PLUGIN;
-
     if (error == NULL || status == ATTN_OK) {
         return known;
     }

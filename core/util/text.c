@@ -27,7 +27,6 @@ static bool reserve(struct text *text, size_t more)
     size_t needed = text->length + more + 1;
     size_t capacity = text->capacity != 0 ? text->capacity : 128;
     char *data = NULL;
-
     if (text->failed || needed <= text->length) {
         text->failed = true;
         return false;
@@ -76,7 +75,6 @@ void text_add(struct text *text, const char *format, ...)
 {
     va_list arguments;
     int length = 0;
-
     va_start(arguments, format);
     length = vsnprintf(NULL, 0, format, arguments);
     va_end(arguments);
@@ -108,13 +106,11 @@ attn_status text_finish_error(struct text *text, attn_status status, const char 
 bool text_is_name(const char *string)
 {
     size_t length = 0;
-
     if (string == NULL || string[0] < 'a' || string[0] > 'z') {
         return false;
     }
     for (; string[length] != '\0'; length++) {
         char c = string[length];
-
         if (length >= NAME_SIZE ||
             !((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_')) {
             return false;
