@@ -7,7 +7,6 @@
 #include "host/env.h"
 #include "host/host.h"
 #include "runtime/load.h"
-#include "runtime/isolation/isolation.h"
 #include "runtime/probe.h"
 #include "runtime/runtime.h"
 #include "util/device.h"
@@ -117,7 +116,7 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct foun
         return ATTN_OK;
     }
     attn_status status = plugin_check_place(plugin->file, &why);
-    status = status == ATTN_OK ? plugin_examine(runtime, plugin, found, &why) : status;
+    status = status == ATTN_OK ? runtime->isolation->examine(runtime, plugin, found, &why) : status;
     if (status == ATTN_OK) {
         set_namespaces(found, plugin->name);
         status = add_backends(runtime, index, found, &why);
@@ -165,9 +164,8 @@ static attn_status find_backends(attn_runtime *runtime, struct attn_error *error
     struct found found;
     attn_status status = plugins_discover(runtime, error);
     status = status ? status : found_init(&found, &runtime->arena, error);
-    if (runtime->settings.cache_dir[0] != '\0') {
-        runtime->machine = machine_read();
-    }
+    runtime->isolation = &isolation;
+    status = status ? status : isolation.begin(runtime, error);
     runtime->devices = arena_array(&runtime->arena, MAX_DEVICES, sizeof *runtime->devices);
     runtime->backends = arena_array(&runtime->arena, MAX_BACKENDS, sizeof *runtime->backends);
     if (status == ATTN_OK && (runtime->devices == NULL || runtime->backends == NULL)) {
@@ -176,9 +174,7 @@ static attn_status find_backends(attn_runtime *runtime, struct attn_error *error
     for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
         status = take_plugin(runtime, i, &found, error);
     }
-    for (int32_t i = 0; i < runtime->num_plugins; i++) {
-        scan_abandon(&runtime->plugins[i].scan); /* where the enumeration has ended early */
-    }
+    isolation.end(runtime);
     if (status == ATTN_OK) {
         qsort(runtime->backends, (size_t)runtime->num_backends, sizeof *runtime->backends,
               compare_backends);

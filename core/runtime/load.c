@@ -35,29 +35,49 @@ static uint64_t path_hash(const char *path)
     return hash_string(HASH_INIT, path) | 1;
 }
 
-static void remember(const char *path, const struct probe_key *key)
+static void remember(const char *path, const struct file_id *file)
 {
     size_t at = atomic_fetch_add(&num_loaded, 1);
     if (at < sizeof loaded / sizeof *loaded) {
-        loaded[at].device = key->device;
-        loaded[at].inode = key->inode;
-        loaded[at].size = key->size;
+        loaded[at].device = file->device;
+        loaded[at].inode = file->inode;
+        loaded[at].size = file->size;
         atomic_store_explicit(&loaded[at].path, path_hash(path), memory_order_release);
     }
 }
 
-static bool is_known(const char *path, const struct probe_key *key, bool *other)
+static bool is_known(const char *path, const struct file_id *file, bool *other)
 {
     const uint64_t hash = path_hash(path);
     *other = false;
     for (size_t i = 0; i < sizeof loaded / sizeof *loaded; i++) {
         if (atomic_load_explicit(&loaded[i].path, memory_order_acquire) == hash) {
-            *other = loaded[i].device != key->device || loaded[i].inode != key->inode ||
-                     loaded[i].size != key->size;
+            *other = loaded[i].device != file->device || loaded[i].inode != file->inode ||
+                     loaded[i].size != file->size;
             return true;
         }
     }
     return false;
+}
+
+static uint64_t nanoseconds(const struct timespec *time)
+{
+    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
+
+void file_id_set(struct file_id *id, const struct stat *info)
+{
+    *id = (struct file_id){.device = info->st_dev,
+                           .inode = info->st_ino,
+                           .size = (uint64_t)info->st_size,
+                           .modified = nanoseconds(&info->st_mtim),
+                           .changed = nanoseconds(&info->st_ctim)};
+}
+
+bool file_id_same(const struct file_id *a, const struct file_id *b)
+{
+    return a->device == b->device && a->inode == b->inode && a->size == b->size &&
+           a->modified == b->modified && a->changed == b->changed;
 }
 
 /* Whoever can write a plugin's folder can put another file in its place, unless the folder is
@@ -170,7 +190,7 @@ static attn_status elf_check(int descriptor, off_t size, struct attn_error *erro
 
 /* A regular file that not every user can write, still the one that was probed, and a library for
  * this machine. */
-static attn_status check_file(const struct plugin *plugin, struct probe_key *now,
+static attn_status check_file(const struct plugin *plugin, struct file_id *now,
                               struct attn_error *error)
 {
     struct stat info;
@@ -186,11 +206,11 @@ static attn_status check_file(const struct plugin *plugin, struct probe_key *now
     } else if (info.st_mode & S_IWOTH) {
         status = REFUSE("file", "is writable for every user (mode %o)", info.st_mode & 07777);
     } else {
-        probe_key_set(now, &(struct machine){0}, &info);
+        file_id_set(now, &info);
         status = elf_check(descriptor, info.st_size, error);
     }
     close(descriptor);
-    if (status == ATTN_OK && plugin->key.inode != 0 && !probe_key_same_file(&plugin->key, now)) {
+    if (status == ATTN_OK && plugin->probed.inode != 0 && !file_id_same(&plugin->probed, now)) {
         status =
             REFUSE("file", "has changed since it was probed; a new runtime will probe it again");
     }
@@ -277,7 +297,7 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     if (plugin->table != NULL) {
         return ATTN_OK;
     }
-    struct probe_key now;
+    struct file_id now = {.inode = 0};
     bool other;
     TRY(check_file(plugin, &now, error));
     const bool again = is_known(plugin->file, &now, &other);
@@ -328,7 +348,8 @@ attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
     const bool fresh = found->table == NULL;
     attn_status status = plugin_load(runtime, found, error);
     if (status != ATTN_OK && fresh) {
-        cache_forget(runtime, found->file); /* whatever the record says does not hold any more */
+        runtime->isolation->forget(
+            runtime, found->file); /* whatever the record says does not hold any more */
     }
     *table = status == ATTN_OK ? found->table : NULL;
     lock_give(&runtime->lock);

@@ -7,11 +7,16 @@
 
 #include "runtime/runtime.h"
 
+struct stat;
+
 /* dlopen, entry, negotiation and a check of the table, once. The first time name, version and
  * vendor are copied; a plugin that was taken from a record has to say the same again, from the same
  * file. Never dlclosed once the entry has answered. Not thread-safe: under runtime->lock, or before
  * the runtime is shared. */
 attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct attn_error *error);
+
+void file_id_set(struct file_id *id, const struct stat *info);
+bool file_id_same(const struct file_id *a, const struct file_id *b);
 
 /* Refuses a file that others could have put, or may put, where it lies. */
 attn_status plugin_check_place(const char *file, struct attn_error *error);

@@ -12,9 +12,17 @@
 
 #include "host/host.h"
 #include "host/trace_file.h"
-#include "runtime/isolation/isolation.h"
 #include "util/arena.h"
 #include "util/lock.h"
+
+/* A file as it was when it was probed; zeroed: not known. */
+struct file_id {
+    uint64_t device;
+    uint64_t inode;
+    uint64_t size;
+    uint64_t modified; /* ns */
+    uint64_t changed;  /* ns: permissions and owner, too */
+};
 
 /* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded.
  */
@@ -30,8 +38,7 @@ struct plugin {
     struct attn_plugin table_copy;
     int32_t num_backends;
     uint32_t abi_version; /* that its table has; 0: not known */
-    struct probe_key key; /* of the file that was probed; zero: not known */
-    struct scan scan;     /* of its probe, while the plugins are enumerated */
+    struct file_id probed;
 };
 
 /* One backend on one device in one variant. */
@@ -77,6 +84,23 @@ int32_t backend_count(const attn_runtime *runtime);
 attn_status backend_info(const attn_runtime *runtime, int32_t index,
                          struct attn_backend_info *info);
 
+struct found;
+
+/* How it becomes known what a plugin offers: without its code in this process, where that can be,
+ * and from answers on file. The room isolation/ is such a table; the core knows no more of it. */
+struct isolation {
+    /* Before the first of runtime->plugins is examined, and after the last. */
+    attn_status (*begin)(attn_runtime *runtime, struct attn_error *error);
+    void (*end)(attn_runtime *runtime);
+    /* Fills the plugin's names and `found`, or says why the plugin is refused. The plugin is loaded
+     * only if there is no other way. arena.failed: the lack of memory is ours, not a plugin's. */
+    attn_status (*examine)(attn_runtime *runtime, struct plugin *plugin, struct found *found,
+                           struct attn_error *why);
+    /* What is on file of a plugin does not hold any more. */
+    void (*forget)(const attn_runtime *runtime, const char *file);
+};
+extern const struct isolation isolation;
+
 struct attn_runtime {
     struct settings settings;
     struct host_services services;
@@ -90,9 +114,9 @@ struct attn_runtime {
     int32_t num_backends;
     char searched[768]; /* the folders that discovery looked at, each with what it gave */
     struct lock lock;
-    struct machine machine;  /* if there is a cache of probes */
-    atomic_int num_recorded; /* runs that attend, of the layer that ATTN_RECORD names */
-    bool cache_pruned;
+    const struct isolation *isolation;
+    void *isolated;                      /* its own */
+    atomic_int num_recorded;             /* runs that attend, of the layer that ATTN_RECORD names */
     void (*on_stage)(const char *stage); /* the scanner's */
 };
 

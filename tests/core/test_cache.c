@@ -12,7 +12,7 @@
 
 #include "cache_fixture.h"
 #include "host/cache_file.h"
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 #include "runtime/runtime.h"
 #include "support/services.h"
 #include "support/test.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "cache_fixture.h"
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 #include "runtime/runtime.h"
 #include "support/test.h"
 

@@ -7,7 +7,7 @@
 #include "backend.h"
 #include "util/hash.h"
 #include "runtime/probe.h"
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 
 #define HEADER 32
 

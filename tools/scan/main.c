@@ -2,7 +2,7 @@
 /* attn-scan FILE: loads one plugin, probes it, and writes the record into the file that its
  * standard output is. The core execs it, so that a plugin which crashes, hangs or misbehaves does
  * so here. It is the core's other half and is made of its objects; what it writes stands in
- * runtime/isolation/isolation.h. */
+ * isolation/isolation.h. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include "common/conduct.h"
 #include "runtime/load.h"
 #include "runtime/probe.h"
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 #include "util/error.h"
 
 /* What a probe may need: management libraries of drivers, no model. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Answers of probes on file. */
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "host/cache_file.h"
-#include "runtime/runtime.h"
+#include "runtime/load.h"
 #include "util/hash.h"
 
 #define PREFIX "probe-"
@@ -22,7 +22,8 @@
 static bool entry_path(const attn_runtime *runtime, const char *file, char path[PATH_MAX])
 {
     const char *folder = runtime->settings.cache_dir;
-    const uint64_t name = hash_string(runtime->machine.name, file);
+    const uint64_t name =
+        hash_string(((const struct isolated *)runtime->isolated)->machine.name, file);
     return folder[0] == '/' && snprintf(path, PATH_MAX, "%s/" PREFIX "%016llx", folder,
                                         (unsigned long long)name) < PATH_MAX;
 }
@@ -58,7 +59,7 @@ static const char *disagreement(const struct record *record, const char *file,
     if (strcmp(record->file, file) != 0) {
         return "is of another plugin file";
     }
-    if (!probe_key_same_file(&record->key, key)) {
+    if (!file_id_same(&record->key.file, &key->file)) {
         return "is older than the plugin file";
     }
     if (record->key.state != key->state) {
@@ -127,8 +128,9 @@ void cache_write(attn_runtime *runtime, const char *file, const void *record, si
     if (!cache_file_write(path, record, size)) {
         runtime_log(runtime, ATTN_LOG_INFO, "%s cannot be written: %s", path, strerror(errno));
     }
-    if (!runtime->cache_pruned) {
-        runtime->cache_pruned = true;
+    struct isolated *isolated = runtime->isolated;
+    if (!isolated->cache_pruned) {
+        isolated->cache_pruned = true;
         prune(runtime->settings.cache_dir);
     }
 }

@@ -6,7 +6,7 @@
 
 #include "runtime/load.h"
 #include "runtime/probe.h"
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -61,10 +61,25 @@ static attn_status adopt(attn_runtime *runtime, struct plugin *plugin, const str
     return status;
 }
 
+static struct isolated *isolated_of(const attn_runtime *runtime)
+{
+    return runtime->isolated;
+}
+
+static struct scan *scan_of(const attn_runtime *runtime, const struct plugin *plugin)
+{
+    return &isolated_of(runtime)->scans[plugin - runtime->plugins];
+}
+
+static struct probe_key key_of(const attn_runtime *runtime, const struct plugin *plugin)
+{
+    return (struct probe_key){isolated_of(runtime)->machine.state, plugin->probed};
+}
+
 static attn_status keep(attn_runtime *runtime, const struct plugin *plugin, attn_status status,
                         const struct found *found, struct attn_error *why)
 {
-    const struct record record = {.key = plugin->key,
+    const struct record record = {.key = key_of(runtime, plugin),
                                   .file = plugin->file,
                                   .deadline_ms = runtime->settings.probe_deadline_ms,
                                   .status = status,
@@ -94,10 +109,10 @@ static attn_status consult(attn_runtime *runtime, struct plugin *plugin, struct 
     if (stat(plugin->file, &info) != 0) {
         return error_set(why, ATTN_ERROR_IO, "file", "cannot be read: %s", strerror(errno));
     }
-    probe_key_set(&plugin->key, &runtime->machine, &info);
-    return runtime->settings.isolation <= 0
-               ? cache_read(runtime, plugin->file, &plugin->key, answer)
-               : ATTN_ERROR_NOT_FOUND;
+    file_id_set(&plugin->probed, &info);
+    const struct probe_key key = key_of(runtime, plugin);
+    return runtime->settings.isolation <= 0 ? cache_read(runtime, plugin->file, &key, answer)
+                                            : ATTN_ERROR_NOT_FOUND;
 }
 
 /* The scanners of the plugins that come after this one and are unknown, too, run next to its own,
@@ -108,20 +123,20 @@ static void begin_others(attn_runtime *runtime, const struct plugin *plugin)
 {
     int32_t running = 0;
     struct plugin *end = runtime->plugins + runtime->num_plugins;
-    for (struct plugin *other = runtime->plugins; other < end; other++) {
-        running += other->scan.running;
+    for (const struct plugin *other = runtime->plugins; other < end; other++) {
+        running += scan_of(runtime, other)->running;
     }
     for (struct plugin *other = runtime->plugins + (plugin - runtime->plugins) + 1;
          other < end && running < MAX_SCANS; other++) {
         struct answer answer = {.bytes = NULL};
         struct attn_error why = ATTN_ERROR_INIT;
-        if (other->status != ATTN_OK || other->scan.running) {
+        if (other->status != ATTN_OK || scan_of(runtime, other)->running) {
             continue;
         }
         attn_status status = consult(runtime, other, &answer, &why);
         answer_finish(runtime, &answer);
         if (status == ATTN_ERROR_NOT_FOUND) {
-            running += scan_begin(runtime, other->file, &other->scan, &why) == ATTN_OK;
+            running += scan_begin(runtime, other->file, scan_of(runtime, other), &why) == ATTN_OK;
         }
     }
 }
@@ -131,11 +146,11 @@ static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struc
                              bool *there, struct attn_error *why)
 {
     struct answer answer = {.bytes = NULL};
-    attn_status status =
-        plugin->scan.running ? ATTN_OK : scan_begin(runtime, plugin->file, &plugin->scan, why);
+    struct scan *scan = scan_of(runtime, plugin);
+    attn_status status = scan->running ? ATTN_OK : scan_begin(runtime, plugin->file, scan, why);
     if (status == ATTN_OK) {
         begin_others(runtime, plugin);
-        status = scan_finish(runtime, &plugin->scan, &answer, why);
+        status = scan_finish(runtime, scan, &answer, why);
     }
     *there = status != ATTN_ERROR_NOT_FOUND;
     status = status ? status : adopt(runtime, plugin, &answer.record, found, why);
@@ -163,13 +178,14 @@ static attn_status ask_anew(attn_runtime *runtime, struct plugin *plugin, struct
     return ask(runtime, plugin, found, why);
 }
 
-attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
+static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                            struct attn_error *why)
 {
     struct answer answer = {.bytes = NULL};
     found_reset(found);
-    attn_status status = plugin->scan.running ? ATTN_ERROR_NOT_FOUND /* begun next to another */
-                                              : consult(runtime, plugin, &answer, why);
+    attn_status status = scan_of(runtime, plugin)->running
+                             ? ATTN_ERROR_NOT_FOUND /* begun next to another */
+                             : consult(runtime, plugin, &answer, why);
     if (status == ATTN_OK) {
         const long long age = answer.age;
         status = adopt(runtime, plugin, &answer.record, found, why);
@@ -189,3 +205,27 @@ attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct 
                ? status
                : keep(runtime, plugin, status, found, why);
 }
+
+static attn_status begin(attn_runtime *runtime, struct attn_error *error)
+{
+    struct isolated *isolated = arena_alloc(
+        &runtime->arena, sizeof *isolated + (size_t)runtime->num_plugins * sizeof *isolated->scans);
+    if (isolated == NULL) {
+        return NO_MEMORY("runtime", "the probes");
+    }
+    if (runtime->settings.cache_dir[0] != '\0') {
+        isolated->machine = machine_read();
+    }
+    runtime->isolated = isolated;
+    return ATTN_OK;
+}
+
+/* Where the enumeration has ended early some still run. */
+static void end(attn_runtime *runtime)
+{
+    for (int32_t i = 0; runtime->isolated != NULL && i < runtime->num_plugins; i++) {
+        scan_abandon(&isolated_of(runtime)->scans[i]);
+    }
+}
+
+const struct isolation isolation = {begin, end, examine, cache_forget};

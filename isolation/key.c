@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "host/conformance.h"
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 #include "util/hash.h"
 
 #if defined(__x86_64__)
@@ -168,20 +168,4 @@ static uint64_t read_state(void)
 struct machine machine_read(void)
 {
     return (struct machine){.name = read_name(), .state = read_state()};
-}
-
-void probe_key_set(struct probe_key *key, const struct machine *machine, const struct stat *info)
-{
-    *key = (struct probe_key){.state = machine->state,
-                              .device = info->st_dev,
-                              .inode = info->st_ino,
-                              .size = (uint64_t)info->st_size,
-                              .modified = nanoseconds(&info->st_mtim),
-                              .changed = nanoseconds(&info->st_ctim)};
-}
-
-bool probe_key_same_file(const struct probe_key *a, const struct probe_key *b)
-{
-    return a->device == b->device && a->inode == b->inode && a->size == b->size &&
-           a->modified == b->modified && a->changed == b->changed;
 }

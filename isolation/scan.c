@@ -13,7 +13,7 @@
 
 #include "host/cache_file.h"
 #include "runtime/load.h"
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 #include "runtime/runtime.h"
 #include "util/text.h"
 

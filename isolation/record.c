@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The answer of a probe as bytes. */
-#include "runtime/isolation/isolation.h"
+#include "isolation.h"
 
 #include <attn/plugin.h>
 #include <string.h>

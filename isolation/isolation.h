@@ -8,8 +8,8 @@
  *     record.c       an answer as bytes, on file and from the scanner
  *     probe_cache.c  answers on file
  *     key.c          on what an answer depends */
-#ifndef CORE_RUNTIME_ISOLATION_ISOLATION_H
-#define CORE_RUNTIME_ISOLATION_ISOLATION_H
+#ifndef ISOLATION_ISOLATION_H
+#define ISOLATION_ISOLATION_H
 
 #include <attn/capability.h>
 #include <attn/status.h>
@@ -17,14 +17,11 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "runtime/runtime.h"
 #include "util/arena.h"
 #include "util/text.h"
 
-typedef struct attn_runtime attn_runtime;
 struct cache_file;
-struct found;
-struct plugin;
-struct stat;
 
 /* What belongs to another user, host, boot or choice of devices has another name and lies side by
  * side; what replaced an earlier state under the same name has another state. */
@@ -38,19 +35,11 @@ struct machine {
  * as absent. */
 struct machine machine_read(void);
 
-/* One plugin file as it was when it was probed. */
+/* One plugin file as it was when it was probed, and the machine. */
 struct probe_key {
     uint64_t state; /* struct machine's */
-    uint64_t device;
-    uint64_t inode;
-    uint64_t size;
-    uint64_t modified; /* ns */
-    uint64_t changed;  /* ns: permissions and owner, too */
+    struct file_id file;
 };
-
-void probe_key_set(struct probe_key *key, const struct machine *machine, const struct stat *info);
-/* The same file, whatever the machine. */
-bool probe_key_same_file(const struct probe_key *a, const struct probe_key *b);
 
 /* One scanner's process while it runs; zeroed: none. */
 struct scan {
@@ -62,11 +51,12 @@ struct scan {
 /* Ends it, if it runs; its answer is lost. */
 void scan_abandon(struct scan *scan);
 
-/* Fills the plugin's names and `found`, or says why the plugin is refused. The plugin is loaded
- * only if nothing on file answers for it. arena.failed: the lack of memory is ours and not a
- * plugin's. */
-attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
-                           struct attn_error *why);
+/* attn_runtime.isolated, in its arena. */
+struct isolated {
+    struct machine machine; /* if there is a cache of probes */
+    bool cache_pruned;      /* of what has not been written for long */
+    struct scan scans[];    /* of runtime->plugins, each zeroed or running */
+};
 
 /* What is on file of a plugin does not hold any more. */
 void cache_forget(const attn_runtime *runtime, const char *file);
