@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "select/select.h"
+#include "select/steering.h"
 #include "util/structs.h"
 #include "util/counts.h"
 
@@ -129,7 +129,7 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
     model->options = read;
     arena_init(&model->arena, &runtime->host);
     lock_init(&model->lock);
-    attn_status status = lock_apply(assignment, error);
+    attn_status status = steering.hold(assignment, error);
     status = status == ATTN_OK ? fill_model(model, assignment, error) : status;
     if (status != ATTN_OK) {
         model_destroy(model);

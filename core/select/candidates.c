@@ -112,7 +112,7 @@ static void compare_times(struct selection *selection, const struct layer *layer
         struct candidate *candidate = &candidates[b];
         if (candidate->eligible) {
             candidate->rank =
-                ranks_find(&selection->ranks, runtime, &layer->desc, phase, &runtime->backends[b]);
+                steering.rank(selection->known, &layer->desc, phase, &runtime->backends[b]);
             most = candidate->rank.buckets > most ? candidate->rank.buckets : most;
             stale = candidate->rank.stale != NULL ? b : stale;
         }
@@ -120,8 +120,8 @@ static void compare_times(struct selection *selection, const struct layer *layer
     for (int32_t b = 0; b < runtime->num_backends && stale < 0 && most > 0; b++) {
         candidates[b].measured = candidates[b].rank.buckets == most;
     }
-    if (stale >= 0 && !selection->ranks.reported) {
-        selection->ranks.reported = true;
+    if (stale >= 0 && !selection->stale_reported) {
+        selection->stale_reported = true;
         runtime_log(runtime, ATTN_LOG_WARN,
                     "layer '%s', %s: the times of %s on file were measured with %s and are stale; "
                     "declared ranks decide until attn-bench --tune measures again",
@@ -161,10 +161,11 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
             verdicts[b].code = ATTN_VERDICT_EXCLUDED;
             reasons_add(&reasons, "ATTN_BACKEND", backend->full_name, rule->text);
         }
-        if (rule != NULL && rule->conformant && selection->conformant.lacks[b] != NULL) {
+        const char *lacks =
+            rule != NULL && rule->conformant ? steering.lacks(selection->known, backend) : NULL;
+        if (lacks != NULL) {
             verdicts[b].code = ATTN_VERDICT_EXCLUDED;
-            reasons_add(&reasons, "conformance", "a record of attn-check without failures",
-                        selection->conformant.lacks[b]);
+            reasons_add(&reasons, "conformance", "a record of attn-check without failures", lacks);
         }
         verdicts[b].num_reasons = reasons.count;
         verdicts[b].reasons = reasons.items;

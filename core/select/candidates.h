@@ -6,7 +6,7 @@
 
 #include "select/grammar.h"
 #include "select/match.h"
-#include "select/ranks.h"
+#include "select/steering.h"
 #include "util/counts.h"
 
 /* What all layers of one selection share. */
@@ -16,9 +16,9 @@ struct selection {
     struct attn_assignment *assignment;
     struct arena *arena; /* the assignment's */
     struct rules rules;
-    struct ranks ranks;
-    struct conformant conformant; /* read where a rule asks for it */
-    bool failed;                  /* out of memory */
+    struct known *known; /* the steering's */
+    bool stale_reported; /* that measured times are stale */
+    bool failed;         /* out of memory */
 };
 
 /* One backend's standing for a layer and phase. */

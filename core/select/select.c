@@ -447,13 +447,9 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
     for (int32_t r = 0; r < selection->rules.count; r++) {
         conformant |= selection->rules.rules[r].conformant;
     }
-    if ((conformant && !conformant_read(&selection->conformant, runtime, selection->arena)) ||
-        !ranks_read(&selection->ranks, runtime, selection->arena)) {
-        return NO_MEMORY("assignment", "the assignment");
-    }
     if (import_text == NULL) {
-        TRY(lock_choice(runtime, layers, assignment->num_layers, selection->arena, &import_text,
-                        error));
+        TRY(steering.choice(runtime, layers, assignment->num_layers, selection->arena, &import_text,
+                            error));
     }
     if (import_text != NULL) {
         text = import_text; /* what it says is taken as it is, instead of the rules */
@@ -462,7 +458,10 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
     TRY(runtime->num_backends == 0 && all ? tell_no_backends(runtime, error) : ATTN_OK);
     TRY(check_names(selection, text, error));
     TRY(take_device(runtime, options, &assignment->device, error));
-    measurement_device(assignment->device, selection->ranks.device);
+    selection->known = steering.read(runtime, assignment->device, conformant, selection->arena);
+    if (selection->known == NULL) {
+        return NO_MEMORY("assignment", "the assignment");
+    }
     TRY(select_all(selection, layers, error));
     TRY(import_text != NULL ? import_hold(assignment, import_text, error) : ATTN_OK);
     return !assignment->complete && all ? tell_unserved(assignment, error) : ATTN_OK;

@@ -9,7 +9,7 @@
 #include "../core/select_fixture.h"
 #include "fuzz.h"
 #include "host/conformance.h"
-#include "select/ranks.h"
+#include "operators.h"
 
 /* A folder in memory for this process; it goes with it. */
 static const char *folder(void)
@@ -36,7 +36,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     char path[96], directory[64];
     struct fixture fixture;
     struct arena arena;
-    struct ranks ranks;
     snprintf(directory, sizeof directory, "%s", folder());
     snprintf(path, sizeof path, "%s/ranks", directory);
     if (!prepared) {
@@ -48,19 +47,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     fixture_init(&fixture);
     fixture.runtime.settings.cache_dir = directory;
     arena_init(&arena, &fixture.runtime.host);
-    FUZZ_CHECK(ranks_read(&ranks, &fixture.runtime, &arena));
+    struct known *known = known_read(&fixture.runtime, NULL, true, &arena);
+    FUZZ_CHECK(known != NULL);
     const struct attn_layer_desc layer = fixture_layer("a");
-    for (int32_t i = 0; i < ranks.count; i++) {
-        struct measurement *m = &ranks.items[i], again;
+    for (int32_t i = 0; i < known->count; i++) {
+        struct measurement *m = &known->items[i], again;
         char own[1024];
         FUZZ_CHECK(m->nanoseconds > 0 && m->backend[0] != '\0');
         FUZZ_CHECK(measurement_text(m, own, sizeof own));
         own[strcspn(own, "\n")] = '\0';
         FUZZ_CHECK(measurement_parse(&again, own) && again.nanoseconds == m->nanoseconds);
-        snprintf(ranks.device, sizeof ranks.device, "%s", m->device);
+        snprintf(known->device, sizeof known->device, "%s", m->device);
         const struct backend backend = {.full_name = m->backend};
-        const struct rank rank =
-            ranks_find(&ranks, &fixture.runtime, &layer, ATTN_PHASE_DECODE, &backend);
+        const struct rank rank = known_rank(known, &layer, ATTN_PHASE_DECODE, &backend);
         FUZZ_CHECK(rank.buckets >= 0 && rank.time > 0);
     }
     struct conformance record, again;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ATTN_LOCK: the same choice again, or a refusal. */
-#include "select/select.h"
+#include "operators.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include "host/conformance.h"
 #include "host/lock_text.h"
 #include "runtime/load.h"
-#include "select/ranks.h"
+#include "select/select.h"
 #include "util/hash.h"
 
 #define TAKE "take:"
@@ -231,7 +231,7 @@ attn_status lock_choice(const attn_runtime *runtime, const struct attn_layer_des
     return status;
 }
 
-attn_status lock_apply(const attn_assignment *assignment, struct attn_error *error)
+attn_status lock_hold(const attn_assignment *assignment, struct attn_error *error)
 {
     const attn_runtime *runtime = assignment->runtime;
     const char *lock = runtime->settings.lock;

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What operators' files say of selections: measured times, records of conformance, and locks. The
+ * room operators/ is the table; the core knows no more of it. */
+#ifndef CORE_SELECT_STEERING_H
+#define CORE_SELECT_STEERING_H
+
+#include "select/assignment.h"
+
+/* What is on file of a backend for a layer and phase. */
+struct rank {
+    double time; /* the product of the times of all buckets: of the same buckets, less is faster */
+    int32_t buckets;
+    const char *stale; /* NULL, or what the backend was measured with that is another one today */
+};
+
+struct known; /* the steering's own, of one selection */
+
+struct steering {
+    /* Before the backends of a selection for `device` are judged; `conformance`: a rule asks for
+     * it. A missing file says nothing, nor does one that others could have written (with a
+     * warning); broken lines are passed over with a warning. NULL without memory. */
+    struct known *(*read)(const attn_runtime *runtime, const struct attn_device_info *device,
+                          bool conformance, struct arena *arena);
+    struct rank (*rank)(struct known *known, const struct attn_layer_desc *layer, int32_t phase,
+                        const struct backend *backend);
+    /* NULL: attn-check found the backend without a failure here; or the reason why not. */
+    const char *(*lacks)(const struct known *known, const struct backend *backend);
+
+    /* Before a selection, with ATTN_LOCK=take:FILE: *text becomes the choice of the first record
+     * that has layers of these names (and block sizes, where they are asked for), as import_rules
+     * takes it, and is left as it is without one: then `hold` refuses the choice. */
+    attn_status (*choice)(const attn_runtime *runtime, const struct attn_layer_desc *const *layers,
+                          int32_t num_layers, struct arena *arena, const char **text,
+                          struct attn_error *error);
+    /* Before an assignment is bound. With ATTN_LOCK=FILE it has to be one of the file's records,
+     * word for word, else the error says what differs from the record that is nearest. With
+     * ATTN_LOCK=write:FILE its record is added to the file, unless it stands there. */
+    attn_status (*hold)(const attn_assignment *assignment, struct attn_error *error);
+};
+extern const struct steering steering;
+
+#endif
