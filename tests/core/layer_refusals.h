@@ -41,13 +41,15 @@ REFUSAL(scale_inf, "scale", "inf", l->scale = INFINITY)
 REFUSAL(cap_negative, "soft_cap", "-1", l->soft_cap = -1)
 REFUSAL(cap_nan, "soft_cap", "nan", l->soft_cap = NAN)
 REFUSAL(causal_code, "causal", "3", l->causal = 3)
-REFUSAL(window_negative, "window_left", "-2; -1 (open) to 2^30", l->has_window = 1; l->window_left = -2)
+REFUSAL(window_negative, "window_left", "-2; -1 (open) to 2^30", l->has_window = 1;
+        l->window_left = -2)
 REFUSAL(window_open, "has_window", "open on both sides", l->has_window = 1;
         l->window_left = l->window_right = -1)
 REFUSAL(chunk_negative, "chunk_size", "-1", l->chunk_size = -1)
 REFUSAL(chunk_window, "chunk_size", "exclude each other", l->chunk_size = 64; l->has_window = 1;
         l->window_left = 3)
-REFUSAL(chunk_per_request, "causal_per_request", "1; chunked local attention (chunk_size)", l->chunk_size = 64;
+REFUSAL(chunk_per_request, "causal_per_request", "1; chunked local attention (chunk_size)",
+        l->chunk_size = 64;
         l->causal_per_request = 1)
 REFUSAL(chunk_causal, "chunk_size", "causal", l->chunk_size = 64; l->causal = ATTN_CAUSAL_NO)
 REFUSAL(sink_kind, "sink_len", "4", l->kind = ATTN_LAYER_CROSS; l->causal = 0; l->sink_len = 4)

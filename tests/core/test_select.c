@@ -488,7 +488,8 @@ TEST(test_export_import)
     assert_int_equal(import(&f, text, layers, 1, &b, &error), ATTN_ERROR_REFUSED);
     layers[0].name = "other";
     REFUSED_AS(ATTN_ERROR_REFUSED, &error, "import_text", import(&f, text, layers, 2, &b, &error));
-    assert_non_null(strstr(error.message, "layer 0: name=model layer=0 in the text, name=other in"));
+    assert_non_null(
+        strstr(error.message, "layer 0: name=model layer=0 in the text, name=other in"));
     layers[0].name = "model layer=0";
     layers[0].block_size = 32;
     assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
