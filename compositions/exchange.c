@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "ranks.h"
+#include "runtime/observers.h"
 #include "step/plan.h"
-#include "step/trace.h"
 #include "util/error.h"
 
 enum { MOST_COPIES = 16 }; /* of one call */
@@ -149,9 +149,9 @@ attn_status collective_run(const struct attn_collectives *ranks, collective *cal
                                               .stream = stream};
     struct attn_error why;
     begin_error(&why);
-    const int64_t begin = trace_operation("collective");
+    const int64_t begin = observe_operation("collective");
     const attn_status status = call(&args, &why);
-    trace_operation_end("collective", begin);
+    observe_operation_end("collective", begin);
     return operation("collective", report(status, &why, error), error);
 }
 

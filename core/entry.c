@@ -2,64 +2,18 @@
 /* The one exported symbol and the one table. */
 #include <attn/api.h>
 
-#include "bind/bound.h"
 #include "bind/device.h"
 #include "bind/model.h"
+#include "runtime/observers.h"
 #include "runtime/runtime.h"
 #include "select/names.h"
 #include "select/select.h"
 #include "step/plan.h"
-#include "step/trace.h"
 #include "util/error.h"
 
 #if !defined(ATTN_LIBRARY_VERSION)
 #error "the build has to define ATTN_LIBRARY_VERSION"
 #endif
-
-/* Calls that ATTN_TRACE writes as spans; plans and runs see to that themselves. */
-static attn_status select_traced(attn_runtime *runtime, const struct attn_select_options *options,
-                                 const struct attn_layer_desc *const *layers, int32_t num_layers,
-                                 attn_assignment **assignment, struct attn_error *error)
-{
-    const int64_t begin = trace_begin(runtime, "select");
-    const attn_status status =
-        select_layers(runtime, options, layers, num_layers, assignment, error);
-    trace_end(runtime, "select", begin, "\"layers\":%d,\"status\":%d", num_layers, status);
-    return status;
-}
-
-static attn_status model_create_traced(attn_runtime *runtime, const attn_assignment *assignment,
-                                       const struct attn_model_options *options, attn_model **model,
-                                       struct attn_error *error)
-{
-    const int64_t begin = trace_begin(runtime, "bind");
-    const attn_status status = model_create(runtime, assignment, options, model, error);
-    if (begin != 0 && status == ATTN_OK) {
-        trace_model_begin(*model);
-    }
-    trace_end(runtime, "bind", begin, "\"layers\":%d,\"status\":%d",
-              assignment_num_layers(assignment), status);
-    return status;
-}
-
-static void model_destroy_traced(attn_model *model)
-{
-    if (model != NULL && model->runtime->settings.trace.path != NULL) {
-        trace_model_end(model);
-    }
-    model_destroy(model);
-}
-
-static attn_status plan_create_traced(attn_model *model, int32_t group,
-                                      const struct attn_plan_options *options, attn_plan **plan,
-                                      struct attn_error *error)
-{
-    attn_runtime *runtime = model != NULL ? model->runtime : NULL;
-    const int64_t begin = trace_begin(runtime, "plan_create");
-    const attn_status status = plan_create(model, group, options, plan, error);
-    trace_end(runtime, "plan_create", begin, "\"group\":%d,\"status\":%d", group, status);
-    return status;
-}
 
 static const struct attn_device_services device_services = {
     .struct_size = sizeof(struct attn_device_services),
@@ -75,7 +29,7 @@ static const struct attn_device_services device_services = {
     .synchronize = device_synchronize,
     .begin_capture = device_capture_begin,
     .end_capture = device_capture_end,
-    .launch_graph = device_graph_launch,
+    .launch_graph = observed_graph_launch,
     .destroy_graph = device_graph_destroy,
 };
 
@@ -84,23 +38,23 @@ static const struct attn_api api_table = {
     .abi_version = ATTN_ABI_VERSION,
     .version = ATTN_LIBRARY_VERSION,
     .status_text = status_text,
-    .runtime_create = runtime_create,
-    .runtime_destroy = runtime_destroy,
+    .runtime_create = observed_runtime_create,
+    .runtime_destroy = observed_runtime_destroy,
     .plugin_count = plugin_count,
     .plugin_info = plugin_info,
     .device_count = device_count,
     .device_info = device_info,
     .backend_count = backend_count,
     .backend_info = backend_info,
-    .select = select_traced,
+    .select = observed_select,
     .assignment_destroy = assignment_destroy,
     .assignment_num_layers = assignment_num_layers,
     .assignment_choice = assignment_choice,
     .assignment_verdict = assignment_verdict,
     .assignment_reason = assignment_reason,
     .assignment_export = assignment_export,
-    .model_create = model_create_traced,
-    .model_destroy = model_destroy_traced,
+    .model_create = observed_model_create,
+    .model_destroy = observed_model_destroy,
     .model_layer = model_layer,
     .model_num_groups = model_num_groups,
     .model_group = model_group,
@@ -113,15 +67,15 @@ static const struct attn_api api_table = {
     .layer_bind_params = layer_bind_params,
     .layer_amax = layer_amax,
     .copy_blocks = copy_blocks,
-    .plan_create = plan_create_traced,
+    .plan_create = observed_plan_create,
     .plan_destroy = plan_destroy,
     .plan_workspace = plan_workspace,
     .plan_bind_workspace = plan_bind_workspace,
     .plan_graph_level = plan_graph_level,
     .plan_graph_fill = plan_graph_fill,
-    .plan_batch = plan_batch,
-    .plan_graph = plan_graph,
-    .plan_update_block_table = plan_update_block_table,
+    .plan_batch = observed_plan_batch,
+    .plan_graph = observed_plan_graph,
+    .plan_update_block_table = observed_plan_update_block_table,
     .plan_split = plan_split,
     .run = plan_run,
     .batch_order = batch_order,

@@ -6,17 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bind/bound.h"
 #include "util/device.h"
 #include "util/structs.h"
 
 #define ALIGNMENT 256
-
-struct attn_open_device {
-    attn_runtime *runtime;
-    struct attn_device device;
-    struct instance instance; /* handle NULL: the host */
-};
 
 static bool is_host(const attn_open_device *opened)
 {
@@ -323,11 +316,8 @@ attn_status device_graph_launch(attn_open_device *opened, void *graph, void *str
     if (opened == NULL) {
         return BAD("opened", "the device is NULL");
     }
-    const int64_t begin = trace_begin(opened->runtime, "launch_graph");
-    const attn_status status = call_stream(opened, opened->instance.kernels.launch_graph,
-                                           "launch_graph", stream, graph, error);
-    trace_end(opened->runtime, "launch_graph", begin, "%s", "");
-    return status;
+    return call_stream(opened, opened->instance.kernels.launch_graph, "launch_graph", stream, graph,
+                       error);
 }
 
 void device_graph_destroy(attn_open_device *opened, void *graph)

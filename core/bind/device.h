@@ -4,7 +4,13 @@
 #ifndef CORE_BIND_DEVICE_H
 #define CORE_BIND_DEVICE_H
 
-#include <attn/api.h>
+#include "bind/bound.h"
+
+struct attn_open_device {
+    attn_runtime *runtime;
+    struct attn_device device;
+    struct instance instance; /* handle NULL: the host */
+};
 
 attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_open_device **opened,
                         struct attn_error *error);

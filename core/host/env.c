@@ -13,8 +13,7 @@
 /* The first call of a driver's management library takes seconds on a host of many devices. */
 #define DEFAULT_DEADLINE_MS 10000
 
-/* NULL for an empty variable, too. */
-static const char *env_get(const struct attn_runtime_options *options, const char *name)
+const char *env_get(const struct attn_runtime_options *options, const char *name)
 {
     const char *value = options->ignore_environment ? NULL : secure_getenv(name);
     return value != NULL && value[0] != '\0' ? value : NULL;
@@ -89,58 +88,6 @@ static const char *first_of(const char *option, const char *variable, const char
     return option != NULL ? option : variable != NULL ? variable : otherwise;
 }
 
-/* FOLDER:layer=3,step=17[,contents=real] */
-static attn_status read_record(struct record_settings *record, const char *text,
-                               struct arena *arena, struct attn_error *error)
-{
-    char contents[16] = "random";
-    int end = 0;
-    if (text == NULL) {
-        return ATTN_OK;
-    }
-    const char *colon = strrchr(text, ':');
-    const int found = colon != NULL ? sscanf(colon, ":layer=%9d,step=%9d%n,contents=%15[a-z]%n",
-                                             &record->layer, &record->step, &end, contents, &end)
-                                    : 0;
-    record->real = strcmp(contents, "real") == 0;
-    if (text[0] != '/' || found < 2 || colon[end] != '\0' || record->layer < 0 ||
-        record->step < 0 || (!record->real && strcmp(contents, "random") != 0)) {
-        return BAD("ATTN_RECORD",
-                   "'%s' is not an absolute folder and what is recorded, as in "
-                   "/folder:layer=3,step=17 or /folder:layer=3,step=17,contents=real",
-                   text);
-    }
-    record->folder = arena_string(arena, text);
-    if (record->folder == NULL) {
-        return NO_MEMORY("settings", "the settings");
-    }
-    record->folder[colon - text] = '\0';
-    return ATTN_OK;
-}
-
-/* An absolute FILE, and ATTN_TRACE_EVERY=N: one step in N. */
-static attn_status read_trace(struct trace_file *trace, const struct attn_runtime_options *options,
-                              struct arena *arena, struct attn_error *error)
-{
-    const char *file = env_get(options, "ATTN_TRACE"),
-               *every = env_get(options, "ATTN_TRACE_EVERY");
-    char after = '\0';
-    trace->every = 1;
-    trace->descriptor = -1;
-    if (file == NULL) {
-        return ATTN_OK;
-    }
-    if (file[0] != '/') {
-        return BAD("ATTN_TRACE", "'%s' is not an absolute path", file);
-    }
-    if (every != NULL && (sscanf(every, "%9d%c", &trace->every, &after) != 1 || trace->every < 1)) {
-        return BAD("ATTN_TRACE_EVERY", "'%s' is not a number of steps; 1 to 999999999 are allowed",
-                   every);
-    }
-    trace->path = arena_string(arena, file);
-    return trace->path != NULL ? ATTN_OK : NO_MEMORY("settings", "the settings");
-}
-
 attn_status settings_read(struct settings *settings, const struct attn_runtime_options *options,
                           struct arena *arena, struct attn_error *error)
 {
@@ -176,6 +123,5 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
                    "'%s' is neither an absolute path nor 'write:' or 'take:' before one",
                    settings->lock);
     }
-    TRY(read_trace(&settings->trace, options, arena, error));
-    return read_record(&settings->record, env_get(options, "ATTN_RECORD"), arena, error);
+    return ATTN_OK;
 }

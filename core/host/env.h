@@ -13,5 +13,7 @@ struct settings;
 /* Options first, then variables, then defaults. */
 attn_status settings_read(struct settings *settings, const struct attn_runtime_options *options,
                           struct arena *arena, struct attn_error *error);
+/* A variable's value; NULL for an empty one, or where the options leave the environment out. */
+const char *env_get(const struct attn_runtime_options *options, const char *name);
 
 #endif

@@ -248,9 +248,6 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     arena_init(&runtime->arena, &runtime->host);
     lock_init(&runtime->lock);
     attn_status status = settings_read(&runtime->settings, &options, &runtime->arena, error);
-    if (status == ATTN_OK && runtime->settings.trace.path != NULL) {
-        status = trace_open(&runtime->settings.trace, error);
-    }
     if (status == ATTN_OK && runtime->settings.no_cache != NULL) {
         runtime_log(runtime, ATTN_LOG_WARN, "%s: nothing is cached; ATTN_CACHE_DIR names a folder",
                     runtime->settings.no_cache);
@@ -273,7 +270,6 @@ void runtime_destroy(attn_runtime *runtime)
     struct host_services services = runtime->services;
     struct attn_host host;
     pool_destroy(runtime->services.pool);
-    trace_close(&runtime->settings.trace);
     lock_finish(&runtime->lock);
     arena_finish(&runtime->arena);
     services.pool = NULL;

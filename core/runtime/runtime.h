@@ -11,7 +11,6 @@
 #include <stdbool.h>
 
 #include "host/host.h"
-#include "host/trace_file.h"
 #include "util/arena.h"
 #include "util/lock.h"
 
@@ -49,20 +48,11 @@ struct backend {
     char *full_name;               /* "cpu_simd@avx2" or "cpu_ref" */
 };
 
-/* ATTN_RECORD: which run is kept as a capsule, and where. */
-struct record_settings {
-    char *folder; /* NULL: none */
-    int32_t layer, step;
-    bool real; /* with the tensors' contents */
-};
-
 struct settings {
-    char *backend;     /* selection text; never NULL */
-    char *plugin_path; /* never NULL */
-    char *cache_dir;   /* never NULL; empty: no cache */
-    char *lock;        /* ATTN_LOCK; NULL or empty: none */
-    struct record_settings record;
-    struct trace_file trace;
+    char *backend;        /* selection text; never NULL */
+    char *plugin_path;    /* never NULL */
+    char *cache_dir;      /* never NULL; empty: no cache */
+    char *lock;           /* ATTN_LOCK; NULL or empty: none */
     const char *no_cache; /* why there is no default one, or NULL */
     int32_t num_threads;
     int32_t log_level; /* enum attn_log_level */
@@ -116,7 +106,7 @@ struct attn_runtime {
     struct lock lock;
     const struct isolation *isolation;
     void *isolated;                      /* its own */
-    atomic_int num_recorded;             /* runs that attend, of the layer that ATTN_RECORD names */
+    struct observers *observers;         /* see runtime/observers.h; NULL: it has no observer */
     void (*on_stage)(const char *stage); /* the scanner's */
 };
 

@@ -6,7 +6,6 @@
 
 #include "step/plan.h"
 #include "step/plan_state.h"
-#include "step/trace.h"
 #include "util/structs.h"
 
 /* Numbers of successful and failed plan_batches of this process: none comes twice, so that a plan
@@ -84,9 +83,6 @@ static void step_choose_entry(attn_plan *plan, struct step *step)
                  step->layer->selected->lists == NULL && layer->kind != ATTN_LAYER_CROSS &&
                  !plan->validate && (!writes || step->fuses || step->write_kv != NULL);
     step->enter = plain ? run_plain : run_general;
-    if (plan->model->runtime->settings.record.folder != NULL) {
-        capsule_watch(plan, step);
-    }
 }
 
 static attn_status send_integers(attn_plan *plan, void *stream, struct attn_error *error)
@@ -133,29 +129,23 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     return send_integers(plan, stream, error);
 }
 
-/* What a plan is made for. */
-struct purpose {
-    const char *name; /* the call's */
-    int32_t mode;     /* enum attn_plan_mode */
-    bool tables_only; /* the vendors' last plans hold but for the tables */
-};
-
+/* `tables_only`: the vendors' last plans hold but for the tables. */
 static attn_status call_vendor(const struct schedule *schedule, const struct attn_attend_args *args,
-                               const struct purpose *purpose, struct attn_error *error)
+                               int32_t mode, bool tables_only, struct attn_error *error)
 {
     const struct attn_kernels *kernels = &schedule->instance->kernels;
     bool updates = schedule->instance->caps->features & ATTN_FEATURE_UPDATE_BLOCK_TABLE;
     struct attn_error why = ATTN_ERROR_INIT;
     attn_status status = ATTN_OK;
-    if (purpose->tables_only && updates && kernels->update_block_table != NULL) {
+    if (tables_only && updates && kernels->update_block_table != NULL) {
         status = kernels->update_block_table(args, &why);
     } else if (kernels->schedule != NULL) {
-        status = kernels->schedule(args, purpose->mode, &why);
+        status = kernels->schedule(args, mode, &why);
     }
     return error_relay(error, status, &why);
 }
 
-static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, void *stream,
+static attn_status call_vendors(attn_plan *plan, int32_t mode, bool tables_only, void *stream,
                                 struct attn_error *error)
 {
     for (int32_t i = 0; i < plan->num_schedules; i++) {
@@ -165,19 +155,19 @@ static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, 
             args.batch = schedule->batch;
             args.stream = stream;
             args.q = args.k = args.v = args.out = args.lse = NULL; /* the last run's */
-            TRY(call_vendor(schedule, &args, purpose, error));
+            TRY(call_vendor(schedule, &args, mode, tables_only, error));
         }
     }
     return ATTN_OK;
 }
 
-static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch,
-                              const struct purpose *purpose, void *stream, struct attn_error *error)
+static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch, int32_t mode,
+                              bool tables_only, void *stream, struct attn_error *error)
 {
     plan->ready = NULL;
     plan->source = NULL;
     plan->serial = atomic_fetch_add_explicit(&num_planned, 1, memory_order_relaxed) + 1;
-    plan->mode = purpose->mode;
+    plan->mode = mode;
     plan->stream = stream;
     if (plan->workspace == NULL) { /* which every plan needs some of */
         return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
@@ -202,7 +192,7 @@ static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch,
         plan->ready = plan->table;
         return ATTN_OK;
     }
-    if (purpose->mode == ATTN_PLAN_CAPTURE || purpose->mode == ATTN_PLAN_REPLAY) {
+    if (mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_REPLAY) {
         plan->given.flags |= ATTN_BATCH_IN_CAPTURE;
     }
     if (plan->validate) {
@@ -213,20 +203,9 @@ static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch,
         choose_calls(plan, &plan->steps[i]);
         step_choose_entry(plan, &plan->steps[i]);
     }
-    attn_status status = call_vendors(plan, purpose, stream, error);
+    attn_status status = call_vendors(plan, mode, tables_only, stream, error);
     status = plan->validate ? settle_device_errors(plan, stream, status, error) : status;
     plan->ready = status == ATTN_OK ? plan->table : NULL;
-    return status;
-}
-
-static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
-                             const struct purpose *purpose, void *stream, struct attn_error *error)
-{
-    const int64_t begin = trace_plan_begin(plan, purpose->name);
-    const attn_status status = purpose->mode == ATTN_PLAN_IN_GRAPH
-                                   ? call_vendors(plan, purpose, stream, error)
-                                   : plan_steps(plan, batch, purpose, stream, error);
-    trace_plan_end(plan, purpose->name, begin, status);
     return status;
 }
 
@@ -237,8 +216,7 @@ attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *st
         return BAD("plan", "plan is NULL");
     }
     plan->capturing = false;
-    return make_plan(plan, batch, &(struct purpose){"plan_batch", ATTN_PLAN_EAGER, false}, stream,
-                     error);
+    return plan_steps(plan, batch, ATTN_PLAN_EAGER, false, stream, error);
 }
 
 attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch, void *stream,
@@ -251,11 +229,10 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
         return error_set(error, ATTN_ERROR_ORDER, "graph",
                          "the plan was made without attn_plan_options.graph");
     }
-    const struct purpose purpose = {"plan_graph", mode, false};
     plan->capturing = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     if (mode == ATTN_PLAN_IN_GRAPH) {
         plan->stream = stream;
-        return plan->ready != NULL ? make_plan(plan, batch, &purpose, stream, error)
+        return plan->ready != NULL ? call_vendors(plan, mode, false, stream, error)
                                    : error_set(error, ATTN_ERROR_ORDER, "mode",
                                                "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
     }
@@ -263,7 +240,7 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
     if (mode == ATTN_PLAN_REPLAY && !captured->there) {
         return error_set(error, ATTN_ERROR_ORDER, "mode", "REPLAY comes after CAPTURE");
     }
-    attn_status status = make_plan(plan, batch, &purpose, stream, error);
+    attn_status status = plan_steps(plan, batch, mode, false, stream, error);
     const struct captured now = {true, plan->given.num_reqs, plan->split.num_decodes,
                                  plan->given.num_tokens};
     if (status == ATTN_OK && mode == ATTN_PLAN_CAPTURE) {
@@ -310,8 +287,7 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     batch.tables = read.tables;
     batch.num_tables = read.num_tables;
     batch.table_stride = read.table_stride;
-    TRY(make_plan(plan, &batch, &(struct purpose){"plan_update_block_table", ATTN_PLAN_EAGER, same},
-                  stream, error));
+    TRY(plan_steps(plan, &batch, ATTN_PLAN_EAGER, same, stream, error));
     if (plan != source) {
         plan->source = source;
         plan->source_serial = source->serial;

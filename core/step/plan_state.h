@@ -27,7 +27,7 @@ struct schedule {
     void *host;
     attn_plan_state *state; /* the vendor's own of this plan; NULL: it has none */
     size_t device_offset;   /* in the workspace */
-    int64_t num_keys;       /* under ATTN_TRACE: that layers see of the batch's requests */
+    int64_t num_keys;       /* an observer's: that layers see of the batch's requests */
 };
 
 typedef attn_status step_kernel(const struct attn_attend_args *args, struct attn_error *error);
@@ -100,7 +100,7 @@ struct step {
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
     attn_status (*merge)(const struct attn_merge_states_args *args, struct attn_error *error);
-    step_program *untraced; /* under ATTN_TRACE: what `enter` was chosen to be */
+    step_program *observed; /* what `enter` was chosen to be, where an observer stands before it */
 };
 
 /* Places in the workspace for what the core itself needs. */
@@ -213,8 +213,9 @@ struct attn_plan {
     void *stream;                     /* of the last plan_batch, and so of its runs */
     bool capturing;                   /* runs are being recorded, and nothing may wait for them */
     struct ext_room batch_extensions; /* of a batch that brings unknown ones, too */
-    const struct step *traced_step;   /* that runs now; see step/trace.c */
-    int64_t num_traced; /* plan_batches under ATTN_TRACE, of which each `every`th is traced */
+    /* an observer's: the step that it watches, how many plan_batches it has seen */
+    const struct step *observed_step;
+    int64_t num_observed;
 };
 
 /* plan.c */
@@ -380,8 +381,6 @@ static inline struct launch *launch_use(struct launch *launch, const struct attn
     return launch;
 }
 
-/* capsule.c: under ATTN_RECORD, runs of the layer that it names are entered there */
-void capsule_watch(const attn_plan *plan, struct step *step);
 /* run.c */
 extern step_program run_general;
 /* One attend of a plain run, with or without a write: it allocates, locks and formats nothing. */

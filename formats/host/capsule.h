@@ -137,14 +137,24 @@ static inline int64_t capsule_rows(const struct capsule *c, int32_t tensor)
     return rows;
 }
 
+static inline int64_t capsule_element(const struct capsule *c)
+{
+    return c->dtype == ATTN_DTYPE_F32 ? 4 : 2;
+}
+
+/* Up to 2^34 rows of up to 2^22 bytes. */
+static inline int64_t capsule_tensor_bytes(const struct capsule *c, int32_t tensor)
+{
+    return capsule_rows(c, tensor) * capsule_heads(c, tensor) * capsule_dims(c, tensor) *
+           capsule_element(c);
+}
+
 /* Bytes of all tensors; -1: more than CAPSULE_BYTES. */
 static inline int64_t capsule_bytes(const struct capsule *c)
 {
     int64_t bytes = 0;
     for (int32_t t = 0; t < CAPSULE_TENSORS; t++) {
-        /* up to 2^34 rows of up to 2^22 bytes */
-        bytes += capsule_rows(c, t) * capsule_heads(c, t) * capsule_dims(c, t) *
-                 (c->dtype == ATTN_DTYPE_F32 ? 4 : 2);
+        bytes += capsule_tensor_bytes(c, t);
         if (bytes > CAPSULE_BYTES) {
             return -1;
         }

@@ -43,7 +43,7 @@ build next "$work/next" -DNEXT
 cc -std=gnu11 -I "$work/next" -o "$work/inputs" "$here/inputs.c" -ldl
 mkdir "$work/objects"
 # rooms have files of the same names
-(cd "$source" && find core compositions formats isolation operators -name '*.c' | while read -r file; do
+(cd "$source" && find core compositions formats isolation observers operators -name '*.c' | while read -r file; do
     echo "$file" "$work/objects/$(echo "$file" | tr / _).o"
 done | xargs -n 2 -P 2 sh -c '
     cc -std=c11 -fPIC -fvisibility=hidden -D_GNU_SOURCE "-DATTN_LIBRARY_VERSION=\"0.99.0\"" -I "$0" -I core -I formats -c "$1" -o "$2"' "$work/next")

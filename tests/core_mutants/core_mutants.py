@@ -5,7 +5,7 @@ usage: core_mutants.py BUILD [--only GLOB] [--sample N --seed S] [--jobs N]
 
 A room's mutants stand in ROOM.txt next to this file, each as
 
-    name | FILE of core/, or compositions/FILE, formats/FILE, isolation/FILE, operators/FILE | tests that find it, first | what it breaks
+    name | FILE of core/, or compositions/FILE, formats/FILE, isolation/FILE, observers/FILE, operators/FILE | tests that find it, first | what it breaks
     - the text that is replaced, found once in FILE; white space counts as one blank
     + the text in its place; nothing: the old text is dropped
 
@@ -35,7 +35,7 @@ import time
 
 HERE = pathlib.Path(__file__).parent
 TREE = HERE.parent.parent
-ROOMS = ["util", "host", "runtime", "select", "bind", "step", "compositions"]
+ROOMS = ["util", "host", "runtime", "select", "bind", "step", "compositions", "observers"]
 SLOW = ["abi_*", "cache_trust", "soak", "core_mutants"]
 LIMIT_S = 60
 KNOWN = ["-"]  # no test
@@ -73,7 +73,7 @@ def read_mutants():
 
 
 def place_of(mutant):
-    return TREE / ("" if mutant.file.startswith(("compositions/", "formats/", "isolation/", "operators/")) else "core") / mutant.file
+    return TREE / ("" if mutant.file.startswith(("compositions/", "formats/", "isolation/", "observers/", "operators/")) else "core") / mutant.file
 
 
 def mutated_source(mutant):

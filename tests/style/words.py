@@ -12,7 +12,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = pathlib.Path(__file__).with_name("words.txt")
-ROOMS = ["abi", "bindings", "collectives", "compositions", "core", "emulators", "examples", "formats", "integrations", "isolation", "layout", "operators", "plugins", "tests", "tools"]
+ROOMS = ["abi", "bindings", "collectives", "compositions", "core", "emulators", "examples", "formats", "integrations", "isolation", "layout", "observers", "operators", "plugins", "tests", "tools"]
 KINDS = {".c", ".h", ".cpp", ".cu", ".cuh"}
 COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/\*(.*?)\*/|//([^\n]*)', re.S)
 FILES = {

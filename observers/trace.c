@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "step/trace.h"
+/* ATTN_TRACE: what happens in a model as spans. Its instances get a table whose kernels are timed,
+ * and a step that is traced another entry to its runs: without a trace nothing of this is on their
+ * way. */
+#include "observers.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -21,7 +24,7 @@ struct traced {
     _Atomic(attn_instance *) handle;   /* models may share one */
     struct attn_kernels kernels;       /* the plugin's own */
     const char *backend;
-    attn_runtime *runtime;
+    struct trace_file *file;
     struct lock lock; /* guards what follows */
     void *anchor;     /* an event, which the device met at the host's time `anchored` */
     int64_t anchored;
@@ -35,7 +38,7 @@ struct traced {
 
 static struct traced all[MOST_TRACED];
 
-/* The plan of which this thread runs a traced step, `traced_step`, or NULL while it plans. A key,
+/* The plan of which this thread runs a traced step, `observed_step`, or NULL while it plans. A key,
  * not a thread's variable: the leak checker of GCC 12 fails in a process that opens a library with
  * one. Made before the first instance is traced. */
 static pthread_key_t running;
@@ -99,7 +102,7 @@ static void drain(struct traced *t)
         char args[32];
         snprintf(args, sizeof args, "\"layer\":%d", p->layer);
         if (begin >= 0 && length >= 0) {
-            trace_span(t->runtime, p->name, t->anchored + begin, length,
+            trace_span(t->file, p->name, t->anchored + begin, length,
                        TRACE_DEVICES + (int32_t)(t - all), args);
         }
     }
@@ -215,7 +218,7 @@ static struct traced *find(const attn_instance *handle)
 static void begin_operation(struct span *span, const char *name, const void *args, void *stream)
 {
     struct traced *t = span->traced;
-    const struct step *step = span->plan->traced_step;
+    const struct step *step = span->plan->observed_step;
     for (int32_t i = 0; step != NULL && i < NUM_PHASES * PART_COUNT; i++) {
         const struct launch *launch = &step->launches[i / PART_COUNT][i % PART_COUNT];
         span->launch = &launch->args == args ? launch : span->launch;
@@ -229,14 +232,14 @@ static void begin_operation(struct span *span, const char *name, const void *arg
             lock_give(&t->lock);
         }
     }
-    span->begin = trace_begin(t->runtime, span->name);
+    span->begin = trace_begin(t->file, span->name);
 }
 
 /* The lock is held from an operation's first event to its last. */
 static void end_operation(struct span *span, void *stream)
 {
     struct traced *t = span->traced;
-    const struct step *step = span->plan->traced_step;
+    const struct step *step = span->plan->observed_step;
     if (span->pending != NULL) {
         t->num_pending += record(t, &span->pending->events[1], stream);
         span->pending->layer = step != NULL ? step->layer->index : -1;
@@ -244,7 +247,7 @@ static void end_operation(struct span *span, void *stream)
         lock_give(&t->lock);
     }
     add(span, "\",\"bytes\":%" PRId64, span->bytes);
-    trace_end(t->runtime, span->name, span->begin, "%s",
+    trace_end(t->file, span->name, span->begin, "%s",
               span->length < sizeof span->text ? span->text : "");
 }
 
@@ -311,7 +314,7 @@ static void take_instance(attn_model *model, struct instance *instance)
     }
     lock_init(&t->lock);
     t->kernels = *k;
-    t->runtime = model->runtime;
+    t->file = trace_of(model->runtime);
     t->backend = model->runtime->backends[instance->backend].full_name;
     t->num_pending = 0;
     t->anchor = NULL;
@@ -321,7 +324,7 @@ static void take_instance(attn_model *model, struct instance *instance)
         char name[256], device[DEVICE_TEXT_SIZE];
         snprintf(name, sizeof name, "%s on %s", t->backend,
                  device_text(instance->caps->device, device));
-        trace_name_track(t->runtime, TRACE_DEVICES + (int32_t)(t - all), name);
+        trace_name_track(t->file, TRACE_DEVICES + (int32_t)(t - all), name);
     }
 #define TAKE(slot, type, ...) k->slot = k->slot != NULL ? traced_##slot : NULL;
     SLOTS(TAKE)
@@ -355,16 +358,16 @@ void trace_model_end(attn_model *model)
     }
 }
 
-int64_t trace_operation(const char *name)
+int64_t observe_operation(const char *name)
 {
     const attn_plan *plan = running_plan();
-    return plan != NULL ? trace_begin(plan->model->runtime, name) : 0;
+    return plan != NULL ? trace_begin(trace_of(plan->model->runtime), name) : 0;
 }
 
-void trace_operation_end(const char *name, int64_t begin)
+void observe_operation_end(const char *name, int64_t begin)
 {
     if (begin != 0) {
-        trace_end(running_plan()->model->runtime, name, begin, "%s", "");
+        trace_end(trace_of(running_plan()->model->runtime), name, begin, "%s", "");
     }
 }
 
@@ -373,21 +376,21 @@ void trace_operation_end(const char *name, int64_t begin)
 static attn_status run_traced(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               struct attn_error *error)
 {
-    attn_runtime *runtime = plan->model->runtime;
+    struct trace_file *file = trace_of(plan->model->runtime);
     const attn_layer *layer = step->layer;
     const struct assignment_phase *phases = plan->model->assignment->layers[layer->index].phases;
     char name[256];
-    plan->traced_step = step;
+    plan->observed_step = step;
     set_running(plan);
-    const int64_t begin = trace_begin(runtime, "run");
-    const attn_status status = step->untraced(plan, step, io, error);
-    trace_end(runtime, "run", begin,
+    const int64_t begin = trace_begin(file, "run");
+    const attn_status status = step->observed(plan, step, io, error);
+    trace_end(file, "run", begin,
               "\"layer\":\"%s\",\"index\":%d,\"step\":%" PRIu64 ",\"tokens\":%d,\"status\":%d,"
               "\"prefill\":\"%s\",\"decode\":\"%s\",\"captured\":%s",
               trace_quote(name, sizeof name, layer->desc->name), layer->index, plan->serial,
               plan->num_tokens, status, phases[ATTN_PHASE_PREFILL].choice.name,
               phases[ATTN_PHASE_DECODE].choice.name, plan->capturing ? "true" : "false");
-    plan->traced_step = NULL;
+    plan->observed_step = NULL;
     set_running(NULL);
     return status;
 }
@@ -407,20 +410,20 @@ static void count_keys(struct schedule *schedule)
     }
 }
 
-int64_t trace_plan_begin(attn_plan *plan, const char *name)
+int64_t trace_plan_begin(attn_plan *plan, const char *name, bool captured)
 {
-    const attn_runtime *runtime = plan->model->runtime;
-    if (runtime->settings.trace.path == NULL) {
+    struct trace_file *file = trace_of(plan->model->runtime);
+    if (file == NULL) {
         return 0;
     }
-    if (!plan->capturing) {
+    if (!captured) {
         drain_model(plan->model);
     }
-    if (plan->num_traced++ % runtime->settings.trace.every != 0) {
+    if (plan->num_observed++ % file->every != 0) {
         return 0;
     }
     set_running(plan);
-    return trace_begin(runtime, name);
+    return trace_begin(file, name);
 }
 
 void trace_plan_end(attn_plan *plan, const char *name, int64_t begin, attn_status status)
@@ -434,10 +437,10 @@ void trace_plan_end(attn_plan *plan, const char *name, int64_t begin, attn_statu
     }
     for (int32_t i = 0; i < plan->num_steps; i++) {
         struct step *step = &plan->steps[i];
-        step->untraced = step->enter != run_traced ? step->enter : step->untraced;
+        step->observed = step->enter != run_traced ? step->enter : step->observed;
         step->enter = run_traced;
     }
-    trace_end(plan->model->runtime, name, begin,
+    trace_end(trace_of(plan->model->runtime), name, begin,
               "\"step\":%" PRIu64 ",\"requests\":%d,\"decodes\":%d,\"tokens\":%d,\"status\":%d",
               plan->serial, plan->given.num_reqs, plan->split.num_decodes, plan->num_tokens,
               status);

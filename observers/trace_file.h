@@ -3,8 +3,8 @@
  * whose libraries the process has. The file is an array of JSON without its end, which both take:
  * each line is one write() to the end of the file, so that threads, runtimes and processes write
  * into one file without a lock, and a killed process leaves whole lines. */
-#ifndef CORE_HOST_TRACE_FILE_H
-#define CORE_HOST_TRACE_FILE_H
+#ifndef OBSERVERS_TRACE_FILE_H
+#define OBSERVERS_TRACE_FILE_H
 
 #include <attn/runtime.h>
 #include <stdatomic.h>
@@ -15,8 +15,9 @@
 #define TRACE_MARKERS 3
 
 struct trace_file {
-    char *path;    /* NULL: nothing is traced */
-    int32_t every; /* one in so many steps of a plan is traced */
+    attn_runtime *runtime; /* which logs what goes wrong */
+    char *path;            /* NULL: nothing is traced */
+    int32_t every;         /* one in so many steps of a plan is traced */
     int descriptor;
     atomic_bool failed; /* a write did; nothing more is written */
     int32_t num_markers;
@@ -26,21 +27,21 @@ struct trace_file {
     } markers[TRACE_MARKERS]; /* the profilers that this process has */
 };
 
-/* Opens settings.trace.path. */
+/* Opens trace->path. */
 attn_status trace_open(struct trace_file *trace, struct attn_error *error);
 void trace_close(struct trace_file *trace);
 
 int64_t trace_clock(void); /* nanoseconds */
-/* Opens a range of each profiler and says when; 0: the runtime (NULL: none) has no trace. */
-int64_t trace_begin(const attn_runtime *runtime, const char *name);
+/* Opens a range of each profiler and says when; 0: `trace` is NULL. */
+int64_t trace_begin(const struct trace_file *trace, const char *name);
 /* Closes it and writes the span, unless `begin` is 0. `args` are fields of a JSON object. */
-void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args, ...)
+void trace_end(struct trace_file *trace, const char *name, int64_t begin, const char *args, ...)
     CORE_PRINTF(4, 5);
 /* A span alone. The track is a thread of this process or, from TRACE_DEVICES on, a device. */
 #define TRACE_DEVICES (1 << 24)
-void trace_span(attn_runtime *runtime, const char *name, int64_t begin, int64_t nanoseconds,
+void trace_span(struct trace_file *trace, const char *name, int64_t begin, int64_t nanoseconds,
                 int32_t track, const char *args);
-void trace_name_track(attn_runtime *runtime, int32_t track, const char *name);
+void trace_name_track(struct trace_file *trace, int32_t track, const char *name);
 
 /* A string as it may stand between quotes in JSON, cut to `size`, with ' in the place of " and \.
  * Returns `text`. */

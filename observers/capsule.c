@@ -12,12 +12,13 @@
 
 #include "bind/device.h"
 #include "host/cache_file.h"
+#include "observers.h"
 #include "step/plan_state.h"
 #include "util/error.h"
 #include "util/safe_text.h"
 #include "util/text.h"
 
-#define MOST_OF_BLOCK ((int64_t)64 << 20) /* bytes from a block's first row to its last */
+#define MOST_OF_PIECE ((int64_t)64 << 20) /* bytes that are fetched at once */
 
 /* One capsule in the making. */
 struct taking {
@@ -27,8 +28,10 @@ struct taking {
     struct arena arena;
     struct capsule *capsule;
     uint8_t *tensors[CAPSULE_TENSORS];
-    int32_t *rows; /* [num_reqs]: of the step's tensors, where each request begins */
-    struct text head;
+    int32_t *rows;       /* [num_reqs]: of the step's tensors, where each request begins */
+    int32_t *batch_rows; /* [num_reqs]: the batch's request that is the capsule's i-th */
+    uint8_t *piece;      /* what fetch_grid fetches */
+    int64_t piece_bytes;
     struct attn_error error;
 };
 
@@ -38,14 +41,13 @@ static attn_status refuse(struct taking *t, const char *what)
                      t->layer->desc->name, what);
 }
 
-static void *take_memory(struct taking *t, int64_t bytes)
+static attn_status take_memory(struct taking *t, void *to, int64_t bytes)
 {
     void *memory = arena_alloc(&t->arena, (size_t)(bytes > 0 ? bytes : 1));
-    if (memory == NULL) {
-        error_set(&t->error, ATTN_ERROR_OUT_OF_MEMORY, "capsule", "no memory for %lld bytes",
-                  (long long)bytes);
-    }
-    return memory;
+    memcpy(to, &memory, sizeof memory); /* whatever it points at */
+    return memory != NULL ? ATTN_OK
+                          : error_set(&t->error, ATTN_ERROR_OUT_OF_MEMORY, "capsule",
+                                      "no memory for %lld bytes", (long long)bytes);
 }
 
 static attn_status fetch(struct taking *t, void *destination, const void *source, int64_t bytes)
@@ -57,6 +59,33 @@ static attn_status fetch(struct taking *t, void *destination, const void *source
                                         .kind = ATTN_COPY_DEVICE_TO_HOST};
     TRY(device_copy(t->device, &copy, &t->error));
     return device_synchronize(t->device, NULL, &t->error);
+}
+
+/* Places [rows, columns] in memory, with the bytes from each to the next. */
+struct places {
+    const uint8_t *data;
+    int64_t row, column;
+};
+
+/* `bytes` of each place to `to`, whose places begin there: fetched in one piece. */
+static attn_status fetch_grid(struct taking *t, uint8_t *to, int64_t to_row, int64_t to_column,
+                              struct places from, int64_t rows, int64_t columns, int64_t bytes)
+{
+    const int64_t extent = (rows - 1) * from.row + (columns - 1) * from.column + bytes;
+    if (from.row > MOST_OF_PIECE / rows || from.column > MOST_OF_PIECE / columns) {
+        return refuse(t, "rows that lie far apart, or blocks within each other");
+    }
+    if (extent > t->piece_bytes) {
+        TRY(take_memory(t, &t->piece, extent));
+        t->piece_bytes = extent;
+    }
+    TRY(fetch(t, t->piece, from.data, extent));
+    for (int64_t i = 0; i < rows * columns; i++) {
+        const int64_t row = i / columns, column = i % columns;
+        memcpy(to + row * to_row + column * to_column,
+               t->piece + row * from.row + column * from.column, (size_t)bytes);
+    }
+    return ATTN_OK;
 }
 
 static int32_t num_extensions(const struct attn_ext *ext)
@@ -116,15 +145,15 @@ static void describe(struct taking *t)
         const size_t length = strlen(name);
         memcpy(texts[i], name, length < CAPSULE_NAME ? length : utf8_cut(name, CAPSULE_NAME - 1));
     }
-    c->step = layer->model->runtime->settings.record.step;
-    c->real = layer->model->runtime->settings.record.real;
+    const struct recording *record = &layer->model->runtime->observers->record;
+    c->step = record->step;
+    c->real = record->real;
     c->dtype = d->dtype;
     c->num_q_heads = d->num_q_heads;
     c->num_kv_heads = d->num_kv_heads;
     c->head_size = d->head_size;
     c->head_size_v = d->head_size_v;
     c->scale = d->scale;
-    c->causal = t->plan->given.causal != ATTN_CAUSAL_DEFAULT ? t->plan->given.causal : d->causal;
     c->has_window = d->has_window;
     c->window_left = d->window_left;
     c->window_right = d->window_right;
@@ -133,6 +162,7 @@ static void describe(struct taking *t)
     c->soft_cap = d->soft_cap;
     c->alibi = d->alibi;
     c->has_sinks = d->has_sinks;
+    c->causal = t->plan->given.causal != ATTN_CAUSAL_DEFAULT ? t->plan->given.causal : d->causal;
     c->block_size = k->block_size;
     if (layer->selected->mla != NULL) {
         c->kv_lora_rank = layer->selected->mla->kv_lora_rank;
@@ -145,21 +175,20 @@ static void describe(struct taking *t)
 }
 
 /* Lengths, from the device: the host's copies may be bounds, and ended with plan_batch. Padding
- * requests are left out; *batch_rows[i] is the batch's request that is the capsule's i-th. */
-static attn_status read_lengths(struct taking *t, int32_t **batch_rows)
+ * requests are left out. */
+static attn_status read_lengths(struct taking *t)
 {
     const struct attn_batch *batch = &t->plan->given;
     const int32_t count = batch->num_reqs;
+    const int64_t bytes = count * (int64_t)sizeof(int32_t);
     struct capsule *c = t->capsule;
-    int32_t *starts = take_memory(t, (count + 1) * (int64_t)sizeof *starts);
-    int32_t *lens = take_memory(t, count * (int64_t)sizeof *lens);
-    t->rows = take_memory(t, count * (int64_t)sizeof *t->rows);
-    *batch_rows = take_memory(t, count * (int64_t)sizeof **batch_rows);
-    if (starts == NULL || lens == NULL || t->rows == NULL || *batch_rows == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    TRY(fetch(t, starts, batch->query_start_loc, (count + 1) * (int64_t)sizeof *starts));
-    TRY(fetch(t, lens, batch->seq_lens, count * (int64_t)sizeof *lens));
+    int32_t *starts, *lens;
+    TRY(take_memory(t, &starts, bytes + (int64_t)sizeof *starts));
+    TRY(take_memory(t, &lens, bytes));
+    TRY(take_memory(t, &t->rows, bytes));
+    TRY(take_memory(t, &t->batch_rows, bytes));
+    TRY(fetch(t, starts, batch->query_start_loc, bytes + (int64_t)sizeof *starts));
+    TRY(fetch(t, lens, batch->seq_lens, bytes));
     for (int32_t r = 0; r < count; r++) {
         const int64_t rows = (int64_t)starts[r + 1] - starts[r];
         if (rows < 0 || starts[r] < 0 || starts[r + 1] > t->plan->num_tokens ||
@@ -168,7 +197,7 @@ static attn_status read_lengths(struct taking *t, int32_t **batch_rows)
         }
         if (rows > 0) {
             t->rows[c->num_reqs] = starts[r];
-            (*batch_rows)[c->num_reqs] = r;
+            t->batch_rows[c->num_reqs] = r;
             c->query_lens[c->num_reqs] = (int32_t)rows;
             c->seq_lens[c->num_reqs++] = lens[r];
         }
@@ -180,134 +209,99 @@ static attn_status read_lengths(struct taking *t, int32_t **batch_rows)
 static attn_status read_rows(struct taking *t, int32_t index, const struct attn_tensor *tensor,
                              int32_t first)
 {
-    const int64_t size = t->capsule->dtype == ATTN_DTYPE_F32 ? 4 : 2;
-    const int64_t heads = capsule_heads(t->capsule, index), bytes = tensor->shape[2] * size;
+    const int64_t size = capsule_element(t->capsule), heads = capsule_heads(t->capsule, index);
     const int64_t apart = capsule_dims(t->capsule, index) * size;
-    const int64_t stride_head = tensor->strides != NULL ? tensor->strides[1] * size : bytes;
-    const int64_t stride_row =
-        tensor->strides != NULL ? tensor->strides[0] * size : tensor->shape[1] * bytes;
-    const bool whole = stride_head == bytes && bytes == apart;
     uint8_t *at = t->tensors[index] + first * size;
     for (int32_t r = 0; r < t->capsule->num_reqs; r++) {
-        for (int64_t row = 0; row < t->capsule->query_lens[r]; row++) {
-            const uint8_t *from = (const uint8_t *)tensor->data + tensor->byte_offset +
-                                  (t->rows[r] + row) * stride_row;
-            for (int64_t h = 0; h < (whole ? 1 : heads); h++) {
-                TRY(fetch(t, at, from + h * stride_head, whole ? heads * bytes : bytes));
-                at += whole ? heads * apart : apart;
-            }
+        for (int64_t row = 0; row < t->capsule->query_lens[r]; row++, at += heads * apart) {
+            const int64_t from = (t->rows[r] + row) * tensor_stride(tensor, 0) * size;
+            const struct places places = {(const uint8_t *)tensor->data + tensor->byte_offset +
+                                              from,
+                                          0, tensor_stride(tensor, 1) * size};
+            TRY(fetch_grid(t, at, 0, apart, places, 1, heads, tensor->shape[2] * size));
         }
     }
     return ATTN_OK;
 }
 
-/* A weight [heads, rows, columns] into kv_b_proj's rows of each head, from `first` on; its columns
- * are those of kv_b_proj, or with `transposed` its rows are. */
+/* A weight [heads, rows, columns], its strides in elements, into kv_b_proj's rows of each head from
+ * `first` on. */
 static attn_status read_weight(struct taking *t, const struct attn_tensor *weight, int64_t first,
-                               int64_t rows, bool transposed)
+                               int64_t rows, int64_t head, int64_t row, int64_t column)
 {
     const struct capsule *c = t->capsule;
-    const int64_t size = c->dtype == ATTN_DTYPE_F32 ? 4 : 2, columns = c->kv_lora_rank;
+    const int64_t size = capsule_element(c), columns = c->kv_lora_rank;
     const int64_t of_head = c->qk_nope_head_dim + (int64_t)c->head_size_v;
-    const int64_t stride_row = tensor_stride(weight, transposed ? 2 : 1);
-    const int64_t stride_column = tensor_stride(weight, transposed ? 1 : 2);
-    const int64_t extent = (rows - 1) * stride_row + (columns - 1) * stride_column + 1;
-    if (extent > MOST_OF_BLOCK / size) {
-        return refuse(t, "a weight whose rows lie far apart");
+    for (int64_t h = 0; h < c->num_q_heads; h++) {
+        const struct places from = {(const uint8_t *)weight->data + weight->byte_offset +
+                                        h * head * size,
+                                    row * size, column * size};
+        TRY(fetch_grid(t, t->tensors[2] + (h * of_head + first) * columns * size, columns * size,
+                       size, from, rows, columns, size));
     }
-    uint8_t *head = take_memory(t, extent * size);
-    for (int64_t h = 0; head != NULL && h < c->num_q_heads; h++) {
-        TRY(fetch(t, head,
-                  (const uint8_t *)weight->data + weight->byte_offset +
-                      h * tensor_stride(weight, 0) * size,
-                  extent * size));
-        for (int64_t i = 0; i < rows * columns; i++) {
-            memcpy(t->tensors[2] + ((h * of_head + first) * columns + i) * size,
-                   head + (i / columns * stride_row + i % columns * stride_column) * size,
-                   (size_t)size);
-        }
-    }
-    return head != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+    return ATTN_OK;
 }
 
 static attn_status read_weights(struct taking *t)
 {
-    const struct capsule *c = t->capsule;
     const struct attn_mla_weights *weights =
         ext_find(t->layer->params->params.next, ATTN_EXT_MLA_WEIGHTS);
-    const int64_t of_head = c->qk_nope_head_dim + (int64_t)c->head_size_v;
-    if (weights->kv_b_proj != NULL) {
-        int64_t shape[] = {c->num_q_heads, of_head, c->kv_lora_rank};
-        const int64_t row = tensor_stride(weights->kv_b_proj, 0);
-        int64_t strides[] = {of_head * row, row, tensor_stride(weights->kv_b_proj, 1)};
-        struct attn_tensor split = *weights->kv_b_proj;
-        split.ndim = 3;
-        split.shape = shape;
-        split.strides = strides;
-        return read_weight(t, &split, 0, of_head, false);
+    const int64_t nope = t->capsule->qk_nope_head_dim, v = t->capsule->head_size_v;
+    const struct attn_tensor *w = weights->kv_b_proj;
+    if (w != NULL) {
+        const int64_t row = tensor_stride(w, 0);
+        return read_weight(t, w, 0, nope + v, (nope + v) * row, row, tensor_stride(w, 1));
     }
-    TRY(read_weight(t, weights->w_uk, 0, c->qk_nope_head_dim, false));
-    return read_weight(t, weights->w_uv, c->qk_nope_head_dim, c->head_size_v, true);
+    w = weights->w_uk;
+    TRY(read_weight(t, w, 0, nope, tensor_stride(w, 0), tensor_stride(w, 1), tensor_stride(w, 2)));
+    w = weights->w_uv; /* whose columns are kv_b_proj's rows */
+    return read_weight(t, w, nope, v, tensor_stride(w, 0), tensor_stride(w, 2),
+                       tensor_stride(w, 1));
 }
 
 /* The keys or values of a request, block by block. */
 static attn_status read_request(struct taking *t, const struct attn_kv_view *view,
-                                const int32_t *table, int32_t length, uint8_t *block, uint8_t **at)
+                                const int32_t *table, int32_t length, uint8_t **at)
 {
-    const int64_t bytes = (int64_t)view->head_size * (t->capsule->dtype == ATTN_DTYPE_F32 ? 4 : 2);
-    const int64_t extent = (view->block_size - 1) * view->stride_slot +
-                           (view->num_heads - 1) * view->stride_head + bytes;
+    const int64_t bytes = view->head_size * capsule_element(t->capsule);
+    const int64_t row = view->num_heads * bytes;
     for (int32_t b = 0; b * (int64_t)view->block_size < length; b++) {
         const int64_t left = length - b * (int64_t)view->block_size;
+        const int64_t slots = left < view->block_size ? left : view->block_size;
         if (table[b] < 0 || table[b] >= view->num_blocks) {
             return refuse(t, "an entry of the block table that is no block");
         }
-        TRY(fetch(t, block, (const uint8_t *)view->data + table[b] * view->stride_block, extent));
-        for (int64_t s = 0; s < left && s < view->block_size; s++) {
-            for (int64_t h = 0; h < view->num_heads; h++, *at += bytes) {
-                memcpy(*at, block + s * view->stride_slot + h * view->stride_head, (size_t)bytes);
-            }
-        }
+        const struct places from = {(const uint8_t *)view->data + table[b] * view->stride_block,
+                                    view->stride_slot, view->stride_head};
+        TRY(fetch_grid(t, *at, row, bytes, from, slots, view->num_heads, bytes));
+        *at += slots * row;
     }
     return ATTN_OK;
 }
 
-static int64_t extent_of(const struct attn_kv_view *view)
-{
-    return view->block_size * view->stride_slot + view->num_heads * view->stride_head +
-           4 * (int64_t)view->head_size;
-}
-
-static attn_status read_cache(struct taking *t, const int32_t *batch_rows)
+static attn_status read_cache(struct taking *t)
 {
     const struct attn_batch *batch = &t->plan->given;
     const struct attn_kv_view *views[] = {&t->layer->owner->k_cache, &t->layer->owner->v_cache};
-    const int64_t extents[] = {extent_of(views[0]), extent_of(views[1])};
-    const int64_t extent = extents[0] > extents[1] ? extents[0] : extents[1];
-    if (extent > MOST_OF_BLOCK) {
-        return refuse(t, "a cache whose blocks lie within each other");
-    }
-    uint8_t *block = take_memory(t, extent), *at[] = {t->tensors[1], t->tensors[2]};
-    int32_t *table = take_memory(t, batch->block_table_stride * (int64_t)sizeof *table);
-    if (block == NULL || table == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
+    const int64_t rows = batch->block_table_rows > 0 ? batch->block_table_rows : batch->num_reqs;
+    const int64_t size = views[0]->block_size;
+    uint8_t *at[] = {t->tensors[1], t->tensors[2]};
+    int32_t *table;
+    TRY(take_memory(t, &table, batch->block_table_stride * (int64_t)sizeof *table));
     for (int32_t r = 0; r < t->capsule->num_reqs; r++) {
-        const int32_t length = t->capsule->seq_lens[r], size = views[0]->block_size;
-        int32_t row = batch_rows[r];
+        const int32_t length = t->capsule->seq_lens[r];
+        const int64_t blocks = (length + size - 1) / size;
+        int32_t row = t->batch_rows[r];
         if (batch->block_table_row != NULL) {
-            TRY(fetch(t, &row, batch->block_table_row + batch_rows[r], sizeof row));
+            TRY(fetch(t, &row, batch->block_table_row + t->batch_rows[r], sizeof row));
         }
-        const int64_t blocks = ((int64_t)length + size - 1) / size;
-        const int64_t rows =
-            batch->block_table_rows > 0 ? batch->block_table_rows : batch->num_reqs;
         if (row < 0 || row >= rows || blocks > batch->block_table_stride) {
             return refuse(t, "a block table of fewer rows or columns");
         }
         TRY(fetch(t, table, batch->block_table + row * batch->block_table_stride,
                   blocks * (int64_t)sizeof *table));
         for (int32_t i = 0; i < (t->capsule->kv_lora_rank > 0 ? 1 : 2); i++) {
-            TRY(read_request(t, views[i], table, length, block, &at[i]));
+            TRY(read_request(t, views[i], table, length, &at[i]));
         }
     }
     return ATTN_OK;
@@ -364,23 +358,15 @@ static void put(void *user, const char *line)
 static attn_status read_run(struct taking *t, const struct attn_step_io *io)
 {
     const struct layer_params_copy *params = t->layer->params;
-    struct capsule *c = t->capsule = take_memory(t, sizeof *t->capsule);
-    int32_t *batch_rows = NULL;
-    if (c == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
+    TRY(take_memory(t, &t->capsule, sizeof *t->capsule));
+    struct capsule *c = t->capsule;
     describe(t);
-    TRY(read_lengths(t, &batch_rows));
+    TRY(read_lengths(t));
     if (capsule_bytes(c) < 0) {
         return refuse(t, "more than 256 MiB of queries, keys, values and outputs in the step");
     }
     for (int32_t i = 0; i < CAPSULE_TENSORS; i++) {
-        t->tensors[i] =
-            take_memory(t, capsule_rows(c, i) * capsule_heads(c, i) * capsule_dims(c, i) *
-                               (c->dtype == ATTN_DTYPE_F32 ? 4 : 2));
-        if (t->tensors[i] == NULL) {
-            return ATTN_ERROR_OUT_OF_MEMORY;
-        }
+        TRY(take_memory(t, &t->tensors[i], capsule_tensor_bytes(c, i)));
     }
     const struct attn_io_mla *mla =
         c->kv_lora_rank > 0 ? ext_find(io->next, ATTN_EXT_IO_MLA) : NULL;
@@ -390,7 +376,7 @@ static attn_status read_run(struct taking *t, const struct attn_step_io *io)
         TRY(read_weights(t));
     }
     TRY(read_rows(t, 3, io->out, 0));
-    TRY(read_cache(t, batch_rows));
+    TRY(read_cache(t));
     if (c->has_sinks) {
         TRY(fetch(t, c->sinks, params->params.sinks, 4 * (int64_t)c->num_q_heads));
     }
@@ -406,45 +392,55 @@ static attn_status read_run(struct taking *t, const struct attn_step_io *io)
 static attn_status write_file(struct taking *t, const char *path)
 {
     const struct capsule *c = t->capsule;
-    text_init(&t->head, &t->layer->model->runtime->host);
-    capsule_write(c, put, &t->head);
+    struct text file;
+    text_init(&file, &t->layer->model->runtime->host);
+    capsule_write(c, put, &file);
     for (int32_t i = 0; i < CAPSULE_TENSORS && c->real; i++) {
-        text_add_bytes(&t->head, t->tensors[i],
-                       (size_t)(capsule_rows(c, i) * capsule_heads(c, i) * capsule_dims(c, i) *
-                                (c->dtype == ATTN_DTYPE_F32 ? 4 : 2)));
+        text_add_bytes(&file, t->tensors[i], (size_t)capsule_tensor_bytes(c, i));
     }
     attn_status status = ATTN_OK;
-    if (t->head.failed) {
+    if (file.failed) {
         status =
             error_set(&t->error, ATTN_ERROR_OUT_OF_MEMORY, "capsule", "no memory for the file");
-    } else if (!cache_file_write(path, t->head.data, t->head.length)) {
+    } else if (!cache_file_write(path, file.data, file.length)) {
         status =
             error_set(&t->error, ATTN_ERROR_IO, "ATTN_RECORD", "%s: %s", path, strerror(errno));
     }
-    text_finish(&t->head);
+    text_finish(&file);
     return status;
 }
 
-static void take_capsule(const attn_plan *plan, const struct step *step,
-                         const struct attn_step_io *io)
+static attn_status take_capsule(struct taking *t, const struct attn_step_io *io,
+                                const struct recording *record, char path[PATH_MAX])
 {
-    attn_runtime *runtime = plan->model->runtime;
-    const struct record_settings *record = &runtime->settings.record;
+    const char *why = find_unrecorded(t->plan, t->layer, io);
+    TRY(why != NULL ? refuse(t, why) : ATTN_OK);
+    if (snprintf(path, PATH_MAX, "%s/layer-%d-step-%d-%ld.capsule", record->folder, record->layer,
+                 record->step, (long)getpid()) >= PATH_MAX) {
+        return error_set(&t->error, ATTN_ERROR_IO, "ATTN_RECORD", "the folder's path is too long");
+    }
+    const attn_model *model = t->plan->model;
+    TRY(device_open(model->runtime, model->device, &t->device, &t->error));
+    TRY(device_synchronize(t->device, NULL, &t->error));
+    TRY(read_run(t, io));
+    return write_file(t, path);
+}
+
+/* Counts runs that attend, and takes the one that is asked for. */
+static attn_status run_watched(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                               struct attn_error *error)
+{
+    const attn_runtime *runtime = plan->model->runtime;
+    struct recording *record = &runtime->observers->record;
     struct taking t = {.plan = plan, .layer = step->layer, .error = ATTN_ERROR_INIT};
     char path[PATH_MAX];
-    const char *why = find_unrecorded(plan, step->layer, io);
-    attn_status status = why != NULL ? refuse(&t, why) : ATTN_OK;
-    arena_init(&t.arena, &runtime->host);
-    if (snprintf(path, sizeof path, "%s/layer-%d-step-%d-%ld.capsule", record->folder,
-                 record->layer, record->step, (long)getpid()) >= (int)sizeof path) {
-        status = error_set(&t.error, ATTN_ERROR_IO, "ATTN_RECORD", "the folder's path is too long");
+    const attn_status status = run_general(plan, step, io, error);
+    if (status != ATTN_OK || io->flags & ATTN_RUN_NO_ATTEND ||
+        atomic_fetch_add(&record->num_runs, 1) != record->step) {
+        return status;
     }
-    status =
-        status == ATTN_OK ? device_open(runtime, plan->model->device, &t.device, &t.error) : status;
-    status = status == ATTN_OK ? device_synchronize(t.device, NULL, &t.error) : status;
-    status = status == ATTN_OK ? read_run(&t, io) : status;
-    status = status == ATTN_OK ? write_file(&t, path) : status;
-    if (status == ATTN_OK) {
+    arena_init(&t.arena, &runtime->host);
+    if (take_capsule(&t, io, record, path) == ATTN_OK) {
         runtime_log(runtime, ATTN_LOG_WARN, "ATTN_RECORD: %s has been written, with %s", path,
                     record->real ? "the real contents of queries, keys, values and outputs, which "
                                    "are users' data"
@@ -455,24 +451,16 @@ static void take_capsule(const attn_plan *plan, const struct step *step,
     }
     device_close(t.device);
     arena_finish(&t.arena);
-}
-
-/* Counts runs that attend. */
-static attn_status run_watched(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                               struct attn_error *error)
-{
-    attn_runtime *runtime = plan->model->runtime;
-    const attn_status status = run_general(plan, step, io, error);
-    if (status == ATTN_OK && !(io->flags & ATTN_RUN_NO_ATTEND) &&
-        atomic_fetch_add(&runtime->num_recorded, 1) == runtime->settings.record.step) {
-        take_capsule(plan, step, io);
-    }
     return status;
 }
 
-void capsule_watch(const attn_plan *plan, struct step *step)
+void capsule_watch(attn_plan *plan)
 {
-    if (step->layer->index == plan->model->runtime->settings.record.layer) {
-        step->enter = run_watched;
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        struct step *step = &plan->steps[i];
+        if (step->layer->index == plan->model->runtime->observers->record.layer &&
+            step->program != run_idle) {
+            step->enter = run_watched;
+        }
     }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "host/trace_file.h"
+#include "trace_file.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -75,7 +75,7 @@ attn_status trace_open(struct trace_file *trace, struct attn_error *error)
 
 void trace_close(struct trace_file *trace)
 {
-    if (trace->path != NULL && trace->descriptor >= 0) {
+    if (trace->descriptor >= 0) {
         close(trace->descriptor);
     }
 }
@@ -87,10 +87,9 @@ int64_t trace_clock(void)
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-static void write_line(attn_runtime *runtime, const char *format, ...) CORE_PRINTF(2, 3);
-static void write_line(attn_runtime *runtime, const char *format, ...)
+static void write_line(struct trace_file *trace, const char *format, ...) CORE_PRINTF(2, 3);
+static void write_line(struct trace_file *trace, const char *format, ...)
 {
-    struct trace_file *trace = &runtime->settings.trace;
     char line[LINE];
     va_list values;
     va_start(values, format);
@@ -99,33 +98,31 @@ static void write_line(attn_runtime *runtime, const char *format, ...)
     if (length < LINE && !atomic_load(&trace->failed) &&
         !file_write(trace->descriptor, line, (size_t)length) &&
         !atomic_exchange(&trace->failed, true)) {
-        runtime_log(runtime, ATTN_LOG_WARN, "ATTN_TRACE: %s: %s; nothing more is written to it",
-                    trace->path, strerror(errno));
+        runtime_log(trace->runtime, ATTN_LOG_WARN,
+                    "ATTN_TRACE: %s: %s; nothing more is written to it", trace->path,
+                    strerror(errno));
     }
 }
 
-void trace_span(attn_runtime *runtime, const char *name, int64_t begin, int64_t nanoseconds,
+void trace_span(struct trace_file *trace, const char *name, int64_t begin, int64_t nanoseconds,
                 int32_t track, const char *args)
 {
-    write_line(runtime,
+    write_line(trace,
                "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64
                ".%03d,\"pid\":%d,\"tid\":%d,\"args\":{%s}},\n",
                name, begin / 1000, (int)(begin % 1000), nanoseconds / 1000,
                (int)(nanoseconds % 1000), (int)getpid(), (int)track, args);
 }
 
-int64_t trace_begin(const attn_runtime *runtime, const char *name)
+int64_t trace_begin(const struct trace_file *trace, const char *name)
 {
-    if (runtime == NULL || runtime->settings.trace.path == NULL) {
-        return 0;
+    for (int32_t i = 0; trace != NULL && i < trace->num_markers; i++) {
+        trace->markers[i].push(name);
     }
-    for (int32_t i = 0; i < runtime->settings.trace.num_markers; i++) {
-        runtime->settings.trace.markers[i].push(name);
-    }
-    return trace_clock();
+    return trace != NULL ? trace_clock() : 0;
 }
 
-void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const char *args, ...)
+void trace_end(struct trace_file *trace, const char *name, int64_t begin, const char *args, ...)
 {
     char text[LINE / 2];
     va_list values;
@@ -133,19 +130,19 @@ void trace_end(attn_runtime *runtime, const char *name, int64_t begin, const cha
         return;
     }
     const int64_t end = trace_clock();
-    for (int32_t i = runtime->settings.trace.num_markers - 1; i >= 0; i--) {
-        runtime->settings.trace.markers[i].pop();
+    for (int32_t i = trace->num_markers - 1; i >= 0; i--) {
+        trace->markers[i].pop();
     }
     va_start(values, args);
     const int length = vsnprintf(text, sizeof text, args, values);
     va_end(values);
-    trace_span(runtime, name, begin, end - begin, gettid(), length < LINE / 2 ? text : "");
+    trace_span(trace, name, begin, end - begin, gettid(), length < LINE / 2 ? text : "");
 }
 
-void trace_name_track(attn_runtime *runtime, int32_t track, const char *name)
+void trace_name_track(struct trace_file *trace, int32_t track, const char *name)
 {
     char quoted[256];
-    write_line(runtime,
+    write_line(trace,
                "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
                "\"args\":{\"name\":\"%s\"}},\n",
                (int)getpid(), (int)track, trace_quote(quoted, sizeof quoted, name));
