@@ -3,8 +3,6 @@
  * those that split the queries. */
 #include "exchange.h"
 
-#include <string.h>
-
 #include "ranks.h"
 #include "runtime/observers.h"
 #include "step/plan.h"
@@ -77,17 +75,7 @@ static attn_status copy_all(const struct exchange_run *run, const struct attn_bl
     if (count <= 0 || num_copies <= 0) {
         return ATTN_OK;
     }
-    if (run->instance->kernels.copy_blocks != NULL) {
-        return operation("copy", run->instance->kernels.copy_blocks(&args, error), error);
-    }
-    for (int32_t c = 0; c < num_copies; c++) {
-        for (int64_t i = 0; i < count; i++) {
-            memcpy((uint8_t *)copies[c].destination + i * copies[c].destination_stride,
-                   (const uint8_t *)copies[c].source + i * copies[c].source_stride,
-                   (size_t)copies[c].bytes);
-        }
-    }
-    return ATTN_OK;
+    return operation("copy", run->instance->kernels.copy_blocks(&args, error), error);
 }
 
 attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,

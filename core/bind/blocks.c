@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks of a group's layers that move: inside of the caches, to the host's memory and back. */
-#include <string.h>
-
 #include "bind/bound.h"
 #include "bind/model.h"
 #include "util/error.h"
@@ -179,20 +177,6 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, i
     return ATTN_OK;
 }
 
-/* On a CPU all memory is the host's: no kernel is needed. */
-static void move_blocks(const struct attn_copy_blocks_args *args)
-{
-    for (int32_t c = 0; c < args->num_copies; c++) {
-        const struct attn_block_copy *copy = &args->copies[c];
-        for (int64_t i = 0; i < args->num_pairs; i++) {
-            memmove((uint8_t *)copy->destination +
-                        args->pairs[2 * i + 1] * copy->destination_stride,
-                    (const uint8_t *)copy->source + args->pairs[2 * i] * copy->source_stride,
-                    (size_t)copy->bytes);
-        }
-    }
-}
-
 static attn_status read_transfer(const attn_model *model,
                                  const struct attn_block_transfer *transfer,
                                  struct attn_block_transfer *t, struct attn_error *error)
@@ -227,7 +211,7 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
             blocks_in_table(layer, t.table) == INT64_MAX) {
             continue;
         }
-        if (instance->kernels.copy_blocks == NULL && model->device.type != ATTN_DEVICE_CPU) {
+        if (instance->kernels.copy_blocks == NULL) {
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
                              "%s has no copy_blocks kernel", instance->caps->name);
         }
@@ -246,11 +230,7 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
                                              .pairs = t.pairs,
                                              .num_pairs = t.num_pairs,
                                              .copy_stride = (int32_t)sizeof *copies};
-        if (instance->kernels.copy_blocks != NULL) {
-            TRY(instance->kernels.copy_blocks(&args, error));
-        } else {
-            move_blocks(&args);
-        }
+        TRY(instance->kernels.copy_blocks(&args, error));
     }
     return ATTN_OK;
 }

@@ -174,6 +174,9 @@ attn_status instance_create(attn_runtime *runtime, int32_t backend,
 attn_status model_make_instance(attn_model *model, int32_t backend, struct instance **instance,
                                 struct attn_error *error);
 void instance_finish(struct instance *instance);
+/* host_kernels.c: memory, streams, copies and fills of the host. Instances on a CPU have these
+ * copies and fills where their backends have none. */
+extern const struct attn_kernels host_kernels;
 
 /* Bytes of a row, one slot's of one head, with the scales that stand in it (kv_scales_in_row). Of
  * opaque rows head_size counts bytes. */

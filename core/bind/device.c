@@ -3,23 +3,13 @@
  * device, or the host's. Errors of a plugin are relayed as clean text. */
 #include "bind/device.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "util/device.h"
 #include "util/structs.h"
-
-#define ALIGNMENT 256
-
-static bool is_host(const attn_open_device *opened)
-{
-    return opened->instance.handle == NULL;
-}
 
 static attn_status lacks(const attn_open_device *opened, const char *slot, struct attn_error *error)
 {
     return error_set(error, ATTN_ERROR_UNSUPPORTED, slot, "%s has no %s",
-                     is_host(opened) ? "a CPU" : opened->instance.caps->name, slot);
+                     opened->instance.caps == NULL ? "a CPU" : opened->instance.caps->name, slot);
 }
 
 /* The first backend on the device that hands out memory; else why none does. */
@@ -73,6 +63,7 @@ attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_o
     }
     opened->runtime = runtime;
     opened->device = device;
+    opened->instance.kernels = host_kernels;
     attn_status status = host ? ATTN_OK : find_instance(opened, info, error);
     if (status != ATTN_OK) {
         device_close(opened);
@@ -107,18 +98,9 @@ attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes
                    (void *)opened, kind, (void *)memory);
     }
     *memory = NULL;
-    bytes = bytes > 0 ? bytes : 1;
-    if (is_host(opened)) {
-        size_t rounded =
-            bytes <= SIZE_MAX - ALIGNMENT ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
-        *memory = rounded > 0 ? aligned_alloc(ALIGNMENT, rounded) : NULL;
-        return *memory != NULL ? ATTN_OK
-                               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "bytes",
-                                           "%zu bytes of the host's memory are not free", bytes);
-    }
     struct attn_memory_args args = memory_args(opened);
     args.kind = kind;
-    args.bytes = bytes;
+    args.bytes = bytes > 0 ? bytes : 1;
     attn_status status = opened->instance.kernels.allocate_memory(&args, memory, &why);
     if (status == ATTN_OK && *memory == NULL) {
         return error_set(error, ATTN_ERROR_PLUGIN, "allocate_memory",
@@ -131,10 +113,6 @@ attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes
 void device_free(attn_open_device *opened, int32_t kind, void *memory)
 {
     if (opened == NULL || memory == NULL) {
-        return;
-    }
-    if (is_host(opened)) {
-        free(memory);
         return;
     }
     struct attn_memory_args args = memory_args(opened);
@@ -159,10 +137,6 @@ attn_status device_copy(attn_open_device *opened, const struct attn_copy_args *c
     if (args.destination == NULL || args.source == NULL) {
         return BAD("source", "%zu bytes from %p to %p; neither may be NULL", args.bytes,
                    args.source, args.destination);
-    }
-    if (is_host(opened)) {
-        memcpy(args.destination, args.source, args.bytes);
-        return ATTN_OK;
     }
     if (opened->instance.kernels.copy == NULL) {
         return lacks(opened, "copy", error);
@@ -193,13 +167,6 @@ attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *f
     if (args.rows == 0 || args.row_bytes == 0) {
         return ATTN_OK;
     }
-    if (is_host(opened)) {
-        for (int64_t i = 0; i < args.rows; i++) {
-            memset((uint8_t *)args.destination + (size_t)i * args.stride, args.value,
-                   args.row_bytes);
-        }
-        return ATTN_OK;
-    }
     if (opened->instance.kernels.fill == NULL) {
         return lacks(opened, "fill", error);
     }
@@ -216,9 +183,6 @@ attn_status device_of_address(attn_open_device *opened, const void *address,
                    (void *)device);
     }
     *device = (struct attn_device){ATTN_DEVICE_CPU, 0};
-    if (is_host(opened)) {
-        return ATTN_OK;
-    }
     if (opened->instance.kernels.memory_device == NULL) {
         return lacks(opened, "memory_device", error);
     }
@@ -268,9 +232,8 @@ attn_status device_stream_create(attn_open_device *opened, void **stream, struct
                    (void *)stream);
     }
     *stream = NULL;
-    return is_host(opened) ? ATTN_OK
-                           : call_maker(opened, opened->instance.kernels.create_stream,
-                                        "create_stream", NULL, stream, error);
+    return call_maker(opened, opened->instance.kernels.create_stream, "create_stream", NULL, stream,
+                      error);
 }
 
 void device_stream_destroy(attn_open_device *opened, void *stream)
@@ -283,12 +246,9 @@ void device_stream_destroy(attn_open_device *opened, void *stream)
 
 attn_status device_synchronize(attn_open_device *opened, void *stream, struct attn_error *error)
 {
-    if (opened == NULL) {
-        return BAD("opened", "the device is NULL");
-    }
-    return is_host(opened) ? ATTN_OK
-                           : call_stream(opened, opened->instance.kernels.synchronize,
-                                         "synchronize", stream, NULL, error);
+    return opened != NULL ? call_stream(opened, opened->instance.kernels.synchronize, "synchronize",
+                                        stream, NULL, error)
+                          : BAD("opened", "the device is NULL");
 }
 
 attn_status device_capture_begin(attn_open_device *opened, void *stream, struct attn_error *error)
@@ -313,11 +273,9 @@ attn_status device_capture_end(attn_open_device *opened, void *stream, void **gr
 attn_status device_graph_launch(attn_open_device *opened, void *graph, void *stream,
                                 struct attn_error *error)
 {
-    if (opened == NULL) {
-        return BAD("opened", "the device is NULL");
-    }
-    return call_stream(opened, opened->instance.kernels.launch_graph, "launch_graph", stream, graph,
-                       error);
+    return opened != NULL ? call_stream(opened, opened->instance.kernels.launch_graph,
+                                        "launch_graph", stream, graph, error)
+                          : BAD("opened", "the device is NULL");
 }
 
 void device_graph_destroy(attn_open_device *opened, void *graph)

@@ -119,7 +119,14 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
                          instance->handle == NULL ? "an instance" : "kernels");
     }
     TRY(struct_read(&instance->kernels, ABI_KERNELS, kernels, error));
-    return check_slots(instance, name, error);
+    TRY(check_slots(instance, name, error));
+    if (caps->device.type == ATTN_DEVICE_CPU) {
+        struct attn_kernels *k = &instance->kernels;
+        k->copy = k->copy != NULL ? k->copy : host_kernels.copy;
+        k->fill = k->fill != NULL ? k->fill : host_kernels.fill;
+        k->copy_blocks = k->copy_blocks != NULL ? k->copy_blocks : host_kernels.copy_blocks;
+    }
+    return ATTN_OK;
 }
 
 attn_status instance_create(attn_runtime *runtime, int32_t backend,

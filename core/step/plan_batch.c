@@ -2,7 +2,6 @@
 /* Planning a batch: which calls this batch takes, over which view of it, and the vendors' own
  * schedules. */
 #include <stdatomic.h>
-#include <string.h>
 
 #include "step/plan.h"
 #include "step/plan_state.h"
@@ -92,11 +91,6 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
     if (bytes == 0) {
         return ATTN_OK;
     }
-    void *to = plan->workspace + plan->layout.integers;
-    if (plan->model->device.type == ATTN_DEVICE_CPU) {
-        memcpy(to, plan->integers, bytes);
-        return ATTN_OK;
-    }
     if (instance->kernels.copy == NULL) {
         return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy",
                          "%s has no copy kernel, which a composed step needs",
@@ -105,7 +99,7 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
     const struct attn_copy_args args = {.struct_size = sizeof args,
                                         .instance = instance->handle,
                                         .stream = stream,
-                                        .destination = to,
+                                        .destination = plan->workspace + plan->layout.integers,
                                         .source = plan->integers,
                                         .bytes = bytes,
                                         .kind = ATTN_COPY_HOST_TO_DEVICE};

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a step of a layer without a composition is: one or two calls, or nothing. */
-#include <string.h>
-
 #include "step/plan_state.h"
 #include "util/error.h"
 
@@ -74,26 +72,20 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
     int64_t head_stride = tensor->strides != NULL ? tensor->strides[1] : dims;
     int64_t row_stride = tensor->strides != NULL ? tensor->strides[0] : heads * dims;
     uint8_t *data = (uint8_t *)tensor->data + tensor->byte_offset;
+    struct attn_fill_args args = {.struct_size = sizeof args,
+                                  .instance = instance->handle,
+                                  .stream = stream,
+                                  .row_bytes = (size_t)(dims * element),
+                                  .stride = (size_t)(row_stride * element),
+                                  .rows = rows,
+                                  .value = step->idle_byte};
+    if (instance->kernels.fill == NULL) {
+        return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "fill",
+                              "an idle step needs the backend's fill kernel");
+    }
     for (int64_t h = 0; h < heads; h++) {
-        uint8_t *head = data + h * head_stride * element;
-        if (instance->kernels.fill != NULL) {
-            const struct attn_fill_args args = {.struct_size = sizeof args,
-                                                .instance = instance->handle,
-                                                .stream = stream,
-                                                .destination = head,
-                                                .row_bytes = (size_t)(dims * element),
-                                                .stride = (size_t)(row_stride * element),
-                                                .rows = rows,
-                                                .value = step->idle_byte};
-            TRY(instance->kernels.fill(&args, error));
-        } else if (plan->model->device.type == ATTN_DEVICE_CPU) {
-            for (int64_t i = 0; i < rows; i++) {
-                memset(head + i * row_stride * element, step->idle_byte, (size_t)(dims * element));
-            }
-        } else {
-            return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "fill",
-                                  "an idle step needs the backend's fill kernel");
-        }
+        args.destination = data + h * head_stride * element;
+        TRY(instance->kernels.fill(&args, error));
     }
     return ATTN_OK;
 }
