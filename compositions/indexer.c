@@ -126,8 +126,7 @@ static attn_status check_weights(const attn_plan *plan, const struct step *step,
         return w == NULL ? ATTN_OK
                          : FAIL("weights", "is given, and the layer does not say has_weights");
     }
-    const int32_t dtype = tensor_is_numbers(w, 2) ? dtype_id_of(w->dtype) : -1;
-    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32 && w->shape[0] >= plan->num_tokens &&
+    return tensor_is_floats(w, 2) && tensor_is_contiguous(w) && w->shape[0] >= plan->num_tokens &&
                    w->shape[1] == step->q.heads
                ? ATTN_OK
                : refuse_tensor("weights", w, error, "[num_tokens or more, num_q_heads] of floats");
@@ -147,21 +146,15 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     if (step_leaves_keys(step, io)) {
         return refuse_unwritten(error);
     }
-    if (writes && (io->k == NULL || !tensor_is_rows(io->k, &step->k, plan->given.num_slots))) {
-        return refuse_rows("k", io->k, &step->k, plan->given.num_slots, error);
-    }
+    TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
     /* where a row has several tokens, only the key of the last one is read */
     const bool looks = writes && plan->validate && step->layer->selected->tokens_per_row == 1;
     TRY(looks ? validate_tensor(plan, io->k, "k", name, error) : ATTN_OK);
     if (!attends) {
         return ATTN_OK;
     }
-    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
-        return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
-    }
-    if (io->out == NULL || !tensor_is_rows(io->out, &step->out, plan->num_tokens)) {
-        return refuse_rows("out", io->out, &step->out, plan->num_tokens, error);
-    }
+    TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
+    TRY(check_rows("out", io->out, &step->out, plan->num_tokens, error));
     TRY(check_weights(plan, step, given, error));
     TRY(plan->validate ? validate_tensor(plan, io->q, "q", name, error) : ATTN_OK);
     return plan->validate && given != NULL

@@ -13,12 +13,10 @@
 
 /* One projection, [Hq, rows, columns], over the engine's memory. */
 struct head_weights {
-    struct attn_tensor tensor; /* its shape and strides are these */
-    int64_t shape[3], strides[3];
+    struct own_tensor own;
     const float *scale; /* or NULL */
     int64_t num_scales;
-    struct attn_tensor block_scale; /* mxfp4: data is not NULL */
-    int64_t block_shape[3], block_strides[3];
+    struct own_tensor block_scale; /* mxfp4: its data is not NULL */
 };
 
 /* Of a layer: [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v]. */

@@ -172,23 +172,10 @@ void mla_match(struct check *check, int32_t phase)
     check_multiple(check, "padded_num_q_heads", heads, caps->num_q_heads_multiple);
 }
 
-static void head_weights_set(struct head_weights *w, const struct attn_tensor *source,
-                             int64_t first, const int64_t *shape, const int64_t *strides)
-{
-    w->tensor = *source;
-    w->tensor.ndim = 3;
-    w->tensor.byte_offset += (uint64_t)(first * (source->dtype.bits / 8));
-    for (int32_t i = 0; i < 3; i++) {
-        w->shape[i] = shape[i];
-        w->strides[i] = strides[i];
-    }
-}
-
 /* Rows of one head in kv_b_proj: nope of W_UK^T, then v of W_UV^T. Nothing is copied: both are
  * views. */
 static attn_status split_projection(const attn_layer *layer, const struct attn_tensor *kv_b,
-                                    struct head_weights *uk, struct head_weights *uv,
-                                    struct attn_error *error)
+                                    struct mla_weights *own, struct attn_error *error)
 {
     const struct attn_mla_desc *m = layer->selected->mla;
     int64_t heads = layer->desc->num_q_heads, rank = m->kv_lora_rank;
@@ -201,11 +188,18 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
                    layer->desc->name, kv_b->ndim, (long long)rows, (long long)rank);
     }
     int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
-    head_weights_set(uk, kv_b, 0, (const int64_t[]){heads, nope, rank},
-                     (const int64_t[]){head, row, column});
-    head_weights_set(uv, kv_b, nope * row, (const int64_t[]){heads, rank, v},
-                     (const int64_t[]){head, column, row});
+    uint8_t *data = (uint8_t *)kv_b->data + kv_b->byte_offset;
+    tensor_set(&own->uk.own, kv_b, data, heads, nope, rank, head, row, column);
+    tensor_set(&own->uv.own, kv_b, data + nope * row * (kv_b->dtype.bits / 8), heads, rank, v, head,
+               column, row);
     return ATTN_OK;
+}
+
+/* [a, b, c] with strides of its own. */
+static void own_copy(struct own_tensor *own, const struct attn_tensor *t)
+{
+    tensor_set(own, t, (uint8_t *)t->data + t->byte_offset, t->shape[0], t->shape[1], t->shape[2],
+               tensor_stride(t, 0), tensor_stride(t, 1), tensor_stride(t, 2));
 }
 
 static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
@@ -220,9 +214,7 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
                    "no kv_b_proj",
                    layer->desc->name, name, (long long)heads, (long long)rows, (long long)columns);
     }
-    head_weights_set(w, source, 0, (const int64_t[]){heads, rows, columns},
-                     (const int64_t[]){tensor_stride(source, 0), tensor_stride(source, 1),
-                                       tensor_stride(source, 2)});
+    own_copy(&w->own, source);
     return ATTN_OK;
 }
 
@@ -231,26 +223,21 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
                                     const struct attn_tensor *scale, const char *name,
                                     struct attn_error *error)
 {
+    const int64_t *shape = w->own.shape;
     bool whole =
         scale != NULL && scale->ndim == 3 && scale->shape != NULL && scale->data != NULL &&
-        scale->shape[0] == w->shape[0] && scale->dtype.bits == 8 && scale->dtype.lanes == 1 &&
+        scale->shape[0] == shape[0] && scale->dtype.bits == 8 && scale->dtype.lanes == 1 &&
         (scale->dtype.code == ATTN_CODE_FLOAT8_E8M0FNU || scale->dtype.code == ATTN_CODE_UINT);
-    bool rows =
-        whole && scale->shape[1] * MX_BLOCK == w->shape[1] && scale->shape[2] == w->shape[2];
-    bool columns =
-        whole && scale->shape[1] == w->shape[1] && scale->shape[2] * MX_BLOCK == w->shape[2];
+    bool rows = whole && scale->shape[1] * MX_BLOCK == shape[1] && scale->shape[2] == shape[2];
+    bool columns = whole && scale->shape[1] == shape[1] && scale->shape[2] * MX_BLOCK == shape[2];
     if (!rows && !columns) {
         return BAD(name,
                    "layer '%s': %s is NULL or not e8m0 of the weights' [%lld, %lld, %lld], one of "
                    "the last two divided by %d",
-                   layer->desc->name, name, (long long)w->shape[0], (long long)w->shape[1],
-                   (long long)w->shape[2], MX_BLOCK);
+                   layer->desc->name, name, (long long)shape[0], (long long)shape[1],
+                   (long long)shape[2], MX_BLOCK);
     }
-    w->block_scale = *scale;
-    for (int32_t i = 0; i < 3; i++) {
-        w->block_shape[i] = scale->shape[i];
-        w->block_strides[i] = tensor_stride(scale, i);
-    }
+    own_copy(&w->block_scale, scale);
     return ATTN_OK;
 }
 
@@ -265,7 +252,7 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
                               struct attn_error *error)
 {
     int64_t heads = layer->desc->num_q_heads;
-    if (is_mxfp4(&w->tensor)) {
+    if (is_mxfp4(&w->own.tensor)) {
         return take_block_scale(layer, w, scale, name, error);
     }
     if (scale == NULL) {
@@ -325,19 +312,19 @@ static attn_status bind_weights(attn_layer *layer, struct attn_error *error)
                    "layer '%s' leaves the projections to the core and brings no weights",
                    layer->desc->name);
     }
-    struct head_weights uk = {.scale = NULL}, uv = {.scale = NULL};
+    struct mla_weights *own = layer->data[COMPOSITION_MLA];
+    *own = (struct mla_weights){.uk = {.scale = NULL}};
     TRY(check_dtypes(layer, weights, error));
     if (weights->kv_b_proj != NULL) {
-        TRY(split_projection(layer, weights->kv_b_proj, &uk, &uv, error));
+        TRY(split_projection(layer, weights->kv_b_proj, own, error));
     } else {
-        TRY(take_weights(layer, &uk, weights->w_uk, "w_uk", m->qk_nope_head_dim, m->kv_lora_rank,
+        TRY(take_weights(layer, &own->uk, weights->w_uk, "w_uk", m->qk_nope_head_dim,
+                         m->kv_lora_rank, error));
+        TRY(take_weights(layer, &own->uv, weights->w_uv, "w_uv", m->kv_lora_rank, m->v_head_dim,
                          error));
-        TRY(take_weights(layer, &uv, weights->w_uv, "w_uv", m->kv_lora_rank, m->v_head_dim, error));
     }
-    TRY(take_scale(layer, &uk, weights->w_uk_scale, "w_uk_scale", error));
-    TRY(take_scale(layer, &uv, weights->w_uv_scale, "w_uv_scale", error));
-    *(struct mla_weights *)layer->data[COMPOSITION_MLA] = (struct mla_weights){uk, uv};
-    return ATTN_OK;
+    TRY(take_scale(layer, &own->uk, weights->w_uk_scale, "w_uk_scale", error));
+    return take_scale(layer, &own->uv, weights->w_uv_scale, "w_uv_scale", error);
 }
 
 /* Keys and values per head in contiguous memory, of the activations' dtype. */

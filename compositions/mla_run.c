@@ -52,16 +52,13 @@ struct mla_call {
     struct attn_error *error;
 };
 
-/* Heads, rows and columns of a tensor of weights or of their block scales, or transposed per head.
- */
-static const struct attn_tensor *turned(struct own_tensor *box, const struct attn_tensor *tensor,
-                                        const int64_t *shape, const int64_t *strides,
+/* A tensor [heads, rows, columns] of weights or of their block scales, or transposed per head. */
+static const struct attn_tensor *turned(struct own_tensor *box, const struct attn_tensor *w,
                                         bool transposed)
 {
     int32_t i = transposed ? 2 : 1, j = transposed ? 1 : 2;
-    uint8_t *data = (uint8_t *)tensor->data + tensor->byte_offset;
-    return tensor_set(box, tensor, data, shape[0], shape[i], shape[j], strides[0], strides[i],
-                      strides[j]);
+    return tensor_set(box, w, w->data, w->shape[0], w->shape[i], w->shape[j], w->strides[0],
+                      w->strides[i], w->strides[j]);
 }
 
 /* a W or a W^T per head. */
@@ -70,18 +67,16 @@ static attn_status project(const struct mla_call *run, const struct instance *in
                            bool transposed, const struct attn_tensor *out)
 {
     struct own_tensor weights, scales;
-    struct attn_batched_gemm_args args = {
-        .struct_size = sizeof args,
-        .instance = instance->handle,
-        .stream = run->io->stream,
-        .a = a,
-        .w = turned(&weights, &w->tensor, w->shape, w->strides, transposed),
-        .w_scale = w->scale,
-        .w_scale_count = w->num_scales,
-        .out = out};
-    if (w->block_scale.data != NULL) {
-        args.w_block_scale =
-            turned(&scales, &w->block_scale, w->block_shape, w->block_strides, transposed);
+    struct attn_batched_gemm_args args = {.struct_size = sizeof args,
+                                          .instance = instance->handle,
+                                          .stream = run->io->stream,
+                                          .a = a,
+                                          .w = turned(&weights, &w->own.tensor, transposed),
+                                          .w_scale = w->scale,
+                                          .w_scale_count = w->num_scales,
+                                          .out = out};
+    if (w->block_scale.tensor.data != NULL) {
+        args.w_block_scale = turned(&scales, &w->block_scale.tensor, transposed);
     }
     return operation("project", instance->kernels.batched_gemm(&args, run->error), run->error);
 }
@@ -375,43 +370,26 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
                : run_latent(&run, step->main[1], ATTN_PHASE_PREFILL, end, last);
 }
 
-static bool is_flat(const struct attn_tensor *t, uint64_t kind, int64_t rows, int64_t size)
+/* Rows of a latent cache or of rope parts, without heads. */
+static attn_status check_flat(const char *field, const struct attn_tensor *t,
+                              const struct attn_layer_desc *layer, int64_t rows, int64_t size,
+                              struct attn_error *error)
 {
-    struct attn_tensor like = {.data = NULL};
-    tensor_set_kind(&like, kind);
-    return t != NULL && t->data != NULL && t->shape != NULL && t->ndim == 2 &&
-           memcmp(&t->dtype, &like.dtype, sizeof like.dtype) == 0 && t->shape[0] >= rows &&
-           t->shape[1] == size && (t->strides == NULL || t->strides[1] == 1);
+    return tensor_is(t, 2, dtype_of_id(layer->dtype)) && t->data != NULL && t->shape[0] >= rows &&
+                   t->shape[1] == size && tensor_is_contiguous(t)
+               ? ATTN_OK
+               : refuse_tensor(field, t, error,
+                               "[%lld or more, %lld] of the layer's dtype with a contiguous last "
+                               "dimension and a row per slot and token",
+                               (long long)rows, (long long)size);
 }
 
-static bool is_query(const struct attn_tensor *t, const struct step *step, int64_t rows,
-                     int64_t size)
-{
-    return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == step->q.kind &&
-           t->shape[0] >= rows && t->shape[1] == mla_padded_heads(step->layer) &&
-           t->shape[2] == size && (t->strides == NULL || t->strides[2] == 1);
-}
-
-static attn_status check_queries(const attn_plan *plan, const struct step *step,
-                                 const struct attn_step_io *io, const struct attn_io_mla *mla,
-                                 struct attn_error *error)
+static attn_status check_attend(const attn_plan *plan, const struct step *step,
+                                const struct attn_step_io *io, const struct attn_io_mla *mla,
+                                struct attn_error *error)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
-    int64_t tokens = plan->num_tokens;
-    if (!is_query(mla->q_nope, step, tokens,
-                  m->absorb_in_core ? m->qk_nope_head_dim : m->kv_lora_rank)) {
-        return FAIL(
-            "q_nope",
-            "q_nope is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
-            "qk_nope_head_dim (kv_lora_rank without absorption)] of the query's dtype with a "
-            "contiguous last dimension");
-    }
-    if (m->qk_rope_head_dim > 0 && !is_query(mla->q_pe, step, tokens, m->qk_rope_head_dim)) {
-        return FAIL("q_pe",
-                    "q_pe is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
-                    "qk_rope_head_dim] of the query's dtype with a contiguous last dimension");
-    }
-    TRY(step_check_lse(io->lse, mla_padded_heads(step->layer), tokens, error));
+    TRY(step_check_lse(io->lse, mla_padded_heads(step->layer), plan->num_tokens, error));
     if (step->layer->selected->lists != NULL) {
         if (mla->topk_indices != NULL) {
             return FAIL("topk_indices", "is given next to the lists of attn_io_index_lists");
@@ -428,38 +406,35 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
 {
     const struct attn_io_mla *mla = ext_find(io->next, ATTN_EXT_IO_MLA);
     const struct attn_mla_desc *m = step->layer->selected->mla;
-    const char *name = step->layer->desc->name;
+    const struct attn_layer_desc *l = step->layer->desc;
     if (mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL) {
         return FAIL("attn_io_mla",
                     "a run of MLA brings its tensors in attn_io_mla, and q, k and v are NULL");
     }
-    const bool has_pe = m->qk_rope_head_dim > 0;
     bool projects = attends && mla_per_head(step->layer) && plan->split.num_prefill_tokens > 0;
     int64_t rows = writes ? plan->given.num_slots : 0;
     rows = projects && plan->num_tokens > rows ? plan->num_tokens : rows;
-    if ((writes || projects) && !is_flat(mla->kv_c, step->k.kind, rows, m->kv_lora_rank)) {
-        return FAIL(
-            "kv_c",
-            "kv_c is NULL or not [rows, kv_lora_rank] of the layer's dtype with a contiguous last "
-            "dimension and a row per slot and token");
-    }
-    if ((writes || projects) && m->qk_rope_head_dim > 0 &&
-        !is_flat(mla->k_pe, step->k.kind, rows, m->qk_rope_head_dim)) {
-        return FAIL(
-            "k_pe",
-            "k_pe is NULL or not [rows, qk_rope_head_dim] of the layer's dtype with a contiguous "
-            "last dimension and a row per slot and token");
-    }
-    TRY(attends ? check_queries(plan, step, io, mla, error) : ATTN_OK);
     const struct {
         const char *name;
         const struct attn_tensor *tensor;
-    } read[] = {{"kv_c", writes || projects ? mla->kv_c : NULL},
-                {"k_pe", (writes || projects) && has_pe ? mla->k_pe : NULL},
-                {"q_nope", attends ? mla->q_nope : NULL},
-                {"q_pe", attends && has_pe ? mla->q_pe : NULL}};
-    for (int32_t i = 0; i < 4 && plan->validate; i++) {
-        TRY(validate_tensor(plan, read[i].tensor, read[i].name, name, error));
+        bool is_query;
+        int32_t size;
+    } tensors[] = {
+        {"kv_c", mla->kv_c, false, m->kv_lora_rank},
+        {"k_pe", mla->k_pe, false, m->qk_rope_head_dim},
+        {"q_nope", mla->q_nope, true, m->absorb_in_core ? m->qk_nope_head_dim : m->kv_lora_rank},
+        {"q_pe", mla->q_pe, true, m->qk_rope_head_dim}};
+    for (int32_t i = 0; i < 4; i++) {
+        const bool is_query = tensors[i].is_query;
+        const char *name = tensors[i].name;
+        const struct tensor_form query = {step->q.kind, mla_padded_heads(step->layer),
+                                          tensors[i].size};
+        if (tensors[i].size > 0 && (is_query ? attends : writes || projects)) {
+            TRY(is_query ? check_rows(name, tensors[i].tensor, &query, plan->num_tokens, error)
+                         : check_flat(name, tensors[i].tensor, l, rows, tensors[i].size, error));
+            TRY(plan->validate ? validate_tensor(plan, tensors[i].tensor, name, l->name, error)
+                               : ATTN_OK);
+        }
     }
-    return ATTN_OK;
+    return attends ? check_attend(plan, step, io, mla, error) : ATTN_OK;
 }

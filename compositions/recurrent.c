@@ -58,15 +58,19 @@ static attn_status check_norm(const char *name, const struct attn_recurrent_norm
     return ATTN_OK;
 }
 
-/* Of a slot: S [Hv, Dv, Dk], and the convolution's window. */
+/* Channels of the convolution: q, k and v of a token. */
+static int64_t num_channels(const struct attn_recurrent_desc *g)
+{
+    return 2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+}
+
+/* A slot's bytes: S [Hv, Dv, Dk], and the convolution's window. */
 static int64_t state_bytes(const struct attn_layer_desc *l, const struct attn_recurrent_desc *g)
 {
     int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k *
                     (g->state_dtype == ATTN_DTYPE_F32 ? 4 : 2);
-    int64_t channels =
-        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
-    return state + channels * width * (l->dtype == ATTN_DTYPE_F32 ? 4 : 2);
+    return state + num_channels(g) * width * (l->dtype == ATTN_DTYPE_F32 ? 4 : 2);
 }
 
 static attn_status resolve(struct layer *layer, struct attn_error *error)
@@ -189,22 +193,9 @@ static void match(struct check *check, int32_t phase)
         {"num_speculative_tokens", gdn->num_speculative_tokens, caps->max_speculative_tokens});
 }
 
-/* f16, bf16 or f32 of so many dimensions. */
-static bool is_float(const struct attn_tensor *t, int32_t ndim)
-{
-    const bool there = t != NULL && t->data != NULL && t->shape != NULL && t->ndim == ndim;
-    const int32_t dtype = there ? dtype_id_of(t->dtype) : -1;
-    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32;
-}
-
 static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
 {
-    return is_float(t, 2) && t->shape[0] >= rows && t->shape[1] == columns;
-}
-
-static bool is_contiguous(const struct attn_tensor *t)
-{
-    return t->strides == NULL || t->strides[t->ndim - 1] == 1;
+    return tensor_is_floats(t, 2) && t->shape[0] >= rows && t->shape[1] == columns;
 }
 
 /* Weights are borrowed, and handed to kernels as they came. */
@@ -214,8 +205,7 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     const struct attn_ext *given = layer->part_params[PART_MAIN].next;
     const struct attn_recurrent_weights *weights = ext_find(given, ATTN_EXT_RECURRENT_WEIGHTS);
     const char *name = layer->desc->name;
-    int64_t channels =
-        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    const int64_t channels = num_channels(g);
     const int32_t gate = layer->selected->rule != NULL ? layer->selected->rule->gate : 0;
     const bool a_log = gate != ATTN_GATE_GIVEN, dt_bias = a_log && gate != ATTN_GATE_CONSTANT;
     layer->needed_params = "weights";
@@ -243,8 +233,9 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
         ext_find(given, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
     const int64_t scales =
         (int64_t)g->head_size_v * (norm != NULL && norm->num_groups > 0 ? g->num_v_heads : 1);
-    if (norm != NULL && (scaled == NULL || !is_float(scaled->weight, 1) ||
-                         scaled->weight->shape[0] != scales || !is_contiguous(scaled->weight))) {
+    if (norm != NULL &&
+        (scaled == NULL || !tensor_is_floats(scaled->weight, 1) ||
+         scaled->weight->shape[0] != scales || !tensor_is_contiguous(scaled->weight))) {
         return BAD("attn_recurrent_norm_weight",
                    "layer '%s': the parameters bring no weight of the norm, or not [%lld] of "
                    "floats, contiguous",
@@ -258,7 +249,8 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
                    "layer '%s': conv_weight is NULL or not [%lld, %d] of the layer's dtype", name,
                    (long long)channels, g->conv_width);
     }
-    if (g->conv_width > 0 && bias != NULL && (!is_float(bias, 1) || bias->shape[0] != channels)) {
+    if (g->conv_width > 0 && bias != NULL &&
+        (!tensor_is_floats(bias, 1) || bias->shape[0] != channels)) {
         return BAD("conv_bias", "layer '%s': conv_bias is not [%lld] of floats", name,
                    (long long)channels);
     }
@@ -496,20 +488,13 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static bool is_rows(const struct attn_tensor *t, const struct tensor_form *wanted, int64_t rows)
-{
-    return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == wanted->kind &&
-           t->shape[0] >= rows && t->shape[1] == wanted->heads &&
-           t->shape[2] == wanted->head_size && is_contiguous(t);
-}
-
 static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
 {
     const struct attn_io_recurrent *gdn = ext_find(io->next, ATTN_EXT_IO_RECURRENT);
     const struct attn_recurrent_desc *g = step->layer->selected->gdn;
-    int64_t rows = plan->num_tokens, keys = 2 * (int64_t)g->num_k_heads * g->head_size_k;
+    const int64_t rows = plan->num_tokens;
     (void)writes; /* the state moves with the attend */
     if (!attends) {
         return ATTN_OK;
@@ -532,23 +517,21 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         return FAIL("b", "b is not [num_tokens or more, num_v_heads] of floats, or, without a "
                          "sigmoid write gate, not NULL");
     }
-    if (g->conv_width > 0 &&
-        (!is_flat(gdn->mixed_qkv, rows, keys + (int64_t)g->num_v_heads * g->head_size_v) ||
-         !is_contiguous(gdn->mixed_qkv))) {
+    if (g->conv_width > 0 && (!is_flat(gdn->mixed_qkv, rows, num_channels(g)) ||
+                              !tensor_is_contiguous(gdn->mixed_qkv))) {
         return FAIL("mixed_qkv", "mixed_qkv is NULL or not [num_tokens or more, 2 Hk Dk + Hv Dv] "
                                  "of floats with a contiguous last dimension");
     }
-    if (g->conv_width == 0 && (!is_rows(io->q, &step->q, rows) || !is_rows(io->k, &step->k, rows) ||
-                               !is_rows(io->v, &step->v, rows))) {
-        return FAIL("q", "q, k or v is NULL or not [num_tokens or more, Hk or Hv, Dk or Dv] of the "
-                         "layer's dtype with a contiguous last dimension");
+    if (g->conv_width == 0) {
+        TRY(check_rows("q", io->q, &step->q, rows, error));
+        TRY(step_check_keys(step, io, rows, error));
     }
     const struct attn_io_recurrent_gate *gate =
         ext_find(io->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
     if (step->layer->selected->norm != NULL &&
-        (gate == NULL || !is_float(gate->gate, 3) || gate->gate->shape[0] < rows ||
+        (gate == NULL || !tensor_is_floats(gate->gate, 3) || gate->gate->shape[0] < rows ||
          gate->gate->shape[1] != g->num_v_heads || gate->gate->shape[2] != g->head_size_v ||
-         !is_contiguous(gate->gate))) {
+         !tensor_is_contiguous(gate->gate))) {
         return FAIL("attn_io_recurrent_gate",
                     "gate is NULL or not [num_tokens or more, num_v_heads, head_size_v] of floats "
                     "with a contiguous last dimension");

@@ -7,7 +7,6 @@
 
 #include <attn/plugin.h>
 #include <attn/runtime.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "host/host.h"

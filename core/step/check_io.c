@@ -98,18 +98,13 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = e4m3};
         wanted.kind = tensor_kind(&fp8);
     }
-    if (out == NULL || !tensor_is_rows(out, &wanted, plan->num_tokens)) {
-        return refuse_rows("out", out, &wanted, plan->num_tokens, error);
-    }
-    return ATTN_OK;
+    return check_rows("out", out, &wanted, plan->num_tokens, error);
 }
 
 attn_status step_check_attend(const attn_plan *plan, const struct step *step,
                               const struct attn_step_io *io, struct attn_error *error)
 {
-    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
-        return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
-    }
+    TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
     TRY(step_check_lse(io->lse, step->q.heads, plan->num_tokens, error));
     return step_check_out(plan, step, io, error);
 }
@@ -117,20 +112,14 @@ attn_status step_check_attend(const attn_plan *plan, const struct step *step,
 attn_status step_check_keys(const struct step *step, const struct attn_step_io *io, int64_t rows,
                             struct attn_error *error)
 {
-    if (io->k == NULL || !tensor_is_rows(io->k, &step->k, rows)) {
-        return refuse_rows("k", io->k, &step->k, rows, error);
-    }
-    if (io->v == NULL || !tensor_is_rows(io->v, &step->v, rows)) {
-        return refuse_rows("v", io->v, &step->v, rows, error);
-    }
-    return ATTN_OK;
+    TRY(check_rows("k", io->k, &step->k, rows, error));
+    return check_rows("v", io->v, &step->v, rows, error);
 }
 
-/* f16, bf16 or f32. */
+/* f16, bf16 or f32 in whole rows. */
 static bool is_floats(const struct attn_tensor *t, int32_t ndim)
 {
-    const int32_t dtype = tensor_is_numbers(t, ndim) ? dtype_id_of(t->dtype) : -1;
-    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32;
+    return tensor_is_floats(t, ndim) && tensor_is_contiguous(t);
 }
 
 /* On a CPU, under validation: each position is a row of the table. */
@@ -187,9 +176,7 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                    "batch has %d to %d",
                    (long long)slots, plan->given.num_actual_tokens, plan->num_tokens);
     }
-    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
-        return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
-    }
+    TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
     return plan->validate && plan->model->device.type == ATTN_DEVICE_CPU
                ? check_positions(plan, rope, error)
                : ATTN_OK;

@@ -247,6 +247,14 @@ static inline bool step_leaves_keys(const struct step *step, const struct attn_s
 /* run_errors.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
 attn_status refuse_rows(const char *field, const struct attn_tensor *found,
                         const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
+static inline attn_status check_rows(const char *field, const struct attn_tensor *found,
+                                     const struct tensor_form *wanted, int64_t rows,
+                                     struct attn_error *error)
+{
+    return found != NULL && tensor_is_rows(found, wanted, rows)
+               ? ATTN_OK
+               : refuse_rows(field, found, wanted, rows, error);
+}
 attn_status refuse_unwritten(struct attn_error *error);
 /* Any other: says what it is next to what is wanted, in words. */
 attn_status refuse_tensor(const char *field, const struct attn_tensor *found,

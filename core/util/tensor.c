@@ -40,8 +40,15 @@ bool tensor_is(const struct attn_tensor *tensor, int32_t ndim, struct attn_dtype
 bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim)
 {
     return tensor != NULL && tensor->data != NULL && tensor->shape != NULL &&
-           tensor->ndim == ndim && (tensor->strides == NULL || tensor->strides[ndim - 1] == 1) &&
-           dtype_id_of(tensor->dtype) > 0;
+           tensor->ndim == ndim && tensor_is_contiguous(tensor) && dtype_id_of(tensor->dtype) > 0;
+}
+
+bool tensor_is_floats(const struct attn_tensor *tensor, int32_t ndim)
+{
+    const bool there =
+        tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == ndim;
+    const int32_t dtype = there ? dtype_id_of(tensor->dtype) : -1;
+    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32;
 }
 
 int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim)

@@ -15,6 +15,13 @@ int32_t dtype_id_of(struct attn_dtype dtype);
 bool tensor_is(const struct attn_tensor *tensor, int32_t ndim, struct attn_dtype dtype);
 /* Is it there, of `ndim` dimensions whose last one is contiguous, and of one of those dtypes? */
 bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim);
+/* Is it there, of `ndim` dimensions in any strides, and of f16, bf16 or f32? */
+bool tensor_is_floats(const struct attn_tensor *tensor, int32_t ndim);
+/* Has it strides of 1 in its last dimension? */
+static inline bool tensor_is_contiguous(const struct attn_tensor *tensor)
+{
+    return tensor->strides == NULL || tensor->strides[tensor->ndim - 1] == 1;
+}
 
 /* A tensor with a shape and strides (elements) of its own. It must not move while it is used. */
 #define TENSOR_MAX_DIMS 4
