@@ -15,29 +15,6 @@ static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_
     return (uint8_t *)tensor->data + tensor->byte_offset + elements * (tensor->dtype.bits / 8);
 }
 
-/* Rows first .. end-1 of [T, heads, size] (columns at .. at+size-1) as [heads, rows, size]; of [T,
- * size] as the same rows for every head. */
-static const struct attn_tensor *by_head(struct own_tensor *box, const struct attn_tensor *rows,
-                                         int64_t heads, int64_t first, int64_t end, int64_t at,
-                                         int64_t size)
-{
-    int64_t head = rows->ndim == 3 ? tensor_stride(rows, 1) : 0;
-    return tensor_set(box, rows, element_of(rows, first, at), heads, end - first, size, head,
-                      tensor_stride(rows, 0), 1);
-}
-
-/* Compact rows [heads, size] in the workspace of which row `first` is the first; nothing before it
- * is touched. */
-static const struct attn_tensor *in_scratch(struct own_tensor *box, const attn_plan *plan,
-                                            const struct attn_tensor *like, size_t place,
-                                            int64_t first, int64_t end, int64_t heads, int64_t size)
-{
-    int64_t row = heads * size;
-    uintptr_t data =
-        (uintptr_t)(plan->scratch + place) - (uintptr_t)(first * row * (like->dtype.bits / 8));
-    return tensor_set(box, like, (void *)data, end, heads, size, row, size, 1);
-}
-
 /* What the calls of one run share. */
 struct mla_call {
     attn_plan *plan;
@@ -49,8 +26,30 @@ struct mla_call {
     const struct attn_mla_desc *desc;
     struct attn_tensor like; /* the activations' dtype and device */
     int64_t heads;
+    int64_t first, end; /* rows of q, k, v and out */
     struct attn_error *error;
 };
+
+/* The call's rows of [T, heads, size] (columns at .. at+size-1) as [heads, rows, size]; of [T,
+ * size] as the same rows for every head. */
+static const struct attn_tensor *by_head(const struct mla_call *run, struct own_tensor *box,
+                                         const struct attn_tensor *rows, int64_t at, int64_t size)
+{
+    int64_t head = rows->ndim == 3 ? tensor_stride(rows, 1) : 0;
+    return tensor_set(box, rows, element_of(rows, run->first, at), run->heads,
+                      run->end - run->first, size, head, tensor_stride(rows, 0), 1);
+}
+
+/* Compact rows [heads, size] in the workspace of which the call's first is the first; nothing
+ * before it is touched. */
+static const struct attn_tensor *in_scratch(const struct mla_call *run, struct own_tensor *box,
+                                            size_t place, int64_t heads, int64_t size)
+{
+    int64_t row = heads * size;
+    uintptr_t data = (uintptr_t)(run->plan->scratch + place) -
+                     (uintptr_t)(run->first * row * (run->like.dtype.bits / 8));
+    return tensor_set(box, &run->like, (void *)data, run->end, heads, size, row, size, 1);
+}
 
 /* A tensor [heads, rows, columns] of weights or of their block scales, or transposed per head. */
 static const struct attn_tensor *turned(struct own_tensor *box, const struct attn_tensor *w,
@@ -127,13 +126,12 @@ static void hand_lists(const struct mla_call *run, struct attn_io_mla *mla,
     }
 }
 
-/* Rows first .. end-1: q_nope W_UK next to q_pe against latent rows, and the output through W_UV.
+/* The call's rows: q_nope W_UK next to q_pe against latent rows, and the output through W_UV.
  */
-static attn_status run_latent(const struct mla_call *run, struct launch *launch, int32_t phase,
-                              int64_t first, int64_t end)
+static attn_status run_latent(const struct mla_call *run, struct launch *launch)
 {
     const attn_layer *layer = run->step->layer;
-    const struct instance *instance = layer->served[phase].instance;
+    const struct instance *instance = layer->served[launch->args.phase].instance;
     const struct attn_mla_desc *m = run->desc;
     struct attn_io_mla mla = *run->mla;
     struct attn_io_index_lists lists;
@@ -143,57 +141,48 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch,
     if (!m->absorb_in_core) {
         return launch_mla(run, launch, &mla, run->io->out);
     }
-    const struct attn_tensor *latent_q = in_scratch(&q, run->plan, &run->like, run->p->at.latent_q,
-                                                    first, end, padded, m->kv_lora_rank);
-    const struct attn_tensor *latent_out = in_scratch(
-        &out, run->plan, &run->like, run->p->at.latent_out, first, end, padded, m->kv_lora_rank);
-    TRY(project(run, instance,
-                by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-                &run->weights->uk, false,
-                by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank)));
+    const struct attn_tensor *latent_q =
+        in_scratch(run, &q, run->p->at.latent_q, padded, m->kv_lora_rank);
+    const struct attn_tensor *latent_out =
+        in_scratch(run, &out, run->p->at.latent_out, padded, m->kv_lora_rank);
+    TRY(project(run, instance, by_head(run, &a, mla.q_nope, 0, m->qk_nope_head_dim),
+                &run->weights->uk, false, by_head(run, &b, latent_q, 0, m->kv_lora_rank)));
     mla.q_nope = latent_q;
     struct own_tensor reduced;
     if (layer_is_spread(layer)) {
-        TRY(mla_attend_spread(run->plan, run->step, run->io, launch, &mla, end, &reduced,
+        TRY(mla_attend_spread(run->plan, run->step, run->io, launch, &mla, run->end, &reduced,
                               run->error));
         latent_out = &reduced.tensor;
     } else {
         TRY(launch_mla(run, launch, &mla, latent_out));
     }
-    return project(run, instance,
-                   by_head(&a, latent_out, run->heads, first, end, 0, m->kv_lora_rank),
-                   &run->weights->uv, false,
-                   by_head(&b, run->io->out, run->heads, first, end, 0, m->v_head_dim));
+    return project(run, instance, by_head(run, &a, latent_out, 0, m->kv_lora_rank),
+                   &run->weights->uv, false, by_head(run, &b, run->io->out, 0, m->v_head_dim));
 }
 
-/* k = [c W_UK^T | k_pe], v = c W_UV of rows first .. end-1 of c and k_pe, to the same rows of k and
- * v. */
+/* k = [c W_UK^T | k_pe], v = c W_UV of the call's rows of c and k_pe, to the same rows of k and v.
+ */
 static attn_status project_keys(const struct mla_call *run, const struct attn_tensor *c,
-                                const struct attn_tensor *k_pe, int64_t pe_at, int64_t first,
-                                int64_t end, const struct attn_tensor *k,
-                                const struct attn_tensor *v)
+                                const struct attn_tensor *k_pe, int64_t pe_at,
+                                const struct attn_tensor *k, const struct attn_tensor *v)
 {
     const attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
     struct own_tensor a, b;
-    TRY(project(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
-                &run->weights->uk, true,
-                by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim)));
+    TRY(project(run, instance, by_head(run, &a, c, 0, m->kv_lora_rank), &run->weights->uk, true,
+                by_head(run, &b, k, 0, m->qk_nope_head_dim)));
     if (m->qk_rope_head_dim > 0) {
-        TRY(copy_by_gemm(
-            run, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
-            m->qk_rope_head_dim,
-            by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim)));
+        TRY(copy_by_gemm(run, by_head(run, &a, k_pe, pe_at, m->qk_rope_head_dim),
+                         m->qk_rope_head_dim,
+                         by_head(run, &b, k, m->qk_nope_head_dim, m->qk_rope_head_dim)));
     }
-    return project(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
-                   &run->weights->uv, false,
-                   by_head(&b, v, run->heads, first, end, 0, m->v_head_dim));
+    return project(run, instance, by_head(run, &a, c, 0, m->kv_lora_rank), &run->weights->uv, false,
+                   by_head(run, &b, v, 0, m->v_head_dim));
 }
 
 /* Both parts of the query as one row: as they lie if they are slices of one, else copied. */
-static attn_status join_query(const struct mla_call *run, int64_t first, int64_t end,
-                              struct own_tensor *q)
+static attn_status join_query(const struct mla_call *run, struct own_tensor *q)
 {
     const struct attn_tensor *nope = run->mla->q_nope, *pe = run->mla->q_pe;
     const struct attn_mla_desc *m = run->desc;
@@ -207,13 +196,11 @@ static attn_status join_query(const struct mla_call *run, int64_t first, int64_t
                    tensor_stride(nope, 0), tensor_stride(nope, 1), 1);
         return ATTN_OK;
     }
-    in_scratch(q, run->plan, nope, run->p->at.q, first, end, run->heads, size);
-    TRY(copy_by_gemm(run, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-                     m->qk_nope_head_dim,
-                     by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim)));
-    return copy_by_gemm(
-        run, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim), m->qk_rope_head_dim,
-        by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
+    in_scratch(run, q, run->p->at.q, run->heads, size);
+    TRY(copy_by_gemm(run, by_head(run, &a, nope, 0, m->qk_nope_head_dim), m->qk_nope_head_dim,
+                     by_head(run, &b, &q->tensor, 0, m->qk_nope_head_dim)));
+    return copy_by_gemm(run, by_head(run, &a, pe, 0, m->qk_rope_head_dim), m->qk_rope_head_dim,
+                        by_head(run, &b, &q->tensor, m->qk_nope_head_dim, m->qk_rope_head_dim));
 }
 
 static attn_status attend_keys(const struct mla_call *run, struct launch *launch,
@@ -276,29 +263,30 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
     struct launch *launch = &run->step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT];
     const struct instance *instance = step_instance(run->step);
     const struct attn_mla_desc *m = run->desc;
-    const struct attn_layer_desc *l = run->step->layer->desc;
-    struct own_tensor rows, k, v, out, partial_lse;
+    const int32_t head_size = run->step->layer->desc->head_size;
+    struct own_tensor rows, local, k, v, out, partial_lse;
     struct attn_batch view;
     bool spread = layer_is_spread(run->step->layer);
-    int64_t count = chunk->key_start[chunk->num_reqs], tokens = plan->num_tokens;
-    in_scratch(&rows, plan, &run->like, run->p->at.rows, 0, count, 1, l->head_size);
-    in_scratch(&k, plan, &run->like, run->p->at.k, 0, count, run->heads,
-               m->qk_nope_head_dim + m->qk_rope_head_dim);
-    in_scratch(&v, plan, &run->like, run->p->at.v, 0, count, run->heads, m->v_head_dim);
-    in_scratch(&out, plan, &run->like, plan->layout.out, 0, tokens, run->heads, m->v_head_dim);
+    struct mla_call keys = *run;
+    keys.first = 0;
+    keys.end = chunk->num_rows;
+    in_scratch(&keys, &local, run->p->at.local, 1, head_size);
+    keys.end = chunk->key_start[chunk->num_reqs];
+    in_scratch(&keys, &rows, run->p->at.rows, 1, head_size);
+    in_scratch(&keys, &k, run->p->at.k, run->heads, m->qk_nope_head_dim + m->qk_rope_head_dim);
+    in_scratch(&keys, &v, run->p->at.v, run->heads, m->v_head_dim);
+    tensor_set_rows(&out, &run->like, plan->scratch + plan->layout.out, plan->num_tokens,
+                    run->heads, m->v_head_dim);
     tensor_set_lse(&partial_lse, &run->like, plan->scratch + plan->layout.lse[0], run->heads,
-                   tokens);
+                   plan->num_tokens);
     mla_chunk_view(plan, chunk, &view);
-    struct own_tensor local;
-    in_scratch(&local, plan, &run->like, run->p->at.local, 0, chunk->num_rows, 1, l->head_size);
     TRY(gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor));
     TRY(spread ? mla_gather_spread(plan, run->step, run->io, chunk, run->error) : ATTN_OK);
     /* the gathered row is latent and rope part side by side, the same for all heads */
     rows.tensor.ndim = 2;
-    rows.shape[1] = l->head_size;
+    rows.shape[1] = head_size;
     rows.strides[1] = 1;
-    TRY(project_keys(run, &rows.tensor, &rows.tensor, m->kv_lora_rank, 0, count, &k.tensor,
-                     &v.tensor));
+    TRY(project_keys(&keys, &rows.tensor, &rows.tensor, m->kv_lora_rank, &k.tensor, &v.tensor));
     attn_status status = ATTN_OK;
     launch->args.batch = &view;
     if (run->p->num_chunks > 1 && instance->kernels.schedule != NULL) {
@@ -317,23 +305,22 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
                       run->io->stream, run->error);
 }
 
-/* Rows first .. end-1, prefills: causal over their own keys, then chunk by chunk over what came
+/* The call's rows, prefills: causal over their own keys, then chunk by chunk over what came
  * before. */
-static attn_status run_per_head(const struct mla_call *run, int64_t first, int64_t end)
+static attn_status run_per_head(const struct mla_call *run)
 {
     attn_plan *plan = run->plan;
     const struct attn_mla_desc *m = run->desc;
     const struct attn_tensor *lse = run->io->lse;
     struct own_tensor q, k, v, own_lse;
-    int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, tokens = plan->num_tokens;
-    in_scratch(&k, plan, &run->like, run->p->at.k, first, end, run->heads, size);
-    in_scratch(&v, plan, &run->like, run->p->at.v, first, end, run->heads, m->v_head_dim);
+    in_scratch(run, &k, run->p->at.k, run->heads, m->qk_nope_head_dim + m->qk_rope_head_dim);
+    in_scratch(run, &v, run->p->at.v, run->heads, m->v_head_dim);
     if (lse == NULL && run->p->num_chunks > 0) {
         lse = tensor_set_lse(&own_lse, &run->like, plan->scratch + plan->layout.lse[1], run->heads,
-                             tokens);
+                             plan->num_tokens);
     }
-    TRY(join_query(run, first, end, &q));
-    TRY(project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, first, end, &k.tensor, &v.tensor));
+    TRY(join_query(run, &q));
+    TRY(project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, &k.tensor, &v.tensor));
     TRY(attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor,
                     (struct part_result){run->io->out, lse}));
     for (int32_t i = 0; i < run->p->num_chunks; i++) {
@@ -355,19 +342,19 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
                            .like = tensor_like(plan, &step->k),
                            .heads = step->layer->desc->num_q_heads,
                            .error = error};
-    int64_t first = plan->first_row, end = first + plan->split.num_decode_tokens;
-    int64_t last = end + plan->split.num_prefill_tokens;
+    const int64_t decodes = plan->first_row + plan->split.num_decode_tokens;
+    const int64_t last = decodes + plan->split.num_prefill_tokens;
     /* one call: decodes only, or all of a batch */
-    if (step->main[0] != NULL && step->main[1] == NULL) {
-        int32_t phase = step->main[0]->args.phase;
-        return run_latent(&run, step->main[0], phase, first, last);
+    const bool one = step->main[0] != NULL && step->main[1] == NULL;
+    run.first = plan->first_row;
+    run.end = one ? last : decodes;
+    TRY(step->main[0] != NULL ? run_latent(&run, step->main[0]) : ATTN_OK);
+    if (one) {
+        return ATTN_OK;
     }
-    if (step->main[0] != NULL) {
-        TRY(run_latent(&run, step->main[0], ATTN_PHASE_DECODE, first, end));
-    }
-    return mla_per_head(step->layer)
-               ? run_per_head(&run, end, last)
-               : run_latent(&run, step->main[1], ATTN_PHASE_PREFILL, end, last);
+    run.first = decodes;
+    run.end = last;
+    return mla_per_head(step->layer) ? run_per_head(&run) : run_latent(&run, step->main[1]);
 }
 
 /* Rows of a latent cache or of rope parts, without heads. */
