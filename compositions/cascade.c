@@ -140,19 +140,14 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     merged_view(plan, prefix);
     int32_t *prefix_len = plan_take(plan, 1);
     *prefix_len = length;
-    prefix->seq_lens_host = prefix_len;
-    prefix->seq_lens = plan_on_device(plan, prefix_len);
-    prefix->max_seq_len = length;
+    view_lens(plan, prefix, prefix_len);
 
     int32_t *lens = plan_take(plan, whole->num_reqs);
     *suffix = *whole;
-    suffix->max_seq_len = 0;
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         lens[r] = whole->seq_lens_host[r] - length;
-        suffix->max_seq_len = lens[r] > suffix->max_seq_len ? lens[r] : suffix->max_seq_len;
     }
-    suffix->seq_lens_host = lens;
-    suffix->seq_lens = plan_on_device(plan, lens);
+    view_lens(plan, suffix, lens);
     suffix->block_table += length / block;
     return ATTN_OK;
 }

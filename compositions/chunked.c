@@ -114,8 +114,7 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     chunks.start[chunks.count] = whole->query_start_loc_host[whole->num_reqs];
     *cut = *whole;
     cut->num_reqs = chunks.count;
-    cut->query_start_loc_host = chunks.start;
-    cut->query_start_loc = plan_on_device(plan, chunks.start);
+    view_starts(plan, cut, chunks.start);
     cut->seq_lens_host = chunks.lens;
     cut->seq_lens = plan_on_device(plan, chunks.lens);
     cut->block_table_row = plan_on_device(plan, chunks.rows);

@@ -304,13 +304,12 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
     int32_t count = ranks * (num_reqs + 1), at = 0;
     int32_t *start = plan_take(plan, count + 1), *length = plan_take(plan, count);
     int32_t *row = plan_take(plan, count);
-    start[0] = context->max_seq_len = 0;
+    start[0] = 0;
     for (int32_t rank = 0; rank < ranks; rank++) {
         for (int32_t r = 0; r < num_reqs; r++, at++) {
             start[at + 1] = start[at] + queries_of(layer, lens[r], rank);
             length[at] = local_length(layer, plan->received.seq_lens_host[r] - lens[r]);
             row[at] = r;
-            context->max_seq_len = (int32_t)larger(context->max_seq_len, length[at]);
         }
         start[at + 1] = (rank + 1) * p->widest;
         length[at] = row[at] = 0;
@@ -319,10 +318,8 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
     context->num_reqs = count;
     context->num_tokens = context->num_actual_tokens = ranks * p->widest;
     context->max_query_len = p->widest;
-    context->query_start_loc_host = start;
-    context->query_start_loc = plan_on_device(plan, start);
-    context->seq_lens_host = length;
-    context->seq_lens = plan_on_device(plan, length);
+    view_starts(plan, context, start);
+    view_lens(plan, context, length);
     context->block_table_row = plan_on_device(plan, row);
 }
 
@@ -375,15 +372,12 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
         return take_local(plan, given, context, error);
     }
     int32_t *local = plan_take(plan, whole->num_reqs);
-    context->max_seq_len = 0;
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         int32_t queries = whole->query_start_loc_host[r + 1] - whole->query_start_loc_host[r];
         int32_t apart = parallel_plan(plan)->counts_own ? 0 : queries;
         local[r] = local_length(plan->steps[0].layer, whole->seq_lens_host[r] - apart);
-        context->max_seq_len = (int32_t)larger(context->max_seq_len, local[r]);
     }
-    context->seq_lens_host = local;
-    context->seq_lens = plan_on_device(plan, local);
+    view_lens(plan, context, local);
     return ATTN_OK;
 }
 
@@ -436,35 +430,25 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     }
     TRY(choose_own(plan, error));
     *fresh = *whole;
-    fresh->seq_lens = fresh->seq_lens_host = NULL;
-    fresh->block_table = fresh->block_table_row = NULL;
-    fresh->key_start_loc = fresh->key_start_loc_host = NULL;
-    fresh->max_seq_len = whole->max_query_len;
+    view_keys(plan, fresh, p->split ? p->key_start : NULL);
+    fresh->max_seq_len = p->split ? p->num_keys : whole->max_query_len;
     *context = *whole;
-    context->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not causal */
-    context->causal_per_request = NULL;
-    context->slot_mapping = NULL;
-    context->num_slots = 0;
-    context->tree = NULL;
+    view_sees_all(context);
     if (!p->split) {
         return make_context(plan, context, error);
     }
-    fresh->key_start_loc_host = p->key_start;
-    fresh->key_start_loc = plan_on_device(plan, p->key_start);
-    fresh->max_seq_len = p->num_keys;
     make_context_of_all(plan, context);
     return ATTN_OK;
 }
 
 static attn_status attend_context(const struct exchange_run *run, struct attn_error *error)
 {
-    const struct exchange *x = &run->x;
-    struct own_tensor q, out, lse;
-    over_rows(&q, run, run->q, x->n * x->q_heads, run->step->q.head_size);
-    over_rows(&out, run, run->out, x->n * x->q_heads, x->out_size);
-    over_lse(&lse, run, run->lse, x->n * x->q_heads);
-    const struct attn_step_io attend = {
-        .stream = run->io->stream, .q = &q.tensor, .out = &out.tensor, .lse = &lse.tensor};
+    struct all_heads all;
+    over_all(&all, run);
+    const struct attn_step_io attend = {.stream = run->io->stream,
+                                        .q = &all.q.tensor,
+                                        .out = &all.out.tensor,
+                                        .lse = &all.lse.tensor};
     return launch_run(run->step->main[1], &attend, error);
 }
 
@@ -503,18 +487,17 @@ static attn_status run_small(struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     const struct attn_step_io *io = run->io;
-    struct own_tensor q, out, lse, own_lse;
-    over_rows(&q, run, run->q, x->n * x->q_heads, run->step->q.head_size);
-    over_rows(&out, run, run->out, x->n * x->q_heads, x->out_size);
-    over_lse(&lse, run, run->lse, x->n * x->q_heads);
+    struct all_heads heads;
+    struct own_tensor own_lse;
+    over_all(&heads, run);
     over_lse(&own_lse, run, (float *)run->received, x->q_heads);
-    const struct attn_tensor *own[] = {io->q}, *all[] = {&q.tensor};
+    const struct attn_tensor *own[] = {io->q}, *all[] = {&heads.q.tensor};
     const bool apart = run->step->main[0] != NULL;
     TRY(apart ? attend_own(run, io, &own_lse.tensor, error) : ATTN_OK);
     TRY(heads_gather_small(run, own, all, 1, error));
     TRY(attend_context(run, error));
-    const struct attn_merge_heads_args args = {.all_out = &out.tensor,
-                                               .all_lse = &lse.tensor,
+    const struct attn_merge_heads_args args = {.all_out = &heads.out.tensor,
+                                               .all_lse = &heads.lse.tensor,
                                                .own_out = apart ? io->out : NULL,
                                                .own_lse = apart ? &own_lse.tensor : NULL,
                                                .out = io->out,

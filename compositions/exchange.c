@@ -29,6 +29,7 @@ void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
                            .dtype = kind.dtype,
                            .reduce = cp->reduce,
                            .invariant = layer->batch_invariant != 0};
+    x->q_size = layer->head_size;
     x->q_row = layer->head_size * element;
     x->out_row = x->out_size * element;
 }
@@ -166,6 +167,14 @@ void over_lse(struct own_tensor *over, const struct exchange_run *run, float *da
 {
     const struct attn_tensor like = {.device = run->plan->model->device};
     tensor_set_lse(over, &like, data, heads, run->x.tokens);
+}
+
+void over_all(struct all_heads *all, const struct exchange_run *run)
+{
+    const int64_t heads = run->x.n * run->x.q_heads;
+    over_rows(&all->q, run, run->q, heads, run->x.q_size);
+    over_rows(&all->out, run, run->out, heads, run->x.out_size);
+    over_lse(&all->lse, run, run->lse, heads);
 }
 
 attn_status merge_parts(const struct exchange_run *run, struct part_result a, struct part_result b,

@@ -12,7 +12,7 @@ struct exchange {
     const struct attn_collectives *ranks, *rows; /* rows NULL: queries are one rank's */
     int64_t n, tokens, q_heads, kv_heads, group; /* of one rank */
     int64_t q_row, out_row;                      /* bytes of one head */
-    int64_t out_size;                            /* of a head: Dv, or the latent rank of MLA */
+    int64_t q_size, out_size; /* dims of a head: D and Dv, or the latent rank of MLA */
     struct attn_dtype dtype;
     int32_t reduce; /* enum attn_cp_reduce */
     bool invariant; /* results may not depend on how many rows there are */
@@ -38,6 +38,11 @@ int64_t exchange_part(const struct exchange *x, int64_t tokens);
 void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
                int64_t head_size);
 void over_lse(struct own_tensor *over, const struct exchange_run *run, float *data, int64_t heads);
+/* Queries, outputs and log-sum-exps of all ranks' heads. */
+struct all_heads {
+    struct own_tensor q, out, lse;
+};
+void over_all(struct all_heads *all, const struct exchange_run *run);
 /* Parts of a rank in `area`: its output rows, then its lse. */
 void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tensor *out,
                   struct own_tensor *lse);

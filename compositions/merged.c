@@ -9,16 +9,9 @@ void merged_view(attn_plan *plan, struct attn_batch *view)
     start[0] = whole->query_start_loc_host[0];
     start[1] = whole->query_start_loc_host[whole->num_reqs];
     view->num_reqs = 1;
-    view->query_start_loc_host = start;
-    view->query_start_loc = plan_on_device(plan, start);
+    view_starts(plan, view, start);
     view->max_query_len = start[1] - start[0];
-    view->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not causal */
-    view->causal_per_request = NULL;
-    view->tree = NULL;
-    view->spans = view->span_start_loc = NULL;
-    view->num_spans = 0;
-    view->slot_mapping = NULL;
-    view->num_slots = 0;
+    view_sees_all(view);
 }
 
 void merged_limit(struct attn_limits *limits, int32_t tokens)

@@ -196,7 +196,9 @@ static attn_status join_query(const struct mla_call *run, struct own_tensor *q)
                    tensor_stride(nope, 0), tensor_stride(nope, 1), 1);
         return ATTN_OK;
     }
-    in_scratch(run, q, run->p->at.q, run->heads, size);
+    struct mla_call of_query = *run;
+    of_query.like = *nope; /* which may be quantized */
+    in_scratch(&of_query, q, run->p->at.q, run->heads, size);
     TRY(copy_by_gemm(run, by_head(run, &a, nope, 0, m->qk_nope_head_dim), m->qk_nope_head_dim,
                      by_head(run, &b, &q->tensor, 0, m->qk_nope_head_dim)));
     return copy_by_gemm(run, by_head(run, &a, pe, 0, m->qk_rope_head_dim), m->qk_rope_head_dim,
@@ -225,14 +227,10 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
     struct attn_batch_table own = own_table(view);
     table_cut(&own, first);
     own_table_put(view, &own);
-    view->key_start_loc_host = chunk->key_start;
+    view->key_start_loc_host = chunk->key_start; /* once they are gathered */
     view->key_start_loc = plan_on_device(plan, chunk->key_start);
     view->max_seq_len = p->chunk_rows;
-    view->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not */
-    view->causal_per_request = NULL;
-    view->tree = NULL;
-    view->spans = view->span_start_loc = NULL;
-    view->num_spans = 0;
+    view_sees_all(view);
 }
 
 static attn_status gather(const struct mla_call *run, const struct context_chunk *chunk,

@@ -22,13 +22,10 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
                    plan->first_row);
     }
     int32_t *local = plan_take(plan, view->num_reqs);
-    view->max_seq_len = 0;
     for (int32_t r = 0; r < view->num_reqs; r++) {
         local[r] = parallel_local_length(layer, view->seq_lens_host[r], layer_cache_rank(layer));
-        view->max_seq_len = local[r] > view->max_seq_len ? local[r] : view->max_seq_len;
     }
-    view->seq_lens_host = local;
-    view->seq_lens = plan_on_device(plan, local);
+    view_lens(plan, view, local);
     return ATTN_OK;
 }
 
@@ -42,21 +39,22 @@ static attn_status copy_lse(const struct exchange_run *run, const struct own_ten
     return copy_grid(run, &there, &here, 4, 1, run->x.tokens, run->x.q_heads, error);
 }
 
-/* Both parts of the queries of all ranks' heads, to the places of `q` and `pe`. */
+/* Both parts of the queries of all ranks' heads, to the places of `heads` and `pe`. */
 static attn_status gather_queries(struct exchange_run *run, const struct attn_mla_desc *m,
-                                  const struct attn_io_mla *mla, struct own_tensor *q,
+                                  const struct attn_io_mla *mla, struct all_heads *heads,
                                   struct own_tensor *pe, struct attn_error *error)
 {
     struct exchange *x = &run->x;
-    const int64_t element = x->dtype.bits / 8, heads = x->n * x->q_heads;
+    const int64_t element = x->dtype.bits / 8, num_heads = x->n * x->q_heads;
     const bool small = exchange_is_small(x), two = m->qk_rope_head_dim > 0;
+    x->q_size = m->kv_lora_rank;
     x->q_row = m->kv_lora_rank * element;
-    uint8_t *pe_rows = run->q + plan_aligned(x->tokens * heads * x->q_row);
-    over_rows(q, run, run->q, heads, m->kv_lora_rank);
-    over_rows(pe, run, pe_rows, heads, m->qk_rope_head_dim);
+    uint8_t *pe_rows = run->q + plan_aligned(x->tokens * num_heads * x->q_row);
+    over_all(heads, run);
+    over_rows(pe, run, pe_rows, num_heads, m->qk_rope_head_dim);
     if (small) {
         const struct attn_tensor *own[] = {mla->q_nope, mla->q_pe},
-                                 *all[] = {&q->tensor, &pe->tensor};
+                                 *all[] = {&heads->q.tensor, &pe->tensor};
         return heads_gather_small(run, own, all, two ? 2 : 1, error);
     }
     TRY(heads_gather(run, mla->q_nope->data, error));
@@ -75,23 +73,22 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
     struct exchange_run run = exchange_begin(plan, step, io, tokens);
-    const struct exchange *x = &run.x;
-    const bool small = exchange_is_small(x);
+    const bool small = exchange_is_small(&run.x);
     struct attn_io_mla all = *mla;
-    struct own_tensor q, pe, latent, lse, part_lse;
-    const int64_t heads = x->n * x->q_heads;
-    TRY(gather_queries(&run, m, mla, &q, &pe, error));
-    all.q_nope = &q.tensor;
+    struct all_heads heads;
+    struct own_tensor pe, part_lse;
+    TRY(gather_queries(&run, m, mla, &heads, &pe, error));
+    all.q_nope = &heads.q.tensor;
     all.q_pe = m->qk_rope_head_dim > 0 ? &pe.tensor : all.q_pe;
-    over_rows(&latent, &run, run.out, heads, m->kv_lora_rank);
-    over_lse(&lse, &run, run.lse, heads);
     const struct attn_step_io attend = {
-        .next = &all.ext, .stream = io->stream, .out = &latent.tensor, .lse = &lse.tensor};
+        .next = &all.ext, .stream = io->stream, .out = &heads.out.tensor, .lse = &heads.lse.tensor};
     TRY(launch_run(launch, &attend, error));
     part_tensors(&run, run.received, out, &part_lse);
     if (small) {
-        const struct attn_merge_heads_args merge = {
-            .all_out = &latent.tensor, .all_lse = &lse.tensor, .out = &out->tensor, .lse = io->lse};
+        const struct attn_merge_heads_args merge = {.all_out = &heads.out.tensor,
+                                                    .all_lse = &heads.lse.tensor,
+                                                    .out = &out->tensor,
+                                                    .lse = io->lse};
         return heads_merge_small(&run, &merge, error);
     }
     TRY(heads_reduce(&run, error));

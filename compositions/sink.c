@@ -81,11 +81,8 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     int32_t *keys = plan_take(plan, 2);
     keys[0] = 0;
     keys[1] = length;
-    sink->view.key_start_loc_host = keys;
-    sink->view.key_start_loc = plan_on_device(plan, keys);
+    view_keys(plan, &sink->view, keys);
     sink->view.max_seq_len = length;
-    sink->view.seq_lens = sink->view.seq_lens_host = NULL;
-    sink->view.block_table = sink->view.block_table_row = NULL;
     find_merge_runs(plan, sink);
     return ATTN_OK;
 }

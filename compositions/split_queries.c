@@ -209,8 +209,7 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
     p->key_start = key_start;
     b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
     b->num_reqs = slices;
-    b->query_start_loc_host = start;
-    b->query_start_loc = plan_on_device(plan, start);
+    view_starts(plan, b, start);
     b->seq_lens_host = length;
     b->seq_lens = plan_on_device(plan, length);
     if (each > 1) {

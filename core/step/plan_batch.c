@@ -84,6 +84,41 @@ static void step_choose_entry(attn_plan *plan, struct step *step)
     step->enter = plain ? run_plain : run_general;
 }
 
+void view_starts(const attn_plan *plan, struct attn_batch *view, const int32_t *start)
+{
+    view->query_start_loc_host = start;
+    view->query_start_loc = plan_on_device(plan, start);
+}
+
+void view_lens(const attn_plan *plan, struct attn_batch *view, const int32_t *lens)
+{
+    view->seq_lens_host = lens;
+    view->seq_lens = plan_on_device(plan, lens);
+    view->max_seq_len = 0;
+    for (int32_t r = 0; r < view->num_reqs; r++) {
+        view->max_seq_len = lens[r] > view->max_seq_len ? lens[r] : view->max_seq_len;
+    }
+}
+
+void view_keys(const attn_plan *plan, struct attn_batch *view, const int32_t *start)
+{
+    view->key_start_loc_host = start;
+    view->key_start_loc = start != NULL ? plan_on_device(plan, start) : NULL;
+    view->seq_lens = view->seq_lens_host = NULL;
+    view->block_table = view->block_table_row = NULL;
+}
+
+void view_sees_all(struct attn_batch *view)
+{
+    view->causal = ATTN_CAUSAL_DEFAULT;
+    view->causal_per_request = NULL;
+    view->tree = NULL;
+    view->spans = view->span_start_loc = NULL;
+    view->num_spans = 0;
+    view->slot_mapping = NULL;
+    view->num_slots = 0;
+}
+
 static attn_status send_integers(attn_plan *plan, void *stream, struct attn_error *error)
 {
     const struct instance *instance = plan->steps[0].layer->served[ATTN_PHASE_DECODE].instance;

@@ -381,6 +381,15 @@ static inline const int32_t *plan_on_device(const attn_plan *plan, const int32_t
     return (const int32_t *)(plan->workspace + plan->layout.integers) + (host - plan->integers);
 }
 
+/* Requests of a view begin in rows `start`, an array of plan_take. */
+void view_starts(const attn_plan *plan, struct attn_batch *view, const int32_t *start);
+/* They have `lens` keys, an array of plan_take; the largest is the view's max_seq_len. */
+void view_lens(const attn_plan *plan, struct attn_batch *view, const int32_t *lens);
+/* Their keys are contiguous from `start` on, an array of plan_take; NULL: as the queries. */
+void view_keys(const attn_plan *plan, struct attn_batch *view, const int32_t *start);
+/* They see all of their keys, and write none: the layer of the part is not causal. */
+void view_sees_all(struct attn_batch *view);
+
 /* This step calls `launch`, over `batch`, which lives as long as the plan. */
 static inline struct launch *launch_use(struct launch *launch, const struct attn_batch *batch)
 {
