@@ -64,24 +64,6 @@ struct served {
     bool is_prepared[PART_COUNT];
 };
 
-/* The memory of the caches of a layer's kind, in the layout that its backend would like; see
- * attn_cache_spec. */
-struct kv_page {
-    int32_t kind;
-    int32_t kv_dtype, kv_dtype_v;
-    int32_t layout;
-    int32_t block_size, kernel_block_size;
-    int32_t num_kv_heads;
-    int32_t head_size, head_size_v;
-    int64_t row_bytes[2], scales_apart[2]; /* of K and of V: layer_row_bytes, layer_scales_apart */
-    int32_t sliding_window, chunk_size, sink_len;
-    int64_t page_bytes, padded_page_bytes;
-    int32_t ndim;
-    int32_t alignment;
-    int64_t shape[ATTN_KV_SPEC_MAX_DIMS];
-    int32_t stride_order[ATTN_KV_SPEC_MAX_DIMS];
-};
-
 struct attn_layer {
     attn_model *model;
     int32_t index;
@@ -99,7 +81,8 @@ struct attn_layer {
     struct attn_layer_desc parts[PART_COUNT];         /* the layer as kernels see each part */
     struct attn_layer_params part_params[PART_COUNT]; /* its parameters likewise */
     const char *needed_params; /* what it cannot run without, in words; NULL: nothing */
-    struct kv_page spec;
+    /* K's, or the only cache of its kind: memory in the layout that its backend would like */
+    struct attn_cache_spec spec;
     struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
     bool has_v_cache;
     int32_t num_further;             /* caches of attn_layer_caches */

@@ -11,8 +11,6 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-#define ALIGNMENT 256
-
 attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
 {
     const struct attn_layer_caches *described = layer->selected->caches;
@@ -52,84 +50,59 @@ int32_t layer_num_caches(const attn_layer *layer)
     return layer != NULL ? num_own(layer) + layer->num_further : 0;
 }
 
-/* A cache of the layer's kind that holds keys. */
-static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
-{
-    const struct kv_page *s = &layer->spec;
-    return (struct attn_cache_spec){.role = layer->selected->indexer != NULL ? ATTN_CACHE_INDEX_K
-                                            : s->layout == ATTN_KV_LAYOUT_LATENT ? ATTN_CACHE_LATENT
-                                            : value                              ? ATTN_CACHE_V
-                                                                                 : ATTN_CACHE_K,
-                                    .kv_dtype = value ? s->kv_dtype_v : s->kv_dtype,
-                                    .num_heads = s->num_kv_heads,
-                                    .head_size = value ? s->head_size_v : s->head_size,
-                                    .block_size = s->block_size,
-                                    .kernel_block_size = s->kernel_block_size,
-                                    .tokens_per_row = layer->selected->tokens_per_row};
-}
-
 /* A state, or the window of its convolution, of one slot. */
-static struct attn_cache_spec state_spec(const attn_layer *layer, bool window)
+static void describe_state(const attn_layer *layer, bool window, struct attn_cache_spec *spec)
 {
     const struct attn_recurrent_desc *g = layer->selected->gdn;
-    const int32_t dtype = window ? layer->desc->dtype : g->state_dtype; /* one code for one thing */
-    return (struct attn_cache_spec){
-        .role = window ? ATTN_CACHE_CONV : ATTN_CACHE_STATE,
-        .kv_dtype = dtype,
-        .num_heads = window ? 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v
-                            : g->num_v_heads,
-        .head_size = window ? g->conv_width - 1 + g->num_speculative_tokens
-                            : g->head_size_k * g->head_size_v,
-        .block_size = 1,
-        .kernel_block_size = 1,
-        .tokens_per_row = 1};
+    spec->role = window ? ATTN_CACHE_CONV : ATTN_CACHE_STATE;
+    spec->kv_dtype = window ? layer->desc->dtype : g->state_dtype; /* one code for one thing */
+    spec->num_heads = window ? 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v
+                             : g->num_v_heads;
+    spec->head_size =
+        window ? g->conv_width - 1 + g->num_speculative_tokens : g->head_size_k * g->head_size_v;
+    spec->tokens_per_row = 1;
 }
 
-static struct attn_cache_spec further_spec(const attn_layer *layer, int32_t index)
+static void describe_further(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec)
 {
     const struct attn_cache_desc *c = &layer->selected->caches->caches[index];
-    struct attn_cache_spec spec = {.role = c->role,
-                                   .of = c->of,
-                                   .table = c->table,
-                                   .kv_dtype = c->kv_dtype,
-                                   .num_heads = c->num_heads,
-                                   .head_size = c->head_size,
-                                   .block_size = cache_block_size(c, layer->spec.block_size),
-                                   .tokens_per_row = c->tokens_per_row};
-    spec.kernel_block_size = spec.block_size / layer_parts(layer, c->table);
-    return spec;
+    spec->role = c->role;
+    spec->of = c->of;
+    spec->table = c->table;
+    spec->kv_dtype = c->kv_dtype;
+    spec->num_heads = c->num_heads;
+    spec->head_size = c->head_size;
+    spec->block_size = cache_block_size(c, layer->spec.block_size);
+    spec->kernel_block_size = spec->block_size / layer_parts(layer, c->table);
+    spec->tokens_per_row = c->tokens_per_row;
+    spec->ndim = 0;
+    memset(spec->shape, 0, sizeof spec->shape);
+    memset(spec->stride_order, 0, sizeof spec->stride_order);
 }
 
 static struct attn_cache_spec spec_of(const attn_layer *layer, int32_t index)
 {
     const int32_t own = num_own(layer);
-    struct attn_cache_spec spec = index >= own                  ? further_spec(layer, index - own)
-                                  : layer->selected->has_states ? state_spec(layer, index == 1)
-                                                                : own_spec(layer, index == 1);
-    const struct kv_page *page = &layer->spec;
-    spec.struct_size = sizeof spec;
-    spec.alignment = ALIGNMENT;
-    spec.kind = page->kind;
-    spec.layout = page->layout;
-    spec.sliding_window = page->sliding_window;
-    spec.chunk_size = page->chunk_size;
-    spec.sink_len = page->sink_len;
-    const bool value = spec.role == ATTN_CACHE_V,
-               has_rows = index < own && !layer->selected->has_states;
+    const struct attn_layer_desc *l = layer->desc;
+    struct attn_cache_spec spec = layer->spec;
+    const bool has_rows = index < own && !layer->selected->has_states, value = index == 1;
+    if (index >= own) {
+        describe_further(layer, index - own, &spec);
+    } else if (!has_rows) {
+        describe_state(layer, value, &spec);
+    } else if (value) {
+        spec.role = ATTN_CACHE_V;
+        spec.kv_dtype = kv_dtype_of(l, true);
+        spec.head_size = l->head_size_v;
+    }
     spec.page_bytes_alone = (int64_t)spec.block_size * spec.num_heads *
-                            (has_rows ? page->row_bytes[value] + page->scales_apart[value]
+                            (has_rows ? layer_row_bytes(l, value) + layer_scales_apart(l, value)
                                       : kv_row_bytes(spec.kv_dtype, spec.head_size, false) +
                                             kv_scales_apart(spec.kv_dtype, false));
     if (index < own && layer_has_vendor_pages(layer)) { /* of both */
-        spec.page_bytes_alone = page->page_bytes;
-    }
-    spec.page_bytes = spec.padded_page_bytes = spec.page_bytes_alone;
-    if (index < own) { /* one memory for all of these */
-        spec.page_bytes = page->page_bytes;
-        spec.padded_page_bytes = page->padded_page_bytes;
-        spec.ndim = page->ndim;
-        memcpy(spec.shape, page->shape, sizeof spec.shape);
-        memcpy(spec.stride_order, page->stride_order, sizeof spec.stride_order);
+        spec.page_bytes_alone = spec.page_bytes;
+    } else if (index >= own) { /* the others have one memory for all of them */
+        spec.page_bytes = spec.padded_page_bytes = spec.page_bytes_alone;
     }
     return spec;
 }
@@ -285,7 +258,7 @@ static attn_status check_memory(const attn_layer *layer, const struct attn_cache
 static attn_status state_views(const attn_layer *layer, const struct attn_cache_memory *memory,
                                struct attn_kv_view views[2], struct attn_error *error)
 {
-    const struct attn_cache_spec specs[2] = {spec_of(layer, 0), state_spec(layer, true)};
+    const struct attn_cache_spec specs[2] = {spec_of(layer, 0), spec_of(layer, 1)};
     if (memory->base == NULL || memory->num_blocks < 1) {
         return BAD("base", "layer '%s': %lld slots at %p; an address and at least 1",
                    layer->desc->name, (long long)memory->num_blocks, memory->base);
