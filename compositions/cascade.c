@@ -156,8 +156,8 @@ static attn_status merge(attn_plan *plan, struct step *step, const struct attn_s
                          struct attn_error *error)
 {
     const struct merge_run whole = {plan->given.num_actual_tokens, 1};
-    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &whole, 1, io,
-                      error);
+    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &whole, 1,
+                      run_attends, io, error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,

@@ -11,6 +11,7 @@
     X(CONTEXT_PARALLEL, composition_context_parallel)                                              \
     X(CHUNKED, composition_chunked)                                                                \
     X(MLA, composition_mla)                                                                        \
+    X(COMPRESSED, composition_compressed) /* after MLA, whose program is a part of its own */      \
     X(RECURRENT, composition_recurrent)                                                            \
     X(INDEXER, composition_indexer)                                                                \
     X(SINK, composition_sink)                                                                      \

@@ -22,7 +22,7 @@ void merged_limit(struct attn_limits *limits, int32_t tokens)
 }
 
 attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
-                       const struct merge_run *runs, int32_t num_runs,
+                       const struct merge_run *runs, int32_t num_runs, step_program *rest,
                        const struct attn_step_io *io, struct attn_error *error)
 {
     const struct attn_tensor like = tensor_like(plan, &step->out);
@@ -41,7 +41,7 @@ attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
     TRY(launch_run(first, &part, error));
     part = *io;
     part.lse = &lse[1].tensor;
-    TRY(run_attends(plan, step, &part, error));
+    TRY(rest(plan, step, &part, error));
     const struct part_result prefix = {&out.tensor, &lse[0].tensor};
     int64_t row = plan->first_row;
     for (int32_t i = 0; i < num_runs; i++) {

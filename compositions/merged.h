@@ -18,9 +18,10 @@ void merged_view(attn_plan *plan, struct attn_batch *view);
 /* Limits of a part that sees up to `tokens` tokens of a step as one request. */
 void merged_limit(struct attn_limits *limits, int32_t tokens);
 
-/* `first` attends into the workspace, the step's main calls into out; then both become one. */
+/* `first` attends into the workspace, `rest`, of the step's main calls, into out; then both become
+ * one. */
 attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
-                       const struct merge_run *runs, int32_t num_runs,
+                       const struct merge_run *runs, int32_t num_runs, step_program *rest,
                        const struct attn_step_io *io, struct attn_error *error);
 
 /* Runs `inner` with an output of plain rows at `place` of the workspace, then quantizes these in

@@ -92,7 +92,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 {
     const struct sink *sink = plan->data[COMPOSITION_SINK];
     return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_SINK], sink->runs,
-                      sink->num_runs, io, error);
+                      sink->num_runs, run_attends, io, error);
 }
 
 static void choose(attn_plan *plan, struct step *step)

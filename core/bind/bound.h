@@ -51,6 +51,7 @@ enum part {
     PART_NEW,
     /* the context before them, all visible: this rank's shard, or MLA's, gathered and projected */
     PART_CONTEXT,
+    PART_COMPRESSED, /* rows of a second cache, all visible */
     PART_COUNT
 };
 

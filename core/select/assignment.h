@@ -5,6 +5,7 @@
 #define CORE_SELECT_ASSIGNMENT_H
 
 #include <attn/collectives.h>
+#include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/recurrent.h>
@@ -24,15 +25,16 @@
  * copied extensions. */
 struct layer {
     struct attn_layer_desc desc;
-    struct attn_mla_desc *mla;              /* or NULL */
-    struct attn_recurrent_desc *gdn;        /* or NULL */
-    struct attn_recurrent_rule *rule;       /* or NULL: the gated delta rule */
-    struct attn_recurrent_norm *norm;       /* what follows a recurrent layer's rule, or NULL */
-    struct attn_indexer_desc *indexer;      /* or NULL */
-    struct attn_index_lists *lists;         /* or NULL: every key is listed */
-    struct attn_layer_caches *caches;       /* or NULL; elements of our struct's size */
-    struct attn_context_parallel *cp;       /* or NULL */
-    struct attn_mm_encoder_quant *mm_quant; /* or NULL */
+    struct attn_mla_desc *mla;               /* or NULL */
+    struct attn_recurrent_desc *gdn;         /* or NULL */
+    struct attn_recurrent_rule *rule;        /* or NULL: the gated delta rule */
+    struct attn_recurrent_norm *norm;        /* what follows a recurrent layer's rule, or NULL */
+    struct attn_indexer_desc *indexer;       /* or NULL */
+    struct attn_index_lists *lists;          /* or NULL: every key is listed */
+    struct attn_layer_caches *caches;        /* or NULL; elements of our struct's size */
+    struct attn_compressed_rows *compressed; /* or NULL: one cache of keys */
+    struct attn_context_parallel *cp;        /* or NULL */
+    struct attn_mm_encoder_quant *mm_quant;  /* or NULL */
     /* how many blocks of desc.block_size one entry of the engine's block table is */
     int32_t blocks_per_entry;
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */

@@ -151,6 +151,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                {ATTN_EXT_CONTEXT_PARALLEL, &layer->cp},
                {ATTN_EXT_DRAFT_MM_ENCODER, &layer->mm_quant},
                {ATTN_EXT_DRAFT_INDEX_LISTS, &layer->lists},
+               {ATTN_EXT_DRAFT_COMPRESSED_ROWS, &layer->compressed},
                {ATTN_EXT_LAYER_CACHES, &layer->caches}};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         const void *copy = ext_find(layer->desc.next, own[i].id);
@@ -243,7 +244,7 @@ static void check_own_blocks(struct check *check, const struct attn_cache_desc *
 void check_caches(struct check *check)
 {
     const struct attn_layer_caches *own = check->whole->caches;
-    if (own == NULL) {
+    if (own == NULL || check->whole->compressed != NULL) { /* kernels see no further caches */
         return;
     }
     for (int32_t i = 0; i < own->num_caches; i++) {

@@ -5,9 +5,9 @@
 
 const char *launch_name(const struct launch *launch)
 {
-    static const char *const names[PART_COUNT] = {"attend",          "attend prefix",
-                                                  "attend rest",     "attend sink",
-                                                  "attend new keys", "attend context"};
+    static const char *const names[PART_COUNT] = {
+        "attend",          "attend prefix",  "attend rest",      "attend sink",
+        "attend new keys", "attend context", "attend compressed"};
     return names[launch->schedule->part];
 }
 

@@ -61,6 +61,7 @@
     X(DRAFT_MM_ENCODER, attn_mm_encoder_quant, 40, LAYER_DESC, mm_encoder_quant, NULL)             \
     X(LAYER_CACHES, attn_layer_caches, 40, LAYER_DESC, none, NULL)                                 \
     X(DRAFT_INDEX_LISTS, attn_index_lists, 48, LAYER_DESC, index_lists, NULL)                      \
+    X(DRAFT_COMPRESSED_ROWS, attn_compressed_rows, 32, LAYER_DESC, compressed_rows, NULL)          \
     X(MLA_WEIGHTS, attn_mla_weights, 64, LAYER_PARAMS, mla_weights, "kind mla")                    \
     X(RECURRENT_WEIGHTS, attn_recurrent_weights, 56, LAYER_PARAMS, recurrent_weights,              \
       "kind recurrent")                                                                            \

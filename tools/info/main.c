@@ -208,6 +208,8 @@ static void add_program(struct json *item, const struct attn_choice *choice, boo
         uint32_t composed;
         const char *prefill, *decode;
     } programs[] = {
+        {ATTN_COMPOSE_COMPRESSED, "attend latent -> attend compressed -> merge",
+         "attend latent -> attend compressed -> merge"},
         {ATTN_COMPOSE_MLA_PREFILL,
          "project keys -> attend new keys -> gather, project and attend context -> merge",
          "absorb -> attend latent -> project up"},

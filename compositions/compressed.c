@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two caches under one softmax: the layer's own rows, as MLA, and rows that stand for several
+ * tokens each, attended apart by virtual requests of which each sees as many finished rows, and
+ * merged by log-sum-exp. */
+#include <attn/draft/compressed.h>
+
+#include "merged.h"
+#include "mla.h"
+#include "select/layer.h"
+#include "select/match.h"
+#include "select/names.h"
+#include "util/structs.h"
+
+/* Of a layer: what PART_MAIN's kernels see, which have no list. */
+struct compressed_layer {
+    struct attn_mla_desc window;
+};
+
+/* By the last plan. */
+struct compressed {
+    struct attn_batch view;
+};
+
+static const struct attn_cache_desc *cache_of(const struct layer *layer)
+{
+    return &layer->caches->caches[0];
+}
+
+static attn_status resolve(struct layer *layer, struct attn_error *error)
+{
+    const struct attn_layer_desc *l = &layer->desc;
+    if (layer->compressed == NULL) {
+        return ATTN_OK;
+    }
+    if (layer->mla == NULL || layer->cp != NULL || layer->lists != NULL) {
+        return layer_refuse_extension(layer,
+                                      layer->mla == NULL  ? "attn_compressed_rows"
+                                      : layer->cp != NULL ? "attn_context_parallel"
+                                                          : "attn_index_lists",
+                                      false, error);
+    }
+    if (layer->mla->absorb_in_core) {
+        return BAD("absorb_in_core",
+                   "layer '%s': absorb_in_core is 1 with attn_compressed_rows; 0: queries and "
+                   "output in latent space",
+                   l->name);
+    }
+    if (layer->caches == NULL || layer->caches->num_caches != 1) {
+        return BAD("caches", "layer '%s': %d further caches with attn_compressed_rows; 1", l->name,
+                   layer->caches != NULL ? layer->caches->num_caches : 0);
+    }
+    const struct attn_cache_desc *c = cache_of(layer);
+    const int32_t kv_dtype = l->kv_dtype == ATTN_KV_AUTO ? l->dtype : l->kv_dtype;
+    if (c->role != ATTN_CACHE_COMPRESSED || c->table == 0 || c->num_heads != 1 ||
+        c->head_size != l->head_size || c->kv_dtype != kv_dtype) {
+        return BAD(
+            "caches",
+            "layer '%s': with attn_compressed_rows the further cache is role %d in table %d, "
+            "%d heads of %d, kv_dtype %s; role compressed (%d), table 1 or above, 1 head of "
+            "head_size %d, kv_dtype %s",
+            l->name, c->role, c->table, c->num_heads, c->head_size,
+            code_text(ATTN_NAMES_KV_DTYPE, c->kv_dtype).text, ATTN_CACHE_COMPRESSED, l->head_size,
+            code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
+    }
+    layer->kernel = ATTN_KERNEL_ATTEND_MLA;
+    layer->out_apart = true;
+    const uint32_t key = ATTN_EXT_DRAFT_COMPRESSED_ROWS; /* others' caches may look alike */
+    memcpy(layer->batch_key, &key, sizeof key);
+    return ATTN_OK;
+}
+
+static void match(struct check *check, int32_t phase)
+{
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_backend_caps *caps = check->caps;
+    if (check->whole->compressed == NULL) {
+        return;
+    }
+    const int32_t rows = cache_block_size(cache_of(check->whole), check->match->block_size);
+    check_compose(check, ATTN_COMPOSE_COMPRESSED, ATTN_GRAPH_NEVER);
+    if (check->whole->mla->topk > 0) {
+        check_need_kernel(check, ATTN_KERNEL_ATTEND_MLA_SPARSE, " (listed compressed rows)");
+    }
+    check_need_kernel(check, ATTN_KERNEL_MERGE_STATES, " (own and compressed rows)");
+    CHECK_NEEDS(
+        check, "attn_compressed_rows",
+        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp of both parts"},
+        {caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW, "virtual requests: block_table_row"},
+        {caps->terms & ATTN_TERM_BIDIRECTIONAL, "all rows of a virtual request"},
+        {caps->device.type == ATTN_DEVICE_CPU, "on this device", "CPUs"},
+        {range_holds(caps->block_sizes, caps->num_block_sizes, rows), "blocks of so many rows"},
+        {l->causal == ATTN_CAUSAL_YES && !l->causal_per_request, "not causal", "causal"},
+        {l->chunk_size == 0 && !l->alibi && !l->prefix_lm && !l->tree_mask && l->sink_len == 0,
+         "with chunks, ALiBi, spans, trees or static sinks", "window, sinks and soft cap"},
+        {!l->device_seq_lens_only && !l->host_bounds, "with lengths on the device only",
+         "host lengths"},
+        {!l->fast_prefill && !l->batch_invariant, "fast_prefill or batch_invariant"});
+}
+
+static attn_status bind(attn_layer *layer, struct attn_error *error)
+{
+    struct compressed_layer *own = layer->data[COMPOSITION_COMPRESSED];
+    const struct attn_cache_desc *cache = cache_of(layer->selected);
+    struct attn_layer_desc *main = &layer->parts[PART_MAIN];
+    struct attn_layer_desc *part = &layer->parts[PART_COMPRESSED];
+    const struct attn_layer_desc terms = *part;
+    *part = *main;
+    part->output_form = main->output_form = ATTN_OUTPUT_PLAIN;
+    part->needs_lse = main->needs_lse = 1;
+    part->has_sinks = 0;
+    part->causal = terms.causal;
+    part->has_window = 0;
+    part->window_left = terms.window_left;
+    part->window_right = terms.window_right;
+    part->block_size = cache_block_size(cache, layer->desc->block_size);
+    own->window = *layer->selected->mla;
+    own->window.topk = 0;
+    main->next = &own->window.ext;
+    return ATTN_OK;
+}
+
+/* The step's first layer of those: all layers of the group have such a cache. */
+static const struct attn_cache_desc *cache_of_plan(const attn_plan *plan)
+{
+    return cache_of(plan->steps[0].layer->selected);
+}
+
+static int32_t most_requests(const attn_plan *plan)
+{
+    const int64_t most =
+        2 * plan->max_reqs + plan->limits.max_num_tokens / cache_of_plan(plan)->tokens_per_row;
+    return most < INT32_MAX ? (int32_t)most : INT32_MAX;
+}
+
+static attn_status build(attn_plan *plan, struct attn_error *error)
+{
+    struct attn_limits *limits = &plan->part_limits[PART_COMPRESSED];
+    const int32_t tokens = cache_of_plan(plan)->tokens_per_row;
+    limits->max_num_reqs = most_requests(plan);
+    limits->max_query_len = limits->max_query_len < tokens ? limits->max_query_len : tokens;
+    limits->max_seq_len = (limits->max_seq_len + tokens - 1) / tokens;
+    limits->max_blocks_per_req = 0;
+    plan->num_integers += 3 * ((int64_t)limits->max_num_reqs + 1);
+    FOR_SERVED(step, plan, COMPOSITION_COMPRESSED) {
+        const struct attn_kernels *kernels = &step_instance(step)->kernels;
+        struct launch *rows = &step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED];
+        step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_COMPRESSED;
+        rows->kernel =
+            step->layer->selected->mla->topk > 0 ? kernels->attend_mla_sparse : kernels->attend_mla;
+        rows->args.k_cache = &step->layer->further[0];
+        for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
+            step->launches[phase][PART_MAIN].kernel =
+                step->layer->served[phase].instance->kernels.attend_mla;
+        }
+        plan_area_of_merge(plan, step, plan->limits.max_num_tokens, ALWAYS);
+    }
+    return ATTN_OK;
+}
+
+/* Virtual requests of which each has the queries of one request that see as many rows. */
+struct virtual_requests {
+    int32_t *start, *lens, *table_rows;
+    int32_t count;
+};
+
+static int32_t add_request(struct virtual_requests *to, const struct attn_batch *b, int32_t r,
+                           int32_t tokens, int32_t table_row)
+{
+    int32_t row = b->query_start_loc_host[r], rows = 0;
+    const int32_t end = b->query_start_loc_host[r + 1], length = b->seq_lens_host[r];
+    while (row < end) {
+        const int64_t position = (int64_t)length - (end - row);
+        rows = position >= 0 ? (int32_t)((position + 1) / tokens) : 0; /* idle: no rows */
+        const int64_t next = ((int64_t)rows + 1) * tokens - 1;         /* which sees a row more */
+        to->start[to->count] = row;
+        to->lens[to->count] = rows;
+        to->table_rows[to->count++] = table_row;
+        row = position >= 0 && next < length ? row + (int32_t)(next - position) : end;
+    }
+    return rows;
+}
+
+static attn_status view(attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_batch *whole = &plan->given;
+    const struct attn_cache_desc *cache = cache_of_plan(plan);
+    const struct attn_batch_table *table = &plan->tables[0][cache->table - 1];
+    struct attn_batch *cut = &((struct compressed *)plan->data[COMPOSITION_COMPRESSED])->view;
+    const int64_t most = (int64_t)most_requests(plan) + 1;
+    struct virtual_requests to = {plan_take(plan, most), plan_take(plan, most),
+                                  plan_take(plan, most), 0};
+    const int32_t *rows_of = table->seq_lens_host;
+    rows_of =
+        rows_of == NULL && plan->model->device.type == ATTN_DEVICE_CPU ? table->seq_lens : rows_of;
+    if (whole->seq_lens_host == NULL || rows_of == NULL) {
+        return BAD("seq_lens_host", "compressed rows need the lengths of both tables on the host");
+    }
+    int32_t longest = 0;
+    for (int32_t r = 0; r < whole->num_reqs; r++) {
+        const int32_t rows =
+            add_request(&to, whole, r, cache->tokens_per_row,
+                        table->block_table_row != NULL ? table->block_table_row[r] : r);
+        if (rows > rows_of[r]) {
+            return BAD("tables",
+                       "table %d: request %d has %d compressed rows in seq_lens; its %d tokens "
+                       "finish %d rows of %d",
+                       cache->table, r, rows_of[r], whole->seq_lens_host[r], rows,
+                       cache->tokens_per_row);
+        }
+        longest = rows > longest ? rows : longest;
+    }
+    to.start[to.count] = whole->query_start_loc_host[whole->num_reqs];
+    *cut = *whole;
+    own_table_put(cut, table);
+    cut->num_reqs = to.count;
+    cut->query_start_loc_host = to.start;
+    cut->query_start_loc = plan_on_device(plan, to.start);
+    cut->seq_lens_host = to.lens;
+    cut->seq_lens = plan_on_device(plan, to.lens);
+    cut->block_table_row = plan_on_device(plan, to.table_rows);
+    cut->max_seq_len = longest;
+    cut->max_query_len =
+        cut->max_query_len < cache->tokens_per_row ? cut->max_query_len : cache->tokens_per_row;
+    cut->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not */
+    cut->slot_mapping = NULL;
+    cut->num_slots = 0;
+    cut->tables = NULL;
+    cut->num_tables = 0;
+    return ATTN_OK;
+}
+
+/* Rows that the step finishes, before it attends. */
+static attn_status write_rows(attn_plan *plan, struct step *step, const struct attn_step_io **io,
+                              struct attn_error *error)
+{
+    const attn_layer *layer = step->layer;
+    const struct attn_io_caches *given = ext_find((*io)->next, ATTN_EXT_IO_CACHES);
+    const struct attn_batch_table *table = &plan->tables[0][layer->caches[0].table - 1];
+    if (given == NULL || given->rows[0] == NULL || table->num_slots == 0) {
+        return ATTN_OK;
+    }
+    const struct attn_write_kv_args args = {.struct_size = sizeof args,
+                                            .instance = step_instance(step)->handle,
+                                            .layer = &layer->parts[PART_COMPRESSED],
+                                            .params = &layer->part_params[PART_COMPRESSED],
+                                            .k_cache = &layer->further[0],
+                                            .slot_mapping = table->slot_mapping,
+                                            .num_slots = table->num_slots,
+                                            .stream = (*io)->stream,
+                                            .k = given->rows[0]};
+    return operation("write compressed rows", step_instance(step)->kernels.write_kv(&args, error),
+                     error);
+}
+
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
+{
+    const struct merge_run whole = {plan->given.num_actual_tokens, 1};
+    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED], &whole, 1,
+                      mla_run, io, error);
+}
+
+static void choose(attn_plan *plan, struct step *step)
+{
+    struct compressed *own = plan->data[COMPOSITION_COMPRESSED];
+    step->bring_keys = write_rows;
+    if (step->program == mla_run) {
+        step->program = run;
+        launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED], &own->view);
+    }
+}
+
+const struct composition composition_compressed = {
+    .resolve = resolve,
+    .match = match,
+    .composed = ATTN_COMPOSE_COMPRESSED,
+    .layer_bytes = sizeof(struct compressed_layer),
+    .bind = bind,
+    .plan_bytes = sizeof(struct compressed),
+    .build = build,
+    .view = view,
+    .choose = choose,
+};

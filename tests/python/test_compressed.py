@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two caches under one softmax against code that is not ours, DeepSeek-V4's attention of Transformers with random weights, and
+against the formula in float64. Projections, norms, rotations, pooling and the lists are its own modules'; the attention is
+libattn's, in steps over two paged caches."""
+from __future__ import annotations
+
+import unittest
+from dataclasses import dataclass, replace
+
+import torch
+from transformers.models.deepseek_v4 import configuration_deepseek_v4, modeling_deepseek_v4
+
+import libattn
+from common import attention, causal, planned, worst
+from libattn import extensions
+
+HIDDEN, HEADS, SIZE, WINDOW, TOPK = 64, 4, 32, 16, 5
+#: Tokens in a block of the layer's own cache, rows in one of the second.
+BLOCK, ROWS = 16, 8
+#: Tokens of each step of two requests: prompts, single tokens, pieces over earlier context, one without queries.
+STEPS = ([70, 3], [1, 1], [1, 6], [5, 67], [9, 0], [2, 1])
+LENGTHS = [sum(step[r] for step in STEPS) for r in range(2)]
+
+
+@dataclass
+class Given:
+    """What the model's code makes of one request's hidden states."""
+
+    q: torch.Tensor  # [S, H, D]
+    own: torch.Tensor  # [S, D]
+    rows: torch.Tensor  # [S / ratio, D]
+    lists: torch.Tensor | None  # [S, TOPK], -1 padded
+    out: torch.Tensor  # [S, H, D], not turned back
+    sinks: torch.Tensor
+
+
+def given(kind: str, ratio: int, hidden: torch.Tensor) -> Given:
+    """`kind`: a layer type of the model."""
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8, kind: ratio}
+    config = configuration_deepseek_v4.DeepseekV4Config(
+        hidden_size=HIDDEN, num_attention_heads=HEADS, head_dim=SIZE, q_lora_rank=32, sliding_window=WINDOW, index_topk=TOPK,
+        index_n_heads=4, index_head_dim=SIZE, o_groups=2, o_lora_rank=16, num_hidden_layers=1, layer_types=[kind],
+        mlp_layer_types=["moe"], compress_rates=rates, partial_rotary_factor=0.5)
+    config._attn_implementation = "eager"
+    torch.manual_seed(6)
+    module = modeling_deepseek_v4.DeepseekV4Attention(config, 0).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.normal_(0, 0.3 if parameter.dim() > 1 else 1.5)
+    eager, caught = modeling_deepseek_v4.eager_attention_forward, {}
+
+    def catch(module, q, k, v, mask, **settings):  # type: ignore[no-untyped-def]
+        caught.update(q=q, k=k, out=eager(module, q, k, v, mask, **settings))
+        return caught["out"]
+
+    length = len(hidden)
+    mask = torch.zeros(length, length).masked_fill(~causal(length, length, WINDOW), float("-inf"))
+    rotary = modeling_deepseek_v4.DeepseekV4RotaryEmbedding(config)
+    positions = torch.arange(length)[None]
+    if kind == "compressed_sparse_attention":
+        module.compressor.indexer.register_forward_hook(lambda _, __, lists: caught.update(lists=lists[0]))
+    modeling_deepseek_v4.eager_attention_forward = catch
+    try:
+        module(hidden[None], {"compress": rotary(hidden[None], positions, "compress")}, positions, mask[None, None])
+    finally:
+        modeling_deepseek_v4.eager_attention_forward = eager
+    lists = torch.full((length, TOPK), -1)
+    if "lists" in caught:
+        lists[:, :caught["lists"].shape[1]] = caught["lists"]
+    return Given(caught["q"][0].transpose(0, 1), caught["k"][0, 0, :length], caught["k"][0, 0, length:],
+                 lists.int() if "lists" in caught else None, caught["out"][0][0], module.sinks)
+
+
+def formula(x: Given, ratio: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in float64 from the definition."""
+    length, count = len(x.q), len(x.rows)
+    seen = torch.arange(count)[None] < ((torch.arange(length) + 1) // ratio)[:, None]
+    if x.lists is not None:
+        seen &= (x.lists[:, :, None] == torch.arange(count)).any(dim=1)
+    keys = torch.cat([x.own, x.rows])[:, None]
+    return attention(x.q, keys, keys, SIZE**-0.5, torch.cat([causal(length, length, WINDOW), seen], dim=1), sinks=x.sinks)
+
+
+def desc(ratio: int, topk: int, dtype: str = "f32", **fields: object) -> libattn.LayerDesc:
+    cache = libattn.abi.attn_cache_desc(role=libattn.abi.CacheRole.COMPRESSED, table=1, num_heads=1, head_size=SIZE,
+                                        kv_dtype=libattn.abi.KvDtype[dtype.upper()], block_size=ROWS, tokens_per_row=ratio)
+    return libattn.LayerDesc(
+        "layer", HEADS, 1, SIZE, scale=SIZE**-0.5, kind="mla", dtype=dtype, head_size_v=SIZE, window=(WINDOW - 1, 0),
+        has_sinks=True, block_size=BLOCK, mla=libattn.MlaDesc(SIZE, SIZE, 0, SIZE, topk=topk),
+        extensions=(extensions.layer_caches([cache]), libattn.abi.attn_compressed_rows()), **fields)  # type: ignore[arg-type]
+
+
+def tables(length: int, size: int) -> torch.Tensor:
+    """Blocks of two requests, one with the odd ones."""
+    per = length // size + 1
+    return torch.tensor([[2 * i + 1 for i in range(per)], [2 * i for i in range(per)]], dtype=torch.int32)
+
+
+def slots(table: torch.Tensor, r: int, places: list[int], size: int) -> list[int]:
+    """Those of a request's places; -1 stays."""
+    return [int(table[r, p // size]) * size + p % size if p >= 0 else -1 for p in places]
+
+
+class Compressed(unittest.TestCase):
+    def hold(self, kind: str, ratio: int, topk: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        requests = [given(kind, ratio, torch.randn(n, HIDDEN, generator=generator)) for n in LENGTHS]
+        for x in requests:
+            self.assertLess(worst(x.out, formula(x, ratio)[0]), 1e-5)
+        for dtype in ("f32", "bf16"):
+            kept = getattr(torch, {"f32": "float32", "bf16": "bfloat16"}[dtype])
+            rounded = [replace(x, q=x.q.to(kept), own=x.own.to(kept), rows=x.rows.to(kept)) for x in requests]
+            for backend in ("cpu_ref", "cpu_simd"):
+                with self.subTest(backend, dtype=dtype):
+                    self.hold_backend(backend, dtype, rounded, ratio, topk)
+
+    def hold_backend(self, backend: str, dtype: str, requests: list[Given], ratio: int, topk: int) -> None:
+        kept, expected = requests[0].q.dtype, [formula(x, ratio) for x in requests]
+        runtime = libattn.Runtime(ignore_environment=True)
+        model = runtime.bind(runtime.select([desc(ratio, topk, dtype)], backend=backend))
+        layer = model.layers[0]
+        own, rows = tables(max(LENGTHS), BLOCK), tables(max(LENGTHS) // ratio, ROWS)
+        caches = [torch.full((table.numel(), size, 1, SIZE), float("nan"), dtype=kept)
+                  for table, size in ((own, BLOCK), (rows, ROWS))]
+        layer.bind_caches(caches)
+        layer.bind_params(sinks=requests[0].sinks)
+        lengths = [0, 0]
+        for queries in STEPS:
+            places = [list(range(n, n + m)) for n, m in zip(lengths, queries)]
+            lengths = [n + m for n, m in zip(lengths, queries)]
+            finished = [[(p + 1) // ratio - 1 if (p + 1) % ratio == 0 else -1 for p in each] for each in places]
+            q, new = (torch.cat([getattr(x, name)[at] for x, at in zip(requests, places)]) for name in ("q", "own"))
+            pooled = torch.cat([torch.where(torch.tensor(at)[:, None] < 0, float("nan"), x.rows[at]) if at else x.rows[:0]
+                                for x, at in zip(requests, finished)])
+            lists = torch.cat([x.lists[at] for x, at in zip(requests, places)]) if topk else None
+            second = extensions.table(rows, torch.tensor([s for r in range(2) for s in slots(rows, r, finished[r], ROWS)]),
+                                      seq_lens=torch.tensor([n // ratio for n in lengths], dtype=torch.int32))
+            plan = planned(model, libattn.Batch(
+                [0, queries[0], sum(queries)], lengths, own,
+                torch.tensor([s for r in range(2) for s in slots(own, r, places[r], BLOCK)]), tables=[second]))
+            out = torch.full((sum(queries), HEADS, SIZE), float("nan"), dtype=kept)
+            lse = torch.zeros(HEADS, sum(queries))
+            plan.run(layer, None, None, None, out, lse=lse, extensions=[
+                extensions.mla_io(q, None, new, None, topk_indices=lists), extensions.caches_io([pooled[:, None].contiguous()])])
+            wanted = torch.cat([e[0][at] for e, at in zip(expected, places)])
+            of_rms, of_itself = (4e-5, 2e-5) if dtype == "f32" else (2e-2, 1.2e-2)
+            rms = wanted.pow(2).mean(-1, keepdim=True).sqrt()
+            self.assertLess(float((out - wanted).abs().sub(of_rms * rms + of_itself * wanted.abs()).max()), 0)
+            wanted = torch.cat([e[1][:, at] for e, at in zip(expected, places)], dim=1)
+            self.assertLess(float((lse - wanted).abs().max()), 2**-12 if dtype == "f32" else 2**-7)
+
+    def test_listed_rows(self) -> None:
+        self.hold("compressed_sparse_attention", 4, TOPK)
+
+    def test_all_rows(self) -> None:
+        self.hold("heavily_compressed_attention", 8, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
