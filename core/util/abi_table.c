@@ -124,8 +124,7 @@ FIELDS(indexer_desc, INT(indexer_desc, topk, 1, MAX_ENTRIES),
 FIELDS(index_lists, INT(index_lists, max_entries, 1, 1 << 20),
        INT(index_lists, groups, 0, NUM_LIST_GROUPS - 1), SWITCH(index_lists, physical_slots),
        SWITCH(index_lists, has_lengths), ZERO(index_lists, reserved));
-FIELDS(compressed_rows, INT(compressed_rows, out_rope, 0, 0),
-       ZERO(compressed_rows, reserved));
+FIELDS(compressed_rows, ZERO(compressed_rows, reserved));
 FIELDS(context_parallel,
        INT(context_parallel, reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL),
        INT(context_parallel, order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG),

@@ -23,8 +23,7 @@
 
 struct attn_compressed_rows { /* on attn_layer_desc, with attn_layer_caches */
     struct attn_ext ext;      /* id ATTN_EXT_DRAFT_COMPRESSED_ROWS */
-    int32_t out_rope;
-    int32_t reserved; /* 0 */
+    int32_t reserved;         /* 0 */
 };
 
 #endif

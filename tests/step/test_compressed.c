@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compressed rows next to a window under one softmax: steps over two caches against the formula,
+ * where all that no query sees is NaN; and what is refused. */
+#include <attn/draft/compressed.h>
+#include <attn/draft/index_lists.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "support/client.h"
+#include "support/layer.h"
+#include "support/random.h"
+#include "support/tensor.h"
+#include "support/test.h"
+
+enum { HEADS = 3, D = 32, BLOCK = 16, ROW_BLOCK = 4, REQS = 4, LENGTH = 100, TOKENS = 128 };
+enum { WIDTH = LENGTH / BLOCK + 1, ROW_WIDTH = LENGTH / ROW_BLOCK, BLOCKS = REQS * WIDTH + 1 };
+enum { ROW_BLOCKS = REQS * ROW_WIDTH + 1, TOPK = 6, STEPS = 4 };
+
+struct setting {
+    const char *backend;
+    int32_t ratio, topk, window;
+    float soft_cap;
+    bool sinks;
+    int32_t first_row;
+};
+
+struct compressed {
+    const struct setting *s;
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_model *model;
+    attn_plan *plan;
+    attn_layer *layer;
+    void *own, *rows, *workspace;
+    struct attn_mla_desc mla;
+    struct attn_cache_desc cache;
+    struct attn_layer_caches caches;
+    struct attn_compressed_rows compressed;
+    struct attn_layer_desc described;
+    float sinks[HEADS], q[TOKENS][HEADS][D], k[TOKENS][D], pooled[TOKENS][D];
+    float keys[REQS][LENGTH][D], key_rows[REQS][LENGTH][D];
+    float out[TOKENS][HEADS][D], lse[HEADS][TOKENS];
+    int32_t topk[TOKENS][TOPK], length[REQS], row_length[REQS], starts[REQS + 1];
+    int32_t table[REQS][WIDTH], row_table[REQS][ROW_WIDTH], table_row[REQS];
+    int64_t slots[TOKENS], row_slots[TOKENS];
+    struct shaped tensors[5];
+    const struct attn_tensor *pools[1];
+    struct attn_io_caches io_caches;
+    struct attn_io_mla io_mla;
+    struct attn_step_io io;
+    struct attn_batch_table second;
+    struct attn_batch batch;
+    uint64_t random;
+    struct attn_error error;
+};
+
+static void describe(struct compressed *c)
+{
+    const struct setting *s = c->s;
+    c->mla = (struct attn_mla_desc){
+        .kv_lora_rank = D, .qk_nope_head_dim = D, .v_head_dim = D, .topk = s->topk};
+    c->cache = (struct attn_cache_desc){.role = ATTN_CACHE_COMPRESSED,
+                                        .table = 1,
+                                        .kv_dtype = ATTN_KV_F32,
+                                        .num_heads = 1,
+                                        .head_size = D,
+                                        .block_size = ROW_BLOCK,
+                                        .tokens_per_row = s->ratio};
+    c->described = (struct attn_layer_desc){.struct_size = sizeof c->described,
+                                            .name = "two",
+                                            .dtype = ATTN_DTYPE_F32,
+                                            .num_q_heads = HEADS,
+                                            .has_window = s->window > 0,
+                                            .window_left = s->window - 1,
+                                            .window_right = s->window > 0 ? 0 : -1,
+                                            .soft_cap = s->soft_cap,
+                                            .has_sinks = s->sinks,
+                                            .block_size = BLOCK};
+    c->compressed = (struct attn_compressed_rows){
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof c->compressed, NULL}};
+    c->caches = (struct attn_layer_caches){
+        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof c->caches, &c->compressed.ext},
+        .caches = &c->cache,
+        .num_caches = 1,
+        .cache_stride = sizeof c->cache};
+    layer_set_mla(&c->described, &c->mla);
+    c->mla.ext.next = &c->caches.ext;
+    c->described.scale = 1.0f / 6;
+}
+
+static struct compressed *open_runtime(const struct setting *s)
+{
+    struct compressed *c = calloc(1, sizeof *c);
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.validate = 1;
+    c->error = (struct attn_error)ATTN_ERROR_INIT;
+    c->random = 5;
+    c->s = s;
+    CHECK(c, client_open(CORE_FILE, &options, &c->api, &c->runtime, &c->error));
+    describe(c);
+    return c;
+}
+
+static struct attn_kv_view view_of(void *data, int64_t blocks, int32_t block)
+{
+    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
+                                 .data = data,
+                                 .num_blocks = blocks,
+                                 .block_size = block,
+                                 .num_heads = 1,
+                                 .head_size = D,
+                                 .stride_block = (int64_t)block * D * 4,
+                                 .stride_slot = (int64_t)D * 4,
+                                 .stride_head = (int64_t)D * 4};
+}
+
+static void bind(struct compressed *c)
+{
+    const struct attn_layer_desc *layers[] = {&c->described};
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .sinks = c->s->sinks ? c->sinks : NULL};
+    CHECK(c, client_model(c->api, c->runtime, CLIENT_ORDER(c->s->backend), layers, 1, &c->model,
+                          &c->error));
+    c->layer = c->api->model_layer(c->model, 0);
+    c->own = client_memory((size_t)BLOCKS * BLOCK * D * 4);
+    c->rows = client_memory((size_t)ROW_BLOCKS * ROW_BLOCK * D * 4);
+    const struct attn_kv_view own = view_of(c->own, BLOCKS, BLOCK);
+    const struct attn_kv_view rows = view_of(c->rows, ROW_BLOCKS, ROW_BLOCK);
+    CHECK(c, client_bind(c->api, c->layer, &own, &rows, &c->error));
+    CHECK(c, c->api->layer_bind_params(c->layer, &params, &c->error));
+    CHECK(c, client_plan(c->api, c->model, 0, CLIENT_LIMITS(REQS, TOKENS, LENGTH), &c->plan,
+                         &c->workspace, &c->error));
+}
+
+static void close_all(struct compressed *c)
+{
+    c->api->plan_destroy(c->plan);
+    c->api->model_destroy(c->model);
+    c->api->runtime_destroy(c->runtime);
+    free(c->own);
+    free(c->rows);
+    free(c->workspace);
+    free(c);
+}
+
+/* Scores have a standard deviation of about 4. */
+static void draw(struct compressed *c, float *to, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = (float)(2 * random_almost_normal(&c->random));
+    }
+}
+
+/* A list names finished rows and others, in any order, each once; every fourth is empty. */
+static void draw_list(struct compressed *c, int32_t token, int32_t position)
+{
+    const int32_t rows = (position + 1) / c->s->ratio;
+    for (int32_t i = 0; i < TOPK; i++) {
+        c->topk[token][i] = i % 3 == 1 ? -1 : i == 3 ? rows : i == 5 ? 1 << 20 : -1;
+    }
+    if (token % 4 != 3 && rows > 2) {
+        const int32_t first = random_below(&c->random, rows - 2);
+        c->topk[token][0] = first + 2;
+        c->topk[token][2] = first;
+    }
+}
+
+/* Token `token` of the step, which is at `position` of request r. */
+static void add_token(struct compressed *c, int32_t token, int32_t r, int32_t position)
+{
+    const int32_t ratio = c->s->ratio, row = (position + 1) / ratio - 1;
+    draw(c, c->k[token], D);
+    draw(c, c->q[token][0], (int64_t)HEADS * D);
+    memcpy(c->keys[r][position], c->k[token], sizeof c->k[token]);
+    c->slots[token] = c->table[r][position / BLOCK] * BLOCK + position % BLOCK;
+    c->row_slots[token] = -1;
+    memset(c->pooled[token], 0xff, sizeof c->pooled[token]); /* NaN */
+    if ((position + 1) % ratio == 0) {
+        draw(c, c->pooled[token], D);
+        memcpy(c->key_rows[r][row], c->pooled[token], sizeof c->pooled[token]);
+        c->row_slots[token] = c->row_table[r][row / ROW_BLOCK] * ROW_BLOCK + row % ROW_BLOCK;
+    }
+    draw_list(c, token, position);
+}
+
+static const struct attn_tensor *tensor(struct compressed *c, int32_t which, void *data, int64_t a,
+                                        int64_t b, int64_t d)
+{
+    return shaped_set(&c->tensors[which], data, ATTN_DTYPE_F32, d > 0 ? 3 : 2, (int64_t[]){a, b, d},
+                      NULL);
+}
+
+/* The next `queries` tokens of each request. */
+static void fill(struct compressed *c, const int32_t queries[REQS])
+{
+    int32_t tokens = c->s->first_row;
+    for (int32_t r = 0; r < REQS; r++) {
+        c->starts[r] = tokens;
+        c->table_row[r] = REQS - 1 - r;
+        for (int32_t i = 0; i < WIDTH; i++) {
+            c->table[r][i] = (i * REQS + r) % BLOCKS;
+        }
+        for (int32_t i = 0; i < ROW_WIDTH; i++) {
+            c->row_table[r][i] = (ROW_WIDTH - 1 - i) * REQS + r;
+        }
+        for (int32_t i = 0; i < queries[r]; i++) {
+            add_token(c, tokens++, r, c->length[r]++);
+        }
+        c->row_length[r] = c->length[r] / c->s->ratio;
+    }
+    c->starts[REQS] = tokens;
+}
+
+static void set_step(struct compressed *c)
+{
+    static int32_t swapped[REQS][ROW_WIDTH];
+    const int32_t tokens = c->starts[REQS], first = c->s->first_row;
+    for (int32_t r = 0; r < REQS; r++) {
+        memcpy(swapped[c->table_row[r]], c->row_table[r], sizeof swapped[0]);
+    }
+    c->second = (struct attn_batch_table){.block_table = swapped[0],
+                                          .block_table_stride = ROW_WIDTH,
+                                          .block_table_rows = REQS,
+                                          .block_table_row = c->table_row,
+                                          .slot_mapping = c->row_slots + first,
+                                          .num_slots = tokens - first,
+                                          .seq_lens = c->row_length};
+    c->batch = (struct attn_batch){.struct_size = sizeof c->batch,
+                                   .num_reqs = REQS,
+                                   .num_tokens = tokens,
+                                   .num_actual_tokens = tokens,
+                                   .query_start_loc = c->starts,
+                                   .query_start_loc_host = c->starts,
+                                   .seq_lens = c->length,
+                                   .seq_lens_host = c->length,
+                                   .block_table = c->table[0],
+                                   .block_table_stride = WIDTH,
+                                   .block_table_rows = REQS,
+                                   .slot_mapping = c->slots + first,
+                                   .num_slots = tokens - first,
+                                   .tables = &c->second,
+                                   .num_tables = 1,
+                                   .table_stride = sizeof c->second};
+    c->pools[0] = tensor(c, 0, c->pooled[first], tokens - first, 1, D);
+    c->io_caches = (struct attn_io_caches){
+        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof c->io_caches, NULL}, .rows = c->pools, .num_rows = 1};
+    c->io_mla =
+        (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof c->io_mla, &c->io_caches.ext},
+                             .q_nope = tensor(c, 1, c->q, tokens, HEADS, D),
+                             .kv_c = tensor(c, 2, c->k[first], tokens - first, D, 0),
+                             .topk_indices = c->s->topk > 0 ? c->topk[0] : NULL,
+                             .topk_stride = TOPK};
+    c->io = (struct attn_step_io){.struct_size = sizeof c->io,
+                                  .next = &c->io_mla.ext,
+                                  .out = tensor(c, 3, c->out, tokens, HEADS, D),
+                                  .lse = tensor(c, 4, c->lse, HEADS, TOKENS, 0)};
+}
+
+static bool is_listed(const struct compressed *c, int32_t token, int32_t row)
+{
+    for (int32_t i = 0; i < c->s->topk; i++) {
+        if (c->topk[token][i] == row) {
+            return true;
+        }
+    }
+    return c->s->topk == 0;
+}
+
+static void add_key(const struct compressed *c, const float *q, const float *key, double *sum,
+                    double *out)
+{
+    double score = 0;
+    for (int32_t d = 0; d < D; d++) {
+        score += (double)q[d] * (double)key[d];
+    }
+    score *= (double)c->described.scale;
+    const double cap = (double)c->s->soft_cap;
+    const double weight = exp(cap > 0 ? cap * tanh(score / cap) : score);
+    *sum += weight;
+    for (int32_t d = 0; d < D; d++) {
+        out[d] += weight * (double)key[d];
+    }
+}
+
+/* Scores are small enough for sums without a maximum. */
+static void compare_head(const struct compressed *c, int32_t r, int32_t token, int32_t h)
+{
+    const int32_t position = c->length[r] - (c->starts[r + 1] - token);
+    const int32_t from = c->s->window > 0 ? position - c->s->window + 1 : 0;
+    double out[D] = {0}, sum = c->s->sinks ? exp((double)c->sinks[h]) : 0, square = 0;
+    for (int32_t j = from > 0 ? from : 0; j <= position; j++) {
+        add_key(c, c->q[token][h], c->keys[r][j], &sum, out);
+    }
+    for (int32_t s = 0; s < (position + 1) / c->s->ratio; s++) {
+        if (is_listed(c, token, s)) {
+            add_key(c, c->q[token][h], c->key_rows[r][s], &sum, out);
+        }
+    }
+    for (int32_t d = 0; d < D; d++) {
+        square += out[d] / sum * out[d] / sum / D;
+    }
+    for (int32_t d = 0; d < D; d++) {
+        const double bound = 4e-5 * sqrt(square) + 2e-5 * fabs(out[d] / sum);
+        if (!(fabs((double)c->out[token][h][d] - out[d] / sum) <= bound)) {
+            fail_msg("%s: request %d, position %d, head %d, dim %d: %g, not %g", c->s->backend, r,
+                     position, h, d, (double)c->out[token][h][d], out[d] / sum);
+        }
+    }
+    assert_true(fabs((double)c->lse[h][token] - log(sum)) <= 0x1p-12);
+}
+
+static void plan(struct compressed *c)
+{
+    CHECK(c, c->api->plan_batch(c->plan, &c->batch, NULL, &c->error));
+}
+
+static void step(struct compressed *c, const int32_t queries[REQS])
+{
+    fill(c, queries);
+    set_step(c);
+    memset(c->out, 0, sizeof c->out);
+    plan(c);
+    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t t = c->starts[r]; t < c->starts[r + 1]; t++) {
+            for (int32_t h = 0; h < HEADS; h++) {
+                compare_head(c, r, t, h);
+            }
+        }
+    }
+    assert_true(c->s->first_row == 0 || c->out[c->s->first_row - 1][HEADS - 1][D - 1] == 0);
+}
+
+/* Prompts, decodes, pieces that begin and end within a row, a request without queries. */
+static const int32_t steps[STEPS][REQS] = {
+    {37, 3, 1, 64}, {1, 1, 1, 1}, {5, 33, 2, 1}, {1, 0, 9, 0}};
+
+static void check(const struct setting *s)
+{
+    struct compressed *c = open_runtime(s);
+    draw(c, c->sinks, HEADS);
+    bind(c);
+    for (int32_t i = 0; i < STEPS; i++) {
+        step(c, steps[i]);
+    }
+    close_all(c);
+}
+
+TEST(test_steps)
+{
+    static const char *const backends[] = {"cpu_ref", "cpu_simd"};
+    static const struct setting settings[] = {
+        {NULL, 4, 0, 8, 0, true, 0},   {NULL, 4, TOPK, 8, 0, true, 0},
+        {NULL, 16, 0, 24, 0, true, 2}, {NULL, 4, TOPK, 24, 0, false, 2},
+        {NULL, 4, 0, 0, 3, true, 0},   {NULL, 128, 0, 8, 0, true, 0},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        for (int32_t b = 0; b < 1 + CPU_SIMD; b++) {
+            struct setting s = settings[i];
+            s.backend = backends[b];
+            check(&s);
+        }
+    }
+}
+
+static const struct setting plain = {"cpu_ref", 4, 0, 8, 0, true, 0};
+
+/* A run that brings no rows writes none; one that only writes does. */
+TEST(test_rows_written_apart)
+{
+    struct compressed *c = open_runtime(&plain);
+    bind(c);
+    fill(c, steps[0]);
+    set_step(c);
+    plan(c);
+    c->pools[0] = NULL;
+    c->io.flags = ATTN_RUN_NO_ATTEND;
+    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    float first[D];
+    memcpy(first, (float *)c->rows + c->row_slots[3] * D, sizeof first);
+    assert_true(isnan(first[0]));
+    set_step(c);
+    c->io.flags = ATTN_RUN_NO_ATTEND;
+    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    assert_memory_equal((float *)c->rows + c->row_slots[3] * D, c->pooled[3], sizeof first);
+    c->io.flags = ATTN_RUN_NO_WRITE;
+    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    compare_head(c, 0, 36, 1);
+    close_all(c);
+}
+
+TEST(test_batches)
+{
+    struct compressed *c = open_runtime(&plain);
+    bind(c);
+    fill(c, steps[0]);
+    set_step(c);
+    c->row_length[3] = 15; /* of 16 that 64 tokens finish */
+    REFUSED(&c->error, "tables", c->api->plan_batch(c->plan, &c->batch, NULL, &c->error));
+    assert_non_null(strstr(c->error.message, "request 3 has 15 compressed rows"));
+    c->row_length[3] = 17;
+    plan(c);
+    c->batch.mode = ATTN_BATCH_IDLE;
+    plan(c);
+    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    /* a request whose keys are not counted sees nothing but the sink */
+    c->batch.mode = ATTN_BATCH_AUTO;
+    c->length[2] = c->row_length[2] = 0;
+    c->slots[c->starts[2]] = -1;
+    plan(c);
+    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    assert_true(c->out[c->starts[2]][0][0] == 0);
+    assert_true(fabsf(c->lse[1][c->starts[2]] - c->sinks[1]) < 1e-6f);
+    close_all(c);
+}
+
+static void refuse(struct compressed *c, const char *field, const char *text)
+{
+    const struct attn_layer_desc *layers[] = {&c->described};
+    attn_assignment *made = NULL;
+    REFUSED(&c->error, field,
+            c->api->select(c->runtime, CLIENT_ORDER(""), layers, 1, &made, &c->error));
+    if (strstr(c->error.message, text) == NULL) {
+        fail_msg("no '%s' in: %s", text, c->error.message);
+    }
+    describe(c);
+}
+
+TEST(test_descriptions)
+{
+    struct compressed *c = open_runtime(&plain);
+    struct attn_index_lists lists = {.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL},
+                                     .max_entries = 8};
+    c->compressed.reserved = 1;
+    refuse(c, "reserved", "reserved is 1");
+    c->mla.absorb_in_core = 1;
+    refuse(c, "absorb_in_core", "0: queries and output in latent space");
+    c->mla.ext.next = &c->compressed.ext;
+    refuse(c, "caches", "0 further caches with attn_compressed_rows; 1");
+    c->compressed.ext.next = &lists.ext;
+    refuse(c, "attn_index_lists", "takes no attn_index_lists");
+    c->described.kind = ATTN_LAYER_DECODER;
+    c->described.num_kv_heads = 1;
+    c->described.next = &c->caches.ext;
+    refuse(c, "attn_compressed_rows", "takes no attn_compressed_rows");
+    struct attn_cache_desc good = c->cache;
+    struct attn_cache_desc bad[] = {good, good, good, good, good};
+    bad[0].role = ATTN_CACHE_EXTRA;
+    bad[1].table = 0;
+    bad[2].num_heads = 2;
+    bad[3].head_size = D - 8;
+    bad[4].kv_dtype = ATTN_KV_BF16;
+    for (int32_t i = 0; i < 5; i++) {
+        c->cache = bad[i];
+        refuse(c, "caches",
+               "role compressed (9), table 1 or above, 1 head of head_size 32, kv_dtype f32");
+    }
+    close_all(c);
+}
+
+/* Is the layer refused, with a reason of that text? */
+static void unserved(struct compressed *c, const char *asked)
+{
+    const struct attn_reason reason = {.field = "attn_compressed_rows", .asked = asked};
+    assert_int_equal(
+        client_refuses(c->api, c->runtime, &c->described, ATTN_PHASE_PREFILL, "cpu_ref", &reason),
+        asked != NULL);
+    describe(c);
+}
+
+TEST(test_terms)
+{
+    struct compressed *c = open_runtime(&plain);
+    unserved(c, NULL);
+    c->described.causal = ATTN_CAUSAL_NO;
+    c->described.window_right = c->described.window_left;
+    unserved(c, "not causal");
+    c->described.tree_mask = ATTN_TREE_BITS;
+    unserved(c, "with chunks, ALiBi, spans, trees or static sinks");
+    c->described.alibi = ATTN_ALIBI_LINEAR;
+    unserved(c, "with chunks, ALiBi, spans, trees or static sinks");
+    c->described.device_seq_lens_only = 1;
+    unserved(c, "with lengths on the device only");
+    c->described.batch_invariant = 1;
+    unserved(c, "fast_prefill or batch_invariant");
+    c->cache.block_size = 5000;
+    unserved(c, "blocks of so many rows");
+    close_all(c);
+}
