@@ -175,7 +175,8 @@ static int32_t add_request(struct virtual_requests *to, const struct attn_batch 
         to->start[to->count] = row;
         to->lens[to->count] = rows;
         to->table_rows[to->count++] = table_row;
-        row = position >= 0 && next < length ? row + (int32_t)(next - position) : end;
+        const int64_t count = position >= 0 ? next - position : tokens;
+        row = count < end - row ? row + (int32_t)count : end;
     }
     return rows;
 }

@@ -105,7 +105,7 @@ class Compressed(unittest.TestCase):
         generator = torch.Generator().manual_seed(3)
         requests = [given(kind, ratio, torch.randn(n, HIDDEN, generator=generator)) for n in LENGTHS]
         for x in requests:
-            self.assertLess(worst(x.out, formula(x, ratio)[0]), 1e-5)
+            self.assertLess(worst(x.out, formula(x, ratio)[0]), 1e-4)
         for dtype in ("f32", "bf16"):
             kept = getattr(torch, {"f32": "float32", "bf16": "bfloat16"}[dtype])
             rounded = [replace(x, q=x.q.to(kept), own=x.own.to(kept), rows=x.rows.to(kept)) for x in requests]

@@ -86,7 +86,11 @@ done
 expect 0 '"layout_id": ""' "$info" --model "$models/whisper-large-v3.json" --layouts --json
 expect 2 'needs --model' "$info" --layouts
 
-expect 1 'model_type: deepseek_v4: .* window and to compressed rows' "$info" --model "$models/deepseek-v4.json"
+expect 0 'attend latent -> attend compressed -> merge' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$models/deepseek-v4.json"
+sed 's/"deepseek_v4"/"deepseek_v41"/' "$models/deepseek-v4.json" >broken.json
+expect 1 'model_type: deepseek_v41: indexes of two levels' "$info" --model broken.json
+sed 's/ratios": .0, 0,/ratios": [0, -1,/' "$models/deepseek-v4.json" >broken.json
+expect 1 'compress_ratios: has no number from 0 to 1024 for layer 1' "$info" --model broken.json
 sed 's/"sparse_num_index_heads": 4/"sparse_num_index_heads": 8/' "$models/minimax-m3.json" >broken.json
 expect 1 'sparse_num_index_heads: 8; num_key_value_heads, 4, are allowed' "$info" --model broken.json
 printf '{"model_type": "llama", "num_hidden_layers": 2' >broken.json

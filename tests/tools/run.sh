@@ -19,12 +19,14 @@ printf '[{"prompt": 70, "output": 6}, {"arrival": 1, "prompt": 1, "output": 5, "
 printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "preempt_at": 4}]' >>"$folder/requests.json"
 # Mamba2's states have 16 bits here.
 sed 's/"mamba_ssm_cache_dtype": "float32"/"mamba_ssm_cache_dtype": "bfloat16"/' "$models/nemotron-3-nano-30b-a3b.json" >"$folder/mamba2.json"
+# Compressed rows of 4 tokens with lists shorter than the requests, and of 16.
+sed 's/_heads": 64/_heads": 8/; s/"index_topk": 512/"index_topk": 8/; s/window": 128/window": 24/; s/"num_hidden_layers": 43/"num_hidden_layers": 4/; s/"compress_ratios": .0, 0, 4, 128,/"compress_ratios": [0, 0, 4, 16,/' "$models/deepseek-v4.json" >"$folder/compressed.json"
 # Lists shorter than the requests: of tokens, of blocks by KV head next to layers without lists, of 4 and of 16 tokens.
 sed 's/"index_topk": 2048/"index_topk": 20/' "$models/glm-5.json" >"$folder/indexer.json"
 sed '/"vision_config"/d; s/"sparse_topk_blocks": 16/"sparse_topk_blocks": 2/; s/"sparse_block_size": 128/"sparse_block_size": 16/' "$models/minimax-m3.json" >"$folder/msa.json"
 sed 's/"indexer_budget": 2048/"indexer_budget": 16/; s/"linear_num_value_heads": 48/"linear_num_value_heads": 16/' "$models/qwen3.8-flash-next.json" >"$folder/qsa.json"
 sed '/"vision_config"/d; s/"index_topk": 2048/"index_topk": 32/; s/_heads": 64/_heads": 8/' "$models/glm-5.3-flash.json" >"$folder/kpool.json"
-for model in "$models/deepseek-v3.json" "$folder/indexer.json" "$folder/msa.json" "$folder/qsa.json" "$folder/kpool.json" "$models/qwen3-next-80b-a3b.json" "$models/kimi-linear-48b-a3b.json" "$folder/mamba2.json"; do
+for model in "$models/deepseek-v3.json" "$folder/indexer.json" "$folder/msa.json" "$folder/qsa.json" "$folder/kpool.json" "$folder/compressed.json" "$models/qwen3-next-80b-a3b.json" "$models/kimi-linear-48b-a3b.json" "$folder/mamba2.json"; do
     echo "== $model"
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$model" --layers 1 --steps 7 \
         --requests "$folder/requests.json" --verify

@@ -14,6 +14,8 @@
 
 #define MAX_FILE (16 << 20)
 
+#define V4_LISTED 4 /* tokens of the rows that DeepSeek-V4's indexers list */
+
 static bool is_model(const char *model_type, const char *family)
 {
     return strncmp(model_type, family, strlen(family)) == 0;
@@ -131,6 +133,51 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
     desc->scale = (float)(yarn * yarn / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
 }
 
+/* DeepSeek-V4's rows, which are key and value: of its own tokens in a window, and in layers with a
+ * ratio of so many tokens each, of which an indexer lists some where these are few. */
+static int32_t compress_ratio(struct reading *r, const cJSON *text, int32_t i)
+{
+    const cJSON *ratios = cJSON_GetObjectItemCaseSensitive(text, "compress_ratios");
+    const cJSON *ratio = cJSON_GetArrayItem(ratios, i);
+    if (!cJSON_IsNumber(ratio) || ratio->valuedouble < 0 || ratio->valuedouble > 1024) {
+        reading_fail(r, "compress_ratios", "has no number from 0 to 1024 for layer %d", i);
+        return 0;
+    }
+    return (int32_t)ratio->valuedouble;
+}
+
+static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct model_layer *layer)
+{
+    struct attn_layer_desc *desc = &layer->desc;
+    const int32_t size = read_int(r, text, "head_dim", 512, 8, 512);
+    layer->mla =
+        (struct attn_mla_desc){.kv_lora_rank = size, .qk_nope_head_dim = size, .v_head_dim = size};
+    layer_set_mla(desc, &layer->mla);
+    desc->has_window = desc->has_sinks = 1;
+    desc->window_left = read_int(r, text, "sliding_window", 128, 1, INT32_MAX) - 1;
+    desc->window_right = 0;
+    if (ratio <= 1) {
+        return;
+    }
+    layer->cache = (struct attn_cache_desc){.role = ATTN_CACHE_COMPRESSED,
+                                            .table = 1,
+                                            .kv_dtype = desc->dtype,
+                                            .num_heads = 1,
+                                            .head_size = size,
+                                            .tokens_per_row = ratio};
+    layer->caches =
+        (struct attn_layer_caches){.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof layer->caches, NULL},
+                                   .num_caches = 1,
+                                   .cache_stride = sizeof layer->cache};
+    layer->compressed = (struct attn_compressed_rows){
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof layer->compressed, NULL}};
+}
+
+static bool is_v4(const char *model_type)
+{
+    return strcmp(model_type, "deepseek_v4") == 0;
+}
+
 static bool has_mla(const char *model_type)
 {
     return is_model(model_type, "deepseek_v") || is_model(model_type, "glm_moe_dsa") ||
@@ -150,7 +197,8 @@ static bool is_indexed(struct reading *r, const cJSON *text, const char *model_t
             cJSON_GetObjectItemCaseSensitive(sparse, "sparse_attention_freq"), i);
         return strcmp(type, "minimax_m3_sparse") == 0 || (flag != NULL && flag->valueint != 0);
     }
-    return is_model(model_type, "qwen4_exp")
+    return is_v4(model_type) ? compress_ratio(r, text, i) == V4_LISTED
+           : is_model(model_type, "qwen4_exp")
                ? read_int(r, text, "indexer_n_heads", 0, 1, 1024) > 0
                : has_mla(model_type) && read_int(r, text, "index_topk", 0, 1, 1 << 20) > 0;
 }
@@ -204,6 +252,14 @@ static struct attn_indexer_desc read_dsa(struct reading *r, const cJSON *text,
                                          const char *model_type, struct attn_layer_desc *desc)
 {
     const bool pools = is_model(model_type, "glm5_next");
+    if (is_v4(model_type)) {
+        desc->num_q_heads = read_int(r, text, "index_n_heads", 64, 1, 1024);
+        desc->head_size = read_int(r, text, "index_head_dim", 128, 8, 512);
+        return (struct attn_indexer_desc){.topk = read_int(r, text, "index_topk", 512, 1, 1 << 20),
+                                          .activation = ATTN_INDEXER_RELU,
+                                          .has_weights = 1,
+                                          .tokens_per_row = V4_LISTED};
+    }
     const int32_t tokens = pools ? read_int(r, text, "index_kpool", 16, 1, 128) : 1;
     desc->num_q_heads = read_int(r, text, "index_n_heads", pools ? 32 : 64, 1, 1024);
     desc->head_size = read_int(r, text, "index_head_dim", 128, 8, 512);
@@ -323,7 +379,7 @@ static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer
 }
 
 static void make_decoder(struct reading *r, const cJSON *text, const char *model_type,
-                         const char *type, struct model_layer *layer)
+                         const char *type, int32_t index, struct model_layer *layer)
 {
     struct attn_layer_desc *desc = &layer->desc;
     const cJSON *use_window = cJSON_GetObjectItemCaseSensitive(text, "use_sliding_window");
@@ -338,6 +394,10 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
         } else {
             make_gdn(r, text, layer);
         }
+        return;
+    }
+    if (is_v4(model_type)) {
+        make_v4(r, text, compress_ratio(r, text, index), layer);
         return;
     }
     if (has_mla(model_type)) {
@@ -382,9 +442,10 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
             make_indexer(r, text, model_type, indexer);
         }
         struct model_layer *layer = add_layer(r, "layers", i);
-        make_decoder(r, text, model_type, type, layer);
+        make_decoder(r, text, model_type, type, i, layer);
         if (indexed) {
             attend_by_lists(layer, &indexer->indexer);
+            layer->mla.topk = layer->cache.tokens_per_row > 0 ? layer->lists.max_entries : 0;
         }
     }
 }
@@ -392,13 +453,36 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
 /* Decoders whose layers are read as their own models define them. */
 static bool is_known(const char *model_type)
 {
-    static const char *const known[] = {
-        "llama",       "llama4_text",    "gemma",           "gemma2",        "gemma3",
-        "gemma3_text", "gpt_oss",        "mistral",         "mixtral",       "bloom",
-        "deepseek_v3", "deepseek_v32",   "glm_moe_dsa",     "qwen2",         "qwen3",
-        "qwen3_next",  "qwen2_5_vl",     "qwen2_5_vl_text", "qwen3_5_text",  "qwen3_5_moe_text",
-        "kimi_linear", "nemotron_h",     "falcon_h1",       "minimax_m3",    "minimax_m3_vl_text",
-        "glm5_next",   "glm5_next_text", "qwen4_exp",       "qwen4_exp_text"};
+    static const char *const known[] = {"llama",
+                                        "llama4_text",
+                                        "gemma",
+                                        "gemma2",
+                                        "gemma3",
+                                        "gemma3_text",
+                                        "gpt_oss",
+                                        "mistral",
+                                        "mixtral",
+                                        "bloom",
+                                        "deepseek_v3",
+                                        "deepseek_v32",
+                                        "deepseek_v4",
+                                        "glm_moe_dsa",
+                                        "qwen2",
+                                        "qwen3",
+                                        "qwen3_next",
+                                        "qwen2_5_vl",
+                                        "qwen2_5_vl_text",
+                                        "qwen3_5_text",
+                                        "qwen3_5_moe_text",
+                                        "kimi_linear",
+                                        "nemotron_h",
+                                        "falcon_h1",
+                                        "minimax_m3",
+                                        "minimax_m3_vl_text",
+                                        "glm5_next",
+                                        "glm5_next_text",
+                                        "qwen4_exp",
+                                        "qwen4_exp_text"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(model_type, known[i]) == 0) {
             return true;
@@ -420,10 +504,9 @@ static void read_root(struct reading *r, const cJSON *root)
     text = cJSON_IsObject(text) ? text : root;
     const char *text_type = read_text(text, "model_type");
     text_type = text_type[0] != '\0' ? text_type : model_type;
-    if (is_model(text_type, "deepseek_v4")) {
+    if (is_model(text_type, "deepseek_v4") && !is_v4(text_type)) {
         reading_fail(r, "model_type",
-                     "%.60s: its layers attend to a window and to compressed rows under one "
-                     "softmax, which no layer kind describes",
+                     "%.60s: indexes of two levels and rows in fp4, which no layer kind describes",
                      text_type);
         return;
     }

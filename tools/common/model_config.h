@@ -3,6 +3,7 @@
 #ifndef TOOLS_COMMON_MODEL_CONFIG_H
 #define TOOLS_COMMON_MODEL_CONFIG_H
 
+#include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
@@ -20,6 +21,11 @@ struct model_layer {
     /* linked, from mla.ext.next where the kind is MLA, of a decoder or MLA layer whose keys an
      * indexer before it chooses; else max_entries is 0 */
     struct attn_index_lists lists;
+    /* linked from mla.ext.next of a layer with compressed rows, whose lists (mla.topk) are of
+     * these; else cache.tokens_per_row is 0 */
+    struct attn_cache_desc cache;
+    struct attn_layer_caches caches;
+    struct attn_compressed_rows compressed;
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule; /* linked from gdn.ext.next where it is not gated delta */
     char name[64];

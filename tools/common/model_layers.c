@@ -8,7 +8,8 @@ static bool same_sort(const struct model_layer *a, const struct model_layer *b)
 {
     return a->tower == b->tower && a->desc.kind == b->desc.kind &&
            a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size &&
-           a->lists.max_entries == b->lists.max_entries;
+           a->lists.max_entries == b->lists.max_entries &&
+           a->cache.tokens_per_row == b->cache.tokens_per_row;
 }
 
 void model_config_link(struct model_config *config)
@@ -23,7 +24,9 @@ void model_config_link(struct model_config *config)
             layer->gdn.ext.next = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
         } else if (layer->desc.kind == ATTN_LAYER_MLA) {
             layer->desc.next = &layer->mla.ext;
-            layer->mla.ext.next = lists;
+            layer->mla.ext.next = layer->cache.tokens_per_row > 0 ? &layer->caches.ext : lists;
+            layer->caches.caches = &layer->cache;
+            layer->caches.ext.next = &layer->compressed.ext;
         } else if (layer->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
             layer->desc.next = &layer->indexer.ext;
         }

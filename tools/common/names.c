@@ -67,9 +67,12 @@ int32_t dtype_of_name(const char *name)
 const char *layer_kind_name(const struct attn_layer_desc *layer)
 {
     static const char *const encoders[] = {"encoder", "encoder_only", "mm_encoder"};
-    if (layer->kind == ATTN_LAYER_MLA) { /* it and lists are the extensions that it has here */
+    if (layer->kind == ATTN_LAYER_MLA) { /* it, and lists or caches, are its extensions here */
         const struct attn_mla_desc *mla = (const struct attn_mla_desc *)layer->next;
-        return mla->topk > 0 || mla->ext.next != NULL ? "mla_sparse" : "mla";
+        const struct attn_ext *next = mla->ext.next;
+        return next != NULL && next->id == ATTN_EXT_LAYER_CACHES ? "mla_compressed"
+               : mla->topk > 0 || next != NULL                   ? "mla_sparse"
+                                                                 : "mla";
     }
     if (layer->kind == ATTN_LAYER_ENCODER) {
         return encoders[layer->encoder];

@@ -34,6 +34,10 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
                        struct attn_batch_recurrent *states)
 {
     const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
+    struct latent_table rows = {.table = {.block_table = NULL}};
+    if (group->tokens_per_row > 0) {
+        latent_table(group, batch, &rows);
+    }
     struct attn_batch_recurrent none = {.state_slots = NULL};
     const struct {
         const void **array;
@@ -45,6 +49,8 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
         {(const void **)&batch->block_table, (size_t)(MAX_REQUESTS * group->stride) * word},
         {(const void **)&batch->block_table_row, reqs * word},
         {(const void **)&batch->slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
+        {(const void **)&rows.table.seq_lens, reqs * word},
+        {(const void **)&rows.table.slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
         {(const void **)&(states != NULL ? states : &none)->state_slots, reqs * word}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (*arrays[i].array != NULL) {
@@ -55,6 +61,8 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
             }
         }
     }
+    rows.table.block_table = batch->block_table;
+    rows.table.block_table_row = batch->block_table_row;
     return engine->api->plan_batch(group->plan, batch, engine->stream, &engine->error);
 }
 
@@ -77,7 +85,7 @@ static attn_status write_layer(struct run_engine *engine, struct run_layer *laye
     if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
         return gdn_run(engine, layer, batch);
     }
-    if (layer->source->desc.kind == ATTN_LAYER_MLA) {
+    if (layer->source->desc.kind == ATTN_LAYER_MLA && !is_latent(layer)) {
         return mla_write(engine, layer, r, first, end);
     }
     const uint8_t *histories[2] = {layer->k_history[r], layer->v_history[r]};
@@ -97,6 +105,10 @@ static attn_status write_layer(struct run_engine *engine, struct run_layer *laye
                               .k = &rows[0],
                               .v = layer->source->desc.kind != ATTN_LAYER_DRAFT_INDEXER ? &rows[1]
                                                                                         : NULL};
+    struct latent_io latent;
+    if (is_latent(layer)) {
+        latent_bring(engine, layer, NULL, &io, &latent);
+    }
     return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
 }
 
@@ -152,11 +164,11 @@ static int32_t share(struct run_engine *engine, int32_t r)
     if (other == NULL || !other->running || other->length < request->shared) {
         return 0;
     }
-    int32_t shared = request->shared / BLOCK_SIZE * BLOCK_SIZE;
+    const int32_t block = engine->block_size, shared = request->shared / block * block;
     for (int32_t g = 0; g < engine->num_groups; g++) {
         if (engine->groups[g].has_cache && !engine->groups[g].cross &&
             !engine->groups[g].recurrent) {
-            blocks_share(&engine->groups[g], r, request->shares, shared / BLOCK_SIZE);
+            blocks_share(&engine->groups[g], r, request->shares, shared / block);
         }
     }
     return shared;

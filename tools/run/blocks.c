@@ -63,7 +63,8 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
             continue;
         }
         if (layer->swap == NULL) { /* room for any one request */
-            size_t bytes = (size_t)group->stride * (size_t)layer->spec.padded_page_bytes;
+            size_t bytes =
+                (size_t)group->stride * (size_t)(layer->spec.padded_page_bytes + layer->row_page);
             status = engine_take(engine, true, bytes, "swap space", &layer->swap);
         }
         others[members++].base = layer->swap;
@@ -74,9 +75,10 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
         pairs[2 * b] = out ? block : b;
         pairs[2 * b + 1] = out ? b : block;
     }
-    if (status == ATTN_OK) {
+    for (int32_t table = 0; table < 1 + (group->tokens_per_row > 0) && status == ATTN_OK; table++) {
         const struct attn_block_transfer move = {.struct_size = sizeof move,
                                                  .group = g,
+                                                 .table = table,
                                                  .kind = out ? ATTN_COPY_DEVICE_TO_HOST
                                                              : ATTN_COPY_HOST_TO_DEVICE,
                                                  .other = others,
@@ -85,6 +87,13 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
                                                  .num_pairs = count,
                                                  .stream = engine->stream};
         status = engine->api->copy_blocks(engine->model, &move, &engine->error);
+        for (int32_t i = 0, m = 0; i < engine->num_layers; i++) { /* those of the other table */
+            const struct run_layer *layer = &engine->layers[i];
+            if (layer->group == g) {
+                others[m++].base = (uint8_t *)layer->swap +
+                                   (size_t)group->stride * (size_t)layer->spec.padded_page_bytes;
+            }
+        }
     }
     status = status == ATTN_OK ? engine_wait(engine) : status;
     free(others);

@@ -12,7 +12,7 @@
 #include "support/random.h"
 
 #define MAX_REQUESTS 64
-#define BLOCK_SIZE 16 /* slots */
+#define BLOCK_SIZE 16 /* slots, or as many tokens as a row of a cache stands for */
 #define BACKENDS 160  /* bytes of their names in both phases */
 #define MAX_ROWS 4096 /* of a step */
 /* of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
@@ -70,6 +70,8 @@ struct run_layer {
     struct attn_cache_spec spec;
     int32_t group;
     void *cache;           /* the device's */
+    void *row_cache;       /* of rows of several tokens, next to it; its blocks have its numbers */
+    int64_t row_page;      /* bytes of such a block */
     void *swap;            /* page-locked memory for swapped blocks; NULL: nothing was swapped */
     float *sinks, *slopes; /* and of these, as of `weights` and `gates`, the device's copies: */
     void *device_params[2];
@@ -92,7 +94,8 @@ struct run_layer {
 /* A block-table group: its allocator, table and plan. */
 struct run_group {
     bool has_cache, cross;
-    bool recurrent; /* GDN: a state slot for each request in place of blocks */
+    bool recurrent;         /* GDN: a state slot for each request in place of blocks */
+    int32_t tokens_per_row; /* of row_cache; 0: no layer has one */
     int32_t slot[MAX_REQUESTS];
     int32_t block_size;
     int64_t num_blocks;
@@ -142,7 +145,8 @@ struct run_engine {
     struct request requests[MAX_REQUESTS];
     int32_t num_requests;
     int32_t steps;
-    int32_t longest; /* keys of the longest request at its end */
+    int32_t longest;    /* keys of the longest request at its end */
+    int32_t block_size; /* of every layer with a cache */
     int64_t tokens;
     uint64_t random;
     struct attn_error error;
@@ -258,6 +262,36 @@ attn_status mla_bind(struct run_engine *engine, struct run_layer *layer);
 attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                       int32_t end);
 attn_status mla_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch);
+/* latent.c: layers whose rows are key and value, with a cache of rows of several tokens each or
+ * without. */
+static inline bool is_latent(const struct run_layer *layer)
+{
+    return layer->source->desc.kind == ATTN_LAYER_MLA && !layer->source->mla.absorb_in_core;
+}
+/* Must not move. */
+struct latent_io {
+    struct attn_io_mla mla;
+    struct attn_io_caches caches;
+    struct attn_tensor own;
+    int64_t shape[2];
+    const struct attn_tensor *rows[1];
+};
+/* A run's extensions in place of its q, k and v, which are queries, own rows, and for each token
+ * the row that it may finish. `lists` NULL: none. */
+attn_status latent_bring(struct run_engine *engine, const struct run_layer *layer,
+                         const struct step_lists *lists, struct attn_step_io *io,
+                         struct latent_io *latent);
+/* The second table of a batch whose arrays are the host's. */
+struct latent_table {
+    struct attn_batch_table table;
+    int32_t lens[MAX_REQUESTS];
+    int64_t slots[MAX_ROWS];
+};
+void latent_table(const struct run_group *group, struct attn_batch *batch,
+                  struct latent_table *rows);
+/* As verify_rows. */
+bool latent_verify(struct run_layer *layer, const struct step_lists *lists, const void *q,
+                   int32_t r, int32_t length, int32_t first, int32_t count, const uint8_t *out);
 /* indexer.c: a step of one layer, its lists verified. */
 attn_status indexer_run(struct run_engine *engine, struct run_layer *layer,
                         const struct batch *batch);

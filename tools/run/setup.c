@@ -47,10 +47,18 @@ static attn_status try_select(struct run_engine *engine)
     if (descs == NULL) {
         return no_memory(engine);
     }
+    engine->block_size = BLOCK_SIZE;
     for (int32_t i = 0; i < engine->num_layers; i++) {
-        struct attn_layer_desc *desc = &engine->config.layers[i].desc;
+        const int32_t tokens = engine->config.layers[i].cache.tokens_per_row;
+        engine->block_size = tokens > engine->block_size ? tokens : engine->block_size;
+    }
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        struct model_layer *layer = &engine->config.layers[i];
+        struct attn_layer_desc *desc = &layer->desc;
         bool in_blocks = desc->kind != ATTN_LAYER_ENCODER && desc->kind != ATTN_LAYER_RECURRENT;
-        desc->block_size = in_blocks ? BLOCK_SIZE : 0;
+        desc->block_size = in_blocks ? engine->block_size : 0;
+        layer->cache.block_size =
+            layer->cache.tokens_per_row > 0 ? engine->block_size / layer->cache.tokens_per_row : 0;
         descs[i] = desc;
     }
     const struct attn_select_options options = {.struct_size = sizeof options,
@@ -103,7 +111,7 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
     if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
         return gdn_bind(engine, layer);
     }
-    if (d->kind == ATTN_LAYER_MLA) {
+    if (d->kind == ATTN_LAYER_MLA && !is_latent(layer)) {
         return mla_bind(engine, layer);
     }
     const size_t bytes = (size_t)d->num_q_heads * sizeof(float);
@@ -145,8 +153,25 @@ static attn_status make_cache(struct run_engine *engine, struct run_layer *layer
     if (status != ATTN_OK) {
         return status;
     }
-    const struct attn_cache_memory memory = {
+    struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .base = layer->cache, .num_blocks = group->num_blocks};
+    if (group->tokens_per_row > 0) {
+        struct attn_cache_spec rows = {.struct_size = sizeof rows};
+        status = engine->api->layer_cache_spec(layer->handle, 1, &rows, &engine->error);
+        layer->row_page = rows.page_bytes;
+        bytes = (size_t)group->num_blocks * (size_t)layer->row_page;
+        status = status == ATTN_OK ? engine_take(engine, false, bytes, "cache", &layer->row_cache)
+                                   : status;
+        status = status == ATTN_OK
+                     ? device_set(&engine->device, layer->row_cache, 0xff, bytes, &engine->error)
+                     : status;
+        memory.further = &layer->row_cache;
+        memory.further_num_blocks = &group->num_blocks;
+        memory.num_further = 1;
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
     return engine->api->layer_bind_memory(layer->handle, &memory, &engine->error);
 }
 
@@ -157,6 +182,7 @@ static attn_status make_group(struct run_engine *engine, struct run_group *group
     group->has_cache = layer->spec.kind != ATTN_KV_SPEC_NONE;
     group->cross = layer->spec.kind == ATTN_KV_SPEC_CROSS;
     group->recurrent = layer->spec.kind == ATTN_KV_SPEC_STATE;
+    group->tokens_per_row = layer->source->cache.tokens_per_row;
     /* counts tokens: a row may stand for several */
     group->block_size =
         layer->spec.block_size > 0 ? layer->spec.block_size * layer->spec.tokens_per_row : 1;
@@ -305,6 +331,7 @@ void engine_finish(struct run_engine *engine)
             device_give(&engine->device, false, layer->device_params[p]);
         }
         device_give(&engine->device, false, layer->cache);
+        device_give(&engine->device, false, layer->row_cache);
         device_give(&engine->device, false, layer->windows);
         device_give(&engine->device, true, layer->swap);
         free(layer->sinks);

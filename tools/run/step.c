@@ -52,7 +52,7 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     if (layer->source->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
         return indexer_run(engine, layer, batch);
     }
-    if (layer->source->desc.kind == ATTN_LAYER_MLA) {
+    if (layer->source->desc.kind == ATTN_LAYER_MLA && !is_latent(layer)) {
         return mla_run(engine, layer, batch);
     }
     if (group->recurrent) {
@@ -94,7 +94,7 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     for (int32_t i = 0; i < (cross ? 2 : 4) && status == ATTN_OK; i++) {
         status = rows_send(engine, layer, sent[i]);
     }
-    if (status == ATTN_OK && lists.entries != NULL) {
+    if (status == ATTN_OK && lists.entries != NULL && !is_latent(layer)) {
         status = lists_send(engine, &lists, &chosen);
     }
     struct attn_step_io io = {.struct_size = sizeof io,
@@ -104,6 +104,10 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
                               .k = cross ? NULL : &k.tensor,
                               .v = cross ? NULL : &v.tensor,
                               .out = &out.tensor};
+    struct latent_io latent;
+    if (status == ATTN_OK && is_latent(layer)) {
+        status = latent_bring(engine, layer, &lists, &io, &latent);
+    }
     if (status == ATTN_OK) {
         status = engine->api->run(group->plan, layer->handle, &io, &engine->error);
     }
@@ -114,9 +118,14 @@ static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
         int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
         int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i], r = batch->request[i];
-        if (!verify_rows(layer, &lists, q.host + (size_t)first * q_row, r, length, first, count,
-                         out.host + (size_t)first * out_row,
-                         recorded_row(engine, layer, 3, r, batch->seq_lens[i] - count))) {
+        const uint8_t *queries = q.host + (size_t)first * q_row;
+        const uint8_t *found = out.host + (size_t)first * out_row;
+        const bool verified =
+            is_latent(layer)
+                ? latent_verify(layer, &lists, queries, r, length, first, count, found)
+                : verify_rows(layer, &lists, queries, r, length, first, count, found,
+                              recorded_row(engine, layer, 3, r, batch->seq_lens[i] - count));
+        if (!verified) {
             status =
                 engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "oracle", "no memory; try --scale");
         }

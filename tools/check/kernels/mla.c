@@ -509,6 +509,7 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         bool sparse;
         int32_t queries; /* 0: 2 */
         bool nan, invariant;
+        bool nope; /* rows without a rope part */
     } rows[] = {
         {0, 48, ATTN_KV_BF16, false},
         {0, 96, ATTN_KV_BF16, false},
@@ -542,6 +543,11 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_BF16, false, 3},
         {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false},
         {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_BF16, true},
+        {0, 48, ATTN_KV_BF16, false, 1, false, false, true},
+        {ATTN_TERM_SINKS, 16, ATTN_KV_FP8_E4M3, false, 5, false, false, true},
+        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false, 2, false, false, true},
+        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false, 4, false, false, true},
+        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, true, 4, false, false, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct mla_variant v = {sizes_within(caps, false, false),
@@ -554,6 +560,7 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
                                 rows[i].nan,
                                 rows[i].invariant};
         v.n.heads = multiple_of(rows[i].heads, caps->num_q_heads_multiple, 0);
+        v.n.rope = rows[i].nope ? 0 : v.n.rope;
         if (at_most(v.query_len, caps->max_query_len) == v.query_len) {
             try_mla(sink, &v);
         }

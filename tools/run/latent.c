@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers whose rows are key and value, and rows of several tokens each in a cache of their own: the
+ * row that a token finishes is the value that is drawn for it. Blocks of both caches hold the same
+ * tokens under the same number. */
+#include <stdlib.h>
+
+#include "engine.h"
+#include "support/number.h"
+#include "support/oracle.h"
+
+attn_status latent_bring(struct run_engine *engine, const struct run_layer *layer,
+                         const struct step_lists *lists, struct attn_step_io *io,
+                         struct latent_io *latent)
+{
+    *latent =
+        (struct latent_io){.mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof latent->mla, NULL}},
+                           .caches = {.ext = {ATTN_EXT_IO_CACHES, 0, sizeof latent->caches, NULL},
+                                      .rows = latent->rows,
+                                      .num_rows = 1},
+                           .own = *io->k,
+                           .shape = {io->k->shape[0], io->k->shape[2]},
+                           .rows = {io->v}};
+    latent->own.ndim = 2;
+    latent->own.shape = latent->shape;
+    latent->mla.q_nope = io->q;
+    latent->mla.kv_c = &latent->own;
+    latent->mla.ext.next = layer->source->cache.tokens_per_row > 0 ? &latent->caches.ext : NULL;
+    if (lists != NULL && lists->entries != NULL) {
+        latent->mla.topk_indices = pool_send(engine, &engine->rows, lists->entries, lists->bytes);
+        latent->mla.topk_stride = lists->form->max_entries;
+        if (latent->mla.topk_indices == NULL) {
+            return engine->error.status;
+        }
+    }
+    io->q = io->k = io->v = NULL;
+    io->next = &latent->mla.ext;
+    return ATTN_OK;
+}
+
+void latent_table(const struct run_group *group, struct attn_batch *batch,
+                  struct latent_table *rows)
+{
+    const int32_t tokens = group->tokens_per_row;
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        rows->lens[r] = batch->seq_lens_host[r] / tokens;
+    }
+    for (int64_t i = 0; i < batch->num_slots; i++) { /* blocks hold whole rows */
+        const int64_t slot = batch->slot_mapping[i];
+        rows->slots[i] = slot % tokens == tokens - 1 ? slot / tokens : -1;
+    }
+    rows->table = (struct attn_batch_table){.block_table_stride = batch->block_table_stride,
+                                            .block_table_rows = batch->block_table_rows,
+                                            .seq_lens = rows->lens,
+                                            .seq_lens_host = rows->lens,
+                                            .slot_mapping = rows->slots,
+                                            .num_slots = batch->num_slots};
+    batch->tables = &rows->table;
+    batch->num_tables = 1;
+    batch->table_stride = sizeof rows->table;
+}
+
+/* What a token at `position` sees of `length` own rows and the finished ones after them. */
+static int32_t seen_rows(const struct run_layer *layer, const struct step_lists *lists,
+                         int32_t token, int32_t position, int32_t length, int32_t *seen)
+{
+    const struct row_terms *t = &layer->terms;
+    const int32_t tokens = layer->source->cache.tokens_per_row;
+    const int32_t finished = tokens > 0 ? (position + 1) / tokens : 0;
+    const int32_t entries = lists->entries != NULL ? lists->form->max_entries : finished;
+    int32_t count = 0, first = position - t->window_left;
+    for (int32_t j = first > 0 ? first : 0; j <= position; j++) {
+        seen[count++] = j;
+    }
+    for (int32_t i = 0; i < entries; i++) {
+        const int32_t row =
+            lists->entries != NULL ? lists->entries[(int64_t)token * entries + i] : i;
+        if (row >= 0 && row < finished) {
+            seen[count++] = length + row;
+        }
+    }
+    return count;
+}
+
+bool latent_verify(struct run_layer *layer, const struct step_lists *lists, const void *q,
+                   int32_t r, int32_t length, int32_t first, int32_t count, const uint8_t *out)
+{
+    const struct row_terms *t = &layer->terms;
+    const int32_t d = t->head_size, tokens = layer->source->cache.tokens_per_row;
+    const int32_t rows = length + (tokens > 0 ? length / tokens : 0);
+    double *keys = malloc(((size_t)rows * (size_t)(d + 1) + 2 * (size_t)d + 1) * sizeof *keys);
+    int32_t *seen = malloc((size_t)rows * sizeof *seen);
+    double *scores = keys + (int64_t)rows * d, *query = scores + rows, *expected = query + d;
+    const bool ready = keys != NULL && seen != NULL;
+    for (int64_t i = 0; ready && i < (int64_t)rows * d; i++) {
+        const int64_t row = i / d - length; /* a finished one: its last token's value */
+        keys[i] = row < 0 ? number_load(layer->k_history[r], i, t->dtype)
+                          : number_load(layer->v_history[r], ((row + 1) * tokens - 1) * d + i % d,
+                                        t->dtype);
+    }
+    for (int64_t i = 0; ready && i < (int64_t)count * t->num_q_heads; i++) {
+        const int32_t token = (int32_t)(i / t->num_q_heads);
+        const double sink = (double)layer->sinks[i % t->num_q_heads];
+        const struct oracle_mla head = {d, 0, d, d, t->scale, NULL, &sink};
+        const int32_t n =
+            seen_rows(layer, lists, first + token, length - count + token, length, seen);
+        for (int32_t e = 0; e < d; e++) {
+            query[e] = number_load(q, i * d + e, t->dtype);
+        }
+        oracle_mla(&head, query, keys, seen, n, scores, expected);
+        compare_row(layer, expected, out, i * d, d, NULL, &layer->tally);
+    }
+    free(keys);
+    free(seen);
+    return ready;
+}
